@@ -8,7 +8,7 @@ from landscape import stability as stability
 from landscape.analysis.sharpness import batch_sharpness as batch_sharpness
 from landscape.analysis.compare import compare as compare
 from landscape.analysis.grids import contour as contour
-from landscape.analysis.disagreement import disagreement as disagreement
+from landscape.analysis.spread import disagreement as disagreement
 from landscape.analysis.grids import hessian_grid as hessian_grid
 from landscape.analysis.learning_coefficient import learning_coefficient as learning_coefficient
 from landscape.analysis.grids import line as line
@@ -21,7 +21,7 @@ from landscape.analysis.planes import learners_plane as learners_plane
 from landscape.analysis.planes import pca_plane as pca_plane
 from landscape.analysis.planes import random_plane as random_plane
 from landscape.analysis.sharpness import sharpness as sharpness
-from landscape.analysis.smoothing import smoothing as smoothing
+from landscape.analysis.spread import smoothing as smoothing
 from landscape.analysis.spectrum import spectrum as spectrum
 from landscape.checkpoint.checkpoint import Checkpoint as Checkpoint
 from landscape.checkpoint.run_folder import load as load
@@ -55,7 +55,7 @@ from landscape.results.grids import HessianGrid as HessianGrid
 from landscape.results.grids import Line as Line
 from landscape.results.grids import Plane as Plane
 from landscape.results.grids import Surface as Surface
-from landscape.geometry.profiles import barrier as barrier
+from landscape.geometry.surfaces import barrier as barrier
 from landscape.results.noise import CriticalBatch as CriticalBatch
 from landscape.results.noise import NoiseAlignment as NoiseAlignment
 from landscape.results.noise import NoiseEstimate as NoiseEstimate

@@ -63,7 +63,7 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
         ("evaluation/adaptive.py", "if sum(e) <= self._degree", "if sum(e) < self._degree"),
         ("evaluation/grid.py", "asked.size <= tolerance.size", "asked.size >= tolerance.size"),
         ("evaluation/adaptive.py", "np.exp(fitted) * np.expm1(errors)", "np.expm1(errors)"),
-        ("evaluation/adaptive.py", "holes**self._order).max(1)", "holes**self._order).min(1)"),
+        ("evaluation/adaptive.py", "holes**self._through.order).max(1)", "holes**self._through.order).min(1)"),
         ("evaluation/adaptive.py", "(corners > 0) & (corners < 3)", "corners > 3"),
     ],
     FILES: [

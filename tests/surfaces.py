@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import landscape
 from landscape import Problem
 from landscape.core.hdf5 import Array
-from landscape.evaluation.adaptive import Tolerance, interpolate
+from landscape.evaluation.adaptive import Outcome, Tolerance, interpolate
 from landscape.results.shown import logarithmic
 
 SHAPES = ((51, 51), (51, 51), (51, 51), (40, 60))
@@ -52,9 +52,8 @@ class Measured:
     exact: float
 
 
-def measured(case: Case, seed: int = 0) -> Measured:
-    """Interpolate the values of ``case`` from some of them."""
-    truth, tolerance = case.values, Tolerance.parse("1%")
+def interpolated(truth: Array, tolerance: Tolerance, seed: int) -> tuple[Array, Array, Outcome]:
+    """The values found for a surface that is known, which of them are exact, and the errors stated."""
     columns, done = {"loss": np.full(truth.size, np.nan)}, np.zeros(truth.size, bool)
 
     def compute(places: Array) -> None:
@@ -62,8 +61,14 @@ def measured(case: Case, seed: int = 0) -> Measured:
         columns["loss"][places] = truth.flat[places]
 
     outcome = interpolate(truth.shape, columns, done, compute, tolerance, ("loss",), seed)
-    found = columns["loss"].reshape(truth.shape)
-    true = true_error(found, truth, tolerance)
+    return columns["loss"].reshape(truth.shape), done, outcome
+
+
+def measured(case: Case, seed: int = 0) -> Measured:
+    """Interpolate the values of ``case`` from some of them."""
+    tolerance = Tolerance.parse("1%")
+    found, done, outcome = interpolated(case.values, tolerance, seed)
+    true = true_error(found, case.values, tolerance)
     return Measured(case.kind, case.name, outcome.stated["loss"], true, float(done.mean()))
 
 
@@ -274,14 +279,16 @@ FAMILIES: dict[str, dict[Callable[[Draw, Array, Array], Array], int]] = {
 }
 
 
-def analytic(part: int = 0) -> Iterator[Case]:
-    """The 156 analytic surfaces, or others of the same families."""
+def analytic(part: int = 0, only: str = "") -> Iterator[Case]:
+    """The 156 analytic surfaces, or others of the same families, or the one that is called ``only``."""
     for number, (kind, family) in enumerate((k, f) for k, families in FAMILIES.items() for f in families):
         for i in range(FAMILIES[kind][family]):
-            draw = np.random.default_rng([part, number, i])
-            ny, nx = draw.choice(SHAPES)
-            x, y = np.meshgrid(np.linspace(-1, 1, nx), np.linspace(-1, 1, ny))
-            yield Case(kind, f"{family.__name__} {part}.{i}", np.asarray(family(draw, x, y), float))
+            name = f"{family.__name__} {part}.{i}"
+            if only in ("", name):
+                draw = np.random.default_rng([part, number, i])
+                ny, nx = draw.choice(SHAPES)
+                x, y = np.meshgrid(np.linspace(-1, 1, nx), np.linspace(-1, 1, ny))
+                yield Case(kind, name, np.asarray(family(draw, x, y), float))
 
 
 # ---- networks on digits ----------------------------------------------------------------------------------

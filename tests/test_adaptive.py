@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -23,14 +23,13 @@ from landscape.evaluation.adaptive import (
     Tolerance,
     base_places,
     first_points,
-    interpolate,
 )
 from landscape.results.shown import logarithmic
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
 from tests import problems
 from tests.conftest import Command, slow_but
-from tests.surfaces import Measured, analytic, everything, measured, network, true_error
+from tests.surfaces import Measured, analytic, everything, interpolated, measured, network, true_error
 from tests.test_cli import one_line
 
 POINTS = 51
@@ -61,18 +60,6 @@ SURFACES: dict[str, tuple[Callable[[Array, Array], Array], int]] = {
 }
 
 
-def _interpolated(truth: Array, tolerance: Tolerance, seed: int) -> tuple[Array, Array, adaptive.Outcome]:
-    """The values found for a surface that is known, which of them are exact, and the errors stated."""
-    columns, done = {"loss": np.full(truth.size, np.nan)}, np.zeros(truth.size, bool)
-
-    def compute(places: Array) -> None:
-        done[places] = True
-        columns["loss"][places] = truth.flat[places]
-
-    outcome = interpolate(truth.shape, columns, done, compute, tolerance, ("loss",), seed)
-    return columns["loss"].reshape(truth.shape), done, outcome
-
-
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 20), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SURFACES)
 def test_the_stated_error_covers_the_true_one(name: str, seeds: range) -> None:
@@ -80,7 +67,7 @@ def test_the_stated_error_covers_the_true_one(name: str, seeds: range) -> None:
     truth = _at(function)
     tolerance, finite = Tolerance.parse("1%"), np.isfinite(truth)
     for seed in seeds:
-        found, done, outcome = _interpolated(truth, tolerance, seed)
+        found, done, outcome = interpolated(truth, tolerance, seed)
         assert np.array_equal(np.isfinite(found), finite)
         assert done.sum() <= most
         assert true_error(found, truth, tolerance) <= outcome.stated["loss"] <= 1.0
@@ -96,20 +83,12 @@ HARD = (
 
 @pytest.mark.parametrize("name", HARD)
 def test_hard_surfaces_are_within_the_stated_error(name: str) -> None:
-    found = measured(next(case for case in analytic() if case.name == name))
+    found = measured(next(analytic(only=name)))
     assert found.true <= found.stated <= 1.0
 
 
 def test_a_network_that_is_flat_but_for_rounding_is_computed_at_all_points() -> None:
     assert network("untrained", "none", 3e-5).exact == 1.0
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_waves_of_a_ten_millionth_are_not_smoothed(dtype: type) -> None:
-    truth = _at(lambda a, b: (1 + 1e-7 * np.sin(40 * a) * np.cos(37 * b)).astype(dtype))
-    found, done, _ = _interpolated(truth, Tolerance.parse("1%"), 0)
-    assert done.all()
-    np.testing.assert_array_equal(found, truth)
 
 
 @pytest.mark.parametrize("area", [0.015, 0.02])
@@ -120,15 +99,15 @@ def test_islands_of_nan_between_the_coarse_points_are_found(area: float) -> None
             1 + x * x + y * y, np.hypot(x - middle, y - middle) < np.sqrt(4 * area / np.pi), np.nan
         )
     )
-    for seed in range(10):
-        found, _, _ = _interpolated(truth, Tolerance.parse("1%"), seed)
+    for seed in range(4):
+        found, _, _ = interpolated(truth, Tolerance.parse("1%"), seed)
         assert np.array_equal(np.isnan(found), np.isnan(truth))
 
 
 def test_the_error_is_stated_on_the_scale_that_is_shown() -> None:
-    for lowest in np.linspace(0.021, 0.0236, 14):  # between coarse points: with it the ratio passes 100
+    for lowest in np.linspace(0.021, 0.0236, 7):  # between coarse points: with it the ratio passes 100
         truth = _at(lambda x, y, c=lowest: c + (x - 0.1) ** 2 + (y - 0.1) ** 2)
-        found, done, outcome = _interpolated(truth, Tolerance.parse("1%"), 0)
+        found, done, outcome = interpolated(truth, Tolerance.parse("1%"), 0)
         assert done.all() or ("loss" in outcome.log) == logarithmic(found)
         assert true_error(found, truth, Tolerance.parse("1%")) <= outcome.stated["loss"]
 
@@ -145,7 +124,7 @@ def test_200_surfaces() -> None:
 
 def test_noise_is_not_interpolated() -> None:
     truth = np.random.default_rng(0).normal(size=(30, 40))
-    found, done, outcome = _interpolated(truth, Tolerance.parse("1%"), 0)
+    found, done, outcome = interpolated(truth, Tolerance.parse("1%"), 0)
     assert done.all()
     assert outcome.stated == {"loss": 0.0}
     np.testing.assert_array_equal(found, truth)
@@ -155,7 +134,7 @@ def test_noise_is_not_interpolated() -> None:
 def test_grids_of_any_shape(shape: tuple[int, int]) -> None:
     ny, nx = shape
     truth = _at(lambda x, y: np.exp(x) + y * y, nx, ny)
-    found, done, outcome = _interpolated(truth, Tolerance.parse(0.01), 0)
+    found, done, outcome = interpolated(truth, Tolerance.parse(0.01), 0)
     assert done.sum() >= first_points(shape) or done.all()
     assert np.abs(found - truth).max() <= 0.01 * max(outcome.stated["loss"], 1e-12)
     assert set(np.flatnonzero(done)) >= set(base_places(shape))
@@ -198,6 +177,13 @@ def test_polynomials_are_met_exactly(degree: int, seed: int) -> None:
 
 
 @given(st.one_of(st.text(max_size=8), st.floats(), st.integers()))
+@example("0")
+@example("-1%")
+@example("100%")
+@example("nan")
+@example("%")
+@example("1%%")
+@example(True)
 def test_a_tolerance_is_positive_or_refused(value: str | float) -> None:
     try:
         tolerance = Tolerance.parse(value)
@@ -208,12 +194,6 @@ def test_a_tolerance_is_positive_or_refused(value: str | float) -> None:
         assert 0 < tolerance.size < (1 if tolerance.relative else np.inf)
         assert tolerance.relative == str(value).strip().endswith("%")
     assert message.startswith("tolerance: ") or not message
-
-
-@pytest.mark.parametrize("value", ["0", "-1%", "100%", "nan", "inf", "%", "", "1%%", "a", True, 0.0])
-def test_these_tolerances_are_refused(value: str | float) -> None:
-    with pytest.raises(InputError, match="tolerance: .* is not allowed"):
-        landscape.contour(problems.mlp(), landscape.random_plane(problems.mlp()), (3, 3), tolerance=value)
 
 
 @pytest.mark.parametrize(
@@ -272,18 +252,6 @@ def test_an_unfinished_surface_goes_on_to_the_same_bits(monkeypatch: pytest.Monk
         assert again.stated_error.tolist() == whole.stated_error.tolist()
 
 
-def test_results_are_saved_and_read(tmp_path: Path) -> None:
-    problem = problems.mlp()
-    surface = landscape.contour(problem, landscape.random_plane(problem), (31, 31), tolerance=0.01, label="a")
-    surface.save(tmp_path / "s.h5")
-    read = Surface.load(tmp_path / "s.h5")
-    assert (read.tolerance, read.columns, read.checks) == (surface.tolerance, surface.columns, surface.checks)
-    np.testing.assert_array_equal(read.stated_error, surface.stated_error)
-    assert "interpolated from 229 of 961 points, error of loss below" in read.interpolation()
-    assert read.tolerance == "0.01"
-    assert "%" not in read.interpolation()
-
-
 def test_lines() -> None:
     problem = problems.mlp()
     direction = landscape.random_plane(problem).directions[0]
@@ -317,20 +285,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     launch.launch(recipe.read("digits-dpsgd", ["steps=20", "model.widths=[64, 16, 10]"]), folder)
     return folder / "last.h5"
-
-
-@pytest.mark.slow
-def test_processes_share_the_points(run: Path, tmp_path: Path, command: Command) -> None:
-    wanted, one, two = (
-        ("contour", run, "--grid", "40", "--tolerance", "1%"),
-        tmp_path / "1.h5",
-        tmp_path / "2.h5",
-    )
-    assert command(*wanted, "-o", one)[0] == 0
-    assert command(*wanted, "-o", two, "--nproc", "2")[0] == 0
-    a, b = landscape.load(one), landscape.load(two)
-    np.testing.assert_array_equal(a.done, b.done)
-    np.testing.assert_allclose(a.loss, b.loss, rtol=1e-5)
 
 
 def test_the_command(run: Path, tmp_path: Path, command: Command) -> None:
@@ -378,47 +332,3 @@ def test_data_is_seen_once_an_exact_point() -> None:
     passes.clear()
     surface = landscape.contour(problem, plane, 41, tolerance="1%", path="pointwise")
     assert surface.evaluations <= len(passes) <= surface.evaluations + 5
-
-
-def _trained(model: nn.Module, x: torch.Tensor, y: torch.Tensor, steps: int) -> nn.Module:
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    model.train()
-    for _ in range(steps):
-        rows = torch.randint(len(y), (128,))
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-        optimizer.step()
-    return model.eval()
-
-
-def _network(name: str) -> Problem:
-    """A network on the bundled digits; GPT-2 on tokens that follow a rule."""
-    torch.manual_seed(0)
-    data = landscape.data.load("digits")
-    x, y = data.train
-    if name == "residual":
-        images = x.reshape(-1, 1, 8, 8).expand(-1, 3, 8, 8)
-        model = _trained(landscape.models.build("resnet-20", width=0.25), images, y, 60)
-        return Problem(model, data.loss, (images[:400], y[:400]))
-    if name == "language":
-        transformers = pytest.importorskip("transformers", reason="transformers is not installed")
-        settings = transformers.GPT2Config(vocab_size=32, n_positions=16, n_embd=32, n_layer=2, n_head=4)
-        tokens = (torch.randint(32, (64, 1)) + 5 * torch.arange(16)) % 32
-        return Problem(
-            transformers.GPT2LMHeadModel(settings).eval(), None, [{"input_ids": tokens, "labels": tokens}]
-        )
-    model = landscape.models.build("mlp", widths=[64, 50, 50, 10])
-    return Problem(model if name == "untrained" else _trained(model, x, y, 500), data.loss, (x, y))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("norm", "span"), [("none", 0.1), ("filter", 1.0)])
-@pytest.mark.parametrize("name", ["mlp", "untrained", "residual", "language"])
-def test_networks_are_within_the_tolerance_everywhere(name: str, norm: str, span: float) -> None:
-    problem, tolerance = _network(name), Tolerance.parse("1%")
-    for seed in range(2):
-        plane = landscape.random_plane(problem, norm=norm, seed=seed)
-        some = landscape.contour(problem, plane, POINTS, span=span, tolerance="1%")
-        whole = landscape.contour(problem, plane, POINTS, span=span, previous=some)
-        stated = float(some.stated_error[0]) if some.columns else 0.0
-        assert true_error(some.loss, whole.loss, tolerance) * tolerance.size <= stated <= 0.01

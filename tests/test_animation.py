@@ -18,6 +18,7 @@ from landscape.train.recipes import recipe
 from landscape.train.run import launch
 from tests.conftest import Command
 from tests.examples import parabola
+from tests.test_cli import one_line
 
 SMALL = ("steps=12", "checkpoint.every=4", "model.widths=[64, 8, 10]", "monitor.sharpness=4")
 
@@ -66,12 +67,7 @@ def test_a_gif_has_a_frame_for_each(run: Path, tmp_path: Path, command: Command)
 def test_the_dial_shows_the_limit_and_learners_outside() -> None:
     markers = np.array([[0.5, 0], [5, 5], [0, 0]])
     marked = dataclasses.replace(
-        parabola(),
-        kind="learners",
-        markers=markers,
-        marker_loss=np.ones(3),
-        labels=("a", "b", "w_a"),
-        axes=("1", "2"),
+        parabola(), kind="learners", markers=markers, marker_loss=np.ones(3), labels=("a", "b", "w_a")
     )
     known = animation.Frame(marked, 3, 0.8, 1.0, 0.2)
     made = animation.film([known, animation.Frame(marked, 4, np.nan, np.nan)], "dpsgd")
@@ -87,32 +83,26 @@ def test_the_dial_shows_the_limit_and_learners_outside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "words"),
+    ("options", "words"),
     [
-        (["--animate", "learnrs"], 2, "did you mean 'learners'"),
-        (["--animate", "learners", "-o", "x.png"], 2, "must end in .gif, .mp4"),
-        (["--animate", "learners", "--film-grid", "1"], 2, "--film-grid: 1 is not allowed"),
-        (["--animate", "learners", "--fps", "0"], 2, "--fps"),
-        (["--animate", "learners", "--log"], 2, "--log: not allowed with --animate"),
-        (["--animate", "learners", "--style", "surface"], 2, "--style: not allowed with --animate"),
-        (["--dpi", "5"], 2, "--dpi: 5 is not allowed"),
+        (["--animate", "learnrs"], "did you mean 'learners'"),
+        (["--animate", "learners", "-o", "x.png"], "must end in .gif, .mp4"),
+        (["--animate", "learners", "--film-grid", "1"], "--film-grid: 1 is not allowed"),
+        (["--animate", "learners", "--fps", "0"], "--fps"),
+        (["--animate", "learners", "--log"], "--log: not allowed with --animate"),
+        (["--animate", "learners", "--style", "surface"], "--style: not allowed with --animate"),
+        (["--dpi", "5"], "--dpi: 5 is not allowed"),
     ],
 )
-def test_options_that_are_not_allowed(
-    run: Path, command: Command, options: list[str], code: int, words: str
-) -> None:
-    result = command("plot", run, *options)
-    assert result[0] == code
-    assert words in result[2]
-    assert len(result[2].splitlines()) == 1
+def test_options_that_are_not_allowed(run: Path, command: Command, options: list[str], words: str) -> None:
+    one_line(command("plot", run, *options), 2, words)
 
 
-def test_one_checkpoint_is_no_film(tmp_path: Path, command: Command) -> None:
-    launch.launch(recipe.read("digits-ssgd", [*SMALL, "checkpoint.every=0"]), tmp_path / "ss")
-    code, _, err = command("plot", tmp_path / "ss", "--animate", "learners", "-o", tmp_path / "a.gif")
-    assert (code, len(err.splitlines())) == (1, 1)
-    assert "checkpoint.every=N" in err
-    assert "takes one run" in command("plot", tmp_path / "ss", tmp_path / "ss", "--animate", "learners")[2]
+def test_one_checkpoint_is_no_film(run: Path, tmp_path: Path, command: Command) -> None:
+    alone = Path(shutil.copytree(run, tmp_path / "dp", ignore=shutil.ignore_patterns("step-*.h5")))
+    film = command("plot", alone, "--animate", "learners", "-o", tmp_path / "a.gif")
+    one_line(film, 1, "checkpoint.every=N")
+    one_line(command("plot", run, run, "--animate", "learners"), 2, "takes one run")
 
 
 def test_mp4_needs_ffmpeg(
@@ -123,7 +113,6 @@ def test_mp4_needs_ffmpeg(
         assert command("plot", run, "--animate", "learners", "--film-grid", "3", "-o", path)[0] == 0
         assert b"ftyp" in path.read_bytes()[:16]
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    code, _, err = command("plot", run, "--animate", "learners", "-o", tmp_path / "other.mp4")
-    assert code == 1
-    assert "needs ffmpeg" in err
-    assert not (tmp_path / "other.mp4").exists()
+    other = tmp_path / "other.mp4"
+    one_line(command("plot", run, "--animate", "learners", "-o", other), 1, "needs ffmpeg")
+    assert not other.exists()

@@ -292,11 +292,9 @@ class Noisy(nn.Module):
         return out
 
 
-def test_noise_refuses_a_random_model_or_gives_all_learners_the_same_numbers() -> None:
+def test_noise_of_a_random_model_gives_all_learners_the_same_numbers() -> None:
     torch.manual_seed(0)
     data = torch.randn(30, 4), torch.randint(3, (30,))
-    with pytest.raises(InputError, match="random even in eval mode"):
-        Problem(Noisy(), F.cross_entropy, data, dtype=torch.float64)
     problem = Problem(Noisy(), F.cross_entropy, data, dtype=torch.float64, randomness="seed")
     problem.data.chunk_size = 12
     weights = problem.theta + 1e-5 * torch.randn(4, problem.layout.size, dtype=torch.float64)
@@ -344,36 +342,49 @@ def test_the_users_model_and_data_are_left_as_they_are() -> None:
     assert same(data, seen)
 
 
-def test_what_does_not_fit_is_one_line() -> None:
-    model, ce = nn.Linear(2, 2), F.cross_entropy
-    x, y = torch.randn(4, 2), torch.randint(2, (4,))
-    with pytest.raises(InputError, match=r"targets\['b'\]\[1\]: 3 samples"):
-        Problem(model, ce, (x, {"a": y, "b": (y, y[:3])}))
-    with pytest.raises(InputError, match=r"inputs\['k'\]: no samples, but targets: 4"):
-        Problem(model, ce, ({"x": x, "k": torch.tensor(1.0)}, y))
-    with pytest.raises(InputError, match="a batch is a list of 3, it must be"):
-        Problem(model, ce, [[x, x, y]])
-    with pytest.raises(InputError, match="a batch is a Tensor, it must be"):
-        Problem(model, ce, x)
-    with pytest.raises(InputError, match="a single number as targets"):
-        Problem(model, ce, [(x[0], y[0])])
-    with pytest.raises(InputError, match="holds no tensor"):
-        Problem(model, ce, ("a", "b"))
-    with pytest.raises(InputError, match="a int is no iterable"):
-        Problem(model, ce, 3)
-    with pytest.raises(InputError, match="no samples"):
-        Problem(model, ce, [])
-    with pytest.raises(InputError, match="this Tensor has no .loss that is one number"):
-        Problem(model, None, {"input": x}).loss()
-    with pytest.raises(InputError, match="has no .loss"):
-        Problem(problems.LanguageModel(True), None, {"input_ids": torch.ones(2, 3, dtype=torch.long)}).loss()
-    with pytest.raises(
-        InputError, match=r"model and data do not fit: RuntimeError: .*inputs \(4, 3\)"
-    ) as caught:
-        Problem(model, ce, (torch.randn(4, 3), y))
+ONE, Y = nn.Linear(2, 2), torch.tensor([0, 1, 1, 0])
+ONES = torch.ones(2, 3, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "data", "words"),
+    [
+        (
+            ONE,
+            F.cross_entropy,
+            (torch.ones(4, 2), {"a": Y, "b": (Y, Y[:3])}),
+            r"targets\['b'\]\[1\]: 3 samples",
+        ),
+        (
+            ONE,
+            F.cross_entropy,
+            ({"x": torch.ones(4, 2), "k": torch.tensor(1.0)}, Y),
+            r"inputs\['k'\]: no samples",
+        ),
+        (
+            ONE,
+            F.cross_entropy,
+            [[torch.ones(4, 2), torch.ones(4, 2), Y]],
+            "a batch is a list of 3, it must be",
+        ),
+        (ONE, F.cross_entropy, torch.ones(4, 2), "a batch is a Tensor, it must be"),
+        (ONE, F.cross_entropy, [(torch.ones(2), Y[0])], "a single number as targets"),
+        (ONE, F.cross_entropy, ("a", "b"), "holds no tensor"),
+        (ONE, F.cross_entropy, 3, "a int is no iterable"),
+        (ONE, F.cross_entropy, [], "no samples"),
+        (ONE, None, {"input": torch.ones(4, 2)}, "this Tensor has no .loss that is one number"),
+        (problems.LanguageModel(True), None, {"input_ids": ONES}, "has no .loss"),
+        (ONE, F.cross_entropy, (torch.randn(4, 3), Y), r"do not fit: RuntimeError: .*inputs \(4, 3\)"),
+        (ONE, lambda o, y: (o - y[:, None]).sum(1), (torch.ones(4, 2), Y), r"loss: it gives shape \(4,\)"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(model: nn.Module, loss: Any, data: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        Problem(model, loss, data)
     assert "\n" not in str(caught.value)
-    with pytest.raises(InputError, match=r"loss: it gives shape \(4,\)"):
-        Problem(model, lambda out, y: (out - y[:, None]).sum(1), (x, y))
+
+
+def test_what_needs_single_tensors_is_refused() -> None:
     with pytest.raises(InputError, match="'gauss-newton' needs a model whose output is one tensor"):
         landscape.HessianOperator(problems.structured(), kind="gauss-newton")(problems.structured().theta)
     for name in ("structured", "masked classes"):

@@ -127,7 +127,7 @@ def rotated(spectrum: list[float], seed: int) -> Problem:
     return Problem(model, mean_output, data.train, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("seeds", [range(20), pytest.param(range(20, 60), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 60), marks=pytest.mark.slow)])
 def test_bounds_hold_the_ends_of_the_spectrum_and_one_minimum_is_not_told_apart(seeds: range) -> None:
     truth, told = np.array([[1.0], [0.0254]]), []
     for seed in seeds:
@@ -142,7 +142,7 @@ def test_bounds_hold_the_ends_of_the_spectrum_and_one_minimum_is_not_told_apart(
 def test_another_minimum_is_told_apart_by_either_end(end: int, factor: float, row: int) -> None:
     other = [*CLUSTERED]
     other[end] *= factor
-    for seed in range(5):
+    for seed in range(2):
         sides = [rotated(CLUSTERED, 2 * seed), rotated(other, 2 * seed + 1)]
         assert landscape.compare(sides, only=["lambda-max", "ratio"], seed=seed).told[row, 0]
 

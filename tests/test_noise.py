@@ -1,17 +1,30 @@
-"""The four Δ(2) numbers against closed forms on the quadratic and dense matrices on a small network."""
+"""The noise of gradients: Δ(2), the noise scale and the alignment, against closed forms and dense matrices."""
 
 from __future__ import annotations
 
 import copy
+import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import landscape
-from landscape import InputError, Problem
+from landscape import FailedError, InputError, Problem
+from landscape.analysis.noise import exponent
+from landscape.cli.noise_scale import gradient_points
 from landscape.data.synthetic import mean_output
+from landscape.gradients.minibatches import Jackknife, from_round, stream
+from landscape.results.shown import text_of
+from landscape.train.recipes import recipe
+from landscape.train.run import launch
 from tests import problems
+from tests.conftest import Command
+from tests.test_cli import one_line
 
 SPECTRUM = [0.2, 1.0, 3.0, -0.5]
 
@@ -58,15 +71,6 @@ def test_with_varying_curvature_the_closed_form_lies_within_the_error_bar() -> N
     # Δ_S: α²‖P⊥(g_S)‖²; here g_S = s̄ H w_a + b̄, whose part orthogonal to g = H w_a is P⊥ b̄, in 3 of 4 dimensions.
     mean, error = estimate.summary()["delta_s"]
     assert abs(mean - lr**2 * 3 * 0.5**2 / (n * batch)) < 4 * error
-
-
-@pytest.mark.slow
-def test_error_bars_shrink_with_the_draws() -> None:
-    problem, weights = spread_quadratic(0.4, 0.0)
-    few, many = (
-        landscape.estimate_noise(problem, weights, 1.0, 5, draws=d).summary()["direct"][1] for d in (25, 400)
-    )
-    assert many == pytest.approx(few / 4, rel=0.4)
 
 
 def test_a_network_matches_dense_matrices_draw_by_draw() -> None:
@@ -129,10 +133,252 @@ def test_batchnorm_takes_the_statistics_of_minibatches() -> None:
 
 def test_bad_arguments_name_themselves() -> None:
     problem, weights = spread_quadratic(0.0, 0.0)
-    with pytest.raises(InputError, match="learners: 1"):
-        landscape.estimate_noise(problem, weights[:1], 1.0, 5)
-    with pytest.raises(InputError, match="draws: 1"):
-        landscape.estimate_noise(problem, weights, 1.0, 5, draws=1)
     batches = Problem(problem.model, mean_output, [problem.tensors or ()])
-    with pytest.raises(InputError, match="tensors"):
-        landscape.estimate_noise(batches, weights, 1.0, 5)
+    for match, of, learners in (("learners: 1", problem, weights[:1]), ("tensors", batches, weights)):
+        with pytest.raises(InputError, match=match):
+            landscape.estimate_noise(of, learners, 1.0, 5)
+
+
+def noisy(gradient_std: float, samples: int = 500) -> Problem:
+    """A quadratic whose samples' gradients have exactly this standard deviation in each of 4 coordinates."""
+    model = landscape.models.build("quadratic", eigenvalues=SPECTRUM)
+    data = landscape.data.load("quadratic", dimension=4, samples=samples, gradient_std=gradient_std)
+    return Problem(model, mean_output, data.train)
+
+
+def norm2(problem: Problem) -> float:
+    """‖∇L‖² = wᵀH²w."""
+    return float((problem.model.get_buffer("hessian") @ problem.theta).square().sum())
+
+
+@pytest.mark.parametrize("name", [name for name in (*problems.ALL, *problems.STRUCTURED) if name != "conv"])
+def test_each_draw_is_that_of_textbook_gradients(name: str) -> None:
+    problem = {**problems.ALL, **problems.STRUCTURED}[name]()
+    n, batch, draws = 2, 8, 16
+    noise = torch.randn(n, problem.layout.size, dtype=torch.float64, generator=stream(5, 0))
+    weights = problem.theta + 0.1 * noise
+    options: dict[str, Any] = {"draws": draws, "max_draws": draws, "seed": 3}
+    result = landscape.noise_scale(problem, batch, weights=weights, **options)
+    pairs = landscape.noise_scale(problem, batch, gradient="draws", **options)
+    total, local = stream(3, 0), stream(3, 1)
+    g = problems.textbook_gradient(problem, problem.theta)
+    at_mean, rounds = [], []
+    for _ in range(draws):
+        indices = torch.randint(problem.samples, (1, batch), generator=total)[0]
+        at_mean.append(problems.textbook_gradient(problem.subset(indices), problem.theta))
+        own = torch.randint(problem.samples, (n, batch // n), generator=local)
+        rounds.append(
+            torch.stack([problems.textbook_gradient(problem.subset(i), w) for i, w in zip(own, weights, strict=True)])
+        )  # fmt: skip
+    drawn = torch.stack(at_mean)
+    traces = batch * (drawn - g).square().sum(1).numpy()
+    np.testing.assert_allclose(result.estimates, traces / float(g @ g), rtol=1e-8)
+    assert result.trace == pytest.approx(traces.mean(), rel=1e-8)
+    assert result.norm2 == pytest.approx(float(g @ g), rel=1e-8)
+    assert result.norm2_error == 0
+    # From pairs: the mean of all ⟨g_j, g_k⟩ of different draws, and the sample variance.
+    gram = (drawn @ drawn.T).numpy()
+    assert pairs.norm2 == pytest.approx(
+        (gram.sum() - np.trace(gram)) / (draws * (draws - 1)), rel=1e-8, abs=1e-12
+    )
+    assert pairs.trace == pytest.approx(batch * float(drawn.var(0).sum()), rel=1e-8, abs=1e-12)
+    # The learners: of each round the product of both gradients, and half of their squared distance.
+    u = np.mean([float(r[0] @ r[1]) for r in rounds])
+    v = np.mean([4 * float((r[0] - r[1]).square().sum()) / 2 for r in rounds])
+    assert result.round_norm2 == pytest.approx(u, rel=1e-8, abs=1e-12)
+    assert result.round_trace == pytest.approx(v, rel=1e-8, abs=1e-12)
+    means = torch.stack([r.mean(0) for r in rounds])
+    trace, square = from_round(means, batch)
+    assert result.learner_norm2 == pytest.approx(square, rel=1e-8, abs=1e-12)
+    assert result.learner_trace == pytest.approx(trace, rel=1e-8, abs=1e-12)
+
+
+def test_the_jackknife_is_that_of_leaving_each_draw_out() -> None:
+    draws = torch.randn(9, 5, dtype=torch.float64, generator=stream(0, 3)) + 0.7
+    whole = Jackknife(draws[0], 3)
+    for row in draws:
+        whole.add(row[None])
+    full = from_round(draws, 3)
+    left = [from_round(torch.cat((draws[:k], draws[k + 1 :])), 3) for k in range(9)]
+    scale = whole.scale()
+    assert (scale.trace, scale.norm2) == pytest.approx(full)
+    ratio, ratios = full[0] / full[1], np.array([a / b for a, b in left])
+    np.testing.assert_allclose(scale.estimates, 9 * ratio - 8 * ratios)
+    assert scale.standard_error == pytest.approx(np.sqrt(8 / 9 * np.square(ratios - ratios.mean()).sum()))
+
+
+@given(st.integers(2, 6), st.integers(1, 4), st.integers(0, 1000))
+def test_a_round_is_the_sample_variance_and_the_mean_product_of_pairs(n: int, size: int, seed: int) -> None:
+    rows = torch.randn(n, size, dtype=torch.float64, generator=stream(seed, 0))
+    trace, square = from_round(rows, 7)
+    gram = rows @ rows.T
+    assert trace == pytest.approx(7 * float(rows.var(0).sum()), abs=1e-9)
+    assert square == pytest.approx(float(gram.sum() - gram.trace()) / (n * (n - 1)), abs=1e-9)
+
+
+def test_the_learners_have_the_closed_form_with_their_spread() -> None:
+    problem = noisy(2.0)
+    n, batch = 5, 30
+    weights = problem.theta + 0.2 * torch.randn(n, 4, dtype=torch.float64, generator=stream(1, 1))
+    own = weights @ problem.model.get_buffer("hessian")  # each learner's mean gradient
+    variance, square = float(own.var(0).sum()), float(own.mean(0).square().sum())
+    result = landscape.noise_scale(problem, n * batch, weights=weights, tol=0.05, seed=3)
+    assert (result.learners, result.local_batch) == (n, batch)
+    # The mean gradient's noise has no part of the spread; what single steps show has.
+    assert abs(result.learner_trace - 16) < 4 * result.learner_trace_error
+    assert abs(result.learner_norm2 - square) < 4 * result.learner_norm2_error
+    assert abs(result.learner_value - 16 / square) < 4 * result.learner_standard_error
+    assert abs(result.round_trace - (16 + batch * variance)) < 4 * result.round_trace_error
+    assert abs(result.round_norm2 - (square - variance / n)) < 4 * result.round_norm2_error
+    assert batch * variance > 4 * result.round_trace_error
+
+
+def test_without_noise_it_is_zero_and_at_a_minimum_it_is_not_resolved() -> None:
+    exact = landscape.noise_scale(noisy(0.0), 4, max_draws=20)
+    assert exact.value == pytest.approx(0, abs=1e-25)
+    flat = noisy(1.0)
+    flat = Problem(flat.model, mean_output, flat.tensors or (), theta=torch.zeros(4))
+    result = landscape.noise_scale(flat, 4, gradient="draws", max_draws=40)
+    assert not result.converged
+    assert not result.resolved
+    assert "not told apart from 0" in text_of(result)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "least", "most"), [(30, 0.8, 1.0), pytest.param(2000, 0.93, 0.97, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("size", [0.3, 0.6, 2.0])
+def test_intervals_of_a_ratio_cover_the_truth_and_no_scale_is_negative(
+    size: float, seeds: int, least: float, most: float
+) -> None:
+    """24 gradients with noise of variance 1 in each of 20 coordinates, around a small and a large g."""
+    g, covered, open_ends = torch.full((20,), size / 20**0.5, dtype=torch.float64), [], 0
+    for seed in range(seeds):
+        estimator = Jackknife(g, 1)
+        for row in g + torch.randn(24, 20, dtype=torch.float64, generator=stream(seed, 7)):
+            estimator.add(row[None])
+        scale = estimator.scale()
+        low, high = scale.interval()
+        covered.append(low <= 20 / size**2 <= high)
+        open_ends += math.isinf(high)
+        assert math.isnan(scale.value) == math.isinf(high)
+        assert not scale.value < 0
+    assert least <= np.mean(covered) <= (most if size > 1 else 1)  # without an upper end one tail is left
+    print(f"‖g‖ = {size}: {np.mean(covered):.1%} covered, {open_ends / seeds:.1%} without an upper end")
+    assert (open_ends > seeds / 2) == (size < 1)
+
+
+def test_bad_input_of_the_scale_is_named() -> None:
+    problem = noisy(0.1)
+    for match, weights in (
+        ("weights: those of 1 learner", torch.ones(1, 4)),
+        ("weights: shape", torch.ones(2, 5)),
+        ("no multiple of the 3 learners", torch.ones(3, 4)),
+    ):
+        with pytest.raises(InputError, match=match):
+            landscape.noise_scale(problem, 4, weights=weights)
+    wild = torch.full((4,), 1e308, dtype=torch.float64)
+    with pytest.raises(FailedError, match="not finite"):
+        landscape.noise_scale(Problem(problem.model, mean_output, problem.tensors or (), theta=wild), 4)
+
+
+def test_the_command_takes_learners_where_their_gradients_are(
+    trained: Path, tmp_path: Path, tiny: Path, command: Command
+) -> None:
+    early, last, out = trained / "step-0000010.h5", trained / "last.h5", tmp_path / "n.h5"
+    code, stdout, err = command("noise-scale", early, last, "-o", out)
+    assert code == 0, err
+    for result in landscape.load(out):
+        assert (result.batch, result.local_batch, result.learners) == (40, 10, 4)
+        assert np.isfinite([result.value, result.learner_value]).all()
+    assert "mean of 4 learners" in stdout
+    run = launch.launch(recipe.read(str(tiny), ["algorithm={name='ssgd'}"]), tmp_path / "ss")
+    assert torch.equal(gradient_points(run), run.mean.expand_as(run.weights))
+    assert not torch.equal(run.weights, run.mean.expand_as(run.weights))
+    again = ("--no-learners", "--gradient", "draws", "--batch", "5", "-o", tmp_path / "m.h5")
+    assert command("noise-scale", last, *again)[0] == 0
+    one_line(
+        command("noise-scale", last, "--batch", "6", "-o", tmp_path / "x.h5"),
+        2,
+        "--batch: 6 is no multiple of the 4 learners",
+    )
+
+
+def aligned(spectrum: list[float], gamma: float, samples: int = 4000) -> Problem:
+    """A quadratic without rotation, whose samples have gradients of covariance diag(λ^γ) exactly."""
+    model = landscape.models.build("quadratic", eigenvalues=spectrum, rotate=False)
+    data = landscape.data.load("quadratic", dimension=len(spectrum), samples=samples, gradient_std=1.0)
+    x = data.train[0].clone()
+    b = x[:, 1:]
+    white = b @ torch.linalg.inv(torch.linalg.cholesky(b.T @ b / samples)).T
+    x[:, 1:] = white * torch.tensor(spectrum, dtype=torch.float64).abs() ** (gamma / 2)
+    return Problem(model, mean_output, (x, data.train[1]), dtype=torch.float64)
+
+
+def test_alignment_matches_dense_matrices_draw_by_draw() -> None:
+    problem, batch, count, k = problems.mlp(samples=30), 6, 11, 3
+    found = landscape.noise_alignment(problem, batch, k, max_draws=count, seed=9)
+    h = problems.textbook_hessian(problem)
+    g = problems.textbook_gradient(problem, problem.theta)
+    values, vectors = torch.linalg.eigh(h)
+    vectors = vectors.flip(1)[:, :k]
+    generator, rows = stream(9, 0), []
+    for _ in range(count):
+        indices = torch.randint(30, (batch,), generator=generator)
+        rows.append(problems.textbook_gradient(problem.subset(indices), problem.theta))
+    drawn = torch.stack(rows)
+    second = drawn.T @ drawn / count
+    away = drawn - g
+    c = away.T @ away / count
+    assert found.ias == pytest.approx(float(torch.trace(h @ second) / second.trace()), rel=1e-8)
+    assert found.noise_curvature == pytest.approx(float(torch.trace(h @ c) / c.trace()), rel=1e-8)
+    np.testing.assert_allclose(found.covariance, [v @ c @ v for v in vectors.T], rtol=1e-2)
+    np.testing.assert_allclose(found.values, values.flip(0)[:k], rtol=1e-3)
+    assert found.trace_s == pytest.approx(float(second.trace()))
+    without = []
+    for j in range(count):
+        rest = torch.cat([drawn[:j], drawn[j + 1 :]])
+        without.append(float(torch.einsum("ni,ij,nj->", rest, h, rest) / rest.square().sum()))
+    assert found.ias_error == pytest.approx((count - 1) ** 0.5 * np.std(without), rel=1e-6)
+    assert (found.draws, found.reached) == (count, False)
+
+
+def test_the_exponent_is_the_slope_of_logarithms() -> None:
+    values = np.array([4.0, 2.0, 1.0, -1.0])
+    squares = np.random.default_rng(0).chisquare(1, (50, 4)) * [8, 2, 1, 7]
+    gamma, error, scatter = exponent(values, squares)
+    fit, covariance = np.polyfit(np.log(values[:3]), np.log(squares.mean(0)[:3]), 1, cov="unscaled")
+    assert gamma == pytest.approx(fit[0])
+    misfit = np.log(squares.mean(0)[:3]) - np.polyval(fit, np.log(values[:3]))
+    assert scatter == pytest.approx(np.sqrt((misfit @ misfit) * covariance[0, 0]))
+    slopes = [
+        np.polyfit(np.log(values[:3]), np.log(np.delete(squares, j, 0).mean(0)[:3]), 1)[0] for j in range(50)
+    ]
+    assert error == pytest.approx(7 * np.std(slopes), rel=1e-6)
+    assert all(map(math.isnan, exponent(values[2:], squares[:, 2:])))
+    assert math.isnan(exponent(values[:2], squares[:, :2])[2])
+    assert all(map(math.isnan, exponent(np.ones(3), squares[:, :3])))
+
+
+def test_alignment_is_not_defined_with_a_penalty() -> None:
+    problem = problems.mlp()
+    assert problem.tensors is not None
+    decayed = Problem(problem.model, problem.criterion, problem.tensors, weight_decay=0.1)
+    with pytest.raises(InputError, match="penalty: "):
+        landscape.noise_alignment(decayed, 5)
+
+
+def test_the_command_of_alignment_has_the_batch_of_the_run(
+    trained: Path, tmp_path: Path, command: Command
+) -> None:
+    last = trained / "last.h5"
+    assert command("noise-alignment", last, "--top-k", "3", "-o", tmp_path / "n.h5")[0] == 0
+    saved = landscape.load(tmp_path / "n.h5")
+    assert saved.batch == 40  # 4 learners of 10 samples
+    problem = landscape.load(last).problem()
+    assert landscape.noise_alignment(problem, 40, 3).ias == pytest.approx(saved.ias, rel=1e-4)
+    torch.save(landscape.models.build("mlp", widths=[6, 8, 3]).state_dict(), tmp_path / "one.pt")
+    own = ("--model", "mlp(widths=[6, 8, 3])", "--data", "synthetic")
+    one_line(command("noise-alignment", tmp_path / "one.pt", *own), 2, "--batch", "one.pt")
+    with pytest.raises(InputError, match="k: 999"):
+        landscape.noise_alignment(problem, 40, 999)

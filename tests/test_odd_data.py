@@ -28,38 +28,13 @@ def refused(match: str, model: nn.Module, loss: Any, data: Any) -> InputError:
 # A graph.
 
 
-class Graph(nn.Module):
-    """A layer of message passing; each node has a class."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.head = nn.Linear(5, 4), nn.Linear(4, 3)
-
-    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
-        h = self.inner(x)
-        out: Tensor = self.head(h.index_add(0, edges[1], h[edges[0]]).tanh())
-        return out
-
-
-@pytest.mark.parametrize("form", ["pair", "keywords"])
-def test_a_graph_is_one_batch(form: str) -> None:
-    torch.manual_seed(0)
-    model, x, index, y = Graph(), torch.randn(30, 5), torch.randint(30, (2, 80)), torch.randint(3, (30,))
-    data = ((x, index) if form == "pair" else {"x": x, "edges": index}), y
-    match = "data: inputs.*: 2 samples, but targets: 30.*a list of one batch"
-    error = refused(match, model, F.cross_entropy, data)
-    problem = remedied(error, model, F.cross_entropy, data)
-    assert problem.loss() == pytest.approx(F.cross_entropy(model(x, index), y).item(), rel=1e-6)
-    assert problem.samples == 30
-
-
 def test_pairs_of_unequal_length_are_no_graph() -> None:
     data = torch.randn(9, 5), torch.zeros(8)
     assert not refused("inputs: 9 samples, but targets: 8", nn.Linear(5, 3), F.cross_entropy, data).remedy
 
 
 class Dense(nn.Module):
-    """The same by a matrix of adjacency: an input, or a buffer."""
+    """A layer that mixes nodes by a matrix of adjacency, an input or a buffer; each node has a class."""
 
     def __init__(self, adjacency: Tensor | None = None) -> None:
         super().__init__()

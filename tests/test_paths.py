@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import landscape
 from landscape import FailedError, InputError, Problem
-from landscape.evaluation.evaluate import evaluate_plane
+from landscape.evaluation.evaluate import evaluator
 from landscape.evaluation.paths import fold
 from tests import problems
 
@@ -20,11 +20,12 @@ def both(problem: Problem, path: str, **options: str) -> tuple[Tensor, Tensor]:
     """Losses by ``path`` and by the plain path at a few points."""
     plane = landscape.random_plane(problem, seed=4)
     points = 0.3 * torch.randn(7, 2, generator=torch.Generator().manual_seed(0))
-    fast = evaluate_plane(problem, plane.center, plane.directions, points, path=path, **options)
-    plain = evaluate_plane(problem, plane.center, plane.directions, points, path="pointwise")
-    assert fast.path == path
-    assert torch.equal(fast.accuracy.isnan(), plain.accuracy.isnan())
-    return fast.loss, plain.loss
+    wanted = {path: options, "pointwise": {}}
+    runs = [evaluator(problem, plane.center, plane.directions, 7, path=p, **o) for p, o in wanted.items()]
+    assert runs[0].path == path
+    fast, plain = (run(points) for run in runs)
+    assert torch.equal(fast["accuracy"].isnan(), plain["accuracy"].isnan())
+    return fast["loss"], plain["loss"]
 
 
 class Residual(nn.Module):
@@ -83,10 +84,8 @@ def test_folded_equals_plain(make: object) -> None:
 
 def test_the_problems_own_model_stays_as_it_is() -> None:
     problem = residual()
-    before, trained = (
-        copy.deepcopy(problem.model.state_dict()),
-        [p.requires_grad for p in problem.model.parameters()],
-    )
+    before = copy.deepcopy(problem.model.state_dict())
+    trained = [p.requires_grad for p in problem.model.parameters()]
     for path in ("folded", "pointwise"):
         landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2), span=1.0, path=path)
     problem.gradient(problem.theta + 1)
@@ -96,6 +95,7 @@ def test_the_problems_own_model_stays_as_it_is() -> None:
     for name, value in after.items():
         assert torch.equal(value, before[name]), name
     assert [p.requires_grad for p in problem.model.parameters()] == trained
+    assert all(p.grad is None for p in problem.model.parameters())
 
 
 def test_only_safe_pairs_are_folded() -> None:
@@ -133,15 +133,13 @@ def test_bfloat16_is_near_and_returns_full_precision_losses() -> None:
 def test_bad_paths_and_precisions() -> None:
     problem = problems.mlp()
     plane = landscape.random_plane(problem)
-    points = torch.zeros(1, 2)
-    with pytest.raises(InputError, match="precision: 'half' is not known"):
-        evaluate_plane(problem, plane.center, plane.directions, points, precision="half")
-    with pytest.raises(InputError, match="'batched' needs a chain"):
-        evaluate_plane(problem, plane.center, plane.directions, points, path="batched", precision="bfloat16")
-    with pytest.raises(InputError, match="'pointwise' works in the model's own precision"):
-        evaluate_plane(
-            problem, plane.center, plane.directions, points, path="pointwise", precision="bfloat16"
-        )
+    for options, words in (
+        ({"precision": "half"}, "precision: 'half' is not known"),
+        ({"path": "batched", "precision": "bfloat16"}, "'batched' needs a chain"),
+        ({"path": "pointwise", "precision": "bfloat16"}, "'pointwise' works in the model's own precision"),
+    ):
+        with pytest.raises(InputError, match=words):
+            evaluator(problem, plane.center, plane.directions, 1, **options)
 
 
 def test_a_batchnorm_policy_is_not_folded_away() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,12 @@ def scattered(problem: Problem, count: int, seed: int = 0) -> Tensor:
     return problem.theta + torch.randn(count, problem.layout.size, dtype=problem.dtype)
 
 
+MLP = functools.cache(problems.mlp)  # for tests with many examples
+
+
 @given(st.integers(0, 10**6), st.sampled_from([2, 3]), st.floats(1e-3, 1e3))
 def test_between_gives_its_weights_back(seed: int, count: int, scale: float) -> None:
-    problem = problems.mlp()
+    problem = MLP()
     thetas = scale * scattered(problem, count, seed)
     plane = landscape.between(problem, thetas, seed=seed)
     torch.testing.assert_close(reached(plane), thetas, rtol=1e-11, atol=1e-11 * scale)
@@ -43,14 +47,6 @@ def test_between_gives_its_weights_back(seed: int, count: int, scale: float) -> 
     torch.testing.assert_close(u, thetas[1] - thetas[0])
     np.testing.assert_allclose(plane.markers.max(0) + plane.markers.min(0), 0, atol=1e-12)
     assert plane.span > np.abs(plane.markers).max()
-
-
-def test_between_two_takes_its_second_direction_from_the_seed() -> None:
-    problem = problems.mlp()
-    a, b, c = (landscape.between(problem, scattered(problem, 2), seed=s) for s in (1, 1, 2))
-    assert torch.equal(a.directions, b.directions)
-    assert torch.equal(a.directions[0], c.directions[0])
-    assert not torch.equal(a.directions[1], c.directions[1])
 
 
 def test_a_surface_through_three_weights_matches_its_closed_form_and_is_not_transposed() -> None:
@@ -83,7 +79,7 @@ def test_pca_plane_is_scikit_learns() -> None:
 
 @given(st.integers(3, 12), st.integers(0, 10**6))
 def test_what_the_learners_plane_leaves_is_the_tail_of_the_singular_values(n: int, seed: int) -> None:
-    problem = problems.mlp()
+    problem = MLP()
     weights = scattered(problem, n, seed)
     plane = landscape.learners_plane(problem, weights)
     spread = weights - weights.mean(0)
@@ -126,39 +122,26 @@ def test_eigen_plane_is_the_dense_hessians(name: str) -> None:
     assert f"{float(values[0]):.3g}" in plane.axes[1]
 
 
-def test_along_eigenvectors_a_quadratic_bends_by_its_eigenvalues() -> None:
-    problem = problems.quadratic([-3.0, 1.0, 5.0], start=0.0)
-    s = landscape.contour(problem, landscape.eigen_plane(problem, tol=1e-10), grid=(5, 3), span=2.0)
-    x, y = np.meshgrid(s.x, s.y)
-    np.testing.assert_allclose(s.loss, 2.5 * x**2 - 1.5 * y**2, atol=1e-5)
-
-
 def test_planes_that_cannot_be_are_refused() -> None:
     problem = problems.mlp()
     a, b, c, d = scattered(problem, 4)
-    for few in ([a], [a, b, c, d]):
-        with pytest.raises(
-            InputError, match="between: . weight vectors are not allowed, it takes two or three"
-        ):
-            landscape.between(problem, few)
-    with pytest.raises(FailedError, match="equal"):
-        landscape.between(problem, [a, a, b])
-    with pytest.raises(FailedError, match="one line"):
-        landscape.between(problem, [a, b, a + 0.3 * (b - a)])
-    with pytest.raises(InputError, match="2 checkpoints are too few, at least 3"):
-        landscape.pca_plane(problem, [a, b])
-    with pytest.raises(FailedError, match="checkpoints: all 3 lie on one line"):
-        landscape.pca_plane(problem, [a, b, (a + b) / 2])
-    with pytest.raises(FailedError, match="learners: all 4 are equal"):
-        landscape.learners_plane(problem, a.expand(4, -1))
-    with pytest.raises(InputError, match="2 learners span no plane"):
-        landscape.learners_plane(problem, torch.stack((a, b)))
-    with pytest.raises(InputError, match=r"w1: shape \(3,\), needed is \(107,\)"):
-        landscape.between(problem, [a, a[:3], b])
-    with pytest.raises(FailedError, match="w2: its weights are NaN or infinite"):
-        landscape.between(problem, [a, b, c * torch.nan])
+    between, pca, learners = landscape.between, landscape.pca_plane, landscape.learners_plane
+    for make, thetas, words in (
+        (between, [a], "between: 1 weight vectors are not allowed, it takes two or three"),
+        (between, [a, b, c, d], "between: 4 weight vectors are not allowed, it takes two or three"),
+        (between, [a, a, b], "equal"),
+        (between, [a, b, a + 0.3 * (b - a)], "one line"),
+        (between, [a, a[:3], b], r"w1: shape \(3,\), needed is \(107,\)"),
+        (between, [a, b, c * torch.nan], "w2: its weights are NaN or infinite"),
+        (pca, [a, b], "2 checkpoints are too few, at least 3"),
+        (pca, [a, b, (a + b) / 2], "checkpoints: all 3 lie on one line"),
+        (learners, a.expand(4, -1), "learners: all 4 are equal"),
+        (learners, torch.stack((a, b)), "2 learners span no plane"),
+    ):
+        with pytest.raises(InputError, match=words):
+            make(problem, thetas)
     with pytest.raises(InputError, match="labels: 1 for 3"):
-        landscape.pca_plane(problem, [a, b, c], ["one"])
+        pca(problem, [a, b, c], ["one"])
     with pytest.raises(FailedError, match="did not bring the eigenvectors"):
         landscape.eigen_plane(problem, tol=1e-12, max_products=3)
     with pytest.raises(InputError, match="did you mean 'bias\\+norm'"):
@@ -339,66 +322,18 @@ def test_without_batchnorm_the_policy_changes_nothing() -> None:
         landscape.line(problem, plane.directions[0], bn="train", bn_samples=1)
 
 
-def test_a_users_model_is_left_as_it_was() -> None:
-    torch.manual_seed(0)
-    model = problems.SmallConv().train()
-    model.conv.bias.requires_grad_(False)
-    before = copy.deepcopy(model.state_dict())
-    data = torch.randn(9, 1, 6, 6), torch.randint(2, (9,))
-    problem = Problem(model, nn.functional.cross_entropy, data)
-    for bn in ("center", "recalibrate", "train"):
-        landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2), span=1.0, bn=bn)
-    landscape.eigen_plane(problem, tol=0.1)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, before[name]), name
-    assert all(m.training for m in model.modules())
-    assert [n for n, p in model.named_parameters() if not p.requires_grad] == ["conv.bias"]
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_every_point_is_taken_from_the_same_center_and_directions() -> None:
-    problem = problems.mlp()
-    plane = landscape.random_plane(problem)
-    both = {
-        p: landscape.contour(problem, plane, grid=(4, 3), span=0.9, path=p) for p in ("batched", "pointwise")
-    }
-    alone = [
-        [problem.loss(plane.center + x * plane.directions[0] + y * plane.directions[1]) for x in s.x]
-        for s in [both["batched"]]
-        for y in s.y
-    ]
-    for s in both.values():
-        np.testing.assert_allclose(s.loss, alone, rtol=1e-10)  # no row shifted, no point built on the last
-        np.testing.assert_array_equal(s.directions, plane.directions.numpy())
-    fresh = landscape.random_plane(problem)
-    assert torch.equal(fresh.directions, plane.directions)
-    assert torch.equal(fresh.center, problem.theta)
-
-
-def test_a_ragged_last_batch_counts_by_its_samples() -> None:
-    problem = problems.mlp(samples=23)
-    assert problem.tensors is not None
-    x, y = problem.tensors
-    batches = list(zip(x.split(9), y.split(9), strict=True))
-    listed = Problem(problem.model, problem.criterion, batches)
-    plane = landscape.random_plane(problem)
-    a, b = (landscape.contour(p, plane, grid=(3, 2), span=1.0) for p in (problem, listed))
-    np.testing.assert_allclose(a.loss, b.loss, rtol=1e-12)
-    np.testing.assert_allclose(a.accuracy, b.accuracy)
-    assert b.path != a.path
-
-
 def test_surfaces_keep_their_markers_and_older_files_load(tmp_path: Path) -> None:
     problem = problems.mlp()
     plane = landscape.learners_plane(problem, scattered(problem, 4))
     s = landscape.contour(problem, plane, grid=(3, 2))
     s.save(tmp_path / "s.h5")
     again = landscape.load(tmp_path / "s.h5")
-    np.testing.assert_array_equal(again.markers, plane.markers)
-    np.testing.assert_array_equal(again.explained, plane.explained)
-    np.testing.assert_array_equal(again.marker_loss, s.marker_loss)
-    with h5py.File(tmp_path / "s.h5") as file:
-        assert file["markers"].shape == (5, 2)
+    for name, expected in (
+        ("markers", plane.markers),
+        ("explained", plane.explained),
+        ("marker_loss", s.marker_loss),
+    ):
+        np.testing.assert_array_equal(getattr(again, name), expected)
     assert (again.labels, again.axes, again.kind) == (plane.labels, plane.axes, "learners")
     with h5py.File(tmp_path / "s.h5", "a") as file:  # a file from before there were markers
         for name in ("markers", "explained", "marker_loss"):
@@ -406,9 +341,7 @@ def test_surfaces_keep_their_markers_and_older_files_load(tmp_path: Path) -> Non
         for name in ("labels", "axes", "ignore", "batchnorm", "bn_samples"):
             del file.attrs[name]
     old = landscape.load(tmp_path / "s.h5")
-    assert old.labels == ()
-    assert old.markers.shape == (0, 2)
-    np.testing.assert_array_equal(old.loss, s.loss)
+    assert (old.labels, old.markers.shape) == ((), (0, 2))
     with h5py.File(tmp_path / "s.h5", "a") as file:
         file["markers"] = np.zeros((3, 2))
     with pytest.raises(FailedError, match=r"labels has shape \(0,\)"):
@@ -419,23 +352,15 @@ def words(figure: Any) -> str:
     return f"{figure.get_suptitle()} {figure.get_caption()}"
 
 
-def test_hessian_grids_and_spectra_say_whose_statistics_batchnorm_used(tmp_path: Path) -> None:
-    x, y = torch.randn(24, 3, 8, 8), torch.randint(3, (24,))
-    model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(144, 3)
-    )
-    problem = Problem(model, nn.functional.cross_entropy, (x, y))
-    for policy, used in (("center", 0), ("train", 12)):
-        own = problem.with_batchnorm(policy, 12)
-        plane = landscape.random_plane(own)
-        grid = landscape.hessian_grid(own, plane, (2, 2), save=None)
-        for result in (grid, landscape.spectrum(own, 1)):
-            result.save(tmp_path / "r.h5")
-            back = landscape.load(tmp_path / "r.h5")
-            assert (back.batchnorm, back.bn, back.bn_samples) == (True, policy, used)
-            assert "BatchNorm: " in words(back.plot())
+def test_hessian_grids_and_spectra_say_whose_statistics_batchnorm_used() -> None:
+    own = problems.conv().with_batchnorm("train", 12)
+    plane = landscape.random_plane(own)
+    grid = landscape.hessian_grid(own, plane, (2, 2))
+    for result in (grid, landscape.spectrum(own, 1)):
+        assert (result.batchnorm, result.bn, result.bn_samples) == (True, "train", 12)
+        assert "BatchNorm: " in words(result.plot())
     with pytest.raises(InputError, match="its bn is 'train' and not 'center'"):
-        landscape.hessian_grid(problem, plane, (2, 2), previous=grid)
+        landscape.hessian_grid(problems.conv(), plane, (2, 2), previous=grid)
     plain = landscape.spectrum(problems.quadratic([1.0, 2.0]), 1)
     assert (plain.batchnorm, plain.bn, plain.bn_samples) == (False, "center", 0)
     assert "BatchNorm" not in words(plain.plot())

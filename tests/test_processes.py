@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import time
+import unittest.mock
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import Checkpoint, FailedError
+from landscape.core import files
 from landscape.testing.checks import RECIPE
 from landscape.train.decomposition import estimate_gradient
 from landscape.train.processes import process_group
@@ -387,6 +389,30 @@ def agree_on_rank(group: Group, code: bool) -> None:
     if code:
         process_group.code_fingerprint = lambda: f"of {group.rank}"
     group.agree({"lr": "0.1" if group.rank else "0.2"})
+
+
+def resume_late(group: Group, folder: str, steps: int) -> int:
+    """The last step of a run of ``folder``; until rank 0 has its lock, another command goes on with it."""
+
+    class Late(files.Lock):
+        def acquire(self) -> None:
+            time.sleep(0.5)
+            shutil.copy(f"{folder}/step-0000004.h5", f"{folder}/last.h5")
+            super().acquire()
+
+    with unittest.mock.patch.object(launch, "Lock", Late):
+        return launch.launch(
+            recipe.from_values(BASE | SHORT | {"steps": steps}), folder, resume=True, group=group
+        ).step
+
+
+SHORT = {"algorithm": RING, "steps": 4, "checkpoint": {"every": 2}}
+
+
+def test_all_ranks_go_on_from_the_checkpoint_that_is_there_when_the_folder_is_theirs(tmp_path: Path) -> None:
+    launch.launch(recipe.from_values(BASE | SHORT), tmp_path)
+    shutil.copy(tmp_path / "step-0000002.h5", tmp_path / "last.h5")
+    assert together(2, resume_late, str(tmp_path), 6) == [6, 6]
 
 
 def test_what_keeps_processes_from_meeting_is_said_in_a_line() -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from landscape.report import page as pages
 from tests.benchmarks import report as benchmark
-from tests.conftest import Command, wait_for
+from tests.conftest import wait_for
 from tests.test_report import FILES, HOSTILE, MOST_BYTES, runs  # noqa: F401  (a fixture)
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -259,24 +259,4 @@ def test_twenty_surfaces_open_without_jank(browser: Any, tmp_path: Path) -> None
     reading = opened.page.locator('[data-chart="surface-19"] .reading').inner_text()
     assert reading.startswith("x = -0.4, y = 0.4")
     assert max(opened.page.evaluate("window.tasks"), default=0) < 200
-    opened.close()
-
-
-@pytest.mark.slow
-def test_the_report_of_the_demo(browser: Any, tmp_path: Path, command: Command) -> None:
-    code, out, err = command("demo", "-o", tmp_path / "demo", "-q")
-    assert code == 0, err
-    assert out.splitlines()[-1] == f"{tmp_path}/demo/report.html"
-    assert (tmp_path / "demo" / "report.html").stat().st_size < MOST_BYTES
-    opened = Opened(browser, tmp_path / "demo" / "report.html")
-    page = opened.page
-    said = page.locator(".findings li").all_inner_texts()
-    words = " ".join(out.split())
-    assert [sentence in words for sentence in said[:5]] == [True] * 5
-    assert page.locator(".js-plotly-plot").count() == page.locator("[data-chart]").count() + 3
-    for figure in page.locator("[data-chart]").all():
-        assert figure.locator(".plot path, .plot image").count() > 3
-    for selector in ("#plot-a", "#plot-b", "#plot-scrub"):
-        assert colours(opened, selector) > 200
-    assert page.locator("#scrub-text").inner_text().startswith("step 500,")
     opened.close()

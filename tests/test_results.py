@@ -171,23 +171,6 @@ def test_tables_have_a_row_for_each_point(kind: str) -> None:
             np.testing.assert_equal(frame[name].iloc[row], value)
 
 
-@given(st.integers(1, 4), st.integers(1, 4), st.data())
-def test_surfaces_round_trip_through_data_sets_and_tables(nx: int, ny: int, data: st.DataObject) -> None:
-    losses = data.draw(st.lists(st.floats(), min_size=nx * ny, max_size=nx * ny))
-    loss = np.array(losses).reshape(ny, nx)
-    surface = dataclasses.replace(
-        RESULTS["surface"], x=np.arange(nx, dtype=float), y=10.0 * np.arange(ny), loss=loss,
-        accuracy=loss, done=np.isfinite(loss),
-    )  # fmt: skip
-    np.testing.assert_array_equal(surface.to_xarray().loss.transpose("y", "x"), loss)
-    frame = surface.to_dataframe()
-    assert list(frame.columns) == ["x", "y", "loss", "accuracy", "done"]
-    for i, j in itertools.product(range(ny), range(nx)):
-        rows = frame[(frame.x == surface.x[j]) & (frame.y == surface.y[i])]
-        np.testing.assert_array_equal(rows.loss, [loss[i, j]])
-    np.testing.assert_array_equal(frame.pivot(index="y", columns="x", values="loss"), loss)
-
-
 def test_tables_of_other_dimensions() -> None:
     density = RESULTS["spectrum"].to_dataframe("probe node")
     assert list(density.columns) == ["probe", "node", "nodes", "weights"]

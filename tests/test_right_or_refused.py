@@ -167,21 +167,6 @@ def test_a_loss_that_holds_the_model_s_parameters_is_refused_and_penalty_is_the_
             assert s.loss[0, 1] == pytest.approx(moved, rel=1e-9)
 
 
-def test_a_linear_layer_without_flatten_acts_on_each_row() -> None:
-    for rows in (1, 3):
-        x, y = torch.randn(20, rows, 8, dtype=torch.float64), torch.randn(20, rows, 3, dtype=torch.float64)
-        model = nn.Sequential(nn.Linear(8, 3)).double()
-        problem = Problem(model, F.mse_loss, (x, y))
-        hessian = 2 / 3 * torch.einsum("nti,ntj->ij", x, x) / (20 * rows)  # of one output's weights
-        bias = 2 / 3 * x.mean((0, 1))
-        block = torch.cat(
-            (torch.cat((hessian, bias[:, None]), 1), torch.cat((bias, torch.tensor([2 / 3])))[None])
-        )
-        values = torch.linalg.eigvalsh(block)
-        ends = landscape.extreme_eigenvalues(problem, tol=1e-9)
-        assert (ends.min, ends.max) == pytest.approx((float(values[0]), float(values[-1])), rel=1e-6)
-
-
 def test_results_of_another_loss_or_data_are_not_gone_on_with() -> None:
     problem = Problem(mlp(), F.cross_entropy, (X, Y))
     plane = landscape.random_plane(problem)
@@ -212,23 +197,6 @@ def test_recalibrated_products_are_of_the_point_s_own_statistics() -> None:
     loss, gradient = problem.loss_and_gradient()
     assert loss == pytest.approx(problem.loss(), rel=1e-12)
     assert torch.equal(gradient, problem.gradient())
-
-
-IGNORING = functools.partial(F.cross_entropy, ignore_index=0)
-
-
-def test_a_loss_is_a_mean_by_its_terms_or_refused() -> None:
-    expected = float(IGNORING(mlp()(X), Y).detach())
-    batches = [(X[:40], Y[:40]), (X[40:], Y[40:])]
-    for data in ((X, Y), batches):
-        assert Problem(mlp(), IGNORING, data).loss() == pytest.approx(expected, rel=1e-12)
-        with pytest.warns(landscape.ProblemWarning, match="terms=lambda y: y != 0"):
-            inferred = Problem(mlp(), lambda o, y: IGNORING(o, y), data)
-        assert inferred.loss() == pytest.approx(expected, rel=1e-12)
-        told = Problem(mlp(), lambda o, y: IGNORING(o, y), data, terms=lambda y: (y != 0).double())
-        assert told.loss() == pytest.approx(expected, rel=1e-12)
-        with pytest.raises(InputError, match="sum.*mean"):
-            Problem(mlp(), lambda o, y: F.mse_loss(o[:, 0], y.double(), reduction="sum"), data)
 
 
 def test_accuracy_has_a_meaning_or_is_nan() -> None:

@@ -15,7 +15,6 @@ from scipy.optimize import brentq
 
 import landscape
 from landscape import InputError, Problem
-from landscape.data.synthetic import mean_output
 from landscape.gradients.minibatches import stream
 from tests import problems
 from tests.conftest import Command
@@ -55,16 +54,6 @@ def test_a_quadratic_has_the_maximum_of_its_trust_region(
     assert found.standard_error == 0
     assert found.reached
     assert found.draws == 0
-
-
-def test_at_a_minimum_it_is_half_of_the_largest_eigenvalue() -> None:
-    model = landscape.models.build("quadratic", eigenvalues=[4.0, 1.0, 0.5], start=1.0, center=1.0)
-    data = landscape.data.load("quadratic", dimension=3, samples=10)
-    problem = Problem(model, mean_output, data.train, dtype=torch.float64)
-    found = landscape.sharpness(problem, 0.3)  # |w| = 1, so that adaptive and plain sharpness are the same
-    assert found.value == pytest.approx(0.3**2 * 4 / 2, rel=1e-3)
-    assert landscape.sharpness(problem, 0.3, adaptive=False).value == pytest.approx(found.value, rel=1e-3)
-    assert found.residual < 0.05
 
 
 @pytest.mark.slow

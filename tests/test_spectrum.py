@@ -164,17 +164,6 @@ def test_the_top_is_that_of_the_dense_spectrum(name: str, kind: str) -> None:
     torch.testing.assert_close(residuals, found.residuals, rtol=1e-5, atol=1e-11)
 
 
-def test_copies_are_found_in_any_small_matrix() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(100):
-        values = rng.choice(rng.integers(-10, 10, rng.integers(1, 10)).astype(float), rng.integers(6, 41))
-        diagonal = torch.from_numpy(values)
-        start = torch.from_numpy(rng.normal(size=len(values)))
-        found = lanczos(lambda v, d=diagonal: d * v, start, low=2, high=3)
-        ordered = np.sort(values)[::-1]
-        np.testing.assert_allclose(found.values, np.r_[ordered[:3], ordered[-2:]], atol=1e-9)
-
-
 def test_largest_means_algebraically_and_not_by_magnitude() -> None:
     problem = problems.quadratic([-5.0, -4.0, 0.1, 0.5, 1.0])
     assert landscape.top_eigenvalues(problem, 2).values.tolist() == pytest.approx([1.0, 0.5])
@@ -200,7 +189,11 @@ def test_repeated_eigenvalues_are_found_as_often_as_they_are_there(spectrum: lis
     assert (values[-1], values[0]) == expected
 
 
-@given(st.lists(st.floats(-100, 100), min_size=6, max_size=40), st.integers(0, 3), st.integers(1, 5))
+# Small whole numbers make copies, all of which are found in a small matrix.
+NUMBERS = st.one_of(st.floats(-100, 100), st.integers(-3, 3).map(float))
+
+
+@given(st.lists(NUMBERS, min_size=6, max_size=40), st.integers(0, 3), st.integers(1, 5))
 def test_low_and_high_from_one_run(values: list[float], low: int, high: int) -> None:
     diagonal = torch.tensor(values, dtype=torch.float64)
     start = torch.randn(len(values), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -278,9 +271,9 @@ SPECTRA = {
 
 
 @pytest.mark.parametrize(
-    ("seeds", "least", "most"), [(20, 0.85, 1.0), pytest.param(1000, 0.93, 0.97, marks=pytest.mark.slow)]
+    ("seeds", "least", "most"), [(10, 0.85, 1.0), pytest.param(1000, 0.93, 0.97, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("products", [6, 12, 15, 30])
+@pytest.mark.parametrize("products", slow_but([6, 15], [6, 12, 15, 30]))
 def test_intervals_of_the_trace_cover_it(products: int, seeds: int, least: float, most: float) -> None:
     covered = {}
     for name, values in SPECTRA.items():
@@ -512,16 +505,6 @@ def test_frozen_and_unused_parameters() -> None:
         )
         assert landscape.extreme_eigenvalues(problem, part="unused", kind=kind).max == 0.0
         assert landscape.trace(problem, 15, kind=kind).value == pytest.approx(float(exact.trace()))
-
-
-def test_float32_and_float64_agree() -> None:
-    double = problems.mlp(samples=200)
-    single = Problem(double.model, double.criterion, double.tensors or (), dtype=torch.float32)
-    a, b = (landscape.top_eigenvalues(p, 4, tol=1e-3) for p in (double, single))
-    assert a.values.dtype == b.values.dtype == torch.float64
-    torch.testing.assert_close(a.values, b.values, rtol=1e-3, atol=0)
-    ta, tb = (landscape.trace(p) for p in (double, single))
-    assert ta.value == pytest.approx(tb.value, rel=1e-4)
 
 
 def test_one_result_holds_what_was_asked_and_survives_a_file(tmp_path: Path) -> None:

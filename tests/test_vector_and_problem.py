@@ -85,19 +85,6 @@ def test_a_ragged_last_batch_is_weighted_by_its_samples() -> None:
     torch.testing.assert_close(parts.gradient(), whole.gradient())
 
 
-def test_the_users_model_is_never_changed() -> None:
-    model = problems.SmallConv().train()
-    before = copy.deepcopy(model.state_dict())
-    problem = Problem(model, nn.functional.cross_entropy, (torch.randn(9, 1, 6, 6), torch.randint(2, (9,))))
-    plane = landscape.random_plane(problem)
-    landscape.contour(problem, plane, grid=(2, 2))
-    landscape.hessian_grid(problem, plane, grid=(1, 1), tol=0.1)
-    assert model.training
-    assert all(p.requires_grad for p in model.parameters())
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, before[key])
-
-
 def test_bad_problems_are_refused() -> None:
     model, loss = nn.Linear(2, 2), nn.functional.cross_entropy
     x, y = torch.randn(4, 2), torch.randint(2, (4,))

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from landscape.analysis.disagreement import TOP_K
 from landscape.analysis.quantities import (
     BOUND,
     BY_NAME,
-    DRAWS,
     EXACT,
-    PLANES,
     QUANTITIES,
-    RHO,
-    RHO_AVERAGE,
-    RISE,
     SE,
     Measured,
     Preconditioning,
+    ProblemOf,
     Quantity,
     Settings,
     Subject,
@@ -35,11 +29,10 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
-from landscape.core.hdf5 import Array
 from landscape.core.options import SPLIT, below_one, choose, expect, positive
-from landscape.core.progress import Progress
+from landscape.core.progress import Progress, portion
 from landscape.core.statistics import Difference, Estimate, holm, mcnemar, paired, welch
-from landscape.evaluation.grid import setting
+from landscape.evaluation.grid import Setting, setting
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.results.comparison import Comparison
@@ -48,29 +41,23 @@ from landscape.results.comparison import Comparison
 # then change by about as much, far less than the differences of interest.
 TOLERANCE = 0.1
 
-ProblemOf = Callable[[Checkpoint, str], Problem]
 
+def _at_equal_loss(
+    entries: Sequence[Entry], tolerance: float, problem_of: ProblemOf
+) -> tuple[list[Entry], float]:
+    """(the entries at nearly one training loss, that loss in nats).
 
-def at_equal_loss(
-    runs: Sequence[Checkpoint], tolerance: float, problem_of: ProblemOf
-) -> tuple[list[Checkpoint], float]:
-    """(checkpoints of ``runs`` at nearly one training loss, that loss in nats).
-
-    The loss is the highest of those of ``runs`` as they are, which the others had earlier: of the files
+    The loss is the highest of those of the runs as they are, which the others had earlier: of the files
     step-*.h5 in each one's folder the one is taken whose loss is nearest, or the run as it is.
 
     Raises:
         InputError: a run that is not of a file.
         FailedError: a run with no checkpoint within ``tolerance``, relative to the loss, or a loss that is
             not finite.
-
-    Example:
-        >>> at_equal_loss([], 0.1, Checkpoint.problem)
-        Traceback (most recent call last):
-        landscape.core.errors.InputError: equal_loss: no checkpoint was given
     """
-    if not runs:
-        raise InputError("equal_loss: no checkpoint was given")
+    runs = [entry.run for entry in entries if entry.run]
+    if len(runs) < len(entries):
+        raise InputError("equal_loss: a problem has no run with earlier checkpoints, give checkpoints")
     for run in runs:
         if run.path is None:
             raise InputError(
@@ -83,7 +70,7 @@ def at_equal_loss(
     target = max(losses)
     highest = runs[losses.index(target)]
     taken = []
-    for run, loss in zip(runs, losses, strict=True):
+    for entry, run, loss in zip(entries, runs, losses, strict=True):
         near, found = (run, loss) if loss == target else _nearest(run, loss, target, problem_of)
         if abs(found - target) > tolerance * abs(target):
             raise FailedError(
@@ -91,32 +78,30 @@ def at_equal_loss(
                 f"{target:.4g}, that of {highest.path}; the nearest is step {near.step:,} with {found:.4g}. "
                 "Save more of them (checkpoint.every), or allow a larger loss tolerance"
             )
-        taken.append(near)
+        taken.append(replace(entry, given=near, label=near.label))
     return taken, target
 
 
 def _nearest(run: Checkpoint, loss: float, target: float, problem_of: ProblemOf) -> tuple[Checkpoint, float]:
-    """The checkpoint of the run whose loss is nearest to ``target``, and that loss."""
+    """The checkpoint of the run up to ``run`` whose loss is nearest to ``target``, and that loss.
+
+    What other runs left in the folder is not of the run.
+    """
+    assert run.path is not None
     problem = problem_of(run, SPLIT)
     batchnorm = has_batchnorm(problem.model)  # whose statistics are those of the weights
     best, found = run, loss
-    for earlier in _earlier(run):
+    for path in run_folder.steps(run.path.parent):
+        earlier = Checkpoint.load(path, whole_history=False)
+        same = (earlier.algorithm, earlier.seed, earlier.layout) == (run.algorithm, run.seed, run.layout)
+        if not same or earlier.step >= run.step:
+            continue
         value = (
             problem_of(earlier, SPLIT).loss() if batchnorm else problem.loss(earlier.mean.to(problem.theta))
         )
         if abs(value - target) < abs(found - target):
             best, found = earlier, value
     return best, found
-
-
-def _earlier(run: Checkpoint) -> Iterator[Checkpoint]:
-    """The checkpoints of the same run before ``run``, without what other runs left in its folder."""
-    assert run.path is not None
-    for path in run_folder.steps(run.path.parent):
-        other = Checkpoint.load(path, whole_history=False)
-        same = (other.algorithm, other.seed, other.layout) == (run.algorithm, run.seed, run.layout)
-        if same and other.step < run.step:
-            yield other
 
 
 # Seeds of a group from which its mean and its error say something (ours): of two, a 95% interval reaches 12.7
@@ -166,11 +151,8 @@ class Row:
         counts = {len(side.draws) for side in self.sides}
         if not self.grouped:
             counts = {int(side.freedom) + 1 for side in self.sides if math.isfinite(side.freedom)}
-        if not counts:
-            return ""
-        low, high = min(counts), max(counts)
         what = "seeds" if self.grouped else self.quantity.over
-        return f"{low:,} {what}" if low == high else f"{low:,} to {high:,} {what}"
+        return f"{' to '.join(f'{n:,}' for n in sorted({min(counts), max(counts)}))} {what}" if counts else ""
 
     def difference(self, first: int, second: int) -> tuple[Difference, str]:
         """Of two sides, and the test by which it is judged."""
@@ -178,25 +160,19 @@ class Row:
         if self.kind != SE:
             found = Difference(b.value - a.value, a.error + b.error, math.nan, math.nan)
             return found, "exact" if self.kind == EXACT else "bounds"
-        common = self.quantity.common and not self.grouped and len(a.draws) == len(b.draws) > 1
-        if common and self._ones_and_zeros(a, b):
-            scale = max(a.draws.max(), b.draws.max())  # draws are percentages
+        if self.quantity.common and not self.grouped and len(a.draws) == len(b.draws) > 1:
+            values = np.union1d(a.draws, b.draws)
+            if len(values) != 2 or values[0] != 0:
+                return paired(a.draws, b.draws), "paired t"
+            scale = values[1]  # draws are percentages: two values, one of them 0
             found = mcnemar(a.draws / scale, b.draws / scale)
-            return Difference(
-                scale * found.value, scale * found.standard_error, found.freedom, found.p
+            return replace(
+                found, value=scale * found.value, standard_error=scale * found.standard_error
             ), "McNemar"
-        if common:
-            return paired(a.draws, b.draws), "paired t"
         found = welch(*(Estimate(s.value, s.error, s.freedom) for s in (a, b)))
         if self.grouped and min(len(a.draws), len(b.draws)) < SEEDS:
-            found = Difference(found.value, found.standard_error, found.freedom, math.nan)
+            found = replace(found, p=math.nan)
         return found, "Welch t"
-
-    @staticmethod
-    def _ones_and_zeros(a: Measured, b: Measured) -> bool:
-        """Whether both are of draws with two values, one of them 0, and not all are 0."""
-        values = np.union1d(a.draws, b.draws)
-        return len(values) == 2 and values[0] == 0
 
 
 def told_apart(rows: Sequence[Row], sides: int, eps: float, level: float) -> dict[str, Any]:
@@ -204,39 +180,32 @@ def told_apart(rows: Sequence[Row], sides: int, eps: float, level: float) -> dic
 
     ``eps`` is the relative rounding of the numbers.
     """
-    pairs = list(combinations(range(sides), 2))
+    pairs = np.array(list(combinations(range(sides), 2)))
     every = [[row.difference(*pair) for pair in pairs] for row in rows]
-    values = _column(every, "value")
-    errors = _column(every, "standard_error")
-    p = _column(every, "p")
+    numbers = np.array([[astuple(found) for found, _ in row] for row in every], float)
+    values, errors, freedom, p = np.moveaxis(numbers, 2, 0)
     corrected = holm(p)
-    size = np.array([[max(abs(row.sides[i].value) for i in pair) for pair in pairs] for row in rows])
+    size = np.abs([[side.value for side in row.sides] for row in rows])[:, pairs].max(2)
     bounded = np.array([row.kind in (BOUND, EXACT) for row in rows])[:, None]
     larger = np.where(bounded, np.abs(values) > errors, corrected <= level)  # False for NaN
     return {
         "tests": tuple(" or ".join(dict.fromkeys(test for _, test in row)) for row in every),
-        "first": np.array([pair[0] for pair in pairs]),
-        "second": np.array([pair[1] for pair in pairs]),
+        "first": pairs[:, 0],
+        "second": pairs[:, 1],
         "difference": values,
         "difference_error": errors,
-        "difference_freedom": _column(every, "freedom"),
+        "difference_freedom": freedom,
         "p": p,
         "p_holm": corrected,
         "told": larger & (np.abs(values) > ROUNDINGS * eps * size),
     }
 
 
-def _column(every: Sequence[Sequence[tuple[Difference, str]]], name: str) -> Array:
-    return np.array([[float(getattr(difference, name)) for difference, _ in row] for row in every])
-
-
 def described(rows: Sequence[Row]) -> dict[str, Any]:
     """The fields of a :class:`.Comparison` about the quantities, their numbers and their errors."""
     quantities = [row.quantity for row in rows]
-
-    def numbers(cells: str, name: str) -> Array:
-        return np.array([[float(getattr(cell, name)) for cell in getattr(row, cells)] for row in rows])
-
+    sides = np.array([[(s.value, s.error, s.freedom) for s in row.sides] for row in rows], float)
+    cells = np.array([[(cell.value, cell.error) for cell in row.cells] for row in rows], float)
     return {
         "quantities": tuple(q.name for q in quantities),
         "titles": tuple(q.title for q in quantities),
@@ -245,11 +214,8 @@ def described(rows: Sequence[Row]) -> dict[str, Any]:
         "kinds": tuple(row.kind for row in rows),
         "own_kinds": tuple(q.kind for q in quantities),
         "over": tuple(row.over() for row in rows),
-        "value": numbers("sides", "value"),
-        "error": numbers("sides", "error"),
-        "freedom": numbers("sides", "freedom"),
-        "own_value": numbers("cells", "value"),
-        "own_error": numbers("cells", "error"),
+        **dict(zip(("value", "error", "freedom"), np.moveaxis(sides, 2, 0), strict=True)),
+        **dict(zip(("own_value", "own_error"), np.moveaxis(cells, 2, 0), strict=True)),
     }
 
 
@@ -257,16 +223,11 @@ def remarks(rows: Sequence[Row], sides: Sequence[str], side_of: Sequence[int]) -
     """What must be known of groups: those too small for a statement, and bounds as large as the errors."""
     if not rows or not rows[0].grouped:
         return []
-    counts = {name: side_of.count(place) for place, name in enumerate(sides)}
-    few = [f"{name} has {count}" for name, count in counts.items() if count < SEEDS]
+    few = [f"{name} has {side_of.count(k)}" for k, name in enumerate(sides) if side_of.count(k) < SEEDS]
     said = [f"no statement on groups of fewer than {SEEDS} seeds: {', '.join(few)}"] if few else []
     for row in rows:
-        if row.quantity.kind != BOUND:
-            continue
-        for place, side in enumerate(row.sides):
-            bound = max(
-                (cell.error for cell, of in zip(row.cells, side_of, strict=True) if of == place), default=0.0
-            )
+        for place, side in enumerate(row.sides if row.quantity.kind == BOUND else ()):
+            bound = max(cell.error for cell, of in zip(row.cells, side_of, strict=True) if of == place)
             if bound > side.error:
                 said.append(
                     f"{row.quantity.name}, {sides[place]}: the largest bound, {bound:.2g}, is above the "
@@ -298,18 +259,10 @@ class Entry:
         """Of the checkpoint; −1 where it is not known."""
         return self.run.step if self.run else -1
 
-    @functools.cached_property
     def source(self) -> tuple[str, str]:
         """The name of its file and its SHA-256; "" without one."""
         path = self.run.path if self.run else None
         return (path.name, hdf5.sha256(path)) if path else ("", "")
-
-    def subject(self, problem_of: ProblemOf, seed: int) -> Subject:
-        """What is measured, with its data read."""
-        if isinstance(self.given, Problem):
-            return Subject(self.given, None, None, seed)
-        run = self.given
-        return Subject(problem_of(run, SPLIT), run, lambda: problem_of(run, "test"), seed)
 
 
 def compare(
@@ -319,12 +272,12 @@ def compare(
     only: Sequence[str] = (),
     equal_loss: bool = False,
     loss_tolerance: float = TOLERANCE,
-    draws: int = DRAWS,
-    planes: int = PLANES,
-    rise: float = RISE,
-    rho: float = RHO,
-    rho_average: float = RHO_AVERAGE,
-    top_k: int = TOP_K,
+    draws: int = Settings.draws,
+    planes: int = Settings.planes,
+    rise: float = Settings.rise,
+    rho: float = Settings.rho,
+    rho_average: float = Settings.rho_average,
+    top_k: int = Settings.top_k,
     level: float = LEVEL,
     problem_of: ProblemOf = Checkpoint.problem,
     precondition: Preconditioning | None = None,
@@ -394,112 +347,107 @@ def compare(
     if equal_loss:
         entries, target = _at_equal_loss(entries, loss_tolerance, problem_of)
     sides = sides or _names(entries)
-    table = _Table(chosen, len(entries), settings, progress)
+    columns = []
     for m, entry in enumerate(entries):
         own = int(np.random.SeedSequence((seed, m)).generate_state(1)[0]) if grouped else seed
-        table.measure(entry, own, problem_of)
+        part = portion(progress, m / len(entries), (m + 1) / len(entries))
+        columns.append(_measured(Subject(entry.given, problem_of, own), chosen, settings, part))
     side_of = [entry.side for entry in entries]
-    rows = [Row.of(quantity, cells, side_of, grouped) for quantity, cells in table.rows(bool(only))]
-    eps = max(table.eps)
+    rows = [
+        Row.of(quantity, cells, side_of, grouped) for quantity, cells in _rows(chosen, columns, bool(only))
+    ]
+    labels, (sources, digests) = [e.label for e in entries], zip(*(e.source() for e in entries), strict=True)
     return Comparison(
         **described(rows),
-        **told_apart(rows, len(sides), eps, level),
+        **told_apart(rows, len(sides), max(column.eps for column in columns), level),
+        rise=float(rise),
+        rho=float(rho),
+        rho_average=float(rho_average),
+        batch=size,
+        draws=draws,
+        planes=planes,
+        top_k=top_k,
         sides=tuple(sides),
-        labels=tuple(entry.label for entry in entries),
-        sources=tuple(entry.source[0] for entry in entries),
-        sources_sha256=tuple(entry.source[1] for entry in entries),
+        labels=tuple(labels),
+        sources=sources,
+        sources_sha256=digests,
         side_of=np.array(side_of),
         steps=np.array([entry.step for entry in entries]),
         given_steps=np.array(given_steps),
         level=float(level),
         grouped=grouped,
         equal_loss=target,
-        notes=(*table.notes(entries), *remarks(rows, sides, side_of)),
-        batch=size,
-        draws=draws,
-        planes=planes,
-        rise=float(rise),
-        rho=float(rho),
-        rho_average=float(rho_average),
-        top_k=top_k,
+        notes=(*_notes(chosen, columns, labels), *remarks(rows, sides, side_of)),
         seed=seed,
-        sample_counts=np.array([each["samples"] for each in table.settings_of]),
-        dtype=table.settings_of[0]["dtype"],
+        sample_counts=np.array([column.setting["samples"] for column in columns]),
+        dtype=columns[0].setting["dtype"],
         split=SPLIT,
-        batchnorm=any(each["batchnorm"] for each in table.settings_of),
+        batchnorm=any(column.setting["batchnorm"] for column in columns),
     )
 
 
-@dataclass
-class _Table:
-    """The numbers of all quantities (Q) at the checkpoints that were measured so far."""
+class _Column(NamedTuple):
+    """What was measured of one checkpoint: a cell for each quantity, and why some could not be."""
 
-    quantities: Sequence[Quantity]
-    count: int
-    settings: Settings
-    progress: Progress | None
-    cells: list[list[Measured]] = field(default_factory=list)
-    refused: list[dict[str, InputError]] = field(default_factory=list)
-    settings_of: list[dict[str, Any]] = field(default_factory=list)
-    parameters: list[int] = field(default_factory=list)
-    eps: list[float] = field(default_factory=list)
+    cells: list[Measured]
+    refused: dict[str, InputError]
+    setting: Setting
+    parameters: int
+    eps: float
 
-    def measure(self, entry: Entry, seed: int, problem_of: ProblemOf) -> None:
-        """All quantities of one checkpoint; those that cannot be measured are NaN, with the reason."""
-        subject = entry.subject(problem_of, seed)
-        done, parts = len(self.cells) * len(self.quantities), self.count * len(self.quantities)
-        cells: list[Measured] = []
-        refused: dict[str, InputError] = {}
-        for quantity in self.quantities:
-            try:
-                cells.append(quantity.measure(subject, self.settings, self._share(done + len(cells), parts)))
-            except InputError as error:  # it is told in the table's notes
-                refused[quantity.name] = error
-                cells.append(Measured(math.nan, math.nan))
-        self._share(done + len(cells), parts)(0.0)
-        self.cells.append(cells)
-        self.refused.append(refused)
-        self.settings_of.append({**setting(subject.problem)})
-        self.parameters.append(subject.problem.layout.size)
-        self.eps.append(torch.finfo(subject.problem.dtype).eps)
 
-    def _share(self, done: int, parts: int) -> Progress:
-        return lambda share: self.progress((done + share) / parts) if self.progress else None
+def _measured(
+    subject: Subject, quantities: Sequence[Quantity], settings: Settings, progress: Progress
+) -> _Column:
+    """All quantities of one checkpoint; those that cannot be measured are NaN, with the reason."""
+    cells, refused, problem = [], {}, subject.problem
+    for k, quantity in enumerate(quantities):
+        part = portion(progress, k / len(quantities), (k + 1) / len(quantities))
+        try:
+            cells.append(quantity.measure(subject, settings, part))
+        except InputError as error:  # it is told in the table's notes
+            refused[quantity.name] = error
+            cells.append(Measured(math.nan, math.nan))
+        part(1.0)
+    return _Column(cells, refused, setting(problem), problem.layout.size, torch.finfo(problem.dtype).eps)
 
-    def rows(self, asked: bool) -> list[tuple[Quantity, list[Measured]]]:
-        """The rows that were measured at one checkpoint at least.
 
-        Raises the reason where none was, or, where they were ``asked`` for by name, any of them was not.
-        """
-        found = []
-        for q, quantity in enumerate(self.quantities):
-            reasons = [refused.get(quantity.name) for refused in self.refused]
-            if not all(reasons):
-                found.append((quantity, [cells[q] for cells in self.cells]))
-            elif asked or (q == len(self.quantities) - 1 and not found):
-                raise next(error for error in reasons if error)
-        return found
+def _rows(
+    quantities: Sequence[Quantity], columns: Sequence[_Column], asked: bool
+) -> list[tuple[Quantity, list[Measured]]]:
+    """The rows that were measured at one checkpoint at least.
 
-    def notes(self, entries: Sequence[Entry]) -> list[str]:
-        """What was left out and why, and in what the checkpoints differ that a comparison takes as equal."""
-        said = []
-        for quantity in self.quantities:
-            reasons = [refused.get(quantity.name) for refused in self.refused]
-            where = [entry.label for entry, error in zip(entries, reasons, strict=True) if error]
-            if where:
-                place = "" if all(reasons) else f" at {'; '.join(where)}"
-                words = "; ".join(dict.fromkeys(str(error) for error in reasons if error))
-                said.append(f"{quantity.name} was not measured{place}: {words}")
-        if len(set(self.parameters)) > 1:
-            sizes = ", ".join(f"{size:,}" for size in self.parameters)
-            said.append(
-                f"networks of different size ({sizes} parameters): their distances are not comparable"
-            )
-        samples = [each["samples"] for each in self.settings_of]
-        if len(set(samples)) > 1:
-            counts = ", ".join(f"{count:,}" for count in samples)
-            said.append(f"data of different size ({counts} samples)")
-        return said
+    Raises the reason where none was, or, where they were ``asked`` for by name, any of them was not.
+    """
+    found = []
+    for q, quantity in enumerate(quantities):
+        reasons = [column.refused.get(quantity.name) for column in columns]
+        if not all(reasons):
+            found.append((quantity, [column.cells[q] for column in columns]))
+        elif asked or (q == len(quantities) - 1 and not found):
+            raise next(error for error in reasons if error)
+    return found
+
+
+def _notes(quantities: Sequence[Quantity], columns: Sequence[_Column], labels: Sequence[str]) -> list[str]:
+    """What was left out and why, and in what the checkpoints differ that a comparison takes as equal."""
+    said = []
+    for quantity in quantities:
+        reasons = [column.refused.get(quantity.name) for column in columns]
+        where = [label for label, error in zip(labels, reasons, strict=True) if error]
+        if where:
+            place = "" if all(reasons) else f" at {'; '.join(where)}"
+            words = "; ".join(dict.fromkeys(str(error) for error in reasons if error))
+            said.append(f"{quantity.name} was not measured{place}: {words}")
+    sizes, counts = [c.parameters for c in columns], [c.setting["samples"] for c in columns]
+    if len(set(sizes)) > 1:
+        said.append(
+            f"networks of different size ({', '.join(f'{n:,}' for n in sizes)} parameters): their distances "
+            "are not comparable"
+        )
+    if len(set(counts)) > 1:
+        said.append(f"data of different size ({', '.join(f'{n:,}' for n in counts)} samples)")
+    return said
 
 
 def _entries(
@@ -553,17 +501,6 @@ def _batch(entries: Sequence[Entry], batch: int | None) -> int:
             "needs it"
         )
     return sizes.pop()
-
-
-def _at_equal_loss(
-    entries: Sequence[Entry], tolerance: float, problem_of: ProblemOf
-) -> tuple[list[Entry], float]:
-    """The entries at one training loss, and that loss."""
-    runs = [entry.run for entry in entries if entry.run]
-    if len(runs) < len(entries):
-        raise InputError("equal_loss: a problem has no run with earlier checkpoints, give checkpoints")
-    taken, target = at_equal_loss(runs, tolerance, problem_of)
-    return [replace(e, given=run, label=run.label) for e, run in zip(entries, taken, strict=True)], target
 
 
 def _names(entries: Sequence[Entry]) -> list[str]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
@@ -21,23 +20,12 @@ from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of, start_vector
-from landscape.evaluation import evaluate, needs
+from landscape.evaluation import needs
 from landscape.evaluation.adaptive import Tolerance, first_points
-from landscape.evaluation.grid import (
-    MismatchError,
-    Portions,
-    Workers,
-    changed,
-    coincide,
-    complete,
-    copy_common,
-    difference,
-    meets,
-    provenance,
-    setting,
-)
-from landscape.geometry.profiles import barrier
-from landscape.problem.batchnorm import SAMPLES, has_batchnorm
+from landscape.evaluation.evaluate import confirm, evaluator
+from landscape.evaluation.grid import PlaneGrid, Portions, Workers, complete, provenance, setting
+from landscape.geometry.surfaces import barrier
+from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -51,38 +39,9 @@ if TYPE_CHECKING:
 ERROR_POINTS = 16
 
 
-def axes(grid: int | tuple[int, int], span: float) -> tuple[Array, Array]:
-    """x (nx,) and y (ny,) evenly spaced over [−span, span]; a single point is 0. InputError if impossible.
-
-    ``grid``: (nx, ny), or one number for both.
-    """
-    # typeshed does not know that int is an Integral
-    counts = (grid, grid) if isinstance(grid, numbers.Integral) else grid  # type: ignore[redundant-expr]
-    if not isinstance(counts, Sequence) or [isinstance(n, numbers.Integral) for n in counts] != [True, True]:
-        raise InputError(f"grid: {grid!r} is not allowed, it must be a whole number or two, such as (51, 25)")
-    for count in counts:
-        positive("grid", count, least=1)
-    nx, ny = map(int, counts)
-    positive("span", span)
-    x, y = (np.linspace(-span, span, n) if n > 1 else np.zeros(1) for n in (nx, ny))
-    return x, y
-
-
-def check_plane(problem: Problem, plane: Plane) -> None:
-    """Check that ``plane`` is one through the weights of ``problem``. InputError otherwise."""
-    expect("plane", plane, Plane)
-    size = problem.layout.size
-    if plane.directions.shape != (2, size) or plane.center.shape != (size,):
-        raise InputError(
-            f"plane: it is of a model with {plane.directions.shape[-1]:,} parameters, this one has {size:,}; "
-            "make it with the same problem, such as by landscape.random_plane(problem)"
-        )
-
-
-def grid_points(x: Array, y: Array) -> Tensor:
-    """(ny·nx, 2) points (x[j], y[i]), row by row: reshape(ny, nx) puts them back in a surface's order."""
-    gx, gy = np.meshgrid(x, y)
-    return torch.from_numpy(np.stack((gx.ravel(), gy.ravel()), 1))
+def _asked(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What a caller says of the source, which must be equal in an earlier result, too."""
+    return {name: value for name, value in about.items() if name in ("source_sha256", "split")}
 
 
 @numerics(1)
@@ -158,61 +117,32 @@ def contour(
         >>> surface.loss.shape
         (3, 5)
     """
-    expect("problem", problem, Problem)
-    check_plane(problem, plane)
-    span = plane.span if span is None else span
-    x, y = axes(grid, span)
-    allowed = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)
+    at = PlaneGrid(problem, plane, grid, span, tolerance, dict.fromkeys(("loss", "accuracy"), float))
     problem = problem.with_batchnorm(bn, bn_samples)
-    setting = _setting(problem, plane, bn, precision)
-    made_of = provenance(problem)
-    columns = {"loss": np.full((len(y), len(x)), np.nan), "accuracy": np.full((len(y), len(x)), np.nan)}
-    done = np.zeros((len(y), len(x)), bool)
+    own, made_of = _setting(problem, plane, bn, precision), provenance(problem)
     if previous is not None:
-        wanted = {k: v for k, v in about.items() if k in ("source_sha256", "split")} | setting
-        _check_previous(previous, problem, wanted | _fixed(plane, previous, path), made_of)
-        same = np.array_equal(x, previous.x) and np.array_equal(y, previous.y)
-        if same and meets(previous, allowed):
+        wanted = _asked(about) | own | {"center": plane.center, "directions": plane.directions}
+        wanted |= {} if path in ("auto", previous.path) else {"path": path}
+        if at.take(previous, wanted, made_of, problem, previous.done):
             return previous
         plane = previous.plane(problem.theta)  # the same numbers: the one given may differ by rounding
-        path = previous.path if same else path
-        old = [(columns["loss"], previous.loss), (columns["accuracy"], previous.accuracy)]
-        copy_common((x, y), (previous.x, previous.y), [*old, (done, previous.done)])
-        for column in columns.values():
-            column[~done] = np.nan  # what was interpolated
-    count = done.size if allowed is None else first_points(done.shape)
-    run = evaluate.evaluator(
-        problem, plane.center, plane.directions, count,
-        path=path, precision=precision,
-    )  # fmt: skip
-    fields = setting | _description(problem, plane, previous) | {"path": run.path, "provenance": made_of}
+        path = previous.path if at.same else path
+    count = at.done.size if at.tolerance is None else first_points(at.done.shape)
+    run = evaluator(problem, plane.center, plane.directions, count, path=path, precision=precision)
+    fields = own | _description(problem, plane, previous) | {"path": run.path, "provenance": made_of}
     error = 0.0 if precision == "model" else math.nan
 
     def surface() -> Surface:
-        copies: dict[str, Any] = {name: column.copy() for name, column in columns.items()}
-        return Surface(
-            x=x, y=y, span=span, done=done.copy(), precision_error=error, **copies, **fields, **about
-        )
+        return Surface(precision_error=error, **at.fields(), **fields, **about)
 
-    def values(points: Tensor, progress: Progress) -> dict[str, Tensor]:
-        at_points = run(points, progress)
-        return {"loss": at_points.loss, "accuracy": at_points.accuracy}
-
-    portions = Portions(
-        least=run.block,
-        save=(lambda: save(surface())) if save else None,
-        group=group,
-        cluster=cluster,
-        progress=progress,
-    )
-    columns_of = (("loss",), ("accuracy",))
-    points = grid_points(x, y)
-    fields |= complete(points, done, columns, values, portions, allowed, *columns_of, plane.seed)
+    saved = (lambda: save(surface())) if save else None
+    portions = Portions(least=run.block, save=saved, group=group, cluster=cluster, progress=progress)
+    fields |= at.complete(run, portions, ("loss",), ("accuracy",), plane.seed)
     if precision == "model":
-        exact = np.where(done, columns["loss"], np.nan).ravel()
-        evaluate.confirm(problem, plane.center, plane.directions, points, exact, run.path)
+        exact = np.where(at.done, at.columns["loss"], np.nan).ravel()
+        confirm(problem, plane.center, plane.directions, at.points, exact, run.path)
     else:
-        error = _precision_error(problem, plane, x, y, columns["loss"], done)
+        error = _precision_error(problem, plane, at)
     return surface()
 
 
@@ -223,65 +153,43 @@ def _setting(problem: Problem, plane: Plane, bn: str, precision: str) -> dict[st
         "norm": plane.norm,
         "ignore": plane.ignore,
         "seed": plane.seed,
-        "samples": problem.data.samples,
-        "dtype": str(problem.dtype).removeprefix("torch."),
+        **setting(problem),
         "bn": bn if bn != "center" else problem.batchnorm.name,  # the problem may have a policy already
-        "bn_samples": problem.batchnorm.samples,
         "precision": precision,
     }
 
 
-def _fixed(plane: Plane, previous: Surface, path: str) -> dict[str, Any]:
-    """The plane, and the path if it was asked for: what must be equal, too."""
-    wanted: dict[str, Any] = {"center": plane.center, "directions": plane.directions}
-    return wanted if path in ("auto", previous.path) else wanted | {"path": path}
-
-
 def _description(problem: Problem, plane: Plane, previous: Surface | None) -> dict[str, Any]:
     """The other fields of a surface that its values do not depend on."""
+    thetas = () if plane.thetas is None else plane.thetas
+    losses = [] if previous else [problem.loss(theta.to(problem.theta)) for theta in thetas]
     return {
         "directions": as_array(plane.directions),
         "center": as_array(plane.center),
-        "batchnorm": has_batchnorm(problem.model),
         "axes": plane.axes,
         "markers": plane.markers,
         "labels": plane.labels,
-        "marker_loss": previous.marker_loss if previous else evaluate.losses(problem, plane.thetas),
+        "marker_loss": previous.marker_loss if previous else np.array(losses, dtype=np.float64),
         "explained": plane.explained,
     }
 
 
-def _check_previous(
-    previous: Surface, problem: Problem, wanted: dict[str, Any], made_of: tuple[str, ...]
-) -> None:
-    """Raise MismatchError unless ``previous`` has these fields, and the same model, loss and data."""
-    if reason := difference(previous, wanted) or changed(previous.provenance, made_of, problem.dtype):
-        raise MismatchError(reason)
-
-
-def reused_points(previous: Any, surface: Any) -> int:
-    """How many points of ``surface``, or Hessian grid, were taken from ``previous``."""
-    columns, rows = coincide(surface.x, previous.x)[1], coincide(surface.y, previous.y)[1]
-    return int(previous.done[np.ix_(rows, columns)].sum())
-
-
-def _precision_error(problem: Problem, plane: Plane, x: Array, y: Array, loss: Array, done: Array) -> float:
-    """The largest |difference| of ``loss`` from that in the model's precision, at up to ERROR_POINTS points.
+def _precision_error(problem: Problem, plane: Plane, at: PlaneGrid) -> float:
+    """The largest |difference| of the loss from that in the model's precision, at up to ERROR_POINTS points.
 
     These are the centre, the corners, the lowest and the highest loss, and others drawn at random, of those
     that are ``done``.
     """
-    ny, nx = loss.shape
+    loss, (ny, nx) = at.columns["loss"].ravel(), at.done.shape
     finite = np.nan_to_num(loss, nan=0.0, posinf=0.0, neginf=0.0)
-    center = int(np.abs(y).argmin()) * nx + int(np.abs(x).argmin())
+    center = int(np.abs(at.y).argmin()) * nx + int(np.abs(at.x).argmin())
     corners = [0, nx - 1, (ny - 1) * nx, ny * nx - 1]
     drawn = np.random.default_rng(0).permutation(loss.size)
     chosen = dict.fromkeys([center, *corners, int(finite.argmin()), int(finite.argmax()), *drawn.tolist()])
-    flat = np.array([place for place in chosen if done.flat[place]][:ERROR_POINTS])
-    points = grid_points(x, y)[flat]
-    exact = evaluate.evaluate_plane(problem, plane.center, plane.directions, points).loss.numpy()
+    flat = np.array([place for place in chosen if at.done.flat[place]][:ERROR_POINTS])
+    exact = evaluator(problem, plane.center, plane.directions, len(flat))(at.points[flat])["loss"].numpy()
     with np.errstate(invalid="ignore"):
-        return float(np.abs(exact - loss.reshape(-1)[flat]).max())
+        return float(np.abs(exact - loss[flat]).max())
 
 
 POINTS = 51  # ours; Frankle et al. 2020 take 30 between two ends. Odd, so that the middle is one of them
@@ -357,24 +265,18 @@ def line(
     problem = problem.with_batchnorm(bn, bn_samples)
     allowed = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)
     directions = torch.stack((direction, torch.zeros_like(direction)))
-    run = evaluate.evaluator(
-        problem, start, directions, points if allowed is None else first_points((points,)), path=path
-    )
+    count = points if allowed is None else first_points((points,))
+    run = evaluator(problem, start, directions, count, path=path)
 
-    def values(places: Tensor, report: Progress) -> dict[str, Tensor]:
-        at_points = run(places, report)
-        return {"loss": at_points.loss, "accuracy": at_points.accuracy}
-
-    columns = {"loss": np.full(points, np.nan), "accuracy": np.full(points, np.nan)}
+    columns: dict[str, Any] = {"loss": np.full(points, np.nan), "accuracy": np.full(points, np.nan)}
     done = np.zeros(points, bool)
     places, portions = torch.from_numpy(np.stack((t, np.zeros(points)), 1)), Portions(progress=progress)
-    errors = complete(places, done, columns, values, portions, allowed, ("loss",), ("accuracy",))
+    errors = complete(places, done, columns, run, portions, allowed, ("loss",), ("accuracy",))
     exact = np.where(done, columns["loss"], np.nan)
-    evaluate.confirm(problem, start, directions, places, exact, run.path)
+    confirm(problem, start, directions, places, exact, run.path)
     return Line(
         t=t,
-        loss=columns["loss"],
-        accuracy=columns["accuracy"],
+        **columns,
         done=done,
         start=as_array(start),
         direction=as_array(direction),
@@ -390,12 +292,6 @@ def line(
 
 VALUES = ("lambda_min", "lambda_max", "ratio")
 RESIDUALS = ("residual_min", "residual_max")
-
-
-def _another(previous: HessianGrid, wanted: dict[str, Any], dtype: torch.dtype) -> str:
-    """The first difference of ``previous`` from the fields ``wanted``, in words; "" if there is none."""
-    exact = {k: v for k, v in wanted.items() if k not in ("max_products", "provenance")}
-    return difference(previous, exact) or changed(previous.provenance, wanted["provenance"], dtype)
 
 
 @numerics(1)
@@ -462,47 +358,25 @@ def hessian_grid(
         >>> grid.lambda_max.round(4).tolist()  # the same everywhere: the loss is quadratic
         [[9.0, 9.0]]
     """
-    expect("problem", problem, Problem)
-    check_plane(problem, plane)
-    span = plane.span if span is None else span
-    x, y = axes(grid, span)
-    allowed = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)
+    kinds: dict[str, type] = dict.fromkeys((*VALUES, *RESIDUALS), float)
+    at = PlaneGrid(problem, plane, grid, span, tolerance, kinds | {"hvps": np.int64, "converged": bool})
     wanted = SearchOptions(1, 1, tol, max_products)
     problem = problem.with_batchnorm(bn, bn_samples)
-    fields = _fields(problem, plane, wanted, search)
-    columns = {name: np.full((len(y), len(x)), np.nan) for name in (*VALUES, *RESIDUALS)}
-    columns |= {
-        name: np.zeros((len(y), len(x)), kind) for name, kind in (("hvps", np.int64), ("converged", bool))
-    }
-    done = np.zeros((len(y), len(x)), bool)
+    fields, made_of = _fields(problem, plane, wanted, search), provenance(problem)
     if previous is not None:
-        expected = {k: v for k, v in about.items() if k in ("source_sha256", "split")} | fields
-        if reason := _another(previous, expected, problem.dtype):
-            raise MismatchError(reason)
         # With other limits a point that did not converge is searched again.
         usable = previous.done & (previous.converged | (previous.max_products == max_products))
-        same = np.array_equal(x, previous.x) and np.array_equal(y, previous.y)
-        if same and np.array_equal(usable, previous.done) and meets(previous, allowed):
+        if at.take(previous, _asked(about) | fields, made_of, problem, usable):
             return previous
-        old = [(column, getattr(previous, name)) for name, column in columns.items()]
-        copy_common((x, y), (previous.x, previous.y), [*old, (done, usable)])
-        for name in VALUES:
-            columns[name][~done] = np.nan  # what was interpolated
+    fields |= {"max_products": max_products, "provenance": made_of}
 
     def result() -> HessianGrid:
-        copies: dict[str, Any] = {name: column.copy() for name, column in columns.items()}
-        return HessianGrid(x=x, y=y, span=span, done=done.copy(), **copies, **fields, **about)
+        return HessianGrid(**at.fields(), **fields, **about)
 
     at_once = points_at_once(problem)
-    ends = _ends_at(problem, plane, wanted, HessianOptions(), search, at_once)
-    portions = Portions(
-        block=at_once,
-        save=(lambda: save(result())) if save else None,
-        group=group,
-        cluster=cluster,
-        progress=progress,
-    )
-    fields |= complete(grid_points(x, y), done, columns, ends, portions, allowed, VALUES, seed=plane.seed)
+    saved = (lambda: save(result())) if save else None
+    portions = Portions(block=at_once, save=saved, group=group, cluster=cluster, progress=progress)
+    fields |= at.complete(_ends_at(problem, plane, wanted, search, at_once), portions, VALUES, (), plane.seed)
     return result()
 
 
@@ -517,15 +391,13 @@ def _fields(problem: Problem, plane: Plane, wanted: SearchOptions, search: str) 
         "tol": wanted.tol,
         **setting(problem),
         "search": search,
-        "max_products": wanted.max_products,
         "randomness": problem.randomness,
-        "provenance": provenance(problem),
         "plane_sha256": digest.hexdigest(),
     }
 
 
 def _ends_at(
-    problem: Problem, plane: Plane, wanted: SearchOptions, options: HessianOptions, search: str, at_once: int
+    problem: Problem, plane: Plane, wanted: SearchOptions, search: str, at_once: int
 ) -> Callable[[Tensor, Progress], dict[str, Array]]:
     """(K, 2) points -> the columns of the result there, ``at_once`` points together.
 
@@ -545,7 +417,7 @@ def _ends_at(
 
         for i in range(0, len(points), at_once):
             thetas = plane.center + points[i : i + at_once].to(plane.directions) @ plane.directions
-            pairs += eigenpairs(problem, thetas, start, wanted, options, search=search, done=one)
+            pairs += eigenpairs(problem, thetas, start, wanted, HessianOptions(), search=search, done=one)
         rows = [ends_of(each) for each in pairs]
         names = {"lambda_min": "min", "lambda_max": "max"} | {
             name: name for name in (*RESIDUALS, "hvps", "converged")

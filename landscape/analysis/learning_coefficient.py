@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Unpack
 
 import numpy as np
@@ -20,11 +19,10 @@ from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import top_eigenvalues
-from landscape.curvature.lanczos import TOL as EIGENVALUE_TOL
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.gradients.learners import Stack
-from landscape.gradients.minibatches import draws, stream
+from landscape.gradients.minibatches import check_unpenalised, draws, in_minibatches, stream
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -212,29 +210,36 @@ def learning_coefficient(
     ):  # fmt: skip
         if number is not None:
             positive(name, number)
-    norm = has_batchnorm(problem.model)
     for name, count, least in (
-        ("batch", batch, 1 + norm),
-        ("chains", chains, 2),
-        ("max_steps", max_steps, LEAST),
-    ):
+        ("batch", batch, 1 + has_batchnorm(problem.model)), ("chains", chains, 2),
+        ("max_steps", max_steps, LEAST), ("seed", seed, 0),
+    ):  # fmt: skip
         positive(name, count, least=least)
-    stream(seed, 0)  # refuses a seed below 0
-    problem = _checked(problem, batch, nbeta)
-    nbeta = problem.samples / math.log(problem.samples) if nbeta is None else float(nbeta)
+    check_unpenalised(problem, "the coefficient is of the data's likelihood")
+    problem = in_minibatches(problem, batch)
+    nbeta = _default_nbeta(problem.samples) if nbeta is None else float(nbeta)
     top, first = math.nan, step_size
     if first is None:
-        top = float(top_eigenvalues(problem, 1, EIGENVALUE_TOL, seed=seed).values[0])
+        top = float(top_eigenvalues(problem, seed=seed).values[0])
         first = FIRST_STEP / (nbeta * max(top, 0.0) + localization)
-    limits = _Limits(tol, max_rhat, max_steps, LEAST_ESS * chains, progress or no_progress)
-    sampler = partial(Langevin, problem, batch, chains, nbeta=nbeta, localization=localization, seed=seed)
-    run = _started(sampler, first, step_size is None, limits)
-    found = run.summary(statistics)
-    while not found.suffices(limits) and not found.hopeless and 2 * run.steps <= max_steps:
-        run.extend(run.steps, limits)
-        found = run.summary(statistics)
-    limits.progress(1.0)
-    _refuse(found, run, limits)
+
+    def run_of(size: float) -> _Run:
+        """Chains of step size ``size`` after LEAST steps."""
+        sampler = Langevin(
+            problem, batch, chains, step_size=size, nbeta=nbeta, localization=localization, seed=seed
+        )
+        run = _Run(sampler, max_steps, progress or no_progress)
+        run.extend(LEAST)
+        return run
+
+    run = run_of(first) if step_size else _tuned(run_of, first)
+    found = run.summary(statistics, tol, max_rhat)
+    while not found.suffices and not found.hopeless and 2 * run.chains.steps <= max_steps:
+        run.extend(run.chains.steps)
+        found = run.summary(statistics, tol, max_rhat)
+    if progress:
+        progress(1.0)
+    _refuse(found, run, max_rhat)
     return LearningCoefficient(
         rise=found.draws[0],
         heating=found.draws[1],
@@ -245,9 +250,9 @@ def learning_coefficient(
         ess=found.ess,
         nbeta=nbeta,
         localization=float(localization),
-        step_size=run.step_size,
+        step_size=run.chains.step_size,
         batch=batch,
-        steps=run.steps,
+        steps=run.chains.steps,
         burn_in=found.draws.shape[2] // 2,
         loss=problem.loss(),
         weights_norm2=float(problem.theta.double().square().sum()),
@@ -255,62 +260,36 @@ def learning_coefficient(
         parameters=problem.layout.size,
         max_rhat=max_rhat,
         tol=tol,
-        converged=found.suffices(limits),
+        converged=found.suffices,
         seed=seed,
         **setting(problem),
         **about,
     )
 
 
-def _checked(problem: Problem, batch: int, nbeta: float | None) -> Problem:
-    """The problem with BatchNorm's statistics of minibatches, if the coefficient is defined for it."""
-    if problem.regularised:
-        raise InputError(
-            "penalty: the coefficient is of the data's likelihood, leave out penalty and weight_decay"
-        )
-    if has_batchnorm(problem.model):
-        size = min(batch, problem.samples)
-        if problem.indexed:  # without a smaller last batch; data given as batches keeps its own
-            problem = problem.subset(slice(problem.samples // size * size))
-        problem = problem.with_batchnorm("train", size)
-    if nbeta is None and problem.samples < 2:
-        raise InputError(f"nbeta: missing, and of {problem.samples} sample n/log n is not defined; give it")
-    return problem
-
-
-@dataclass(frozen=True)
-class _Limits:
-    """When chains suffice."""
-
-    tol: float
-    max_rhat: float
-    max_steps: int
-    least_ess: int
-    progress: Progress
+def _default_nbeta(samples: int) -> float:
+    if samples < 2:
+        raise InputError(f"nbeta: missing, and of {samples} sample n/log n is not defined; give it")
+    return samples / math.log(samples)
 
 
 class _Run:
     """Chains of one step size, with the numbers (3, chains, steps) of all of their steps."""
 
-    def __init__(self, sampler: Langevin) -> None:
-        self._sampler, self.step_size, self.localization = sampler, sampler.step_size, sampler.localization
+    def __init__(self, chains: Langevin, max_steps: int, progress: Progress) -> None:
+        self.chains, self._max_steps, self._progress = chains, max_steps, progress
         self._parts: list[Array] = []
-
-    @property
-    def steps(self) -> int:
-        """Steps of each chain so far."""
-        return self._sampler.steps
 
     @property
     def finite(self) -> bool:
         """Whether all chains are where losses are finite."""
         return bool(np.isfinite(self._parts[-1]).all())
 
-    def extend(self, steps: int, limits: _Limits) -> None:
+    def extend(self, steps: int) -> None:
         """Take ``steps`` more, or fewer where losses are not finite."""
         for _ in range(0, steps, LEAST // 10):
-            self._parts.append(self._sampler.run(LEAST // 10))
-            limits.progress(min(1.0, self.steps / limits.max_steps))
+            self._parts.append(self.chains.run(LEAST // 10))
+            self._progress(min(1.0, self.chains.steps / self._max_steps))
             if not self.finite:
                 return
 
@@ -319,70 +298,59 @@ class _Run:
         numbers = np.concatenate(self._parts, 2)
         return numbers.reshape(*numbers.shape[:2], DRAWS, -1).mean(3)  # type: ignore[no-any-return]
 
-    def summary(self, statistics: Any) -> _Summary:
-        """What the draws of the second half say."""
+    def summary(self, statistics: Any, tol: float, max_rhat: float) -> _Summary:
+        """What the draws of the second half say, and whether they suffice for ``tol`` and ``max_rhat``."""
         if not self.finite:
-            return _Summary(np.full((3, 1, 2), math.nan), math.nan, math.nan, math.nan, math.nan, math.nan)
+            return _Summary(np.full((3, 1, 2), math.nan))
         draws = self.draws()
         kept = draws[:, :, DRAWS // 2 :]
         values, distances = kept[0] - kept[1], kept[2]
+        rise, heating = float(kept[0].mean()), float(kept[1].mean())
         halves = distances.reshape(len(distances), 2, -1).mean((0, 2))
-        return _Summary(
-            draws,
-            error=max(
-                float(statistics.mcse(values, method="mean")),
-                standard_error(values.reshape(PARTS * len(values), -1).mean(1)),
-            ),
-            r_hat=float(statistics.rhat(values)),
-            ess=float(statistics.ess(values, method="mean")),
-            r_hat_distance=float(statistics.rhat(distances)),
-            drift=float(halves[1] / halves[0] - 1),
+        error = max(
+            float(statistics.mcse(values, method="mean")),
+            standard_error(values.reshape(PARTS * len(values), -1).mean(1)),
         )
+        r_hat, r_hat_distance = float(statistics.rhat(values)), float(statistics.rhat(distances))
+        ess, drift = float(statistics.ess(values, method="mean")), float(halves[1] / halves[0] - 1)
+        settled = r_hat_distance <= max_rhat or drift <= SETTLED
+        precise = error <= tol * abs(rise - heating) and ess >= LEAST_ESS * len(values)
+        suffices = precise and r_hat <= max_rhat and settled
+        return _Summary(draws, rise, heating, error, r_hat, ess, r_hat_distance, drift, settled, suffices)
 
 
 @dataclass(frozen=True)
 class _Summary:
-    """Estimates and diagnostics; ``drift`` is the relative change of ‖w − w*‖² from half to half."""
+    """Estimates and diagnostics of chains.
+
+    Attributes:
+        rise, heating: the mean rise with heating, and the mean heating.
+        drift: the relative change of ‖w − w*‖² from half to half.
+        settled: whether the distance to w* no longer grows: chains begin there, a fall is chance.
+        suffices: whether chains have mixed, and are long enough for the error asked for.
+    """
 
     draws: Array
-    error: float
-    r_hat: float
-    ess: float
-    r_hat_distance: float
-    drift: float
-
-    @property
-    def rise(self) -> float:
-        """The mean rise with heating."""
-        return float(self.draws[0, :, self.draws.shape[2] // 2 :].mean())
-
-    @property
-    def heating(self) -> float:
-        """The mean heating."""
-        return float(self.draws[1, :, self.draws.shape[2] // 2 :].mean())
+    rise: float = math.nan
+    heating: float = math.nan
+    error: float = math.nan
+    r_hat: float = math.nan
+    ess: float = math.nan
+    r_hat_distance: float = math.nan
+    drift: float = math.nan
+    settled: bool = False
+    suffices: bool = False
 
     @property
     def hopeless(self) -> bool:
         """Whether more steps are of no use: losses are not finite, or heating is all of the rise."""
         return not abs(self.heating) < abs(self.rise)
 
-    def settled(self, limits: _Limits) -> bool:
-        """Whether the distance to w* no longer grows: chains begin there, a fall is chance."""
-        return self.r_hat_distance <= limits.max_rhat or self.drift <= SETTLED
 
-    def suffices(self, limits: _Limits) -> bool:
-        """Whether chains have mixed, and are long enough for the error asked for."""
-        precise = self.error <= limits.tol * abs(self.rise - self.heating) and self.ess >= limits.least_ess
-        return precise and self.r_hat <= limits.max_rhat and self.settled(limits)
-
-
-def _started(sampler: Callable[..., Langevin], first: float, tuned: bool, limits: _Limits) -> _Run:
-    """Chains of step size ``first`` after LEAST steps; if ``tuned``, of one whose heating is small enough."""
-    size = first
-    for _ in range(TRIALS if tuned else 1):
-        run = _Run(sampler(step_size=size))
-        run.extend(LEAST, limits)
-        factor = SHRINK
+def _tuned(run_of: Callable[[float], _Run], size: float) -> _Run:
+    """Chains of step size ``size``, or of a smaller one whose heating is small enough."""
+    for _ in range(TRIALS):
+        run, factor = run_of(size), SHRINK
         if run.finite:
             rise, heating = run.draws()[:2, :, DRAWS // 2 :].mean((1, 2))
             if heating <= HEATING * rise or rise <= 0:
@@ -392,14 +360,14 @@ def _started(sampler: Callable[..., Langevin], first: float, tuned: bool, limits
     return run
 
 
-def _refuse(found: _Summary, run: _Run, limits: _Limits) -> None:
+def _refuse(found: _Summary, run: _Run, max_rhat: float) -> None:
     """Raise FailedError where the chains give no estimate; the line says what to change."""
-    now = f"(now {run.step_size:.3g})"
-    localization = f"localization (now {run.localization:g})"
+    now, steps = f"(now {run.chains.step_size:.3g})", f"{run.chains.steps:,} steps"
+    localization = f"localization (now {run.chains.localization:g})"
     value = found.rise - found.heating
     if not run.finite:
         reason = (
-            f"chains leave the weights: their loss is not finite after {run.steps:,} steps; choose a smaller "
+            f"chains leave the weights: their loss is not finite after {steps}; choose a smaller "
             f"step_size {now} or a larger {localization}"
         )
     elif value > 0 and abs(found.heating) > MAX_HEATING * found.rise:
@@ -413,15 +381,15 @@ def _refuse(found: _Summary, run: _Run, limits: _Limits) -> None:
             f"its estimate is negative, {value:.3g} ± {found.error:.1g}: chains find lower losses than the "
             f"weights have, which are no minimum; train further, or choose a larger {localization}"
         )
-    elif not found.r_hat <= limits.max_rhat:
+    elif not found.r_hat <= max_rhat:
         reason = (
-            f"the chains do not mix: R-hat is {found.r_hat:.3f} after {run.steps:,} steps, it must be at "
-            f"most {limits.max_rhat:g}; raise max_steps or {localization}"
+            f"the chains do not mix: R-hat is {found.r_hat:.3f} after {steps}, it must be at "
+            f"most {max_rhat:g}; raise max_steps or {localization}"
         )
-    elif not found.settled(limits):
+    elif not found.settled:
         reason = (
             f"the chains still move away: ‖w − w*‖² grows by {found.drift:.0%} over their last half of "
-            f"{run.steps:,} steps, at most {SETTLED:.0%} are allowed; raise max_steps or {localization}"
+            f"{steps}, at most {SETTLED:.0%} are allowed; raise max_steps or {localization}"
         )
     else:
         return

@@ -21,18 +21,13 @@ from landscape.core.registry import numerics
 from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, Products
-from landscape.curvature.lanczos import TOL as EIGEN_TOL
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.gradients.learners import Stack
 from landscape.gradients.minibatches import (
     FEW,
     JUDGED,
-    LEAST,
-    MOST,
-    TOL,
     AroundWhole,
-    Estimator,
     Jackknife,
     Learners,
     Minibatches,
@@ -42,7 +37,7 @@ from landscape.gradients.minibatches import (
     in_minibatches,
     learners_of,
     stream,
-)  # fmt: skip
+)
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -176,9 +171,9 @@ def noise_scale(
     weights: Tensor | None = None,
     local_batch: int | None = None,
     gradient: str = "whole",
-    tol: float = TOL,
-    draws: int = LEAST,
-    max_draws: int = MOST,
+    tol: float = Precision.tol,
+    draws: int = Precision.least,
+    max_draws: int = Precision.most,
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
@@ -233,7 +228,7 @@ def noise_scale(
     if thetas is not None and len(thetas) < 2:
         raise InputError("weights: those of 1 learner are not allowed, at least 2 are needed")
     at_mean, middle = Minibatches(problem, batch, stream(seed, 0)), 1.0 if thetas is None else 0.5
-    estimator: Estimator = Jackknife(problem.theta, batch)
+    estimator: AroundWhole | Jackknife = Jackknife(problem.theta, batch)
     if gradient == "whole":
         estimator = AroundWhole(_finite(at_mean.whole.gradient()), batch)
     mean = _scale(at_mean, problem.theta[None], estimator, precision, portion(progress, 0, middle))
@@ -260,17 +255,17 @@ def noise_scale(
 
 
 def _scale(
-    minibatches: Minibatches, thetas: Tensor, estimator: Estimator, precision: Precision, progress: Progress
+    drawn: Minibatches, thetas: Tensor, by: AroundWhole | Jackknife, precision: Precision, progress: Progress
 ) -> Scale:
     """The noise scale from gradients at ``thetas`` (n, P), until it is as exact as asked for."""
-    for drawn in minibatches:
-        rows = [p.gradient(t) for p, t in zip(drawn, thetas, strict=True)]
-        estimator.add(_finite(torch.stack(rows)))
-        if estimator.draws < precision.least:
-            precision.enough(estimator.draws, 0.0, math.inf, progress)
+    for parts in drawn:
+        rows = [part.gradient(theta) for part, theta in zip(parts, thetas, strict=True)]
+        by.add(_finite(torch.stack(rows)))
+        if by.draws < precision.least:
+            precision.enough(by.draws, 0.0, math.inf, progress)
             continue
-        scale = estimator.scale()
-        if precision.enough(estimator.draws, scale.value, scale.standard_error, progress):
+        scale = by.scale()
+        if precision.enough(by.draws, scale.value, scale.standard_error, progress):
             break
     return scale
 
@@ -293,7 +288,7 @@ def noise_alignment(
     batch: int,
     top_k: int = TOP_K,
     *,
-    tol: float = TOL,
+    tol: float = Precision.tol,
     max_draws: int = FEW,
     search: str = "auto",
     seed: int = 0,
@@ -345,9 +340,7 @@ def noise_alignment(
     check_unpenalised(problem, "the noise is of the data's minibatches")
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     problem, parts = minibatches.whole, iter(minibatches)
-    pairs = top_eigenvalues(
-        problem, top_k, EIGEN_TOL, search=search, seed=seed, progress=portion(progress, 0, 0.5)
-    )
+    pairs = top_eigenvalues(problem, top_k, search=search, seed=seed, progress=portion(progress, 0, 0.5))
     products, _ = exact_products(problem)
     gradient = problem.gradient().double()
     terms = _terms_in_curvature(problem, products, gradient, pairs.vectors.double())

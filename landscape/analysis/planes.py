@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -130,7 +129,8 @@ def between(
     expect("problem", problem, Problem)
     if len(thetas) not in (2, 3):
         raise InputError(f"between: {len(thetas)} weight vectors are not allowed, it takes two or three")
-    rows = _rows(problem, thetas, labels or [f"w{k}" for k in range(len(thetas))])
+    names = labels or [f"w{k}" for k in range(len(thetas))]
+    rows = _rows(problem, thetas, names)
     first = rows[1] - rows[0]
     limit = _rounding(problem, rows)
     if first.norm() <= limit:
@@ -145,18 +145,10 @@ def between(
     directions = torch.stack((first, second))
     corners = _coordinates(rows[0], directions, rows)
     middle = torch.from_numpy((corners.min(0) + corners.max(0)) / 2).to(rows)
-    names = tuple(labels) or tuple(f"w{k}" for k in range(len(rows)))
-    length = float(first.norm())
-    across = "random direction" if drawn else "towards the third"
-    return _plane(
-        problem,
-        rows[0] + middle @ directions,
-        directions,
-        "between",
-        (f"first to second, 1 = {length:.3g}", f"{across}, 1 = {length:.3g}"),
-        _Markers(rows, names),
-        seed=seed if drawn else 0,
-    )
+    across, length = "random direction" if drawn else "towards the third", f"1 = {float(first.norm()):.3g}"
+    axes = f"first to second, {length}", f"{across}, {length}"
+    center = rows[0] + middle @ directions
+    return _plane(problem, center, directions, "between", axes, rows, names, seed=seed if drawn else 0)
 
 
 def pca_plane(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Sequence[str] = ()) -> Plane:
@@ -191,7 +183,7 @@ def pca_plane(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Seque
     rows = _rows(problem, thetas, labels)
     directions, explained = _components(problem, rows, rows.mean(0), "checkpoints")
     axes = tuple(f"component {k + 1}, {100 * share:.1f}% of variance" for k, share in enumerate(explained))
-    return _plane(problem, rows[-1], directions, "pca", axes, _Markers(rows, labels, explained))
+    return _plane(problem, rows[-1], directions, "pca", axes, rows, labels, seed=0, explained=explained)
 
 
 @numerics(1)
@@ -228,9 +220,8 @@ def learners_plane(problem: Problem, weights: Tensor) -> Plane:
     mean = average(rows)
     directions, explained = _components(problem, rows, mean, "learners")
     axes = tuple(f"direction {k + 1}, {100 * share:.1f}% of spread" for k, share in enumerate(explained))
-    every = torch.cat((rows, mean[None]))
-    markers = _Markers(every, [*labels, "w_a"], explained)
-    return _plane(problem, mean, directions, "learners", axes, markers)
+    every, names = torch.cat((rows, mean[None])), [*labels, "w_a"]
+    return _plane(problem, mean, directions, "learners", axes, every, names, seed=0, explained=explained)
 
 
 @bounded(needs.eigen_plane)
@@ -279,17 +270,8 @@ def eigen_plane(
             f"eigen: {ends.hvps} products did not bring the eigenvectors to a residual of {tol:g}; "
             "allow a larger tolerance or more products"
         )
-    axes = (f"eigenvector of λ_max = {ends.max:.3g}", f"eigenvector of λ_min = {ends.min:.3g}")
+    axes = f"eigenvector of λ_max = {ends.max:.3g}", f"eigenvector of λ_min = {ends.min:.3g}"
     return Plane(problem.theta, ends.vectors.flip(0), "eigen", "none", seed, axes=axes)
-
-
-@dataclass(frozen=True)
-class _Markers:
-    """The weight vectors (M, P), float64, that a plane shows, their names, and its shares of variance."""
-
-    rows: Tensor
-    labels: Sequence[str]
-    explained: Array = field(default_factory=lambda: np.zeros(0))
 
 
 def _plane(
@@ -298,21 +280,21 @@ def _plane(
     directions: Tensor,
     kind: str,
     axes: tuple[str, ...],
-    shown: _Markers,
-    seed: int = 0,
+    rows: Tensor,
+    labels: Sequence[str],
+    **more: Any,
 ) -> Plane:
-    """A plane with markers, in the problem's precision."""
+    """A plane that shows the weight vectors ``rows`` (M, P) as markers, in the problem's precision."""
     return Plane(
         center.to(problem.theta),
         directions.to(problem.theta),
         kind,
         "none",
-        seed,
         axes=axes,
-        markers=_coordinates(center, directions, shown.rows),
-        labels=tuple(shown.labels) or tuple(str(k) for k in range(len(shown.rows))),
-        explained=shown.explained,
-        thetas=shown.rows.to(problem.theta),
+        markers=_coordinates(center, directions, rows),
+        labels=tuple(labels) or tuple(str(k) for k in range(len(rows))),
+        thetas=rows.to(problem.theta),
+        **more,
     )
 
 

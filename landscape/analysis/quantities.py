@@ -6,18 +6,19 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
-from landscape.analysis.disagreement import TOP_K, disagreement
 from landscape.analysis.noise import noise_alignment, noise_scale
 from landscape.analysis.planes import random_plane
 from landscape.analysis.sharpness import batch_sharpness, sharpness
+from landscape.analysis.spread import TOP_K, disagreement
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import positive
+from landscape.core.options import SPLIT, positive
 from landscape.core.progress import Progress
 from landscape.core.statistics import Estimate
 from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
@@ -83,7 +84,7 @@ def basin_widths(
         drawn = random_plane(problem, seed=own).directions.double()
         unit = torch.linalg.qr(drawn.T)[0].T.to(problem.theta)
         loss = evaluator(problem, problem.theta, unit, ANGLES)
-        base = float(loss(torch.zeros(1, 2, dtype=torch.float64)).loss[0])
+        base = float(loss(torch.zeros(1, 2, dtype=torch.float64))["loss"][0])
         if not math.isfinite(base):
             raise FailedError(f"weights: the loss there is {base:g}, so that nothing rises above it")
         if rise < LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
@@ -92,7 +93,7 @@ def basin_widths(
             )
 
         def risen(distance: Array, loss: Evaluator = loss, base: float = base) -> Array:
-            values = loss(circle * torch.from_numpy(distance)[:, None]).loss.numpy() - base
+            values = loss(circle * torch.from_numpy(distance)[:, None])["loss"].numpy() - base
             return np.where(np.isfinite(values), values, np.inf)
 
         distances = _distances(risen, rise, distances)
@@ -128,16 +129,6 @@ def _distances(risen: Callable[[Array], Array], rise: float, start: Array) -> Ar
     raise FailedError(f"rise: the loss does not rise by {rise:g} in all directions; give a smaller rise")
 
 
-# Draws of every quantity that is a mean over draws: the same number for all, so that they can be compared in
-# pairs (ours: batch sharpness of the MNIST network then has an error of about 5%).
-DRAWS = 64
-# Planes over which the width is a mean: each takes some 500 losses, and random planes differ little (ours).
-PLANES = 8
-# The rise of the loss in nats at which the width is measured: far above the training loss of a network that
-# fits its data, and far below that of a network that guesses, ln 10 of ten classes (ours).
-RISE = 0.1
-# ρ of worst-case adaptive sharpness: Kwon et al. 2021 for CIFAR-10; of the average, 5% of each weight (ours).
-RHO, RHO_AVERAGE = 0.5, 0.05
 # Tolerance of the ends of the spectrum: the bounds on them are then a few percent, with a tenth more products
 # than at 1% (ours). Cheaper products would leave the bounds without a proof.
 ENDS_TOL = 1e-3
@@ -147,6 +138,7 @@ ROUNDINGS = 100
 NEVER = float(np.finfo(np.float64).tiny)
 
 Preconditioning = Callable[[Checkpoint, Problem], Preconditioner]
+ProblemOf = Callable[[Checkpoint, str], Problem]
 
 
 @dataclass(frozen=True)
@@ -160,11 +152,18 @@ class Settings:
     """
 
     batch: int = 0
-    draws: int = DRAWS
-    planes: int = PLANES
-    rise: float = RISE
-    rho: float = RHO
-    rho_average: float = RHO_AVERAGE
+    # Draws of every quantity that is a mean over draws: the same number for all, so that they can be compared
+    # in pairs (ours: batch sharpness of the MNIST network then has an error of about 5%).
+    draws: int = 64
+    # Planes over which the width is a mean: each takes some 500 losses, random ones differ little (ours).
+    planes: int = 8
+    # The rise of the loss in nats at which the width is measured: far above the training loss of a network
+    # that fits its data, and far below that of a network that guesses, ln 10 of ten classes (ours).
+    rise: float = 0.1
+    # ρ of worst-case adaptive sharpness: Kwon et al. 2021 for CIFAR-10; of the average, 5% of each weight
+    # (ours).
+    rho: float = 0.5
+    rho_average: float = 0.05
     top_k: int = TOP_K
     precondition: Preconditioning | None = None
 
@@ -212,10 +211,10 @@ class Subject:
         seed: draws everything.
     """
 
-    def __init__(
-        self, problem: Problem, run: Checkpoint | None, test: Callable[[], Problem] | None, seed: int
-    ) -> None:
-        self.problem, self.run, self.test, self.seed = problem, run, test, seed
+    def __init__(self, given: Checkpoint | Problem, problem_of: ProblemOf, seed: int) -> None:
+        run = self.run = given if isinstance(given, Checkpoint) else None
+        self.problem = given if isinstance(given, Problem) else problem_of(given, SPLIT)
+        self.test, self.seed = functools.partial(problem_of, run, "test") if run else None, seed
 
     @functools.cached_property
     def ends(self) -> Ends:
@@ -314,50 +313,45 @@ def _largest(subject: Subject, value: float, bound: float) -> Measured:
     return Measured(value, max(bound - value, 0.0) + subject.rounding(value))
 
 
-def _trace(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    return Measured.mean(trace(subject.problem, seed=subject.seed, progress=progress).draws)
+def _mean_of(
+    analysis: Callable[..., Any], draws: str, options: Callable[[Settings, Problem], dict[str, Any]]
+) -> Measure:
+    """The mean of the ``draws`` that a result of an ``analysis`` has, with the options that it takes."""
+
+    def measure(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+        given = options(settings, subject.problem)
+        result = analysis(subject.problem, **given, seed=subject.seed, progress=progress)
+        return Measured.mean(getattr(result, draws))
+
+    return measure
 
 
-def _batch_sharpness(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    n = settings.draws
-    result = batch_sharpness(
-        subject.problem, settings.batch, with_lambda_max=False, draws=n, max_draws=n, seed=subject.seed,
-        progress=progress,
-    )  # fmt: skip
-    return Measured.mean(result.curvature)
+def _counted(s: Settings) -> dict[str, int]:
+    """As many minibatches as are asked for, whatever their scatter."""
+    return {"batch": s.batch, "draws": s.draws, "max_draws": s.draws}
 
 
-def _noise_scale(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    n = settings.draws
-    result = noise_scale(
-        subject.problem, settings.batch, draws=n, max_draws=n, seed=subject.seed, progress=progress
-    )
-    return Measured.mean(result.estimates)
-
-
-def _noise_alignment(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    result = noise_alignment(
-        subject.problem, settings.batch, 1, tol=NEVER, max_draws=settings.draws, seed=subject.seed,
-        progress=progress,
-    )  # fmt: skip
-    return Measured.mean(result.estimates)
-
-
-def _worst(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    """Over minibatches, whose scatter is its error; of all samples there would be none."""
-    result = sharpness(
-        subject.problem, settings.rho, "worst", m=min(settings.batch, subject.problem.samples), tol=NEVER,
-        max_draws=settings.draws, seed=subject.seed, progress=progress,
-    )  # fmt: skip
-    return Measured.mean(result.values)
-
-
-def _average(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    result = sharpness(
-        subject.problem, settings.rho_average, "average", tol=NEVER, max_draws=settings.draws,
-        seed=subject.seed, progress=progress,
-    )  # fmt: skip
-    return Measured.mean(result.values)
+_trace = _mean_of(trace, "draws", lambda s, problem: {})
+_batch_sharpness = _mean_of(
+    batch_sharpness, "curvature", lambda s, problem: {**_counted(s), "with_lambda_max": False}
+)
+_noise_scale = _mean_of(noise_scale, "estimates", lambda s, problem: _counted(s))
+_noise_alignment = _mean_of(
+    noise_alignment,
+    "estimates",
+    lambda s, problem: {"batch": s.batch, "top_k": 1, "tol": NEVER, "max_draws": s.draws},
+)
+# Over minibatches, whose scatter is its error; of all samples there would be none.
+_worst = _mean_of(
+    sharpness,
+    "values",
+    lambda s, problem: {"rho": s.rho, "m": min(s.batch, problem.samples), "tol": NEVER, "max_draws": s.draws},
+)
+_average = _mean_of(
+    sharpness,
+    "values",
+    lambda s, problem: {"rho": s.rho_average, "kind": "average", "tol": NEVER, "max_draws": s.draws},
+)
 
 
 def _width(subject: Subject, settings: Settings, progress: Progress) -> Measured:

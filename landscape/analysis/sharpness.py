@@ -20,20 +20,9 @@ from landscape.core.registry import numerics
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.hessian import gradient_curvature
-from landscape.curvature.lanczos import TOL as EIGENVALUE_TOL
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
-from landscape.gradients.minibatches import (
-    FEW,
-    JUDGED,
-    LEAST,
-    MOST,
-    TOL,
-    Minibatches,
-    Precision,
-    learners_of,
-    stream,
-)  # fmt: skip
+from landscape.gradients.minibatches import FEW, JUDGED, Minibatches, Precision, learners_of, stream
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.curvature import BatchSharpness
@@ -140,7 +129,7 @@ def sharpness(
     m: int | None = None,
     steps: int = STEPS,
     starts: int = STARTS,
-    tol: float = TOL,
+    tol: float = Precision.tol,
     max_draws: int = FEW,
     seed: int = 0,
     max_memory: int | None = None,
@@ -276,9 +265,9 @@ def batch_sharpness(
     lr: float = math.nan,
     limit: float | None = None,
     with_lambda_max: bool = True,
-    tol: float = TOL,
-    draws: int = LEAST,
-    max_draws: int = MOST,
+    tol: float = Precision.tol,
+    draws: int = Precision.least,
+    max_draws: int = Precision.most,
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
@@ -339,9 +328,7 @@ def batch_sharpness(
         measured.append(both[0])
     top, residual = math.nan, math.nan
     if with_lambda_max:
-        pairs = top_eigenvalues(
-            at_mean.whole, 1, EIGENVALUE_TOL, seed=seed, progress=portion(progress, 1 - part, 1)
-        )
+        pairs = top_eigenvalues(at_mean.whole, seed=seed, progress=portion(progress, 1 - part, 1))
         top, residual = float(pairs.values[0]), float(pairs.residuals[0])
     return BatchSharpness(
         curvature=curvature[:, 0],

@@ -11,7 +11,7 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.memory import bounded
 from landscape.core.options import choose, expect, positive
-from landscape.core.progress import Progress
+from landscape.core.progress import Progress, portion
 from landscape.core.registry import numerics
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.eigenvalues import (
@@ -117,23 +117,31 @@ def spectrum(
     h = given.around(h, problem, part) if given else h
     start = start_vector(problem, seed, size)
     high = max(top_k, int(ends))
-    stages = _Stages([high > 0, with_trace, with_density], progress)
-    wanted = SearchOptions(int(ends), high, tol, max_products, stages.of(0) if high else None)
-    pairs = None
-    if wanted.high and given:
+    asked = [high > 0, with_trace, with_density]
+
+    def stage(k: int) -> Progress:
+        """The progress of a part, each an equal share of what was asked for."""
+        return portion(progress, sum(asked[:k]) / sum(asked), (sum(asked[:k]) + 1) / sum(asked))
+
+    wanted = SearchOptions(int(ends), high, tol, max_products, stage(0))
+    pairs, tr, dense = None, Trace(np.nan, np.nan, 0), None
+    if high and given:
         choose("search", search, SEARCHES)
         pairs = preconditioned_pairs(problem, problem.theta, start, wanted, options, given)
-    elif wanted.high:
-        pairs = _pairs(problem, start, wanted, options, engine, search, seed)
-    if pairs:
-        stages.of(0)(1.0)
-    tr, dense = Trace(np.nan, np.nan, 0), None
+    elif high and external:
+        pairs = top_eigenvalues(
+            problem, high, tol, engine=engine, max_products=max_products, seed=seed, kind=kind, part=part
+        )
+    elif high:
+        pairs = eigenpairs(problem, problem.theta[None], start, wanted, options, search=search)[0]
+    if high:
+        stage(0)(1.0)
     if with_trace and external:
         tr = trace(problem, products, kind=kind, part=part, engine=engine, seed=seed)
     elif with_trace:
-        tr = hutchpp(h, start, products=products, seed=seed, progress=stages.of(1))
+        tr = hutchpp(h, start, products=products, seed=seed, progress=stage(1))
     if with_density:
-        dense = quadrature(h, start, probes=probes, steps=steps, seed=seed, progress=stages.of(2))
+        dense = quadrature(h, start, probes=probes, steps=steps, seed=seed, progress=stage(2))
     return Spectrum(
         **_values(pairs, tr, dense),
         lowest=wanted.low,
@@ -153,52 +161,22 @@ def spectrum(
 
 def _values(pairs: Eigenpairs | None, tr: Trace, dense: Density | None) -> dict[str, Any]:
     """The fields of a spectrum that were computed; of the other parts, those of "not asked for"."""
-    bound_low, bound_high = pairs.bounds if pairs else (-np.inf, np.inf)
-    return {
-        "values": pairs.values.numpy() if pairs else np.zeros(0),
-        "residuals": pairs.residuals.numpy() if pairs else np.zeros(0),
+    none, empty = np.zeros(0), np.zeros((0, 0))
+    found: dict[str, Any] = {
+        "values": pairs.values.numpy() if pairs else none,
+        "residuals": pairs.residuals.numpy() if pairs else none,
         "converged": pairs.converged if pairs else True,
-        "search": pairs.search if pairs else "",
-        "bound_low": bound_low,
-        "bound_high": bound_high,
-        "verified": pairs.verified if pairs else False,
         "trace": tr.value,
         "trace_error": tr.standard_error,
         "trace_freedom": tr.freedom,
-        "nodes": dense.nodes if dense else np.zeros((0, 0)),
-        "weights": dense.weights if dense else np.zeros((0, 0)),
+        "nodes": dense.nodes if dense else empty,
+        "weights": dense.weights if dense else empty,
         "hvps": sum(each.hvps for each in (pairs, tr, dense) if each),
     }
-
-
-class _Stages:
-    """Progress of the parts that were asked for, each an equal share of the whole."""
-
-    def __init__(self, asked: list[bool], progress: Progress | None) -> None:
-        self._places = [sum(asked[:k]) for k in range(len(asked))]
-        self._count, self._progress = sum(asked), progress
-
-    def of(self, part: int) -> Progress:
-        """The progress function of a part."""
-        progress, place = self._progress, self._places[part]
-        return lambda share: progress((place + share) / self._count) if progress else None
-
-
-def _pairs(
-    problem: Problem,
-    start: Tensor,
-    wanted: SearchOptions,
-    options: HessianOptions,
-    engine: str,
-    search: str,
-    seed: int,
-) -> Eigenpairs:
-    if engine == "landscape":
-        return eigenpairs(problem, problem.theta[None], start, wanted, options, search=search)[0]
-    return top_eigenvalues(
-        problem, wanted.high, wanted.tol, engine=engine, max_products=wanted.max_products, seed=seed,
-        kind=options.kind, part=options.part,
-    )  # fmt: skip
+    if pairs:
+        low, high = pairs.bounds
+        found |= {"search": pairs.search, "verified": pairs.verified, "bound_low": low, "bound_high": high}
+    return found
 
 
 def stability(

@@ -210,7 +210,7 @@ class Checkpoint:
             raise FailedError(f"{where}: its {of}; give --data {hint} (from Python, data=…)")
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
         rows = {
-            key: mean_buffer(value) if isinstance(learner, str) else value[learner]
+            key: _mean_buffer(value) if isinstance(learner, str) else value[learner]
             for key, value in self.buffers.items()
         }
         network = self._network(where, model)
@@ -244,8 +244,7 @@ class Checkpoint:
             network = models.build(name, **options)
         else:
             network = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
-        if (layout := Layout.of(network)) != self.layout:
-            raise FailedError(f"{where}: its weights do not fit the model: {misfit(self.layout, layout)}")
+        check_fit(where, self.layout, Layout.of(network))
         return network
 
     def load_data(self, data_dir: str | Path | None = None) -> Dataset:
@@ -507,17 +506,20 @@ def check_learner(learner: str | int, learners: int) -> None:
         raise InputError(f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{learners - 1}")
 
 
-def misfit(file: Layout, model: Layout) -> str:
-    """Where two layouts first differ."""
+def check_fit(where: str | Path, file: Layout, model: Layout) -> None:
+    """FailedError, with the first difference, unless the two layouts are the same."""
+    if file == model:
+        return
     shapes, needed = ({slot.name: slot.shape for slot in layout.slots} for layout in (file, model))
-    for name in {**shapes, **needed}:
-        if shapes.get(name) != needed.get(name):
-            here, there = shapes.get(name, "missing"), needed.get(name, "missing or frozen")
-            return f"'{name}' is {here} in the file, {there} in the model"
-    return "the order of the parameters differs"
+    different = [name for name in {**shapes, **needed} if shapes.get(name) != needed.get(name)]
+    misfit = "the order of the parameters differs"
+    if different:
+        here, there = shapes.get(different[0], "missing"), needed.get(different[0], "missing or frozen")
+        misfit = f"'{different[0]}' is {here} in the file, {there} in the model"
+    raise FailedError(f"{where}: its weights do not fit the model: {misfit}")
 
 
-def mean_buffer(rows: Tensor) -> Tensor:
+def _mean_buffer(rows: Tensor) -> Tensor:
     """The mean of a buffer over the learners (n, …); row 0 where all are equal, or counts."""
     equal = bool((rows == rows[0]).all())
     return rows[0] if equal or not rows.is_floating_point() else rows.mean(0)

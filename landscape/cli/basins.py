@@ -8,7 +8,7 @@ import click
 
 from landscape.cli import common, options
 from landscape.core.errors import FailedError
-from landscape.geometry.basins import AROUND
+from landscape.geometry.surfaces import AROUND
 from landscape.results.base import load_results
 from landscape.results.grids import Surface
 

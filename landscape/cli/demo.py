@@ -22,7 +22,7 @@ from landscape.cli.analysis import about
 from landscape.cli.source import Source
 from landscape.core.files import HAS_LOCKS
 from landscape.core.hdf5 import Array
-from landscape.geometry.profiles import median_rise
+from landscape.geometry.surfaces import median_rise
 from landscape.report import contents, page
 from landscape.report.parts import Page
 from landscape.results.base import save

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from landscape.analysis.disagreement import disagreement as compute_disagreement
+from landscape.analysis.spread import disagreement as compute_disagreement
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.options import positive
 

@@ -10,13 +10,12 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from landscape.analysis.grids import axes, reused_points
 from landscape.cli import common, planes
 from landscape.cli.analysis import Analysis
 from landscape.cli.processes import Processes, Team
 from landscape.core import hdf5
 from landscape.core.errors import FailedError
-from landscape.evaluation.grid import MismatchError, coincide, difference
+from landscape.evaluation.grid import MismatchError, axes, coincide, difference, reused_points
 from landscape.results import base
 from landscape.results.grids import Interpolated, Surface
 

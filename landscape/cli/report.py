@@ -14,7 +14,7 @@ from landscape.cli.contour import contour
 from landscape.cli.source import SOURCE
 from landscape.cli.spectrum import spectrum
 from landscape.core.errors import FailedError, InputError
-from landscape.report import contents, page, surfaces
+from landscape.report import analyses, contents, page
 from landscape.report.contents import Contents, Run
 from landscape.report.parts import Page
 from landscape.results.curvature import Spectrum
@@ -86,8 +86,8 @@ def _analyse(given: Contents, folder: Path, values: dict[str, Any]) -> list[Path
     for run in given.lacking(Surface):
         make(contour, run, "contour")
     for run in given.runs:
-        kind = surfaces.plane_of(run)
-        if len(surfaces.frames_of(run)) >= surfaces.FEWEST and run in given.lacking(Surface, kind=kind):
+        kind = analyses.plane_of(run)
+        if len(analyses.frames_of(run)) >= analyses.FEWEST and run in given.lacking(Surface, kind=kind):
             make(contour, run, f"contour-{kind}", kind=kind)
     for run in given.lacking(Spectrum):
         make(spectrum, run, "spectrum", ends=True, with_trace=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from landscape.analysis.smoothing import smoothing as compute_smoothing
+from landscape.analysis.spread import smoothing as compute_smoothing
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.core.memory import pick_device

@@ -380,12 +380,11 @@ class Lock:
                 self._free = file.release
         except filelock.Timeout as error:
             raise FailedError(f"{self.path}: in use by {self._holder()}") from error
-        except NotImplementedError:
-            self._without("not implemented")
         except PermissionError as error:
             raise FailedError(f"{self._name}: cannot be written ({error.strerror})") from error
-        except OSError as error:
-            self._without(error.strerror)
+        except (OSError, NotImplementedError) as error:
+            why = f"the file system has no locks ({getattr(error, 'strerror', 'not implemented')})"
+            warnings.warn(f"{self.path}: {why}; do not let another process write there", stacklevel=2)
 
     def _take(self) -> None:
         """Lock the file, and write this process's name to the descriptor that has the lock."""
@@ -397,12 +396,6 @@ class Lock:
         with contextlib.suppress(OSError):  # the lock is valid without its text
             os.ftruncate(handle, 0)
             os.write(handle, text.encode())
-
-    def _without(self, words: str | None) -> None:
-        warnings.warn(
-            f"{self.path}: the file system has no locks ({words}); do not let another process write there",
-            stacklevel=3,
-        )
 
     def _holder(self) -> str:
         with contextlib.suppress(FailedError, OSError), open_regular(self._name, TEXT) as file:

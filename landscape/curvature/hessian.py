@@ -15,18 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from landscape.core.errors import FailedError, InputError
 from landscape.core.memory import spare, with_saved_bytes
 from landscape.core.options import choose, expect, positive
-from landscape.curvature.double_backward import (
-    INSIDE,
-    Decomposed,
-    FullPrecision,
-    check_differences,
-    check_gradient,
-    check_graph,
-    distance,
-    in_full_precision,
-    inner,
-    missing_named,
-)
+from landscape.curvature import double_backward
 from landscape.evaluation.needs import GRAPH_BYTES
 from landscape.problem.batches import aligned
 from landscape.problem.layout import check_recording, differentiable, gradients
@@ -47,9 +36,10 @@ def twice_differentiable(problem: Problem) -> Iterator[None]:
     """
     recurrent = any(isinstance(layer, nn.RNNBase) for layer in problem.model.modules())
     cudnn = torch.backends.cudnn.flags(enabled=False) if recurrent else contextlib.nullcontext()
-    low = problem.checked.get(INSIDE)
-    full = FullPrecision(problem.dtype) if low else contextlib.nullcontext()
-    with sdpa_kernel(SDPBackend.MATH), cudnn, Decomposed(), full, missing_named():
+    low = problem.checked.get(double_backward.INSIDE)
+    full = double_backward.FullPrecision(problem.dtype) if low else contextlib.nullcontext()
+    attention, others = sdpa_kernel(SDPBackend.MATH), double_backward.Decomposed()
+    with attention, cudnn, others, full, double_backward.missing_named():
         yield
 
 
@@ -104,13 +94,10 @@ class GaussNewtonChunk:
                 "kind: 'gauss-newton' needs a loss of the outputs alone, this one differentiates them in the "
                 "inputs; use 'hessian', or let the model give the residual"
             ) from error
-        self.slope = torch.autograd.grad(
-            differentiable(loss), self.z, create_graph=True, materialize_grads=True
-        )[0]
+        graph: Any = {"create_graph": True, "materialize_grads": True}
+        self.slope = torch.autograd.grad(differentiable(loss), self.z, **graph)[0]
         self.u = torch.zeros_like(self.z, requires_grad=True)
-        self.gradients = torch.autograd.grad(
-            self.outputs, active, self.u, create_graph=True, materialize_grads=True
-        )
+        self.gradients = torch.autograd.grad(self.outputs, active, self.u, **graph)
         self.reached = [i for i, part in enumerate(self.gradients) if part.grad_fn]
         self.live = self.slope.grad_fn is not None  # a loss linear in the outputs has no curvature there
 
@@ -199,7 +186,7 @@ class HessianOperator:
         check_recording()
         positive("graph_bytes", graph_bytes, least=0)
         self.kind = choose("kind", kind, KINDS)
-        problem = in_full_precision(problem)
+        problem = double_backward.in_full_precision(problem)
         theta = (problem.theta if theta is None else theta).to(problem.dtype)
         self.problem = problem.at(theta)
         self.slots = problem.layout.select(part)
@@ -302,12 +289,7 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
         generator = torch.Generator().manual_seed(0)
         draw = []
         for _ in range(TEST_VECTORS):
-            normal = few.layout.flatten(
-                {
-                    name: torch.randn(leaf.shape, dtype=torch.float64, generator=generator).to(leaf)
-                    for name, leaf in leaves.items()
-                }
-            )
+            normal = torch.randn(len(theta), dtype=torch.float64, generator=generator).to(few.theta)
             views = few.layout.views(few.along_weights(normal))
             draw.append([views[slot.name] for slot in made.slots])
         whole = [sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)]
@@ -318,27 +300,27 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
             rest, first, largest = [torch.zeros_like(a) for a in active], list[Tensor](), 0.0
             for k, vectors in enumerate([*draw, whole]):  # one image at a time: a vector has P numbers
                 image = chunk.product(vectors, True) or [torch.zeros_like(a) for a in active]
-                largest = max(largest, float(distance(image)))
+                largest = max(largest, float(double_backward.distance(image)))
                 for total, part in zip(rest, image, strict=True):
                     total.add_(part, alpha=1 if k < TEST_VECTORS else -1)
                 if k < TEST_VECTORS:
-                    pairs[k] = torch.stack([inner(u, image) for u in draw])
+                    pairs[k] = torch.stack([double_backward.inner(u, image) for u in draw])
                 first = first or list(image)
             if isinstance(chunk, HessianChunk):
-                check_graph(chunk.gradients if chunk.live else [])
+                double_backward.check_graph(chunk.gradients if chunk.live else [])
         del chunk, image, normal
         # Products are linear in v, except for rounding, which is therefore what this measures.
-        rounding = 100 * float(distance(rest)) + torch.finfo(few.dtype).eps ** 0.5 * largest
+        rounding = 100 * float(double_backward.distance(rest)) + torch.finfo(few.dtype).eps ** 0.5 * largest
         if bool((pairs - pairs.T).abs().max() > rounding):  # False for NaN
             return False
         if made.kind == "hessian":
             along = draw[0]
             del draw[:], vectors, whole, rest, views
-            check_differences(few, leaves, active, along, first)
+            double_backward.check_differences(few, leaves, active, along, first)
         return True
 
     few = made.problem.on(problem.data.few())
-    check_gradient(few, theta, made.slots)
+    double_backward.check_gradient(few, theta, made.slots)
     if not holds_but_for_rounding(few, symmetric):
         other = "" if made.kind == "gauss-newton" else ", or use kind 'gauss-newton'"
         raise InputError(
@@ -381,7 +363,7 @@ def gradient_curvature(problem: Problem, theta: Tensor | None = None) -> tuple[f
         >>> round(gradient_curvature(problem, torch.tensor([1.0, 0.0]))[0], 4)  # H = diag(1, 9)
         1.0
     """
-    problem = in_full_precision(problem)
+    problem = double_backward.in_full_precision(problem)
     theta = (problem.theta if theta is None else theta).to(problem.dtype)
     g = problem.gradient(theta)
     product = HessianOperator(problem, theta)(g)

@@ -24,7 +24,7 @@ from landscape._version import __version__
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular, replacing
 from landscape.core.progress import Progress
-from landscape.data.images import FILES
+from landscape.data.images import FILES, places
 
 # Seconds without an answer, bytes that are read at once, and the slowest download: bytes a second (ours).
 TIMEOUT, BLOCK, PACE = 30.0, 1 << 18, 2e4
@@ -135,18 +135,13 @@ SOURCES = {
 }
 
 
-def places(name: str, root: Path, file: File) -> list[Path]:
-    """Where a loader looks for a file, in its order; a packed one may also lie there unpacked."""
-    source = SOURCES[name]
-    folders = [root / source.folder, root / name / source.folder, root / name, root]
-    names = [file.name, file.name.removesuffix(".gz")] if file.content else [file.name]
-    return [folder / each for folder in dict.fromkeys(folders) for each in names]
-
-
 def found(name: str, root: Path) -> Path | None:
     """The folder of a data set's files, if all are there and the checksum of the last one fits; else None."""
-    paths = [[path for path in places(name, root, file) if path.is_file()] for file in SOURCES[name].files]
-    right = (path for path in paths[-1] if _is(path, SOURCES[name].files[-1]))
+    source = SOURCES[name]
+    paths = [
+        [p for p in places(root, name, source.folder, file.name) if p.is_file()] for file in source.files
+    ]
+    right = (path for path in paths[-1] if _is(path, source.files[-1]))
     return next((path.parent for path in right), None) if all(paths) else None
 
 
@@ -200,7 +195,7 @@ def fetch(
 def _existing(name: str, root: Path, file: File, force: bool) -> Path | None:
     """A file that is there and verified; None where it has to be downloaded."""
     target = root / SOURCES[name].folder / file.name
-    for path in places(name, root, file):
+    for path in places(root, name, SOURCES[name].folder, file.name):
         if path.is_file():
             if _is(path, file):
                 return path

@@ -349,6 +349,12 @@ FILES = (
 )
 
 
+def places(root: Path, name: str, folder: str, file: str) -> list[Path]:
+    """Where a loader looks for a file of a data set, in its order; a packed one may lie there unpacked."""
+    folders = dict.fromkeys((root / folder, root / name / folder, root / name, root))
+    return [place / each for place in folders for each in dict.fromkeys((file, file.removesuffix(".gz")))]
+
+
 CLASSES = 10
 # Bytes of one file, unpacked: five times MNIST's training images (ours); CIFAR-100's largest has 154 million.
 MAX_BYTES = 1 << 28
@@ -387,8 +393,8 @@ def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
     root = data_root(data_dir)
     arrays = []
     for file in FILES:
-        places = [folder / each for folder in (root / name, root) for each in (f"{file}.gz", file)]
-        if (path := next((path for path in places if path.is_file()), None)) is None:
+        here = (path for path in places(root, name, name, f"{file}.gz") if path.is_file())
+        if (path := next(here, None)) is None:
             raise FailedError(
                 f"data {name}: {file}[.gz] is not in {root / name} or {root}; download the four IDX files of "
                 f"{name} ({', '.join(FILES)}), put them there, and give the folder with --data-dir or "
@@ -471,9 +477,7 @@ def _load_cifar(
     archive, train_files, test_file, labels, classes = BINARY[name]
     root = data_root(data_dir)
     images = root / name
-    for folder in (root / archive, images / archive, images, root):
-        if not (folder / test_file).is_file():
-            continue
+    for folder in (path.parent for path in places(root, name, archive, test_file) if path.is_file()):
         missing = [file for file in train_files if not (folder / file).is_file()]
         if missing:
             raise FailedError(f"data {name}: {folder / missing[0]} is missing; download the archive again")

@@ -101,11 +101,12 @@ class Scale:
         return np.where(np.isfinite(shown), shown, np.nan)
 
 
-# φ and the degree of the polynomial. Cubic and quintic ones follow smooth surfaces, linear ones kinks.
-KERNELS: dict[str, tuple[Callable[[Array], Array], int]] = {
-    "linear": (lambda r: r, 0),
-    "cubic": (lambda r: r * r * r, 1),
-    "quintic": (lambda r: r * r * r * r * r, 2),
+# φ, the degree of the polynomial, and the power of the size of a hole with which an error shrinks, at least.
+# Cubic and quintic ones follow smooth surfaces, linear ones kinks.
+KERNELS: dict[str, tuple[Callable[[Array], Array], int, float]] = {
+    "linear": (lambda r: r, 0, 1.0),
+    "cubic": (lambda r: r * r * r, 1, 2.0),
+    "quintic": (lambda r: r * r * r * r * r, 2, 3.0),
 }
 DISTANCES = 2**21  # so many are in memory at once: 16 MiB (ours)
 
@@ -122,7 +123,7 @@ class Interpolant:
 
     def __init__(self, at: Array, kernel: str) -> None:
         self._at = at
-        self._phi, self._degree = KERNELS[kernel]
+        self._phi, self._degree, self.order = KERNELS[kernel]
 
     @cached_property
     def _inverse(self) -> Array:
@@ -189,12 +190,10 @@ EARLY = 2  # rounds
 MOST = 1e6  # no larger error is expected: a negative value on a logarithmic scale is infinitely wrong
 WIDER = 2.0  # how many times the estimated error is stated
 LEAST = 0.1  # no smaller error is stated, in units of the tolerance
-# An error shrinks with this power of the size of the hole, at least.
-ORDERS = {"linear": 1.0, "cubic": 2.0, "quintic": 3.0}
 FULL = 0.5  # the share of exact points from which on all are computed
 # The estimated error that ends a long refinement, in units of the tolerance: at kinks it is less sure.
 ROUGHLY = 0.7
-DIAGONALS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
+DIAGONALS = tuple(itertools.product((1, -1), repeat=2))
 
 Compute = Callable[[Array], None]
 
@@ -245,22 +244,20 @@ class _Fit:
     """
 
     def __init__(
-        self, at: Array, values: Array, places: Array, scale: Scale, through: Mapping[str, Interpolant]
+        self, at: Array, values: Array, places: Array, scale: Scale, through: Sequence[Interpolant]
     ) -> None:
-        exact = values[places]
+        exact, candidates = values[places], []
         self._at, self._values, self.scale = at, values, scale
-        best = math.inf
-        for kernel, interpolant in through.items():
+        for interpolant in through:
             for log in (False, True) if exact.min() > 0 else (False,):
                 fitted = np.log(exact) if log else exact
                 middle = float(fitted.mean())
                 coefficients = interpolant.coefficients(fitted - middle)
                 missed = np.abs(interpolant.left_out(coefficients))
-                shown = np.sort(self._shown(fitted, missed, log))
-                if (usual := float(shown[int(0.9 * len(shown))])) < best:
-                    best, self.missed = usual, missed  # (N,), where each exact point is left out
-                    self._through, self._coefficients, self._middle = interpolant, coefficients, middle
-                    self._log, self._order = log, ORDERS[kernel]
+                usual = np.sort(self._shown(fitted, missed, log))[int(0.9 * len(missed))]
+                candidates.append((float(usual), log, interpolant, coefficients, middle, missed))
+        best = min(candidates, key=lambda candidate: candidate[0])
+        self._log, self._through, self._coefficients, self._middle, self._missed = best[1:]
 
     def _shown(self, fitted: Array, errors: Array, log: bool) -> Array:
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
@@ -284,10 +281,8 @@ class _Fit:
     def predict(self, places: Array) -> Array:
         """The values at ``places``."""
         found = self.fitted(places)
-        if self._log:
-            with np.errstate(over="ignore"):
-                found = np.exp(found)
-        return found
+        with np.errstate(over="ignore"):
+            return np.exp(found) if self._log else found
 
     def errors(self, fitted: Array, places: Array) -> tuple[Array, Array]:
         """|differences| of ``fitted`` from what is at ``places``, and these in units of the tolerance."""
@@ -304,7 +299,7 @@ class _Fit:
         (N,), is scaled to the smaller hole around the point.
         """
         holes = np.minimum(distance[:, None] / spacing[nearest], 1.0)
-        found: Array = (self.missed[nearest] * holes**self._order).max(1)
+        found: Array = (self._missed[nearest] * holes**self._through.order).max(1)
         return found
 
 
@@ -330,7 +325,7 @@ class _Grid:
             return False
         self._tree = scipy.spatial.cKDTree(self.at[good])
         self._spacing = self._tree.query(self.at[good], k=2)[0][:, 1]
-        through = {kernel: Interpolant(self.at[good], kernel) for kernel in KERNELS}
+        through = [Interpolant(self.at[good], kernel) for kernel in KERNELS]
         try:
             self.fits = {
                 name: _Fit(self.at, values, good, scale, through)

@@ -25,7 +25,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -57,17 +57,11 @@ PRECISIONS = {"model": None, "tf32": None, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
-class Values:
-    """Mean loss and accuracy (NaN where it has no meaning) at each point, float64, and the path taken."""
-
-    loss: Tensor
-    accuracy: Tensor
-    path: str
-
-
-@dataclass(frozen=True)
 class Evaluator:
-    """The chosen path through one plane: called with points (K, 2), it gives the :class:`Values` there.
+    """The chosen path through one plane: called with points (K, 2), it gives the losses and accuracies there.
+
+    They are mean loss and accuracy (NaN where it has no meaning) of each point, (K,) float64, by name. Losses
+    that are not finite are returned as they are.
 
     ``block`` points are evaluated together, so that calls for whole blocks are the fastest. A point's values
     do not depend on the other points of the call. It is pickled as the call of :func:`evaluator` that made
@@ -79,36 +73,16 @@ class Evaluator:
     samples: int
     precision: str
     totals: Totals
-    again: Callable[[], Evaluator] | None = None
+    again: Callable[[], Evaluator]
 
     def __reduce__(self) -> tuple[Callable[[], Evaluator], tuple[()]]:
-        assert self.again is not None
         return self.again, ()
 
     @torch.no_grad()
-    def __call__(self, points: Tensor, progress: Progress | None = None) -> Values:
+    def __call__(self, points: Tensor, progress: Progress = no_progress) -> dict[str, Tensor]:
         with _arithmetic(self.precision):
-            totals = self.totals(points, progress or no_progress).cpu() / self.samples
-        return Values(totals[:, 0], totals[:, 1], self.path)
-
-
-def evaluate_plane(
-    problem: Problem,
-    center: Tensor,
-    directions: Tensor,
-    points: Tensor,
-    *,
-    path: str = "auto",
-    precision: str = "model",
-    progress: Progress | None = None,
-) -> Values:
-    """Loss and accuracy at center + points @ directions; points (K, 2), the rest as in :func:`evaluator`.
-
-    ``progress`` receives the share of the work done. Losses that are not finite are returned as they are.
-    """
-    return evaluator(problem, center, directions, len(points), path=path, precision=precision)(
-        points, progress
-    )
+            totals = self.totals(points, progress).cpu() / self.samples
+        return {"loss": totals[:, 0], "accuracy": totals[:, 1]}
 
 
 def evaluator(
@@ -136,95 +110,64 @@ def evaluator(
     Raises:
         InputError: a path that the model cannot take, or a bound that is too small.
     """
-    max_memory = limit() if max_memory is None else max_memory
-    chosen = _choose(problem, center, directions, count, path, precision, max_memory)
-    again = functools.partial(
-        evaluator, problem, center, directions, count,
-        path=chosen.path, precision=precision, max_memory=max_memory,
-    )  # fmt: skip
-    return replace(chosen, again=again)
-
-
-def _choose(
-    problem: Problem,
-    center: Tensor,
-    directions: Tensor,
-    count: int,
-    path: str,
-    precision: str,
-    max_memory: int | None,
-) -> Evaluator:
     choose("path", path, PATHS)
     choose("precision", precision, PRECISIONS)
     if precision == "tf32" and (problem.device.type != "cuda" or problem.dtype != torch.float32):
         raise InputError("precision: 'tf32' is not allowed here, it needs a float32 model on a CUDA device")
-    request = _Request(path, precision, PRECISIONS[precision] or problem.dtype, max_memory)
+    max_memory = limit() if max_memory is None else max_memory
     loss, budget = PlaneLoss(problem, center, directions), MemoryBudget.on(problem.device, max_memory)
-    steps = chain(problem)
-    if path in ("batched", "compiled") and not request.takes(problem, steps):
+    steps, dtype = chain(problem), PRECISIONS[precision] or problem.dtype
+    # The batched path is possible for a chain that starts with a linear layer.
+    takes = steps is not None and isinstance(steps[0], LinearStep) and dtype == problem.dtype
+    if path in ("batched", "compiled") and not takes:
         raise InputError(
             f"path: '{path}' needs a chain of linear layers, tensor data and the model's own precision; "
             "use 'pointwise'"
         )
-    if path == "pointwise" and request.dtype != problem.dtype:
+    if path == "pointwise" and dtype != problem.dtype:
         raise InputError(f"path: 'pointwise' works in the model's own precision, not in {precision}")
-    if steps is not None and path not in ("pointwise", "folded") and request.takes(problem, steps):
-        by_blocks = _by_blocks(loss, steps, count, request, budget)
-        if by_blocks is not None:
-            return by_blocks
-        request = replace(request, path="pointwise")
-    return _by_points(loss, request, budget)
-
-
-@dataclass(frozen=True)
-class _Request:
-    """The options of :func:`evaluator`, and the dtype of its arithmetic."""
-
-    path: str
-    precision: str
-    dtype: torch.dtype
-    max_memory: int | None
-
-    def takes(self, problem: Problem, steps: list[Step] | None) -> bool:
-        """Whether the batched path is possible: for a chain that starts with a linear layer."""
-        return steps is not None and isinstance(steps[0], LinearStep) and self.dtype == problem.dtype
+    found, wanted = None, path
+    if steps is not None and takes and path not in ("pointwise", "folded"):
+        found = _by_blocks(loss, steps, count, path, precision, budget)
+        wanted = "pointwise"
+    chosen, block, totals = found or _by_points(loss, wanted, precision, dtype, budget)
+    again = functools.partial(
+        evaluator, problem, center, directions, count,
+        path=chosen, precision=precision, max_memory=max_memory,
+    )  # fmt: skip
+    return Evaluator(chosen, block, problem.samples, precision, totals, again)
 
 
 def _by_blocks(
-    loss: PlaneLoss, steps: list[Step], count: int, request: _Request, budget: MemoryBudget
-) -> Evaluator | None:
+    loss: PlaneLoss, steps: list[Step], count: int, path: str, precision: str, budget: MemoryBudget
+) -> tuple[str, int, Totals] | None:
     """The batched path, or the compiled one; None if it has too little memory or is wrong for the model."""
-    problem, forced = loss.problem, request.path != "auto"
+    problem, forced = loss.problem, path != "auto"
     size = block_size(problem, steps, count, budget, forced=forced)
-    if size is None:
-        return None
-    if not loss.agrees(
-        "batched", lambda few: batched(few, steps, (few.problem.data.samples, 3)), forced=forced
+    if size is None or not loss.agrees(
+        "batched", lambda few: batched(few, steps, (few.problem.samples, 3)), forced=forced
     ):
         return None
-    totals, path = batched(loss, steps, size), "batched"
+    totals, chosen = batched(loss, steps, size), "batched"
     # The memory of a compiler has no bound.
-    compiled = request.path == "compiled"
-    if compiled or (not forced and not request.max_memory and long_enough(problem, steps, count)):
-        with _arithmetic(request.precision):
-            totals, path = compiled_totals(loss, steps, size, forced=compiled)
-    return Evaluator(path, size[1], problem.data.samples, request.precision, loss.with_penalty(totals))
+    if path == "compiled" or (not forced and budget.limit is None and long_enough(problem, steps, count)):
+        with _arithmetic(precision):
+            totals, chosen = compiled_totals(loss, steps, size, forced=forced)
+    return chosen, size[1], loss.with_penalty(totals)
 
 
-def _by_points(loss: PlaneLoss, request: _Request, budget: MemoryBudget) -> Evaluator:
+def _by_points(
+    loss: PlaneLoss, path: str, precision: str, dtype: torch.dtype, budget: MemoryBudget
+) -> tuple[str, int, Totals]:
     """The folded path, or the pointwise one."""
-    problem, path, dtype = loss.problem, request.path, request.dtype
-    same = dtype == problem.dtype
+    problem, same = loss.problem, dtype == loss.problem.dtype
     weights = problem.theta.nbytes  # the moved θ, one buffer for all points
     low = problem.layout.size * dtype.itemsize
     # Statistics that are estimated at each point cannot be folded.
     foldable = path != "pointwise" and not problem.batchnorm.varies and problem.separable
     folded = fold(problem.model, dtype) if foldable else None
-    if (
-        path == "auto"
-        and same
-        and (folded is None or not folded.convolves or weights + low > budget.remaining)
-    ):
+    pays = folded is not None and folded.convolves and weights + low <= budget.remaining
+    if path == "auto" and same and not pays:
         folded = None
     elif folded is not None:
         exact = folded if same else folded.converted(problem.dtype)
@@ -234,19 +177,17 @@ def _by_points(loss: PlaneLoss, request: _Request, budget: MemoryBudget) -> Eval
             folded = None
     if folded is None and (path == "folded" or not same):
         raise InputError(
-            f"path: '{path}' in precision '{request.precision}' needs a model that torch.fx can trace, "
+            f"path: '{path}' in precision '{precision}' needs a model that torch.fx can trace, "
             "the BatchNorm statistics of the centre, and a loss that is a mean over samples; use 'pointwise' "
             "and 'model'"
         )
     smaller = max(1, problem.dtype.itemsize // dtype.itemsize)
     bounded = loss.of(_bounded(problem, budget, weights + (low if folded else 0), smaller))
-    samples, precision = problem.data.samples, request.precision
     if folded is None:
-        return Evaluator("pointwise", 1, samples, precision, bounded.pointwise)
-    tensors = problem.data.tensors
+        return "pointwise", 1, bounded.pointwise
+    tensors = problem.tensors
     keep = tensors is not None and weights + low + 2 * tensors[0].nbytes < budget.remaining
-    totals = folded_totals(bounded, folded, keep=keep)
-    return Evaluator("folded", 1, samples, precision, loss.with_penalty(totals))
+    return "folded", 1, loss.with_penalty(folded_totals(bounded, folded, keep=keep))
 
 
 def confirm(
@@ -281,23 +222,18 @@ def confirm(
     )
 
 
-def losses(problem: Problem, thetas: Tensor | None) -> Array:
-    """(M,) float64 losses at the weights ``thetas`` (M, P); (0,) for None."""
-    rows = () if thetas is None else thetas
-    return np.array([problem.loss(theta.to(problem.theta)) for theta in rows], dtype=np.float64)
-
-
 @contextlib.contextmanager
 def _arithmetic(precision: str) -> Iterator[None]:
     """PyTorch set to TensorFloat-32 products inside the block, where that is the precision."""
+    if precision != "tf32":
+        yield
+        return
     before = torch.get_float32_matmul_precision()
-    if precision == "tf32":
-        torch.set_float32_matmul_precision("high")
+    torch.set_float32_matmul_precision("high")
     try:
         yield
     finally:
-        if precision == "tf32":
-            torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(before)
 
 
 def _bounded(problem: Problem, budget: MemoryBudget, weights: int, smaller: int) -> Problem:

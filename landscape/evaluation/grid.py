@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypedDict
 
@@ -17,15 +18,16 @@ from torch import Tensor
 
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
-from landscape.core.progress import Progress, no_progress
-from landscape.evaluation.adaptive import Outcome, Tolerance, interpolate
+from landscape.core.options import expect, positive
+from landscape.core.progress import Progress, no_progress, portion
+from landscape.evaluation.adaptive import Tolerance, interpolate
 from landscape.problem.batches import strided
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import as_array
 from landscape.problem.losses import describe_loss
 from landscape.problem.problem import Problem
 from landscape.results.base import Result
-from landscape.results.grids import Interpolated
+from landscape.results.grids import Interpolated, Plane
 
 
 class Setting(TypedDict):
@@ -98,13 +100,12 @@ def changed(old: Sequence[str], new: Sequence[str], dtype: torch.dtype) -> str:
         pairs = list(zip(value.split(), other.split(), strict=False))
         numbers = len(value.split()) == len(other.split()) and (name == "probe" or len(pairs) > 1)
         allowed = 1e-9 if name == "data" else 1000 * torch.finfo(dtype).eps
-        if not numbers or not all(_near(float(a), float(b), allowed) for a, b in pairs):
+        near = (
+            (a, b) == ("nan", "nan") or math.isclose(float(a), float(b), rel_tol=allowed) for a, b in pairs
+        )
+        if not numbers or not all(near):
             return "it is of other data" if name == "data" else "its loss at the same weights is another"
     return ""
-
-
-def _near(a: float, b: float, allowed: float) -> bool:
-    return a == b or (math.isnan(a) and math.isnan(b)) or abs(a - b) <= allowed * max(abs(a), abs(b))
 
 
 # A portion takes about so long, and at least SAVE_SHARE times as long as its saving (ours): a killed process
@@ -150,19 +151,6 @@ def coincide(new: Array, old: Array) -> tuple[Array, Array]:
     near = COINCIDE * max(np.abs(new).max(initial=0.0), np.abs(old).max(initial=0.0))
     mine, theirs = np.nonzero(np.abs(new[:, None] - old[None, :]) <= near)
     return mine, theirs
-
-
-def copy_common(
-    new_axes: tuple[Array, Array], old_axes: tuple[Array, Array], columns: Iterable[tuple[Array, Array]]
-) -> None:
-    """Copy the values at the points that two grids have in common.
-
-    ``new_axes`` and ``old_axes`` are (x, y) of the grids; ``columns`` pairs of arrays, (ny, nx) of the new
-    grid, which is written, and (ny, nx) of the old one.
-    """
-    (across, old_across), (up, old_up) = (coincide(a, b) for a, b in zip(new_axes, old_axes, strict=True))
-    for new, old in columns:
-        new[np.ix_(up, across)] = old[np.ix_(old_up, old_across)]
 
 
 def difference(previous: Result, wanted: Mapping[str, Any]) -> str:
@@ -229,7 +217,12 @@ class Portions:
 
 
 def compute_missing(
-    points: Tensor, done: Array, values: Mapping[str, Array], evaluate: Evaluate, portions: Portions
+    points: Tensor,
+    done: Array,
+    values: Mapping[str, Array],
+    evaluate: Evaluate,
+    portions: Portions,
+    places: Array | None = None,
 ) -> None:
     """Evaluate the points that are not done, in their order, and write the values to their places.
 
@@ -240,38 +233,36 @@ def compute_missing(
         evaluate: called with some points (k, 2) and a function that receives the share of them that is done;
             returns values by name, (k,) each.
         portions: how the points are divided.
+        places: numbers of the points that are asked for; default: all.
 
     Raises FailedError, after the computed points were saved, if another process fails.
     """
+    places = np.arange(len(done)) if places is None else places
     if portions.cluster is not None:
-        _by_workers(points, done, values, evaluate, portions, portions.cluster)
+        _by_workers(points, done, values, evaluate, portions, places)
         return
     group, block, save = portions.group, portions.block, portions.save
     rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
     if group:
-        known, _ = _gather({"": done, **values}, [], group)[0]
-        done[:] = known[""]
-        for name, column in values.items():
-            column[:] = known[name]
-    missing = np.unique(np.flatnonzero(~done) // block)  # the numbers of the blocks
-    least, whole = -(-portions.least // block), -(-len(done) // block)
-    portion, saving = (len(missing) if save is None else least * size), 0.0
+        own = {name: column[places] for name, column in {"": done, **values}.items()}
+        known, _ = _gather(own, [], group)[0]
+        for name, column in {"": done, **values}.items():
+            column[places] = known[name]
+    missing = _missing(done[places], block)
+    least, whole = -(-portions.least // block), -(-len(places) // block)
+    portion_of, saving = (len(missing) if save is None else least * size), 0.0
     while len(missing):
-        now, missing = missing[:portion], missing[portion:]
-        start, share = 1 - (len(now) + len(missing)) / whole, len(now) / whole
-
-        def report(part: float, start: float = start, share: float = share) -> None:
-            if portions.progress:
-                portions.progress(start + share * min(part, 1.0))
-
-        mine, clock = _points(np.array_split(now, size)[rank], block, len(done)), time.perf_counter()
-        columns, failure = _attempt(evaluate, points[mine], report, group)
+        now, missing = missing[:portion_of], missing[portion_of:]
+        report = portion(portions.progress, 1 - (len(now) + len(missing)) / whole, 1 - len(missing) / whole)
+        shares = [_points(blocks, block, places) for blocks in np.array_split(now, size)]
+        clock = time.perf_counter()
+        columns, failure = _attempt(evaluate, points[shares[rank]], report, group)
         reason = f"{type(failure).__name__}: {failure}" if failure else ""
         parts: list[_Part] = [(columns, [reason, time.perf_counter() - clock, saving])]
         if group:
             parts = _gather(*parts[0], group)
-        for blocks, (part, _) in zip(np.array_split(now, size), parts, strict=True):
-            _store(part, _points(blocks, block, len(done)), done, values)
+        for share, (part, _) in zip(shares, parts, strict=True):
+            _store(part, share, done, values)
         failures = [(r, facts[0]) for r, (_, facts) in enumerate(parts) if facts[0]]
         if save and rank == 0 and (len(missing) or failures):
             clock = time.perf_counter()
@@ -283,7 +274,7 @@ def compute_missing(
             raise FailedError(f"rank {failures[0][0]} failed ({failures[0][1]}); {RESUMABLE}")
         pace = max(facts[1] for _, facts in parts) / -(-len(now) // size)  # seconds a block of the slowest
         seconds = max(PORTION_SECONDS, SAVE_SHARE * parts[0][1][2])
-        portion = size * max(least, int(min(seconds / max(pace, 1e-9), whole)))
+        portion_of = size * max(least, int(min(seconds / max(pace, 1e-9), whole)))
         report(1.0)
 
 
@@ -293,33 +284,30 @@ def _by_workers(
     values: Mapping[str, Array],
     evaluate: Evaluate,
     portions: Portions,
-    workers: Workers,
+    places: Array,
 ) -> None:
-    """:func:`compute_missing` by ``workers``: jobs of as few points as are fast, in any order."""
+    """:func:`compute_missing` by a cluster: jobs of as few points as are fast, in any order."""
+    assert portions.cluster is not None
     block, save = portions.block, portions.save
-    missing = np.unique(np.flatnonzero(~done) // block)
+    missing = _missing(done[places], block)
     count = max(-(-portions.least // block), -(-len(missing) // MAX_JOBS))  # blocks of a job
-    places = [_points(missing[i : i + count], block, len(done)) for i in range(0, len(missing), count)]
+    jobs = [_points(missing[i : i + count], block, places) for i in range(0, len(missing), count)]
     saved, saving, ended = time.perf_counter(), 0.0, 0
 
     def store(number: int, part: Named) -> None:
         nonlocal saved, saving, ended
-        _store({k: np.asarray(v) for k, v in part.items()}, places[number], done, values)
+        _store({k: np.asarray(v) for k, v in part.items()}, jobs[number], done, values)
         ended += 1
         if portions.progress:
-            portions.progress(1 - (len(places) - ended) * count * block / len(done))
-        if (
-            save
-            and ended < len(places)
-            and time.perf_counter() > saved + max(PORTION_SECONDS, SAVE_SHARE * saving)
-        ):
-            clock = time.perf_counter()
+            portions.progress(1 - (len(jobs) - ended) * count * block / len(places))
+        clock = time.perf_counter()
+        if save and ended < len(jobs) and clock > saved + max(PORTION_SECONDS, SAVE_SHARE * saving):
             save()
             saved = time.perf_counter()
             saving = saved - clock
 
     try:
-        workers.run(evaluate, [(points[place], no_progress) for place in places], store)
+        portions.cluster.run(evaluate, [(points[job], no_progress) for job in jobs], store)
     except Exception:
         if save and ended:
             save()
@@ -347,10 +335,16 @@ def _store(part: Mapping[str, Array], places: Array, done: Array, values: Mappin
     done[places] |= bool(part)
 
 
-def _points(blocks: Array, block: int, count: int) -> Array:
-    """The numbers of the points in these blocks of ``block`` points, of ``count``."""
-    points = (blocks[:, None] * block + np.arange(block)).ravel()
-    return points[points < count]
+def _missing(done: Array, block: int) -> Array:
+    """The numbers of the blocks of ``block`` points that are not all done."""
+    return np.unique(np.flatnonzero(~done) // block)
+
+
+def _points(blocks: Array, block: int, places: Array) -> Array:
+    """The points in these blocks of ``block`` of the ``places``."""
+    numbers = (blocks[:, None] * block + np.arange(block)).ravel()
+    found: Array = places[numbers[numbers < len(places)]]
+    return found
 
 
 def _gather(arrays: Mapping[str, Array], facts: list[Any], group: dist.ProcessGroup) -> list[_Part]:
@@ -394,9 +388,11 @@ def _part(message: bytes) -> _Part:
     return arrays, facts
 
 
-ROUGH = (
-    5.0  # ours: the accuracy of 10,000 samples, which is no smooth function, is off by about two tolerances
-)
+# The accuracy of 10,000 samples, which is no smooth function, is off by about two tolerances (ours).
+ROUGH = 5.0
+# Where the amount of work is not known, each part of it takes so much of the rest of the bar (ours: the first
+# part is the coarsest level, which is often most of the work).
+PART = 0.75
 
 
 def complete(
@@ -430,35 +426,21 @@ def complete(
         compute_missing(points, known, flat, evaluate, portions)
         return {}
     used = {name: flat[name] for name in (*deciding, *others)}
-    report = _Progress(portions.progress)
+    began = 0.0
 
     def compute(places: Array) -> None:
-        part_done, part = known[places], {name: column[places] for name, column in flat.items()}
-
-        def store() -> None:
-            known[places] = part_done
-            for name, column in part.items():
-                flat[name][places] = column
-
-        def save() -> None:
-            store()
-            if portions.save:
-                portions.save()
-
-        inner = replace(portions, save=save if portions.save else None, progress=report.part)
-        try:
-            compute_missing(points[places], part_done, part, evaluate, inner)
-        finally:
-            store()
-        report.next()
+        nonlocal began
+        ends = began + (1 - began) * PART
+        part = replace(portions, progress=portion(portions.progress, began, ends))
+        compute_missing(points, known, flat, evaluate, part, places)
+        began = ends
 
     outcome = interpolate(done.shape, used, known, compute, tolerance, deciding, seed)
-    for name in others:
-        if not _kept(outcome, name):
-            used[name][~known] = np.nan
+    names = tuple(name for name in used if outcome.stated.get(name, np.inf) <= ROUGH)
+    for name in set(others) - set(names):
+        used[name][~known] = np.nan
     if known.all():
         return {}
-    names = tuple(name for name in used if _kept(outcome, name))
     return {
         "tolerance": str(tolerance),
         "columns": names,
@@ -479,23 +461,104 @@ def meets(previous: Interpolated, tolerance: Tolerance | None) -> bool:
     return asked.relative == tolerance.relative and asked.size <= tolerance.size
 
 
-def _kept(outcome: Outcome, name: str) -> bool:
-    return outcome.stated.get(name, np.inf) <= ROUGH
+def axes(grid: int | tuple[int, int], span: float) -> tuple[Array, Array]:
+    """x (nx,) and y (ny,) evenly spaced over [−span, span]; a single point is 0. InputError if impossible.
+
+    ``grid``: (nx, ny), or one number for both.
+    """
+    # typeshed does not know that int is an Integral
+    counts = (grid, grid) if isinstance(grid, numbers.Integral) else grid  # type: ignore[redundant-expr]
+    if not isinstance(counts, Sequence) or [isinstance(n, numbers.Integral) for n in counts] != [True, True]:
+        raise InputError(f"grid: {grid!r} is not allowed, it must be a whole number or two, such as (51, 25)")
+    for count in counts:
+        positive("grid", count, least=1)
+    nx, ny = map(int, counts)
+    positive("span", span)
+    x, y = (np.linspace(-span, span, n) if n > 1 else np.zeros(1) for n in (nx, ny))
+    return x, y
 
 
-class _Progress:
-    """A share of the work done where the amount of work is not known: each part takes most of the rest."""
+class PlaneGrid:
+    """The points of an (nx, ny) grid over a plane, which of them are known, and the columns of values there.
 
-    PART = 0.75  # ours: the first part is the coarsest level, which is often most of the work
+    Attributes:
+        x, y: (nx,), (ny,).
+        points: (ny·nx, 2), (x[j], y[i]) row by row: reshape(ny, nx) puts them back in a surface's order.
+        columns: name -> (ny, nx).
+        done: (ny, nx).
+        tolerance: of interpolated values; None: all are exact.
+        same: whether the points are those of the earlier result that was taken.
+    """
 
-    def __init__(self, report: Progress | None) -> None:
-        self._report, self._before = report, 0.0
+    def __init__(
+        self,
+        problem: Problem,
+        plane: Plane,
+        grid: int | tuple[int, int],
+        span: float | None,
+        tolerance: str | float | None,
+        kinds: Mapping[str, type],
+    ) -> None:
+        expect("problem", problem, Problem)
+        expect("plane", plane, Plane)
+        size = problem.layout.size
+        if plane.directions.shape != (2, size) or plane.center.shape != (size,):
+            raise InputError(
+                f"plane: it is of a model with {plane.directions.shape[-1]:,} parameters, this one has "
+                f"{size:,}; make it with the same problem, such as by landscape.random_plane(problem)"
+            )
+        self.span = plane.span if span is None else span
+        self.x, self.y = axes(grid, self.span)
+        self.tolerance = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)
+        gx, gy = np.meshgrid(self.x, self.y)
+        self.points = torch.from_numpy(np.stack((gx.ravel(), gy.ravel()), 1))
+        self.columns: dict[str, Any] = {
+            name: np.full(gx.shape, _unknown(kind), kind) for name, kind in kinds.items()
+        }
+        self.done, self.same = np.zeros(gx.shape, bool), False
 
-    def part(self, share: float) -> None:
-        """``share`` of the part is done."""
-        if self._report:
-            self._report(self._before + (1 - self._before) * self.PART * share)
+    def take(
+        self,
+        previous: Any,
+        wanted: Mapping[str, Any],
+        made_of: Sequence[str],
+        problem: Problem,
+        usable: Array,
+    ) -> bool:
+        """Take the ``usable`` values of an earlier result at common points; whether nothing is left to do.
 
-    def next(self) -> None:
-        """The part is done."""
-        self._before += (1 - self._before) * self.PART
+        MismatchError unless it has the fields ``wanted``, and is of the same model and data, ``made_of``.
+        """
+        if reason := difference(previous, wanted) or changed(previous.provenance, made_of, problem.dtype):
+            raise MismatchError(reason)
+        self.same = np.array_equal(self.x, previous.x) and np.array_equal(self.y, previous.y)
+        old = [(column, getattr(previous, name)) for name, column in self.columns.items()]
+        (across, old_across), (up, old_up) = coincide(self.x, previous.x), coincide(self.y, previous.y)
+        for new, values in [*old, (self.done, usable)]:
+            new[np.ix_(up, across)] = values[np.ix_(old_up, old_across)]
+        for column in self.columns.values():
+            column[~self.done] = _unknown(column.dtype)  # what was interpolated, or is searched again
+        return self.same and np.array_equal(usable, previous.done) and meets(previous, self.tolerance)
+
+    def complete(
+        self, of: Evaluate, portions: Portions, deciding: Sequence[str], others: Sequence[str], seed: int
+    ) -> dict[str, Any]:
+        """:func:`complete` the columns by the values ``of`` points."""
+        at, done, columns = self.points, self.done, self.columns
+        return complete(at, done, columns, of, portions, self.tolerance, deciding, others, seed)
+
+    def fields(self) -> dict[str, Any]:
+        """Those of a result, with copies of the columns as they are now."""
+        copies = {name: column.copy() for name, column in self.columns.items()}
+        return {"x": self.x, "y": self.y, "span": self.span, "done": self.done.copy(), **copies}
+
+
+def _unknown(kind: Any) -> Any:
+    """What stands for a number that is not known: NaN, or 0 for whole numbers."""
+    return np.nan if np.dtype(kind).kind == "f" else 0
+
+
+def reused_points(previous: Any, surface: Any) -> int:
+    """How many points of ``surface``, or Hessian grid, were taken from ``previous``."""
+    columns, rows = coincide(surface.x, previous.x)[1], coincide(surface.y, previous.y)[1]
+    return int(previous.done[np.ix_(rows, columns)].sum())

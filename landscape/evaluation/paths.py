@@ -8,13 +8,15 @@ samples in memory.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import math
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,8 +41,6 @@ MAX_BLOCK = 20
 # 784-50-50-10 and 10,000 images, 50,000 points, which take 90 s.
 COMPILE_WORK = 1.5e12
 
-Run = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-
 
 def block_size(
     problem: Problem, steps: list[Step], count: int, budget: MemoryBudget, forced: bool
@@ -55,15 +55,13 @@ def block_size(
     later = problem.layout.size - first * shapes[linear[0].weight][1]  # weights after the first layer
     item = problem.theta.itemsize
     # Center and directions in one tensor; for one sample the first products and one point's activations.
-    fixed, sample = (
-        3 * problem.theta.nbytes + ACTIVATION_COPIES * later * item,
-        (3 * first + ACTIVATION_COPIES * widest) * item,
-    )
+    fixed = 3 * problem.theta.nbytes + ACTIVATION_COPIES * later * item
+    sample = (3 * first + ACTIVATION_COPIES * widest) * item
     if fixed + sample > budget.remaining:
         if forced:
             budget.require(fixed + sample)
         return None
-    chunk = int(min(CHUNK, problem.data.samples, (budget.remaining - fixed) // sample))
+    chunk = int(min(CHUNK, problem.samples, (budget.remaining - fixed) // sample))
     point = max(chunk * widest, later) * item
     rest = budget.remaining - fixed - 3 * first * chunk * item
     by_memory = rest // (ACTIVATION_COPIES * point)
@@ -96,53 +94,76 @@ class _Memory:
         return self._pieces[0][:size].view(shape)
 
 
-@dataclass
 class _Blocks:
     """The parts of the batched path: the first layer's products, and a block of points for them."""
 
-    problem: Problem
-    steps: list[Step]
-    views: dict[str, Tensor]  # centre and directions, (3, *shape) each
-    labels: Tensor | None  # (samples,) classes that count as right; None: accuracy has no meaning
-
-    @classmethod
-    def of(cls, loss: PlaneLoss, steps: list[Step]) -> _Blocks:
-        problem = loss.problem
-        views = problem.layout.views(torch.stack((loss.center, *loss.directions)))
-        assert problem.data.tensors is not None
-        y = problem.data.tensors[1]
+    def __init__(self, loss: PlaneLoss, steps: list[Step]) -> None:
+        problem = self.problem = loss.problem
+        first, *self.later = steps
+        assert isinstance(first, LinearStep)
+        assert problem.tensors is not None
+        self.first, (self.x, self.y) = first, problem.tensors
+        # Centre and directions, (3, *shape) each.
+        self.views = problem.layout.views(torch.stack((loss.center, *loss.directions)))
         last = next(step for step in reversed(steps) if isinstance(step, LinearStep))
-        outputs = views[last.weight].shape[1]
+        y, outputs = self.y, self.views[last.weight].shape[1]
         classes = y.dim() == 1 and not y.is_floating_point() and outputs > 1
-        labels = y.long() if classes and bool(((y >= 0) & (y < outputs)).all()) else None
-        return cls(problem, steps, views, labels)
+        # (samples,) classes that count as right; None: accuracy has no meaning.
+        self.labels = y.long() if classes and bool(((y >= 0) & (y < outputs)).all()) else None
 
     def products(self, i: int, chunk: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """W·x, U·x, V·x (3, out, samples) of the chunk at ``i``, its targets and labels."""
-        first = self.steps[0]
-        assert isinstance(first, LinearStep)
-        assert self.problem.data.tensors is not None
-        x, y = (t[i : i + chunk] for t in self.problem.data.tensors)
-        weights = self.views[first.weight].flatten(0, 1)  # (3·out, in)
+        x, y = self.x[i : i + chunk], self.y[i : i + chunk]
+        weights = self.views[self.first.weight].flatten(0, 1)  # (3·out, in)
         labels = None if self.labels is None else self.labels[i : i + chunk]
         return (weights @ x.flatten(1).T).view(3, -1, len(x)), y, labels
 
-    def run(self, c: Tensor, shared: Tensor, y: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean losses (k,) and hits (k,) of the points c (k, 3) on one chunk, as it is compiled."""
-        return _block(self.problem, self.steps, self.views, c, shared, y, labels)
+    def run(
+        self,
+        c: Tensor,
+        products: Tensor,
+        targets: Tensor,
+        labels: Tensor | None,
+        memory: _Memory | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Mean losses (k,) and hits (k,) of the points c (k, 3) on one chunk of data.
 
-    def run_in_memory(self) -> Run:
-        """:meth:`run` without a compiler, all blocks in the same memory."""
-        memory = _Memory(self.problem.theta)
+        With ``memory`` the layers write there, otherwise, as it is compiled, to fresh memory.
+        """
 
-        def run(c: Tensor, shared: Tensor, y: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-            return _block(self.problem, self.steps, self.views, c, shared, y, labels, memory)
+        def place(outputs: int) -> Tensor | None:  # (k, outputs, samples)
+            return memory.take(len(c), outputs, products.shape[2]) if memory else None
 
-        return run
+        def at_points(name: str) -> Tensor:  # (k, *shape)
+            return (c @ self.views[name].flatten(1)).view(len(c), *self.views[name].shape[1:])
 
-    def totals(self, size: tuple[int, int], run: Run) -> Totals:
-        """The sums by ``run``, in chunks of samples and blocks of points of ``size``."""
-        problem, samples, (chunk, block) = self.problem, self.problem.data.samples, size
+        a, b = c[:, 1, None, None], c[:, 2, None, None]
+        h = torch.addcmul(products[0], a, products[1], out=place(products.shape[1])).addcmul_(b, products[2])
+        if self.first.bias:
+            h += at_points(self.first.bias).unsqueeze(-1)
+        for step in self.later:
+            if isinstance(step, LinearStep):
+                w, out = at_points(step.weight), place(self.views[step.weight].shape[1])
+                if step.bias:
+                    h = torch.baddbmm(at_points(step.bias).unsqueeze(-1), w, h, out=out)
+                else:
+                    h = torch.bmm(w, h, out=out)
+            elif memory and type(step) is nn.ReLU:
+                h = h.relu_()
+            else:
+                h = step(h)
+        losses = stacked_losses(self.problem.criterion, h, targets.expand(len(c), *targets.shape))
+        return losses, _correct(h, labels)
+
+    def totals(
+        self, size: tuple[int, int], run: Callable[..., tuple[Tensor, Tensor]] | None = None
+    ) -> Totals:
+        """The sums in chunks of samples and blocks of points of ``size``.
+
+        By ``run``, such as the compiled one; default: without a compiler, all blocks in the same memory.
+        """
+        problem, samples, (chunk, block) = self.problem, self.problem.samples, size
+        run = run or functools.partial(self.run, memory=_Memory(problem.theta))
 
         def totals(points: Tensor, progress: Progress) -> Tensor:
             rest = -len(points) % block  # the last point again, so that all blocks have one shape
@@ -165,8 +186,7 @@ class _Blocks:
 @torch.no_grad()
 def batched(loss: PlaneLoss, steps: list[Step], size: tuple[int, int]) -> Totals:
     """The totals of a chain's ``steps``, in chunks of samples and blocks of points of ``size``."""
-    blocks = _Blocks.of(loss, steps)
-    return blocks.totals(size, blocks.run_in_memory())
+    return _Blocks(loss, steps).totals(size)
 
 
 @torch.no_grad()
@@ -177,7 +197,7 @@ def compiled_totals(
 
     With ``forced`` FailedError in place of these.
     """
-    problem, blocks = loss.problem, _Blocks.of(loss, steps)
+    problem, blocks = loss.problem, _Blocks(loss, steps)
     compiled = torch.compile(blocks.run, dynamic=False)
     points = torch.linspace(-DISPLACEMENT, DISPLACEMENT, size[1], dtype=problem.dtype, device=problem.device)
     trial = torch.stack((torch.ones_like(points), points, -points), 1), *blocks.products(0, size[0])
@@ -191,51 +211,8 @@ def compiled_totals(
         reason = str(error).strip().split("\n")[0]
     if forced:
         raise FailedError(f"path: 'compiled' fails here ({reason}); use 'batched'")
-    warnings.warn(f"path: 'batched' in place of 'compiled' ({reason})", PathWarning, stacklevel=5)
-    return blocks.totals(size, blocks.run_in_memory()), "batched"
-
-
-def _block(
-    problem: Problem,
-    steps: list[Step],
-    views: dict[str, Tensor],
-    c: Tensor,
-    products: Tensor,
-    targets: Tensor,
-    labels: Tensor | None,
-    memory: _Memory | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Mean losses (k,) and hits (k,) of the points c (k, 3) on one chunk of data.
-
-    ``products`` (3, out, samples) are the first layer's, ``views`` the centre and directions, (3, *shape).
-    With ``memory`` the layers write there, otherwise to fresh memory.
-    """
-
-    def place(outputs: int) -> Tensor | None:  # (k, outputs, samples)
-        return memory.take(len(c), outputs, products.shape[2]) if memory else None
-
-    def at_points(name: str) -> Tensor:  # (k, *shape)
-        return (c @ views[name].flatten(1)).view(len(c), *views[name].shape[1:])
-
-    first = steps[0]
-    assert isinstance(first, LinearStep)
-    a, b = c[:, 1, None, None], c[:, 2, None, None]
-    h = torch.addcmul(products[0], a, products[1], out=place(products.shape[1])).addcmul_(b, products[2])
-    if first.bias:
-        h += at_points(first.bias).unsqueeze(-1)
-    for step in steps[1:]:
-        if isinstance(step, LinearStep):
-            w, out = at_points(step.weight), place(views[step.weight].shape[1])
-            if step.bias:
-                h = torch.baddbmm(at_points(step.bias).unsqueeze(-1), w, h, out=out)
-            else:
-                h = torch.bmm(w, h, out=out)
-        elif memory and type(step) is nn.ReLU:
-            h = h.relu_()
-        else:
-            h = step(h)
-    losses = stacked_losses(problem.criterion, h, targets.expand(len(c), *targets.shape))
-    return losses, _correct(h, labels)
+    warnings.warn(f"path: 'batched' in place of 'compiled' ({reason})", PathWarning, stacklevel=4)
+    return blocks.totals(size), "batched"
 
 
 def _correct(outputs: Tensor, labels: Tensor | None) -> Tensor:
@@ -256,8 +233,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BATCHNORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
-@dataclass(frozen=True)
-class Pair:
+class Pair(NamedTuple):
     """A convolution and the BatchNorm that is the only user of its output, by module name."""
 
     convolution: str
@@ -279,9 +255,8 @@ class FoldedForward:
         # A trace has no layer that the forward pass leaves out.
         self._names = {name for name, _ in graph.named_parameters(remove_duplicate=False)}
         # Frozen parameters, and buffers, which need the precision of the rest.
-        frozen = ((name, p) for name, p in graph.named_parameters() if id(p) not in trainable)
-        self._fixed: dict[str, Tensor] = dict(frozen)
-        self._fixed.update(graph.named_buffers())
+        self._fixed: dict[str, Tensor] = {n: p for n, p in graph.named_parameters() if id(p) not in trainable}
+        self._fixed |= dict(graph.named_buffers())
         self._norms: dict[str, Any] = {pair.norm: graph.get_submodule(pair.norm) for pair in pairs}
 
     def converted(self, dtype: torch.dtype) -> FoldedForward:
@@ -366,9 +341,7 @@ def _pair(graph: fx.GraphModule, modules: dict[str, nn.Module], node: fx.Node) -
         return None
     if norm.training or norm.running_mean is None:
         return None
-    counts: dict[int, int] = {}
-    for _, tensor in graph.named_parameters(remove_duplicate=False):
-        counts[id(tensor)] = counts.get(id(tensor), 0) + 1
+    counts = Counter(id(tensor) for _, tensor in graph.named_parameters(remove_duplicate=False))
     targets = [str(n.target) for n in graph.graph.nodes if n.op in ("call_module", "get_attr")]
     for name, module in ((pair.convolution, convolution), (pair.norm, norm)):
         # Used once, by no other name, nowhere by its tensors, and with nothing hung on it.
@@ -497,7 +470,7 @@ class PlaneLoss:
             reason = "its loss is {:.6g} where that of the model itself is {:.6g}".format(*losses)
         if forced:
             raise InputError(f"path: '{path}' is not allowed for this model, {reason}; use 'pointwise'")
-        warnings.warn(f"path: 'pointwise' in place of '{path}', {reason}", PathWarning, stacklevel=5)
+        warnings.warn(f"path: 'pointwise' in place of '{path}', {reason}", PathWarning, stacklevel=4)
         return False
 
 

@@ -140,7 +140,7 @@ class Stack:
                 reason = f"its gradients differ by {error:.1g} of their norm"
             if error != error:
                 return  # the gradients of the loop are not finite yet, so that nothing can be compared
-            if error <= self._rounding(weights):
+            if error <= ROUNDING[self._dtype(weights)]:
                 self._verified.add(path)
                 continue
             self._abandon(path)
@@ -153,8 +153,9 @@ class Stack:
                     stacklevel=4,
                 )
 
-    def _rounding(self, weights: Tensor) -> float:
-        return ROUNDING[weights.dtype if self.precision == "full" else torch.bfloat16]
+    def _dtype(self, weights: Tensor) -> torch.dtype:
+        """Of the arithmetic inside the network."""
+        return weights.dtype if self.precision == "full" else torch.bfloat16
 
     def _relative_error(
         self, path: GradientPath, weights: Tensor, x: Any, y: Any, training: Training | None
@@ -233,19 +234,29 @@ class Stack:
     ) -> Tensor:
         """The gradients of one microbatch by ``path``, and its mean losses (n,)."""
         if path == "chain":
-            return self._chained(weights, x, y, out)
+            losses = self._chain_losses(weights, x, y, out)
+            differentiable(losses).sum().backward()  # type: ignore[no-untyped-call]
+            return losses.detach()
         if path == "batched":
-            return self._at_once(weights, x, y, out, training)
+            model = self.problem.model if training is None else self.training_model
+            state = {} if training is None else dict(training.buffers)
+            if (
+                training is not None and not state
+            ):  # no running statistics, but each learner needs its buffers
+                state = {k: b.expand(len(weights), *b.shape).clone() for k, b in model.named_buffers()}
+            leaves = self._leaves(weights)
+            return self._write(leaves, self._all(model, {**leaves, **state}, x, y), out)
         rows = []
         for j, w in enumerate(weights):
-            model, state, seeds = self.problem.model, dict[str, Tensor](), self._seeds
+            model, state, seeds = self.problem.model, {}, self._seeds
             if training is not None:
                 model, seeds = self.training_model, [training.seed(j, micro)]
                 state = {name: each[j] for name, each in training.buffers.items()}
-            inputs = take(x, j)
+            inputs, leaves = take(x, j), self._leaves(w)
             if path == "channels last":
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
-            rows.append(self._one(model, state, seeds, w, inputs, take(y, j), out[j]))
+            loss = self._mean(model, {**leaves, **state}, seeds, inputs, take(y, j))
+            rows.append(self._write(leaves, loss, out[j]))
         return torch.stack(rows)
 
     def losses(self, weights: Tensor, x: Any, y: Any) -> Tensor:
@@ -258,16 +269,9 @@ class Stack:
             if path == "chain":
                 return self._chain_losses(weights, x, y)
             if path == "batched":
-
-                def one(values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
-                    return self._loss(model, values, x, y, weights.dtype)
-
-                return torch.vmap(one)(views(weights), x, y)
-            rows = []
-            for j, w in enumerate(weights):
-                inputs, targets = take((x, y), j)
-                rows.append(self._mean(model, views(w), self._seeds, inputs, targets, weights.dtype))
-            return torch.stack(rows)
+                return self._all(model, views(weights), x, y)
+            each = (self._mean(model, views(w), self._seeds, *take((x, y), j)) for j, w in enumerate(weights))
+            return torch.stack([*each])
 
     @property
     def _seeds(self) -> Sequence[int | None]:
@@ -275,32 +279,21 @@ class Stack:
         return range(self.problem.draws) if self.problem.draws else [None]
 
     def _mean(
-        self,
-        model: nn.Module,
-        values: dict[str, Tensor],
-        seeds: Sequence[int | None],
-        x: Any,
-        y: Any,
-        dtype: torch.dtype,
+        self, model: nn.Module, values: dict[str, Tensor], seeds: Sequence[int | None], x: Any, y: Any
     ) -> Tensor:
         """The mean of the losses with the random numbers of ``seeds``."""
         losses = []
         for seed in seeds:
             with self.problem.evaluating(seed):
-                losses.append(self._loss(model, values, x, y, dtype))
+                losses.append(self._loss(model, values, x, y))
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
-
-    def _chained(self, weights: Tensor, x: Any, y: Any, out: Tensor) -> Tensor:
-        losses = self._chain_losses(weights, x, y, out)
-        differentiable(losses).sum().backward()  # type: ignore[no-untyped-call]
-        return losses.detach()
 
     def _chain_losses(self, weights: Tensor, x: Any, y: Any, out: Tensor | None = None) -> Tensor:
         """The losses (n,) of a chain; their backward pass writes the gradients to ``out``, if given."""
         assert self.steps is not None
         views = self.problem.layout.views(weights)
         grads = {} if out is None else self.problem.layout.views(out)
-        dtype = weights.dtype if self.precision == "full" else torch.bfloat16
+        dtype = self._dtype(weights)
         h = x.flatten(2).transpose(1, 2)  # features before samples: gradients come out as the weights lie
         with self._autocast():
             for step in self.steps:
@@ -314,39 +307,24 @@ class Stack:
                     h = step(h)
         return stacked_losses(self.problem.criterion, h.to(weights.dtype), y)
 
-    def _one(
-        self,
-        model: nn.Module,
-        state: dict[str, Tensor],
-        seeds: Sequence[int | None],
-        theta: Tensor,
-        x: Any,
-        y: Any,
-        out: Tensor,
-    ) -> Tensor:
-        leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(theta).items()}
-        loss = self._mean(model, {**leaves, **state}, seeds, x, y, theta.dtype)
-        return self._write(leaves, loss, out)
+    def _leaves(self, weights: Tensor) -> dict[str, Tensor]:
+        """The parameters at ``weights``, for which gradients are recorded."""
+        return {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(weights).items()}
 
-    def _at_once(self, weights: Tensor, x: Any, y: Any, out: Tensor, training: Training | None) -> Tensor:
-        leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(weights).items()}
-        model = self.problem.model if training is None else self.training_model
-        state = {} if training is None else dict(training.buffers)
-        if training is not None and not state:  # no running statistics, but each learner needs its buffers
-            state = {k: b.expand(len(weights), *b.shape).clone() for k, b in model.named_buffers()}
+    def _all(self, model: nn.Module, values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
+        """The losses (n,) of all learners at once, each with its ``values`` and minibatch."""
 
         def one(values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
-            return self._loss(model, values, x, y, weights.dtype)
+            return self._loss(model, values, x, y)
 
-        return self._write(leaves, torch.vmap(one)({**leaves, **state}, x, y), out)
+        losses: Tensor = torch.vmap(one)(values, x, y)
+        return losses
 
-    def _loss(
-        self, model: nn.Module, values: dict[str, Tensor], x: Any, y: Any, dtype: torch.dtype
-    ) -> Tensor:
+    def _loss(self, model: nn.Module, values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
         with self._autocast():
             outputs = call(model, values, x)
         if isinstance(outputs, Tensor):
-            outputs = outputs.to(dtype)
+            outputs = outputs.to(next(iter(values.values())).dtype)  # that of the weights
         return self.problem.criterion(outputs, y)
 
     def _write(self, leaves: dict[str, Tensor], losses: Tensor, out: Tensor) -> Tensor:
@@ -379,7 +357,7 @@ class Stack:
             return time.perf_counter() - clock
 
         try:
-            if not self._relative_error("batched", weights, x, y, training) <= self._rounding(weights):
+            if not self._relative_error("batched", weights, x, y, training) <= ROUNDING[self._dtype(weights)]:
                 return False
             self._verified.add("batched")
             for batched in (False, True):
@@ -393,13 +371,13 @@ class Stack:
 
     def _bytes(self, weights: Tensor, x: Any, y: Any) -> int:
         """Bytes of the activations of all learners' microbatches."""
-        leaves = {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(weights[0]).items()}
+        leaves = self._leaves(weights[0])
         batch = next(named_tensors(x))[1].shape[1]
         a, b = take((x, y), (0, slice(2)))
 
         def loss() -> Tensor:
             with torch.enable_grad():
-                return self._loss(self.problem.model, leaves, a, b, weights.dtype)
+                return self._loss(self.problem.model, leaves, a, b)
 
         saved = with_saved_bytes(loss, excluding=leaves.values())[1]
         return len(weights) * batch // self.accumulate * saved // min(2, batch)

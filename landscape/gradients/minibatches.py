@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -212,18 +212,6 @@ class Scale:
         return standard_error(self.estimates)
 
 
-class Estimator(Protocol):
-    """Takes the gradients of one draw after the other."""
-
-    draws: int
-
-    def add(self, gradients: Tensor) -> None:
-        """Take the gradients of a draw, a row for each of its minibatches."""
-
-    def scale(self) -> Scale:
-        """The estimate from the draws so far."""
-
-
 def from_round(gradients: Tensor, batch: int) -> tuple[float, float]:
     """(tr Σ, ‖g‖²), both unbiased, from the gradients (n, P) of n ≥ 2 minibatches of ``batch`` samples.
 
@@ -345,9 +333,6 @@ class Learners(Jackknife):
         }
 
 
-# The relative standard error asked for, and the fewest and the most draws (ours): a standard error from 16
-# draws is itself right to 18%, 1/√(2·15), and a stop much earlier would favour draws that agree by accident.
-TOL, LEAST, MOST = 0.05, 16, 1000
 # Where a draw takes a product with the whole Hessian or a search: at most so many, and not judged before the
 # 32nd (ours: an error from fewer is itself wrong by an eighth).
 FEW, JUDGED = 256, 32
@@ -363,9 +348,12 @@ class Precision:
         (False, True, True)
     """
 
-    tol: float = TOL
-    least: int = LEAST
-    most: int = MOST
+    # The relative standard error asked for, and the fewest and the most draws (ours): a standard error from
+    # 16 draws is itself right to 18%, 1/√(2·15), and a stop much earlier would favour draws that agree by
+    # accident.
+    tol: float = 0.05
+    least: int = 16
+    most: int = 1000
 
     def __post_init__(self) -> None:
         positive("tol", self.tol)

@@ -81,19 +81,15 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
         **given: Any,
     ) -> None:  # fmt: skip
         """What is to be known before a step: the gradients are there, and clipped."""
-        if not self._begun:
+        if not self._begun:  # the weights are still those of the training's start
             if self._watch is not None:
                 self._watch.check()
-            self._begin(args, state.global_step, model, optimizer, train_dataloader)
+            data, test = self._session.splits(train_dataloader, EVEN)
+            own = getattr(optimizer, "optimizer", optimizer)
+            batch = batch_size(train_dataloader) if args.gradient_accumulation_steps == 1 else 0
+            self._session.begin(bare(model), data, test, own, batch=batch, resume=state.global_step)
             self._begun = True
         self._session.before()
-
-    def _begin(self, args: Any, step: int, model: Any, optimizer: Any, loader: Any) -> None:
-        """Open the recorder, at weights that are still those of the training's start."""
-        own = getattr(optimizer, "optimizer", optimizer)
-        data, test = self._session.splits(loader, EVEN)
-        batch = batch_size(loader) if args.gradient_accumulation_steps == 1 else 0
-        self._session.begin(bare(model), data, test, own, batch=batch, resume=step)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """What is to be known after a step."""

@@ -72,7 +72,6 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
     """
 
     _resume = 0
-    _handles: tuple[Any, ...] = ()
     _stepping = False  # the optimizer's step has begun, and with it its closure
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -90,10 +89,8 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
         resume = self._resume if trainer.global_step else 0  # and not in another Trainer's first fit
         session.begin(model, data, test, optimizer, batch=batch, resume=resume, terms=terms)
         self._stepping = False
-        self._handles = (
-            optimizer.register_step_pre_hook(self._started),
-            optimizer.register_step_post_hook(self._ended),
-        )
+        session.hooks.callback(optimizer.register_step_pre_hook(self._started).remove)
+        session.hooks.callback(optimizer.register_step_post_hook(self._ended).remove)
 
     def _started(self, *step: Any) -> None:
         self._stepping = True
@@ -145,17 +142,11 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the recorder, and draw what is to be drawn."""
-        self._unhook()
         self._session.end()
         self._resume = self._session.steps  # a second fit goes on
 
-    def _unhook(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Close the recorder; after an exception within a step nothing is written."""
-        self._unhook()
         self._session.abort()
 
     def state_dict(self) -> dict[str, Any]:

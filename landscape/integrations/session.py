@@ -23,13 +23,14 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from landscape.analysis.grids import axes, contour
+from landscape.analysis.grids import contour
 from landscape.analysis.planes import NORMS, random_plane
 from landscape.analysis.spectrum import spectrum
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import SPLIT, check_keywords, check_type, choose, positive
+from landscape.evaluation.grid import axes
 from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance, Result
 from landscape.train.own_loop import recording
@@ -138,6 +139,7 @@ class Session:
         self.steps = 0
         self.within = False  # a step
         self._step = contextlib.ExitStack()
+        self.hooks = contextlib.ExitStack()  # of the trainer's, until the recorder is closed
 
     def splits(self, loader: Any, even: Iterable[str] = ()) -> tuple[Any, Any]:
         """The training set and the test data, as :func:`given_or_own` has them; no test data: None."""
@@ -192,6 +194,7 @@ class Session:
         recorder, self.recorder = self.recorder, None
         self._step.pop_all()
         self.within = False
+        self.hooks.close()
         if recorder is not None:
             recorder.close()
 
@@ -282,9 +285,9 @@ def given_or_own(name: str, given: Any, loader: Any, *, whole: bool, even: Itera
             samples.
     """
     own = loader if given is None else given
-    if isinstance(own, Dataset) or type(own).__module__.partition(".")[0] == "datasets":
+    if isinstance(given, Dataset) or type(given).__module__.partition(".")[0] == "datasets":
         collate = getattr(loader, "collate_fn", None)
-        own, even = DataLoader(own, batch_size=batch_size(loader) or 1, collate_fn=collate), ()
+        own, even = DataLoader(given, batch_size=batch_size(loader) or 1, collate_fn=collate), ()
     if isinstance(own, DataLoader):
         return in_order(name, own, whole=whole, even=even)
     if given is None:

@@ -19,21 +19,9 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.files import read_regular, replacing
 from landscape.core.hdf5 import Array
 from landscape.core.progress import Progress
+from landscape.plots import style, surface
 from landscape.plots.drawing import drawable
 from landscape.plots.picture import caption, panels
-from landscape.plots.style import color_of, paper_name
-from landscape.plots.style import style as figure_style
-from landscape.plots.surface import (
-    CMAP,
-    LEARNER,
-    MEAN,
-    Scale,
-    color_bar,
-    label_axes,
-    map_axes,
-    scale,
-    settings,
-)
 from landscape.results.grids import Surface
 
 FORMATS = (".gif", ".mp4")
@@ -83,45 +71,47 @@ def film(frames: Sequence[Frame], algorithm: str) -> Film:
     if not frames:
         raise InputError("animate: no frame, there is nothing to draw")
     shown = [drawable(frame.surface) for frame in frames]
-    with figure_style():
+    with style.style():
         figure, (ax, dial) = panels(1, 2, 4.6, 4.6, width_ratios=(1.6, 1.0))
-        chosen = scale([r.loss for r in shown])
+        chosen = surface.scale([r.loss for r in shown])
         # With a norm of its own: contourf changes the other one in each frame, which would reset the labels.
-        color_bar(figure, ax, copy.deepcopy(chosen.norm), CMAP, "loss (nat)")
+        surface.color_bar(figure, ax, copy.deepcopy(chosen.norm), surface.CMAP, "loss (nat)")
         lines = f"Lines: {LINES} levels between the lowest and the highest loss of the frame."
-        caption(figure, f"{settings(shown[:1])} Colours: {chosen.why}. {lines} Centre: w_a of the frame.")
+        caption(
+            figure, f"{surface.settings(shown[:1])} Colours: {chosen.why}. {lines} Centre: w_a of the frame."
+        )
     values = [v for f in frames for v in (f.lr_lambda_max, f.limit) if np.isfinite(v)]
     top = 1.15 * max(values, default=2.0)
 
     def draw(k: int) -> None:
         frame, r = frames[k], shown[k]
-        with figure_style():
+        with style.style():
             for part in (ax, dial):
                 part.clear()
             _draw_surface(ax, r, chosen)
-            _draw_dial(dial, frame, top, color_of(algorithm))
+            _draw_dial(dial, frame, top, style.color_of(algorithm))
             loss = f", training loss {frame.loss:.3g} nat" if np.isfinite(frame.loss) else ""
-            figure.suptitle(f"{paper_name(algorithm)}, step {frame.step:,}{loss}")
+            figure.suptitle(f"{style.paper_name(algorithm)}, step {frame.step:,}{loss}")
 
     return Film(figure, draw, len(frames))
 
 
-def _draw_surface(ax: Axes, r: Surface, chosen: Scale) -> None:
+def _draw_surface(ax: Axes, r: Surface, chosen: surface.Scale) -> None:
     masked = np.ma.masked_invalid(r.loss)
-    map_axes(ax)
-    ax.contourf(r.x, r.y, masked, chosen.levels, extend="max", cmap=CMAP, norm=chosen.norm)
+    surface.map_axes(ax)
+    ax.contourf(r.x, r.y, masked, chosen.levels, extend="max", cmap=surface.CMAP, norm=chosen.norm)
     low, high = float(masked.min()), float(masked.max())
     if low < high:  # what the frame looks like, also where one colour covers it
         ax.contour(r.x, r.y, masked, np.linspace(low, high, LINES + 2)[1:-1], **_LINE)
     reach = np.abs([r.x[0], r.y[0]])
     learners, mean = r.markers[:-1], r.markers[-1]
     inside: Array = np.all(np.abs(learners) <= reach, axis=1)
-    ax.plot(*learners[inside].T, label="learners", **LEARNER)
+    ax.plot(*learners[inside].T, label="learners", **surface.LEARNER)
     edge = np.clip(learners[~inside], -0.97 * reach, 0.97 * reach)
-    ax.plot(*edge.T, label="outside", **{**LEARNER, "mfc": "none"})
-    ax.plot(*mean, label="$w_a$", **MEAN)
+    ax.plot(*edge.T, label="outside", **{**surface.LEARNER, "mfc": "none"})
+    ax.plot(*mean, label="$w_a$", **surface.MEAN)
     ax.set(xlim=(r.x[0], r.x[-1]), ylim=(r.y[0], r.y[-1]))
-    label_axes(ax, r)
+    surface.label_axes(ax, r)
     ax.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=3)
 
 
@@ -174,7 +164,7 @@ def save_film(made: Film, path: Path, fps: int, dpi: float, progress: Progress) 
         target = Path(folder, f"film{path.suffix}")
         writer = kind(fps=fps)
         try:
-            with figure_style(), writer.saving(made.figure, str(target), dpi):
+            with style.style(), writer.saving(made.figure, str(target), dpi):
                 for k in range(made.count):
                     made.draw(k)
                     writer.grab_frame()

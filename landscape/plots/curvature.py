@@ -1,8 +1,9 @@
-"""Pictures of spectra, batch sharpness, and the learners' spread in sharp directions."""
+"""Pictures of curvature and flatness: spectra, sharpness, spread, smoothing, learning coefficients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib import ticker
@@ -11,21 +12,11 @@ from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
+from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, panels, points, wrapped_panels
-from landscape.plots.style import (
-    between,
-    color_of,
-    colors_of,
-    headline,
-    loss_of,
-    names_of,
-    paper_name,
-    rows_of,
-    samples_of,
-    ticks_at,
-)
 from landscape.results.curvature import BatchSharpness, Density, Disagreement, Spectrum
+from landscape.results.flatness import LearningCoefficient, Sharpness, Smoothing
 
 
 @draws(Spectrum)
@@ -43,7 +34,7 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     figure, (ax,) = panels(1, 1, 6.4, 3.9)
     dense = [r.density for r in results if r.density]
     at, floor = density_scale(dense, 2000)
-    names, tones = names_of(results, "spectrum"), colors_of([r.label for r in results])
+    names, tones = style.names_of(results, "spectrum"), style.colors_of([r.label for r in results])
     for k, (r, label, color) in enumerate(zip(results, names, tones, strict=True)):
         if r.density:
             ax.plot(at, np.maximum(r.density.broadened(at), floor), color=color, label=label)
@@ -64,9 +55,12 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     first = results[0]
     matrix = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}.get(first.kind, first.kind)
     ticks = "; ticks: computed eigenvalues" if any(r.values.size for r in results) else ""
-    ax.set_xlabel(f"eigenvalue λ of the {loss_of(results)}'s {matrix}{ticks}")
+    ax.set_xlabel(f"eigenvalue λ of the {style.loss_of(results)}'s {matrix}{ticks}")
     part = f", parameters {first.part}" if first.part else ""
-    usual = f"Spectrum, {samples_of(results)}{part}{_preconditioned(results)}"
+    if by := dict.fromkeys(r.precondition for r in results if r.precondition):
+        rates = style.rows_of(results, "lr · λ_max")
+        part += f", preconditioned by {', '.join(by)}{f'; {rates}' if rates else ''}"
+    usual = f"Spectrum, {style.samples_of(results)}{part}"
     figure.legend(loc="outside lower center", ncols=3)
     return finish(figure, title or usual)
 
@@ -84,35 +78,22 @@ def density_scale(dense: Sequence[Density], count: int) -> tuple[Array, float]:
     return np.linspace(low, high, count), floor
 
 
-def _preconditioned(results: Sequence[Spectrum]) -> str:
-    """Whose preconditioners the results have, and lr · λ_max with its limit where that is known."""
-    names = dict.fromkeys(r.precondition for r in results if r.precondition)
-    if not names:
-        return ""
-    edges = [
-        f"lr·λ_max {r.lr * r.values[0]:.3g} (limit {r.limit:.3g})"
-        for r in results
-        if np.isfinite(r.lr + r.limit) and len(r.values) > r.lowest
-    ]
-    return "; ".join([f", preconditioned by {', '.join(names)}", *edges])
-
-
 def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
     """Traces with their 95% intervals (of older files one standard error), one below the other."""
     if not any(np.isfinite(r.trace) for r in results):
         raise InputError("spectrum: no eigenvalue, no density and no trace, there is nothing to draw")
     figure, (ax,) = panels(1, 1, 6.4, 1.5 + 0.4 * len(results))
-    for k, (r, color) in enumerate(zip(results, colors_of([r.label for r in results]), strict=True)):
+    for k, (r, color) in enumerate(zip(results, style.colors_of([r.label for r in results]), strict=True)):
         half = r.trace_interval()[1] - r.trace
         error = next((e for e in (half, r.trace_error) if np.isfinite(e)), 0.0)
         points(ax, r.trace, k, None, color, xerr=error, capsize=4)
         text = f"{r.trace:.4g} ± {error:.2g}"
         ax.annotate(text, (r.trace, k), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9)
-    ax.set_yticks(range(len(results)), names_of(results, "spectrum"))
+    ax.set_yticks(range(len(results)), style.names_of(results, "spectrum"))
     ax.margins(x=0.25)
-    label = f"trace of the {loss_of(results)}'s Hessian (nat), 95% interval"
+    label = f"trace of the {style.loss_of(results)}'s Hessian (nat), 95% interval"
     ax.set(ylim=(len(results) - 0.4, -0.8), xlabel=label)
-    return finish(figure, title or f"Trace, {samples_of(results)}")
+    return finish(figure, title or f"Trace, {style.samples_of(results)}")
 
 
 @draws(BatchSharpness)
@@ -130,19 +111,19 @@ def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> 
     for ax, (label, group) in zip(axes, groups.items(), strict=True):
         _draw_group(ax, group, scaled)
         ylabel = "η · curvature" if scaled else "curvature (nat)"
-        ax.set(title=paper_name(label) or "weights", xlabel="samples in a minibatch", ylabel=ylabel)
+        ax.set(title=style.paper_name(label) or "weights", xlabel="samples in a minibatch", ylabel=ylabel)
     text = (
         "Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches, g and H gradient and Hessian of the "
-        f"minibatch's loss; {between([len(r.curvature) for r in results])} draws at w_a, error bars one "
-        f"standard error; {samples_of(results)}."
+        f"minibatch's loss; {style.joined(f'{len(r.curvature):,}' for r in results)} draws at w_a, error "
+        f"bars one standard error; {style.samples_of(results)}."
     )
-    usual = headline([group[-1] for group in groups.values()])
+    usual = style.headline([group[-1] for group in groups.values()])
     return finish(figure, title or usual, text, axes, ncols=min(2, len(axes)))
 
 
 def _draw_group(ax: Axes, group: Sequence[BatchSharpness], scaled: bool) -> None:
     """Points and lines of one checkpoint."""
-    color, last = color_of(group[0].label), group[-1]
+    color, last = style.color_of(group[0].label), group[-1]
     factor = [r.lr if scaled else 1.0 for r in group]
     own = [(r.batch, r.value, r.standard_error) for r in group]
     local = [(r.local_batch, r.learner_value, r.learner_standard_error) for r in group]
@@ -157,7 +138,7 @@ def _draw_group(ax: Axes, group: Sequence[BatchSharpness], scaled: bool) -> None
         ax.axhline(last.limit, color="#444444", lw=1.3, label="limit of the update rule")
     sizes = sorted({r.batch for r in group} | {r.local_batch for r in group if r.local_batch})
     ax.set(xscale="log", xlim=(sizes[0] / 1.6, sizes[-1] * 1.6), ylim=(min(0.0, ax.get_ylim()[0]), None))
-    ticks_at(ax.xaxis, sizes, [f"{size:,}" for size in sizes])
+    style.ticks_at(ax.xaxis, sizes, [f"{size:,}" for size in sizes])
 
 
 @draws(Disagreement)
@@ -167,7 +148,7 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     Error bars are one standard error over the learners.
     """
     figure, (shares, costs) = panels(1, 2, 4.6, 3.8)
-    names, tones = names_of(results, "result"), colors_of([r.label for r in results])
+    names, tones = style.names_of(results, "result"), style.colors_of([r.label for r in results])
     for r, color, name in zip(results, tones, names, strict=True):
         rank = np.arange(1, len(r.values) + 1)
         error = 100 * np.where(np.isfinite(r.spread_error), r.spread_error, 0.0)
@@ -187,12 +168,169 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     costs.axhline(0, color="k", lw=0.8)
     costs.set_xticks(place, [name.replace(", ", ",\n") for name in names])
     costs.grid(False, axis="x")
-    costs.set_ylabel(f"{loss_of(results)} (nat)")
+    costs.set_ylabel(f"{style.loss_of(results)} (nat)")
     costs.set_title("filled: ½ tr(HC); hatched: the learners'\nmean loss above that of $w_a$")
-    shared = rows_of(results, "of the gradient in the spread", "of its sharp part in the spread")
+    shared = style.rows_of(results, "of the gradient in the spread", "of its sharp part in the spread")
     text = (
-        f"{samples_of(results)}, Hessian and gradient at w_a, {results[0].learners} learners; error bars: "
-        f"one standard error over the learners, by the jackknife; dotted: an isotropic spread; {shared}."
+        f"{style.samples_of(results)}, Hessian and gradient at w_a, {results[0].learners} learners; error "
+        "bars: one standard error over the learners, by the jackknife; dotted: an isotropic spread; "
+        f"{shared}."
     )
     figure.legend(loc="outside lower center", ncols=2)
-    return finish(figure, title or headline(results), text)
+    return finish(figure, title or style.headline(results), text)
+
+
+@draws(Sharpness)
+def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
+    """The sharpness of each checkpoint against ρ where there are several, else one beside the other.
+
+    Error bars are one standard error over the draws.
+    """
+    labels = list(dict.fromkeys(r.label for r in results))
+    names = [style.paper_name(label) or f"result {k}" for k, label in enumerate(labels)]
+    many = len({r.rho for r in results}) > 1
+    figure, (ax,) = panels(1, 1, max(5.0, 1.5 * len(labels)), 3.8)
+    for k, (label, name, color) in enumerate(zip(labels, names, style.colors_of(labels), strict=True)):
+        own = sorted((r for r in results if r.label == label), key=lambda r: r.rho)
+        at = [r.rho for r in own] if many else [k] * len(own)
+        values, errors = [r.value for r in own], [r.standard_error for r in own]
+        points(ax, at, values, errors, color, name, capsize=4, ls="-" if many else "none")
+    lowest = min(r.value for r in results)
+    if many:
+        style.log_axis(ax.xaxis)
+        if lowest > 0:
+            ax.set_yscale("log")
+        ax.set_xlabel("ρ (relative to each weight)" if results[0].adaptive else "ρ (distance)")
+    else:
+        ax.set_xticks(range(len(labels)), [name.replace(", ", ",\n") for name in names])
+        ax.set_ylim(min(0.0, lowest), None)
+        ax.margins(x=0.3)
+        ax.grid(False, axis="x")
+    ax.set_ylabel(f"rise of the {style.loss_of(results)} (nat)")
+    usual = style.headline([r for r in results if r.rho == max(r.rho for r in results)])
+    return finish(figure, title or usual, _caption(results), [ax] * many, ncols=2)
+
+
+def _caption(results: Sequence[Sharpness]) -> str:
+    r = results[0]
+    of = f"Minibatches of {r.m} from " if r.m else ""
+    drawn = (
+        f"; {style.rows_of(results, 'draws')}, error bars: one standard error"
+        if any(r.draws for r in results)
+        else ""
+    )
+    how = "mean over pairs of displacements ±δ"
+    if r.kind == "worst":
+        how = f"a lower bound, by at most {r.steps} gradients from each of {r.starts + 1} starts"
+    return (
+        f"{of}{style.samples_of(results)}; {how}{drawn}. Sharpness of this kind predicts generalisation "
+        "poorly (arXiv 2302.07011)."
+    )
+
+
+# The loss itself, and smoothed by the measured and by an isotropic spread.
+_NAMES = ("loss", "smoothed by the spread", "smoothed, isotropic")
+_MARKERS: list[dict[str, Any]] = [
+    {"marker": m, "ls": "none", "ms": 7, "capsize": 3, "color": f"C{c}"} for m, c in ("o3", "s1", "D0")
+]
+
+
+@draws(Smoothing)
+def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
+    """Four panels: learning rates, sharpness and loss at the checkpoints, and the directions of the spread.
+
+    The first three show the loss itself and the loss smoothed by the spread, with one standard error.
+    Learning rates are 2/λ_max, against the rates α and α_e of the run. Dashes beside the sharpness are the
+    steepest change of the gradient along the steps. The fourth panel shows the share of the spread along the
+    eigenvectors of the Hessian.
+    """
+    figure, axes = panels(2, 2, max(4.6, 1.3 * len(results)), 3.4)
+    rate, sharpness, loss, spread = axes
+    for k in range(len(_NAMES)):
+        _draw_smoothed(rate, sharpness, loss, results, k)
+    place = np.arange(len(results))
+    rate.plot(place, [r.lr for r in results], "k_", ms=26, mew=2, label=r"$\alpha$")
+    rate.plot(place, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
+    _draw_spread(spread, results)
+    for ax, head, label in (
+        (rate, "learning rates", "rate"),
+        (sharpness, "sharpness; dashes: steepest gradient change", "$\\lambda_{max}$ (nat)"),
+        (loss, "loss", f"{style.loss_of(results)} (nat)"),
+        (spread, "the spread", "share of the spread along it"),
+    ):
+        ax.set(title=head, ylabel=label, yscale="log")
+        if ax is not spread:
+            style.decimal_labels(ax.yaxis)
+            ax.set_xticks(place, [name.replace(", step", ",\nstep") for name in style.names_of(results, "")])
+            ax.tick_params(axis="x", labelsize=8)
+            ax.margins(x=0.15)
+    usual = f"Smoothing by the learners' spread, {style.samples_of(results)}"
+    return finish(figure, title or usual, legend=[rate], ncols=3)
+
+
+def _draw_smoothed(rate: Axes, sharpness: Axes, loss: Axes, results: Sequence[Smoothing], k: int) -> None:
+    """Draw the rates, sharpness and loss of the loss itself (k = 0) or of a smoothed loss (1, 2)."""
+    at, markers = np.arange(len(results)) + 0.12 * (k - 1), _MARKERS[k]
+    if k == 0:
+        rows = [(r.lambda_max, 0.0, r.loss, 0.0) for r in results]
+    else:
+        smoothed = ("lambda_smooth", "lambda_smooth_se", "loss_smooth", "loss_smooth_se")
+        rows = [tuple(getattr(r, name)[k - 1] for name in smoothed) for r in results]
+    value, error, mean, mean_error = np.transpose(rows)
+    sharpness.errorbar(at, value, error, label=f"$\\lambda_{{max}}$, {_NAMES[k]}", **markers)
+    loss.errorbar(at, mean, mean_error, **markers)
+    rates = np.array([r.rates[k] for r in results])
+    finite = np.where(np.isfinite(rates), rates, np.nan)
+    label = f"2/$\\lambda_{{max}}$, {_NAMES[k]}"
+    rate.errorbar(at, finite, finite * error / np.abs(value), label=label, **markers)
+    slopes = [(r.lipschitz, *r.lipschitz_smooth)[k] for r in results]
+    steepest = [s.max() if s.size else np.nan for s in slopes]
+    sharpness.plot(at, steepest, marker="_", ls="none", ms=14, mew=2.5, color=markers["color"], alpha=0.6)
+
+
+def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
+    """Draw the share of the spread along each eigenvector, against that of an isotropic spread."""
+    tones = style.colors_of([r.label for r in results])
+    for r, name, color in zip(results, style.names_of(results, ""), tones, strict=True):
+        rank, share = np.arange(1, len(r.share) + 1), np.maximum(r.share, 0.1 / r.parameters)
+        ax.plot(rank, share, marker="o", ms=4, label=name, color=color)
+    ax.axhline(1 / results[0].parameters, color="#777777", lw=0.9, ls=":")
+    ax.annotate("isotropic", (1, 1 / results[0].parameters), va="bottom", fontsize=9, color="#555555")
+    ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    ax.set_xlabel("eigenvector of the Hessian, the sharpest first")
+    ax.legend(fontsize=8)
+
+
+@draws(LearningCoefficient)
+def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str = "") -> Figure:
+    """The chains' nβ (L(w) − L(w*)) without heating against the step, one panel for each result.
+
+    The line is λ̂ with a band of one standard error; the grey part is the burn-in.
+    """
+    figure, axes = wrapped_panels(len(results), 4.8, 3.4, sharey=True)
+    for ax, result in zip(axes, results, strict=True):
+        _draw_chains(ax, result)
+    chosen = ("chains", "nβ", "step size ε", "R̂", "effective draws", "taken off as heating")
+    text = f"SGLD from w* on {style.samples_of(results)}; {style.rows_of(results, *chosen)}; a point is "
+    text += f"the mean of {style.joined(str(r.steps_a_draw) for r in results)} steps."
+    return finish(figure, title or style.headline(results), text, axes, ncols=3)
+
+
+def _draw_chains(ax: Axes, result: LearningCoefficient) -> None:
+    """Traces, burn-in and estimate of one result."""
+    traces = result.rise - result.heating
+    steps = (np.arange(traces.shape[1]) + 0.5) * result.steps_a_draw
+    tones = style.shades(style.color_of(result.label), len(traces))
+    for k, (trace, color) in enumerate(zip(traces, tones, strict=True)):
+        ax.plot(steps, trace, color=color, lw=0.7, alpha=0.8, label="chains" if k == 0 else None)
+    ax.axvspan(0, result.burn_in * result.steps_a_draw, color=style.OTHER, alpha=0.15, lw=0, label="burn-in")
+    kept = result.burn_in * result.steps_a_draw, result.steps
+    low, high = result.value - result.standard_error, result.value + result.standard_error
+    ax.fill_between(kept, low, high, color="k", alpha=0.25, lw=0)
+    ax.plot(kept, [result.value] * 2, color="k", lw=1.5, label="estimate ± standard error")
+    # A chain that begins far from where it settles must not hide the rest.
+    after = traces[:, result.burn_in :]
+    low, high = float(after.min()), float(after.max())
+    ax.set(ylim=(min(0.0, low), 1.15 * high), xlim=(0, result.steps))
+    ax.set(xlabel="step of the chain", ylabel="nβ (L(w) − L(w*))")
+    ax.set_title(style.paper_name(result.label) or "weights")

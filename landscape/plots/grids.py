@@ -13,21 +13,9 @@ from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
 from landscape.core.options import choose, positive
+from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, has_given_axes, panels, stacked_panels, wrapped_panels
-from landscape.plots.style import (
-    batchnorm_note,
-    colors_of,
-    headline,
-    interpolation_note,
-    joined,
-    loss_of,
-    names_of,
-    paper_name,
-    samples_of,
-    short_names,
-    split_names,
-)
 from landscape.plots.surface import CENTER, CMAP, LOWEST, POINT, Scale, color_bar, map_axes, scale
 from landscape.results.grids import Basins, HessianGrid, Line
 
@@ -55,7 +43,7 @@ def draw_hessian_grids(
     finite = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
     top = float(finite.max()) if finite.size and vmax is None else vmax or 1.0
     colours = sns.color_palette("rocket_r", as_cmap=True) if cmap is None else colormaps[cmap]
-    for ax, r, name in zip(axes, results, names_of(results, "grid"), strict=True):
+    for ax, r, name in zip(axes, results, style.names_of(results, "grid"), strict=True):
         labels = [
             f"{v:.2g}{'' if good else '*'}" for v, good in zip(r.ratio.flat, r.trusted.flat, strict=True)
         ]
@@ -72,10 +60,10 @@ def draw_hessian_grids(
         few = f" ({good.size} of {r.ratio.size} points)" if good.size < r.ratio.size else ""
         ax.set_title(f"{name}\nmedian {middle}{few}")
         ax.set(xlabel="x (step along direction 1)", ylabel="y (step along direction 2)")
-    label = rf"$|\lambda_{{min}}| / |\lambda_{{max}}|$ ({loss_of(results)})"
+    label = rf"$|\lambda_{{min}}| / |\lambda_{{max}}|$ ({style.loss_of(results)})"
     color_bar(figure, axes, colors.Normalize(0.0, top), colours, label)
-    about = f"{samples_of(results).replace(', BatchNorm', '; BatchNorm')}{interpolation_note(results)}"
-    return finish(figure, title or headline(results), f"Hessian ratio, {about}. Low: nearly convex.")
+    about = style.samples_of(results) + style.interpolation_note(results)
+    return finish(figure, title or style.headline(results), f"Hessian ratio, {about}. Low: nearly convex.")
 
 
 @draws(Line)
@@ -94,11 +82,11 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     with_accuracy = not has_given_axes() and any(np.isfinite(r.accuracy).any() for r in results)
     figure, axes = panels(2 if with_accuracy else 1, 1, 5.4, 2.6, sharex=True)
     top, below = axes[0], axes[1:]
-    notes = [batchnorm_note(r) for r in results]
+    notes = [style.batchnorm_note(r) for r in results]
     shared = notes[0] if len({*notes}) == 1 else ""  # else each is in the legend
-    tones = colors_of([" to ".join(r.ends) or r.label for r in results])
+    tones = style.colors_of([" to ".join(r.ends) or r.label for r in results])
     for k, (r, color) in enumerate(zip(results, tones, strict=True)):
-        name = " to ".join(map(paper_name, r.ends)) or paper_name(r.label) or f"line {k + 1}"
+        name = " to ".join(map(style.paper_name, r.ends)) or style.paper_name(r.label) or f"line {k + 1}"
         name += f" (barrier {r.barrier:.3g})" * between + notes[k] * (not shared)
         # Points that are not finite leave a gap in the curve.
         top.plot(r.t, np.where(np.isfinite(r.loss), r.loss, np.nan), color=color, label=name)
@@ -106,12 +94,12 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
             ax.plot(r.t, 100 * r.accuracy, color=color)
         if between and np.isfinite(r.barrier):
             top.plot([0, 1], r.loss[[0, -1]], color=color, lw=0.9, ls=":")
-    top.set_ylabel(f"{split_names(results)} loss (nat)")
+    top.set_ylabel(f"{style.split_names(results)} loss (nat)")
     for ax in below:
-        ax.set_ylabel(f"{split_names(results)} accuracy (%)")
+        ax.set_ylabel(f"{style.split_names(results)} accuracy (%)")
     axes[-1].set_xlabel("t (0: first end, 1: second end)" if between else "t (step along the direction)")
     usual = "Loss between two sets of weights; dotted: the straight line" if between else "Loss along a line"
-    text = interpolation_note(results).removeprefix("; ").capitalize()
+    text = style.interpolation_note(results).removeprefix("; ").capitalize()
     figure.legend(*top.get_legend_handles_labels(), loc="outside lower center")
     return finish(figure, title or usual + shared, text)
 
@@ -127,8 +115,9 @@ def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
     figure, axes, below = stacked_panels(len(results), 5.0 if len(results) == 1 else 3.9, (4.4, 1.9))
     for ax, r in zip(axes, results, strict=True):
         _draw_panel(ax, r, chosen)
-    color_bar(figure, axes, chosen.norm, CMAP, f"{split_names(results)} loss (nat), {chosen.step}", "max")
-    for ax, r, color in zip(below, results, colors_of([r.label for r in results]), strict=False):
+    label = f"{style.split_names(results)} loss (nat), {chosen.step}"
+    color_bar(figure, axes, chosen.norm, CMAP, label, "max")
+    for ax, r, color in zip(below, results, style.colors_of([r.label for r in results]), strict=False):
         _draw_widths(ax, r, color)
     if below:
         below[0].set_ylabel("distance")
@@ -157,7 +146,7 @@ def _draw_panel(ax: Axes, r: Basins, chosen: Scale) -> None:
     basins = f"{len(r.minimum)} basin{'s' * (len(r.minimum) > 1)}"
     minima = f"{r.minima} local minim{'a' if r.minima > 1 else 'um'} of the grid"
     ax.set(xlabel="distance along u", ylabel="distance along v")
-    ax.set_title(f"{paper_name(r.label) or 'surface'}\n{basins}, {minima}")
+    ax.set_title(f"{style.paper_name(r.label) or 'surface'}\n{basins}, {minima}")
 
 
 def _draw_widths(ax: Axes, r: Basins, color: str) -> None:
@@ -174,7 +163,7 @@ def _basins_finding(results: Sequence[Basins]) -> str:
     if len(results) > 1:
         shared = min(float(r.rise[~r.cut].max(initial=0.0)) for r in results)
         if shared > 0 and len({r.around for r in results}) == 1:
-            names = short_names([r.label for r in results])
+            names = style.short_names([r.label for r in results])
             widths = [np.interp(shared, [0, *r.rise], [0, *r.equivalent_width]) for r in results]
             listed = ", ".join(f"{name} {width:.3g}" for name, width in zip(names, widths, strict=True))
             return f"Width {shared:.3g} nat above the {around}: {listed}"
@@ -193,8 +182,8 @@ def _basins_finding(results: Sequence[Basins]) -> str:
 def _caption(results: Sequence[Basins]) -> str:
     smad = ", ".join(f"{r.smad:.3g}" for r in results)
     text = (
-        f"{split_names(results).capitalize()} loss. Basins with a persistence of "
-        f"{joined(f'{r.least:.3g}' for r in results)} nat and more, by the merge tree of the grid (8 "
+        f"{style.split_names(results).capitalize()} loss. Basins with a persistence of "
+        f"{style.joined(f'{r.least:.3g}' for r in results)} nat and more, by the merge tree of the grid (8 "
         "neighbours); white: their borders. Orange line: the largest measured region that the edge does not "
         "cut. Below: its axes by second moments; dotted: cut by the edge, so that they are too small. "
         f"Saddle-minimum average distance of all local minima: {smad} nat."

@@ -9,24 +9,12 @@ from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, panels, points, wrapped_panels
-from landscape.plots.style import (
-    between,
-    color_of,
-    colors_of,
-    headline,
-    joined,
-    log_axis,
-    names_of,
-    paper_name,
-    rows_of,
-    samples_of,
-    ticks_at,
-)
 from landscape.results.noise import CriticalBatch, NoiseAlignment, NoiseEstimate, NoiseScale
 
-_ESTIMATES = {
+ESTIMATES = {
     "direct": "direct\n(definition)",
     "full_batch": "full-batch",
     "eq4": "Eq. 4\nα² tr(HCH)",
@@ -41,10 +29,10 @@ def draw_noise(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
     Error bars are one standard error.
     """
     figure, axes = wrapped_panels(len(results), 3.9, 3.1)
-    estimates = [[r.summary()[name] for name in _ESTIMATES] for r in results]
+    estimates = [[r.summary()[name] for name in ESTIMATES] for r in results]
     values = [value for rows in estimates for value, _ in rows]
     smallest = min((value for value in values if value > 0), default=1.0)
-    place = np.arange(len(_ESTIMATES))
+    place = np.arange(len(ESTIMATES))
     for ax, r, rows in zip(axes, results, estimates, strict=True):
         own, errors = np.transpose(rows)
         ax.bar(place, own, yerr=errors, color="#56B4E9", ecolor="k", capsize=3, width=0.65)
@@ -53,18 +41,18 @@ def draw_noise(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
                 f"{value:.2g}", (i, max(value, smallest / 4)), ha="center", va="bottom", xytext=(0, 6),
                 textcoords="offset points", fontsize=8.5,
             )  # fmt: skip
-        ax.set_xticks(place, list(_ESTIMATES.values()))
+        ax.set_xticks(place, list(ESTIMATES.values()))
         ax.grid(False, axis="x")
         drawn = f"{len(r.direct)} draws of {r.learners} × {r.local_batch}"
         ax.set(yscale="log", ylim=(smallest / 5, max(*values, smallest) * 6))
-        ax.set_title(f"{paper_name(r.label)}\nα = {r.lr:g}, {drawn}")
+        ax.set_title(f"{style.paper_name(r.label)}\nα = {r.lr:g}, {drawn}")
         ax.set_ylabel(f"Δ(2), {r.split or 'data'} (squared weights)")
     text = (
         "Δ(2) is what the learners' spread adds to the noise of a step. Direct: its definition, with "
         "minibatches; full-batch: with the whole training set; Eq. 4: the Hessian form of DPSGD-2020; "
         "first-order: with the Hessians of minibatches. Error bars: one standard error over draws."
     )
-    return finish(figure, title or headline(results), text)
+    return finish(figure, title or style.headline(results), text)
 
 
 @draws(NoiseScale)
@@ -75,7 +63,7 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
     """
     figure, (ax,) = panels(1, 1, 6.4, 1.6 + 0.5 * len(results))
     for k, r in enumerate(results):
-        color = color_of(r.label)
+        color = style.color_of(r.label)
         for value, error, face, name, place in (
             (r.value, r.standard_error, color, "at w_a", k - 0.12),
             (r.learner_value, r.learner_standard_error, "white", "mean gradient of the learners", k + 0.12),
@@ -85,18 +73,18 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
                 low = min(bar, 0.9 * value)  # a logarithmic axis has no room below 0
                 points(ax, value, place, None, color, name, xerr=[[low], [bar]], ms=6, mfc=face)
         ax.plot(r.batch, k, marker="|", ms=18, mew=2, color="k", ls="none", label="batch")
-    log_axis(ax.xaxis)
+    style.log_axis(ax.xaxis)
     ax.margins(x=0.15)
-    ax.set_yticks(range(len(results)), names_of(results, "weights"))
+    ax.set_yticks(range(len(results)), style.names_of(results, "weights"))
     ax.set(ylim=(len(results) - 0.4, -0.6), xlabel="samples")
     how = {"whole": "‖g‖² exact", "draws": "‖g‖² from pairs of minibatches"}
-    made = joined(how.get(r.gradient, r.gradient) for r in results)
+    made = style.joined(how.get(r.gradient, r.gradient) for r in results)
     text = (
         "The noise scale tr Σ/‖g‖² is the batch at which noise and gradient are equal in size; "
-        f"{between([r.draws for r in results])} draws, {made}; error bars: one standard error; "
-        f"{samples_of(results)}."
+        f"{style.joined(f'{r.draws:,}' for r in results)} draws, {made}; error bars: one standard error; "
+        f"{style.samples_of(results)}."
     )
-    return finish(figure, title or headline(results), text, [ax], ncols=3)
+    return finish(figure, title or style.headline(results), text, [ax], ncols=3)
 
 
 @draws(NoiseAlignment)
@@ -106,12 +94,12 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     Error bars are one standard error over the draws.
     """
     figure, (power, curvature) = panels(1, 2, 4.6, 3.8)
-    names = names_of(results, "result")
-    for r, color, name in zip(results, colors_of([r.label for r in results]), names, strict=True):
+    names = style.names_of(results, "result")
+    for r, color, name in zip(results, style.colors_of([r.label for r in results]), names, strict=True):
         _draw_power(power, r, color, name)
     power.set(xlabel="eigenvalue $\\lambda_i$ of the Hessian (nat)", yscale="log")
     power.set_ylabel("variance of the gradient along $v_i$")
-    log_axis(power.xaxis)
+    style.log_axis(power.xaxis)
     place = np.arange(len(results))
     for shift, name, label, look in (
         (-0.25, "ias", "tr(HS)/tr S", {"color": "k"}),
@@ -127,12 +115,12 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     curvature.set(ylim=(min(0.0, *(r.ias for r in results), 0.0), None), ylabel="curvature (nat)")
     curvature.legend(fontsize=8)
     text = (
-        f"{samples_of(results)}, H over all of them; {rows_of(results, 'minibatches')}, drawn with "
-        "replacement; error bars: one standard error over the draws. S: second moment, C: covariance of the "
-        f"gradients; {rows_of(results, 'γ in C_ii ∝ λ_i^γ')}."
+        f"{style.samples_of(results)}, H over all of them; {style.rows_of(results, 'minibatches')}, drawn "
+        "with replacement; error bars: one standard error over the draws. S: second moment, C: covariance of "
+        f"the gradients; {style.rows_of(results, 'γ in C_ii ∝ λ_i^γ')}."
     )
     figure.legend(*power.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return finish(figure, title or headline(results), text)
+    return finish(figure, title or style.headline(results), text)
 
 
 def _draw_power(ax: Axes, r: NoiseAlignment, color: str, name: str) -> None:
@@ -154,10 +142,14 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
     """
     figure, (ax,) = panels(1, 1, 6.4, 4.0)
     first, allowed = results[0], 100 * results[0].tol
-    for r, color in zip(results, colors_of([r.label for r in results]), strict=True):
+    for r, color in zip(results, style.colors_of([r.label for r in results]), strict=True):
         seen = np.isfinite(r.rise)
         # The label names the step unless the run ended there.
-        name = paper_name(r.label) if "step" in r.label else f"{paper_name(r.label)}, step {r.step:,}"
+        name = (
+            style.paper_name(r.label)
+            if "step" in r.label
+            else f"{style.paper_name(r.label)}, step {r.step:,}"
+        )
         error = 100 * np.nan_to_num(r.rise_error[seen])
         points(ax, r.batch[seen], 100 * r.rise[seen], error, color, name, ls="-", ms=5)
         if np.isfinite(r.value):
@@ -168,10 +160,10 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
     ax.set_yscale("symlog", linthresh=allowed)
     ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     sizes = sorted({int(batch) for r in results for batch in r.batch})
-    ticks_at(ax.xaxis, sizes, [f"{size:,}" for size in sizes])
+    style.ticks_at(ax.xaxis, sizes, [f"{size:,}" for size in sizes])
     text = (
         f"Branches train on {first.trained_samples:,} samples each, {first.loss.shape[1]} seeds, rate "
         f"{first.scaling} in the batch; loss at w_a over {first.samples:,} training samples, mean "
         "over the last quarter of a branch; dashed: the critical batch."
     )
-    return finish(figure, title or headline(results), text, [ax], ncols=2)
+    return finish(figure, title or style.headline(results), text, [ax], ncols=2)

@@ -178,12 +178,6 @@ def joined(texts: Iterable[str]) -> str:
     return " / ".join(dict.fromkeys(texts))
 
 
-def between(counts: Sequence[int]) -> str:
-    """The smallest and the largest of ``counts`` as text."""
-    low, high = min(counts), max(counts)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
 def headline(results: Sequence[Any]) -> str:
     """The first row of each result's description: the title of a picture that has no other."""
     rows = [r.describe()[0] for r in results]

@@ -18,19 +18,10 @@ from scipy.interpolate import RegularGridInterpolator
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import LARGEST, Array
 from landscape.core.options import choose, positive
-from landscape.geometry import profiles
+from landscape.geometry import surfaces
+from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, panels, stacked_panels, wrapped_panels
-from landscape.plots.style import (
-    algorithm_in,
-    batchnorm_note,
-    color_of,
-    decimal_labels,
-    interpolation_note,
-    joined,
-    paper_name,
-    split_names,
-)
 from landscape.results.grids import Plane, Surface
 from landscape.results.shown import LOG_RATIO, logarithmic
 
@@ -96,13 +87,8 @@ def draw_surfaces(
         if min(r.loss.shape) < 2:
             raise InputError(f"grid: {r.loss.shape[::-1]} points cannot be drawn as contours, 2 × 2 can")
     if style == "difference":
-        for name, value in (
-            ("log", log),
-            ("levels", levels),
-            ("vmax", vmax),
-            ("cmap", cmap),
-            ("labels", labels),
-        ):
+        asked = {"log": log, "levels": levels, "vmax": vmax, "cmap": cmap, "labels": labels}
+        for name, value in asked.items():
             if value not in (None, False):
                 raise InputError(
                     f"--{name}: not allowed with style difference, its scale is symmetric around 0"
@@ -134,7 +120,7 @@ def _draw_3d(results: Sequence[Surface], title: str, chosen: Scale, cmap: Any, v
         ax.computed_zorder = False  # the markers lie on the surface, not in it
         for places, label, marker in marks(r):
             inside = places[(np.abs(places) <= np.abs([r.x[0], r.y[0]])).all(1)]
-            heights = profiles.loss_at(r, *inside.T) if len(inside) else np.zeros(0)
+            heights = surfaces.loss_at(r, *inside.T) if len(inside) else np.zeros(0)
             seen = np.isfinite(heights) & (heights <= top)
             ax.plot(*inside[seen].T, heights[seen], label=label, **(marker | {"clip_on": True}))
         ax.view_init(elev=32, azim=-58)
@@ -171,13 +157,13 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
     map_axes(ax)
     label_axes(ax, a)
     ax.contourf(a.x, a.y, change, np.linspace(-reach, reach, 25), cmap="RdBu_r", norm=norm)
-    label = f"difference of {split_names(results)} loss (nat)"
+    label = f"difference of {style.split_names(results)} loss (nat)"
     if float(change.min()) < 0 < float(change.max()):
         ax.contour(a.x, a.y, change, [0.0], colors="k", linewidths=1.0)
         label += ", line: 0"
     ax.plot(0, 0, label="centre", **CENTER)
     color_bar(figure, [ax], norm, "RdBu_r", label)
-    one, other = paper_name(a.label) or "the first", paper_name(b.label) or "the second"
+    one, other = style.paper_name(a.label) or "the first", style.paper_name(b.label) or "the second"
     higher = float((change > 0).sum() / change.count())
     usual = f"The loss of {one} is higher than that\nof {other} at {higher:.0%} of points"
     return finish(figure, title or usual, settings(results), [ax])
@@ -192,8 +178,8 @@ def _draw_contours(
     checkpoints that it passes through, the trajectory of a run, or the learners and their mean. A thick line
     is at the same rise above the centre in all panels.
     """
-    rise = profiles.shared_rise(results)
-    profiled = all(map(profiles.has_profile, results))
+    rise = surfaces.shared_rise(results)
+    profiled = all(map(surfaces.has_profile, results))
     width = 5.0 if len(results) == 1 else 3.9
     figure, axes, below = stacked_panels(len(results), width, (4.7, 1.7) if profiled else (4.7,))
     for ax, r in zip(axes, results, strict=True):
@@ -209,8 +195,8 @@ def _draw_contours(
             own = levels[:: max(1, len(levels) // 8)]
             for text in ax.clabel(lines, own, fontsize=7.5, fmt=lambda v: f"{v:.3g}"):
                 text.set(color="k", path_effects=[withStroke(linewidth=2, foreground="w")])
-        if np.isfinite(rise) and profiles.has_profile(r):
-            ax.contour(r.x, r.y, masked, [profiles.center_loss(r) + rise], **_EQUAL)
+        if np.isfinite(rise) and surfaces.has_profile(r):
+            ax.contour(r.x, r.y, masked, [surfaces.center_loss(r) + rise], **_EQUAL)
         for places, label, look in marks(r):
             ax.plot(*places.T, label=label, **look)
         if r.kind == "pca" and len(r.markers):
@@ -244,7 +230,7 @@ def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
 
 def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Scale, rise: float) -> None:
     """The loss against the distance: the panel's own with its quartiles, the others in grey."""
-    curves = [profiles.profile(r) for r in results]
+    curves = [surfaces.profile(r) for r in results]
     levels, log = chosen.levels, isinstance(chosen.norm, LogNorm)
     highest = [float(np.max(p.high, initial=0.0, where=p.high <= levels[-1])) for p in curves]
     for ax, r, own in zip(axes, results, curves, strict=True):
@@ -252,16 +238,16 @@ def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Sca
             if p is not own:
                 ax.plot(p.distance, np.where(np.isfinite(p.median), p.median, np.nan), color="#BBBBBB", lw=1)
         low, median, high = (np.minimum(part, 1e3 * levels[-1]) for part in (own.low, own.median, own.high))
-        ax.fill_between(own.distance, low, high, color=color_of(r.label), alpha=0.25, lw=0)
-        ax.plot(own.distance, median, color=color_of(r.label))
+        ax.fill_between(own.distance, low, high, color=style.color_of(r.label), alpha=0.25, lw=0)
+        ax.plot(own.distance, median, color=style.color_of(r.label))
         if np.isfinite(rise):
-            ax.axhline(profiles.center_loss(r) + rise, color="#E69F00", lw=1.2)
+            ax.axhline(surfaces.center_loss(r) + rise, color="#E69F00", lw=1.2)
         ax.set(
             yscale="log" if log else "linear", ylim=(levels[0], max(*highest, levels[1])),
             xlim=(0, max(p.distance[-1] for p in curves)), xlabel="distance from the centre",
         )  # fmt: skip
         if log:
-            decimal_labels(ax.yaxis)
+            style.decimal_labels(ax.yaxis)
         else:
             ax.yaxis.set_major_locator(ticker.MaxNLocator(4))
     axes[0].set_ylabel("loss (nat)")
@@ -276,7 +262,7 @@ def _caption(results: Sequence[Surface], why: str, rise: float, profiled: bool) 
             f"{' of the flattest one' if many else ''} (ours)."
         )
     if profiled:
-        rises = ", ".join(f"{profiles.median_rise(r):.3g}" for r in results)
+        rises = ", ".join(f"{surfaces.median_rise(r):.3g}" for r in results)
         parts.append(f"Flatness: median rise over the plane, {rises} nat.")
         others = "; grey: the other panels' medians" if many else ""
         parts.append(f"Below: median and quartiles over directions{others}.")
@@ -350,18 +336,16 @@ def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> t
 
 def _is_logarithmic(low: float, high: float, log: bool | None) -> tuple[bool, str]:
     """Whether levels are at equal ratios, and why, for the caption."""
-    if log is not None:
-        if log and low <= 0:
-            raise InputError(
-                f"--log: not allowed, the lowest loss is {low:.4g}; it must be > 0 (or --linear)"
-            )
-        return log, f"{'logarithmic' if log else 'linear'}, as asked"
-    if low <= 0:
-        return False, "linear, as not all losses are > 0"
-    much, name, than = False, "linear", "at most"
-    if logarithmic(np.array([low, high])):
-        much, name, than = True, "logarithmic", "more than"
-    return much, f"{name}, as losses differ by a factor of {high / low:.3g}, {than} {LOG_RATIO:g}"
+    if log and low <= 0:
+        raise InputError(f"--log: not allowed, the lowest loss is {low:.4g}; it must be > 0 (or --linear)")
+    reason = "as asked"
+    if log is None:
+        log = logarithmic(np.array([low, high]))
+        than = "more than" if log else "at most"
+        reason = "as not all losses are > 0"
+        if low > 0:
+            reason = f"as losses differ by a factor of {high / low:.3g}, {than} {LOG_RATIO:g}"
+    return log, f"{'logarithmic' if log else 'linear'}, {reason}"
 
 
 class _Distances(ticker.MaxNLocator):
@@ -387,7 +371,7 @@ def _axis_labels(r: Surface) -> tuple[str, str]:
     usual = Plane.__dataclass_fields__["axes"].default
     names = ("u", "v") if r.axes == usual else r.axes
     gap = " " if names[0] == "u" else "\n"
-    norm = profiles.lengths(r)[2]
+    norm = surfaces.lengths(r)[2]
     return f"distance along {names[0]}{gap}(weights' norm = {norm:.3g})", f"distance along {names[1]}"
 
 
@@ -399,7 +383,7 @@ def map_axes(ax: Axes) -> None:
 
 def label_axes(ax: Axes, r: Surface) -> None:
     """Label the axes with distances in weight space; coordinates stay those of the plane."""
-    lengths = (1.0, 1.0) if r.kind == "between" else profiles.lengths(r)[:2]
+    lengths = (1.0, 1.0) if r.kind == "between" else surfaces.lengths(r)[:2]
     for axis, length, label in zip((ax.xaxis, ax.yaxis), lengths, _axis_labels(r), strict=True):
         if 0 < length < LARGEST:
             axis.set_major_locator(_Distances(length))
@@ -422,7 +406,7 @@ def marks(r: Surface) -> list[tuple[np.ndarray[Any, Any], str, dict[str, Any]]]:
     elif r.kind == "between":
         for label, place, (shape, color) in zip(r.labels, r.markers, _ANCHORS, strict=False):
             look = {**POINT, "marker": shape, "mfc": color, "ms": 7}
-            marked.append((place[None], paper_name(label), look))
+            marked.append((place[None], style.paper_name(label), look))
     else:
         marked.append((np.zeros((1, 2)), "centre", CENTER))
     return marked
@@ -437,7 +421,7 @@ def color_bar(figure: Figure, axes: Any, norm: Any, cmap: Any, label: str, exten
     bar = figure.colorbar(cm.ScalarMappable(norm, cmap), ax=axes, shrink=0.85, pad=0.02, extend=extend)
     bar.set_label(label)
     if isinstance(norm, LogNorm):
-        decimal_labels(bar.ax.yaxis)
+        style.decimal_labels(bar.ax.yaxis)
 
 
 def _plane_note(r: Surface) -> str:
@@ -446,54 +430,52 @@ def _plane_note(r: Surface) -> str:
     if r.kind == "random":
         fixed = ", bias and norm parameters fixed" if r.ignore == "bias+norm" else ""
         note = f"random directions u, v, normalisation: {r.norm}{fixed}"
-    u, v, _ = profiles.lengths(r)
+    u, v, _ = surfaces.lengths(r)
     steps = f", ‖u‖ = {u:.3g}, ‖v‖ = {v:.3g}" if r.kind == "random" else ""
     return f"{note}{steps}, span {r.span:.3g}"
 
 
 def _panel_title(r: Surface) -> str:
     """The name of a surface, the loss at its centre and the lowest one."""
-    center = r.loss[np.abs(r.y).argmin(), np.abs(r.x).argmin()]
-    lowest = np.nanmin(np.where(np.isfinite(r.loss), r.loss, np.nan)) if np.isfinite(r.loss).any() else np.nan
+    center, lowest, *_ = (row.value for row in r.describe())
     where = "near middle" if r.kind == "between" else "near centre"
-    return f"{paper_name(r.label) or 'surface'}\n{where} {center:.4g}, lowest {lowest:.4g}"
+    return f"{style.paper_name(r.label) or 'surface'}\n{where} {center:.4g}, lowest {lowest:.4g}"
 
 
 def settings(results: Sequence[Surface]) -> str:
     """What the surfaces are of, for the caption; what differs is named in the order of the panels."""
     parts = [
-        joined(f"{r.samples:,}" for r in results) + " samples",
-        joined(f"{len(r.x)} × {len(r.y)} points" for r in results),
-        joined(map(_plane_note, results)),
+        style.joined(f"{r.samples:,}" for r in results) + " samples",
+        style.joined(f"{len(r.x)} × {len(r.y)} points" for r in results),
+        style.joined(map(_plane_note, results)),
     ]
     if any(r.batchnorm for r in results):
-        parts.append(joined(batchnorm_note(r).strip() or "no BatchNorm" for r in results))
-    loss = f"{split_names(results).capitalize()} loss"
-    return f"{loss} over {'; '.join(parts)}{interpolation_note(results)}."
+        parts.append(style.joined(style.batchnorm_note(r).strip() or "no BatchNorm" for r in results))
+    loss = f"{style.split_names(results).capitalize()} loss"
+    return f"{loss} over {'; '.join(parts)}{style.interpolation_note(results)}."
 
 
 def finding(results: Sequence[Surface]) -> str:
     """One line that says what the surfaces show, with numbers from them."""
-    if profiles.comparable(results):
+    if surfaces.comparable(results):
         return _flatness(results)
     if len(results) == 1 and len(results[0].marker_loss):
         losses = results[0].marker_loss
         if results[0].kind == "pca":
             return f"Along the trajectory the loss goes from {losses[0]:.3g} to {losses[-1]:.3g} nat"
         named = zip(results[0].labels, losses, strict=True)
-        return f"Loss at {', '.join(f'{paper_name(label)}: {loss:.3g}' for label, loss in named)} nat"
-    lowest = [float(np.min(r.loss, initial=np.inf, where=np.isfinite(r.loss))) for r in results]
-    return f"Lowest loss {', '.join(f'{loss:.3g}' for loss in lowest)} nat"
+        return f"Loss at {', '.join(f'{style.paper_name(label)}: {loss:.3g}' for label, loss in named)} nat"
+    return f"Lowest loss {', '.join(f'{r.describe()[1].value:.3g}' for r in results)} nat"
 
 
 def _flatness(results: Sequence[Surface]) -> str:
     rises: dict[str, list[float]] = {}
     centers: dict[str, list[float]] = {}
     for k, r in enumerate(results):
-        algorithm = algorithm_in(r.label)
-        name = paper_name(algorithm) or r.label.split(",")[0] or f"surface {k + 1}"
-        rises.setdefault(name, []).append(profiles.median_rise(r))
-        centers.setdefault(name, []).append(profiles.center_loss(r))
+        algorithm = style.algorithm_in(r.label)
+        name = style.paper_name(algorithm) or r.label.split(",")[0] or f"surface {k + 1}"
+        rises.setdefault(name, []).append(surfaces.median_rise(r))
+        centers.setdefault(name, []).append(surfaces.center_loss(r))
     middle = {name: float(np.median(values)) for name, values in rises.items()}
     if len(middle) == 1:
         ((name, rise),) = middle.items()

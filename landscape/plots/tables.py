@@ -1,7 +1,9 @@
-"""Pictures of stability, sweeps, run times and escapes."""
+"""Pictures of stability, sweeps, run times and escapes, and comparisons of checkpoints."""
 
 from __future__ import annotations
 
+import dataclasses
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,19 +15,11 @@ from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
+from landscape.plots import style
 from landscape.plots.drawing import draws, literal
 from landscape.plots.picture import finish, panels, points, wrapped_panels
-from landscape.plots.style import (
-    OTHER,
-    color_of,
-    decimal_labels,
-    log_axis,
-    paper_name,
-    samples_of,
-    shades,
-    splits,
-    ticks_at,
-)
+from landscape.results.comparison import Comparison, summary, verdict
+from landscape.results.shown import logarithmic
 from landscape.results.training import Escape, Minima, RunTimes, Stability, Sweep
 
 
@@ -45,14 +39,14 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
         if np.isfinite(r.lr):
             star = {"marker": "*", "ms": 14, "mfc": "#E69F00", "mec": "k", "zorder": 5, "label": "the run"}
             ax.plot(r.own_delay, r.lr, **run, **star)
-            ax.axhline(r.lr, color=OTHER, lw=0.9, ls=":", zorder=0)
+            ax.axhline(r.lr, color=style.OTHER, lw=0.9, ls=":", zorder=0)
         if np.isfinite(r.own_limit) and finite:
             dash = {"marker": "_", "ms": 16, "mew": 2.5, "color": "k", "label": "the run's own limit"}
             ax.plot(r.own_delay, r.own_limit / r.lambda_max, **run, **dash)
         _delay_axes(ax, r, max(1, r.delay.max(), r.own_delay))
     by = dict.fromkeys(r.precondition for r in results if r.precondition)
     seen = f", preconditioned by {', '.join(by)}" if by else ""
-    usual = f"Above a line training leaves the minimum ({splits(results)}{seen})"
+    usual = f"Above a line training leaves the minimum ({style.splits(results)}{seen})"
     return finish(figure, title or usual, legend=axes, ncols=2 * min(3, len(axes)))
 
 
@@ -69,10 +63,10 @@ def without_bridge(delay: Array, values: Array) -> tuple[Array, Array]:
 def _delay_axes(ax: Axes, r: Stability | Minima, largest: int) -> None:
     """Label ``ax`` as learning rate against delay, from 0 to ``largest`` steps."""
     ax.set_xscale("symlog", base=2, linthresh=1)
-    ticks_at(ax.xaxis, r.delay, [str(tau) for tau in r.delay])
+    style.ticks_at(ax.xaxis, r.delay, [str(tau) for tau in r.delay])
     about = f"$\\lambda_{{max}}$ = {r.lambda_max:.4g} ({r.split or 'data'})"
-    ax.set(xlim=(-0.3, largest * 1.2), yscale="log", title=f"{paper_name(r.label) or 'minimum'}\n{about}")
-    ax.set(xlabel="delay τ (steps)", ylabel="learning rate η")
+    ax.set_title(f"{style.paper_name(r.label) or 'minimum'}\n{about}")
+    ax.set(xlim=(-0.3, largest * 1.2), yscale="log", xlabel="delay τ (steps)", ylabel="learning rate η")
 
 
 @draws(Minima)
@@ -94,7 +88,8 @@ def draw_minima(results: Sequence[Minima], title: str = "") -> Figure:
             look = {"marker": marker, "ms": 5, "mfc": "w", "capsize": 2}
             points(ax, r.delay, r.boundary[f], bars, f"C{f}", f"{name}: measured", **look)
         _delay_axes(ax, r, max(1, r.delay.max()))
-    usual = f"The largest rate at which training stays at its minimum\n{samples_of(results)}, full batch"
+    about = f"{style.samples_of(results)}, full batch"
+    usual = f"The largest rate at which training stays at its minimum\n{about}"
     return finish(figure, title or usual, legend=axes, ncols=2 * min(3, len(axes)))
 
 
@@ -111,13 +106,13 @@ def draw_escapes(results: Sequence[Escape], title: str = "") -> Figure:
         low, high = (np.minimum(edge, r.steps) for edge in r.band())
         median = np.minimum(r.median, r.steps)
         for a, name in enumerate(r.algorithms):
-            look = {"color": color_of(name), "marker": "osD"[a % 3], "ms": 4, "label": paper_name(name)}
-            ax.fill_between(r.values, low[a], high[a], color=color_of(name), alpha=0.2, lw=0)
-            ax.plot(r.values, median[a], **look)
+            color, marker = style.color_of(name), "osD"[a % 3]
+            ax.fill_between(r.values, low[a], high[a], color=color, alpha=0.2, lw=0)
+            ax.plot(r.values, median[a], color=color, marker=marker, ms=4, label=style.paper_name(name))
         ax.set_xscale("log", base=10 if r.vary == "noise" else 2)
         if r.vary != "noise":
-            ticks_at(ax.xaxis, r.values, [f"{v:g}" for v in r.values])
-        log_axis(ax.yaxis)
+            style.ticks_at(ax.xaxis, r.values, [f"{v:g}" for v in r.values])
+        style.log_axis(ax.yaxis)
         ylabel = "steps to escape" if ax.get_subplotspec().is_first_col() else ""
         ax.set(title=r.setting, xlabel=names.get(r.vary, r.vary), ylabel=ylabel)
     usual = f"Escape from a saddle, median of {results[0].times.shape[2]} seeds and 95% band"
@@ -177,9 +172,9 @@ def _draw_sweep(ax: Axes, r: Sweep) -> None:
     elif _is_wide(numbers):
         ax.set_xscale("log")
     if 0 < len(numbers) <= 8:
-        ticks_at(ax.xaxis, numbers, ticks)
+        style.ticks_at(ax.xaxis, numbers, ticks)
     if _is_wide(mean[np.isfinite(mean)]):
-        log_axis(ax.yaxis)
+        style.log_axis(ax.yaxis)
     ax.set_xlabel(x_key)
     ax.set_ylabel("test error of $w_a$ (%)" if column == "test_error" else "test loss at $w_a$ (nat)")
     if ax.get_legend_handles_labels()[1]:
@@ -212,7 +207,7 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
     """
     # All topologies are DPSGD's: shades of its colour, told apart by their markers.
     names = list(dict.fromkeys(m for r in results for m in r.mixing if m))
-    tones = dict(zip(names, shades(color_of("dpsgd"), max(1, len(names))), strict=False))
+    tones = dict(zip(names, style.shades(style.color_of("dpsgd"), max(1, len(names))), strict=False))
     figure, axes = panels(len(results), 2, 4.6, 4.0, sharey="row")
     for k, r in enumerate(results):
         lines: dict[tuple[str, str], list[int]] = {}
@@ -225,7 +220,8 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
                 look = {"lw": 2.2, "ls": "--" if algorithm == "ssgd*" else "-", "marker": "o"}
                 if mixing:
                     look = {"lw": 1.2, "ls": "-", "marker": "sD^v<>Pp*hH8"[names.index(mixing) % 12]}
-                color, name = tones.get(mixing, color_of(algorithm)), mixing or paper_name(algorithm)
+                color = tones.get(mixing, style.color_of(algorithm))
+                name = mixing or style.paper_name(algorithm)
                 drawn = r.workers[rows], r.step_s[rows], r.step_error[rows]
                 points(ax, *drawn, color, name, capsize=0, mfc="none", **look)
             ax.set_xscale("log", base=2)
@@ -234,7 +230,89 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
             ax.set(
                 yscale="log", xlabel="workers (log scale)", title=f"{r.label}\nDPSGD, {order.upper()} order"
             )
-        decimal_labels(axes[2 * k].yaxis)
+        style.decimal_labels(axes[2 * k].yaxis)
         axes[2 * k].set_ylabel("time a step (s, log scale)")
     usual = "Predicted time a step: SSGD, and DPSGD by topology"
     return finish(figure, title or usual, legend=axes[:1], ncols=4)
+
+
+COLUMNS = 4
+# Characters of a verdict in a line below its panel, at its size.
+CHARACTERS = 36
+
+
+@draws(Comparison)
+def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
+    """Each quantity of all sides with its 95% interval, or its bound; below it what the test says.
+
+    Thin lines with dots are intervals of standard errors, by Student's t; thick bars are 99% bounds
+    on the true eigenvalue; dots alone are exact. Open dots are the single checkpoints of a group. Names of
+    quantities that say how flat a minimum is are bold.
+
+    Raises:
+        InputError: several comparisons: each has sides of its own.
+    """
+    if len(results) > 1:
+        raise InputError("FILE: several comparisons cannot be drawn in one picture, give one")
+    (given,) = results
+    c = dataclasses.replace(given, sides=tuple(map(style.paper_name, given.sides)))
+    figure, axes = wrapped_panels(len(c.quantities), 3.1, 1.35 + 0.27 * len(c.sides), COLUMNS)
+    tones = style.colors_of(c.sides)
+    for q, ax in enumerate(axes):
+        _draw_quantity(ax, c, q, tones)
+        if q % COLUMNS:
+            ax.set_yticklabels([])
+    lines = summary(c)
+    more = [f"… ({len(lines)} pairs)"] if len(lines) > 3 else []
+    return finish(figure, title or "\n".join([*lines[:3], *more]) or "No measure of flatness", _caption(c))
+
+
+def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> None:
+    """One panel: a row for each side, the first at the top."""
+    rows = np.arange(len(c.sides))[::-1]
+    values, half = c.value[q], np.nan_to_num(c.interval[q], posinf=0.0)
+    bound = c.kinds[q] == "bound"
+    for row, value, error, color in zip(rows, values, half, colors, strict=True):
+        if np.isfinite(value):
+            ax.plot([value - error, value + error], [row, row], color=color, lw=6 if bound else 1.6,
+                    alpha=0.45 if bound else 1, solid_capstyle="butt", zorder=2)  # fmt: skip
+            ax.plot([value], [row], "o", ms=6, color=color, zorder=3)
+    own = c.own_value[q] if c.grouped else np.zeros(0)
+    for value, side in zip(own, c.side_of if c.grouped else (), strict=True):
+        ax.plot([value], [rows[side] - 0.22], "o", ms=4, mfc="none", color=colors[side], zorder=3)
+    ends = np.concatenate([values - half, values + half, own])
+    ends = ends[np.isfinite(ends)]
+    if logarithmic(values) and ends.min() > 0:
+        style.log_axis(ax.xaxis)
+    else:
+        ax.xaxis.set_major_locator(ticker.MaxNLocator(4))
+        ax.ticklabel_format(axis="x", scilimits=(-3, 4), useMathText=True)
+        if ends.size and 0 <= ends.min() < ends.max():
+            ax.set_xlim(0, 1.06 * ends.max())
+    ax.set_ylim(-0.6, len(c.sides) - 0.4)
+    ax.set_yticks(rows, c.sides)
+    ax.grid(False, axis="y")
+    unit = f" ({c.unit_names[q]})" if c.unit_names[q] != "1" else ""
+    ax.set_title(f"{c.titles[q]}{unit}", fontsize=10, fontweight="bold" if c.flatter[q] else "normal")
+    said, _, evidence = verdict(c, q).partition(" (")
+    lines = [textwrap.fill(said, CHARACTERS), *([f"({evidence}"] if evidence else [])]
+    ax.set_xlabel("\n".join(lines), fontsize=8, color="k" if c.told[q].any() else style.OTHER)
+
+
+def _caption(c: Comparison) -> str:
+    counts = sorted(set(c.sample_counts.tolist()))
+    seeds = ", over the seeds, which are the open dots" if c.grouped else ""
+    parts = [
+        f"Thin lines: 95% intervals, by Student's t{seeds}",
+        "thick bars: 99% bounds on eigenvalues" if "bound" in c.kinds else "",
+        "bold: measures of flatness",
+        f"told apart at a level of {c.level:g} for all tests together (Holm)",
+    ]
+    about = f"{', '.join(f'{n:,}' for n in counts)} samples of {c.split}"
+    if c.batch:
+        about += f", minibatches of {c.batch:,}"
+    if np.isfinite(c.equal_loss):
+        about += f", at the training loss nearest to {c.equal_loss:.3g} nat"
+    if "basin-width" in c.quantities:
+        about += f"; width at a rise of {c.rise:g} nat"
+    return f"{'; '.join(filter(None, parts))}. {about}."

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
+from landscape.plots import style
 from landscape.plots.drawing import draws, literal
 from landscape.plots.picture import finish, panels
-from landscape.plots.style import OTHER, colors_of, decimal_labels, paper_name
 from landscape.results.shown import running_quartiles
 
 
@@ -49,10 +49,10 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
     shown = [*axes[: len(measured)], *axes[-6:]]
     for ax, (column, name, scale) in zip(shown, [*measured, *usual], strict=True):
-        drawn = [_draw_runs(ax, *group, column) for group in groups]
+        drawn = [_draw_runs(ax, *group, column, scale) for group in groups]
         ax.set(ylabel=name, xlabel="step", yscale=scale if any(drawn) else "linear")
         if column == "test_error":
-            decimal_labels(ax.yaxis)
+            style.decimal_labels(ax.yaxis)
         if not any(drawn):
             ax.text(0.5, 0.5, "zero or not recorded", ha="center", va="center", transform=ax.transAxes)
         if column == "alpha_e":
@@ -61,7 +61,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
             _draw_limits(ax, groups, column)
         elif column == "noise_scale":
             for batch in {r.learners * r.local_batch for r in runs if r.local_batch}:
-                ax.axhline(batch, color=OTHER, lw=0.9, ls=":", zorder=0)
+                ax.axhline(batch, color=style.OTHER, lw=0.9, ls=":", zorder=0)
     handles, labels = shown[0].get_legend_handles_labels()
     wide = max(map(len, labels), default=0) > 30
     figure.legend(handles, labels, loc="outside lower center", ncols=2 if wide else 4)
@@ -97,7 +97,6 @@ LIMITS = dict.fromkeys(
     ("lr_lambda_max", "lr_batch_sharpness", "lr_learner_batch_sharpness"), "lr_lambda_limit"
 )
 LIMITS |= {"lr_preconditioned_lambda_max": "lr_preconditioned_limit"}
-_LINEAR = ("alpha_e", "spread_share", "gradient_share", *LIMITS)
 # Columns that change from step to step by more than they do over training: drawn as running median and
 # quartiles, of all seeds of a setting together, where they have this many values or more (ours).
 _NOISY, _MANY = ("alpha_e", "delta", "delta_2_full"), 100
@@ -182,7 +181,7 @@ def groups_of(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoin
         key = (run.algorithm, *(f"{k.removesuffix('.name').split('.')[-1]} {setting[k]}" for k in shown))
         runs_of.setdefault(key, []).append(run)
     labels = [", ".join(words[:4]) + ", …" * (len(words) > 4) for words in runs_of]
-    return list(zip(map(paper_name, labels), colors_of(labels), runs_of.values(), strict=True))
+    return list(zip(map(style.paper_name, labels), style.colors_of(labels), runs_of.values(), strict=True))
 
 
 def recipe_keys(run: Checkpoint) -> dict[str, Any]:
@@ -202,7 +201,7 @@ def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
         lr, alpha_e = run.history["lr"], run.history["alpha_e"]
         if not len(lr):
             continue
-        ax.plot(run.history["step"], lr, color=OTHER, lw=0.9, ls=":", zorder=0)
+        ax.plot(run.history["step"], lr, color=style.OTHER, lw=0.9, ls=":", zorder=0)
         # α_e is mostly noise where g is small. Show values near α; or, where the steps are not −α × gradient
         # (delta_s is then NaN) and α_e has another size, 90% of the values.
         finite = np.abs(alpha_e[np.isfinite(alpha_e)])
@@ -225,7 +224,7 @@ def _draw_limits(ax: Axes, groups: Sequence[tuple[str, Any, list[Checkpoint]]], 
     finite = np.concatenate([v[np.isfinite(v)] for v in values])
     plain, highest = LIMITS[column] == "lr_lambda_limit", 0.0
     if plain:
-        ax.axhline(2.0, color=OTHER, lw=0.9, ls=":", zorder=0)
+        ax.axhline(2.0, color=style.OTHER, lw=0.9, ls=":", zorder=0)
     for _, color, runs in groups:
         limits = np.concatenate([column_of(r, LIMITS[column]) for r in runs])
         for limit in np.unique(limits[np.isfinite(limits)]):
@@ -235,13 +234,13 @@ def _draw_limits(ax: Axes, groups: Sequence[tuple[str, Any, list[Checkpoint]]], 
     ax.set_ylim(min(0.0, float(finite.min())), top)
 
 
-def _draw_runs(ax: Axes, label: str, color: Any, runs: Sequence[Checkpoint], column: str) -> bool:
+def _draw_runs(ax: Axes, label: str, color: Any, runs: Sequence[Checkpoint], column: str, scale: str) -> bool:
     """Draw the seeds of one setting; False where all values are NaN or zero."""
     curves = []
     for run in runs:
         values = column_of(run, column)
-        # Most panels have a log scale, which cannot show zeros.
-        shown = np.isfinite(values) & ((values > 0) | (column in _LINEAR))
+        # A logarithmic scale cannot show zeros.
+        shown = np.isfinite(values) & ((values > 0) | (scale == "linear"))
         if shown.any():
             curves.append((run.history["step"][shown], values[shown]))
         if run.diverged and run.step:

@@ -26,7 +26,7 @@ SAMPLES = 1000
 BATCH = 250
 
 
-def _layers(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
+def tracked(model: nn.Module) -> list[nn.modules.batchnorm._BatchNorm]:
     """The BatchNorm layers of ``model`` with running statistics."""
     layers = (m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm))
     return [m for m in layers if m.running_mean is not None]
@@ -47,11 +47,6 @@ def has_batchnorm(model: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
 
-def has_running_statistics(model: nn.Module) -> bool:
-    """Whether ``model`` has a BatchNorm layer with running statistics."""
-    return bool(_layers(model))
-
-
 @dataclass(frozen=True, eq=False)
 class BatchNormPolicy:
     """Fixed statistics: by default those in the model's buffers (policy "center").
@@ -68,10 +63,6 @@ class BatchNormPolicy:
     #: The statistics differ from point to point, so that they cannot be folded into a convolution.
     varies: ClassVar[bool] = False
 
-    def network(self, model: nn.Module) -> nn.Module:
-        """The module to evaluate under this policy; ``model`` stays as it is."""
-        return model
-
     def at(self, theta: Tensor) -> BatchNormPolicy:
         """The policy with the statistics at ``theta`` (P,), fixed: derivatives at θ are taken with these."""
         return self
@@ -82,16 +73,12 @@ class BatchNormPolicy:
         return replace(self, buffers=buffers)
 
 
-@dataclass(frozen=True, eq=False)
-class BatchStatistics(BatchNormPolicy):
-    """Policy "train": a batch has its own statistics, as in training; a sample's loss depends on them."""
-
-    def network(self, model: nn.Module) -> nn.Module:
-        own = copy.deepcopy(model)
-        # Without buffers a layer takes the statistics of its batch, in eval mode, too.
-        for layer in _layers(own):
-            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
-        return own
+def without_statistics(model: nn.Module) -> nn.Module:
+    """A copy whose layers take the statistics of their batch, in eval mode, too, as they have no buffers."""
+    own = copy.deepcopy(model)
+    for layer in tracked(own):
+        layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+    return own
 
 
 class Estimator:
@@ -103,7 +90,7 @@ class Estimator:
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         self._model, self._layout = copy.deepcopy(model), layout
         self._names = buffer_names(model)
-        for layer in _layers(self._model):
+        for layer in tracked(self._model):
             layer.momentum = None  # a plain average over the batches, in place of an exponential one
 
     def to(self, dtype: torch.dtype) -> Estimator:
@@ -113,7 +100,7 @@ class Estimator:
     @torch.no_grad()
     def __call__(self, theta: Tensor, inputs: Iterable[Any]) -> dict[str, Tensor]:
         """Buffer name -> statistics of ``inputs``, batches of inputs, at ``theta`` (P,)."""
-        layers = _layers(self._model)
+        layers = tracked(self._model)
         for layer in layers:
             layer.reset_running_stats()
             layer.train()
@@ -148,10 +135,10 @@ def policy(bn: str, samples: int, model: nn.Module, layout: Layout, data: Data) 
     """
     choose("bn", bn, POLICIES)
     positive("bn_samples", samples, least=2)
-    if bn == "center" or not _layers(model):
+    if bn == "center" or not tracked(model):
         return BatchNormPolicy()
     if bn == "train":
-        return BatchStatistics(bn, samples if data.resident is not None else 0)
+        return BatchNormPolicy(bn, samples if data.resident is not None else 0)
     inputs = tuple(sample_inputs(data, samples))
     count = sum(count_samples(x, None, alike=False) for x in inputs)
     return Recalibration(bn, count, estimate=Estimator(model, layout), inputs=inputs)

@@ -272,9 +272,7 @@ def check_passes(problem: MeanLoss, before: Tensor, first: Tensor, x: Any, y: An
     second = _loss(problem, x, y)
     if not _same(first, second, problem):
         after = dict(problem.model.named_buffers())
-        changed = [
-            name for name, buffer in buffers.items() if not torch.equal(strided(buffer), strided(after[name]))
-        ]
+        changed = [name for name, b in buffers.items() if not torch.equal(strided(b), strided(after[name]))]
         raise InputError(
             f"model: two passes over the same samples differ, with losses {float(first):.6g} and "
             f"{float(second):.6g}: it keeps something of a pass for the next"

@@ -115,7 +115,11 @@ class Data:
             x, y = self._whole
             self._weigh(terms_in(x, y) if self.samples else torch.zeros(0))
         elif isinstance(self.batches, Stream):
-            self.terms = float(self.samples)
+            self.terms, self.each = float(self.samples), None
+            terms = (terms_in(x, y) for x, y in self.batches)
+            first = next(terms, torch.zeros(0))
+            if bool((first != first[:1]).any()):  # a pass over all costs as much as one of the loss
+                self._weigh(torch.cat([first, *terms]))
         else:
             sums = self._read(terms_in)
             if equal and not isinstance(self.batches, (list, tuple)):
@@ -349,13 +353,12 @@ class Data:
         """
         done = 0
         for x, y in self._parts():
-            if self.indexed:
-                part = slice(done, done + count_samples(x, y, alike=False))
-                done, count = part.stop, float(part.stop - part.start)
-                if self.each is not None:
-                    count = float(self.each[part].sum()) * self.samples / self.terms
-            else:
-                count = float(self._terms_in(x, y).sum()) * self.samples / self.terms
+            samples = count_samples(x, y, alike=False)
+            count = float(samples)
+            if self.each is not None or not self.indexed:
+                terms = self._terms_in(x, y) if self.each is None else self.each[done : done + samples]
+                count = float(terms.sum()) * self.samples / self.terms
+            done += samples
             if count > 0:
                 x, y = self.place((x, y))
                 yield x, y, count

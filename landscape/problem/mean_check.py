@@ -137,18 +137,18 @@ def _class_weights(losses: Parts, numbers: Tensor) -> list[float] | None:
     if not finite:
         return None
     first = min(finite, key=lambda row: alone[row])
-    used, terms = [first], [1.0]
+    terms = {first: 1.0}
     for row in rows:
         both = losses.loss([first, row]) if row != first else math.nan
         apart = alone[row] - both
         if math.isfinite(both) and not math.isfinite(alone[row]):
-            used, terms = [*used, row], [*terms, 0.0]  # nothing of it counts
+            terms[row] = 0.0  # nothing of it counts
         elif math.isfinite(both) and abs(alone[row] - alone[first]) > 0.01 * abs(alone[row]) and apart:
-            used, terms = [*used, row], [*terms, (both - alone[first]) / apart]
-    system = numbers[used]
+            terms[row] = (both - alone[first]) / apart
+    system, given = numbers[list(terms)], torch.tensor(list(terms.values()), dtype=torch.float64)
     if int(torch.linalg.matrix_rank(system)) < numbers.shape[1]:
         return None
-    weights = torch.linalg.lstsq(system, torch.tensor(terms, dtype=torch.float64)[:, None]).solution[:, 0]
+    weights = torch.linalg.lstsq(system, given[:, None]).solution[:, 0]
     weights /= weights.abs().max()
     weights[weights.abs() < ZERO] = 0.0
     return None if bool((weights < 0).any()) else weights.tolist()
@@ -246,7 +246,7 @@ class Parts:
         """The largest difference that rounding makes; a batch of another size rounds otherwise."""
         return min(1000 * self.eps, 3 * math.sqrt(self.eps)) * max(map(abs, values))
 
-    def weights(self, terms: Terms, rows: Sequence[int]) -> Tensor:
+    def weights(self, terms: Callable[[Any, Any], Tensor], rows: Sequence[int]) -> Tensor:
         """(max(rows) + 1,) the terms of the samples ``rows``, by their numbers; 0 for others."""
         weights = torch.zeros(max(rows) + 1, dtype=torch.float64)
         weights[list(rows)] = terms(*self.samples(rows))
@@ -284,14 +284,11 @@ def attempt(function: Callable[..., T], *args: Any) -> T | None:
         return None
 
 
+@torch.no_grad()
 def takes(problem: MeanLoss, x: Any) -> bool:
     """Whether the model takes the inputs ``x``: a model of a whole graph takes no part of it."""
-    try:
-        with torch.no_grad(), problem.evaluating(0), warnings.catch_warnings(action="ignore"):
-            problem.outputs(problem.theta, problem.data.leaves(x, None)[0])
-    except Exception:  # the user's model raises any kind of error
-        return False
-    return True
+    with problem.evaluating(0), warnings.catch_warnings(action="ignore"):
+        return attempt(problem.outputs, problem.theta, problem.data.leaves(x, None)[0]) is not None
 
 
 def divided(rows: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
@@ -440,29 +437,22 @@ def _count_found(parts: Parts, terms: Terms, rows: list[int]) -> bool:
 
 def _fits(count: Count, parts: Parts, rows: list[int]) -> bool:
     """Whether the losses of single samples combine by ``count`` to those of several sets of ``rows``."""
-    weights = torch.zeros(max(rows) + 1, dtype=torch.float64)
-    try:
-        weights[rows] = count(parts.samples(rows)[1])
-    except (RuntimeError, IndexError, TypeError):  # a count of targets of another form
-        return False
+    return attempt(_single_samples_combine, count, parts, rows) is True
+
+
+def _single_samples_combine(count: Count, parts: Parts, rows: list[int]) -> bool:
+    weights = parts.weights(lambda x, y: count(y), rows)
     if bool((weights < 0).any()) or len(set(weights[rows].tolist())) < 2:
         return False
-    tested = 0
-    for some in (rows, rows[: len(rows) // 2], rows[len(rows) // 2 :], rows[::2], rows[1::2]):
-        counted = [row for row in some if weights[row] > 0]
-        if len(counted) < 2:
-            continue
-        tested += 1
-        try:
-            # Samples without a term must not matter, and the others combine by their numbers of terms.
-            whole, without = parts.loss(some), parts.loss(counted)
-            if not abs(whole - without) <= parts.rounding(whole):
-                return False
-            if not parts.combine(counted, range(1, len(counted)), weights):
-                return False
-        except Exception:  # the loss does not take single samples
-            return False
-    return tested > 1
+    sets = (rows, rows[: len(rows) // 2], rows[len(rows) // 2 :], rows[::2], rows[1::2])
+    counting = [(some, [row for row in some if weights[row] > 0]) for some in sets]
+    tested = [(some, counted) for some, counted in counting if len(counted) > 1]
+    # Samples without a term must not matter, and the others combine by their numbers of terms.
+    return len(tested) > 1 and all(
+        abs(parts.loss(some) - parts.loss(counted)) <= parts.rounding(parts.loss(some))
+        and parts.combine(counted, range(1, len(counted)), weights)
+        for some, counted in tested
+    )
 
 
 def _sources(parts: Parts) -> Iterator[tuple[Parts, Any]]:

@@ -191,7 +191,9 @@ class MeanLoss:
         if policy.name == "center":
             return self
         part = self.on(self.data.in_chunks(samples) if bn == "train" else self.data)
-        part.batchnorm, part.model = policy, policy.network(self.model)
+        part.batchnorm = policy
+        if bn == "train":
+            part.model = bn_policies.without_statistics(self.model)
         return part
 
     def batchnorm_statistics(
@@ -214,7 +216,7 @@ class MeanLoss:
             >>> sorted(problem.batchnorm_statistics())
             ['1.num_batches_tracked', '1.running_mean', '1.running_var']
         """
-        if not bn_policies.has_running_statistics(self.model):
+        if not bn_policies.tracked(self.model):
             return {}
         inputs = bn_policies.sample_inputs(self.data, self.samples) if inputs is None else inputs
         theta = self.theta if theta is None else theta

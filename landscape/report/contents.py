@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -17,8 +16,8 @@ from landscape.checkpoint.user_code import is_user_defined
 from landscape.core import hdf5
 from landscape.core.errors import FailedError
 from landscape.core.files import printable
-from landscape.plots.style import OTHER, color_of, paper_name, shades
-from landscape.plots.training import recipe_keys
+from landscape.plots.style import colors_of, paper_name
+from landscape.plots.training import groups_of
 from landscape.report.parts import Missing
 from landscape.results import base
 
@@ -48,24 +47,24 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Found:
-    """A result and the file that it lies in."""
-
-    result: base.Result
-    path: Path
-
-
-@dataclass(frozen=True)
 class Contents:
-    """All runs and results, in the order in which they were given, and notes on files left out."""
+    """All runs, and results with their files, in the order given; and notes on files left out."""
 
     runs: tuple[Run, ...]
-    found: tuple[Found, ...]
+    found: tuple[tuple[base.Result, Path], ...]
     notes: tuple[str, ...] = ()
 
-    def of(self, kind: type[R]) -> list[tuple[R, Path]]:
-        """The results of one kind, with their files."""
-        return [(f.result, f.path) for f in self.found if isinstance(f.result, kind)]
+    def of(self, kind: type[R]) -> list[R]:
+        """The results of one kind."""
+        return [result for result, _ in self.found if isinstance(result, kind)]
+
+    def others(self, *known: type[base.Result]) -> dict[type[base.Result], list[base.Result]]:
+        """The results of all kinds but those ``known``, by kind."""
+        kinds: dict[type[base.Result], list[base.Result]] = {}
+        for result, _ in self.found:
+            if not isinstance(result, known):
+                kinds.setdefault(type(result), []).append(result)
+        return kinds
 
     def run_of(self, result: base.Result) -> Run | None:
         """The run that ``result`` was computed from, if it is among the runs."""
@@ -74,14 +73,12 @@ class Contents:
 
     def lacking(self, kind: type[base.Result], /, **fields: str) -> list[Run]:
         """The runs of which there is no result of ``kind``, with these values of its fields."""
-        return [
-            run
-            for run in self.runs
-            if not any(
-                self.run_of(result) is run and all(getattr(result, k) == v for k, v in fields.items())
-                for result, _ in self.of(kind)
-            )
+        having = [
+            self.run_of(result)
+            for result in self.of(kind)
+            if all(getattr(result, name) == value for name, value in fields.items())
         ]
+        return [run for run in self.runs if run not in having]
 
 
 def read(paths: Iterable[Path]) -> Contents:
@@ -91,28 +88,30 @@ def read(paths: Iterable[Path]) -> Contents:
         FailedError: a file that is missing, damaged or of another program, or a folder without a run. A
             damaged result that was found in a folder is left out, with a note.
     """
-    checkpoints: dict[Path, Checkpoint] = {}
-    found: dict[Path, list[base.Result]] = {}
+    loaded: dict[Path, tuple[Path, Checkpoint | list[base.Result]]] = {}
     notes: list[str] = []
+
+    def load(path: Path, schema: str) -> None:
+        if path.resolve() not in loaded:
+            of = Checkpoint.load(path) if schema == SCHEMA else base.load_results(path)
+            loaded[path.resolve()] = path, of
+
     for given in paths:
         path = run_folder.checkpoint_in(given)
-        _read_file(path, checkpoints, found)
-        if given.is_dir():
-            for other in sorted(given.glob("*.h5")):
-                try:
-                    if _schema(other) != SCHEMA:
-                        _read_file(other, checkpoints, found)
-                except FailedError as error:
-                    notes.append(f"Left out: {printable(error)}")
-    known = {path.resolve(): (path, checkpoint) for path, checkpoint in checkpoints.items()}
-    names = _names([checkpoint for _, checkpoint in known.values()])
-    runs = [
-        Run(checkpoint, path, hdf5.sha256(path), name)
-        for (path, checkpoint), name in zip(known.values(), names, strict=True)
-    ]
-    results = {path.resolve(): (path, parts) for path, parts in found.items()}
-    every = [Found(_named(result), path) for path, parts in results.values() for result in parts]
-    return Contents(tuple(runs), tuple(every), tuple(notes))
+        load(path, _schema(path))
+        for other in sorted(given.glob("*.h5")) if given.is_dir() else ():
+            try:
+                if (schema := _schema(other)) != SCHEMA:
+                    load(other, schema)
+            except FailedError as error:
+                notes.append(f"Left out: {printable(error)}")
+    known = [(path, of) for path, of in loaded.values() if isinstance(of, Checkpoint)]
+    names = _names([checkpoint for _, checkpoint in known])
+    runs = tuple(
+        Run(of, path, hdf5.sha256(path), name) for (path, of), name in zip(known, names, strict=True)
+    )
+    results = [(path, of) for path, of in loaded.values() if not isinstance(of, Checkpoint)]
+    return Contents(runs, tuple((_named(r), path) for path, of in results for r in of), tuple(notes))
 
 
 def missing_of(text: str, command: str, options: str, runs: Sequence[Run]) -> tuple[Missing, ...]:
@@ -129,7 +128,7 @@ def missing_of(text: str, command: str, options: str, runs: Sequence[Run]) -> tu
 
 def _named(result: base.Result) -> base.Result:
     """``result`` with the algorithm in its label named as in the papers."""
-    if not any(field.name == "label" for field in dataclasses.fields(result)):
+    if all(field.name != "label" for field in dataclasses.fields(result)):
         return result
     changed: dict[str, Any] = {"label": paper_name(getattr(result, "label", ""))}
     return dataclasses.replace(result, **changed)
@@ -138,15 +137,6 @@ def _named(result: base.Result) -> base.Result:
 def _schema(path: Path) -> str:
     with hdf5.reading(path, warn=False) as file:
         return str(file.attrs["schema"])
-
-
-def _read_file(path: Path, checkpoints: dict[Path, Checkpoint], found: dict[Path, list[base.Result]]) -> None:
-    if path in checkpoints or path in found:
-        return
-    if _schema(path) == SCHEMA:
-        checkpoints[path] = Checkpoint.load(path)
-    else:
-        found[path] = base.load_results(path)
 
 
 def _names(checkpoints: Sequence[Checkpoint]) -> list[str]:
@@ -183,34 +173,16 @@ class Setting:
 
 
 def settings_of(runs: Sequence[Run]) -> list[Setting]:
-    """The settings of ``runs``, in the order of their first runs."""
-    keys = [_keys(run) for run in runs]
-    places: dict[tuple[Any, ...], list[int]] = {}
-    for k, (run, key) in enumerate(zip(runs, keys, strict=True)):
-        unknown = () if run.checkpoint.has_recipe else (run.name,)  # nothing says what two loops share
-        places.setdefault((run.checkpoint.algorithm, *unknown, *sorted(key.items())), []).append(k)
-    settings: list[Setting] = []
-    tones = _tones([runs[members[0]].checkpoint.algorithm for members in places.values()])
-    for members, color in zip(places.values(), tones, strict=True):
-        run, key = runs[members[0]], keys[members[0]]
-        algorithm = run.checkpoint.algorithm
-        same = [other for r, other in zip(runs, keys, strict=True) if r.checkpoint.algorithm == algorithm]
-        differing = [k for k, v in key.items() if any(other.get(k) != v for other in same)]
-        name = paper_name(algorithm) if run.checkpoint.has_recipe else run.name
-        words = [name, *(f"{k.rpartition('.')[2]} {key[k]}" for k in differing[:3])]
-        settings.append(Setting(", ".join(words), color, tuple(members)))
-    return settings
-
-
-def _tones(algorithms: Sequence[str]) -> list[str]:
-    """A colour for each setting: shades of its algorithm's colour; others in turn."""
-    tones = {
-        name: iter(shades(color_of(name), algorithms.count(name)))
-        for name in algorithms
-        if color_of(name) != OTHER
-    }
-    others = itertools.cycle(_OTHERS)
-    return [next(tones[name]) if name in tones else next(others) for name in algorithms]
+    """The settings of ``runs``, in the order of their first runs; loops without a recipe are one each."""
+    known = [run.checkpoint for run in runs if run.checkpoint.has_recipe]
+    named = {id(c): (k, name) for k, (name, _, of) in enumerate(groups_of(known)) for c in of}
+    places: dict[tuple[int, str], list[int]] = {}
+    for k, run in enumerate(runs):
+        places.setdefault(named.get(id(run.checkpoint), (-1, run.name)), []).append(k)
+    tones = colors_of([runs[of[0]].checkpoint.algorithm for of in places.values()], _OTHERS)
+    return [
+        Setting(name, color, tuple(of)) for ((_, name), of), color in zip(places.items(), tones, strict=True)
+    ]
 
 
 def lines_of(runs: Sequence[Run]) -> list[dict[str, str]]:
@@ -220,9 +192,3 @@ def lines_of(runs: Sequence[Run]) -> list[dict[str, str]]:
         for k, place in enumerate(setting.places):
             lines[place] = {"color": setting.color, "dash": _DASHES[k % len(_DASHES)]}
     return lines
-
-
-def _keys(run: Run) -> dict[str, str]:
-    """The keys of a run's recipe with their values as texts; none for a loop without a recipe."""
-    checkpoint = run.checkpoint
-    return {k: str(v) for k, v in recipe_keys(checkpoint).items()} if checkpoint.has_recipe else {}

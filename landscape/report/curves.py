@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from landscape.core.hdf5 import Array
+from landscape.plots.training import LIMITS, column_of
 from landscape.report.contents import Run, lines_of
-from landscape.report.parts import Chart, Missing, Section, chart_text, listed
+from landscape.report.parts import Chart, Missing, Section, axis, listed, trace
 from landscape.results.shown import WINDOW, running_quartiles
 
 BUCKETS = 400  # of a curve: its lowest and highest point in each are drawn, two for each pixel (ours)
@@ -39,26 +40,14 @@ _PANELS = (
     ("worst_sharpness", "Worst-case adaptive sharpness", "nat", True, False),
     ("average_sharpness", "Average-case adaptive sharpness", "nat", True, False),
 )
-# Of charts with limits: the column of the limits.
-_LIMITS = {
-    "lr_lambda_max": "lr_lambda_limit",
-    "lr_batch_sharpness": "lr_lambda_limit",
-    "lr_learner_batch_sharpness": "lr_lambda_limit",
-    "lr_preconditioned_lambda_max": "lr_preconditioned_limit",
-}
+# Of charts with another column beside theirs: that column, its name and dash.
+_BESIDE = {column: (limit, "limit of", "dash") for column, limit in LIMITS.items()}
+_BESIDE["alpha_e"] = ("lr", "learning rate α of", "dot")
+# What is said of runs without a column, and the setting that records it.
 _ABSENT = {
-    "lr_lambda_max": Missing(
-        "The sharpness along the runs was not recorded, so lr·λ_max is not compared with its limit.",
-        "landscape train RECIPE --set monitor.sharpness=50",
-    ),
-    "alpha_e": Missing(
-        "No step was decomposed into effective rate and noise.",
-        "landscape train RECIPE --set decompose.every=10",
-    ),
-    "test_error": Missing(
-        "The test accuracy was not evaluated along the runs.",
-        "landscape train RECIPE --set evaluate.every=50",
-    ),
+    "lr_lambda_max": ("The sharpness λ_max along the runs was not recorded.", "monitor.sharpness=50"),
+    "alpha_e": ("No step was decomposed into effective rate and noise.", "decompose.every=10"),
+    "test_error": ("The test accuracy was not evaluated along the runs.", "evaluate.every=50"),
 }
 
 
@@ -89,7 +78,8 @@ def section(runs: Sequence[Run]) -> Section:
         if chart:
             charts.append(chart)
         elif panel[0] in _ABSENT and any(run.checkpoint.has_recipe for run in runs):
-            missing.append(_ABSENT[panel[0]])
+            words, setting = _ABSENT[panel[0]]
+            missing.append(Missing(words, f"landscape train RECIPE --set {setting}"))
     text = (
         f"Of a curve with more than {2 * BUCKETS} points, the lowest and the highest in each of {BUCKETS} "
         "stretches are drawn, so that every peak is there. Of noisy quantities, thick lines are running "
@@ -105,18 +95,23 @@ def section(runs: Sequence[Run]) -> Section:
 
 def values_of(run: Run, column: str) -> tuple[Array, Array]:
     """(step, value) of the rows in which a run has a finite value; the test error is in %."""
-    history = run.checkpoint.history
-    if column == "test_error":
-        values = 100 * (1 - history["test_accuracy"])
-    else:
-        values = history.get(column, np.full(len(history["step"]), np.nan))
+    values = column_of(run.checkpoint, column)
     there = np.isfinite(values)
-    return history["step"][there], values[there]
+    return run.checkpoint.history["step"][there], values[there]
+
+
+def last_test_error(run: Run) -> tuple[float, float]:
+    """(the last test error of a run in %, its standard error from the test samples); NaN where not known."""
+    values, samples = values_of(run, "test_error")[1], run.checkpoint.data["test"]
+    value = float(values[-1]) if len(values) else math.nan
+    known = samples and 0 <= value <= 100
+    return value, math.sqrt(value * (100 - value) / samples) if known else math.nan
 
 
 def _chart(runs: Sequence[Run], column: str, title: str, unit: str, log: bool, noisy: bool) -> Chart | None:
     traces, words, shown = [], [], []
-    for k, (run, line) in enumerate(zip(runs, lines_of(runs), strict=True)):
+    lines = lines_of(runs)
+    for k, (run, line) in enumerate(zip(runs, lines, strict=True)):
         x, y = values_of(run, column)
         if log and (y > 0).any():
             x, y = x[y > 0], y[y > 0]
@@ -131,15 +126,24 @@ def _chart(runs: Sequence[Run], column: str, title: str, unit: str, log: bool, n
         shown.append(middle if many else y)
     if not traces:
         return None
-    yaxis: dict[str, Any] = {"title": {"text": unit}}
-    layout: dict[str, Any] = {"xaxis": {"title": {"text": "step"}}, "yaxis": yaxis}
+    yaxis = axis(unit)
     if log:
         yaxis |= _log_axis(np.concatenate([y[y > 0] for y in shown]))
-    if column in _LIMITS:
-        _add_limits(runs, traces, layout, _LIMITS[column])
-    if column == "alpha_e":
-        _add_rates(runs, traces, layout, shown)
+    beside, name, dash = _BESIDE.get(column, ("", "", ""))
+    if column in LIMITS:
+        yaxis["rangemode"] = "tozero"
+    if column == "alpha_e":  # an axis that shows the usual values, not the outliers
+        rates = [y for run in runs if len(y := values_of(run, "lr")[1])]
+        usual = float(np.quantile(np.abs(np.concatenate(shown)), 0.98))
+        top = max([usual, *(float(y.max()) for y in rates)])
+        yaxis["range"] = [-0.25 * top, 1.5 * top]
+    for k, (run, line) in enumerate(zip(runs, lines, strict=True)):
+        x, y = values_of(run, beside)
+        if len(y):
+            own = line | {"dash": dash}
+            traces.append(_trace(f"{name} {run.name}", k, _corners(x, y), own, 1.2, 0.9))
     alt = f"{title} by step: {'; '.join(words)}."
+    layout = {"xaxis": axis("step"), "yaxis": yaxis}
     return Chart(f"curve-{column}", title, alt, {"data": traces, "layout": layout})
 
 
@@ -149,56 +153,23 @@ def _log_axis(values: Array) -> dict[str, Any]:
         return {}
     low = max(float(values.min()), FLOOR * float(np.median(values)))
     ends = np.log10([low / 1.15, 1.15 * float(values.max())])
-    axis: dict[str, Any] = {"type": "log", "range": listed(ends), "exponentformat": "power"}
+    look: dict[str, Any] = {"type": "log", "range": listed(ends), "exponentformat": "power"}
     if ends[1] - ends[0] < SHORT:
         digits = (1, 2, 5) if ends[1] - ends[0] < SHORT / 2 else (1,)
         ticks = [d * 10.0**k for k in range(math.floor(ends[0]), math.ceil(ends[1])) for d in digits]
-        axis |= {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
-    return axis
+        look |= {"tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
+    return look
 
 
 def _trace(
     name: str, run: int, points: tuple[Array, Array], line: dict[str, str], width: float, opacity: float
 ) -> dict[str, Any]:
     """A line of one run; ``meta`` is the run's place, by which the page hides it."""
-    return {
-        "type": "scatter",
-        "mode": "lines" if len(points[0]) > 1 else "markers",
-        "name": chart_text(name),
-        "x": listed(points[0]),
-        "y": listed(points[1]),
-        "line": {**line, "width": width},
-        "marker": {"color": line["color"]},
-        "opacity": opacity,
-        "meta": run,
-    }
-
-
-def _add_limits(
-    runs: Sequence[Run], traces: list[dict[str, Any]], layout: dict[str, Any], column: str
-) -> None:
-    """The limit of each run's rule as a dashed line of its colour, and an axis from 0."""
-    for k, (run, line) in enumerate(zip(runs, lines_of(runs), strict=True)):
-        x, y = values_of(run, column)
-        if len(y):
-            x, y = _corners(x, y)
-            own = {"color": line["color"], "dash": "dash"}
-            traces.append(_trace(f"limit of {run.name}", k, (x, y), own, 1.2, 0.9))
-    layout["yaxis"]["rangemode"] = "tozero"
-
-
-def _add_rates(
-    runs: Sequence[Run], traces: list[dict[str, Any]], layout: dict[str, Any], shown: list[Array]
-) -> None:
-    """The learning rates as dotted lines, and an axis that shows the usual values, not the outliers."""
-    top = float(np.quantile(np.abs(np.concatenate(shown)), 0.98))
-    for k, (run, line) in enumerate(zip(runs, lines_of(runs), strict=True)):
-        x, y = values_of(run, "lr")
-        if len(y):
-            top = max(top, float(y.max()))
-            own = {"color": line["color"], "dash": "dot"}
-            traces.append(_trace(f"learning rate α of {run.name}", k, _corners(x, y), own, 1.2, 0.9))
-    layout["yaxis"]["range"] = [-0.25 * top, 1.5 * top]
+    x, y = points
+    return trace(
+        "scatter", name, mode="lines" if len(x) > 1 else "markers", x=x, y=y, line={**line, "width": width},
+        marker={"color": line["color"]}, opacity=opacity, meta=run,
+    )  # fmt: skip
 
 
 def _corners(x: Array, y: Array) -> tuple[Array, Array]:

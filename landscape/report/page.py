@@ -13,16 +13,9 @@ from landscape.core.extras import optional
 from landscape.core.files import printable, read_regular, write_text
 from landscape.paper import gallery
 from landscape.plots.style import paper_name
-from landscape.report import (
-    analyses,
-    contents,
-    curves,
-    findings,
-    origins,
-    surfaces,
-)
+from landscape.report import analyses, contents, curves, findings
 from landscape.report.contents import Contents, lines_of
-from landscape.report.parts import Cell, Page, Picture, Section, Table, chart_text, script_json, text_cells
+from landscape.report.parts import Page, Picture, Section, Table, chart_text, script_json, text_cells
 
 MAX_BYTES = 1 << 26  # of a picture that is read (ours)
 
@@ -34,45 +27,34 @@ def figures_page(folder: Path) -> Page:
         FailedError: a damaged file, or a picture that cannot be read.
     """
     entries = gallery.entries_in(folder)
-    number = f"{len(entries)} figures and tables of the papers."
-    said = [number, gallery.counted(entries), gallery.RULES]
+    said = [f"{len(entries)} figures and tables of the papers.", gallery.counted(entries), gallery.RULES]
     if any(not entry["outcome"] for entry in entries.values()):
         said.append(gallery.NO_CONCLUSION)
-    rows = tuple(_verdict(name, entry) for name, entry in entries.items())
+    rows = tuple(
+        text_cells(
+            f"{name}: {e['claims']}", f"{e['scale']}: {e['note']}", e["outcome"] or "–", gallery.sizes(e)
+        )
+        for name, e in entries.items()
+    )
     heads = ("claim", "where tested", "outcome", "effect, with its interval")
     verdicts = Section("verdicts", "The claims", (), tables=(Table("Claims and verdicts", heads, rows),))
     sections = (verdicts, *(_section(name, entry, folder) for name, entry in entries.items()))
     return Page("The figures and tables of the papers", tuple(filter(None, said)), sections)
 
 
-def _verdict(name: str, entry: dict[str, Any]) -> tuple[Cell, ...]:
-    where = f"{entry['scale']}: {entry['note']}"
-    return text_cells(f"{name}: {entry['claims']}", where, entry["outcome"] or "–", gallery.sizes(entry))
-
-
 def _section(name: str, entry: dict[str, Any], folder: Path) -> Section:
     verdict = f"The claim: {entry['outcome']}. {entry['verdict']}" if entry["outcome"] else entry["verdict"]
-    pictures = tuple(
-        Picture(
-            f"{entry['where']}: {entry['title']}",
-            f"{entry['title']}. {verdict}",
-            read_regular(folder / Path(picture).name, MAX_BYTES),
-        )
-        for picture in entry["pictures"]
-    )
+    title, alt = f"{entry['where']}: {entry['title']}", f"{entry['title']}. {verdict}"
+    files = (read_regular(folder / Path(name).name, MAX_BYTES) for name in entry["pictures"])
+    pictures = tuple(Picture(title, alt, file) for file in files)
     effects = tuple(text_cells(*gallery.effect_cells(effect)) for effect in entry["effects"])
     rows = tuple(text_cells(e["what"], e["ours"], e["paper"]) for e in entry["compared"])
     tables = (
         Table("What the verdict rests on", ("where", "effect", "seeds", "the claim"), effects),
         Table("Here and in the paper", ("what", "here", "paper"), rows),
     )
-    return Section(
-        name,
-        f"{entry['where']}: {entry['title']}",
-        (entry["claims"], verdict, gallery.made(entry).replace("`", "")),
-        tables=tuple(table for table in tables if table.rows),
-        pictures=pictures,
-    )
+    words = (entry["claims"], verdict, gallery.made(entry).replace("`", ""))
+    return Section(name, title, words, tables=tuple(t for t in tables if t.rows), pictures=pictures)
 
 
 EXTRA = "'sgd-landscape[report]'"
@@ -110,21 +92,19 @@ def report(paths: Iterable[str | Path], path: str | Path, title: str = "") -> No
 
 def build(given: Contents, title: str = "") -> Page:
     """The page about ``given``."""
-    learners, scrubbers = surfaces.scrubber_section(given)
+    learners, scrubbers = analyses.scrubber_section(given)
     sections = [
-        origins.runs_section(given),
+        findings.runs_section(given),
         curves.section(given.runs),
         analyses.comparison_section(given),
-        *surfaces.sections(given),
-        learners,
         *analyses.sections(given),
-        origins.section(given),
+        learners,
+        *analyses.other_sections(given),
+        findings.section(given),
     ]
-    runs = [
-        {"name": run.name, "color": line["color"], "dash": line["dash"]}
-        for run, line in zip(given.runs, lines_of(given.runs), strict=True)
-    ]
-    data = surfaces.data(given) | {"scrubbers": scrubbers, "runs": runs}
+    lines = zip(given.runs, lines_of(given.runs), strict=True)
+    runs = [{"name": run.name, **line} for run, line in lines]
+    data = analyses.data(given) | {"scrubbers": scrubbers, "runs": runs}
     shown = tuple(s for s in sections if s.charts or s.tables or s.pictures or s.missing or s.widget)
     return Page(title or _title(given), findings.sentences(given), shown, data)
 
@@ -142,13 +122,9 @@ def render(page: Page) -> str:
     """The HTML of ``page``. The code of Plotly is in it only if there is something for it to draw."""
     jinja2 = optional("jinja2", "a report", EXTRA)
     markup = optional("markupsafe", "a report", EXTRA)
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=lambda value: value if isinstance(value, markup.Markup) else _visible(value),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    lines = {"trim_blocks": True, "lstrip_blocks": True}
+    strict = {"autoescape": True, "undefined": jinja2.StrictUndefined}
+    environment = jinja2.Environment(finalize=_visible, **strict, **lines)
     template = environment.from_string(_part("template.html"))
     charts = [chart for section in page.sections for chart in section.charts]
     scripts = [_part("report.js")]
@@ -181,7 +157,8 @@ def _source(script: str) -> str:
 
 def _visible(value: Any) -> Any:
     """Texts with characters that cannot be printed as escapes, but for the ends of lines."""
-    return "\n".join(map(printable, value.split("\n"))) if isinstance(value, str) else value
+    text = isinstance(value, str) and not hasattr(value, "__html__")  # which says that it is HTML
+    return "\n".join(map(printable, value.split("\n"))) if text else value
 
 
 def _image(png: bytes) -> str:

@@ -115,6 +115,11 @@ def number(value: float, error: float = math.nan) -> Cell:
     return _cell(Row("", value, error))
 
 
+def labels_of(results: Sequence[Result], usual: str) -> list[str]:
+    """The label of each result in one line, or ``usual`` and its place."""
+    return [" ".join(getattr(r, "label", "").split()) or f"{usual} {k}" for k, r in enumerate(results)]
+
+
 def described(caption: str, results: Sequence[Result], names: Sequence[str] = ()) -> Table:
     """A row for each result, and a column for each line of its description.
 
@@ -123,12 +128,11 @@ def described(caption: str, results: Sequence[Result], names: Sequence[str] = ()
     """
     rows = [{row.name: row for row in result.describe()} for result in results]
     names = list(dict.fromkeys(name for row in rows for name in (names or list(row)[:LINES])))
-    labels = [" ".join(str(getattr(r, "label", "")).split()) or f"result {k}" for k, r in enumerate(results)]
-    cells = [
+    cells = tuple(
         (*text_cells(label), *(_cell(row.get(name)) for name in names))
-        for label, row in zip(labels, rows, strict=True)
-    ]
-    return Table(caption, ("of", *names), tuple(cells))
+        for label, row in zip(labels_of(results, "result"), rows, strict=True)
+    )
+    return Table(caption, ("of", *names), cells)
 
 
 def _cell(row: Row | None) -> Cell:
@@ -149,6 +153,17 @@ def listed(values: Array | Sequence[float]) -> list[Any]:
     if array.ndim > 1:
         return [listed(row) for row in array]
     return [float(f"{v:.{DIGITS}g}") if math.isfinite(v) else None for v in array.tolist()]
+
+
+def trace(kind: str, name: str, **values: Any) -> dict[str, Any]:
+    """A trace of Plotly; arrays among ``values`` become lists."""
+    given = {key: listed(value) if isinstance(value, np.ndarray) else value for key, value in values.items()}
+    return {"type": kind, "name": chart_text(name), **given}
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """An axis of Plotly with its title."""
+    return {"title": {"text": title}, **more}
 
 
 def chart_text(text: str) -> str:

@@ -15,7 +15,11 @@ from landscape.results.base import Result
 from landscape.results.shown import Row, in_words
 
 #: What the error of a number is: one standard error, a bound, or nothing but rounding.
-ERRORS = ("standard error", "bound", "exact")
+ERRORS = {
+    "standard error": "±: one standard error over what the row names",
+    "bound": "bound: the true eigenvalue is within it with 99% probability; no standard error",
+    "exact": "exact: nothing is drawn",
+}
 # The level of the intervals in pictures (the usual one).
 INTERVAL = 0.95
 
@@ -119,12 +123,8 @@ class Comparison(Result):
         for kind in (*self.kinds, *self.own_kinds):
             if kind not in ERRORS:
                 raise ValueError(f"kinds holds '{kind}', it must be one of {', '.join(ERRORS)}")
-        for name, count in (
-            ("side_of", len(self.sides)),
-            ("first", len(self.sides)),
-            ("second", len(self.sides)),
-        ):
-            places = getattr(self, name)
+        for name in ("side_of", "first", "second"):
+            places, count = getattr(self, name), len(self.sides)
             if places.dtype.kind not in "iu" or not ((places >= 0) & (places < count)).all():
                 raise ValueError(f"{name} must hold the numbers of sides, 0 to {count - 1}")
 
@@ -263,14 +263,7 @@ def summary(comparison: Comparison) -> list[str]:
 def footnotes(comparison: Comparison) -> list[str]:
     """What the errors are, how the differences were tested, at which loss, and the notes."""
     c = comparison
-    errors = []
-    if "standard error" in c.kinds:
-        errors.append("±: one standard error over what the row names")
-    if "bound" in c.kinds:
-        errors.append("bound: the true eigenvalue is within it with 99% probability; no standard error")
-    if "exact" in c.kinds:
-        errors.append("exact: nothing is drawn")
-    lines = [f"{'; '.join(errors)}."]
+    lines = [f"{'; '.join(words for kind, words in ERRORS.items() if kind in c.kinds)}."]
     named = {
         test: ", ".join(name for name, own in zip(c.quantities, c.tests, strict=True) if own == test)
         for test in dict.fromkeys(c.tests)

@@ -25,7 +25,7 @@ class Basins(Sourced):
     points. They have no standard errors; another sample of the data, or another plane, gives other numbers.
 
     A basin is a component of the points below a level, where a point of the grid has eight neighbours; it
-    ends at the saddle where it meets a deeper one (persistence, :mod:`landscape.geometry.basins`).
+    ends at the saddle where it meets a deeper one (persistence, :mod:`landscape.geometry.surfaces`).
 
     Attributes:
         x, y, loss: of the surface: (nx,), (ny,), (ny, nx).
@@ -401,7 +401,7 @@ class Surface(Interpolated):
             [0.8]
         """
         # By name, as plot() does: a result does not depend on what is computed from it.
-        geometry = importlib.import_module("landscape.geometry.basins")
+        geometry = importlib.import_module("landscape.geometry.surfaces")
         found: Basins = geometry.basins_of(self, rises, least, around)
         return found
 

@@ -77,11 +77,11 @@ class Findings:
                 self.wrong.append(f"{quantity}: not refused, expected '{refused}'")
 
 
-def run(case: Case, *, thorough: bool = True, compiled: bool = False) -> Findings:
+def run(case: Case, *, thorough: bool = True, ends: bool = True, compiled: bool = False) -> Findings:
     """The quantities of ``case``: loss, gradient, contours, Hessian products and both ends.
 
-    ``thorough`` adds a contour by each path, the top three, trace, density and Gauss-Newton; ``compiled`` that
-    path.
+    ``thorough`` adds a contour by each path and norm, the top three, trace, density and Gauss-Newton; without
+    ``ends`` those are left out, which take most of the time; ``compiled`` adds that path.
     """
     found = Findings()
     with warnings.catch_warnings():
@@ -93,11 +93,11 @@ def run(case: Case, *, thorough: bool = True, compiled: bool = False) -> Finding
         category = getattr(landscape, "PathWarning", None)
         if category is not None and case.falls_back:
             warnings.simplefilter("ignore", category)
-        _run(case, found, thorough, compiled)
+        _run(case, found, thorough, ends, compiled)
     return found
 
 
-def _run(case: Case, found: Findings, thorough: bool, compiled: bool) -> None:
+def _run(case: Case, found: Findings, thorough: bool, ends: bool, compiled: bool) -> None:
     model, loss, data = case.parts()
     before = copy.deepcopy((dict(model.state_dict()), list(tensors(data))))
     if case.refused:
@@ -122,7 +122,7 @@ def _run(case: Case, found: Findings, thorough: bool, compiled: bool) -> None:
     paths = (*PATHS, *(["compiled"] if compiled else [])) if thorough else ("auto",)
     _surfaces(case, found, problem, reference, theta, paths)
     _learners(case, found, problem, reference, theta)
-    _second_order(case, found, problem, reference, theta, thorough)
+    _second_order(case, found, problem, reference, theta, thorough, ends)
     after = dict(model.state_dict()), list(tensors(data))
     if not all(torch.equal(before[0][k], v) for k, v in after[0].items()):
         found.wrong.append("the user's model was changed")
@@ -169,7 +169,8 @@ def _surfaces(
 ) -> None:
     tol = _tolerances(case, problem)[0]
     wanted = [("none", p) for p in paths]
-    for norm, path in (*wanted, ("filter", "auto"), ("layer", "auto")):
+    norms = [("filter", "auto"), ("layer", "auto")] if len(paths) > 1 else []
+    for norm, path in (*wanted, *norms):
         quantity = f"contour norm={norm} path={path}"
         # A path that is asked for by name, but is not there for this model, is refused; 'pointwise' always is there.
         forced = path not in ("auto", "pointwise")
@@ -211,7 +212,13 @@ def _rows(tree: Any, rows: Tensor) -> Any:
 
 
 def _second_order(
-    case: Case, found: Findings, problem: Problem, reference: Reference, theta: Tensor, thorough: bool
+    case: Case,
+    found: Findings,
+    problem: Problem,
+    reference: Reference,
+    theta: Tensor,
+    thorough: bool,
+    ends: bool,
 ) -> None:
     tol = _tolerances(case, problem)[1]
     search = 1e-6 if tol < 1e-4 else tol / 3
@@ -228,6 +235,8 @@ def _second_order(
     with found.attempt("Hessian product"):
         got = landscape.HessianOperator(problem)(v.to(problem.theta))
         found.compare("Hessian product", got, h @ v, tol, radius)
+    if not ends:
+        return
     with found.attempt("ends"):
         e = landscape.extreme_eigenvalues(problem, tol=search)
         found.compare("ends", [e.min, e.max], [values[0], values[-1]], tol, radius)
@@ -247,14 +256,10 @@ def _second_order(
 
 
 def _no_hessian(found: Findings, problem: Problem, words: str) -> None:
-    with found.attempt("ends", words):
-        landscape.extreme_eigenvalues(problem)
-    with found.attempt("top", words):
-        landscape.top_eigenvalues(problem)
-    with found.attempt("trace", words):
-        landscape.trace(problem)
-    with found.attempt("density", words):
-        landscape.density(problem)
+    functions = (landscape.extreme_eigenvalues, landscape.top_eigenvalues, landscape.trace, landscape.density)
+    for function in functions:
+        with found.attempt(function.__name__, words):
+            function(problem)
 
 
 def _trace(found: Findings, problem: Problem, expected: float, rounding: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.data import DataLoader, Dataset
 
 import landscape
-from landscape import Checkpoint, Problem
+from landscape import Problem
 from landscape.analysis.learning_coefficient import Langevin
 from landscape.gradients.minibatches import stream
 
@@ -55,19 +53,6 @@ def tokens(labels: bool) -> Batch:
 def next_words(outputs: Any, batch: Batch) -> Tensor:
     """The user's own loss, of the logits: batches without labels."""
     return F.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), batch["input_ids"][:, 1:].flatten())
-
-
-class Sequences(Dataset[Batch]):
-    """The same, one at a time, as from a file."""
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-    def __getitem__(self, i: int) -> Batch:
-        return {key: rows[i] for key, rows in self.batch.items()}
 
 
 class Reference:
@@ -113,15 +98,9 @@ def hessian(reference: Reference) -> Tensor:
     return reference.hessian(reference.theta)
 
 
-@pytest.fixture(params=["resident", "loader"])
-def problem(request: pytest.FixtureRequest, reference: Reference) -> Problem:
-    """All sequences in memory, and read batch by batch from a data set that gives one at a time."""
-    data: Any = reference.batch
-    if request.param == "loader":
-        data = DataLoader(Sequences(reference.batch), batch_size=5)
-    made = Problem(reference.model, None if reference.labels else next_words, data)
-    assert made.indexed == (request.param == "resident")
-    return made
+@pytest.fixture
+def problem(reference: Reference) -> Problem:
+    return Problem(reference.model, None if reference.labels else next_words, reference.batch)
 
 
 def near(reference: Reference) -> dict[str, float]:
@@ -216,47 +195,3 @@ def test_rises_of_the_loss(problem: Problem, reference: Reference) -> None:
         pair = [float(reference.loss(theta + sign * shift, rows)) for sign in (1, -1)]
         rises.append(np.mean(pair) - float(reference.loss(theta, rows)))
     np.testing.assert_allclose(average.values, rises, rtol=1e-6, atol=1e-6)
-
-
-ON_A_LOOP = ["batch-sharpness", "noise-scale", "noise-alignment", "preconditioned-lambda-max"]
-
-
-def test_along_a_loop_of_ones_own(tmp_path: Path) -> None:
-    """A Recorder's columns are those of the instruments at the weights of its last checkpoint."""
-    model, data = gpt2(), tokens(True)
-    given = DataLoader(Sequences(data), batch_size=5)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    monitor = {"instruments": ON_A_LOOP, "every": 3, "draws": 12}
-    with landscape.Recorder(
-        tmp_path, model, None, given, every=0, monitor=monitor, optimizer=optimizer, batch=BATCH
-    ) as recorder:
-        for t in range(3):
-            rows = torch.randint(SAMPLES, (BATCH,), generator=stream(t, 0))
-            optimizer.zero_grad()
-            model(**{k: v[rows] for k, v in data.items()}).loss.backward()
-            with recorder.step():
-                optimizer.step()
-    run = landscape.load(tmp_path / "last.h5")
-    assert isinstance(run, Checkpoint)
-    row = {name: float(column[-1]) for name, column in run.history.items()}
-    reference = Reference(True, model)
-    h = reference.hessian(reference.theta)
-    moments = torch.cat([optimizer.state[each]["exp_avg_sq"].flatten() for each in model.parameters()])
-    p = ((moments / (1 - 0.999**3)).sqrt() + 1e-8) * (1 - 0.9**3)
-    top = float(torch.linalg.eigvalsh(h / (p[:, None] * p).sqrt())[-1])
-    assert row["preconditioned_lambda_max"] == pytest.approx(top, rel=0.02)
-    sample = [torch.randint(SAMPLES, (BATCH,), generator=stream(9, k)) for k in range(200)]
-    g = torch.stack([reference.gradient(reference.theta, rows) for rows in sample])
-    traces = BATCH * (g - reference.gradient(reference.theta)).square().sum(1)
-    error = float(traces.std()) / len(sample) ** 0.5
-    assert abs(row["noise_trace"] - float(traces.mean())) < 4 * np.hypot(row["noise_trace_se"], error)
-    bent, square = ((g @ h) * g).sum(1), g.square().sum(1)
-    ratio = float(bent.sum() / square.sum())
-    error = float((bent - ratio * square).std() / square.mean()) / len(sample) ** 0.5
-    assert abs(row["noise_alignment"] - ratio) < 4 * np.hypot(row["noise_alignment_se"], error)
-    along = [
-        float(v @ reference.product(reference.theta, v, rows) / (v @ v))
-        for v, rows in zip(g[:60], sample, strict=False)
-    ]
-    error = np.std(along) / len(along) ** 0.5
-    assert abs(row["batch_sharpness"] - np.mean(along)) < 4 * np.hypot(row["batch_sharpness_se"], error)

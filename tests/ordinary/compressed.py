@@ -127,34 +127,6 @@ def parametrised() -> Parts:
     return model, nn.CrossEntropyLoss(), digits()
 
 
-@compressed("early exits: a list of outputs, the mean of their losses")
-def early_exits() -> Parts:
-    class MultiExit(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList([nn.Linear(6, 5), nn.Linear(5, 5)])
-            self.exits = nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)])
-
-        def forward(self, x: Tensor) -> list[Tensor]:
-            outputs = []
-            for block, head in zip(self.blocks, self.exits, strict=True):
-                x = F.relu(block(x))
-                outputs.append(head(x))
-            return outputs
-
-    return MultiExit(), lambda outs, y: sum(F.cross_entropy(o, y) for o in outs) / len(outs), digits()
-
-
-@compressed("an average of weights: torch.optim.swa_utils.AveragedModel")
-def averaged_model() -> Parts:
-    model = network()
-    averaged = torch.optim.swa_utils.AveragedModel(model)
-    for p in model.parameters():
-        p.data.add_(0.1 * torch.randn_like(p))
-    averaged.update_parameters(model)
-    return averaged, F.cross_entropy, digits()
-
-
 def without_compile(model: nn.Module, loss: Any, data: Any) -> Tensor:
     """The module inside of a compiled one."""
     return once(getattr(model, "_orig_mod", model), loss, data)

@@ -98,15 +98,6 @@ def clip() -> Parts:
     return TwoTowers(), clip_loss, captions(N)
 
 
-@contrastive("SigLIP: a sigmoid for each pair, sum / N", says=TOGETHER)
-def siglip() -> Parts:
-    def loss(logits: Any, _: Tensor) -> Tensor:
-        labels = 2 * torch.eye(len(logits[0])) - 1
-        return -F.logsigmoid(labels * (logits[0] - 2)).sum() / len(logits[0])
-
-    return TwoTowers(), loss, captions(N)
-
-
 @contrastive("BYOL: predictor against a frozen target network, under no_grad")
 def byol() -> Parts:
     class BYOL(nn.Module):

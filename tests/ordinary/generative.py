@@ -96,21 +96,6 @@ def vae_sum() -> Parts:
     return VAE(always=False), loss_function, (x, x)
 
 
-def discriminator() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(5, 6), nn.LeakyReLU(0.2), nn.Linear(6, 1))
-
-
-@generative("DCGAN tutorial: discriminator on real and fake, BCE with sigmoid")
-def gan_discriminator() -> Parts:
-    netD = nn.Sequential(*discriminator(), nn.Sigmoid())
-    real, fake = points(), 0.5 * points() + 1
-    return (
-        netD,
-        lambda out, label: nn.BCELoss()(out.view(-1), label),
-        (torch.cat([real, fake]), torch.cat([torch.ones(N), torch.zeros(N)])),
-    )
-
-
 @generative("hinge loss of a discriminator with spectral normalisation")
 def hinge_gan() -> Parts:
     net = nn.Sequential(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -255,12 +254,6 @@ def noisy_loss() -> Parts:
     return network(), lambda o, y: F.cross_entropy(o + 0.1 * torch.randn_like(o), y), samples()
 
 
-@habits("NumPy arrays")
-def numpy_arrays() -> Parts:
-    x, y = samples()
-    return network(), nn.CrossEntropyLoss(), (np.asarray(x), np.asarray(y))
-
-
 @habits(
     "a generator of batches",
     expected="refused",
@@ -276,23 +269,6 @@ def generator() -> Parts:
 def squeezed_labels() -> Parts:
     x, y = samples()
     return network(), lambda o, y: F.cross_entropy(o, y.squeeze(1).long()), (x, y[:, None].float())
-
-
-@habits("batches as dicts with 'labels', a loss of the logits")
-def dict_batches() -> Parts:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = network()
-
-        def forward(self, features: Tensor, scale: Tensor) -> Tensor:
-            return self.net(features * scale[:, None])
-
-    def batch(n: int) -> dict[str, Tensor]:
-        x, y = samples(n)
-        return {"features": x, "scale": torch.rand(n) + 0.5, "labels": y}
-
-    return Net(), nn.CrossEntropyLoss(), [batch(6), batch(4)]
 
 
 @habits("a model that returns its loss, in training mode, with BatchNorm and Dropout")

@@ -146,53 +146,6 @@ def bert_tags() -> Parts:
     )
 
 
-def spans(model: nn.Module, loss: Any, data: Any) -> Tensor:
-    names = ("start_positions", "end_positions")
-    out = model(**{k: v for k, v in data.items() if k not in names})
-    return (
-        F.cross_entropy(out.start_logits, data[names[0]]) + F.cross_entropy(out.end_logits, data[names[1]])
-    ) / 2
-
-
-@huggingface("BERT for questions: start_positions and end_positions in the inputs, loss None", total=spans)
-def bert_questions() -> Parts:
-    batch = {"start_positions": torch.randint(LENGTH, (N,)), "end_positions": torch.randint(LENGTH, (N,))}
-    return bert("QuestionAnswering", num_labels=2), None, {**text(), **batch}
-
-
-def answers(model: nn.Module, loss: Any, data: Any) -> Tensor:
-    return of_words(model(**data).logits, data["labels"])
-
-
-@huggingface("T5: sequence to sequence, labels −100 at padding", total=answers, inside=torch.float32)
-def t5() -> Parts:
-    model = made(
-        "T5ForConditionalGeneration", "T5Config", vocab_size=WORDS, d_model=4, d_kv=2, d_ff=4, num_layers=1, num_heads=2,
-        relative_attention_num_buckets=4, relative_attention_max_distance=6, decoder_start_token_id=0, pad_token_id=0, eos_token_id=2,
-    )  # fmt: skip
-    return model, None, {**text(), "labels": causal()["labels"]}
-
-
-def pixels(model: nn.Module, loss: Any, data: Any) -> Tensor:
-    logits = F.interpolate(
-        model(data["pixel_values"]).logits,
-        size=data["labels"].shape[-2:],
-        mode="bilinear",
-        align_corners=False,
-    )
-    return F.cross_entropy(logits, data["labels"], ignore_index=255)
-
-
-@huggingface("SegFormer: labels of pixels, of which 255 is left out", total=pixels, says=COUNTED)
-def segformer() -> Parts:
-    model = made(
-        "SegformerForSemanticSegmentation", "SegformerConfig", num_channels=1, num_encoder_blocks=1, depths=[1], sr_ratios=[1], hidden_sizes=[4],
-        patch_sizes=[3], strides=[2], num_attention_heads=[2], mlp_ratios=[1], decoder_hidden_size=4, num_labels=3,
-    )  # fmt: skip
-    labels = torch.randint(3, (N, 8, 8)).masked_fill(torch.rand(N, 8, 8) < 0.7 * torch.rand(N, 1, 1), 255)
-    return model, None, {"pixel_values": torch.randn(N, 1, 8, 8), "labels": labels}
-
-
 def pairs_of_clip(model: nn.Module, loss: Any, data: Any) -> Tensor:
     logits = model(**data).logits_per_text
     target = torch.arange(len(logits))
@@ -261,11 +214,6 @@ def dora_bert() -> Parts:
         task_type="SEQ_CLS",
     )
     return model, None, {**text(), "labels": torch.randint(3, (N,))}
-
-
-@peft("prefix tuning on GPT-2: keys and values before the text", total=next_words)
-def prefix_gpt2() -> Parts:
-    return adapted(gpt2(), "PrefixTuningConfig", num_virtual_tokens=2, task_type="CAUSAL_LM"), None, causal()
 
 
 @peft("LoRA merged into the weights (merge_and_unload), all of them trainable again", total=next_words)

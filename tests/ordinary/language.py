@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
 
 from tests.ordinary.use import COUNTED, TOGETHER, Parts, Theme, by_size
 
@@ -150,29 +149,6 @@ def sum_of_words() -> Parts:
             return self.fc(self.embedding(ids).sum(1).tanh())
 
     return Classifier(), nn.CrossEntropyLoss(), (padded(), torch.randint(3, (SAMPLES,)))
-
-
-@language("sentiment: packed sequences through a bi-directional LSTM")
-def packed_lstm() -> Parts:
-    class Sentiment(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(WORDS, 3, padding_idx=0)
-            self.rnn, self.fc = nn.LSTM(3, 2, bidirectional=True, batch_first=True), nn.Linear(4, 1)
-
-        def forward(self, text: Tensor, lengths: Tensor) -> Tensor:
-            packed = pack_padded_sequence(
-                self.embedding(text), lengths.cpu(), batch_first=True, enforce_sorted=False
-            )
-            _, (hidden, _) = self.rnn(packed)
-            return self.fc(torch.cat((hidden[-2], hidden[-1]), dim=1)).squeeze(1)
-
-    text = padded()
-    return (
-        Sentiment(),
-        nn.BCEWithLogitsLoss(),
-        ((text, (text != 0).sum(1)), torch.randint(2, (SAMPLES,)).float()),
-    )
 
 
 @language("lengths as targets: the mask is made of them in the loss", says=COUNTED)

@@ -19,21 +19,6 @@ def series(features: int = 2) -> Tensor:
     return torch.randn(N, T, features)
 
 
-@recurrent("LSTM classifier of the last hidden state, with h0 and c0 made in forward")
-def lstm_classifier() -> Parts:
-    class RNN(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm, self.fc = nn.LSTM(2, 3, 2, batch_first=True), nn.Linear(3, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            h0, c0 = (torch.zeros(2, x.size(0), 3).to(x) for _ in range(2))
-            out, _ = self.lstm(x, (h0, c0))
-            return self.fc(out[:, -1, :])
-
-    return RNN(), nn.CrossEntropyLoss(), (series(), torch.randint(3, (N,)))
-
-
 @recurrent("time first: LSTM without batch_first, data transposed in forward")
 def time_first() -> Parts:
     class Net(nn.Module):

@@ -50,37 +50,6 @@ def cox_batches() -> Parts:
     return net(), lambda out, y: cox_ph(out, y[:, 0], y[:, 1]), [batch(8), batch(8)]
 
 
-@tabular("GaussianNLLLoss: mean and variance as two outputs")
-def gaussian_nll() -> Parts:
-    class MeanVariance(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.mean, self.variance = nn.Linear(4, 5), nn.Linear(5, 1), nn.Linear(5, 1)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            z = F.gelu(self.body(x))
-            return self.mean(z), F.softplus(self.variance(z)) + 1e-6
-
-    criterion = nn.GaussianNLLLoss()
-    return MeanVariance(), lambda out, y: criterion(out[0], y, out[1]), (rows(), torch.randn(N, 1))
-
-
-@tabular("ListNet: lists of documents (N, L, F), masked by the padding value −1")
-def listnet() -> Parts:
-    def list_net(y_pred: Tensor, y_true: Tensor) -> Tensor:
-        mask = y_true == -1
-        y_pred, y_true = (
-            y_pred.squeeze(-1).masked_fill(mask, float("-inf")),
-            y_true.masked_fill(mask, float("-inf")),
-        )
-        preds, true = F.softmax(y_pred, dim=1), F.softmax(y_true, dim=1)
-        return torch.mean(-torch.sum(true * torch.log(preds + 1e-10), dim=1))
-
-    y = torch.randint(4, (N, 5)).float()
-    y[torch.arange(5) >= torch.randint(2, 6, (N, 1))] = -1
-    return net(), list_net, (torch.randn(N, 5, 4), y)
-
-
 @tabular("root mean squared error: torch.sqrt of MSELoss", says=TOGETHER)
 def rmse() -> Parts:
     return net(), lambda o, y: torch.sqrt(nn.MSELoss()(o, y) + 1e-8), (rows(), torch.randn(N, 1))
@@ -93,25 +62,6 @@ def weighted_samples() -> Parts:
         return (weight * (out - value) ** 2).sum() / weight.sum()
 
     return net(), loss, (rows(), torch.cat([torch.randn(N, 1), torch.rand(N, 1)], 1))
-
-
-@tabular("categorical and continuous columns: embeddings, BatchNorm1d, a dict of inputs")
-def entity_embeddings() -> Parts:
-    class TabularModel(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embeds = nn.ModuleList([nn.Embedding(4, 2), nn.Embedding(3, 2)])
-            self.bn_cont, self.drop = nn.BatchNorm1d(3), nn.Dropout(0.1)
-            self.layers = nn.Sequential(
-                nn.Linear(7, 5), nn.ReLU(inplace=True), nn.BatchNorm1d(5), nn.Linear(5, 1)
-            )
-
-        def forward(self, x_cat: Tensor, x_cont: Tensor) -> Tensor:
-            x = torch.cat([e(x_cat[:, i]) for i, e in enumerate(self.embeds)], 1)
-            return self.layers(torch.cat([self.drop(x), self.bn_cont(x_cont)], 1))
-
-    cat = torch.stack([torch.randint(4, (N,)), torch.randint(3, (N,))], 1)
-    return TabularModel(), nn.MSELoss(), ({"x_cat": cat, "x_cont": torch.randn(N, 3)}, torch.randn(N, 1))
 
 
 @tabular(

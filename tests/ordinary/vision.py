@@ -64,47 +64,6 @@ def cifar_tutorial() -> Parts:
     return Net(), nn.CrossEntropyLoss(), loader
 
 
-@vision("ResNet: basic blocks with BatchNorm and a shortcut")
-def resnet() -> Parts:
-    class BasicBlock(nn.Module):
-        def __init__(self, inputs: int, planes: int, stride: int) -> None:
-            super().__init__()
-            self.conv1 = nn.Conv2d(inputs, planes, 3, stride, 1, bias=False)
-            self.bn1 = nn.BatchNorm2d(planes)
-            self.conv2 = nn.Conv2d(planes, planes, 3, 1, 1, bias=False)
-            self.bn2 = nn.BatchNorm2d(planes)
-            self.shortcut = nn.Sequential()
-            if stride != 1 or inputs != planes:
-                self.shortcut = nn.Sequential(
-                    nn.Conv2d(inputs, planes, 1, stride, bias=False), nn.BatchNorm2d(planes)
-                )
-
-        def forward(self, x: Tensor) -> Tensor:
-            out = F.relu(self.bn1(self.conv1(x)))
-            out = self.bn2(self.conv2(out))
-            out += self.shortcut(x)
-            return F.relu(out)
-
-    model = nn.Sequential(
-        nn.Conv2d(1, 2, 3, 1, 1, bias=False), nn.BatchNorm2d(2), nn.ReLU(inplace=True), BasicBlock(2, 2, 1),
-        BasicBlock(2, 3, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4),
-    )  # fmt: skip
-    x, y = pictures()
-    model.train()
-    model(x)
-    return model, nn.CrossEntropyLoss(), (x, y)
-
-
-@vision("multi-label classification, BCEWithLogitsLoss with pos_weight")
-def multi_label() -> Parts:
-    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(108, 3))
-    return (
-        model,
-        nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0, 1.0, 3.0])),
-        (pictures()[0], torch.randint(2, (8, 3)).float()),
-    )
-
-
 @vision("mixup: targets are (y_a, y_b) and the loss a blend")
 def mixup() -> Parts:
     lam = 0.7

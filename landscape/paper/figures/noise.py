@@ -10,7 +10,7 @@ import pandas as pd
 
 from landscape import plots
 from landscape.analysis.noise import estimate_noise
-from landscape.analysis.smoothing import smoothing
+from landscape.analysis.spread import smoothing
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.statistics import mean_and_error
 from landscape.paper import scales

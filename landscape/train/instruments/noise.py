@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.analysis.disagreement import half_mean, shares
+from landscape.analysis.spread import half_mean, shares
 from landscape.checkpoint.history import UNITS
 from landscape.core import registry, statistics
 from landscape.core.errors import InputError

@@ -52,29 +52,19 @@ class Optimizer(ABC):
     #: Whether the direction is linear in the gradients so far.
     linear = True
 
+    #: Whether the direction is the gradient itself, which Eq. 4's split of the noise assumes.
+    direction_is_gradient = False
+    #: (m, form) as :func:`landscape.stability.max_stable_step` takes them; None if it is another kind.
+    heavy_ball: tuple[float, str] | None = None
+    #: (m, form, c): with its preconditioner P fixed, the steps are those of momentum m with rate c·α. m and
+    #: form as in :attr:`heavy_ball`; Adam's m ← β m + (1 − β) g has c = 1 − β. None where
+    #: :meth:`preconditioner` gives none.
+    preconditioned: tuple[float, str, float] | None = None
+
     def __init__(self) -> None:
         self.layout = Layout(())
         #: A step replaces it and never writes to it, so that the step can be undone with the old one.
         self.state: dict[str, Tensor] = {}
-
-    @property
-    def direction_is_gradient(self) -> bool:
-        """Whether the direction is the gradient itself, which Eq. 4's split of the noise assumes."""
-        return False
-
-    @property
-    def heavy_ball(self) -> tuple[float, str] | None:
-        """(m, form) as :func:`landscape.stability.max_stable_step` takes them; None if it is another kind."""
-        return None
-
-    @property
-    def preconditioned(self) -> tuple[float, str, float] | None:
-        """(m, form, c): with its preconditioner P fixed, the steps are those of momentum m with rate c·α.
-
-        m and form as in :attr:`heavy_ball`; Adam's m ← β m + (1 − β) g has c = 1 − β. None where
-        :meth:`preconditioner` gives none.
-        """
-        return None
 
     def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor | None:
         """The diagonal of P (n, P) after ``step`` steps: with it the directions are P⁻¹ times a momentum.
@@ -152,14 +142,8 @@ class SGD(Optimizer):
             raise InputError("optimizer.nesterov: true is not allowed without optimizer.momentum > 0")
         self.momentum, self.nesterov, self.weight_decay = momentum, nesterov, weight_decay
         self.names = ("momentum",) if momentum else ()
-
-    @property
-    def direction_is_gradient(self) -> bool:
-        return not self.momentum and not self.weight_decay
-
-    @property
-    def heavy_ball(self) -> tuple[float, str] | None:
-        return self.momentum, "nesterov" if self.nesterov else "ordinary"
+        self.direction_is_gradient = not momentum and not weight_decay
+        self.heavy_ball = momentum, "nesterov" if nesterov else "ordinary"
 
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
         if self.weight_decay:

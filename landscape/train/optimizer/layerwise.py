@@ -34,10 +34,7 @@ class LARS(Optimizer):
         positive("optimizer.weight_decay", weight_decay, least=0)
         positive("optimizer.trust", trust)
         self.momentum, self.weight_decay, self.trust = momentum, weight_decay, trust
-
-    @property
-    def preconditioned(self) -> tuple[float, str, float]:
-        return self.momentum, "ordinary", 1.0
+        self.preconditioned = momentum, "ordinary", 1.0
 
     def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor:
         return _scale(self.layout, torch.ones_like(points), 1 / self._ratios(points, gradients))
@@ -83,6 +80,7 @@ class LAMB(Optimizer):
         positive("optimizer.epsilon", epsilon)
         positive("optimizer.weight_decay", weight_decay, least=0)
         self.betas, self.epsilon, self.weight_decay = (beta1, beta2), epsilon, weight_decay
+        self.preconditioned = beta1, "ordinary", 1 - beta1
 
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
         beta1, beta2 = self.betas
@@ -91,10 +89,6 @@ class LAMB(Optimizer):
         self.state = {"first_moment": first, "second_moment": second}
         s = torch.div(first, self._root(step)).add_(points, alpha=self.weight_decay)
         return _scale(self.layout, s, self._ratios(points, s))
-
-    @property
-    def preconditioned(self) -> tuple[float, str, float]:
-        return self.betas[0], "ordinary", 1 - self.betas[0]
 
     def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor:
         root = self._root(step)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -117,40 +118,29 @@ class TorchOptimizer(Optimizer):
         self.name, self.values = name, values
         self.kind = _classes()[name]
         self.linear = self.kind is torch.optim.SGD
+        if self.linear and not values["dampening"] and not values["maximize"]:
+            self.heavy_ball = values["momentum"], "nesterov" if values["nesterov"] else "ordinary"
+        self.preconditioned = preconditioned(self.kind, values)
         if inspect.signature(self.kind.step).parameters["closure"].default is inspect.Parameter.empty:
             raise InputError(f"optimizer.name: '{name}' is not allowed, it needs a closure")
         trial = self._build([nn.Parameter(torch.zeros(2, 2))])
         state = next(iter(self._step_of(trial).values()), {})
         self.counters = frozenset({UPDATES, *(key for key, value in state.items() if value.dim() == 0)})
 
-    @property
-    def heavy_ball(self) -> tuple[float, str] | None:
-        if self.kind is not torch.optim.SGD or self.values["dampening"] or self.values["maximize"]:
-            return None
-        return self.values["momentum"], "nesterov" if self.values["nesterov"] else "ordinary"
-
-    @property
-    def preconditioned(self) -> tuple[float, str, float] | None:
-        return preconditioned(self.kind, self.values)
-
     def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor:
         return preconditioner(self.kind, self.values, self.state, self.state[UPDATES]).to(points)
 
     def _build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        try:
+        with self._refusing():
             # The rate is set before each step; the first one is torch's own for AdamW.
             return self.kind(parameters, lr=1e-3, **self.values)  # type: ignore[call-arg]
-        except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-            raise self._refusal(error) from error
 
     def _step_of(self, optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Tensor]]:
         """The state by parameter, after a step with gradients of zero; only its names and shapes are used."""
         for parameter in optimizer.param_groups[0]["params"]:
             parameter.grad = torch.zeros_like(parameter)
-        try:
+        with self._refusing():
             optimizer.step()
-        except (ValueError, TypeError, RuntimeError, AssertionError) as error:
-            raise self._refusal(error) from error
         for state in optimizer.state.values():
             for key, value in state.items():
                 if not isinstance(value, Tensor):
@@ -158,9 +148,14 @@ class TorchOptimizer(Optimizer):
                     raise InputError(f"optimizer.name: '{self.name}' is not allowed, {reason}")
         return dict(optimizer.state)
 
-    def _refusal(self, error: Exception) -> InputError:
-        words = " ".join(str(error).split())[:160]
-        return InputError(f"optimizer: '{self.name}' is not allowed with this model and options ({words})")
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """InputError, with its reason, for what the class refuses inside."""
+        try:
+            yield
+        except (ValueError, TypeError, RuntimeError, AssertionError) as error:
+            words = f"with this model and options ({' '.join(str(error).split())[:160]})"
+            raise InputError(f"optimizer: '{self.name}' is not allowed {words}") from error
 
     def start(self, layout: Layout, weights: Tensor) -> None:
         self.layout = layout

@@ -23,6 +23,19 @@ from landscape.train.processes.process_group import Lost
 REMEDY = "make the change first, then a new optimizer and a new DecentralizedDataParallel"
 
 
+def check_module(model: Any) -> None:
+    """InputError unless ``model`` is a module with all of its parameters here."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: a {type(model).__name__} is not allowed, it must be a torch.nn.Module")
+    if any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules()):
+        raise InputError("model: FSDP cuts its parameters into shards, they are needed whole (DDP)")
+    for name, p in model.named_parameters():
+        if nn.parameter.is_lazy(p):
+            raise _refusal(name, "has no shape yet", "run one batch through the model first")
+        if hasattr(p, "placements"):
+            raise _refusal(name, "is cut into shards (DTensor)", "it is needed whole (DDP)")
+
+
 class FlatParameters:
     """The trainable parameters of ``module`` as views of ``flat`` (1, P), in the order of ``layout``.
 
@@ -67,10 +80,6 @@ class FlatParameters:
         first: tuple[str, nn.Parameter] | None = None
         memory: dict[int, str] = {}
         for name, p in named.items():
-            if nn.parameter.is_lazy(p):
-                raise _refusal(name, "has no shape yet", "run one batch through the model first")
-            if hasattr(p, "placements"):
-                raise _refusal(name, "is cut into shards (DTensor)", "each learner holds the whole model")
             if not p.requires_grad:
                 continue
             first = first or (name, p)

@@ -17,7 +17,7 @@ from landscape.core.options import check_type, positive
 from landscape.problem.layout import independent_copy
 from landscape.train import algorithms
 from landscape.train.own_loop import recording
-from landscape.train.own_loop.flat import DefaultGroup, FlatParameters, plain
+from landscape.train.own_loop.flat import DefaultGroup, FlatParameters, check_module, plain
 from landscape.train.own_loop.step import Stepper, average_buffers, load, save
 
 _wrapped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -313,8 +313,7 @@ def _begin(stepper: Stepper) -> None:
 
 def _check(model: Any, optimizer: Any) -> None:
     """InputError for what cannot be wrapped."""
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model: a {type(model).__name__} is not allowed, it must be a torch.nn.Module")
+    check_module(model)
     for m in model.modules():
         if isinstance(m, (nn.DataParallel, nn.parallel.DistributedDataParallel, DecentralizedDataParallel)):
             raise InputError(f"model: a {type(m).__name__} is not allowed, give the module inside it")

@@ -21,6 +21,7 @@ from landscape.train.decomposition import Gradient, estimate_gradient, fixed_bat
 from landscape.train.instruments.base import Setting
 from landscape.train.instruments.monitor import Monitoring
 from landscape.train.own_loop import recording
+from landscape.train.own_loop.flat import check_module
 from landscape.train.processes.comm import Comm
 from landscape.train.recipes.recipe import Monitor, build_table
 
@@ -55,7 +56,7 @@ class Observer:
     """
 
     def __init__(self, module: nn.Module, loss: Loss | None, data: Any, test: Any, choices: Choices) -> None:
-        _check_module(module)
+        check_module(module)
         for name, split in (("data", data), ("test", test)):
             _check_data(name, split)
         first = next((p for p in module.parameters() if p.requires_grad and p.numel()), None)
@@ -218,19 +219,6 @@ def _check_data(name: str, data: Any) -> None:
         )
 
 
-def _check_module(model: Any) -> None:
-    """InputError unless ``model`` is a module with all of its parameters here."""
-    if not isinstance(model, nn.Module):
-        raise InputError(f"model: a {type(model).__name__} is not allowed, it must be a torch.nn.Module")
-    if any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules()):
-        raise InputError("model: FSDP cuts its parameters into shards, a recorder needs them whole (DDP)")
-    for name, p in model.named_parameters():
-        if nn.parameter.is_lazy(p):
-            raise InputError(f"model: '{name}' has no shape yet; run one batch through the model first")
-        if hasattr(p, "placements"):
-            raise InputError(f"model: '{name}' is cut into shards (DTensor), a recorder needs it whole (DDP)")
-
-
 class Parameters:
     """The trainable parameters of the user's module, as one vector, and all else that it computes with.
 
@@ -280,9 +268,8 @@ class Parameters:
     def flat(self) -> Tensor:
         """θ (P,) now, in memory of its own."""
         theta = torch.empty(self.layout.size, device=self._device, dtype=self._dtype)
-        now = self._parameters()
-        for name, view in self.layout.views(theta).items():
-            view.copy_(now[name])
+        for view, p in zip(self.layout.views(theta).values(), self.trained(), strict=True):
+            view.copy_(p)
         return theta
 
     def trained(self) -> list[nn.Parameter]:

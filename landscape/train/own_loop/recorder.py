@@ -225,7 +225,8 @@ class Recorder:
 
     def _due_after(self, step: int) -> int:
         """The next step after ``step`` at which there is something to do."""
-        return recording.due_after(step, self._every, *self._observer.monitor.turns, self._save_every)
+        turns = self._every, *self._observer.monitor.turns, self._save_every
+        return min(((step // every + 1) * every for every in turns if every), default=NEVER)
 
     def _before(self) -> None:
         """What is to be known before a step that is due."""
@@ -410,6 +411,7 @@ class Recorder:
 
 # What a with statement around a step is at: not asked for, asked for, entered.
 IDLE, ASKED, INSIDE = 0, 1, 2
+NEVER = 2**63  # a step that no loop reaches
 
 
 class RecorderWarning(UserWarning):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from landscape import stability
 from landscape.checkpoint import run_folder
-from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, misfit
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import optional
@@ -32,7 +32,6 @@ from landscape.train.run.launch import last_sound
 
 # Columns of the history that a user may fill; the recorder, or nobody, fills the others.
 OPEN = ("loss", "consensus", "samples_per_s", "wait_s", "test_loss", "test_accuracy")
-NEVER = 2**63  # a step that no loop reaches
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 
 
@@ -75,11 +74,6 @@ class Rows:
 def due(every: int, step: int) -> bool:
     """Whether ``step`` is one of every ``every``-th; 0: none is."""
     return bool(every) and step % every == 0
-
-
-def due_after(step: int, *turns: int) -> int:
-    """The next step after ``step`` that is one of every so many by any of ``turns``."""
-    return min(((step // every + 1) * every for every in turns if every), default=NEVER)
 
 
 def number(name: str, value: Any) -> float:
@@ -161,23 +155,17 @@ def preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Precon
 
 
 def optimizer_table(optimizer: Any) -> dict[str, Any]:
-    """The class of a torch optimizer and its defaults, as far as TOML can hold them."""
-    return {"name": type(optimizer).__name__} | _plain(getattr(optimizer, "defaults", {}))
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of ``values`` that TOML can hold: flags, finite numbers, text and lists of them."""
-    found = {}
-    for key, value in values.items():
-        if isinstance(value, Tensor) and value.numel() == 1:
-            value = float(value)
+    """The class of a torch optimizer and its defaults: flags, finite numbers, text and lists, as TOML has."""
+    table: dict[str, Any] = {"name": type(optimizer).__name__}
+    for key, value in getattr(optimizer, "defaults", {}).items():
+        value = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
         each = value if isinstance(value, (list, tuple)) else [value]
-        fine = all(
-            isinstance(v, (bool, int, str)) or (isinstance(v, float) and math.isfinite(v)) for v in each
+        held = all(
+            isinstance(v, bool | int | str) or (isinstance(v, float) and math.isfinite(v)) for v in each
         )
-        if fine and re.fullmatch(r"[\w-]+", key):
-            found[key] = value
-    return found
+        if held and re.fullmatch(r"[\w-]+", key):
+            table[key] = value
+    return table
 
 
 def read_settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
@@ -225,8 +213,7 @@ def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint |
     run = last_sound(folder, learners=lambda n: slice(0, n))
     if run.algorithm != RECORDED:
         raise FailedError(f"{folder}: its run is of '{run.algorithm}', not a recorder's; give another folder")
-    if run.layout != layout:
-        raise FailedError(f"{folder}: its weights do not fit the model: {misfit(run.layout, layout)}")
+    check_fit(folder, run.layout, layout)
     return run
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, misfit, storable
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit, storable
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
@@ -338,8 +338,7 @@ def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     kind = type(parameters.optimizer).__name__
     if made != kind:
         raise InputError(f"optimizer: {kind} is not allowed, {path} has the state of {made}")
-    if run.layout != (layout := parameters.layout):
-        raise FailedError(f"{path}: its weights do not fit the model: {misfit(run.layout, layout)}")
+    check_fit(path, run.layout, parameters.layout)
     rest = parameters.rest()
     if run.buffers.keys() != rest.keys():
         different = sorted(run.buffers.keys() ^ rest.keys())[0]

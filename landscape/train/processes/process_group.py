@@ -143,6 +143,13 @@ class Group:
         words = error if isinstance(error, str) else first_line(error)
         return f"rank 0 of {self.size} was lost: its store does not answer ({words})"
 
+    def after_first(self) -> None:
+        """Return once rank 0 has called this, too."""
+        if self.rank == 0:
+            self._set("begun", "begun")
+        elif not self._wait("begun-0", time.monotonic() + self.timeout):
+            raise self.diagnose(TimeoutError(f"rank 0 did not begin within {self.timeout:g} s"))
+
     def agree(self, facts: dict[str, str]) -> None:
         """Raise FailedError on every rank if ``facts`` (and the code) are not the same on all of them."""
         facts = {**versions(), **facts}

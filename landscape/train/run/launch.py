@@ -84,6 +84,8 @@ def launch(
     with Lock(folder) as lock:
         if first and run_folder.named_like_a_run(folder):
             lock.acquire()
+        if group:  # nobody reads a checkpoint that another command may still replace
+            group.after_first()
         present = check_folder(folder, resume=resume, force=force)
         checkpoint, chosen = _resumed(folder, recipe, group, allow_code) if resume else (None, recipe)
         if chosen is None:

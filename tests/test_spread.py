@@ -1,4 +1,4 @@
-"""The spread in the sharp subspace against dense matrices, closed forms and repeated draws."""
+"""The learners' spread in the sharp subspace, and smoothed losses, against dense matrices and closed forms."""
 
 from __future__ import annotations
 
@@ -8,17 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 import landscape
-from landscape import FailedError, InputError, Problem, plots
+from landscape import FailedError, InputError, Problem, plots, smoothing
+from landscape.analysis.spread import displacement
+from landscape.data.synthetic import mean_output
 from tests import problems
-from tests.conftest import Command
+from tests.conftest import Command, slow_but
+from tests.dense import dense_hessian
 from tests.test_cli import one_line
 
 SPECTRUM = [9.0, 4.0, 1.0, 0.5, 0.2, -0.3]
 
 
-def learners(problem: Problem, n: int, scale: float = 0.1, seed: int = 0) -> torch.Tensor:
+def around(problem: Problem, n: int, scale: float = 0.1, seed: int = 0) -> torch.Tensor:
     """(n, P), weights around the problem's own."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(n, problem.layout.size, dtype=torch.float64, generator=generator)
@@ -65,19 +69,16 @@ def check_against_dense(problem: Problem, weights: torch.Tensor, k: int, samples
 
 
 def test_a_network_matches_dense_matrices() -> None:
-    check_against_dense(problems.mlp(samples=30), learners(problems.mlp(samples=30), 5), 4, 30)
-
-
-def test_a_problem_with_unused_parameters_does() -> None:
-    check_against_dense(problems.linear_regression(), learners(problems.linear_regression(), 4, 0.3), 2, 40)
-
-
-def test_more_learners_than_parameters_span_everything() -> None:
-    problem = problems.quadratic([3.0, 1.0])
-    found = landscape.disagreement(learners(problem, 6), 1, problem=problem)
-    assert found.rank == 2
-    assert found.gradient_in_span == pytest.approx(1)
-    assert found.dominant_in_span == pytest.approx(1)
+    check_against_dense(problems.mlp(samples=30), around(problems.mlp(samples=30), 5), 4, 30)
+    few = problems.linear_regression()  # with parameters that are not used
+    check_against_dense(few, around(few, 4, 0.3), 2, 40)
+    square = problems.quadratic([3.0, 1.0])
+    found = landscape.disagreement(around(square, 6), 1, problem=square)  # more learners than parameters
+    assert (found.rank, found.gradient_in_span, found.dominant_in_span) == (
+        2,
+        pytest.approx(1),
+        pytest.approx(1),
+    )
 
 
 def test_known_numbers_of_a_quadratic() -> None:
@@ -128,7 +129,7 @@ def test_batches_and_batchnorm_with_the_statistics_of_the_mean() -> None:
     assert problem.resident is not None
     x, y = problem.resident
     batches = Problem(problem.model, problem.criterion, [(x[:12], y[:12]), (x[12:], y[12:])])
-    weights = learners(problem, 4, 0.05)
+    weights = around(problem, 4, 0.05)
     check_against_dense(problem, weights, 3, 20)
     whole, found = (landscape.disagreement(weights, 3, problem=p) for p in (problem, batches))
     assert found.batchnorm
@@ -154,13 +155,13 @@ def test_batches_and_batchnorm_with_the_statistics_of_the_mean() -> None:
 )
 def test_bad_input_is_one_line(change: dict[str, object], words: str) -> None:
     problem = problems.mlp()
-    given = {"checkpoint": learners(problem, 3), "problem": problem, **change}
+    given = {"checkpoint": around(problem, 3), "problem": problem, **change}
     with pytest.raises(InputError, match=words) as caught:
         landscape.disagreement(**given)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
-def test_the_command_is_the_function_of_a_checkpoint(trained: Path, tmp_path: Path, command: Command) -> None:
+def test_the_command_of_disagreement_is_the_function(trained: Path, tmp_path: Path, command: Command) -> None:
     last, out = trained / "last.h5", tmp_path / "d.h5"
     assert command("disagreement", last, "--top-k", "4", "-o", out)[0] == 0
     saved, run = landscape.load(out), landscape.load(last)
@@ -174,3 +175,109 @@ def test_the_command_is_the_function_of_a_checkpoint(trained: Path, tmp_path: Pa
     one_line(command("disagreement", tmp_path / "one.pt", *own), 2, "one.pt: learners: 1", "≥ 2")
     with pytest.raises(FailedError):
         landscape.disagreement(run.weights[:1].expand(2, -1), problem=run.problem())
+
+
+EIGENVALUES = [-0.5, 0.2, 1.0, 3.0]
+
+
+class Cosine(nn.Module):
+    """Σ_i a_i (1 − cos w_i): smoothed by N(0, Σ), the i-th curvature a_i cos w_i shrinks by exp(−Σ_ii/2)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("a", torch.tensor([4.0, 2.0, 1.0], dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.a * (1 - self.w.cos())).sum() + 0 * x[:, 0]
+
+
+def cosine() -> Problem:
+    data = torch.zeros(5, 1, dtype=torch.float64), torch.zeros(5)
+    return Problem(Cosine(), mean_output, data)
+
+
+def learners(size: int, scale: float = 0.3, n: int = 5) -> Tensor:
+    return scale * torch.randn(n, size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def test_a_quadratic_is_smoothed_to_itself_and_a_constant() -> None:
+    problem, weights = problems.quadratic(EIGENVALUES), learners(4)
+    path = torch.cumsum(learners(4, n=4), 0)
+    found = smoothing(problem, weights, pairs=40, top=4, path=path, tol=1e-8)
+    mean = weights.mean(0)
+    spread = weights - mean
+    h, covariance = dense_hessian(problem), spread.T @ spread / 5
+    trace = float((h @ covariance).trace())
+    assert found.trace_hs == pytest.approx(trace)
+    assert found.consensus == pytest.approx(float(covariance.trace()))
+    isotropic = found.consensus / 4 * sum(EIGENVALUES)
+    for value, error, exact in zip(found.loss_smooth, found.loss_smooth_se, (trace, isotropic), strict=True):
+        assert 0 < error < 0.1
+        assert abs(value - found.loss - exact / 2) < 4 * error
+    np.testing.assert_allclose([found.lambda_max, *found.lambda_smooth], 3.0)
+    np.testing.assert_allclose([found.lambda_smooth_se, found.lambda_smooth_bias], 0, atol=1e-9)
+    np.testing.assert_allclose(found.rates, 2 / 3)
+    np.testing.assert_allclose(found.eigenvalues, EIGENVALUES[::-1])
+    assert found.share.sum() == pytest.approx(1)
+    steps = path[1:] - path[:-1]
+    slopes = (steps @ h).norm(dim=1) / steps.norm(dim=1)
+    np.testing.assert_allclose(found.lipschitz, slopes)
+    np.testing.assert_allclose(found.lipschitz_smooth, np.stack([slopes] * 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", [0.3, 1.0])
+def test_a_cosine_is_smoothed_as_its_transform_says(scale: float) -> None:
+    weights = learners(3, scale)
+    weights = weights - weights.mean(0)  # w_a = 0, its minimum
+    found = smoothing(cosine(), weights, pairs=100, tol=1e-6)
+    variances = (weights**2).mean(0).numpy(), np.full(3, found.consensus / 3)
+    a = np.array([4.0, 2.0, 1.0])
+    for k, variance in enumerate(variances):
+        shrunk = np.exp(-variance / 2)
+        # A mean of 100 has its largest eigenvalue too high by the bias, which it knows.
+        error = 4 * found.lambda_smooth_se[k] + 2 * found.lambda_smooth_bias[k]
+        assert 0 < error < 0.5
+        assert abs(found.lambda_smooth[k] - (a * shrunk).max()) < error
+        assert abs(found.loss_smooth[k] - (a * (1 - shrunk)).sum()) < 4 * found.loss_smooth_se[k]
+    assert found.lambda_max == pytest.approx(4.0)
+    assert (found.lambda_smooth < 4.0).all()
+
+
+@pytest.mark.parametrize("name", slow_but(["conv"], ["mlp relu", "conv"]))
+def test_the_fast_path_is_the_mean_of_dense_hessians(name: str) -> None:
+    problem = problems.ALL[name]()
+    weights = problem.theta + learners(problem.layout.size, 0.1, 3)
+    found = smoothing(problem, weights, pairs=3, tol=1e-6, path=weights)
+    mean = weights.mean(0)
+    for k, kind in enumerate(("measured", "isotropic")):
+        shifts = [displacement(weights - mean, kind, found.consensus, 0, i) for i in range(3)]
+        points = [mean + sign * d for d in shifts for sign in (1, -1)]
+        h = torch.stack([dense_hessian(problem, p) for p in points]).mean(0)
+        assert found.lambda_smooth[k] == pytest.approx(float(torch.linalg.eigvalsh(h)[-1]), rel=1e-5)
+        assert found.loss_smooth[k] == pytest.approx(np.mean([problem.loss(p) for p in points]))
+        smooth = [
+            torch.stack([problem.gradient(w + s * d) for d in shifts for s in (1, -1)]).mean(0)
+            for w in weights
+        ]
+        slope = [
+            float((smooth[i + 1] - smooth[i]).norm() / (weights[i + 1] - weights[i]).norm()) for i in (0, 1)
+        ]
+        np.testing.assert_allclose(found.lipschitz_smooth[k], slope, rtol=1e-6)
+
+
+def test_displacements_have_the_covariance_they_are_named_for() -> None:
+    spread = learners(3) - learners(3).mean(0)
+    variance = float((spread**2).sum()) / 5
+    for kind, exact in (("measured", spread.T @ spread / 5), ("isotropic", torch.eye(3) * variance / 3)):
+        drawn = torch.stack([displacement(spread, kind, variance, 0, i) for i in range(4000)])
+        torch.testing.assert_close(drawn.T @ drawn / 4000, exact.to(drawn), atol=0.1 * variance, rtol=0)
+
+
+def test_what_cannot_be_smoothed_is_refused() -> None:
+    problem = problems.quadratic(EIGENVALUES)
+    with pytest.raises(FailedError, match="their consensus distance is 0, there is no spread"):
+        smoothing(problem, torch.ones(3, 4, dtype=torch.float64))
+    with pytest.raises(InputError, match="learners: 1 is not allowed"):
+        smoothing(problem, learners(4, n=1))

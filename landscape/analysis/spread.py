@@ -1,0 +1,476 @@
+"""The learners' spread: how much of it lies along the sharp directions, and how it smooths the loss.
+
+The loss as learners that are spread out see it is averaged over displacements (DPSGD-2021, smoothing):
+L_Σ(w) = E L(w + δ), δ ~ N(0, Σ). With Σ = n⁻¹ Σ_j Δw_jΔw_jᵀ, the measured spread, δ is n^(−1/2) Σ_j ξ_j Δw_j
+with ξ_j independent and normal; and for comparison the isotropic Σ = σ²I of the same trace.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core import statistics
+from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
+from landscape.core.memory import bounded, spare
+from landscape.core.options import SPLIT, expect, positive
+from landscape.core.progress import Progress, no_progress, portion
+from landscape.core.registry import numerics
+from landscape.core.statistics import mean_and_error, standard_error
+from landscape.curvature.chain_hessian import ChainHessian
+from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues
+from landscape.curvature.hessian import HessianOperator
+from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, lanczos, start_vector, warm_start
+from landscape.evaluation import needs
+from landscape.evaluation.grid import setting
+from landscape.evaluation.needs import GRAPH_BYTES
+from landscape.problem.layout import average
+from landscape.problem.problem import Problem
+from landscape.results.base import Provenance
+from landscape.results.curvature import Disagreement
+from landscape.results.flatness import Smoothing
+
+# The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).
+TOP_K = 10
+# Numbers of each vector that are in float64 at once: 8 MB a vector (ours).
+BLOCK = 2**20
+# Squared lengths below this share of the largest are rounding of the weights in float32 (ours).
+ROUNDING = 1e-10
+
+
+@bounded(needs.disagreement)
+def disagreement(
+    checkpoint: Checkpoint | Tensor,
+    top_k: int = TOP_K,
+    *,
+    problem: Problem | None = None,
+    tol: float = TOL,
+    max_products: int = MAX_PRODUCTS,
+    search: str = "auto",
+    seed: int = 0,
+    max_memory: int | None = None,
+    progress: Progress | None = None,
+    **about: Unpack[Provenance],
+) -> Disagreement:
+    """The learners' spread and the gradient in the space of the sharpest directions, and ½ tr(HC).
+
+    Local SGD's learners differ mostly along sharp directions, so that their differences show these without a
+    Hessian (arXiv 2605.27739). BatchNorm has the statistics of the problem at all weights: by default those
+    of w_a, so that the losses of the learners can be compared with the second-order cost.
+
+    Args:
+        checkpoint: a run with at least 2 learners, or their weights (n, P).
+        top_k: k, how many of the largest eigenvalues of the Hessian at w_a span the sharp space; at most P.
+        problem: the loss; default: the checkpoint's, on its training set. Needed with weights, and where the
+            checkpoint's model or data is the user's own.
+        tol: the largest residual of the eigenvalues, relative to them.
+        max_products: Hessian-vector products for the eigenvalues, at most; n more are for tr(HC).
+        search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
+        seed: draws the vector that the search of eigenvalues starts from.
+        max_memory: bytes that the process may take, at most.
+        progress: called with the share of the work done.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
+
+    Returns:
+        The shares of the spread and of the gradient along each eigenvector (k,), the cost in nats, and how
+        much of the gradient lies in the span of the spread.
+
+    Raises:
+        InputError: fewer than 2 learners, a ``top_k`` that is not allowed, weights of another length, or
+            weights without a problem.
+        FailedError: all learners have the same weights.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.ones(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> learners = torch.tensor([[0.1, 0.4], [0.1, 0.2], [0.2, 0.3]])
+        >>> result = landscape.disagreement(learners, 1, problem=problem)
+        >>> round(result.value, 3), round(result.cost, 4)  # the sharp direction is the second
+        (0.75, 0.0311)
+    """
+    weights, problem, origin = _learners(checkpoint, problem)
+    positive("top_k", top_k, least=1)
+    report = progress or no_progress
+    spread = _Spread(weights.to(problem.device, problem.dtype))
+    mean, consensus = spread.mean, spread.consensus
+    if not 0 < consensus < math.inf:
+        raise FailedError(f"weights: their consensus distance is {consensus:g}, there is no disagreement")
+    pairs = top_eigenvalues(
+        problem, top_k, tol, theta=mean, search=search, max_products=max_products, seed=seed,
+        progress=portion(progress, 0, 0.6),
+    )  # fmt: skip
+    report(0.6)
+    loss, gradient = problem.loss_and_gradient(mean)
+    along = spread.products(pairs.vectors)  # (n, k)
+    bent = spread.curvature(problem)
+    report(0.8)
+    share, share_error = shares(along.square().numpy(), spread.gram.diagonal().numpy())
+    cost, cost_error = half_mean(bent)
+    result = Disagreement(
+        values=pairs.values.numpy(),
+        residuals=pairs.residuals.numpy(),
+        spread_share=share,
+        spread_error=share_error,
+        **_of_gradient(gradient, pairs.vectors, spread, along),
+        consensus=consensus,
+        cost=cost,
+        cost_error=cost_error,
+        cost_top=0.5 * float(pairs.values @ along.square().mean(0)),
+        loss=loss,
+        learners_loss=float(np.mean([problem.loss(w) for w in weights.to(mean)])),
+        parameters=len(mean),
+        learners=len(weights),
+        hvps=pairs.hvps + len(weights),
+        converged=pairs.converged,
+        tol=tol,
+        seed=seed,
+        **setting(problem),
+        **(origin | about),
+    )
+    report(1.0)
+    return result
+
+
+def _learners(checkpoint: Checkpoint | Tensor, problem: Problem | None) -> tuple[Tensor, Problem, Provenance]:
+    """The learners' weights (n, P) with n ≥ 2, the problem, and where both come from, if it is known."""
+    expect("checkpoint", checkpoint, Checkpoint, Tensor)
+    weights = checkpoint.weights if isinstance(checkpoint, Checkpoint) else checkpoint
+    origin: Provenance = {}
+    positive("learners", len(weights), least=2)  # before the data is read
+    if problem is None:
+        if not isinstance(checkpoint, Checkpoint):
+            raise InputError("problem: missing; weights alone have no loss, give problem=")
+        problem = checkpoint.problem()
+        origin = {"split": SPLIT, "label": checkpoint.label}
+    if weights.dim() != 2 or weights.shape[1] != problem.layout.size:
+        raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {problem.layout.size})")
+    return weights, problem, origin
+
+
+class _Spread:
+    """The deviations Δw_j (n, P) of ``weights`` from their mean, and inner products with them in float64."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self.mean = average(weights)
+        self._rows = weights - self.mean
+        n = len(weights)
+        self._centred = torch.eye(n, dtype=torch.float64) - 1 / n  # takes off the mean's rounding, too
+        self.gram = self.products(self._rows) @ self._centred
+
+    @property
+    def consensus(self) -> float:
+        """n⁻¹ Σ_j ‖Δw_j‖²."""
+        return float(self.gram.trace()) / len(self.gram)
+
+    def products(self, vectors: Tensor) -> Tensor:
+        """(n, m), ⟨Δw_j, x⟩ for ``vectors`` x (m, P)."""
+        return self._centred @ _products(self._rows, vectors)
+
+    def curvature(self, problem: Problem) -> Array:
+        """(n,), Δw_jᵀHΔw_j; one Hessian product at a time, so that their memory does not grow with n."""
+        products, _ = exact_products(problem, self.mean)
+        columns = torch.cat([self.products(products(row[None])) for row in self._rows], 1)
+        return (columns @ self._centred).diagonal().numpy()
+
+    def in_span(self, dots: Tensor) -> tuple[int, float]:
+        """(rank, ‖Px‖²), P the projector on the span of the Δw_j, for x with the products ``dots`` (n,)."""
+        sizes, rows = torch.linalg.eigh(self.gram)
+        kept = sizes > ROUNDING * sizes[-1]
+        parts = rows.T[kept] @ dots
+        return int(kept.sum()), float((parts.square() / sizes[kept]).sum())
+
+
+def _of_gradient(gradient: Tensor, vectors: Tensor, spread: _Spread, along: Tensor) -> dict[str, Any]:
+    """The fields on the gradient (P,): its shares in the top-k space and in the span of the spread."""
+    norm2 = float(_products(gradient[None], gradient[None]))
+    scale = 1 / norm2 if norm2 > 0 else math.nan
+    in_space = _products(vectors, gradient[None])[:, 0]  # (k,)
+    rank, in_span = spread.in_span(spread.products(gradient[None])[:, 0])
+    _, sharp_in_span = spread.in_span(along @ in_space)
+    sharp2 = float(in_space.square().sum())
+    return {
+        "gradient_share": in_space.square().numpy() * scale,
+        "gradient_in_span": in_span * scale,
+        "dominant_in_span": sharp_in_span / sharp2 if sharp2 > 0 else math.nan,
+        "rank": rank,
+        "grad_norm2": norm2,
+    }
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """(n, m) float64 on the CPU, the inner products of ``a`` (n, P) with ``b`` (m, P), summed in float64."""
+    total = torch.zeros(len(a), len(b), dtype=torch.float64, device=a.device)
+    for left, right in zip(torch.split(a, BLOCK, 1), torch.split(b, BLOCK, 1), strict=True):
+        total += left.double() @ right.double().T
+    return total.cpu()
+
+
+def shares(along: Array, each: Array) -> tuple[Array, Array]:
+    """The shares of the learners' spread along directions, from squares of deviations from their own mean.
+
+    Args:
+        along: (n, k), of each learner along each direction.
+        each: (n,), of each learner in all directions.
+
+    Returns:
+        (k,) Σ_j along_ji/Σ_j each_j, and (k,) jackknife errors of their cumulative sums, NaN for two
+        learners.
+
+    Example:
+        >>> share, error = shares(np.array([[1.0], [0.0], [1.0]]), np.array([1.0, 1.0, 2.0]))
+        >>> share.tolist()
+        [0.5]
+    """
+    n = len(each)
+    share = along.sum(0) / each.sum()
+    if n < 3:
+        return share, np.full(len(share), np.nan)
+    summed = np.cumsum(along, 1)
+    # Without learner j the mean moves, and the sum of squares is less by its part times n/(n − 1).
+    without = (summed.sum(0) - summed * n / (n - 1)) / (each.sum() - each * n / (n - 1))[:, None]
+    return share, statistics.error_of(without)
+
+
+def half_mean(values: Array) -> tuple[float, float]:
+    """½ tr(HC) and its jackknife error, NaN for two learners.
+
+    Args:
+        values: (n,), vᵀHv of the learners' deviations v from their own mean.
+
+    Example:
+        >>> half_mean(np.array([1.0, 3.0]))
+        (1.0, nan)
+    """
+    n = len(values)
+    if n < 3:
+        return float(values.mean()) / 2, math.nan
+    without = (values.sum() - values * n / (n - 1)) / (n - 1) / 2
+    return float(values.mean()) / 2, float(statistics.error_of(without))
+
+
+KINDS = ("measured", "isotropic")
+# The fields of L_Σ, (2,) or (2, S): for the measured spread and for the isotropic one.
+SMOOTHED = (
+    "loss_smooth", "loss_smooth_se", "lambda_smooth", "lambda_smooth_residual", "lambda_smooth_se",
+    "lambda_smooth_bias", "lipschitz_smooth", "lipschitz_smooth_se",
+)  # fmt: skip
+# Antithetic pairs ±δ: standard errors to about 18%, 1/√(2·15) (ours).
+PAIRS = 16
+TOP = 5
+
+
+@numerics(1)
+@bounded(needs.smoothing)
+def smoothing(
+    problem: Problem,
+    weights: Tensor,
+    *,
+    pairs: int = PAIRS,
+    top: int = TOP,
+    path: Tensor | None = None,
+    lr: float = math.nan,
+    alpha_e: float = math.nan,
+    tol: float = TOL,
+    seed: int = 0,
+    max_memory: int | None = None,
+    progress: Progress | None = None,
+    **about: Unpack[Provenance],
+) -> Smoothing:
+    """How the spread of learners at ``weights`` (n, P) smooths the loss of ``problem`` around their mean.
+
+    That it does is the claim of the DPSGD-2021 paper, whose smoothed loss this is.
+
+    The memory is that of :func:`landscape.top_eigenvalues` for any number of pairs, if the Hessians at all
+    points exceed 1 GiB; a ``path`` takes 3m vectors of P numbers more.
+
+    Args:
+        problem: the loss.
+        weights: (n, P), the learners' weights.
+        pairs: m ≥ 2 antithetic pairs ±δ; 16 give standard errors to about 18%.
+        top: how many eigenvectors the spread is compared with; at most P.
+        path: w_a at S + 1 successive steps, (S + 1, P), along which the gradient's Lipschitz constant is
+            estimated.
+        lr, alpha_e: the learning rate and effective learning rate of the run, kept with the result.
+        tol: the largest residual of eigenvalues, relative to them.
+        seed: draws the displacements.
+        max_memory: bytes that the process may take, at most.
+        progress: called with the share of the work done.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
+
+    Returns:
+        Loss, λ_max and Lipschitz constants of L_Σ, (2,) or (2, S) each with standard errors: for the measured
+        spread and for the isotropic one.
+
+    Raises:
+        InputError: fewer than 2 learners or pairs.
+        FailedError: all learners have the same weights.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> result = landscape.smoothing(problem, torch.eye(2), pairs=2)
+        >>> result.lambda_smooth.round(3).tolist()  # the same as without: the loss is quadratic
+        [9.0, 9.0]
+    """
+    expect("problem", problem, Problem)
+    positive("learners", len(weights), least=2)
+    positive("pairs", pairs, least=2)
+    positive("top", top, least=1)
+    weights = weights.to(problem.device, problem.dtype)
+    mean = average(weights)
+    spread = weights - mean
+    variance = float(spread.double().square().sum()) / len(weights)
+    if not 0 < variance < math.inf:
+        raise FailedError(
+            f"weights: their consensus distance is {variance:g}, there is no spread to smooth by"
+        )
+    eigen = top_eigenvalues(
+        problem, min(top, len(mean)), tol, theta=mean, seed=seed, progress=portion(progress, 0, 0.3)
+    )
+    products, _ = exact_products(problem, mean)
+    along = (spread @ eigen.vectors.T).double().square().sum(0) / len(weights)
+    trace_hs = sum(float(s.double() @ products(s[None])[0].double()) for s in spread) / len(weights)
+    route = mean[None] if path is None else path.to(mean)
+    lengths = (route[1:] - route[:-1]).double().norm(dim=1)
+    gradients = [problem.gradient(w).double() for w in route] if len(route) > 1 else []
+    rows = []
+    for k, kind in enumerate(KINDS):
+
+        def shift(i: int, kind: str = kind) -> Tensor:
+            return problem.along_weights(displacement(spread, kind, variance, seed, i))
+
+        smoothed = _Smoothed(problem, mean, shift, pairs)
+        began, ends = (0.3 + 0.7 * (k + share) / len(KINDS) for share in (0, 1))
+        losses = [[problem.loss(mean + sign * shift(i)) for sign in (1, -1)] for i in range(pairs)]
+        first_half = portion(progress, began, (began + ends) / 2)
+        sharpest, converged = smoothed.sharpest(eigen.vectors[0], tol, seed, first_half)
+        lipschitz = smoothed.lipschitz(route, lengths)
+        rows.append((*mean_and_error(np.mean(losses, axis=1)), *sharpest, *lipschitz, converged))
+        portion(progress, began, ends)(1.0)
+    *smooth, both = zip(*rows, strict=True)
+    changes = [float((b - a).norm()) for a, b in itertools.pairwise(gradients)]
+    return Smoothing(
+        loss=problem.loss(mean),
+        lambda_max=float(eigen.values[0]),
+        residual=float(eigen.residuals[0]),
+        eigenvalues=eigen.values.numpy(),
+        share=(along / variance).cpu().numpy(),
+        trace_hs=trace_hs,
+        consensus=variance,
+        lipschitz=np.array(changes) / lengths.cpu().numpy(),
+        lr=lr,
+        alpha_e=alpha_e,
+        parameters=len(mean),
+        learners=len(weights),
+        pairs=pairs,
+        samples=problem.samples,
+        seed=seed,
+        converged=bool(eigen.converged) and all(both),
+        **{name: np.array(values) for name, values in zip(SMOOTHED, smooth, strict=True)},
+        **about,
+    )
+
+
+def displacement(spread: Tensor, kind: str, variance: float, seed: int, i: int) -> Tensor:
+    """δ_i (P,) ~ N(0, Σ): Σ = n⁻¹ ΣΔw_jΔw_jᵀ of ``spread`` (n, P), or isotropic with trace ``variance``.
+
+    Each call draws it anew, the same for the same ``seed`` and i, so that none has to be stored.
+    """
+    entropy = np.random.SeedSequence((seed, KINDS.index(kind), i)).generate_state(1, np.uint64)
+    generator = torch.Generator().manual_seed(int(entropy[0]))
+    size = spread.shape[0] if kind == "measured" else spread.shape[1]
+    xi: Tensor = torch.randn(size, dtype=torch.float64, generator=generator).to(spread)
+    xi /= size**0.5
+    return torch.mv(spread.T, xi) if kind == "measured" else xi * variance**0.5
+
+
+@dataclass(frozen=True)
+class _Smoothed:
+    """The mean over ``pairs`` of the loss at mean ± δ_i, δ_i = shift(i) (P,)."""
+
+    problem: Problem
+    mean: Tensor
+    shift: Callable[[int], Tensor]
+    pairs: int
+
+    def products(self) -> Callable[[Tensor], Iterator[Tensor]]:
+        """v (P,) ↦ the products (P,) with the mean Hessian of each pair, in order."""
+        problem, saved = self.problem, ChainHessian.saved_bytes(self.problem)
+        size = 1 if saved is None else max(1, points_at_once(problem) // 2)
+        groups = [range(i, min(i + size, self.pairs)) for i in range(0, self.pairs, size)]
+        stored = saved is not None and 2 * self.pairs * saved <= min(GRAPH_BYTES, spare())
+
+        def group(rows: range) -> Callable[[Tensor], Tensor]:
+            """v (P,) ↦ the products (rows, P)."""
+            points = torch.stack([self.mean + sign * self.shift(i) for i in rows for sign in (1, -1)])
+            if saved is not None:
+                many = ChainHessian(problem, points)
+                return lambda v: many(v.expand(len(points), -1)).view(len(rows), 2, -1).mean(1)
+            ends = [HessianOperator(problem, point, graph_bytes=0) for point in points]
+            return lambda v: ((ends[0](v) + ends[1](v)) / 2)[None]
+
+        operators = [group(rows) for rows in groups] if stored else None
+
+        def each(v: Tensor) -> Iterator[Tensor]:
+            for k, rows in enumerate(groups):
+                yield from (operators[k] if operators else group(rows))(v)
+
+        return each
+
+    def sharpest(
+        self, near: Tensor, tol: float, seed: int, progress: Progress
+    ) -> tuple[tuple[float, float, float, float], bool]:
+        """(λ_max, residual, standard error, bias) of the mean Hessian, from a vector ``near``; converged."""
+        each = self.products()
+
+        def product(v: Tensor) -> Tensor:
+            total = torch.zeros_like(v)
+            for one in each(v):
+                total += one
+            return total / self.pairs
+
+        top = lanczos(product, warm_start(near, start_vector(self.problem, seed)), tol=tol, progress=progress)
+        v, value = top.vectors[0], float(top.values[0])
+        centre, along, across = product(v), np.zeros(self.pairs), 0.0
+        for i, one in enumerate(each(v)):
+            away = one - centre
+            along[i] = part = float(v.double() @ away.double())
+            across += float(away.double().square().sum()) - part**2
+        bias = max(0.0, across) / (self.pairs * (self.pairs - 1)) / abs(value) if value else math.nan
+        return (value, float(top.residuals[0]), standard_error(along), bias), top.converged
+
+    def lipschitz(self, route: Tensor, lengths: Tensor) -> tuple[Array, Array]:
+        """‖Δ∇L_Σ‖/‖Δw‖ of each step of ``route`` (S + 1, P) and its standard error, (S,) each.
+
+        The error is that of the part along the mean difference of gradients; where it is of the norm's size,
+        the norm is too large.
+        """
+        values, errors = np.zeros(len(lengths)), np.zeros(len(lengths))
+        if not len(lengths):
+            return values, errors
+
+        def smooth(w: Tensor, i: int) -> Tensor:
+            d = self.shift(i)
+            return ((self.problem.gradient(w + d) + self.problem.gradient(w - d)) / 2).double()
+
+        before = [smooth(route[0], i) for i in range(self.pairs)]
+        for t in range(len(lengths)):
+            after = [smooth(route[t + 1], i) for i in range(self.pairs)]
+            changes = [b - a for a, b in zip(before, after, strict=True)]
+            change = torch.stack(changes).mean(0)
+            norm = float(change.norm())
+            parts = np.array([float(c @ change) / norm if norm else 0.0 for c in changes])
+            values[t], errors[t] = norm / float(lengths[t]), standard_error(parts) / float(lengths[t])
+            before = after
+        return values, errors

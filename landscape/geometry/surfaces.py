@@ -1,0 +1,470 @@
+"""What is computed on finished surfaces: basins and merge trees, and the rise of the loss by distance.
+
+As a level rises, each local minimum begins a component of the points below it. Where two components meet, at
+a saddle, the one with the higher minimum ends: the saddle's height above its minimum is its persistence
+(Edelsbrunner and Harer 2010, section VII.1, "elder rule").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
+from landscape.core.options import choose, positive
+from landscape.results.base import Provenance
+from landscape.results.grids import CENTERED, Basins, Surface
+
+
+@dataclass(frozen=True)
+class MergeTree:
+    """Basins in order of persistence, the largest first; those that merge with no deeper one are first.
+
+    Attributes:
+        minimum: (M,), the place of each basin's lowest point in the flattened grid.
+        saddle: (M,), the place where it merges with a deeper basin; −1: nowhere.
+        into: (M,), the number of that basin; −1: none.
+        persistence: (M,), the loss at the saddle less that at the minimum; infinite where there is no saddle.
+        first: (M,), the rise above its minimum at which it first merges with any other, deeper or not;
+            infinite for one that never does.
+        basin: (ny, nx), the basin to which a descent from each point leads, from neighbour to lowest
+            neighbour; −1 where the loss is not finite.
+    """
+
+    minimum: Array
+    saddle: Array
+    into: Array
+    persistence: Array
+    first: Array
+    basin: Array
+
+    def without(self, least: float) -> MergeTree:
+        """The tree without basins of a persistence below ``least``: parts of those that they merge with."""
+        kept = int(np.searchsorted(-self.persistence, -least, "right"))
+        target = np.arange(len(self.minimum) + 1)  # the last one stands for −1
+        for k in range(kept, len(self.minimum)):
+            target[k] = target[self.into[k]]  # a deeper basin, whose persistence is not smaller
+        return MergeTree(
+            self.minimum[:kept], self.saddle[:kept], self.into[:kept], self.persistence[:kept],
+            self.first[:kept], np.where(self.basin < 0, -1, target[self.basin]),
+        )  # fmt: skip
+
+
+def merge_tree(loss: Array) -> MergeTree:
+    """The merge tree of ``loss`` (ny, nx), where a point has eight neighbours.
+
+    Losses that are not finite are above all others and belong to no basin. A plateau is one minimum at most.
+    """
+    ny, nx = loss.shape
+    value = loss.ravel()
+    order = np.argsort(np.where(np.isfinite(value), value, np.inf), kind="stable")
+    order = order[: int(np.isfinite(value).sum())]
+    rank = np.full(value.size, -1)
+    rank[order] = np.arange(len(order))
+    root = np.full(value.size, -1).tolist()  # of a point that was not reached: −1
+    merged: dict[int, tuple[int, int]] = {}  # minimum -> (minimum it merges into, saddle)
+    first: dict[int, float] = {}
+    owner = np.full(value.size, -1)
+
+    def find(point: int) -> int:
+        while root[point] != point:
+            root[point] = root[root[point]]
+            point = root[point]
+        return point
+
+    for point in order.tolist():
+        y, x = divmod(point, nx)
+        around = [
+            j * nx + i
+            for j in range(max(y - 1, 0), min(y + 2, ny))
+            for i in range(max(x - 1, 0), min(x + 2, nx))
+        ]
+        met = sorted({find(other) for other in around if root[other] >= 0}, key=rank.__getitem__)
+        elder = met[0] if met else point
+        root[point] = elder
+        lowest = min((other for other in around if root[other] >= 0), key=rank.__getitem__)
+        owner[point] = owner[lowest] if met else point
+        for other in met[1:]:
+            root[other] = elder
+            merged[other] = elder, point
+        apart = [minimum for minimum in met if value[minimum] < value[point]]  # others are of one plateau
+        for minimum in apart if len(apart) > 1 else []:
+            first.setdefault(minimum, float(value[point] - value[minimum]))
+    return _sorted(value, owner.reshape(ny, nx), merged, first)
+
+
+def _sorted(
+    value: Array, owner: Array, merged: dict[int, tuple[int, int]], first: dict[int, float]
+) -> MergeTree:
+    """The tree with its basins in order; minima of persistence 0 belong to the basin that they merge with."""
+    every = np.unique(owner[owner >= 0]).tolist()
+    rise = {m: value[merged[m][1]] - value[m] if m in merged else np.inf for m in every}
+    order = sorted(every, key=lambda m: (-rise[m], value[m], m))
+    number = np.full(value.size + 1, -1)  # the last one stands for −1
+    number[order] = np.arange(len(order))
+    deeper, saddle = np.array([merged.get(m, (-1, -1)) for m in order], dtype=np.int64).reshape(-1, 2).T
+    tree = MergeTree(
+        minimum=np.array(order, dtype=np.int64),
+        saddle=saddle,
+        into=number[deeper],
+        persistence=np.array([rise[m] for m in order], dtype=np.float64),
+        first=np.array([first.get(m, np.inf) for m in order], dtype=np.float64),
+        basin=number[owner],
+    )
+    return tree.without(float(np.nextafter(0, 1)))
+
+
+# Points along each axis between which areas are counted, at least (ours): those of an ellipse half as wide as
+# the picture are then right within 0.3%.
+FINE = 400
+# Halvings of the range in which the rise to the edge is searched: to 1e-9 of it.
+HALVINGS = 30
+NEIGHBOURS = np.ones((3, 3), int)
+
+
+class FineGrid:
+    """A surface on a finer grid, bilinear between its points, and the regions around one of its points.
+
+    Args:
+        surface: a surface, whose losses may not be finite.
+        gram: (2, 2), the inner products of the directions.
+        start: coordinates (x, y), of which the nearest fine point is taken: all regions contain it.
+
+    Attributes:
+        loss: (ky, kx); infinite where one of the four losses around is not finite.
+        at: (x, y) of the starting point.
+        reference: the loss there.
+    """
+
+    def __init__(self, surface: Surface, gram: Array, start: Sequence[float]) -> None:
+        self._x, self._y = _refined(surface.x), _refined(surface.y)
+        known = np.isfinite(surface.loss)
+
+        def bilinear(values: Array) -> Array:
+            rows = np.stack([np.interp(self._x, surface.x, row) for row in values])
+            return np.stack([np.interp(self._y, surface.y, column) for column in rows.T], axis=1)
+
+        losses = bilinear(np.where(known, surface.loss, 0.0).astype(np.float64))
+        self.loss = np.where(bilinear((~known).astype(float)) > 0, np.inf, losses)
+        self._start = int(np.abs(self._y - start[1]).argmin()), int(np.abs(self._x - start[0]).argmin())
+        self._weight, self._gram = np.outer(_cells(self._y), _cells(self._x)), gram
+        self.at = np.array([self._x[self._start[1]], self._y[self._start[0]]])
+        self.reference = float(self.loss[self._start])
+
+    def inside(self, rise: float) -> Array:
+        """(ky, kx), the connected region around the start where the loss is at most ``rise`` above it."""
+        from scipy import ndimage  # only here: it would slow down every import
+
+        parts, _ = ndimage.label(self.loss <= self.reference + rise, NEIGHBOURS)
+        own: Array = parts == parts[self._start]
+        return own
+
+    def region(self, rise: float) -> tuple[float, float, Array, bool]:
+        """Area, volume, widths (2,) of the region up to ``rise``, and whether the edge of the grid cuts it.
+
+        They are those of :class:`.Basins`.
+        """
+        inside = self.inside(rise)
+        share = self._weight[inside] / self._weight[inside].sum()
+        area = float(np.sqrt(np.linalg.det(self._gram))) * float(self._weight[inside].sum())
+        depth = float(share @ (self.reference + rise - self.loss[inside]))
+        rows, columns = np.nonzero(inside)
+        # Coordinates in an orthonormal basis of the plane: steps times the Cholesky factor of their products.
+        at = np.stack([self._x[columns], self._y[rows]], axis=1) @ np.linalg.cholesky(self._gram)
+        at = at - share @ at
+        moments = np.linalg.eigvalsh((at * share[:, None]).T @ at)[::-1]
+        # The second moment of an ellipse along an axis of length d is d²/16.
+        return area, area * depth, 4 * np.sqrt(np.maximum(moments, 0.0)), _touches_edge(inside)
+
+    def edge_rise(self) -> float:
+        """The rise at which the region reaches the edge of the grid, from below; inf if it never does."""
+        low, high = 0.0, self.highest - self.reference
+        if _touches_edge(self.inside(0.0)):
+            return 0.0
+        if not _touches_edge(self.inside(high)):
+            return np.inf
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if _touches_edge(self.inside(middle)) else (middle, high)
+        return low
+
+    @property
+    def highest(self) -> float:
+        """The highest loss."""
+        return float(self.loss[np.isfinite(self.loss)].max())
+
+
+def _refined(grid: Array) -> Array:
+    """``grid`` (k,) with an even number of equal steps for each of its own."""
+    parts = 2 * -(-FINE // (2 * (len(grid) - 1)))
+    places = np.arange((len(grid) - 1) * parts + 1) / parts
+    return np.interp(places, np.arange(len(grid)), grid)
+
+
+def _cells(grid: Array) -> Array:
+    """The length of the axis that each point of ``grid`` stands for."""
+    steps = np.diff(grid)
+    cells: Array = (np.append(0, steps) + np.append(steps, 0)) / 2
+    return cells
+
+
+def _touches_edge(inside: Array) -> bool:
+    return bool(inside[[0, -1]].any() or inside[:, [0, -1]].any())
+
+
+# A basin less deep than this share of the median rise above the lowest loss is not listed (ours): it cannot
+# be seen in a picture.
+LEAST = 0.01
+# Rises up to the one at which the region reaches the edge of the grid (ours: a smooth curve).
+RISES = 24
+AROUND = ("center", "lowest")
+
+
+def _default_rises(fine: FineGrid, edge: float) -> Array:
+    """Equal steps up to the edge's rise; if it is never cut, or always, to the highest loss."""
+    top = edge if 0 < edge < np.inf else fine.highest - fine.reference
+    if not top > 0:
+        raise FailedError(f"rises: no loss is above that at the reference point, {fine.reference:.4g}")
+    return top * np.arange(1, RISES + 1) / RISES
+
+
+def _places(surface: Surface, points: Array) -> Array:
+    """(M, 2), the coordinates of points of the flattened grid; NaN for −1."""
+    rows, columns = np.divmod(points, len(surface.x))
+    at = np.stack([surface.x[columns], surface.y[rows]], axis=1)
+    return np.where(points[:, None] < 0, np.nan, at)
+
+
+def _listed(surface: Surface, tree: MergeTree) -> dict[str, Any]:
+    """The fields of :class:`Basins` of which there is one for each basin."""
+    flat = surface.loss.astype(np.float64).ravel()
+    rows, columns = np.divmod(tree.minimum, len(surface.x))
+    edge = np.isin(rows, (0, len(surface.y) - 1)) | np.isin(columns, (0, len(surface.x) - 1))
+    count = np.bincount(tree.basin[tree.basin >= 0], minlength=len(tree.minimum))
+    return {
+        "basin": tree.basin,
+        "minimum": _places(surface, tree.minimum),
+        "saddle": _places(surface, tree.saddle),
+        "minimum_loss": flat[tree.minimum],
+        "saddle_loss": np.where(tree.saddle < 0, np.inf, flat[tree.saddle]),
+        "share": count / flat.size,
+        "at_edge": edge,
+    }
+
+
+def _loss_error(surface: Surface) -> float:
+    """The largest stated error of a loss in nats, that of interpolation or of the precision."""
+    finite = surface.loss[np.isfinite(surface.loss)]
+    if "loss" not in surface.columns or not finite.size:
+        return surface.precision_error
+    stated = float(surface.stated_error[surface.columns.index("loss")])
+    if "loss" in surface.log_columns:  # a share of the range of the logarithms
+        stated = float(np.median(finite) * np.expm1(stated * np.ptp(np.log(finite))))
+    elif surface.tolerance.endswith("%"):
+        stated *= float(np.ptp(finite))
+    return max(surface.precision_error, stated)
+
+
+def _start(surface: Surface, around: str, lowest: Sequence[float]) -> Sequence[float]:
+    """Where all regions begin. FailedError for a centre outside the grid, or beside a loss not finite."""
+    if around == "lowest":
+        return lowest
+    beside = [np.flatnonzero(np.abs(grid) < np.diff(grid).max()) for grid in (surface.y, surface.x)]
+    inside = all(grid[0] <= 0 <= grid[-1] for grid in (surface.x, surface.y))
+    if not inside or not np.isfinite(surface.loss[np.ix_(*beside)]).all():
+        raise FailedError(f"around: '{around}' is not on the grid, or its loss is not finite; give 'lowest'")
+    return 0.0, 0.0
+
+
+def basins_of(
+    surface: Surface, rises: Sequence[float] | None, least: float | None, around: str | None
+) -> Basins:
+    """The basins of a surface; see :meth:`landscape.Surface.basins`."""
+    around = ("center" if surface.kind in CENTERED else "lowest") if around is None else around
+    choose("around", around, AROUND)
+    loss, products = surface.loss.astype(np.float64), gram(surface)
+    if min(loss.shape) < 2:
+        raise InputError(f"grid: {loss.shape[::-1]} points have no basins, 2 × 2 points are the fewest")
+    finite = loss[np.isfinite(loss)]
+    if not finite.size:
+        raise FailedError("loss: no value is finite, there is no basin")
+    if not independent(products):
+        raise FailedError("directions: they are parallel, zero or not finite, so that areas mean nothing")
+    if least is None:
+        least = max(LEAST * float(np.median(finite) - finite.min()), 2 * _loss_error(surface))
+    positive("least", least, least=0)
+    tree = merge_tree(loss)
+    first = tree.first[np.isfinite(tree.first)]
+    listed = tree.without(max(least, float(np.nextafter(0, 1))))
+    fine = FineGrid(surface, products, _start(surface, around, _places(surface, listed.minimum[:1])[0]))
+    edge = fine.edge_rise()
+    height = np.array(_default_rises(fine, edge) if rises is None else sorted(map(float, rises)))
+    for rise in height:
+        positive("rises", float(rise))
+    if not len(height) or len(np.unique(height)) < len(height):
+        raise InputError(f"rises: {list(height)} is not allowed, it must hold different numbers > 0")
+    area, volume, width, cut = map(np.array, zip(*map(fine.region, height.tolist()), strict=True))
+    return Basins(
+        x=surface.x,
+        y=surface.y,
+        loss=loss,
+        gram=products,
+        **_listed(surface, listed),
+        least=least,
+        minima=len(tree.minimum),
+        smad=float(np.mean(first)) if len(first) else 0.0,
+        around=around,
+        reference=fine.at,
+        reference_loss=fine.reference,
+        rise=height,
+        area=area,
+        volume=volume,
+        width=width,
+        cut=cut,
+        edge_rise=edge,
+        **{name: getattr(surface, name) for name in Provenance.__annotations__},
+    )
+
+
+# Directions that a profile is a median over, and its points (ours: more change nothing that can be seen).
+DIRECTIONS, POINTS = 128, 60
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The loss against the distance from the centre, over all directions of a plane.
+
+    Attributes:
+        distance: (K,), Euclidean distances in weight space, from 0 to the edge of the grid.
+        low, median, high: (K,), quartiles of the loss over the directions, in nats; infinite where more
+            than a quarter (half, three quarters) of the directions have no finite loss.
+    """
+
+    distance: Array
+    low: Array
+    median: Array
+    high: Array
+
+
+def lengths(surface: Surface) -> tuple[float, float, float]:
+    """(‖u‖, ‖v‖, ‖centre‖): the lengths of the directions and of the weights at the centre."""
+    norms = [float(np.linalg.norm(v.astype(np.float64))) for v in (*surface.directions, surface.center)]
+    return norms[0], norms[1], norms[2]
+
+
+def gram(surface: Surface) -> Array:
+    """(2, 2), the inner products of the directions."""
+    u, v = surface.directions.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is no comparison of lengths, nor NaN
+        return np.array([[u @ u, u @ v], [u @ v, v @ v]])
+
+
+def independent(gram: Array) -> bool:
+    """Whether directions with these inner products are finite, not zero and not parallel."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        area = gram[0, 0] * gram[1, 1]
+        return bool(np.isfinite(gram).all() and np.isfinite(area) and area - gram[0, 1] ** 2 > 1e-12 * area)
+
+
+def loss_at(surface: Surface, x: Array, y: Array) -> Array:
+    """The loss at points of the plane, between the points of the grid by bilinear interpolation.
+
+    Losses that are not finite count as infinite, also beside such a point.
+    """
+    loss = np.where(np.isfinite(surface.loss), surface.loss, np.inf)
+    total = np.zeros(np.broadcast(x, y).shape)
+    for row, y_share in _neighbours(surface.y, y):
+        for column, x_share in _neighbours(surface.x, x):
+            share = x_share * y_share
+            total = total + np.where(share > 0, np.where(share > 0, share, 1) * loss[row, column], 0.0)
+    return total
+
+
+def _neighbours(grid: Array, at: Array) -> list[tuple[Array, Array]]:
+    """The two neighbours of ``at`` on a grid, and the share of each."""
+    left = np.clip(np.searchsorted(grid, at, "right") - 1, 0, len(grid) - 2)
+    share = np.clip((at - grid[left]) / (grid[left + 1] - grid[left]), 0.0, 1.0)
+    return [(left, 1 - share), (left + 1, share)]
+
+
+def profile(surface: Surface) -> Profile:
+    """The loss against the distance from the centre: quartiles over all directions of the plane."""
+    angle = np.arange(DIRECTIONS) / DIRECTIONS * 2 * np.pi
+    circle = np.stack([np.cos(angle), np.sin(angle)])
+    steps = np.linalg.solve(
+        np.linalg.cholesky(gram(surface)).T, circle
+    )  # coordinates of points at distance 1
+    with np.errstate(divide="ignore"):
+        reach = [
+            np.where(s > 0, grid[-1], grid[0]) / np.where(s == 0, np.nan, s)
+            for s, grid in zip(steps, (surface.x, surface.y), strict=True)
+        ]
+    distance = np.linspace(0.0, float(np.nanmin(reach)), POINTS)
+    along = loss_at(surface, *(s * distance[:, None] for s in steps))
+    # "inverted_cdf" takes one of the losses and so never the difference of two infinite ones.
+    return Profile(distance, *np.quantile(along, (0.25, 0.5, 0.75), axis=1, method="inverted_cdf"))
+
+
+def has_profile(surface: Surface) -> bool:
+    """Whether a surface has a profile: its centre is a set of weights inside the grid, with a finite loss."""
+    if surface.kind not in CENTERED or min(surface.loss.shape) < 2:
+        return False
+    inside = all(grid[0] < 0 < grid[-1] and np.all(np.diff(grid) > 0) for grid in (surface.x, surface.y))
+    return inside and independent(gram(surface)) and bool(np.isfinite(center_loss(surface)))
+
+
+def center_loss(surface: Surface) -> float:
+    """The loss at the centre, interpolated where the grid has no point there."""
+    return float(loss_at(surface, np.zeros(1), np.zeros(1))[0])
+
+
+def median_rise(surface: Surface) -> float:
+    """The median over the plane of the loss, less that at the centre: how flat a minimum is, in nats."""
+    finite = surface.loss[np.isfinite(surface.loss)]
+    return float(np.median(finite)) - center_loss(surface) if finite.size else np.nan
+
+
+def shared_rise(surfaces: Sequence[Surface]) -> float:
+    """The rise of the loss above the centre whose contour is drawn on all ``surfaces``; NaN for none.
+
+    Half the median rise at the edge of the profile, of the surface on which that is the smallest (ours): the
+    contour is then inside every picture.
+    """
+    rises = [float(p.median[-1] - p.median[0]) for p in map(profile, filter(has_profile, surfaces))]
+    positive = [rise for rise in rises if np.isfinite(rise) and rise > 0]
+    return min(positive) / 2 if positive else np.nan
+
+
+def comparable(surfaces: Sequence[Surface]) -> bool:
+    """Whether the rises of ``surfaces`` can be compared.
+
+    They must be of networks of one size, over one kind of plane, one span and one split of the data.
+    """
+    kinds = {(s.kind, s.norm, s.seed, s.ignore, s.span, s.split, len(s.center)) for s in surfaces}
+    return len(kinds) == 1 and all(map(has_profile, surfaces))
+
+
+def barrier(t: Array, loss: Array) -> float:
+    """The loss barrier between the ends of a line: max_t [L(t) − ((1−t)·L(0) + t·L(1))] ≥ 0.
+
+    A barrier of 0 means that the loss never rises above the straight line between its ends, as in a convex
+    valley: the two ends are linearly connected (Frankle et al. 2020, who use the mean of the two ends in
+    place of the straight line; this form is from Entezari et al. 2022, section 2).
+
+    Args:
+        t: (K,), from 0 to 1.
+        loss: (K,).
+
+    Returns:
+        The barrier in the unit of the loss; NaN if a loss is NaN or an end is infinite.
+
+    Example:
+        >>> barrier(np.array([0.0, 0.5, 1.0]), np.array([1.0, 4.0, 3.0]))
+        2.0
+    """
+    with np.errstate(invalid="ignore"):
+        return float(np.max(loss - ((1 - t) * loss[0] + t * loss[-1])))
