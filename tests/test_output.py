@@ -45,12 +45,13 @@ def names() -> list[str]:
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_command_has_json_details_and_quiet(name: str) -> None:
+def test_every_command_has_json_details_quiet_and_an_example(name: str) -> None:
     command = landscape.cli.group.get_command(click.Context(landscape.cli.group), name)
     assert command is not None
     options = [name for each in command.params for name in each.opts if name.startswith("-")]
     assert {"--json", "-v", "--verbose", "-q", "--quiet"} <= set(options)
     assert len(options) == len(set(options))
+    assert str(command.epilog).startswith(f"Example: landscape {name}")
 
 
 def test_one_place_prints() -> None:

@@ -17,7 +17,7 @@ from landscape.analysis.noise import estimate_noise
 from landscape.analysis.planes import learners_plane, random_plane
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common, plot, report
-from landscape.cli.analysis import Source, about
+from landscape.cli.analysis import Source, about, each
 from landscape.cli.options import FOLDER, command
 from landscape.core.files import HAS_LOCKS
 from landscape.core.hdf5 import Array
@@ -134,28 +134,23 @@ def train(folder: Path, at_once: int) -> Runs:
 
 def contours(runs: Runs) -> dict[str, list[Surface]]:
     """The training loss around each run's end, over the directions of its seed."""
-    made: dict[str, list[Surface]] = {}
-    with common.progress_bar("contours") as bar:
-        for k, (name, ends) in enumerate(runs.items()):
-            for i, run in enumerate(ends):
-                problem = run.problem("train")
-                plane = random_plane(problem)
-                made.setdefault(name, []).append(contour(problem, plane, grid=31, **about(run, "train")))
-                bar((k + (i + 1) / len(ends)) / len(runs))
+    made: dict[str, list[Surface]] = {name: [] for name in runs}
+    ends = [(name, run) for name, of in runs.items() for run in of]
+    for (name, run), progress in each("contours", ends):
+        problem = run.problem("train")
+        plane = random_plane(problem)
+        made[name].append(contour(problem, plane, grid=31, progress=progress, **about(run, "train")))
     return made
 
 
 def noise(folder: Path) -> list[NoiseEstimate]:
     """Δ(2) of DPSGD, seed 0, early and at the end."""
     estimates = []
-    with common.progress_bar("noise") as bar:
-        for step in (EARLY, STEPS):
-            run = Checkpoint.load(folder / "dpsgd-0" / f"step-{step:07d}.h5")
-            problem = run.problem("train")
-            weights, rate, batch = run.weights, run.lr, run.local_batch
-            estimates.append(
-                estimate_noise(problem, weights, rate, batch, progress=bar, **about(run, "train"))
-            )
+    for step, bar in each("noise", (EARLY, STEPS)):
+        run = Checkpoint.load(folder / "dpsgd-0" / f"step-{step:07d}.h5")
+        problem, batch = run.problem("train"), run.local_batch
+        of = about(run, "train")
+        estimates.append(estimate_noise(problem, run.weights, run.lr, batch, progress=bar, **of))
     return estimates
 
 

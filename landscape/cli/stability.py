@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from landscape import stability as limits
@@ -65,11 +66,18 @@ def stability(
     if not analysis.checkpoints:
         if analysis.target.picture or analysis.target.output or precondition:
             raise InputError("--plot, -o: not allowed without a CKPT, nor --precondition")
-        stable = stable_steps(chosen, momentum, noise / batch)
+        stable = rows(
+            chosen, momentum, lambda tau, m, form: limits.max_stable_step(tau, m, form, noise / batch)
+        )
         common.values(table(stable, momentum, noise / batch), limits=stable)
         if lr is not None:
             before = limits.Setting(from_delay, from_momentum, from_form, from_batch)
-            kept = rates(chosen, momentum, lr, before, batch, noise)
+
+            def rate(tau: int, m: float, form: str) -> float:
+                """The learning rate that keeps the minima which ``lr`` has now."""
+                return limits.lr_that_keeps_minima(lr, before, limits.Setting(tau, m, form, batch), noise)
+
+            kept = rows(chosen, momentum, rate)
             common.values(rates_table(kept, lr, before, noise), rates=kept)
         return
     if lr is not None or noise:
@@ -91,47 +99,24 @@ def stability(
     analysis.compute("stability", analysis.open(), compute)
 
 
-def stable_steps(delays: list[int], momentum: float, noise: float) -> Limits:
-    """The largest stable ηλ_max, a row a delay."""
-    return [
-        {
-            "delay": tau,
-            **{name: limits.max_stable_step(tau, m, form, noise) for name, m, form in forms(momentum)},
-        }
-        for tau in delays
-    ]
+def rows(delays: list[int], momentum: float, value: Callable[[int, float, str], float]) -> Limits:
+    """``value`` of each delay, and of no momentum, the momentum and the shifted one: a row a delay."""
+    forms = list(zip(HEADS, (0.0, momentum, momentum), ("ordinary", "ordinary", "shifted"), strict=True))
+    return [{"delay": tau, **{head: value(tau, m, form) for head, m, form in forms}} for tau in delays]
 
 
-def rates(
-    delays: list[int], momentum: float, lr: float, before: limits.Setting, batch: int, noise: float
-) -> Limits:
-    """The learning rates that keep the minima which ``lr`` has under ``before``, a row a delay."""
-
-    def rate(tau: int, m: float, form: str) -> float:
-        return limits.lr_that_keeps_minima(lr, before, limits.Setting(tau, m, form, batch), noise)
-
-    return [
-        {"delay": tau, **{name: rate(tau, m, form) for name, m, form in forms(momentum)}} for tau in delays
-    ]
-
-
-def forms(momentum: float) -> list[tuple[str, float, str]]:
-    """The columns of the tables: the name, and the momentum and its form."""
-    return list(zip(HEADS, (0.0, momentum, momentum), ("ordinary", "ordinary", "shifted"), strict=True))
-
-
-def table(rows: Limits, momentum: float, noise: float) -> str:
+def table(found: Limits, momentum: float, noise: float) -> str:
     """The limits, a line a delay."""
     lines = [_row("τ", [HEADS[0], *(f"{h}, m = {momentum:g}" for h in HEADS[1:])])]
-    lines += [_row(str(row["delay"]), [f"{row[head]:.4f}" for head in HEADS]) for row in rows]
+    lines += [_row(str(row["delay"]), [f"{row[head]:.4f}" for head in HEADS]) for row in found]
     return f"largest stable lr·λ_max{' in mean square' if noise else ''}\n" + "\n".join(lines)
 
 
-def rates_table(rows: Limits, lr: float, before: limits.Setting, noise: float) -> str:
+def rates_table(found: Limits, lr: float, before: limits.Setting, noise: float) -> str:
     """The learning rates, a line a delay."""
     base = f"lr {lr:g} with delay {before.delay}, momentum {before.momentum:g} ({before.form})"
     base += f", batch {before.batch}" if noise else ""
-    lines = [_row(str(row["delay"]), [f"{row[head]:.4g}" for head in HEADS]) for row in rows]
+    lines = [_row(str(row["delay"]), [f"{row[head]:.4g}" for head in HEADS]) for row in found]
     return f"learning rates with the minima of {base}\n" + "\n".join(lines)
 
 

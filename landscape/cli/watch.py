@@ -94,7 +94,7 @@ def watch(*, folder: str, once: bool, every: float = 1.0) -> None:
         with Live(view(status), auto_refresh=False) as live:
             _follow(place, status, every, lambda now: live.update(view(now), refresh=True))
     else:
-        _follow(place, status, every, _Lines())
+        _follow(place, status, every, _lines())
 
 
 def _follow(folder: Path, status: Status, every: float, show: Callable[[Status], None]) -> None:
@@ -106,17 +106,17 @@ def _follow(folder: Path, status: Status, every: float, show: Callable[[Status],
         show(status)
 
 
-class _Lines:
-    """Prints a line for each new file of a run, and one at its end."""
+def _lines() -> Callable[[Status], None]:
+    """What prints a line for each new file of a run, and one at its end."""
+    seen: set[tuple[int, str]] = set()
 
-    def __init__(self) -> None:
-        self._seen: tuple[int, str] | None = None
-
-    def __call__(self, status: Status) -> None:
-        step = status.end.step if status.end else -1
-        if self._seen != (step, status.state):
-            self._seen = (step, status.state)
+    def show(status: Status) -> None:
+        now = (status.end.step if status.end else -1, status.state)
+        if now not in seen:
+            seen.add(now)
             common.values(line(status), run=_numbers(status))
+
+    return show
 
 
 def _numbers(status: Status) -> dict[str, Any]:
