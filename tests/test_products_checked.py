@@ -271,16 +271,20 @@ def test_bfloat16_is_taken_by_what_the_hardware_is_and_only_where_it_is_near(
     assert not eigenvalues._bfloat16_serves(problem)
 
 
+def small() -> Problem:
+    return problems.mlp(widths=(4, 5, 3))
+
+
 def penalty(parameters: dict[str, Tensor]) -> Tensor:
     """One with a Hessian that is neither diagonal nor constant."""
     theta = torch.cat([p.flatten() for p in parameters.values()])
     return 0.1 * (theta[:-1] * theta[1:]).sum() + 0.02 * theta.pow(4).sum()
 
 
-@pytest.mark.parametrize("name", slow_but(["mlp tanh"], ["mlp tanh", "conv"]))
+@pytest.mark.parametrize("made", slow_but([small], [small, problems.conv]))
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_penalty_s_hessian_is_added_once(name: str, kind: str) -> None:
-    plain = problems.ALL[name]()
+def test_the_penalty_s_hessian_is_added_once(made: Callable[[], Problem], kind: str) -> None:
+    plain = made()
     problem = Problem(plain.model, plain.criterion, plain.resident, penalty=penalty, weight_decay=0.1)
     problem.data.chunk_size = plain.data.chunk_size = plain.samples // 3 + 1  # several chunks
     bend = torch.autograd.functional.hessian(problem.penalty_value, problem.theta)
@@ -427,7 +431,7 @@ def test_eigenvalues_of_a_model_in_low_precision_are_within_their_residuals(name
     assert float(values[-1]) - rounding <= ends.bounds[1]
 
 
-@pytest.mark.parametrize("how", [*LOW, "autocast", "casts"])
+@pytest.mark.parametrize("how", slow_but(["autocast", torch.bfloat16], [*LOW, "autocast", "casts"]))
 def test_every_function_of_curvature_has_float32_arithmetic_and_says_so_once(how: Any) -> None:
     problem, dense = low_and_exact("layer norm, GELU", how)
     values, p = torch.linalg.eigvalsh(dense), problem.layout.size
