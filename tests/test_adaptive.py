@@ -16,14 +16,7 @@ import landscape
 from landscape import InputError, Problem, Surface
 from landscape.core.hdf5 import Array
 from landscape.evaluation import adaptive, grid
-from landscape.evaluation.adaptive import (
-    KERNELS,
-    Interpolant,
-    Scale,
-    Tolerance,
-    base_places,
-    first_points,
-)
+from landscape.evaluation.adaptive import KERNELS, Interpolant, Scale, Tolerance, base_places, first_points
 from landscape.results.shown import logarithmic
 from landscape.train.recipes import recipe
 from landscape.train.run import launch

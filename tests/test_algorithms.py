@@ -16,6 +16,7 @@ import landscape
 from landscape import Checkpoint, FailedError, InputError, testing
 from landscape.problem.layout import Layout
 from landscape.stability import max_stable_step
+from landscape.testing.checks import RECIPE
 from landscape.train import algorithms
 from landscape.train.algorithms.async_sgd import AsyncSGD
 from landscape.train.algorithms.dpsgd import SGP
@@ -27,6 +28,7 @@ from landscape.train.run.loop import Trainer
 from landscape.train.run.randomness import generator
 from landscape.train.topology.mixing import Mixing
 from tests.groups import together
+from tests.test_conformance import RULES
 
 Gradient = Callable[[Tensor], Tensor]
 LR = 0.1
@@ -285,17 +287,7 @@ def test_push_sum_by_algorithm_1(graph: str, tmp_path: Path) -> None:
     assert (float((w - 1).abs().max()) > 0.1) == (graph != "one-peer-exponential")
 
 
-SMALL: dict[str, Any] = {
-    "name": "small",
-    "learners": 4,
-    "batch": 40,
-    "lr": 0.1,
-    "steps": 24,
-    "dtype": "float64",
-    "model": {"name": "mlp", "widths": [6, 8, 3], "activation": "tanh"},
-    "data": {"name": "synthetic", "samples": 200, "dimension": 6, "classes": 3},
-    "decompose": {"every": 3},
-}
+SMALL = RECIPE | {"lr": 0.1, "steps": 24}
 
 
 def train(algorithm: dict[str, Any], **changes: Any) -> Checkpoint:
@@ -333,51 +325,46 @@ def test_one_step_periods_with_reset_buffers_are_ssgd_without_momentum() -> None
     torch.testing.assert_close(with_momentum.mean, train({"name": "ssgd"}).mean, rtol=1e-11, atol=1e-12)
 
 
-RULES: dict[str, dict[str, Any]] = {
-    "synchronous": {"name": "ssgd"},
-    "injected noise": {"name": "ssgd*", "sigma": 0.01},
-    "mixing": {"name": "dpsgd", "mixing": "ring(1)"},
-    "adapt, then combine": {"name": "dpsgd", "mixing": "random-matching", "order": "atc"},
-    "local": {"name": "local-sgd", "period": 4, "start": 6},
-    "nodes": {"name": "local-sgd", "period": 4, "nodes": 2, "node_period": 2},
-    "slowmo": {"name": "slowmo", "period": 4},
-    "diloco": {"name": "diloco", "period": 6},
-    "async": {"name": "async-sgd", "delay": 3},
-    "random": {"name": "async-sgd", "delay": 3, "schedule": "random"},
-    "aware": {"name": "async-sgd", "delay": 3, "staleness_aware": True},
-    "shifted": {"name": "async-sgd", "delay": 3, "shifted": 0.5},
-    "pairs": {"name": "ad-psgd", "delay": 2},
-    "push": {"name": "sgp", "graph": "random"},
-    "one-peer": {"name": "sgp"},
-    "adaptive": {"name": "dsgd-ac", "mixing": "ring(1)"},
-}
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_the_decompositions_identities_hold_for_every_rule(name: str) -> None:
-    h = train(RULES[name], schedule={"cosine": 40.0}).history
-    due = np.isfinite(h["alpha_e"])
-    assert due.sum() == 8
-    r = {column: values[due] for column, values in h.items()}
-    np.testing.assert_allclose(
-        r["alpha_e"] ** 2 * r["grad_norm2"] + r["delta"], r["displacement2"], rtol=1e-9
-    )
-    plain = np.isfinite(r["delta_s"])
-    split = r["delta_s"] + r["delta_2"] + r["delta_cross"]
-    if name == "synchronous":
-        assert r["delta_2_full"].max() == 0
-    if name == "injected noise":  # which is in delta alone
-        assert (r["delta"] > split).all()
-    else:
-        np.testing.assert_allclose(split[plain], r["delta"][plain], rtol=1e-9)
+@pytest.mark.parametrize("case", RULES)
+def test_the_decompositions_identities_hold_for_every_rule(case: str) -> None:
+    name, options, _ = RULES[case]
+    h = train({"name": name, **options}, schedule={"cosine": 40.0}).history
+    r = {column: values[2::3] for column, values in h.items()}
+    total = r["alpha_e"] ** 2 * r["grad_norm2"] + r["delta"]
+    np.testing.assert_allclose(total, r["displacement2"], rtol=1e-9)
     # Eq. 4 splits steps −α × gradient: not an outer step, shifted momentum, or unequal push-sum weights.
-    steps = {"slowmo": r["step"] % 4 != 0, "diloco": r["step"] % 6 != 0}
-    expected = steps.get(name, np.full(8, name not in ("shifted", "aware", "push")))
-    np.testing.assert_array_equal(plain, expected)
+    rule = algorithms.make(name, options, learners=4, seed=0)
+    plain = np.array([rule.follows_mean_direction(int(t)) for t in r["step"]])
+    np.testing.assert_array_equal(np.isfinite(r["delta_s"]), plain)
+    split = r["delta_s"] + r["delta_2"] + r["delta_cross"]
+    np.testing.assert_allclose(split[plain], r["delta"][plain], rtol=1e-9)
+    assert name != "ssgd" or r["delta_2_full"].max() == 0
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "plain"),
+    [
+        ({"name": "slowmo", "period": 4}, [True, True, True, False] * 2),
+        ({"name": "diloco", "period": 6}, [True, False] * 4),
+        ({"name": "sgp", "graph": "random"}, [False] * 8),
+        ({"name": "sgp"}, [True] * 8),
+        ({"name": "async-sgd", "delay": 3, "staleness_aware": True}, [False] * 8),
+        ({"name": "async-sgd", "delay": 3, "shifted": 0.5}, [False] * 8),
+    ],
+)
+def test_eq_4_is_for_steps_along_the_gradient(algorithm: dict[str, Any], plain: list[bool]) -> None:
+    h = train(algorithm).history
+    np.testing.assert_array_equal(np.isfinite(h["delta_s"][2::3]), plain)
+
+
+def test_injected_noise_is_in_delta_alone() -> None:
+    h = train({"name": "ssgd*", "sigma": 0.01}).history
+    assert (h["delta"] > h["delta_s"] + h["delta_2"] + h["delta_cross"])[2::3].all()
 
 
 V = 8 * (6 * 8 + 8 + 8 * 3 + 3)  # a vector in float64
 REDUCE = 2 * 3 / 4 * V
+NODES = {"name": "local-sgd", "period": 6, "nodes": 2, "node_period": 2}
 
 
 @pytest.mark.parametrize(
@@ -388,7 +375,7 @@ REDUCE = 2 * 3 / 4 * V
         ({"name": "local-sgd", "period": 3}, [0, 0, REDUCE] * 2, [0, 0, 1] * 2),
         ({"name": "slowmo", "period": 3}, [0, 0, REDUCE] * 2, [0, 0, 1] * 2),
         ({"name": "local-sgd", "period": 5, "start": 1}, [REDUCE, 0, 0, 0, 0, REDUCE], [1, 0, 0, 0, 0, 1]),
-        (RULES["nodes"] | {"period": 6}, [0, V, 0, V, 0, REDUCE], [0, 1, 0, 1, 0, 1]),
+        (NODES, [0, V, 0, V, 0, REDUCE], [0, 1, 0, 1, 0, 1]),
         ({"name": "ad-psgd"}, [V] * 6, [1] * 6),
         ({"name": "sgp", "graph": "random"}, [V] * 6, [1] * 6),
         ({"name": "async-sgd", "delay": 2}, [2 * V] * 6, [0] * 6),
@@ -493,7 +480,7 @@ def test_post_local_sgd_is_torchs_but_for_when_it_first_averages() -> None:
 
 
 def test_another_rules_state_is_refused(tmp_path: Path) -> None:
-    values = SMALL | {"algorithm": RULES["slowmo"], "steps": 5}
+    values = SMALL | {"algorithm": {"name": "slowmo", "period": 4}, "steps": 5}
     launch.launch(recipe.from_values(values), tmp_path / "run")
     end = landscape.load(tmp_path / "run" / "last.h5")
     assert {name: tuple(t.shape) for name, t in end.shared.items()} == {
@@ -527,7 +514,7 @@ def test_bad_options(algorithm: dict[str, Any], match: str) -> None:
 
 
 def test_a_cosine_that_ends_at_zero_leaves_slow_momentum_finite() -> None:
-    end = train(RULES["slowmo"], schedule={"cosine": 23.0})
+    end = train({"name": "slowmo", "period": 4}, schedule={"cosine": 23.0})
     assert end.lr == 0
     assert bool(torch.isfinite(end.weights).all())
     assert math.isfinite(float(end.shared["slow_momentum"].norm()))

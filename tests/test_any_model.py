@@ -382,13 +382,3 @@ def test_what_does_not_fit_is_one_line(model: nn.Module, loss: Any, data: Any, w
     with pytest.raises(InputError, match=words) as caught:
         Problem(model, loss, data)
     assert "\n" not in str(caught.value)
-
-
-def test_what_needs_single_tensors_is_refused() -> None:
-    with pytest.raises(InputError, match="'gauss-newton' needs a model whose output is one tensor"):
-        landscape.HessianOperator(problems.structured(), kind="gauss-newton")(problems.structured().theta)
-    for name in ("structured", "masked classes"):
-        problem = problems.STRUCTURED[name]()
-        problem.data.chunk_size = 4
-        with pytest.raises(InputError, match="'pyhessian' takes inputs and targets of one tensor"):
-            landscape.trace(problem, engine="pyhessian")

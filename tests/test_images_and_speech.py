@@ -454,7 +454,7 @@ class Next(nn.Module):
 """
 
 
-def test_text_of_ones_own_is_trained_on_resumed_and_analysed(
+def test_text_of_ones_own_is_trained_on_and_analysed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -474,27 +474,14 @@ checkpoint = { every = 10 }
 decompose = { every = 10 }
 """
     )
-    code, out, err = command("train", "text.toml", "-o", "run", "-q")
-    assert code == 2
-    assert "--allow-code" in err
     code, out, err = command("train", "text.toml", "-o", "run", "-q", "--allow-code")
     assert (code, out.splitlines()[-1]) == (0, "run/last.h5"), err
     whole = landscape.load("run/last.h5")
     assert whole.history["loss"][-1] < whole.history["loss"][0] - 0.3
     assert 0 < whole.history["test_accuracy"][-1] < 1
-    # A file brings no code along: the recipe is given again, and so are the names at an analysis.
-    Path("run/last.h5").write_bytes(Path("run/step-0000010.h5").read_bytes())
-    code, _, err = command("train", "-o", "run", "--resume")
-    assert code == 1
-    assert "--allow-code" in err
-    assert command("train", "text.toml", "-o", "run", "--resume", "-q", "--allow-code")[0] == 0
-    assert torch.equal(landscape.load("run/last.h5").weights, whole.weights)
-    assert command("line", "run/last.h5", "run/step-0000010.h5")[0] == 1
     own = ("--model", "mytext:Next(letters=28)", "--data", "mytext:load(path='text.txt')")
     assert command("contour", "run/last.h5", *own, "--grid", "2", "-q")[0] == 0
     # Labels that the model has no output for.
-    for table in ("model", "data"):
-        assert recipe.read("text.toml", allow_code=True).spec(table).user_defined
     code, _, err = command("train", "text.toml", "--set", "model.letters=20", "-o", "other", "--allow-code")
     assert code == 2
     assert err.count("\n") == 1

@@ -158,19 +158,6 @@ def test_broadcasting_is_seen_in_a_loss_that_is_no_mean(make: Callable[..., Any]
     assert problem.loss() == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_loss_that_orders_samples_by_their_targets_does_not_broadcast() -> None:
-    """Cox's partial likelihood of outputs (N, 1) and times (N,)."""
-    model, x, y = regression()
-
-    def cox(risk: Tensor, time: Tensor) -> Tensor:
-        risk = risk[time.argsort(descending=True)]
-        return (risk.logcumsumexp(0) - risk).mean()
-
-    with pytest.warns(landscape.ProblemWarning, match="all 40 are evaluated at once"):
-        problem = Problem(model, cox, (x, y))
-    assert problem.loss() == pytest.approx(cox(model(x), y).item(), rel=1e-6)
-
-
 def test_a_loss_that_mixes_samples_otherwise_is_not_called_broadcasting() -> None:
     model, x, y = regression()
 

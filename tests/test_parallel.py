@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import landscape
 from landscape import DecentralizedDataParallel, FailedError, InputError
 from landscape.checkpoint import user_code
+from landscape.testing.checks import RECIPE
 from landscape.train.processes.children import loopback
 from landscape.train.processes.process_group import Group, Lost
 from landscape.train.recipes import recipe
@@ -31,7 +32,7 @@ from tests.conftest import Command
 from tests.groups import free_port, together
 from tests.nets import norm_net
 
-pytestmark = pytest.mark.xdist_group("parallel")  # the scenarios of a pair are run once
+pytestmark = pytest.mark.xdist_group("processes")  # the scenarios of a pair are run once
 ROOT = Path(__file__).parents[1]
 STEPS, BATCH = 7, 4
 SGD, MOMENTUM = {"name": "sgd"}, {"name": "sgd", "momentum": 0.9, "weight_decay": 0.01}
@@ -65,23 +66,10 @@ GRAPHS: list[dict[str, Any]] = [
 
 
 def recipe_of(learners: int, rule: dict[str, Any], optimizer: dict[str, Any]) -> recipe.Recipe:
-    return recipe.from_values(
-        {
-            "name": "test",
-            "learners": learners,
-            "batch": learners * BATCH,
-            "lr": 0.1,
-            "steps": STEPS,
-            "dtype": "float64",
-            "algorithm": rule,
-            "optimizer": optimizer,
-            "schedule": {"cosine": 10.0},
-            "model": {"name": "mlp", "widths": [6, 5, 3], "activation": "tanh"},
-            "data": {"name": "synthetic", "samples": 60, "dimension": 6, "classes": 3},
-            "decompose": {"every": 0},
-            "evaluate": {"every": 0},
-        }
-    )
+    never = {"every": 0}
+    changes = {"learners": learners, "batch": learners * BATCH, "lr": 0.1, "steps": STEPS, "algorithm": rule}
+    changes |= {"optimizer": optimizer, "schedule": {"cosine": 10.0}, "decompose": never, "evaluate": never}
+    return recipe.from_values(RECIPE | changes)
 
 
 def torch_optimizer(given: dict[str, Any], parameters: Any) -> torch.optim.Optimizer:

@@ -8,8 +8,6 @@ import random
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import time
 import unittest.mock
 from collections.abc import Iterator
@@ -25,6 +23,7 @@ from hypothesis import strategies as st
 import landscape
 from landscape import Checkpoint, FailedError
 from landscape.core import files
+from landscape.testing.checks import RECIPE
 from landscape.train.decomposition import estimate_gradient
 from landscape.train.processes import process_group
 from landscape.train.processes.comm import Comm, Plan, _bounds
@@ -35,21 +34,14 @@ from landscape.train.run.loop import Trainer
 from landscape.train.run.randomness import generator
 from tests.conftest import wait_for
 from tests.groups import free_port, together
+from tests.test_launching import children_of, lives, running
 from tests.test_training import same_bits
 
 # Of these 1, 2 and 4 processes hold 5, 2 + 3 and 1 + 1 + 1 + 2 learners.
-BASE: dict[str, Any] = {
-    "name": "several",
-    "learners": 5,
-    "batch": 40,
-    "lr": 0.2,
-    "steps": 20,
-    "dtype": "float64",
-    "model": {"name": "mlp", "widths": [6, 8, 3], "activation": "tanh"},
-    "data": {"name": "synthetic", "samples": 203, "dimension": 6, "classes": 3},
-    "decompose": {"every": 5},
-    "evaluate": {"every": 8},
-}
+BASE: dict[str, Any] = RECIPE | {
+    "learners": 5, "steps": 20, "data": RECIPE["data"] | {"samples": 203},
+    "decompose": {"every": 5}, "evaluate": {"every": 8}, "checkpoint": {"every": 250},
+}  # fmt: skip
 pytestmark = pytest.mark.xdist_group("processes")  # the runs of one process are made once
 DPSGD = {"name": "dpsgd"}
 RING, PAIRS = DPSGD | {"mixing": "ring(1)"}, DPSGD | {"mixing": "random-matching"}
@@ -276,29 +268,11 @@ def run_whole(folder: Path) -> None:
         assert isinstance(part, Checkpoint), part
 
 
-@contextlib.contextmanager
-def begin(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
-    """``landscape train --nproc 2`` on a run that takes some seconds; ended at the latest with the block."""
+def command_for(folder: Path, *options: str) -> tuple[object, ...]:
+    """The words of a run over two processes that takes some seconds."""
     path = folder.with_suffix(".toml")
     path.write_text(recipe.from_values(BASE | LONG).to_toml())
-    with subprocess.Popen(
-        [sys.executable, "-m", "landscape", "train", path, "--nproc", "2", "-o", folder, *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as run:
-        try:
-            yield run
-        finally:
-            run.terminate()
-
-
-def workers(folder: Path) -> dict[int, int]:
-    """rank -> process, as the logs have it."""
-    lines = {r: (folder / "logs" / f"rank-{r}.log").read_text().splitlines() for r in (0, 1)}
-    starts = {r: [line for line in log if ", process " in line][-1] for r, log in lines.items()}
-    return {r: int(line.partition(", process ")[2].partition(";")[0]) for r, line in starts.items()}
+    return "train", path, "--nproc", "2", "-o", folder, *options
 
 
 def starts(folder: Path) -> list[int]:
@@ -307,34 +281,26 @@ def starts(folder: Path) -> list[int]:
     return [log.read_text().count(", process ") if log.exists() else 0 for log in logs]
 
 
-def gone(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return True
-    return False
-
-
 @pytest.mark.slow
 def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(tmp_path: Path) -> None:
     run_whole(tmp_path / "whole")
     folder = tmp_path / "killed"
-    with begin(folder) as run:
+    with running(*command_for(folder)) as run:
         wait_for((folder / "step-0000020.h5").exists)
-        pids = workers(folder)
+        pids = children_of(run.pid)
         os.kill(pids[1], signal.SIGKILL)
         _, err = run.communicate(timeout=400)
     assert run.returncode == 1
     last = [line for line in err.splitlines() if line.startswith("landscape:")]
     assert last == err.splitlines()[-1:]
     assert "rank 1 of 2 was killed by SIGKILL; --resume goes on from" in last[0]
-    wait_for(lambda: all(map(gone, pids.values())))
+    wait_for(lambda: not any(map(lives, pids)))
     step = landscape.load(folder / "last.h5").step
     assert 20 <= step < 800
     # Again, the other rank, and with a restart: to the bits of the run that nobody stopped.
-    with begin(folder, "--resume", "--max-restarts", "1") as run:
+    with running(*command_for(folder, "--resume", "--max-restarts", "1")) as run:
         wait_for((folder / f"step-{step + 20:07d}.h5").exists)
-        os.kill(workers(folder)[0], signal.SIGKILL)
+        os.kill(children_of(run.pid)[0], signal.SIGKILL)
         out, err = run.communicate(timeout=400)
     assert (run.returncode, out.splitlines()[-1:]) == (0, [f"{folder}/last.h5"]), err
     assert "restart 1: from step" in err
@@ -358,14 +324,14 @@ def test_twenty_kills_of_any_rank_at_any_moment_lose_nothing(tmp_path: Path) -> 
     folder, rng, kills = tmp_path / "killed", random.Random(0), 0
     while kills < 20:
         before = starts(folder)
-        with begin(folder, "--resume") as run:
+        with running(*command_for(folder, "--resume")) as run:
             wait_for(lambda old=before: all(a > b for a, b in zip(starts(folder), old, strict=True)))
             time.sleep(rng.uniform(0, 0.4))
-            pids, rank = workers(folder), rng.randrange(2)
-            with contextlib.suppress(ProcessLookupError):
+            pids, rank = children_of(run.pid), rng.randrange(2)
+            with contextlib.suppress(ProcessLookupError, IndexError):
                 os.kill(pids[rank], signal.SIGKILL)
             _, err = run.communicate(timeout=400)
-        wait_for(lambda ended=pids: all(map(gone, ended.values())))
+        wait_for(lambda ended=pids: not any(map(lives, ended)))
         for path in folder.glob("*.h5"):
             landscape.load(path)
         if run.returncode == 0:  # done before the kill: from the start again
@@ -373,7 +339,7 @@ def test_twenty_kills_of_any_rank_at_any_moment_lose_nothing(tmp_path: Path) -> 
             continue
         kills += 1
         assert f"rank {rank} of 2 was killed by SIGKILL" in err.splitlines()[-1], err
-    with begin(folder, "--resume") as run:
+    with running(*command_for(folder, "--resume")) as run:
         assert run.communicate(timeout=400)[0].splitlines()[-1] == f"{folder}/last.h5"
     same_bits(landscape.load(folder / "last.h5"), landscape.load(tmp_path / "whole" / "last.h5"))
 

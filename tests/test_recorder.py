@@ -622,7 +622,7 @@ def loader() -> torch.utils.data.DataLoader[Any]:
         ({"scalars": "tensorbord"}, "scalars: 'tensorbord'.*tensorboard"),
         ({"scalars": 3}, "scalars: 3"),
         ({"model": Net}, "model: a type"),
-        ({"model": nn.LazyLinear(10)}, "model: 'weight'"),
+        ({"model": nn.LazyLinear(10)}, "model: parameter 'weight'"),
         ({"model": net(norm=True)}, "batch: 0.*BatchNorm"),
         ({"model": net(norm=True), "data": Rows(*digits(24)), "batch": 1}, "batch: 1.*BatchNorm"),
         ({"model": net(norm=True), "data": Stream(*digits(24))}, "batch: 0.*BatchNorm"),

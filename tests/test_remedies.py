@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import landscape
 from landscape import InputError, Problem
+from tests import problems
 from tests.dense import agrees, dense_hessian, remedied
 
 Site = tuple[str, int]  # a file of the package, and a line
@@ -309,43 +310,9 @@ def test_each_remedy_of_the_package_is_run(made: list[Site]) -> None:
 # Options that a refusal names.
 
 
-def convolutional() -> Problem:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(48, 3)).double()
-    return Problem(model, F.cross_entropy, (torch.randn(9, 2, 6, 6).double(), classes(9)))
-
-
-class Named(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = net()
-
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"logits": self.net(x)}
-
-
 def plain(**options: Any) -> Problem:
     torch.manual_seed(0)
     return Problem(net(), F.cross_entropy, (inputs(), classes()), **options)
-
-
-def named() -> Problem:
-    torch.manual_seed(0)
-    return Problem(Named(), lambda o, t: F.cross_entropy(o["logits"], t), (inputs(), classes()))
-
-
-class Two(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = net()
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.net(a + b)  # type: ignore[no-any-return]
-
-
-def two_inputs() -> Problem:
-    torch.manual_seed(0)
-    return Problem(Two(), F.cross_entropy, ((inputs(), inputs()), classes()))
 
 
 def residual() -> Problem:
@@ -383,12 +350,12 @@ def top(problem: Problem, **options: Any) -> tuple[float, float]:
 
 
 NAMED: dict[str, tuple[Callable[[], Problem], Callable[..., tuple[float, float]], dict[str, Any]]] = {
-    "path of another kind of model": (convolutional, at_center, {"path": "batched"}),
-    "precision of a path": (convolutional, at_center, {"path": "pointwise", "precision": "bfloat16"}),
+    "path of another kind of model": (problems.conv, at_center, {"path": "batched"}),
+    "precision of a path": (problems.conv, at_center, {"path": "pointwise", "precision": "bfloat16"}),
     "path that cannot be traced": (untraceable, at_center, {"path": "folded"}),
-    "kind of a dict": (named, top, {"kind": "gauss-newton"}),
+    "kind of a dict": (problems.structured, top, {"kind": "gauss-newton"}),
     "kind of a residual": (residual, top, {"kind": "gauss-newton"}),
-    "engine of two inputs": (two_inputs, top, {"engine": "pyhessian"}),
+    "engine of two inputs": (problems.structured, top, {"engine": "pyhessian"}),
     "engine of weight decay": (lambda: plain(weight_decay=0.1), top, {"engine": "pyhessian"}),
     "engine of a residual": (residual, top, {"engine": "pyhessian"}),
 }

@@ -16,6 +16,7 @@ import torch
 
 import landscape
 from landscape import Checkpoint, InputError
+from landscape.testing.checks import RECIPE
 from landscape.train.processes import process_group
 from landscape.train.processes.process_group import Group, Lost
 from landscape.train.processes.server import Server, Worker
@@ -25,20 +26,11 @@ from landscape.train.run.loop import Trainer
 from tests.conftest import Command, slow_but
 from tests.groups import together
 
-BASE: dict[str, Any] = {
-    "name": "measured",
-    "learners": 1,
-    "batch": 20,
-    "lr": 0.1,
-    "steps": 60,
-    "dtype": "float64",
+BASE: dict[str, Any] = RECIPE | {
+    "learners": 1, "batch": 20, "lr": 0.1, "steps": 60, "data": RECIPE["data"] | {"samples": 203},
     "algorithm": {"name": "async-sgd", "delay": 0, "schedule": "measured"},
-    "model": {"name": "mlp", "widths": [6, 8, 3], "activation": "tanh"},
-    "data": {"name": "synthetic", "samples": 203, "dimension": 6, "classes": 3},
-    "decompose": {"every": 5},
-    "evaluate": {"every": 20},
-    "checkpoint": {"every": 20},
-}
+    "decompose": {"every": 5}, "evaluate": {"every": 20}, "checkpoint": {"every": 20},
+}  # fmt: skip
 
 
 def measured(delay: int, **changes: Any) -> dict[str, Any]:

@@ -279,5 +279,9 @@ def test_what_cannot_be_smoothed_is_refused() -> None:
     problem = problems.quadratic(EIGENVALUES)
     with pytest.raises(FailedError, match="their consensus distance is 0, there is no spread"):
         smoothing(problem, torch.ones(3, 4, dtype=torch.float64))
-    with pytest.raises(InputError, match="learners: 1 is not allowed"):
-        smoothing(problem, learners(4, n=1))
+    for weights, words in (
+        (learners(4, n=1), "learners: 1 is not allowed"),
+        (learners(3), r"weights: shape \(5, 3\)"),
+    ):
+        with pytest.raises(InputError, match=words):
+            smoothing(problem, weights)

@@ -1,1 +1,1 @@
-"""One file an analysis: from a problem, and mostly a plane, to a result."""
+"""One file a family of analyses: from a problem, and mostly a plane, to a result."""

@@ -36,6 +36,7 @@ from landscape.gradients.minibatches import (
     check_unpenalised,
     in_minibatches,
     learners_of,
+    placed,
     stream,
 )
 from landscape.problem.layout import average
@@ -103,7 +104,7 @@ def estimate_noise(
     check_unpenalised(problem, "Δ(2) is of the data's minibatches")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
     problem = in_minibatches(problem, local_batch)
-    weights = weights.to(problem.device, problem.dtype)
+    weights = placed(problem, weights)
     n, mean = len(weights), average(weights)
     gradient, spread = problem.gradient(mean).double(), weights - mean
     terms = _terms_of_delta(problem, weights, mean, gradient)

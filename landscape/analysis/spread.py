@@ -33,6 +33,7 @@ from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, lanczos, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.evaluation.needs import GRAPH_BYTES
+from landscape.gradients.minibatches import placed
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -101,7 +102,7 @@ def disagreement(
     weights, problem, origin = _learners(checkpoint, problem)
     positive("top_k", top_k, least=1)
     report = progress or no_progress
-    spread = _Spread(weights.to(problem.device, problem.dtype))
+    spread = _Spread(weights)
     mean, consensus = spread.mean, spread.consensus
     if not 0 < consensus < math.inf:
         raise FailedError(f"weights: their consensus distance is {consensus:g}, there is no disagreement")
@@ -127,7 +128,7 @@ def disagreement(
         cost_error=cost_error,
         cost_top=0.5 * float(pairs.values @ along.square().mean(0)),
         loss=loss,
-        learners_loss=float(np.mean([problem.loss(w) for w in weights.to(mean)])),
+        learners_loss=float(np.mean([problem.loss(w) for w in weights])),
         parameters=len(mean),
         learners=len(weights),
         hvps=pairs.hvps + len(weights),
@@ -152,9 +153,7 @@ def _learners(checkpoint: Checkpoint | Tensor, problem: Problem | None) -> tuple
             raise InputError("problem: missing; weights alone have no loss, give problem=")
         problem = checkpoint.problem()
         origin = {"split": SPLIT, "label": checkpoint.label}
-    if weights.dim() != 2 or weights.shape[1] != problem.layout.size:
-        raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {problem.layout.size})")
-    return weights, problem, origin
+    return placed(problem, weights), problem, origin
 
 
 class _Spread:
@@ -327,7 +326,7 @@ def smoothing(
     positive("learners", len(weights), least=2)
     positive("pairs", pairs, least=2)
     positive("top", top, least=1)
-    weights = weights.to(problem.device, problem.dtype)
+    weights = placed(problem, weights)
     mean = average(weights)
     spread = weights - mean
     variance = float(spread.double().square().sum()) / len(weights)

@@ -52,6 +52,7 @@ def augment(x: Tensor, generator: torch.Generator, padding: int = 4, fill: Tenso
 # Allowed formats, whatever the name of the file.
 FORMATS = ("JPEG", "PNG")
 # Largest size of one file in bytes and pixels (ours): half of Pillow's limit, far above inputs of networks.
+# CIFAR-100's largest file has 154 million bytes.
 MAX_BYTES, MAX_PIXELS = 1 << 28, 1 << 25
 
 
@@ -356,8 +357,6 @@ def places(root: Path, name: str, folder: str, file: str) -> list[Path]:
 
 
 CLASSES = 10
-# Bytes of one file, unpacked: five times MNIST's training images (ours); CIFAR-100's largest has 154 million.
-MAX_BYTES = 1 << 28
 
 
 def read_idx(path: Path) -> np.ndarray[Any, Any]:

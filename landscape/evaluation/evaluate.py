@@ -35,8 +35,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import MemoryBudget, limit
 from landscape.core.options import choose
-from landscape.core.progress import Progress as Progress
-from landscape.core.progress import no_progress as no_progress
+from landscape.core.progress import Progress, no_progress
 from landscape.evaluation.paths import (
     ACTIVATION_COPIES,
     PlaneLoss,

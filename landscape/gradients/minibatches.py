@@ -138,17 +138,14 @@ def draws(
         if data.indexed:
             yield data.gather(numbers())
             continue
-        count = max(1, min(most, PASS_BYTES // max(1, _sample_bytes(data) * learners * batch)))
+        x, y = data.first()
+        each = sum(t.nbytes for _, t in named_tensors((x, y))) // count_samples(x, y, alike=False)
+        count = max(1, min(most, PASS_BYTES // max(1, each * learners * batch)))
         rows = torch.stack([numbers() for _ in range(count)])
         collected = _collected(data, rows.flatten(), samples)
         for part in torch.arange(rows.numel()).view(rows.shape):
             x, y = data.place(take(collected, part))
             yield x, y
-
-
-def _sample_bytes(data: Data) -> int:
-    x, y = data.first()
-    return sum(tensor.nbytes for _, tensor in named_tensors((x, y))) // count_samples(x, y, alike=False)
 
 
 def _collected(data: Data, numbers: Tensor, samples: int) -> tuple[Any, Any]:
@@ -381,6 +378,14 @@ class Precision:
         return min(1.0, draws / min(self.most, needed))
 
 
+def placed(problem: Problem, weights: Tensor) -> Tensor:
+    """The learners' ``weights`` (n, P) on the problem's device; InputError for those of another shape."""
+    size = problem.layout.size
+    if weights.dim() != 2 or weights.shape[1] != size or not len(weights):
+        raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {size}) with n ≥ 1")
+    return weights.to(problem.device, problem.dtype)
+
+
 def learners_of(
     problem: Problem, batch: int, weights: Tensor | None, local_batch: int | None
 ) -> tuple[Tensor | None, int]:
@@ -392,10 +397,7 @@ def learners_of(
         if local_batch is not None:
             raise InputError(f"local_batch: {local_batch} is not allowed without weights, the learners'")
         return None, 0
-    if weights.dim() != 2 or weights.shape[1] != problem.layout.size or not len(weights):
-        raise InputError(
-            f"weights: shape {tuple(weights.shape)}, it must be (n, {problem.layout.size}) with n ≥ 1"
-        )
+    weights = placed(problem, weights)
     if local_batch is None:
         if batch % len(weights):
             raise InputError(
@@ -403,4 +405,4 @@ def learners_of(
             )
         local_batch = batch // len(weights)
     positive("local_batch", local_batch, least=1)
-    return weights.to(problem.device, problem.dtype), local_batch
+    return weights, local_batch

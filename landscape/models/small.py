@@ -67,12 +67,8 @@ class LSTM(nn.Module):
         width: float = 1.0,
     ) -> None:
         check(classes, width)
-        for name, value in (
-            ("inputs", inputs),
-            ("layers", layers),
-            ("cells", cells),
-            ("bottleneck", bottleneck),
-        ):
+        sizes = {"inputs": inputs, "layers": layers, "cells": cells, "bottleneck": bottleneck}
+        for name, value in sizes.items():
             positive(f"model.{name}", value, least=1)
         super().__init__()
         cells, bottleneck = scaled(cells, width), scaled(bottleneck, width)

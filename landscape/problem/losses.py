@@ -57,9 +57,8 @@ class ClassLoss:
                 return None
             cross_entropy = loss is F.cross_entropy
         options = {**_DEFAULTS, **options}
-        weight = options.pop("weight")
-        default = options == {name: value for name, value in _DEFAULTS.items() if name != "weight"}
-        return cls(options["ignore_index"], weight, cross_entropy and default and weight is None)
+        weight = options["weight"]
+        return cls(options["ignore_index"], weight, cross_entropy and weight is None and options == _DEFAULTS)
 
 
 # The options of PyTorch's losses of classes that change their value.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ GROUPS = 16
 DELTA_2 = ("delta_2", "delta_2_se", "delta_2_full", "delta_cross", "delta_cross_se")
 
 
+#: The columns of a step, from its new weights and learning rate.
+Columns = Callable[[Tensor, float], dict[str, float]]
 # Coordinates converted to float64 at a time, so that they stay in cache (ours).
 BLOCK = 2**16
 
@@ -210,8 +213,8 @@ class Decomposer:
         split: bool = True,
         at_mean: bool = False,
         training: Training | None = None,
-    ) -> StepDecomposition:
-        """The quantities that need no new weights: g, g_S and δ at w_a.
+    ) -> Columns:
+        """Compute what needs no new weights: g, g_S and δ at w_a.
 
         Args:
             weights: those at the start of the step (n, P).
@@ -223,6 +226,9 @@ class Decomposer:
                 displacement and hold for all.
             at_mean: whether the rule took all gradients at w_a, so that δ = 0.
             training: the options with which the learners' minibatch gradients were taken.
+
+        Returns:
+            The history's columns, given the new weights (n, P) and the learning rate α.
         """
         comm, theta = self.comm, self.comm.mean(weights)
         g = estimate_gradient(self.problem, theta, self.samples, self.seed, step, comm, self.batch)
@@ -236,40 +242,28 @@ class Decomposer:
             self.stack.gradients(theta.expand_as(gradients), x, y, out=gradients_at_mean, training=training)
             delta = comm.part_mean(gradients, "δ", minus=gradients_at_mean)
             parts = [comm.part_mean(gradients_at_mean, "g_S"), delta]
-        return StepDecomposition(comm, weights, g, parts)
+        return functools.partial(_columns, comm, weights, g, parts)
 
 
-@dataclass(frozen=True)
-class StepDecomposition:
-    """The decomposition of a step before its displacement is known.
+def _columns(
+    comm: Comm, weights: Tensor, g: Gradient, parts: list[Tensor], new: Tensor, lr: float
+) -> dict[str, float]:
+    """The history's columns for the step from ``weights`` (n, P) to ``new`` with learning rate α.
 
-    ``weights`` (n, P) at its start, ``gradient`` g at w_a, and ``parts``: g_S and δ, g_S alone where δ = 0,
-    nothing without the terms of Eq. 4.
+    ``parts``: g_S and δ, g_S alone where δ = 0, nothing without the terms of Eq. 4.
     """
-
-    comm: Comm
-    weights: Tensor
-    gradient: Gradient
-    parts: list[Tensor]
-
-    def columns(self, new: Tensor, lr: float) -> dict[str, float]:
-        """The history's columns for the step that led to the weights ``new`` (n, P) with learning rate α."""
-        g = self.gradient
-        # The mean of the differences: each is nearly free of rounding, which one of the means is not.
-        vectors = [self.comm.part_mean(new, "d", minus=self.weights), *self.parts]
-        projected = g.project(vectors)
-        pairs, across, errors = projected.pairs, projected.across, projected.across_se
-        columns = step_columns(g.loss, projected)
-        if not self.parts:
-            return columns
-        scale = lr**2
-        columns |= {"delta_s": scale * float(across[1, 1]), "delta_s_se": scale * float(errors[1, 1])}
-        if len(self.parts) == 1:
-            return columns | dict.fromkeys(DELTA_2, 0.0)
-        values = [
-            scale * v for v in (across[2, 2], errors[2, 2], pairs[2, 2], 2 * across[1, 2], 2 * errors[1, 2])
-        ]
-        return columns | {name: float(v) for name, v in zip(DELTA_2, values, strict=True)}
+    # The mean of the differences: each is nearly free of rounding, which one of the means is not.
+    projected = g.project([comm.part_mean(new, "d", minus=weights), *parts])
+    pairs, across, errors = projected.pairs, projected.across, projected.across_se
+    columns = step_columns(g.loss, projected)
+    if not parts:
+        return columns
+    scale = lr**2
+    columns |= {"delta_s": scale * float(across[1, 1]), "delta_s_se": scale * float(errors[1, 1])}
+    if len(parts) == 1:
+        return columns | dict.fromkeys(DELTA_2, 0.0)
+    terms = across[2, 2], errors[2, 2], pairs[2, 2], 2 * across[1, 2], 2 * errors[1, 2]
+    return columns | {name: float(scale * term) for name, term in zip(DELTA_2, terms, strict=True)}
 
 
 def mean(h: Tensor) -> Tensor:

@@ -77,6 +77,10 @@ class Findings:
                 self.wrong.append(f"{quantity}: not refused, expected '{refused}'")
 
 
+# A case, what was found, its problem and reference, and the weights.
+Compared = tuple[Case, Findings, Problem, Reference, Tensor]
+
+
 def run(case: Case, *, thorough: bool = True, ends: bool = True, compiled: bool = False) -> Findings:
     """The quantities of ``case``: loss, gradient, contours, Hessian products and both ends.
 
@@ -118,11 +122,12 @@ def _run(case: Case, found: Findings, thorough: bool, ends: bool, compiled: bool
     if problem.layout.size != reference.size:
         found.wrong.append(f"problem: P = {problem.layout.size}, expected {reference.size}")
         return
-    _first_order(case, found, problem, reference, theta)
+    compared = case, found, problem, reference, theta
+    _first_order(compared)
     paths = (*PATHS, *(["compiled"] if compiled else [])) if thorough else ("auto",)
-    _surfaces(case, found, problem, reference, theta, paths)
-    _learners(case, found, problem, reference, theta)
-    _second_order(case, found, problem, reference, theta, thorough, ends)
+    _surfaces(compared, paths)
+    _learners(compared)
+    _second_order(compared, thorough, ends)
     after = dict(model.state_dict()), list(tensors(data))
     if not all(torch.equal(before[0][k], v) for k, v in after[0].items()):
         found.wrong.append("the user's model was changed")
@@ -142,7 +147,8 @@ def _refused(problem: Problem) -> None:
     landscape.extreme_eigenvalues(problem)
 
 
-def _first_order(case: Case, found: Findings, problem: Problem, reference: Reference, theta: Tensor) -> None:
+def _first_order(compared: Compared) -> None:
+    case, found, problem, reference, theta = compared
     tol = _tolerances(case, problem)[0]
     moved = theta + 0.1 * torch.linspace(-1, 1, len(theta), dtype=torch.float64)
     for name, at in (("", None), (" elsewhere", moved)):
@@ -164,9 +170,8 @@ def _first_order(case: Case, found: Findings, problem: Problem, reference: Refer
                 found.compare(f"accuracy{name}", got, share, 1e-6)
 
 
-def _surfaces(
-    case: Case, found: Findings, problem: Problem, reference: Reference, theta: Tensor, paths: tuple[str, ...]
-) -> None:
+def _surfaces(compared: Compared, paths: tuple[str, ...]) -> None:
+    case, found, problem, reference, theta = compared
     tol = _tolerances(case, problem)[0]
     wanted = [("none", p) for p in paths]
     norms = [("filter", "auto"), ("layer", "auto")] if len(paths) > 1 else []
@@ -190,8 +195,9 @@ def _unless(condition: bool, error: type[Exception], words: str) -> Iterator[Non
             raise
 
 
-def _learners(case: Case, found: Findings, problem: Problem, reference: Reference, theta: Tensor) -> None:
+def _learners(compared: Compared) -> None:
     """Minibatch gradients of three learners, as training takes them."""
+    case, found, problem, reference, theta = compared
     if not problem.indexed or reference.penalty is not None:
         return
     tol, n = _tolerances(case, problem)[0], 3
@@ -211,15 +217,8 @@ def _rows(tree: Any, rows: Tensor) -> Any:
     return mapped(lambda t: t[rows], tree)
 
 
-def _second_order(
-    case: Case,
-    found: Findings,
-    problem: Problem,
-    reference: Reference,
-    theta: Tensor,
-    thorough: bool,
-    ends: bool,
-) -> None:
+def _second_order(compared: Compared, thorough: bool, ends: bool) -> None:
+    case, found, problem, reference, theta = compared
     tol = _tolerances(case, problem)[1]
     search = 1e-6 if tol < 1e-4 else tol / 3
     if case.refused_hessian:
@@ -252,7 +251,7 @@ def _second_order(
         _trace(found, problem, float(values.sum()), tol * radius)
     with found.attempt("density"):
         _density(found, problem, h, tol)
-    _gauss_newton(found, problem, reference, theta, v, tol, search)
+    _gauss_newton(compared, v, tol, search)
 
 
 def _no_hessian(found: Findings, problem: Problem, words: str) -> None:
@@ -287,15 +286,8 @@ def _density(found: Findings, problem: Problem, h: Tensor, tol: float) -> None:
             found.wrong.append(f"moment {order}: got {got:.8g}, expected {expected:.8g} ± {error:.2g}")
 
 
-def _gauss_newton(
-    found: Findings,
-    problem: Problem,
-    reference: Reference,
-    theta: Tensor,
-    v: Tensor,
-    tol: float,
-    search: float,
-) -> None:
+def _gauss_newton(compared: Compared, v: Tensor, tol: float, search: float) -> None:
+    _, found, problem, reference, theta = compared
     if reference.loss_of is None or reference.penalty is not None:
         return
     g = reference.gauss_newton(theta)

@@ -67,8 +67,11 @@ class Rows:
 
     def columns(self) -> dict[str, Array]:
         """Column -> (T,) float64, NaN where nothing is known."""
-        rows = self.rows.values()
-        return {name: np.array([row.get(name, math.nan) for row in rows]) for name in self.units}
+        found = {name: np.full(len(self.rows), np.nan) for name in self.units}
+        for i, row in enumerate(self.rows.values()):  # which have few of the columns
+            for name, value in row.items():
+                found[name][i] = value
+        return found
 
 
 def due(every: int, step: int) -> bool:

@@ -380,12 +380,11 @@ def _watch(children: Children, timeout: float) -> int:
 
 def _code(children: Children) -> int:
     """The common exit code; raises Broken if a process ended with an error that it did not report."""
-    codes = {child.ended or 0 for child in children.all}
-    if codes == {0} or not codes & {1, 2}:
-        return max(codes)
-    child = next(child for child in children.all if child.ended in (1, 2))
-    sys.stderr.write(child.stderr_text())
-    raise Broken(f"{_name(child, children)} {child.exit_description()}")
+    failed = [child for child in children.all if child.ended in (1, 2)]
+    if not failed:
+        return max(child.ended or 0 for child in children.all)
+    sys.stderr.write(failed[0].stderr_text())
+    raise Broken(f"{_name(failed[0], children)} {failed[0].exit_description()}")
 
 
 def _name(child: Child, children: Children) -> str:

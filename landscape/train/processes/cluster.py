@@ -103,7 +103,8 @@ class Cluster:
             stack.enter_context(self._config.set({"distributed.admin.large-graph-warning-threshold": "1 PB"}))
             target = self._target if isinstance(self._target, str) else stack.enter_context(self._target())
             client = self._connect(target)
-            stack.callback(self._disconnect, client)
+            stack.enter_context(contextlib.suppress(TimeoutError))  # when the scheduler has ended
+            stack.callback(client.close, timeout=CONNECT)
             self._end = stack.pop_all()
         return client
 
@@ -144,11 +145,6 @@ class Cluster:
             words = " ".join(str(error).split())
             raise FailedError(f"--cluster: no Dask scheduler answers at {target} ({words})") from error
         return client
-
-    @staticmethod
-    def _disconnect(client: Any) -> None:
-        with contextlib.suppress(TimeoutError):  # the scheduler has ended
-            client.close(timeout=CONNECT)
 
     @property
     def address(self) -> str:

@@ -18,7 +18,7 @@ from landscape.gradients.learners import Stack, Training
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.train import optimizer
-from landscape.train.decomposition import Decomposer, StepDecomposition
+from landscape.train.decomposition import Columns, Decomposer
 from landscape.train.instruments import monitor
 from landscape.train.processes.comm import Comm
 from landscape.train.processes.process_group import Group
@@ -215,7 +215,7 @@ class Trainer:
             self.comm.start_mean(new)
         row = self.history.new_row(t, lr)
         if decomposition is not None:
-            self.history.record(row, decomposition.columns(new, lr))
+            self.history.record(row, decomposition(new, lr))
         self._pending = self._start_mean_loss(row, state, new, losses, measured)
         self.weights, self.step = new, t
         self.history.append(row)
@@ -240,7 +240,7 @@ class Trainer:
             return self._gradients
         return self.comm.fresh_mean(self._gradients).expand_as(self._gradients)
 
-    def _decompose(self, t: int, x: Any, y: Any, training: Training) -> StepDecomposition:
+    def _decompose(self, t: int, x: Any, y: Any, training: Training) -> Columns:
         """The decomposition of step ``t``, to be completed with the new weights."""
         split = self.recipe.decompose.split and self.optimizer.direction_is_gradient
         split = split and self.rule.follows_mean_direction(t)
