@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
@@ -18,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
-from landscape.cli import common, options, output
+from landscape.cli import common, output
+from landscape.cli.options import FOLDER, command
 from landscape.cli.run_summary import against, latest, numbers
 from landscape.core.errors import FailedError
 from landscape.core.files import in_use, printable
@@ -62,17 +62,21 @@ class Status:
     left_s: float
 
 
-@click.command(epilog="Example: landscape watch runs/dp")
-@click.argument("folder", metavar="DIR", shell_complete=options.paths("dir"))
-@click.option("--once", is_flag=True, help="Print it once, and do not wait.")
-@click.option("--every", default=1.0, show_default=True, metavar="S", help="Seconds between two looks.")
-def watch(folder: str, once: bool, every: float) -> None:
+@command(folder=FOLDER | {"argument": True}, every={"metavar": "S"})
+def watch(*, folder: str, once: bool, every: float = 1.0) -> None:
     """Show how the run in DIR goes, while it goes on in another process.
 
     Shows the last numbers and the course of loss, α_e, Δ, consensus distance, ηλ_max against its limit, what
     else monitor.instruments measured, the samples per second and the time left, as of the run's last file,
     which a run writes every checkpoint.every steps (a Recorder: save_every). Ends when the run ends. Where
     stdout is no terminal, it prints a line for each file; with --json, one object when it ends.
+
+    Args:
+        once: Print it once, and do not wait.
+        every: Seconds between two looks.
+
+    Example:
+        landscape watch runs/dp
     """
     positive("--every", every)
     place = Path(folder)
