@@ -207,7 +207,7 @@ def test_the_command_and_what_it_refuses(tiny: Path, tmp_path: Path, command: Co
     assert isinstance(result, landscape.Spectrum)
     assert (result.precondition, result.lr) == ("torch:Adam", 0.01)
     assert 0 < result.limit < 38  # of the ring
-    assert "preconditioned by torch:Adam; lr·λ_max" in " ".join(result.plot().get_suptitle().split())
+    assert "preconditioned by torch:Adam; lr · λ_max" in " ".join(result.plot().get_suptitle().split())
     one_line(command("spectrum", tmp_path / "sgd", "--precondition"), 2, "precondition: the optimizer 'sgd'")
     run = landscape.load(tmp_path / "adam" / "step-0000000.h5")
     assert isinstance(run, landscape.Checkpoint)
