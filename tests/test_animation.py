@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 import landscape
-from landscape.cli import animate
-from landscape.cli.source import Source
+from landscape.cli import plot
+from landscape.cli.analysis import Source
 from landscape.plots import animation
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
@@ -30,15 +30,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def film(**changes: object) -> animate.Film:
-    values = {"of": "learners", "grid": 5, "frames": 60, "fps": 6.0}
-    return animate.Film(**(values | changes), source=Source.of_options(None, None, None, None))  # type: ignore[arg-type]
+def film(**changes: object) -> plot.Film:
+    return plot.Film(**({"film_grid": 5} | changes), source=Source())  # type: ignore[arg-type]
 
 
 def test_frames_are_the_checkpoints(run: Path) -> None:
-    runs = animate.checkpoints(run / "last.h5", 60)
+    runs = plot.checkpoints(run / "last.h5", 60)
     assert [r.step for r in runs] == [4, 8, 12]  # at the start all learners are equal
-    frames = animate.frames(runs, film(), lambda share: None)
+    frames = plot.frames(runs, film(), lambda share: None)
     end = landscape.load(run / "last.h5")
     for frame, r in zip(frames, runs, strict=True):
         spread = (r.weights - r.weights.mean(0)).double().numpy()

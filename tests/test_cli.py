@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import landscape
-from landscape.core import registry
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
 from tests.conftest import Command
@@ -244,13 +243,6 @@ def test_planes_that_checkpoints_do_not_make(
     assert not (tmp_path / "x.h5").exists()
 
 
-def test_results_go_beside_the_checkpoint_by_default(runs: Path, tmp_path: Path, command: Command) -> None:
-    shutil.copy(runs / "dp" / "last.h5", tmp_path / "last.h5")
-    code, out, _ = command("contour", tmp_path / "last.h5", "--grid", "2")
-    assert (code, out.splitlines()[-1]) == (0, f"{tmp_path}/last-contour.h5")
-    assert command("contour", tmp_path / "last.h5", "--grid", "3")[0] == 0  # a result may be made anew
-
-
 def test_recipes_lists_and_prints(command: Command) -> None:
     code, out, _ = command("recipes")
     assert code == 0
@@ -258,14 +250,6 @@ def test_recipes_lists_and_prints(command: Command) -> None:
     code, out, _ = command("recipes", "mnist-fig2b-dpsgd")
     assert 'mixing = "ring(2)"' in out
     one_line(command("recipes", "mnist-fig2c-dpsgd"), 2, "did you mean 'mnist-fig2b-dpsgd'")
-
-
-@pytest.mark.parametrize("name", registry.commands.names())
-def test_every_command_has_help_with_an_example(command: Command, name: str) -> None:
-    code, out, _ = command(name, "--help")
-    assert code == 0
-    assert "Example: " in out
-    assert f"landscape {name}" in out[out.index("Example: ") :]
 
 
 def test_bad_usage(runs: Path, tmp_path: Path, command: Command) -> None:

@@ -241,7 +241,7 @@ def test_the_digits_in_other_forms_are_the_same_digits() -> None:
     np.testing.assert_array_equal(image[0][:, 1, ::4, ::4], x)
     np.testing.assert_array_equal(image[0][:, 2, 3::4, 2::4], x)
     np.testing.assert_array_equal(frames[0], x)
-    np.testing.assert_array_equal(frames[1], np.repeat(flat[1][:, None], 8, 1))
+    np.testing.assert_array_equal(frames[1], np.repeat(np.asarray(flat[1])[:, None], 8, 1))
     with pytest.raises(landscape.InputError, match=r"data\.form: 'round'"):
         data.load("digits", form="round")
 

@@ -19,7 +19,7 @@ from click.shell_completion import get_completion_class
 
 import landscape
 import landscape.cli
-from landscape.cli import json_form
+from landscape.cli import details
 from landscape.cli.commands import GROUPS
 from landscape.core import progress, registry
 from landscape.results.training import Escape
@@ -45,12 +45,13 @@ def names() -> list[str]:
 
 
 @pytest.mark.parametrize("name", names())
-def test_every_command_has_json_details_and_quiet(name: str) -> None:
+def test_every_command_has_json_details_quiet_and_an_example(name: str) -> None:
     command = landscape.cli.group.get_command(click.Context(landscape.cli.group), name)
     assert command is not None
     options = [name for each in command.params for name in each.opts if name.startswith("-")]
     assert {"--json", "-v", "--verbose", "-q", "--quiet"} <= set(options)
     assert len(options) == len(set(options))
+    assert str(command.epilog).startswith(f"Example: landscape {name}")
 
 
 def test_one_place_prints() -> None:
@@ -99,9 +100,9 @@ def test_json_of_a_run_that_diverged_and_of_an_error(tmp_path: Path, command: Co
 def test_large_arrays_are_shown_by_their_range() -> None:
     times = np.arange(90.0).reshape(1, 1, 90)
     times[0, 0, 0] = np.inf
-    shown = json_form.of_result(Escape(times, np.ones(1), "lr", ("ssgd",), share=0.5, steps=9))
+    shown = details.of_result(Escape(times, np.ones(1), "lr", ("ssgd",), share=0.5, steps=9))
     assert shown["times"] == {"shape": [1, 1, 90], "min": 1.0, "max": 89.0}
-    assert json.loads(json_form.text({"λ": math.inf, "n": np.int64(3)})) == {"λ": None, "n": 3}
+    assert json.loads(details.text({"λ": math.inf, "n": np.int64(3)})) == {"λ": None, "n": 3}
 
 
 def test_details_with_v(run: Path, tmp_path: Path, command: Command) -> None:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import FailedError, InputError
-from landscape.cli.plan import BANDWIDTHS, TIMES, parse_workers
+from landscape.cli.options import numbers
+from landscape.cli.plan import BANDWIDTHS, TIMES
 from landscape.core import registry
 from landscape.core.hdf5 import Array
 from landscape.core.options import quantity
@@ -249,7 +250,7 @@ def test_bandwidths_that_are_refused(text: str) -> None:
 
 def test_zero_latency_is_allowed() -> None:
     assert quantity("--latency", "0s", TIMES, zero=True) == 0.0
-    assert parse_workers("64, 8,8") == [8, 64]
+    assert numbers("--workers", "64, 8,8", "8,64") == [8, 64]
 
 
 LINK = ("--bandwidth", "1Gbit/s", "--latency", "50us")

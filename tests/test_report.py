@@ -211,7 +211,7 @@ def test_bad_use_is_one_line(
     one_line(result, 1, "plotly is not installed", "pip install")
     assert not (tmp_path / "x.html").exists()
     # Of a command that ends with a report, the rest is done.
-    report_command.finish(lambda: Page("a", (), ()), tmp_path / "x.html", False)
+    report_command.finish(lambda: Page("a", (), ()), tmp_path / "x.html")
     with pytest.raises(FailedError, match="plotly"):
         page.check_installed()
 

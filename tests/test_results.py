@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 import landscape
 from landscape import FailedError, InputError, Surface, plots
-from landscape.cli import json_form
+from landscape.cli import details
 from landscape.core import registry
 from landscape.plots.drawing import drawing_of, draws
 from landscape.plots.picture import panels
@@ -251,7 +251,7 @@ def test_a_description_has_the_numbers_that_are_printed(kind: str) -> None:
     assert len({row.name for row in rows}) == len(rows)
     lines = text_of(result).splitlines()[1:]
     assert [line.split("  ")[1] for line in lines] == [row.name for row in rows]
-    assert json_form.of_result(result)["describe"][0]["name"] == rows[0].name
+    assert details.of_result(result)["describe"][0]["name"] == rows[0].name
     if isinstance(result, Measurement) and np.isfinite(result.value):
         known = [row for row in rows if row.value in (result.value, 100 * result.value)]
         assert known[0].error in (result.standard_error, 100 * result.standard_error)

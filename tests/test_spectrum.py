@@ -22,7 +22,7 @@ import landscape
 from landscape import FailedError, HessianOperator, InputError, Problem, plots
 from landscape.curvature.hessian import KINDS
 from landscape.curvature.lanczos import lanczos
-from landscape.curvature.trace import hutchpp, quadrature
+from landscape.curvature.trace import hutchpp, quadrature, signs
 from landscape.data.synthetic import mean_output
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
@@ -288,6 +288,12 @@ def test_intervals_of_the_trace_cover_it(products: int, seeds: int, least: float
     print(f"{products} products:", ", ".join(f"{name} {share:.1%}" for name, share in covered.items()))
     assert least <= np.mean(list(covered.values())) <= most
     assert min(covered.values()) >= least - 0.02
+
+
+def test_the_signs_of_the_trace_are_signs() -> None:
+    drawn = signs(50, 4, torch.Generator().manual_seed(0), torch.zeros(1, dtype=torch.float64))
+    assert drawn.shape == (4, 50)
+    assert drawn.unique().tolist() == [-1.0, 1.0]
 
 
 def test_the_trace_of_a_low_rank_matrix_is_exact_where_plain_sampling_is_not() -> None:

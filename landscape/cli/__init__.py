@@ -55,10 +55,10 @@ class Commands(click.Group):
 def _version(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     """Print the versions and the devices."""
     if value and not context.resilient_parsing:
-        from landscape.cli import versions  # and torch: only where it is asked for
+        from landscape.cli import details  # and torch: only where it is asked for
 
-        lines = [f"{name} {version}" for name, version in versions.packages().items()]
-        click.echo("\n".join([*lines, *versions.devices()]))
+        lines = [f"{name} {version}" for name, version in details.packages().items()]
+        click.echo("\n".join([*lines, *details.devices()]))
         context.exit()
 
 

@@ -1,38 +1,190 @@
-"""Common parts of all analysis commands: checkpoints, opened as problems, and the result files."""
+"""Common parts of all analysis commands: checkpoints, opened as problems, options, and the result files."""
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 import torch
+from torch import nn
 
 from landscape.checkpoint import run_folder, user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.foreign_weights import SUFFIXES, import_state
-from landscape.cli import common, options
-from landscape.cli.parameters import described, options_of
-from landscape.cli.source import OF_SOURCE, SOURCE, Source
-from landscape.core import hdf5
-from landscape.core.errors import InputError
+from landscape.cli import common
+from landscape.cli.completion import Choice
+from landscape.cli.options import SHARED, Group, Settings, described, group, option, options_of
+from landscape.core import hdf5, registry
+from landscape.core.errors import FailedError, InputError
 from landscape.core.memory import pick_device
 from landscape.core.options import SPLIT
 from landscape.core.progress import Progress
-from landscape.problem.problem import Problem
+from landscape.curvature.eigenvalues import SEARCHES
+from landscape.data.base import Dataset
+from landscape.evaluation.evaluate import PATHS, PRECISIONS
+from landscape.problem.batchnorm import POLICIES
+from landscape.problem.problem import Loss, Problem
 from landscape.results import base
 
-F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R", bound=base.Result)
 
 # Defaults of options that the name of a result does not mention.
 DEFAULTS = ("random", "none", "hessian", SPLIT)
 
 
-@dataclass(frozen=True)
+def parse_grid(text: str) -> tuple[int, int]:
+    """(nx, ny) from "50" or "51x25"."""
+    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
+    if not match or min(int(match[1]), int(match[2] or match[1])) < 1:
+        raise InputError(
+            f"--grid: '{text}' is not allowed, it must be K or KXxKY with numbers ≥ 1, such as 51x25"
+        )
+    return int(match[1]), int(match[2] or match[1])
+
+
+class GridType(click.ParamType):  # type: ignore[type-arg]  # no generic class in click 8.1
+    """The points of a grid; a type and no callback, so that a default is read where commands call others."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """(nx, ny) from the text of the option."""
+        return parse_grid(value) if isinstance(value, str) else value
+
+
+#: What a signature and its Args do not say of a parameter of an analysis, by its name: what click is told, as
+#: of the options that commands share. A command adds to it, or replaces it.
+TABLE: Mapping[str, Settings] = {
+    "grid": {"type": GridType(), "help": "Points: K, or KXxKY such as 51x25."},
+    "span": {"help": "x and y run over [−span, span]. [default: 0.1, or what shows all markers]"},
+    "tolerance": {
+        "metavar": "SIZE",
+        "help": "Compute exact points only until the others can be interpolated with an error below SIZE: 1% "
+        "of the range shown, or a number such as 0.005. [default: all points are exact]",
+    },
+    "bn": {
+        "type": Choice(POLICIES),
+        "help": "BatchNorm statistics: center (the checkpoint's), recalibrate (estimated again at each "
+        "point) or train (those of the batch itself).",
+    },
+    "bn_samples": {"help": "Number of samples for recalibrate, and in a batch for train."},
+    "path": {"type": Choice(PATHS), "help": "How points are evaluated."},
+    "precision": {
+        "type": Choice(PRECISIONS),
+        "help": "Arithmetic: model (that of --dtype), bfloat16 (networks that torch.fx can trace), tf32 "
+        "(CUDA).",
+    },
+    "search": {
+        "type": Choice(SEARCHES),
+        "help": "auto: cheaper products find the eigenvectors, the results are verified and refined with "
+        "exact products; exact: exact products only.",
+    },
+    "top_k": {"metavar": "K", "help": "Eigenvectors of the K largest eigenvalues."},
+    "draws": {"flag": "--min-draws", "help": "At least so many draws."},
+    "max_draws": {"help": "At most so many draws."},
+}
+
+
+@dataclass
+class Source:
+    """Where an analysis takes model, data and loss from; None: from the checkpoint, or the data.
+
+    Args:
+        model: MODULE:NAME, called to make it, or a built-in name; options follow in brackets. [default: the
+            checkpoint's, if it is a built-in one]
+        data: MODULE:NAME, called to make it, or a built-in name; options follow in brackets: (x, y), batches,
+            or splits of them. [default: the checkpoint's]
+        loss: MODULE:NAME of loss(outputs, targets), a mean (a class, or a name with brackets, is called to
+            make it); or output: the model returns its loss. [default: the data's, else cross-entropy, or
+            output where batches are single dicts]
+        randomness: A model or loss that draws random numbers in eval mode: seed holds them fixed, a number is
+            that of the draws over which the loss is averaged.
+    """
+
+    model: str | None = None
+    data: str | None = None
+    loss: str | None = None
+    data_dir: str | None = None
+    randomness: str = "refuse"
+
+    def __post_init__(self) -> None:
+        """Read what was named."""
+        self.model_spec = user_code.known_spec("--model", self.model, registry.models) if self.model else None
+        self.data_spec = user_code.known_spec("--data", self.data, registry.data_sets) if self.data else None
+
+    def build_model(self) -> nn.Module:
+        """The user's model, new at each call."""
+        assert self.model_spec is not None
+        return user_code.build_model("--model", self.model_spec)
+
+    @cached_property
+    def user_data(self) -> user_code.UserData | Dataset | None:
+        """The user's data, made once."""
+        return user_code.load_data("--data", self.data_spec, self.data_dir) if self.data_spec else None
+
+    def other_data(self, checkpoint: Checkpoint) -> str:
+        """The name of the data if it is certainly not the checkpoint's data; "" otherwise.
+
+        FailedError for data with the name of the checkpoint's data but another fingerprint.
+        """
+        known = checkpoint.data
+        spec = self.data_spec
+        if spec is None or not known["name"]:
+            return ""
+        assert self.user_data is not None
+        fingerprint = self.user_data.fingerprint
+        if fingerprint and fingerprint == known["fingerprint"]:
+            return ""
+        typed = user_code.parse("--data", str(self.data)).options  # without a built-in one's defaults
+        left_out = _left_out(spec, typed, known)
+        if not left_out and (spec.name != known["name"] or spec.options != known["options"]):
+            return user_code.command_text(spec.name, typed)
+        if left_out or (fingerprint and known["fingerprint"]):
+            whole = user_code.command_text(known["name"], known["options"])
+            cause = f"options are missing, give --data {whole}" if left_out else "random without a seed?"
+            raise FailedError(
+                f"--data: {spec.name} is not the data of {checkpoint.path}: "
+                f"fingerprint {fingerprint[:12]}…, not {known['fingerprint'][:12]}… ({cause})"
+            )
+        return ""
+
+    def check_model(self, checkpoint: Checkpoint) -> None:
+        """FailedError for the name of the checkpoint's model without its options."""
+        spec = self.model_spec
+        typed = user_code.parse("--model", self.model).options if self.model else {}
+        if spec and _left_out(spec, typed, checkpoint.model):
+            whole = user_code.command_text(checkpoint.model["name"], checkpoint.model["options"])
+            raise FailedError(
+                f"--model: {spec.name} without its options is not the model of {checkpoint.path}; give "
+                f"--model {whole}"
+            )
+
+    @cached_property
+    def user_loss(self) -> Loss | Literal["data"] | None:
+        """The user's loss, or "data", as Checkpoint.problem takes it."""
+        return user_code.load_loss("--loss", self.loss) if self.loss else "data"
+
+
+def _left_out(spec: user_code.Spec, typed: dict[str, Any], known: dict[str, Any]) -> bool:
+    """Whether ``spec`` is the checkpoint's, except for options that were not ``typed``."""
+    same = all(known["options"].get(key) == value for key, value in typed.items())
+    return spec.name == known["name"] and spec.options != known["options"] and same
+
+
+SOURCE = group(
+    Source,
+    **{name: {"metavar": "NAME"} for name in ("model", "data", "loss")},
+    randomness={"metavar": "refuse|seed|N"},
+)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Analysis:
     """The checkpoints of an analysis command, and the options that all of these commands have.
 
@@ -41,14 +193,13 @@ class Analysis:
     """
 
     checkpoints: tuple[str, ...]
-    split: str
+    settings: Mapping[str, Any]
+    split: str = SPLIT
     seed: int
-    dtype: str
-    output: options.Output
+    dtype: str = "float32"
+    target: common.Target
     device: str
     source: Source
-    quiet: bool
-    settings: Mapping[str, Any]
 
     def open(self) -> list[Checkpoint]:
         """All checkpoints, read and checked before any work starts.
@@ -60,36 +211,42 @@ class Analysis:
     def _open(self, path: Path) -> Checkpoint:
         if path.suffix not in SUFFIXES:
             return Checkpoint.load(path)
-        model = self.source.model
+        model = self.source.model_spec
         if model is None:
             raise InputError(f"--model: missing; {path} has only weights, give the model that they belong to")
         run = import_state(
-            path, self.source.build_model(), name=model.name, options=model.options, message=self.message
+            path, self.source.build_model(), name=model.name, options=model.options, message=common.message
         )
         run.path = path
         return run
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """The precision of --dtype."""
-        dtype: torch.dtype = getattr(torch, self.dtype)
-        return dtype
-
-    def problem(self, run: Checkpoint) -> Problem:
+    def problem(self, run: Checkpoint, split: str | None = None) -> Problem:
         """The problem of ``run`` at w_a, on the split, in the precision and on the device of the options."""
         self.source.check_model(run)
         other = self.source.other_data(run)
-        problem = open_problem(run, self.split, self.source, self.device, self.torch_dtype)
-        if other:
+        problem = open_problem(run, split or self.split, self.source, self.device, getattr(torch, self.dtype))
+        if other and split in (None, self.split):
             known = user_code.command_text(run.data["name"], run.data["options"])
-            self.message(f"--data: {other} is not the data of {run.path}, {known}")
+            common.message(f"--data: {other} is not the data of {run.path}, {known}")
         return problem
 
-    def about(self, run: Checkpoint) -> base.Provenance:
-        """Where a result of ``run`` comes from; its label names data that is not the checkpoint's."""
-        return about(run, self.split, self.source.other_data(run))
+    def about(self, *runs: Checkpoint) -> base.Provenance:
+        """Where a result of a run, or between several, comes from.
 
-    def target(self, run: Checkpoint, kind: str, *variant: str, resumes: bool = False) -> Path:
+        The label names data that is not the checkpoint's.
+        """
+        each = [about(run, self.split, self.source.other_data(run)) for run in runs]
+        if len(runs) == 1:
+            return each[0]
+        other = self.source.other_data(runs[0])
+        return {
+            "split": self.split,
+            "label": f"{len(runs)} checkpoints{f', on {other}' if other else ''}",
+            "source": ", ".join(str(run.path) for run in runs),
+            "source_sha256": ", ".join(of["source_sha256"] for of in each),
+        }
+
+    def path(self, run: Checkpoint, kind: str, *variant: str, resumes: bool = False) -> Path:
         """The path of the result. The path is checked and its folder is made before the work starts.
 
         By default next to the checkpoint, under a name with those values of ``variant`` and of --split that
@@ -98,10 +255,7 @@ class Analysis:
         """
         assert run.path is not None
         words = [kind, *(word for word in (*variant, self.split) if word not in DEFAULTS)]
-        name = f"{run.path.stem}-{'-'.join(words)}.h5"
-        path = Path(self.output.path) if self.output.path else run.path.with_name(name)
-        common.check_targets(path, self.output.picture, self.output.force or resumes)
-        return path
+        return self.target.path(run.path.with_name(f"{run.path.stem}-{'-'.join(words)}.h5"), resumes=resumes)
 
     def compute(
         self,
@@ -109,45 +263,34 @@ class Analysis:
         jobs: Iterable[Checkpoint | tuple[Any, ...]],
         function: Callable[..., R],
         *variant: str,
-    ) -> list[R]:
-        """The results of ``jobs``: a checkpoint, or a tuple that begins with one. Printed and written.
+    ) -> None:
+        """Print and write the results of ``jobs``: a checkpoint, or a tuple that begins with one or more.
 
         ``function`` takes a job, the options of the command, the progress, and where the result comes from,
         by keyword. ``kind`` and ``variant`` name the file.
         """
         whole = [job if isinstance(job, tuple) else (job,) for job in jobs]
-        path, results = self.target(whole[0][0], kind, *variant), []
-        for job, progress in self.each(kind, whole):
-            about = self.about(job[0])
-            results.append(function(*job, **self.settings, seed=self.seed, progress=progress, **about))
+        path, results = self.path(whole[0][0], kind, *variant), []
+        for job, progress in each(kind, whole):
+            known = {
+                **self.about(*(part for part in job if isinstance(part, Checkpoint))),
+                "seed": self.seed,
+                "progress": progress,
+            }
+            results.append(function(*job, **self.settings, **known))
             common.describe(results[-1])
-        self.write(results, path)
-        return results
-
-    def each(self, title: str, runs: Sequence[Any]) -> Iterator[tuple[Any, Progress]]:
-        """``runs`` with one progress bar: each with the function that takes the share of it that is done."""
-        with common.progress_bar(title, self.quiet) as bar:
-            for i, run in enumerate(runs):
-                yield run, functools.partial(_share, bar, i, len(runs))
-
-    def message(self, text: str) -> None:
-        """A line for the user, on stderr; none with -q."""
-        common.message(text, self.quiet)
-
-    def values(self, text: str) -> None:
-        """Print the numbers of a result on stdout, also with -q; --json shows those of the result itself."""
-        common.values(text)
-
-    def write(self, results: Sequence[base.Result], path: Path) -> None:
-        """Save ``results``, draw them if --plot is given, and print the names of the files on stdout.
-
-        Their numbers are what --json prints.
-        """
-        common.write(results, path, self.output.picture)
+        common.write(results, path, self.target.picture)
 
 
-def _share(bar: Progress, done: int, total: int, share: float) -> None:
-    bar((done + share) / total)
+def each(title: str, jobs: Sequence[Any]) -> Iterator[tuple[Any, Progress]]:
+    """``jobs`` with one progress bar: each with the function that takes the share of it that is done."""
+
+    def report(bar: Progress, done: int, share: float) -> None:
+        bar((done + share) / len(jobs))
+
+    with common.progress_bar(title) as bar:
+        for done, job in enumerate(jobs):
+            yield job, functools.partial(report, bar, done)
 
 
 def analysis_options(
@@ -157,9 +300,9 @@ def analysis_options(
     problem: bool = True,
     metavar: str = "CKPT…",
     required: bool = True,
-    own: Mapping[str, Mapping[str, Any]] | None = None,
-) -> Callable[[F], F]:
-    """The options of an analysis command, which it gets as one Analysis, ``analysis``.
+    **own: Settings,
+) -> Group:
+    """The options of an analysis command, which it gets as one Analysis.
 
     Args:
         function: what the command calls; its parameters ``names`` and ``own`` become options, as
@@ -170,34 +313,17 @@ def analysis_options(
         required: whether there must be a checkpoint.
         own: what click is told of a parameter.
     """
-    chosen = (*names, *(own or {}))
-
-    def make(**values: Any) -> Analysis:
-        output = options.Output(*(values.pop(name) for name in ("output", "force", "picture")))
-        source = Source.of_options(**{name: values.pop(name) for name in OF_SOURCE if name in values})
-        settings = {name: values.pop(name) for name in dict.fromkeys(chosen)}
-        unset = {"split": SPLIT, "dtype": "float32"}
-        return Analysis(output=output, source=source, settings=settings, **{**unset, **values})
-
-    seed = described(function).get("seed", "Draws the directions.")
-    return options.grouped(
-        "analysis",
-        make,
-        click.argument(
-            "checkpoints",
-            metavar=metavar,
-            nargs=-1,
-            required=required,
-            shell_complete=options.paths("file"),
-        ),
-        *options_of(function, *names, **own or {}),
-        *([options.split] if split else []),
-        click.option("--seed", default=0, show_default=True, help=seed),
-        *([options.dtype, options.max_memory] if problem else []),
-        *options.OUTPUT,
-        options.device,
-        *(SOURCE if problem else [options.data_dir]),
-        options.quiet,
+    told = {name: {**TABLE.get(name, {}), **own.get(name, {})} for name in (*names, *own)}
+    limit = [option("max_memory")] if problem else []
+    return group(
+        Analysis,
+        checkpoints=SHARED["files"] | {"metavar": metavar, "required": required},
+        settings=Group(dict, options_of(function, **told)),
+        split={} if split else None,
+        seed={"help": described(function).get("seed", "Draws the directions.")},
+        dtype={} if problem else None,
+        target=Group(common.TARGET.make, [*limit, *common.TARGET.options]),
+        source=SOURCE if problem else Group(Source, [option("data_dir")]),
     )
 
 

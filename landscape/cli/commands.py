@@ -70,6 +70,17 @@ GROUPS = {
 
 SUMMARIES = {name: summary for commands in GROUPS.values() for name, summary in commands.items()}
 
+#: Module -> its commands, where its name is not the command's.
+_MODULES = {
+    "grids": ("contour", "hessian-grid"),
+    "curvature": ("spectrum", "sharpness", "learning-coefficient", "disagreement"),
+    "noise": ("noise-scale", "noise-alignment", "batch-sharpness"),
+    "experiments": ("minima", "critical-batch", "smoothing"),
+    "import_state": ("import",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
 for name, summary in SUMMARIES.items():
-    module = "import_state" if name == "import" else name.replace("-", "_")  # a keyword of Python
-    registry.commands.declare(name, f"landscape.cli.{module}:{module}", summary)
+    function = "import_state" if name == "import" else name.replace("-", "_")  # a keyword of Python
+    module = _MODULE_OF.get(name, function)
+    registry.commands.declare(name, f"landscape.cli.{module}:{function}", summary)

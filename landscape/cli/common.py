@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from landscape.checkpoint.checkpoint import SCHEMA
 from landscape.cli import output
+from landscape.cli.options import group
 from landscape.cli.output import files as files
 from landscape.cli.output import message as message
 from landscape.cli.output import results as results
@@ -21,6 +23,24 @@ from landscape.core.files import Lock
 from landscape.core.progress import Progress
 from landscape.results import base
 from landscape.results.shown import text_of
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where results are written (``output`` None: beside their source), and the picture of them, if any."""
+
+    output: str | None
+    force: bool
+    picture: str | None
+
+    def path(self, default: Path, *, resumes: bool = False) -> Path:
+        """The path, checked before the work starts. ``resumes``: the command checks what the file holds."""
+        path = Path(self.output) if self.output else default
+        check_targets(path, self.picture, self.force or resumes)
+        return path
+
+
+TARGET = group(Target)
 
 
 def check_targets(path: Path | None, picture: str | None, force: bool) -> None:
@@ -70,6 +90,14 @@ def describe(result: base.Result) -> None:
     values(text_of(result))
 
 
+def columns(rows: Iterable[Sequence[str]], *, left: bool = False) -> str:
+    """A table: a line for each row, whose cells stand below each other, at the right unless ``left``."""
+    table = [*rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    align = str.ljust if left else str.rjust
+    return "\n".join("  ".join(map(align, row, widths)).rstrip() for row in table)
+
+
 def progress_bar(title: str, quiet: bool = False) -> AbstractContextManager[Progress]:
     """The progress of one piece of work, on stderr; none with -q."""
     return progress.progress_bar(title, quiet or output.current().silent)
@@ -84,10 +112,10 @@ def write(made: Sequence[base.Result], path: Path, picture: str | None) -> None:
     show(made, path, picture)
 
 
-def show(made: Sequence[base.Result], path: Path, picture: str | None) -> None:
+def show(made: Sequence[base.Result], path: Path | None, picture: str | None) -> None:
     """Draw the results if ``picture`` is given, and print the names of the files on stdout."""
     results(made)
-    files(path)
+    files(*([path] if path else []))
     if picture:
         from landscape import plots
 

@@ -7,84 +7,80 @@ import re
 import textwrap
 from collections.abc import Sequence
 
-import click
-
 from landscape.analysis.compare import compare as compute_comparison
 from landscape.analysis.quantities import BY_NAME
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli.analysis import Analysis, analysis_options, open_problem
+from landscape.cli import common
+from landscape.cli.analysis import Analysis, analysis_options, each
+from landscape.cli.options import command
 from landscape.core.errors import InputError
-from landscape.core.options import SPLIT, choose
-from landscape.problem.problem import Problem
+from landscape.core.options import choose
 from landscape.results.comparison import Comparison, cell, footnotes, summary, verdict
 from landscape.train.optimizer.preconditioning import preconditioner
 
 WIDTH = 110  # characters of a line of the table, but for its last column (ours)
 
 
-@click.command(
-    epilog="Example: landscape compare runs/ss-*/ runs/dp-*/ --groups recipe --at-equal-loss --plot flat.png"
-)
-@click.option("--only", metavar="NAME,…", help=f"Only these quantities: {', '.join(BY_NAME)}. [default: all]")
-@click.option(
-    "--groups",
-    metavar="TEXT",
-    help="Compare groups, with errors over their seeds: recipe (runs whose recipes differ only in the seed), "
-    "or NAME=COUNT,… (the first COUNT of the CKPTs, the next, …). At least 3 each for a statement.",
-)
-@analysis_options(
-    compute_comparison,
-    "batch",
-    "draws",
-    "planes",
-    "rise",
-    "rho",
-    "rho_average",
-    "top_k",
-    "level",
-    "equal_loss",
-    "loss_tolerance",
-    split=False,
-    own={
-        "batch": {"help": "Samples in a minibatch. [default: the runs' total batch, if it is one]"},
-        "draws": {"flag": "--draws", "help": "Minibatches and displacements."},
-        "planes": {"help": "Random planes of the basin width."},
-        "rise": {"help": "Of the loss in nats, at that width."},
-        "rho": {"help": "ρ of worst-case adaptive sharpness."},
-        "rho_average": {"help": "ρ of the average case."},
-        "top_k": {"help": "Sharp directions."},
-        "level": {"help": "Of all tests of the table together."},
-        "equal_loss": {
+@command(
+    only={
+        "metavar": "NAME,…",
+        "help": f"Only these quantities: {', '.join(BY_NAME)}. [default: all]",
+    },
+    groups={"metavar": "TEXT"},
+    analysis=analysis_options(
+        compute_comparison,
+        "batch",
+        "draws",
+        "planes",
+        "rise",
+        "rho",
+        "rho_average",
+        "top_k",
+        "level",
+        "equal_loss",
+        "loss_tolerance",
+        split=False,
+        batch={"help": "Samples in a minibatch. [default: the runs' total batch, if it is one]"},
+        draws={"flag": "--draws", "help": "Minibatches and displacements."},
+        planes={"help": "Random planes of the basin width."},
+        rise={"help": "Of the loss in nats, at that width."},
+        rho={"help": "ρ of worst-case adaptive sharpness."},
+        rho_average={"help": "ρ of the average case."},
+        top_k={"help": "Sharp directions."},
+        level={"help": "Of all tests of the table together."},
+        equal_loss={
             "flag": "--at-equal-loss",
             "help": "Take of each run's files step-*.h5 the one whose training loss is nearest to the "
             "highest of all.",
         },
-        "loss_tolerance": {"help": "How near, relative to that loss."},
-    },
+        loss_tolerance={"help": "How near, relative to that loss."},
+    ),
 )
-def compare(analysis: Analysis, only: str | None, groups: str | None) -> None:
+def compare(only: str | None, groups: str | None, analysis: Analysis) -> None:
     """Is this minimum flatter than that one: all instruments at CKPTs in one table, with tests.
 
     Prints each quantity with its standard error, or the bound of an eigenvalue, and which differences are
     larger than that: by paired tests on common minibatches, vectors and planes, and over groups by Welch's t,
     with Holm's correction. Quantities that cannot be measured are named below the table.
+
+    Args:
+        groups: Compare groups, with errors over their seeds: recipe (runs whose recipes differ only in the
+            seed), or NAME=COUNT,… (the first COUNT of the CKPTs, the next, …). At least 3 each for a
+            statement.
+
+    Example:
+        landscape compare runs/ss-*/ runs/dp-*/ --groups recipe --at-equal-loss --plot flat.png
     """
     runs = analysis.open()
     chosen = [choose("--only", name.strip(), BY_NAME) for name in only.split(",")] if only else []
     given = runs if groups is None else grouped(runs, groups)
-    path = analysis.target(runs[0], "compare")
-
-    def problem_of(run: Checkpoint, split: str) -> Problem:
-        if split == SPLIT:
-            return analysis.problem(run)
-        return open_problem(run, split, analysis.source, analysis.device, analysis.torch_dtype)
-
-    for _, progress in analysis.each("compare", [given]):
+    path = analysis.path(runs[0], "compare")
+    for _, progress in each("compare", [given]):
         result = compute_comparison(
             given,
             only=chosen,
             **analysis.settings,
-            problem_of=problem_of,
+            problem_of=analysis.problem,
             precondition=preconditioner,
             seed=analysis.seed,
             progress=progress,
@@ -92,8 +88,8 @@ def compare(analysis: Analysis, only: str | None, groups: str | None) -> None:
     others = dict.fromkeys(filter(None, map(analysis.source.other_data, runs)))
     notes = [f"the data is {name}, not that of the checkpoints" for name in others]
     result = dataclasses.replace(result, notes=(*result.notes, *notes))
-    analysis.values(table(result))
-    analysis.write([result], path)
+    common.values(table(result))
+    common.write([result], path, analysis.target.picture)
 
 
 def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]]:
@@ -135,12 +131,7 @@ def table(result: Comparison) -> str:
         ]
         for q in range(len(c.quantities))
     ]
-    widths = [max(len(row[k]) for row in [heads, *rows]) for k in range(len(heads))]
-    lines = [
-        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()
-        for row in [heads, *rows]
-    ]
     said = [
         textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in footnotes(c)
     ]
-    return "\n".join([*lines, "", *summary(c), *said])
+    return "\n".join([common.columns([heads, *rows], left=True), "", *summary(c), *said])

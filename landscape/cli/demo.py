@@ -8,7 +8,6 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import numpy as np
 import torch
 
@@ -17,11 +16,12 @@ from landscape.analysis.grids import contour
 from landscape.analysis.noise import estimate_noise
 from landscape.analysis.planes import learners_plane, random_plane
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import animate, common, options, report
-from landscape.cli.analysis import about
-from landscape.cli.source import Source
+from landscape.cli import common, plot, report
+from landscape.cli.analysis import Source, about, each
+from landscape.cli.options import FOLDER, command
 from landscape.core.files import HAS_LOCKS
 from landscape.core.hdf5 import Array
+from landscape.core.progress import Progress
 from landscape.geometry.surfaces import median_rise
 from landscape.report import contents, page
 from landscape.report.parts import Page
@@ -42,31 +42,27 @@ AT_ONCE = 5  # runs at once, at most (ours): each process takes 0.4 GB
 Runs = dict[str, list[Checkpoint]]
 
 
-@click.command(epilog="Example: landscape demo -o demo")
-@click.option(
-    "-o",
-    "--output",
-    default="demo",
-    show_default=True,
-    metavar="DIR",
-    shell_complete=options.paths("dir"),
-    help="Folder for runs and pictures.",
-)
-@options.quiet
-def demo(output: str, quiet: bool) -> None:
+@command(output=FOLDER)
+def demo(*, output: str = "demo") -> None:
     """Train SSGD and DPSGD on the bundled digits, and say what the landscape around them is like.
 
     There are five seeds of each. Writes training.png, contour.png, noise.png and learners.gif, the results
     that they show, and prints five findings with their numbers; ends with report.html, one page about all of
     it. Existing runs are reused.
+
+    Args:
+        output: Folder for runs and pictures.
+
+    Example:
+        landscape demo -o demo
     """
     folder = Path(output)
     common.make_folder(folder)
     with _one_thread() as cores:
-        runs = train(folder, quiet, cores)
-        surfaces = contours(runs, quiet)
-        noises = noise(folder, quiet)
-        with common.progress_bar("film", quiet) as bar:
+        runs = train(folder, cores)
+        surfaces = contours(runs)
+        noises = noise(folder)
+        with common.progress_bar("film") as bar:
             learners = _film(folder, bar)
     first = [of[0] for of in surfaces.values()]
     save([surface for of in surfaces.values() for surface in of], folder / "contour.h5")
@@ -83,7 +79,7 @@ def demo(output: str, quiet: bool) -> None:
         findings=said,
     )
     common.files(*(folder / f"{name}.png" for name in ("training", "contour", "noise")), learners)
-    report.finish(lambda: _page(folder, said), folder / "report.html", quiet)
+    report.finish(lambda: _page(folder, said), folder / "report.html")
 
 
 def _page(folder: Path, said: list[str]) -> Page:
@@ -110,7 +106,7 @@ def _one_thread() -> Iterator[int]:
         torch.set_num_threads(before)
 
 
-def train(folder: Path, quiet: bool, at_once: int) -> Runs:
+def train(folder: Path, at_once: int) -> Runs:
     """The ends of the runs, by algorithm; ``at_once`` of them are trained at a time, with a thread each."""
     runs = {}
     for name, seed in ((name, seed) for name in NAMES for seed in SEEDS):
@@ -119,7 +115,7 @@ def train(folder: Path, quiet: bool, at_once: int) -> Runs:
         runs[name, seed] = Run(chosen, folder / f"{name}-{seed}")
     processes = min(at_once, AT_ONCE) if HAS_LOCKS else 1
     ended: list[Run] = []
-    with common.progress_bar("training", quiet) as bar:
+    with common.progress_bar("training") as bar:
 
         def count(run: Run, seconds: float | None) -> None:
             ended.append(run)
@@ -136,41 +132,36 @@ def train(folder: Path, quiet: bool, at_once: int) -> Runs:
     return {name: [Checkpoint.load(runs[name, seed].folder / "last.h5") for seed in SEEDS] for name in NAMES}
 
 
-def contours(runs: Runs, quiet: bool) -> dict[str, list[Surface]]:
+def contours(runs: Runs) -> dict[str, list[Surface]]:
     """The training loss around each run's end, over the directions of its seed."""
-    made: dict[str, list[Surface]] = {}
-    with common.progress_bar("contours", quiet) as bar:
-        for k, (name, ends) in enumerate(runs.items()):
-            for i, run in enumerate(ends):
-                problem = run.problem("train")
-                plane = random_plane(problem)
-                made.setdefault(name, []).append(contour(problem, plane, grid=31, **about(run, "train")))
-                bar((k + (i + 1) / len(ends)) / len(runs))
+    made: dict[str, list[Surface]] = {name: [] for name in runs}
+    ends = [(name, run) for name, of in runs.items() for run in of]
+    for (name, run), progress in each("contours", ends):
+        problem = run.problem("train")
+        plane = random_plane(problem)
+        made[name].append(contour(problem, plane, grid=31, progress=progress, **about(run, "train")))
     return made
 
 
-def noise(folder: Path, quiet: bool) -> list[NoiseEstimate]:
+def noise(folder: Path) -> list[NoiseEstimate]:
     """Δ(2) of DPSGD, seed 0, early and at the end."""
     estimates = []
-    with common.progress_bar("noise", quiet) as bar:
-        for step in (EARLY, STEPS):
-            run = Checkpoint.load(folder / "dpsgd-0" / f"step-{step:07d}.h5")
-            problem = run.problem("train")
-            weights, rate, batch = run.weights, run.lr, run.local_batch
-            estimates.append(
-                estimate_noise(problem, weights, rate, batch, progress=bar, **about(run, "train"))
-            )
+    for step, bar in each("noise", (EARLY, STEPS)):
+        run = Checkpoint.load(folder / "dpsgd-0" / f"step-{step:07d}.h5")
+        problem, batch = run.problem("train"), run.local_batch
+        of = about(run, "train")
+        estimates.append(estimate_noise(problem, run.weights, run.lr, batch, progress=bar, **of))
     return estimates
 
 
-def _film(folder: Path, progress: options.F) -> Path:
+def _film(folder: Path, progress: Progress) -> Path:
     """The film of DPSGD's learners, seed 0."""
     from landscape.plots import animation
 
     path = folder / "learners.gif"
-    film = animate.Film("learners", 21, 25, 4, Source.of_options())
-    runs = animate.checkpoints(folder / "dpsgd-0" / "last.h5", film.frames)
-    shots = animate.frames(runs, film, progress)
+    film = plot.Film(film_grid=21, frames=25, fps=4, source=Source())
+    runs = plot.checkpoints(folder / "dpsgd-0" / "last.h5", film.frames)
+    shots = plot.frames(runs, film, progress)
     animation.save_film(animation.film(shots, "dpsgd"), path, film.fps, 80, lambda share: None)
     return path
 

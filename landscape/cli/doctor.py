@@ -14,14 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-import click
 import torch
 from torch import Tensor, nn
 from torch.autograd.functional import hessian
 from torch.nn.functional import cross_entropy
 
 from landscape import data, models
-from landscape.cli import common, options, versions
+from landscape.cli import common, details
+from landscape.cli.options import command
 from landscape.core.errors import FailedError
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.data.base import data_root
@@ -57,15 +57,16 @@ class Check:
     text: str
 
 
-@click.command(epilog="Example: landscape doctor")
-@options.data_dir
-@options.quiet
-def doctor(data_dir: str | None, quiet: bool) -> None:
+@command()
+def doctor(data_dir: str | None) -> None:
     """Check this installation: versions, devices, data, optional packages, and a Hessian.
 
     The self-test compares λ_min and λ_max of a small network's Hessian with those of the dense matrix, on
     each device. What is missing is named with the command that installs it; the exit code is 1 only if
     something that every command needs does not work.
+
+    Example:
+        landscape doctor
     """
     checks: list[Check] = []
     lines = (
@@ -77,7 +78,7 @@ def doctor(data_dir: str | None, quiet: bool) -> None:
         _packages(),
         _tests(),
     )
-    with common.progress_bar("checks", quiet):
+    with common.progress_bar("checks"):
         for part in lines:
             for check in part:
                 checks.append(check)
@@ -88,12 +89,12 @@ def doctor(data_dir: str | None, quiet: bool) -> None:
 
 
 def _versions() -> Iterator[Check]:
-    for name, version in versions.packages().items():
+    for name, version in details.packages().items():
         yield Check(name, "ok", version)
 
 
 def _devices() -> Iterator[Check]:
-    for line in versions.devices():
+    for line in details.devices():
         name, _, text = line.partition(": ")
         yield Check(name, "ok", text)
 

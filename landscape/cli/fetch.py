@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import click
-
-from landscape.cli import common, options
+from landscape.cli import common
+from landscape.cli.completion import Choice
+from landscape.cli.options import command
 from landscape.core.errors import InputError
 from landscape.data.base import data_root
 from landscape.data.download import SOURCES
 from landscape.data.download import fetch as download
 
 
-@click.command(epilog="Example: landscape fetch mnist cifar10 --data-dir ~/data")
-@click.argument("names", metavar="[NAME…]", nargs=-1, type=options.Choice(SOURCES))
-@options.data_dir
-@click.option(
-    "--mirror",
-    metavar="URL",
-    help="Address of a folder with the same files, in place of the public ones; for one NAME.",
-)
-@click.option("--force", is_flag=True, help="Replace files of these names that are others.")
-@options.quiet
-def fetch(names: tuple[str, ...], data_dir: str | None, mirror: str | None, force: bool, quiet: bool) -> None:
+@command(names={"argument": True, "metavar": "[NAME…]", "type": Choice(SOURCES)}, mirror={"metavar": "URL"})
+def fetch(names: tuple[str, ...], data_dir: str | None, mirror: str | None, force: bool) -> None:
     """Download the data sets NAME, and verify their checksums.
 
     Without a NAME, lists them. Files that are there already are verified and kept. Give the other commands
     the same --data-dir, or set LANDSCAPE_DATA.
+
+    Args:
+        mirror: Address of a folder with the same files, in place of the public ones; for one NAME.
+        force: Replace files of these names that are others.
+
+    Example:
+        landscape fetch mnist cifar10 --data-dir ~/data
     """
     if not names:
         known = [
@@ -40,19 +38,12 @@ def fetch(names: tuple[str, ...], data_dir: str | None, mirror: str | None, forc
     common.make_folder(root)
     done = {}
     for name in dict.fromkeys(names):
-        with common.progress_bar(name, quiet) as bar:
+        with common.progress_bar(name) as bar:
             done[name] = download(
-                name,
-                root,
-                mirror=mirror,
-                force=force,
-                progress=bar,
-                message=lambda line: common.message(line, quiet),
+                name, root, mirror=mirror, force=force, progress=bar, message=common.message
             )
         new = sum(done[name].values())
-        common.message(
-            f"{name}: {new} files downloaded, {len(done[name]) - new} were there; all verified", quiet
-        )
+        common.message(f"{name}: {new} files downloaded, {len(done[name]) - new} were there; all verified")
         common.files(*done[name])
     downloaded = {name: [str(path) for path, new in files.items() if new] for name, files in done.items()}
     common.values("", downloaded=downloaded)

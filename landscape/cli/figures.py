@@ -10,7 +10,9 @@ from typing import Any
 
 import click
 
-from landscape.cli import common, options, processes
+from landscape.cli import common, processes
+from landscape.cli.completion import Choice, names
+from landscape.cli.options import FOLDER, command, group
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import printable
 from landscape.core.options import quantity
@@ -23,87 +25,42 @@ from landscape.train.recipes.recipe import Recipe
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Folders:
-    """Where the gallery, the runs and the records are; whether weights are deleted that no figure needs."""
+    """Where the gallery, the runs and the records are; whether weights are deleted that no figure needs.
 
-    output: Path
-    runs: Path
-    records: Path
+    Args:
+        output: Folder for the gallery.
+        runs: Folder for runs, with weights.
+        records: Folder for the records of runs and for analyses, which are enough to draw. What is there is
+            not computed again, on whatever machine it was. [default: records in the gallery]
+        prune: Delete the weights of each run that ends here once its record is written, but for figures of
+            this scale that are drawn from weights.
+    """
+
+    output: str = "figures"
+    runs: str = "figure-runs"
+    records: str | None
     prune: bool
 
-    @classmethod
-    def of_options(cls, output: str, runs: str, records: str | None, prune: bool) -> Folders:
-        """From the values of -o, --runs, --records and --prune."""
-        return cls(Path(output), Path(runs), Path(records) if records else Path(output) / "records", prune)
 
-
-folders = options.grouped(
-    "folders",
-    Folders.of_options,
-    click.option(
-        "-o",
-        "--output",
-        default="figures",
-        show_default=True,
-        metavar="DIR",
-        shell_complete=options.paths("dir"),
-        help="Folder for the gallery.",
-    ),
-    click.option(
-        "--runs",
-        default="figure-runs",
-        show_default=True,
-        metavar="DIR",
-        shell_complete=options.paths("dir"),
-        help="Folder for runs, with weights.",
-    ),
-    click.option(
-        "--records",
-        metavar="DIR",
-        shell_complete=options.paths("dir"),
-        help="Folder for the records of runs and for analyses, which are enough to draw. What is there is "
-        "not computed again, on whatever machine it was. [default: records in the gallery]",
-    ),
-    click.option(
-        "--prune",
-        is_flag=True,
-        help="Delete the weights of each run that ends here once its record is written, but for figures of "
-        "this scale that are drawn from weights.",
-    ),
+@command(
+    names={"argument": True, "metavar": "[NAME…]", "shell_complete": names(figure.names)},
+    every={"flag": "--all"},
+    scale={"type": Choice(SCALES)},
+    budget={"metavar": "TIME"},
+    folders=group(Folders, output=FOLDER, runs=FOLDER, records=FOLDER),
+    jobs=processes.JOBS,
 )
-
-
-@click.command(epilog="Example: landscape figures fig2a fig2b --scale laptop --jobs 2 -o figures")
-@click.argument("names", metavar="[NAME…]", nargs=-1, shell_complete=options.names(figure.names))
-@click.option("--all", "every", is_flag=True, help="All figures.")
-@click.option(
-    "--scale",
-    type=options.Choice(SCALES),
-    default="laptop",
-    show_default=True,
-    help="smoke (bundled data, seconds), laptop (real data, two cores) or paper (its own setting).",
-)
-@click.option(
-    "--budget",
-    metavar="TIME",
-    help="Stop after so long, such as 6h or 90min; the same command goes on. [default: no limit]",
-)
-@click.option(
-    "--dry-run", is_flag=True, help="Print the runs and data that are needed, and about how long they take."
-)
-@folders
-@processes.jobs
-@options.quiet
 def figures(
-    jobs: processes.Jobs,
-    folders: Folders,
+    *,
     names: tuple[str, ...],
     every: bool,
-    scale: str,
+    scale: str = "laptop",
     budget: str | None,
     dry_run: bool,
-    quiet: bool,
+    folders: Folders,
+    jobs: processes.Jobs,
 ) -> None:
     """Make the papers' figures and tables; without a NAME, list them.
 
@@ -112,6 +69,15 @@ def figures(
     report.html, the same as one page, too. The same command resumes after an interruption. Figures come in
     the order of their NAMEs, and so does what a --budget is spent on. A figure whose data is missing is
     skipped, with a line that says what to download; the exit code is then 1.
+
+    Args:
+        every: All figures.
+        scale: smoke (bundled data, seconds), laptop (real data, two cores) or paper (its own setting).
+        budget: Stop after so long, such as 6h or 90min; the same command goes on. [default: no limit]
+        dry_run: Print the runs and data that are needed, and about how long they take.
+
+    Example:
+        landscape figures fig2a fig2b --scale laptop --jobs 2 -o figures
     """
     seconds = quantity("--budget", budget, UNITS) if budget is not None else math.inf
     if every and names:
@@ -124,14 +90,15 @@ def figures(
             figures=[{"name": each.name, "where": each.where, "title": each.title} for each in entries],
         )
         return
+    output = Path(folders.output)
     context = Context(
-        folders.runs,
+        Path(folders.runs),
         _scale(scale),
         jobs.device,
         jobs.data_dir,
         Pool() if dry_run else jobs.executor(),
-        message=lambda line: common.message(f"  {line}", quiet),
-        records=folders.records,
+        message=lambda line: common.message(f"  {line}"),
+        records=Path(folders.records) if folders.records else output / "records",
         until=time.time() + seconds,
         kept=figure.with_weights(map(figure.get, figure.names()), _scale(scale)) if folders.prune else None,
     )
@@ -141,7 +108,7 @@ def figures(
             if dry_run:
                 done.append(_plan(entry, context))
             else:
-                made, ended = _make(entry, context, folders.output, quiet)
+                made, ended = _make(entry, context, output)
                 done += made
                 waiting += [] if ended else [entry.name]
             common.values("", figures=done)
@@ -150,24 +117,22 @@ def figures(
                 raise
             skipped.append(entry.name)
             click.echo(f"{entry.name}: skipped: {printable(error)}", err=True)
-    if not dry_run and any(folders.output.glob("*.json")):
-        common.files(gallery.page(folders.output))
+    if not dry_run and any(output.glob("*.json")):
+        common.files(gallery.page(output))
         if every:
-            _report(folders.output, quiet)
+            _report(output)
     if waiting:
-        common.message(
-            f"--budget: {budget} are used; the same command goes on with {', '.join(waiting)}", quiet
-        )
+        common.message(f"--budget: {budget} are used; the same command goes on with {', '.join(waiting)}")
     if skipped:
         raise FailedError(f"{len(skipped)} of {len(chosen)} figures were skipped: {', '.join(skipped)}")
 
 
-def _report(folder: Path, quiet: bool) -> None:
+def _report(folder: Path) -> None:
     """The gallery as one page."""
     from landscape.cli import report  # and matplotlib: only where it is used
     from landscape.report.page import figures_page
 
-    report.finish(lambda: figures_page(folder), folder / "report.html", quiet)
+    report.finish(lambda: figures_page(folder), folder / "report.html")
 
 
 def _scale(name: str) -> Scale:
@@ -197,7 +162,7 @@ def _missing(context: Context) -> list[Recipe]:
     return missing
 
 
-def _make(entry: Figure, context: Context, output: Path, quiet: bool) -> tuple[list[dict[str, Any]], bool]:
+def _make(entry: Figure, context: Context, output: Path) -> tuple[list[dict[str, Any]], bool]:
     """Train, analyse and draw; the conclusion is printed and returned, and whether all runs have ended.
 
     No conclusion where the budget is used before it can be drawn.
@@ -206,15 +171,15 @@ def _make(entry: Figure, context: Context, output: Path, quiet: bool) -> tuple[l
     runs, missing = context.runs, _missing(context)
     for folder in (output, context.folder):
         common.make_folder(folder)
-    common.message(f"{entry.name}: {entry.title} ({len(missing)} of {len(runs)} runs to train)", quiet)
+    common.message(f"{entry.name}: {entry.title} ({len(missing)} of {len(runs)} runs to train)")
     if missing:
-        with common.progress_bar(entry.name, quiet) as bar:
+        with common.progress_bar(entry.name) as bar:
             dataclasses.replace(context, progress=bar).train(missing)
     left = len(context.missing())
     if left:
-        common.message(f"  {left} of {len(runs)} runs have not ended", quiet)
+        common.message(f"  {left} of {len(runs)} runs have not ended")
     try:
-        with common.progress_bar(f"{entry.name}: analyses", quiet):
+        with common.progress_bar(f"{entry.name}: analyses"):
             drawing, pictures = gallery.draw(entry, context, output)
     except OutOfTimeError:
         return [], False

@@ -5,33 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import click
-
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.foreign_weights import import_state as compute_import_state
-from landscape.cli import common, options
-from landscape.cli.analysis import open_problem
-from landscape.cli.source import Source
-from landscape.cli.source import source as source_options
+from landscape.cli import common
+from landscape.cli.analysis import SOURCE, Source, open_problem
+from landscape.cli.options import SHARED, command
 from landscape.core.errors import FailedError, InputError
 from landscape.data.base import SPLITS
 
 
-@click.command(
-    "import", epilog="Example: landscape import net.pt --model nets:resnet20 --data nets:cifar -o net.h5"
+@command(
+    "import",
+    states=SHARED["files"] | {"metavar": "STATE…"},
+    output={"help": "Checkpoint. [default: the first STATE's name, .h5]"},
+    source=SOURCE,
 )
-@click.argument("states", metavar="STATE…", nargs=-1, required=True, shell_complete=options.paths("file"))
-@click.option(
-    "-o",
-    "--output",
-    metavar="OUT.h5",
-    shell_complete=options.paths("file"),
-    help="Checkpoint. [default: the first STATE's name, .h5]",
-)
-@source_options
-@options.quiet
-def import_state(states: tuple[str, ...], output: str | None, source: Source, quiet: bool) -> None:
+def import_state(states: tuple[str, ...], output: str | None, source: Source) -> None:
     """Weights from STATE (.pt, .pth, .bin, .ckpt or .safetensors) as a checkpoint.
 
     Several STATEs of one model become its learners. Only weights are read, never code: a file with anything
@@ -45,8 +35,12 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source, qu
 
     \b
       landscape contour net.h5 --model nets:resnet20 --data nets:cifar
+
+    Example:
+        landscape import net.pt --model nets:resnet20 --data nets:cifar -o net.h5
     """
-    if source.model is None:
+    model, data = source.model_spec, source.data_spec
+    if model is None:
         raise InputError("--model: missing; give MODULE:NAME, called to make the model, or a built-in name")
     path = Path(output) if output else Path(states[0]).with_suffix(".h5")
     if path.suffix != ".h5":
@@ -56,13 +50,13 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source, qu
     checkpoint = compute_import_state(
         states,
         source.build_model(),
-        name=source.model.name,
-        options=source.model.options,
-        message=lambda line: common.message(line, quiet),
+        name=model.name,
+        options=model.options,
+        message=common.message,
     )
     checkpoint.path = path
-    if source.data:
-        checkpoint.data = _evaluated(checkpoint, source, source.data)
+    if data:
+        checkpoint.data = _evaluated(checkpoint, source, data)
     common.make_folder(path.parent)
     checkpoint.save(path)
     common.files(path)

@@ -7,13 +7,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.run_folder import load
-from landscape.cli import common, options, run_summary
+from landscape.cli import common, run_summary
+from landscape.cli.completion import paths
+from landscape.cli.options import command
 from landscape.cli.output import values
 from landscape.core import hdf5
 from landscape.core.errors import FailedError
@@ -22,10 +23,13 @@ from landscape.train.recipes.recipe import recipe_of
 MOST = 8  # tensors of the optimizer's state that are listed (ours)
 
 
-@click.command(epilog="Example: landscape info runs/dp/last.h5")
-@click.argument("file", metavar="FILE", shell_complete=options.paths("file"))
+@command(file={"argument": True, "metavar": "FILE", "shell_complete": paths("file")})
 def info(file: str) -> None:
-    """Show what is in FILE: a checkpoint (validated) or a result."""
+    """Show what is in FILE: a checkpoint (validated) or a result.
+
+    Example:
+        landscape info runs/dp/last.h5
+    """
     file = str(run_folder.checkpoint_in(Path(file)))
     loaded = load(file)
     with hdf5.reading(file, warn=False) as raw:

@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-import click
+from typing import Any
 
 from landscape.analysis.grids import line as compute_line
 from landscape.analysis.planes import IGNORES, NORMS, random_plane
-from landscape.cli import common, planes
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.cli import planes
 from landscape.cli.analysis import Analysis, analysis_options
-from landscape.cli.choices import Choice
+from landscape.cli.completion import Choice
+from landscape.cli.options import command
 from landscape.core.errors import InputError
+from landscape.results.grids import Line
 
 
-@click.command(epilog="Example: landscape line runs/ss/last.h5 runs/dp/last.h5 --plot barrier.png")
-@click.option(
-    "--norm", type=Choice(NORMS), default="none", show_default=True, help="One CKPT: as for contour."
+@command(
+    norm={"type": Choice(NORMS)},
+    ignore={"type": Choice(IGNORES)},
+    analysis=analysis_options(
+        compute_line,
+        "points",
+        "span",
+        "tolerance",
+        "bn",
+        "bn_samples",
+        metavar="CKPT [CKPT]",
+        span={"help": "One CKPT: t runs over [−span, span]. [default: 0.1]"},
+    ),
 )
-@click.option("--ignore", type=Choice(IGNORES), help="One CKPT: as for contour.")
-@analysis_options(
-    compute_line,
-    "points",
-    "span",
-    "tolerance",
-    "bn",
-    "bn_samples",
-    metavar="CKPT [CKPT]",
-    own={"span": {"help": "One CKPT: t runs over [−span, span]. [default: 0.1]"}},
-)
-def line(analysis: Analysis, norm: str, ignore: str | None) -> None:
+def line(*, norm: str = "none", ignore: str | None, analysis: Analysis) -> None:
     """Loss and accuracy on the line between w_a of two CKPTs, with the barrier between them.
 
     With one CKPT, along a random direction through its w_a: the first that contour draws from the same seed.
+
+    Args:
+        norm, ignore: One CKPT: as for contour.
+
+    Example:
+        landscape line runs/ss/last.h5 runs/dp/last.h5 --plot barrier.png
     """
     count = len(analysis.checkpoints)
     if count > 2:
@@ -41,23 +49,14 @@ def line(analysis: Analysis, norm: str, ignore: str | None) -> None:
         )
     runs = analysis.open()
     planes.same_network(runs)
-    two = len(runs) == 2
-    kind = "between" if two else "random"
-    path = analysis.target(runs[0], "line", kind, norm)
-    problem = analysis.problem(runs[0])
-    if two:
-        along = planes.ends(problem, runs)
-    else:
-        along = random_plane(problem, norm=norm, seed=analysis.seed, ignore=ignore).directions[0]
-    first, last = planes.names(runs) if two else ("", "")
-    with common.progress_bar("line", analysis.quiet) as bar:
-        result = compute_line(
-            problem,
-            along,
-            ends=(first, last) if two else (),
-            **analysis.settings,
-            progress=bar,
-            **planes.about(runs, kind, analysis),
-        )
-    common.describe(result)
-    analysis.write([result], path)
+    kind = "between" if len(runs) == 2 else "random"
+
+    def compute(run: Checkpoint, *others: Checkpoint, seed: int, **settings: Any) -> Line:
+        problem = analysis.problem(run)
+        if others:
+            first, last = planes.names(runs)
+            return compute_line(problem, planes.ends(problem, runs), ends=(first, last), **settings)
+        along = random_plane(problem, norm=norm, seed=seed, ignore=ignore).directions[0]
+        return compute_line(problem, along, **settings)
+
+    analysis.compute("line", [tuple(runs)], compute, kind, norm)

@@ -1,133 +1,217 @@
-"""Options that several commands share, and groups of options that a command receives as one object."""
+"""Options of the commands: the parameters of functions and classes, with their defaults, types and Args."""
 
 from __future__ import annotations
 
 import functools
+import inspect
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import click
 
-from landscape.cli import output
-from landscape.cli.choices import Choice as Choice
-from landscape.cli.choices import names as names
-from landscape.cli.choices import paths as paths
+from landscape.cli.completion import Choice, paths
 from landscape.core.errors import InputError
 from landscape.core.memory import DEVICES, at_most, parse_size
-from landscape.core.options import SPLIT
 from landscape.data.base import SPLITS
 
-F = TypeVar("F", bound=Callable[..., Any])
-Option = Callable[[Any], Any]
-
-
-split = click.option(
-    "--split", type=Choice(SPLITS), default=SPLIT, show_default=True, help="Part of the data."
-)
-dtype = click.option(
-    "--dtype", type=Choice(("float32", "float64")), default="float32", show_default=True, help="Precision."
-)
-force = click.option("--force", is_flag=True, help="Replace another result that the file holds.")
-picture = click.option(
-    "--plot",
-    "picture",
-    metavar="F.png",
-    shell_complete=paths("file"),
-    help="Draw it, too: .png, .pdf or .svg.",
-)
-quiet = click.option("-q", "--quiet", **output.QUIET)
-device = click.option(
-    "--device",
-    type=Choice(DEVICES),
-    default="auto",
-    show_default=True,
-    help="Where to compute; auto: CUDA where there is a GPU.",
-)
-data_dir = click.option(
-    "--data-dir",
-    metavar="D",
-    shell_complete=paths("dir"),
-    help="Folder with the data sets that are not bundled. [default: $LANDSCAPE_DATA or data]",
-)
-allow_code = click.option(
-    "--allow-code",
-    is_flag=True,
-    help="Run code that a file names as MODULE:NAME for its model or data; code named by --set always runs.",
-)
-randomness = click.option(
-    "--randomness",
-    metavar="refuse|seed|N",
-    default="refuse",
-    show_default=True,
-    help="A model or loss that draws random numbers in eval mode: seed holds them fixed, a number is that of "
-    "the draws over which the loss is averaged.",
-)
+Settings = Mapping[str, Any]
+_TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 def _limit(context: click.Context, parameter: click.Parameter, text: str | None) -> None:
     context.with_resource(at_most(parse_size("--max-memory", text) if text else None))
 
 
-max_memory = click.option(
-    "--max-memory",
-    metavar="SIZE",
-    callback=_limit,
-    expose_value=False,
-    help="Memory of a process, such as 2.5GiB (on CUDA: of the GPU). What needs more is refused before it "
-    "starts. [default: what is free]",
-)
+#: Options that several commands share: what click is told of them, and ``flag``, the option where it is not
+#: the name, or ``argument``.
+SHARED: Mapping[str, dict[str, Any]] = {
+    "files": {
+        "argument": True,
+        "metavar": "FILE…",
+        "nargs": -1,
+        "required": True,
+        "shell_complete": paths("file"),
+    },
+    "split": {"type": Choice(SPLITS), "help": "Part of the data."},
+    "seed": {"default": 0},
+    "dtype": {"type": Choice(("float32", "float64")), "help": "Precision."},
+    "output": {
+        "flag": "-o --output",
+        "metavar": "OUT.h5",
+        "shell_complete": paths("file"),
+        "help": "Result file. [default: next to the checkpoint]",
+    },
+    "force": {"is_flag": True, "help": "Replace another result that the file holds."},
+    "picture": {
+        "flag": "--plot",
+        "metavar": "F.png",
+        "shell_complete": paths("file"),
+        "help": "Draw it, too: .png, .pdf or .svg.",
+    },
+    "device": {
+        "type": Choice(DEVICES),
+        "default": "auto",
+        "help": "Where to compute; auto: CUDA where there is a GPU.",
+    },
+    "data_dir": {
+        "metavar": "D",
+        "shell_complete": paths("dir"),
+        "help": "Folder with the data sets that are not bundled. [default: $LANDSCAPE_DATA or data]",
+    },
+    "allow_code": {
+        "is_flag": True,
+        "help": "Run code that a file names as MODULE:NAME for its model or data; code named by --set always "
+        "runs.",
+    },
+    "max_memory": {
+        "metavar": "SIZE",
+        "callback": _limit,
+        "expose_value": False,
+        "help": "Memory of a process, such as 2.5GiB (on CUDA: of the GPU). What needs more is refused "
+        "before it starts. [default: what is free]",
+    },
+    "settings": {"flag": "--set", "metavar": "KEY=VALUE"},
+}
+FOLDER: dict[str, Any] = {"metavar": "DIR", "shell_complete": paths("dir")}
 
 
-def grouped(name: str, make: Callable[..., Any], *options: Option) -> Callable[[F], F]:
-    """A decorator for a command: its parameter ``name`` is ``make(**values)``, the values of ``options``."""
+def option(name: str, **settings: Any) -> click.Parameter:
+    """The option, or argument, ``name``, of which click is told ``settings`` and what ``SHARED`` has."""
+    known = {**SHARED.get(name, {}), **settings}
+    flags = known.pop("flag", f"--{name.replace('_', '-')}")
+    if known.pop("argument", False):
+        if known.pop("multiple", False):
+            known["nargs"] = -1
+        known.pop("help", None)
+        return click.Argument([name], **known)
+    default = known.get("default")
+    known.setdefault("show_default", default not in (None, "") and default is not False)
+    return click.Option([*flags.split(), name], **known)
 
-    def none() -> None: ...
 
-    for option in options:
-        option(none)
-    known = none.__click_params__  # type: ignore[attr-defined]
-    fields = [parameter.name for parameter in known if parameter.expose_value]
+def options_of(function: Callable[..., Any], *names: str, **own: Settings) -> list[click.Parameter]:
+    """The options that the parameters ``names`` and ``own`` of ``function`` are, in this order.
 
-    def decorate(function: F) -> F:
-        @functools.wraps(function)
-        def command(*args: Any, **values: Any) -> Any:
-            group = make(**{field: values.pop(field) for field in fields})
-            return function(*args, **values, **{name: group})
+    Default and type are those of the signature; the help is the first sentence of the parameter's Args. What
+    ``own`` tells click comes before.
+    """
+    parameters, said = inspect.signature(function).parameters, described(function)
+    return [
+        _option(parameters[name], said.get(name), own.get(name, {})) for name in dict.fromkeys((*names, *own))
+    ]
 
-        for option in reversed(options):
-            command = option(command)
-        return cast(F, command)
+
+def _option(parameter: inspect.Parameter, said: str | None, own: Settings) -> click.Parameter:
+    """The option of a parameter, of which its Args have ``said`` something."""
+    annotation = str(parameter.annotation)
+    several = re.fullmatch(r"tuple\[(\w+), \.\.\.\]", annotation)
+    known = {**SHARED.get(parameter.name, {}), **own}
+    found: dict[str, Any] = {"help": said} if said else {}
+    if "type" not in known:
+        found["type"] = _TYPES[several[1] if several else annotation.partition(" | ")[0]]
+    if found.get("type") is bool:
+        found["is_flag"] = True
+    if several:
+        found["multiple"] = True
+    if parameter.default not in (None, inspect.Parameter.empty):
+        found["default"] = parameter.default
+    elif parameter.default is not None and not several and not {"default", "is_flag"} & {*known, *found}:
+        found["required"] = "None" not in annotation
+    return option(parameter.name, **found | dict(own))
+
+
+def described(function: Callable[..., Any], whole: bool = False) -> dict[str, str]:
+    """What a docstring's Args say of each parameter: the first sentence without markup; all if ``whole``."""
+    block = re.search(r"^Args:\n(.*?)(?:^\S|\Z)", inspect.getdoc(function) or "", re.M | re.S)
+    found: dict[str, str] = {}
+    for entry in re.split(r"^    (?=\S)", block[1] if block else "", flags=re.M)[1:]:
+        names, _, text = " ".join(entry.split()).partition(": ")
+        if whole:
+            sentence = text
+        else:
+            text = re.sub(r":\w+:`([^`]*)`", r"\1", text).replace("``", "")
+            sentence = re.split(r"(?<!\bal)\.\s(?=[A-Z])", text)[0].rstrip(".")
+            sentence += "" if sentence.endswith("…") else "."
+            if not re.match(r"\w\b", sentence):  # γ and m stay small
+                sentence = sentence[:1].upper() + sentence[1:]
+        found |= dict.fromkeys(names.split(", "), sentence)
+    return found
+
+
+@dataclass(frozen=True)
+class Group:
+    """Options that a command receives as one object, ``make(**values)``."""
+
+    make: Callable[..., Any]
+    options: Sequence[click.Parameter]
+
+
+def group(make: Callable[..., Any], **own: Settings | Group | None) -> Group:
+    """The options that all parameters of ``make`` are, with the whole text of its Args as their help.
+
+    ``own`` has what click is told of a parameter, or the group of options that it stands for; None for a
+    parameter that is no option.
+    """
+    said, groups = described(make, whole=True), dict[str, Group]()
+    options: list[click.Parameter] = []
+    for name, parameter in inspect.signature(make).parameters.items():
+        told = own.get(name, {})
+        if isinstance(told, Group):
+            groups[name] = told
+            options += told.options
+        elif told is not None:
+            options.append(_option(parameter, said.get(name), told))
+
+    def from_values(**values: Any) -> Any:
+        for name, each in groups.items():
+            taken = [str(option.name) for option in each.options if option.expose_value]
+            values[name] = each.make(**{option: values.pop(option) for option in taken})
+        return make(**values)
+
+    return Group(from_values, options)
+
+
+def command(
+    name: str | None = None, /, **own: Settings | Group | None
+) -> Callable[[Callable[..., Any]], click.Command]:
+    """Make a function a command: its parameters are the options, as ``group`` makes them.
+
+    The help is the docstring, but for its Args, which are the options', and its Example, which comes last.
+    """
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        texts = re.split(r"^(Args|Example):\n", inspect.getdoc(function) or "", flags=re.M)
+        example = " ".join(dict(zip(texts[1::2], texts[2::2], strict=True))["Example"].split())
+        made = group(function, **own)
+        return click.Command(
+            name or function.__name__.replace("_", "-"),
+            callback=functools.wraps(function)(made.make),
+            params=[*made.options],
+            help=texts[0].strip(),
+            epilog=f"Example: {example}",
+        )
 
     return decorate
 
 
-@dataclass(frozen=True)
-class Output:
-    """Where a result is written (``path`` None: next to the checkpoint), and the picture of it, if any."""
-
-    path: str | None
-    force: bool
-    picture: str | None
-
-
-OUTPUT = (
-    click.option(
-        "-o",
-        "--output",
-        metavar="OUT.h5",
-        shell_complete=paths("file"),
-        help="Result file. [default: next to the checkpoint]",
-    ),
-    force,
-    picture,
-)
-
-
-def seeds(default: str, help: str) -> Option:
-    """The option --seeds of commands that train several runs of one setting."""
-    return click.option("--seeds", metavar="N-M,…", default=default, show_default=True, help=help)
+def numbers(
+    where: str, text: str, example: str, *, kind: type = int, least: int = 1, most: int = 2**31 - 1
+) -> list[Any]:
+    """[1, 8, 64] of "8,64,1,8": whole numbers from ``least`` to ``most``, in order; other kinds above 0."""
+    try:
+        found = sorted({kind(word) for word in text.split(",")})
+    except ValueError:
+        found = [-1]
+    if kind is int:
+        right, allowed = least <= found[0] <= found[-1] <= most, f"whole numbers from {least} to {most}"
+    else:
+        right, allowed = 0 < found[0] <= found[-1] < math.inf, "numbers > 0"
+    if not right:
+        raise InputError(f"{where}: '{text}' is not allowed, it must be {allowed}, such as {example}")
+    return found
 
 
 def parse_seeds(text: str) -> list[int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,16 +50,16 @@ class Output:
     def end(self) -> None:
         """Print the object of --json, if there is anything to show, and the details of -v."""
         if self.as_json and not self.muted and (self.entries or self.results or self.names):
-            from landscape.cli import json_form
+            from landscape.cli import details
 
             shown = {"command": self.command, "landscape_version": __version__, **self.entries}
             if self.results:
-                shown["results"] = [json_form.of_result(result) for result in self.results]
-            click.echo(json_form.text(shown | {"files": self.names}))
+                shown["results"] = [details.of_result(result) for result in self.results]
+            click.echo(details.text(shown | {"files": self.names}))
         if self.verbose and not self.muted:
-            from landscape.cli import versions
+            from landscape.cli import details
 
-            message(f"{versions.used(time.monotonic() - self.began)}; {versions.line()}")
+            message(f"{details.used(time.monotonic() - self.began)}; {details.line()}")
 
 
 _current: ContextVar[Output] = ContextVar("output")
@@ -115,59 +115,37 @@ def results(made: Sequence[Result]) -> None:
     out = current()
     out.results += made
     if out.verbose and not out.as_json:
-        from landscape.cli import json_form
+        from landscape.cli import details
 
         for result in made:
-            message("\n".join(f"  {name}: {value}" for name, value in json_form.of_result(result).items()))
+            message("\n".join(f"  {name}: {value}" for name, value in details.of_result(result).items()))
 
 
-def _store(name: str) -> Callable[[click.Context, click.Parameter, bool], bool]:
-    """A callback that keeps the flag ``name`` in the output."""
-
-    def keep(context: click.Context, parameter: click.Parameter, value: bool) -> bool:
-        out = current()
-        if value and not context.resilient_parsing:
-            setattr(out, name, True)
-            if out.quiet and out.verbose:
-                out.verbose = False
-                raise InputError("-q and -v: only one of the two is allowed")
-        return value
-
-    return keep
+def _keep(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    """Keep a flag in the output."""
+    out = current()
+    if value and not context.resilient_parsing:
+        setattr(out, str(parameter.name), True)
+        if out.quiet and out.verbose:
+            out.verbose = False
+            raise InputError("-q and -v: only one of the two is allowed")
 
 
-#: The arguments of the option -q, which some commands have as a parameter of their own.
-QUIET: dict[str, Any] = {
-    "is_flag": True,
-    "is_eager": True,
-    "callback": _store("quiet"),
-    "help": "No messages and no progress.",
+_EVERY = {
+    "-q --quiet quiet": "No messages and no progress.",
+    "--json as_json": "Print one JSON object on stdout in place of the text: the numbers of each result, and "
+    "the files. NaN and infinite numbers are null.",
+    "-v --verbose verbose": "Details on stderr: the fields of each result, time, memory, versions; where an "
+    "error arose.",
 }
-_EVERY = (
-    click.Option(
-        ["--json"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_store("as_json"),
-        help="Print one JSON object on stdout in place of the text: the numbers of each result, and the "
-        "files. NaN and infinite numbers are null.",
-    ),
-    click.Option(
-        ["-v", "--verbose"],
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_store("verbose"),
-        help="Details on stderr: the fields of each result, time, memory, versions; where an error arose.",
-    ),
-    click.Option(["-q", "--quiet"], expose_value=False, **QUIET),
-)
 
 
 def add_options(command: click.Command) -> None:
     """Add --json, -v and -q to a command, except for those whose names it has already."""
     taken = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
-    for option in _EVERY:
+    for flags, text in _EVERY.items():
+        option = click.Option(
+            flags.split(), is_flag=True, is_eager=True, expose_value=False, callback=_keep, help=text
+        )
         if taken.isdisjoint(option.opts):
             command.params.append(option)

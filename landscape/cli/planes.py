@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import click
 import torch
 
 from landscape.analysis.planes import (
+    IGNORES,
+    NORMS,
     between,
     eigen_plane,
     learners_plane,
@@ -16,13 +17,10 @@ from landscape.analysis.planes import (
 )
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli.analysis import Analysis
-from landscape.cli.choices import Choice
-from landscape.cli.options import grouped
-from landscape.cli.parameters import options_of
+from landscape.cli.completion import Choice
+from landscape.cli.options import group
 from landscape.core.errors import FailedError, InputError
 from landscape.problem.problem import Problem
-from landscape.results import base
 from landscape.results.grids import Plane
 
 KINDS = ("random", "between", "pca", "learners", "eigen")
@@ -30,26 +28,26 @@ KINDS = ("random", "between", "pca", "learners", "eigen")
 
 @dataclass(frozen=True)
 class Chosen:
-    """The kind of the planes; ``norm`` and ``ignore`` are of random ones."""
+    """The kind of the planes; ``norm`` and ``ignore`` are of random ones.
 
-    kind: str
-    norm: str
-    ignore: str | None
+    Args:
+        kind: random; between (through two or three CKPTs); pca (of the step-*.h5 up to the CKPT); learners
+            (nearest to all learners); eigen (Hessian eigenvectors of λ_max and λ_min).
+        norm: Directions: none (i.i.d. normal, the paper's), filter or layer (Li et al. 2018).
+        ignore: What random directions leave out: none, or bias+norm (bias and norm parameters). [default:
+            bias+norm with --norm filter, else none]
+    """
+
+    kind: str = "random"
+    norm: str = "none"
+    ignore: str | None = None
 
 
-option = grouped(
-    "plane",
+OPTIONS = group(
     Chosen,
-    click.option(
-        "--plane",
-        "kind",
-        type=Choice(KINDS),
-        default="random",
-        show_default=True,
-        help="random; between (through two or three CKPTs); pca (of the step-*.h5 up to the CKPT); learners "
-        "(nearest to all learners); eigen (Hessian eigenvectors of λ_max and λ_min).",
-    ),
-    *options_of(random_plane, "norm", "ignore"),
+    kind={"flag": "--plane", "type": Choice(KINDS)},
+    norm={"type": Choice(NORMS)},
+    ignore={"type": Choice(IGNORES)},
 )
 
 
@@ -134,20 +132,6 @@ def names(runs: list[Checkpoint]) -> list[str]:
     """What to call checkpoints in one picture: their labels, or their paths where labels are equal."""
     labels = [run.label for run in runs]
     return labels if len(set(labels)) == len(labels) else [str(run.path) for run in runs]
-
-
-def about(group: list[Checkpoint], kind: str, analysis: Analysis) -> base.Provenance:
-    """Where a surface or line came from; all of its checkpoints where it lies between them."""
-    if kind != "between":
-        return analysis.about(group[0])
-    each = [analysis.about(run) for run in group]
-    other = analysis.source.other_data(group[0])
-    return {
-        "split": analysis.split,
-        "label": f"{len(group)} checkpoints{f', on {other}' if other else ''}",
-        "source": ", ".join(str(run.path) for run in group),
-        "source_sha256": ", ".join(a["source_sha256"] for a in each),
-    }
 
 
 def ends(problem: Problem, runs: list[Checkpoint]) -> torch.Tensor:

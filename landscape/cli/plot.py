@@ -1,88 +1,124 @@
-"""landscape plot"""
+"""landscape plot, and the films of its --animate, whose surfaces are computed here, coarsely"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import click
+import numpy as np
+import torch
 
 from landscape import plots
+from landscape.analysis.grids import contour
+from landscape.analysis.planes import learners_plane
 from landscape.checkpoint import run_folder
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.run_folder import load
-from landscape.cli import animate, common, options
+from landscape.cli import common
+from landscape.cli.analysis import SOURCE, Source, about, open_problem
+from landscape.cli.completion import Choice
+from landscape.cli.options import command, group
+from landscape.cli.run_summary import known
 from landscape.core.errors import FailedError, InputError
+from landscape.core.options import positive
+from landscape.core.progress import Progress
+from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.geometry.vtk import save_vts
 from landscape.plots.drawing import check_title
 from landscape.plots.surface import STYLES
-from landscape.results.grids import Surface
+from landscape.problem.problem import Problem
+from landscape.results.grids import Plane, Surface
 
-LOOK = options.grouped(
-    "look",
-    dict,
-    click.option(
-        "--log/--linear",
-        default=None,
-        help="Scale of colours and levels. [default: --log where losses differ by a factor over 100]",
-    ),
-    click.option(
-        "--levels", type=int, metavar="N", help="About how many contour levels. [default: 0.005 apart, or 24]"
-    ),
-    click.option("--vmax", type=float, metavar="V", help="Highest level; above, its colour."),
-    click.option(
-        "--cmap", metavar="NAME", help="Colour map of matplotlib. [default: mako_r; rocket_r for ratios]"
-    ),
-    click.option("--labels", is_flag=True, help="Write losses on the contour lines."),
-)
+if TYPE_CHECKING:  # matplotlib is imported where a film is drawn
+    from landscape.plots.animation import Frame
+
+# The defaults are ours: 25 × 25 points show the shape at the size of a film, which with 60 frames of 6 a
+# second lasts ten seconds.
+GRID, FRAMES, FPS, DPI = 25, 60, 6, 100
+# Half the width of the picture, relative to the largest coordinate of a learner at the median checkpoint
+# (ours): the spread of a run falls by orders of magnitude, and its beginning would hide the rest.
+WIDTH = 2.0
 
 
-@click.command(epilog="Example: landscape plot runs/ss/last.h5 runs/dp/last.h5 -o training.png")
-@click.argument("files", metavar="FILE…", nargs=-1, required=True, shell_complete=options.paths("file"))
-@click.option(
-    "-o",
-    "--output",
-    metavar="F",
-    shell_complete=options.paths("file"),
-    help="Picture, .png, .pdf or .svg; .vts, a surface for ParaView; .gif or .mp4 of --animate. "
-    "[default: FILE.png, FILE.gif]",
+@dataclass(frozen=True, kw_only=True)
+class Film:
+    """A film of a run, if there is one: what it is of, its size and its speed.
+
+    Args:
+        animate: A film of the run FILE: its learners on the landscape around w_a at its checkpoints, with a
+            dial of lr·λ_max and its limit.
+        film_grid: Points along each axis of a film.
+        frames: Most frames of a film.
+        fps: Frames a second of a film.
+    """
+
+    animate: str | None = None
+    film_grid: int = GRID
+    frames: int = FRAMES
+    fps: int = FPS
+    source: Source
+
+    def __post_init__(self) -> None:
+        positive("--film-grid", self.film_grid, least=2)
+        positive("--frames", self.frames, least=1)
+        positive("--fps", self.fps, least=1)
+
+
+@command(
+    output={"metavar": "F"},
+    style={"type": Choice(STYLES)},
+    log={"flag": "--log/--linear", "default": None},
+    levels={"metavar": "N"},
+    vmax={"metavar": "V"},
+    cmap={"metavar": "NAME"},
+    dpi={"metavar": "D"},
+    film=group(Film, animate={"type": Choice(("learners",))}, source=SOURCE),
 )
-@click.option(
-    "--style",
-    type=options.Choice(STYLES),
-    default="contour",
-    show_default=True,
-    help="Surfaces as contour, hillshade (a relief), surface (3-D), or difference (the first of two minus "
-    "the second).",
-)
-@LOOK
-@click.option("--title", default="", help="Title in place of the default one.")
-@click.option("--dpi", type=float, metavar="D", help="Pixels per inch. [default: 150]")
-@animate.options
-@options.quiet
 def plot(
+    *,
     files: tuple[str, ...],
     output: str | None,
-    style: str,
-    look: dict[str, Any],
-    title: str,
+    style: str = "contour",
+    log: bool | None,
+    levels: int | None,
+    vmax: float | None,
+    cmap: str | None,
+    labels: bool,
+    title: str = "",
     dpi: float | None,
-    film: animate.Film,
-    quiet: bool,
+    film: Film,
 ) -> None:
     """Draw FILEs of one kind in one picture: training, sweeps, contours, lines, spectra, …
 
     Panels of one picture share levels and colour scale. Several surfaces exported to F.vts become F-0.vts,
     F-1.vts and so on. "--animate learners" draws a run's learners on the landscape that moves with them.
+
+    Args:
+        output: Picture, .png, .pdf or .svg; .vts, a surface for ParaView; .gif or .mp4 of --animate.
+            [default: FILE.png, FILE.gif]
+        style: Surfaces as contour, hillshade (a relief), surface (3-D), or difference (the first of two minus
+            the second).
+        log: Scale of colours and levels. [default: --log where losses differ by a factor over 100]
+        levels: About how many contour levels. [default: 0.005 apart, or 24]
+        vmax: Highest level; above, its colour.
+        cmap: Colour map of matplotlib. [default: mako_r; rocket_r for ratios]
+        labels: Write losses on the contour lines.
+        title: Title in place of the default one.
+        dpi: Pixels per inch. [default: 150]
+
+    Example:
+        landscape plot runs/ss/last.h5 runs/dp/last.h5 -o training.png
     """
-    given = {name: value for name, value in look.items() if value not in (None, False) or name == "log"}
-    given = {name: value for name, value in given.items() if value is not None}
+    look = {"log": log, "levels": levels, "vmax": vmax, "cmap": cmap, "labels": labels or None}
+    given: dict[str, Any] = {name: value for name, value in look.items() if value is not None}
     if dpi is not None:
         plots.check_dpi("--dpi", dpi)
-    if film.of is not None:
+    if film.animate is not None:
         if given or title or style != "contour":
             word = next(iter(given), "title" if title else "style")
             raise InputError(f"--{word}: not allowed with --animate")
-        animate.animate(files, output, film, dpi, quiet)
+        animate(files, output, film, dpi)
         return
     picture = Path(output or run_folder.checkpoint_in(Path(files[0])).with_suffix(".png"))
     export = picture.suffix == ".vts"
@@ -120,3 +156,87 @@ def _export(results: list[Any], path: Path) -> list[Path]:
     for result, target in zip(results, paths, strict=True):
         save_vts(result, target)
     return paths
+
+
+def animate(files: tuple[str, ...], output: str | None, film: Film, dpi: float | None) -> None:
+    """Write the film of one run."""
+    if len(files) != 1:
+        raise InputError(f"FILE: {len(files)} are not allowed with --animate, it takes one run")
+    from landscape.plots import animation  # and matplotlib: only where something is drawn
+
+    last = run_folder.checkpoint_in(Path(files[0]))
+    path = Path(output) if output else last.with_suffix(".gif")
+    animation.check_film(path)
+    common.make_folder(path.parent)
+    runs = checkpoints(last, film.frames)
+    with common.progress_bar("surfaces") as bar:
+        shots = frames(runs, film, bar)
+    with common.progress_bar("film") as bar:
+        animation.save_film(animation.film(shots, runs[-1].algorithm), path, film.fps, dpi or DPI, bar)
+    common.files(path)
+
+
+def checkpoints(last: Path, most: int) -> list[Checkpoint]:
+    """At most ``most`` checkpoints, evenly chosen, of the run that ends with ``last``."""
+    paths = [path for path in run_folder.steps(last.parent) if path != last]
+    end = Checkpoint.load(last)
+    if end.learners < 3:
+        raise FailedError(f"{last}: {end.learners} learners span no plane, a film needs at least 3")
+    before = [Checkpoint.load(path, whole_history=False) for path in paths]
+    saved = [run for run in before if run.step < end.step and run.weights.shape == end.weights.shape]
+    moving = [run for run in [*saved, end] if bool((run.weights != run.weights[0]).any())]
+    if len(moving) < 2:
+        raise FailedError(
+            f"{last}: {len(moving)} checkpoints of its run have learners that differ, a film needs 2; "
+            "train with --set checkpoint.every=N"
+        )
+    chosen = np.unique(np.linspace(0, len(moving) - 1, min(most, len(moving))).round().astype(int))
+    return [moving[k] for k in chosen]
+
+
+def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame]:
+    """The surfaces around w_a of ``runs`` over one pair of directions, and where their sharpness stands.
+
+    The directions are the first two principal components of the learners' spread over all of the checkpoints,
+    each of which counts the same.
+    """
+    from landscape.plots.animation import Frame
+
+    spreads = [run.weights.double() - run.weights.double().mean(0) for run in runs]
+    rows = torch.cat([spread / spread.norm() for spread in spreads])
+    first = open_problem(runs[0], "train", film.source, "cpu")
+    directions = learners_plane(first, rows).directions
+    places = [(spread.to(directions) @ directions.T).numpy() for spread in spreads]
+    span = WIDTH * float(np.median([np.abs(place).max() for place in places]))
+    shots = []
+    for k, (run, place) in enumerate(zip(runs, places, strict=True)):
+        problem = open_problem(run, "train", film.source, "cpu")
+        markers = np.concatenate([place, np.zeros((1, 2))])
+        labels = tuple(f"learner {j}" for j in range(len(place)))
+        axes = ("direction 1 of the spread", "direction 2 of the spread")
+        plane = Plane(
+            problem.theta, directions, "learners", "none", 0, axes=axes, markers=markers,
+            labels=(*labels, "w_a"), thetas=torch.cat((run.weights, run.mean[None])).to(problem.theta),
+        )  # fmt: skip
+        surface = contour(problem, plane, grid=film.film_grid, span=span, **about(run, "train"))
+        history = _at(runs[-1], run.step)
+        sharp, limit = _sharpness(run, problem, history)
+        shots.append(Frame(surface, run.step, sharp, limit, history["train_loss"]))
+        progress((k + 1) / len(runs))
+    return shots
+
+
+def _at(end: Checkpoint, step: int) -> dict[str, float]:
+    """Of each column of a run's history, the last number up to ``step``; NaN if there is none."""
+    upto = end.history["step"] <= step
+    values = {name: column[upto & np.isfinite(column)] for name, column in end.history.items()}
+    return {name: float(column[-1]) if len(column) else float("nan") for name, column in values.items()}
+
+
+def _sharpness(run: Checkpoint, problem: Problem, history: dict[str, float]) -> tuple[float, float]:
+    """(ηλ_max, its limit): the run's own numbers where it recorded them, else measured at its weights."""
+    lr, limit, _ = known(run)
+    limit = float("nan") if limit is None else limit
+    if np.isfinite(history["lr_lambda_max"]):
+        return history["lr_lambda_max"], limit
+    return lr * float(top_eigenvalues(problem, 1, tol=0.05).values[0]), limit

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from landscape.cli import output
-from landscape.cli.options import data_dir, device, grouped
+from landscape.cli.options import group
 from landscape.cli.system import Stopped
 from landscape.core.errors import InputError, explain
 from landscape.core.files import printable
@@ -31,19 +31,15 @@ from landscape.train.processes.process_group import Group, Lost, number, started
 # A share of a grid may take long; a process that ends or is silent is noticed without this limit.
 WAIT = datetime.timedelta(days=7)
 
-timeout = click.option(
-    "--timeout",
-    metavar="S",
-    default=TIMEOUT,
-    show_default=True,
-    help="Seconds that a process may be silent, or that an exchange in training may take.",
-)
-cluster = click.option(
-    "--cluster",
-    metavar="ADDRESS",
-    help="Have it computed by the workers of a Dask scheduler, tcp://HOST:8786, or local:N: N processes of "
-    "this machine (see docs/cluster.md).",
-)
+TIMEOUT_S = {
+    "metavar": "S",
+    "help": "Seconds that a process may be silent, or that an exchange in training may take.",
+}
+CLUSTER = {
+    "metavar": "ADDRESS",
+    "help": "Have it computed by the workers of a Dask scheduler, tcp://HOST:8786, or local:N: N processes "
+    "of this machine (see docs/cluster.md).",
+}
 
 
 def connect(address: str) -> Cluster:
@@ -53,7 +49,7 @@ def connect(address: str) -> Cluster:
     if not address.startswith("local"):
         count = joined.workers
         words = f"{count} worker{'s' * (count != 1)}" if count else "no worker yet, the work waits for one"
-        output.message(f"{address}: {words}", context.params.get("quiet", False))
+        output.message(f"{address}: {words}")
     return joined
 
 
@@ -67,11 +63,15 @@ def _check(option: str, count: int, timeout: float, cluster: str | None) -> None
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """``--nproc``, ``--timeout`` and ``--cluster``: the processes that share a command's points."""
+    """The processes that share a command's points.
 
-    nproc: int
-    timeout: float
-    cluster: str | None
+    Args:
+        nproc: Processes (and GPUs) that share the points; under torchrun, which starts them, leave it out.
+    """
+
+    nproc: int = 1
+    timeout: float = TIMEOUT
+    cluster: str | None = None
 
     def join(self) -> Team:
         """The team of this process; with ``--nproc`` other processes run the command, and it ends here.
@@ -106,43 +106,25 @@ class Processes:
         raise click.exceptions.Exit(code)
 
 
-option = grouped(
-    "processes",
-    Processes,
-    click.option(
-        "--nproc",
-        metavar="N",
-        default=1,
-        show_default=True,
-        help="Processes (and GPUs) that share the points; under torchrun, which starts them, leave it out.",
-    ),
-    timeout,
-    cluster,
-)
+OPTIONS = group(Processes, nproc={"metavar": "N"}, timeout=TIMEOUT_S, cluster=CLUSTER)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """The runs of a command: ``at_once`` at a time, each in its own process, or those of ``cluster``."""
+    """The runs of a command: so many at a time, each in its own process, or those of ``cluster``.
 
-    at_once: int
-    timeout: float
+    Args:
+        at_once: Number of runs at a time, each in its own process.
+    """
+
+    at_once: int = 1
+    timeout: float = TIMEOUT
     cluster: str | None
     device: str
     data_dir: str | None
 
-    @classmethod
-    def of_options(
-        cls,
-        at_once: int,
-        timeout: float,
-        cluster: str | None,
-        device: str,
-        data_dir: str | None,
-    ) -> Jobs:
-        """From the values of the options; InputError for a bad one."""
-        _check("--jobs", at_once, timeout, cluster)
-        return cls(at_once, timeout, cluster, device, data_dir)
+    def __post_init__(self) -> None:
+        _check("--jobs", self.at_once, self.timeout, self.cluster)
 
     def executor(self) -> Executor:
         """What does the runs. Processes of this machine take GPUs in turn."""
@@ -158,22 +140,7 @@ class Jobs:
         return Pool(self.at_once, torch.get_num_threads(), self.timeout, place)
 
 
-jobs = grouped(
-    "jobs",
-    Jobs.of_options,
-    click.option(
-        "--jobs",
-        "at_once",
-        default=1,
-        show_default=True,
-        metavar="N",
-        help="Number of runs at a time, each in its own process.",
-    ),
-    timeout,
-    cluster,
-    device,
-    data_dir,
-)
+JOBS = group(Jobs, at_once={"flag": "--jobs", "metavar": "N"}, timeout=TIMEOUT_S, cluster=CLUSTER)
 
 
 class Team:

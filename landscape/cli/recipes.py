@@ -6,20 +6,22 @@ import tomllib
 from fnmatch import fnmatchcase
 from typing import Any
 
-import click
-
-from landscape.cli import common, options
+from landscape.cli import common
+from landscape.cli.completion import names
+from landscape.cli.options import command
 from landscape.train.recipes import recipe, table_recipes
 
 
-@click.command(epilog="Example: landscape recipes mnist-fig2a-dpsgd > mine.toml")
-@click.argument("name", metavar="[NAME]", required=False, shell_complete=options.names(table_recipes.names))
+@command(name={"argument": True, "metavar": "[NAME]", "shell_complete": names(table_recipes.names)})
 def recipes(name: str | None) -> None:
     """List the built-in recipes; with NAME (or a .toml file), print that recipe with all defaults.
 
     NAME may be a pattern, such as 'cifar10/resnet-18-*': then the matching recipes are listed. Without a
     pattern, the recipes of a paper's table are one line. The properties of a recipe's mixing matrix (gap,
     ω_min, stability limit) go to stderr.
+
+    Example:
+        landscape recipes mnist-fig2a-dpsgd > mine.toml
     """
     known = [n for n in table_recipes.names() if fnmatchcase(n, name)] if name else recipe.built_in()
     if name and (name in known or not known):

@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from landscape.cli import common, options
-from landscape.cli.contour import contour
-from landscape.cli.source import SOURCE
-from landscape.cli.spectrum import spectrum
+from landscape.cli import common
+from landscape.cli.analysis import SOURCE
+from landscape.cli.curvature import spectrum
+from landscape.cli.grids import contour
+from landscape.cli.options import Group, command, option
 from landscape.core.errors import FailedError, InputError
 from landscape.report import analyses, contents, page
 from landscape.report.contents import Contents, Run
@@ -21,33 +22,31 @@ from landscape.results.curvature import Spectrum
 from landscape.results.grids import Surface
 
 
-@click.command(epilog="Example: landscape report runs/ss runs/dp contour.h5 -o report.html --analyse")
-@click.argument("files", metavar="FILE…", nargs=-1, required=True, shell_complete=options.paths("file"))
-@click.option(
-    "-o",
-    "--output",
-    default="report.html",
-    show_default=True,
-    metavar="F.html",
-    shell_complete=options.paths("file"),
-    help="The page: one file, which sends no request.",
+@command(
+    output={"metavar": "F.html"},
+    source=Group(dict, [*SOURCE.options, option("device")]),
 )
-@click.option("--title", default="", help="Title in place of the default one.")
-@click.option(
-    "--analyse",
-    is_flag=True,
-    help="Compute what is missing of each checkpoint: a contour, a plane of its learners or trajectory, "
-    "eigenvalues and trace; files as the commands write them.",
-)
-@options.grouped("source", dict, *SOURCE, options.device)
-@options.quiet
 def report(
-    files: tuple[str, ...], output: str, title: str, analyse: bool, source: dict[str, Any], quiet: bool
+    *,
+    files: tuple[str, ...],
+    output: str = "report.html",
+    title: str = "",
+    analyse: bool,
+    source: dict[str, Any],
 ) -> None:
     """Write one page about runs, checkpoints and results: words, charts, tables.
 
     A FILE is a checkpoint, a result, or the folder of a run with the results in it. The page says what is not
     in the files, and which command makes it.
+
+    Args:
+        output: The page: one file, which sends no request.
+        title: Title in place of the default one.
+        analyse: Compute what is missing of each checkpoint: a contour, a plane of its learners or trajectory,
+            eigenvalues and trace; files as the commands write them.
+
+    Example:
+        landscape report runs/ss runs/dp contour.h5 -o report.html --analyse
     """
     path = Path(output)
     if path.suffix not in (".html", ".htm"):
@@ -56,18 +55,18 @@ def report(
     common.make_folder(path.parent)
     paths = [Path(file) for file in files]
     given = contents.read(paths)
-    if analyse and (made := _analyse(given, path.parent, source | {"quiet": quiet})):
+    if analyse and (made := _analyse(given, path.parent, source)):
         given = contents.read([*paths, *made])
     page.write(page.build(given, title), path)
     common.files(path)
 
 
-def finish(make: Callable[[], Page], path: Path, quiet: bool) -> None:
+def finish(make: Callable[[], Page], path: Path) -> None:
     """End a command with a report; where a package for it is missing, a line says what to install."""
     try:
         page.check_installed()
     except FailedError as error:
-        common.message(str(error), quiet)
+        common.message(str(error))
         return
     page.write(make(), path)
     common.files(path)

@@ -2,81 +2,82 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Any
-
-import click
 
 from landscape import stability as limits
 from landscape.analysis.spectrum import stability as compute_stability
-from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
-from landscape.cli import common, options
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
+from landscape.cli.completion import Choice
+from landscape.cli.options import command, numbers
+from landscape.cli.run_summary import known
 from landscape.core.errors import InputError
 from landscape.results.training import Stability
 from landscape.train.optimizer.preconditioning import preconditioner
-from landscape.train.own_loop.recording import read_settings
-from landscape.train.recipes.recipe import recipe_of
 
 DELAYS = "0,1,3,7,31"  # DESIGN's table
 HEADS = ("no momentum", "ordinary", "shifted")
 Limits = list[dict[str, float]]  # a row for each delay: "delay", and a value for each of HEADS
 
 
-@click.command(epilog="Example: landscape stability runs/dp/last.h5 --delay 0,1,2,4,8,16,32 --plot edge.png")
-@click.option("--delay", "delays", metavar="τ,…", default=DELAYS, show_default=True, help="Delays in steps.")
-@click.option("--lr", type=float, help="A learning rate in use: print the rates that keep the same minima.")
-@click.option("--from-delay", default=0, show_default=True, help="Delay that --lr is used with.")
-@click.option("--from-momentum", default=0.0, show_default=True, help="Momentum that --lr is used with.")
-@click.option(
-    "--from-form",
-    type=options.Choice(limits.FORMS),
-    default="ordinary",
-    show_default=True,
-    help="Form of that momentum.",
+@command(
+    delay={"metavar": "τ,…"},
+    from_form={"type": Choice(limits.FORMS)},
+    analysis=analysis_options(compute_stability, "momentum", "tol", metavar="[CKPT…]", required=False),
 )
-@click.option("--batch", default=1, show_default=True, help="Samples in a step.")
-@click.option("--from-batch", default=1, show_default=True, help="Samples in a step that --lr is used with.")
-@click.option(
-    "--noise",
-    default=0.0,
-    show_default=True,
-    help="s²/λ²: relative variance of one sample's curvature along the sharpest direction; only with "
-    "it does the batch matter.",
-)
-@click.option(
-    "--precondition",
-    is_flag=True,
-    help="λ_max of P^{-1/2} H P^{-1/2}, P the preconditioner of the run's optimizer, against its limit.",
-)
-@analysis_options(compute_stability, "momentum", "tol", metavar="[CKPT…]", required=False)
 def stability(
-    analysis: Analysis,
-    delays: str,
+    *,
+    delay: str = DELAYS,
     lr: float | None,
-    from_delay: int,
-    from_momentum: float,
-    from_form: str,
-    batch: int,
-    from_batch: int,
-    noise: float,
+    from_delay: int = 0,
+    from_momentum: float = 0.0,
+    from_form: str = "ordinary",
+    batch: int = 1,
+    from_batch: int = 1,
+    noise: float = 0.0,
     precondition: bool,
+    analysis: Analysis,
 ) -> None:
     """The largest stable ηλ_max under delay τ and momentum, and the limits at a CKPT's minimum.
 
     Without a CKPT, prints the limits; with --lr, also the rates that keep the set of accessible minima. With
     a CKPT, measures λ_max at w_a over the split and prints the rates above which training leaves this
     minimum.
+
+    Args:
+        delay: Delays in steps.
+        lr: A learning rate in use: print the rates that keep the same minima.
+        from_delay: Delay that --lr is used with.
+        from_momentum: Momentum that --lr is used with.
+        from_form: Form of that momentum.
+        batch: Samples in a step.
+        from_batch: Samples in a step that --lr is used with.
+        noise: s²/λ²: relative variance of one sample's curvature along the sharpest direction; only with it
+            does the batch matter.
+        precondition: λ_max of P^{-1/2} H P^{-1/2}, P the preconditioner of the run's optimizer, against its
+            limit.
+
+    Example:
+        landscape stability runs/dp/last.h5 --delay 0,1,2,4,8,16,32 --plot edge.png
     """
-    chosen, momentum = parse_delays(delays), analysis.settings["momentum"]
+    chosen, momentum = numbers("--delay", delay, DELAYS, least=0), analysis.settings["momentum"]
     if not analysis.checkpoints:
-        if analysis.output.picture or analysis.output.path or precondition:
+        if analysis.target.picture or analysis.target.output or precondition:
             raise InputError("--plot, -o: not allowed without a CKPT, nor --precondition")
-        stable = stable_steps(chosen, momentum, noise / batch)
+        stable = rows(
+            chosen, momentum, lambda tau, m, form: limits.max_stable_step(tau, m, form, noise / batch)
+        )
         common.values(table(stable, momentum, noise / batch), limits=stable)
         if lr is not None:
             before = limits.Setting(from_delay, from_momentum, from_form, from_batch)
-            kept = rates(chosen, momentum, lr, before, batch, noise)
+
+            def rate(tau: int, m: float, form: str) -> float:
+                """The learning rate that keeps the minima which ``lr`` has now."""
+                return limits.lr_that_keeps_minima(lr, before, limits.Setting(tau, m, form, batch), noise)
+
+            kept = rows(chosen, momentum, rate)
             common.values(rates_table(kept, lr, before, noise), rates=kept)
         return
     if lr is not None or noise:
@@ -98,65 +99,24 @@ def stability(
     analysis.compute("stability", analysis.open(), compute)
 
 
-def parse_delays(text: str) -> list[int]:
-    """[0, 1, 3] from "0,1,3"."""
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdigit() for word in words):
-        raise InputError(f"--delay: '{text}' is not allowed, it must be whole numbers ≥ 0, such as {DELAYS}")
-    return sorted({int(word) for word in words})
+def rows(delays: list[int], momentum: float, value: Callable[[int, float, str], float]) -> Limits:
+    """``value`` of each delay, and of no momentum, the momentum and the shifted one: a row a delay."""
+    forms = list(zip(HEADS, (0.0, momentum, momentum), ("ordinary", "ordinary", "shifted"), strict=True))
+    return [{"delay": tau, **{head: value(tau, m, form) for head, m, form in forms}} for tau in delays]
 
 
-def known(run: Checkpoint) -> tuple[float, float | None, int]:
-    """A run's learning rate, the limit of its update rule if it is known, and its delay."""
-    if run.algorithm == IMPORTED:
-        return math.nan, None, 0
-    if run.algorithm == RECORDED:
-        return run.lr, read_settings(run).get("monitor", {}).get("stability_limit"), 0
-    recipe = recipe_of(run)
-    return run.lr, recipe.stability_limit(), int(recipe.algorithm.get("delay", 0))
-
-
-def stable_steps(delays: list[int], momentum: float, noise: float) -> Limits:
-    """The largest stable ηλ_max, a row a delay."""
-    return [
-        {
-            "delay": tau,
-            **{name: limits.max_stable_step(tau, m, form, noise) for name, m, form in forms(momentum)},
-        }
-        for tau in delays
-    ]
-
-
-def rates(
-    delays: list[int], momentum: float, lr: float, before: limits.Setting, batch: int, noise: float
-) -> Limits:
-    """The learning rates that keep the minima which ``lr`` has under ``before``, a row a delay."""
-
-    def rate(tau: int, m: float, form: str) -> float:
-        return limits.lr_that_keeps_minima(lr, before, limits.Setting(tau, m, form, batch), noise)
-
-    return [
-        {"delay": tau, **{name: rate(tau, m, form) for name, m, form in forms(momentum)}} for tau in delays
-    ]
-
-
-def forms(momentum: float) -> list[tuple[str, float, str]]:
-    """The columns of the tables: the name, and the momentum and its form."""
-    return list(zip(HEADS, (0.0, momentum, momentum), ("ordinary", "ordinary", "shifted"), strict=True))
-
-
-def table(rows: Limits, momentum: float, noise: float) -> str:
+def table(found: Limits, momentum: float, noise: float) -> str:
     """The limits, a line a delay."""
     lines = [_row("τ", [HEADS[0], *(f"{h}, m = {momentum:g}" for h in HEADS[1:])])]
-    lines += [_row(str(row["delay"]), [f"{row[head]:.4f}" for head in HEADS]) for row in rows]
+    lines += [_row(str(row["delay"]), [f"{row[head]:.4f}" for head in HEADS]) for row in found]
     return f"largest stable lr·λ_max{' in mean square' if noise else ''}\n" + "\n".join(lines)
 
 
-def rates_table(rows: Limits, lr: float, before: limits.Setting, noise: float) -> str:
+def rates_table(found: Limits, lr: float, before: limits.Setting, noise: float) -> str:
     """The learning rates, a line a delay."""
     base = f"lr {lr:g} with delay {before.delay}, momentum {before.momentum:g} ({before.form})"
     base += f", batch {before.batch}" if noise else ""
-    lines = [_row(str(row["delay"]), [f"{row[head]:.4g}" for head in HEADS]) for row in rows]
+    lines = [_row(str(row["delay"]), [f"{row[head]:.4g}" for head in HEADS]) for row in found]
     return f"learning rates with the minima of {base}\n" + "\n".join(lines)
 
 

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import click
 import numpy as np
 
-from landscape.cli import common, options, processes
+from landscape.cli import common, processes
+from landscape.cli.completion import names
+from landscape.cli.options import FOLDER, command, group, parse_seeds
 from landscape.core.errors import InputError
 from landscape.core.memory import pick_device
 from landscape.results.training import Sweep
@@ -35,66 +36,41 @@ class Search:
     high: float
     rounds: int
 
-    @classmethod
-    def of_options(cls, search: str | None, rounds: int) -> Search | None:
-        """From the values of --search and --rounds; None without a search, InputError for a bad value."""
-        if not 1 <= rounds <= MAX_ROUNDS:
-            raise InputError(f"--rounds: {rounds} is not allowed, it must be 1 to {MAX_ROUNDS}")
-        return cls(*parse_search(search), rounds) if search else None
+
+def search_of(search: str | None, rounds: int = 8) -> Search | None:
+    """The search, if there is one; InputError for a value that is not allowed.
+
+    Args:
+        search: Find the value of KEY with the lowest final test loss, such as algorithm.sigma=1e-5..10.
+        rounds: Halvings of --search: at most 3 + 2·ROUNDS values. DPSGD-2020 evaluates about 20.
+    """
+    if not 1 <= rounds <= MAX_ROUNDS:
+        raise InputError(f"--rounds: {rounds} is not allowed, it must be 1 to {MAX_ROUNDS}")
+    return Search(*parse_search(search), rounds) if search else None
 
 
-search_options = options.grouped(
-    "search",
-    Search.of_options,
-    click.option(
-        "--search",
-        metavar="KEY=LO..HI",
-        help="Find the value of KEY with the lowest final test loss, such as algorithm.sigma=1e-5..10.",
-    ),
-    click.option(
-        "--rounds",
-        default=8,
-        show_default=True,
-        help="Halvings of --search: at most 3 + 2·ROUNDS values. DPSGD-2020 evaluates about 20.",
-    ),
+@command(
+    recipes={
+        "argument": True,
+        "metavar": "RECIPE…",
+        "required": True,
+        "shell_complete": names(table_recipes.names),
+    },
+    settings={"metavar": "KEY=V1,V2,…"},
+    seeds={"metavar": "N-M,…"},
+    search=group(search_of, search={"metavar": "KEY=LO..HI"}),
+    output=FOLDER | {"required": True},
+    jobs=processes.JOBS,
 )
-
-
-@click.command(
-    epilog="Example: landscape sweep mnist-fig2a-ssgd mnist-fig2a-dpsgd --set lr=0.2,0.5,1 --seeds 0-2 -o lr"
-)
-@click.argument(
-    "recipes", metavar="RECIPE…", nargs=-1, required=True, shell_complete=options.names(table_recipes.names)
-)
-@click.option(
-    "--set",
-    "settings",
-    metavar="KEY=V1,V2,…",
-    multiple=True,
-    help="Values of a key of the recipes; one value changes it in all runs.",
-)
-@options.seeds("0", "Seeds of each setting: 0-4, or 0,1,5.")
-@search_options
-@click.option(
-    "-o",
-    "--output",
-    metavar="DIR",
-    required=True,
-    shell_complete=options.paths("dir"),
-    help="Folder of the runs and the table.",
-)
-@processes.jobs
-@options.allow_code
-@options.quiet
 def sweep(
-    search: Search | None,
-    jobs: processes.Jobs,
+    *,
     recipes: tuple[str, ...],
     settings: tuple[str, ...],
-    seeds: str,
+    seeds: str = "0",
+    search: Search | None,
     output: str,
+    jobs: processes.Jobs,
     allow_code: bool,
-    quiet: bool,
 ) -> None:
     """Train all combinations of RECIPEs, values and seeds; a table has mean and deviation.
 
@@ -106,6 +82,14 @@ def sweep(
     --search evaluates both ends of the range and its middle, then ROUNDS times the two neighbours of the
     best value so far, at half the previous distance on a log scale. The best value has the fewest diverged
     seeds, and among those the lowest mean final loss.
+
+    Args:
+        settings: Values of a key of the recipes; one value changes it in all runs.
+        seeds: Seeds of each setting: 0-4, or 0,1,5.
+        output: Folder of the runs and the table.
+
+    Example:
+        landscape sweep mnist-fig2a-ssgd mnist-fig2a-dpsgd --set lr=0.2,0.5,1 --seeds 0-2 -o lr
     """
     if started_by_launcher():
         raise InputError("sweep: not allowed under torchrun; --jobs makes several runs at once")
@@ -113,7 +97,7 @@ def sweep(
         pick_device(jobs.device)
     read = functools.partial(table_recipes.read, allow_code=allow_code)
     sources = label(recipes)
-    seed_list = options.parse_seeds(seeds)
+    seed_list = parse_seeds(seeds)
     bases = sweeping.grid(sources, settings)
     keys = [s.partition("=")[0].strip() for s in settings]
     total, first_value = len(bases) * len(seed_list), list[str]()
@@ -130,14 +114,14 @@ def sweep(
     execute = functools.partial(
         train_runs, executor=jobs.executor(), device=jobs.device, data_dir=jobs.data_dir
     )
-    with common.progress_bar("sweep", quiet) as bar:
+    with common.progress_bar("sweep") as bar:
         runner = sweeping.Runner(
             folder,
             seed_list,
             keys,
             read=lambda label, changes: read(sources[label], changes),
             execute=execute,
-            message=lambda line: common.message(line, quiet),
+            message=common.message,
             progress=lambda runs: bar(runs / total),
         )
         if search:
@@ -211,8 +195,7 @@ def table(result: Sweep) -> str:
                 f"{result.seconds[i]:.1f}",
             ]
         )
-    widths = [max(len(line[c]) for line in lines) for c in range(len(head))]
-    return "\n".join("  ".join(w.rjust(n) for w, n in zip(line, widths, strict=True)) for line in lines)
+    return common.columns(lines)
 
 
 def _varying(rows: Iterable[Mapping[str, str]]) -> list[str]:

@@ -12,10 +12,13 @@ from pathlib import Path
 import click
 
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import common, options, output, processes, run_summary
+from landscape.cli import common, output, processes, run_summary
+from landscape.cli.completion import names
+from landscape.cli.options import FOLDER, command, group
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.train.processes import board, children
+from landscape.train.processes.children import TIMEOUT
 from landscape.train.processes.process_group import Group, started_by_launcher, worker_device
 from landscape.train.recipes import table_recipes
 from landscape.train.recipes.recipe import Recipe
@@ -24,22 +27,30 @@ from landscape.train.run.history import Diverged, divergence_message
 from landscape.train.run.loop import Hooks
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
-    """The options of ``landscape train``."""
+    """The options of ``landscape train``.
+
+    Args:
+        settings: Change a key of the recipe, such as lr=0.5 or algorithm.mixing='ring(1)'.
+        output: Folder of the run. [default: runs/NAME-seedN]
+        resume: Resume from DIR/last.h5; the result is bit-identical to an uninterrupted run.
+        force: First delete the run in DIR.
+        nproc: Processes on this machine that share the learners.
+        max_restarts: How often all processes are restarted from last.h5 after one is lost.
+    """
 
     recipe_name: str | None
     settings: tuple[str, ...]
     output: str | None
     resume: bool
     force: bool
-    nproc: int
-    max_restarts: int
-    timeout: float
+    nproc: int = 1
+    max_restarts: int = 0
+    timeout: float = TIMEOUT
     allow_code: bool
     device: str
     data_dir: str | None
-    quiet: bool
 
     def recipe(self) -> Recipe | None:
         """The recipe, if one is named, after a check of the options."""
@@ -70,64 +81,23 @@ class Training:
         arguments += ["-o", folder, "--device", self.device, "--timeout", str(self.timeout)]
         arguments += ["--data-dir", self.data_dir] if self.data_dir else []
         # A restart has to resume; where there is no run yet, --resume starts it.
-        flags = {"--resume": self.resume or self.max_restarts, "--force": self.force, "--quiet": self.quiet}
+        flags = {"--resume": self.resume or self.max_restarts, "--force": self.force}
         shown = output.current()
-        flags |= {"--allow-code": self.allow_code, "--json": shown.as_json, "--verbose": shown.verbose}
+        flags |= {"--allow-code": self.allow_code, "--quiet": shown.quiet}
+        flags |= {"--json": shown.as_json, "--verbose": shown.verbose}
         return [*arguments, *(flag for flag, is_set in flags.items() if is_set)]
 
 
-training_options = options.grouped(
-    "training",
-    Training,
-    click.argument(
-        "recipe_name", metavar="[RECIPE]", required=False, shell_complete=options.names(table_recipes.names)
-    ),
-    click.option(
-        "--set",
-        "settings",
-        metavar="KEY=VALUE",
-        multiple=True,
-        help="Change a key of the recipe, such as lr=0.5 or algorithm.mixing='ring(1)'.",
-    ),
-    click.option(
-        "-o",
-        "--output",
-        metavar="DIR",
-        shell_complete=options.paths("dir"),
-        help="Folder of the run. [default: runs/NAME-seedN]",
-    ),
-    click.option(
-        "--resume",
-        is_flag=True,
-        help="Resume from DIR/last.h5; the result is bit-identical to an uninterrupted run.",
-    ),
-    click.option("--force", is_flag=True, help="First delete the run in DIR."),
-    click.option(
-        "--nproc",
-        metavar="N",
-        default=1,
-        show_default=True,
-        help="Processes on this machine that share the learners.",
-    ),
-    click.option(
-        "--max-restarts",
-        metavar="K",
-        default=0,
-        show_default=True,
-        help="How often all processes are restarted from last.h5 after one is lost.",
-    ),
-    processes.timeout,
-    options.allow_code,
-    options.device,
-    options.data_dir,
-    options.quiet,
+@command(
+    training=group(
+        Training,
+        recipe_name={"argument": True, "metavar": "[RECIPE]", "shell_complete": names(table_recipes.names)},
+        output=FOLDER,
+        nproc={"metavar": "N"},
+        max_restarts={"metavar": "K"},
+        timeout=processes.TIMEOUT_S,
+    )
 )
-
-
-@click.command(
-    epilog="Example: landscape train mnist-fig2a-dpsgd --set seed=1 --data-dir ~/data -o runs/dp-1"
-)
-@training_options
 def train(training: Training) -> None:
     """Train n learners by RECIPE, a built-in name or a .toml file; every step is decomposed.
 
@@ -139,6 +109,9 @@ def train(training: Training) -> None:
     DIR/logs/rank-R.log.
 
     The exit code is 3 if the run diverged, with a message; its files are complete.
+
+    Example:
+        landscape train mnist-fig2a-dpsgd --set seed=1 --data-dir ~/data -o runs/dp-1
     """
     chosen = training.recipe()
     folder = training.folder(chosen)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
@@ -18,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
-from landscape.cli import common, options, output
+from landscape.cli import common, output
+from landscape.cli.options import FOLDER, command
 from landscape.cli.run_summary import against, latest, numbers
 from landscape.core.errors import FailedError
 from landscape.core.files import in_use, printable
@@ -62,17 +62,21 @@ class Status:
     left_s: float
 
 
-@click.command(epilog="Example: landscape watch runs/dp")
-@click.argument("folder", metavar="DIR", shell_complete=options.paths("dir"))
-@click.option("--once", is_flag=True, help="Print it once, and do not wait.")
-@click.option("--every", default=1.0, show_default=True, metavar="S", help="Seconds between two looks.")
-def watch(folder: str, once: bool, every: float) -> None:
+@command(folder=FOLDER | {"argument": True}, every={"metavar": "S"})
+def watch(*, folder: str, once: bool, every: float = 1.0) -> None:
     """Show how the run in DIR goes, while it goes on in another process.
 
     Shows the last numbers and the course of loss, α_e, Δ, consensus distance, ηλ_max against its limit, what
     else monitor.instruments measured, the samples per second and the time left, as of the run's last file,
     which a run writes every checkpoint.every steps (a Recorder: save_every). Ends when the run ends. Where
     stdout is no terminal, it prints a line for each file; with --json, one object when it ends.
+
+    Args:
+        once: Print it once, and do not wait.
+        every: Seconds between two looks.
+
+    Example:
+        landscape watch runs/dp
     """
     positive("--every", every)
     place = Path(folder)
@@ -90,7 +94,7 @@ def watch(folder: str, once: bool, every: float) -> None:
         with Live(view(status), auto_refresh=False) as live:
             _follow(place, status, every, lambda now: live.update(view(now), refresh=True))
     else:
-        _follow(place, status, every, _Lines())
+        _follow(place, status, every, _lines())
 
 
 def _follow(folder: Path, status: Status, every: float, show: Callable[[Status], None]) -> None:
@@ -102,17 +106,17 @@ def _follow(folder: Path, status: Status, every: float, show: Callable[[Status],
         show(status)
 
 
-class _Lines:
-    """Prints a line for each new file of a run, and one at its end."""
+def _lines() -> Callable[[Status], None]:
+    """What prints a line for each new file of a run, and one at its end."""
+    seen: set[tuple[int, str]] = set()
 
-    def __init__(self) -> None:
-        self._seen: tuple[int, str] | None = None
-
-    def __call__(self, status: Status) -> None:
-        step = status.end.step if status.end else -1
-        if self._seen != (step, status.state):
-            self._seen = (step, status.state)
+    def show(status: Status) -> None:
+        now = (status.end.step if status.end else -1, status.state)
+        if now not in seen:
+            seen.add(now)
             common.values(line(status), run=_numbers(status))
+
+    return show
 
 
 def _numbers(status: Status) -> dict[str, Any]:

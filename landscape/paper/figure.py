@@ -83,6 +83,8 @@ def figure(
 ) -> Callable[[Callable[[Context], Drawing]], Figure]:
     """A decorator: add the :class:`Figure` that the function draws to the registry, under ``name``.
 
+    The function is called with matplotlib in the toolkit's style.
+
     Args:
         name: what ``landscape figures`` calls it.
         where: the paper and the figure, such as "DPSGD-2020, Figure 2(a)".

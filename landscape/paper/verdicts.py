@@ -151,26 +151,6 @@ def judged(judge: Judge, rows: Rows) -> list[Effect]:
         return [Effect("", "", (), untested=NOT_KEPT.format(error.args[0]))]
 
 
-def measured(
-    where: str,
-    what: str,
-    values: Callable[[], Iterable[float]],
-    claimed: tuple[float, float] = (0.0, math.inf),
-    ratio: bool = False,
-) -> Effect:
-    """The effect with these values, or one that is not tested where the CSV of an older version lacks them.
-
-    Example:
-        >>> import pandas as pd
-        >>> measured("a", "gain", lambda: by_seed(pd.DataFrame({"seed": [0]}), "gain").values()).reason
-        'its CSV has no numbers by seed (gain)'
-    """
-    try:
-        return Effect(where, what, tuple(values()), claimed, ratio=ratio)
-    except KeyError as error:
-        return Effect(where, what, (), claimed, ratio=ratio, untested=NOT_KEPT.format(error.args[0]))
-
-
 def outcome(effects: Sequence[Effect]) -> Outcome:
     """The grade of a claim; "holds" where all of its effects do, and none is open.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure as Picture
 
 from landscape.checkpoint.checkpoint import Checkpoint
@@ -72,9 +73,8 @@ def _changes(batch: int, setting: str) -> list[str]:
 def _measured(key: str, run: Checkpoint) -> list[dict[str, Any]]:
     """A row for each step at which instruments measured; a record has no empty columns."""
     at, none = np.isfinite(run.history["lambda_max"]), np.full(len(run.history["step"]), np.nan)
-    table = np.array([run.history.get(column, none)[at] for column in COLUMNS]).T.tolist()
-    steps = run.history["step"][at].astype(int).tolist()
-    return [{"step": t, **dict(zip(COLUMNS, row, strict=True))} for t, row in zip(steps, table, strict=True)]
+    table = pd.DataFrame({column: run.history.get(column, none) for column in ("step", *COLUMNS)})[at]
+    return table.astype({"step": int}).to_dict("records")  # type: ignore[no-any-return]
 
 
 def _late(rows: Rows) -> Rows:

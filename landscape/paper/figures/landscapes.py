@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from landscape import plots
 from landscape.checkpoint.checkpoint import Checkpoint
@@ -12,7 +13,7 @@ from landscape.paper.context import Context, Runs, Scale
 from landscape.paper.figure import Drawing, compare, figure
 from landscape.paper.figures.training_curves import ALL, BOTH, NAMED, accuracy, cell
 from landscape.paper.scales import PAPER_CIFAR, cells, cifar_note
-from landscape.paper.verdicts import Effect, Rows, ratio_effect, select, settings
+from landscape.paper.verdicts import Effect, Rows, pair, ratio_effect, settings
 
 # Test accuracy in % up to which a network counts as not trained (ours); of ten classes chance is 10.
 CHANCE = 15.0
@@ -43,9 +44,9 @@ def _table(context: Context, grids: list[Any], make: Any, columns: Any) -> Rows:
         if run.seed == 0:
             grids.append(grid)
         points = {"x": np.tile(grid.x, len(grid.y)), "y": np.repeat(grid.y, len(grid.x)), **columns(grid)}
-        known, names = {"test_accuracy_percent": accuracy(run)}, list(points)
-        values = zip(*(np.ravel(column).tolist() for column in points.values()), strict=True)
-        return [known | dict(zip(names, row, strict=True)) for row in values]
+        table = pd.DataFrame({name: np.ravel(column) for name, column in points.items()})
+        table.insert(0, "test_accuracy_percent", accuracy(run))
+        return table.to_dict("records")  # type: ignore[no-any-return]
 
     axes = {"model": _shaped(context.scale), "algorithm": BOTH}
     rows = context.table(cell("{model}", 8192, "{algorithm}"), axes, measure)
@@ -68,13 +69,11 @@ def _medians(rows: Rows, value: str, count: str = "") -> Rows:
 
 def _effects(rows: Rows, what: str, value: str, count: str = "") -> list[Effect]:
     """SSGD's over DPSGD's, by network; above 1 as claimed."""
-    table, effects = _medians(rows, value, count), []
-    for model in settings(rows, "model"):
-        both = [
-            select(table, model=model, algorithm=ALL[a]).set_index("seed")["median"].to_dict() for a in BOTH
-        ]
-        effects.append(ratio_effect(model, what, both))
-    return effects
+    table, both = _medians(rows, value, count), tuple(ALL[a] for a in BOTH)
+    return [
+        ratio_effect(model, what, pair(table, "median", model=model, algorithm=both))
+        for model in settings(rows, "model")
+    ]
 
 
 def _finding(rows: Rows, effects: list[Effect], words: str) -> str:
@@ -86,23 +85,30 @@ def _finding(rows: Rows, effects: list[Effect], words: str) -> str:
     return said + (f" At chance stayed runs of {names}, which do not count." if stuck else "")
 
 
-def _fig3(context: Context) -> Drawing:
-    settings_ = {"grid": context.pick(3, 25, 50), "samples": context.pick(32, 500, 0)}
+def _drawing(context: Context, make: Any, columns: Any, value: str, what: str, count: str = "") -> Drawing:
+    """The grids and, of each run, the median ``value`` over its points, or over those that ``count``.
+
+    ``make`` and ``columns`` as of :func:`_table`; the conclusion is left to the caller.
+    """
     first: list[Any] = []
-    rows = _table(
+    rows = _table(context, first, make, columns)
+    good = rows.assign(**{value: rows[value].where(rows[count])}) if count else rows
+    by_run = good.groupby(["model", "algorithm", "seed"], sort=False)[value].median().reset_index()
+    return Drawing({"": plots.draw(first)}, rows, compare(by_run, what, value, form=".3g"), "")
+
+
+def _fig3(context: Context) -> Drawing:
+    sizes = {"grid": context.pick(3, 25, 50), "samples": context.pick(32, 500, 0)}
+    drawing = _drawing(
         context,
-        first,
-        lambda key, label: context.contour(context.last(key), label=label, **settings_),
+        lambda key, label: context.contour(context.last(key), label=label, **sizes),
         lambda s: {"test_loss_nat": s.loss, "rise_nat": s.loss - s.loss[len(s.y) // 2, len(s.x) // 2]},
+        "rise_nat",
+        "median rise of the test loss, {model}, {algorithm}",
     )
-    by_run = rows.groupby(["model", "algorithm", "seed"], sort=False)["rise_nat"].median().reset_index()
     words = "The loss rises {} as much around SSGD's solutions as around DPSGD's"
-    return Drawing(
-        {"": plots.draw(first)},
-        rows,
-        compare(by_run, "median rise of the test loss, {model}, {algorithm}", "rise_nat", form=".3g"),
-        _finding(rows, _judge_3(rows), words),
-    )
+    drawing.conclusion = _finding(drawing.rows, _judge_3(drawing.rows), words)
+    return drawing
 
 
 def _judge_3(rows: Rows) -> list[Effect]:
@@ -119,26 +125,23 @@ figure(
 
 def _fig4(context: Context) -> Drawing:
     grid, samples, products = context.pick((2, 16, 4), (4, 128, 200), (4, 0, 1000))
-    first: list[Any] = []
 
     def make(key: str, label: str) -> Any:
         early = context.points(key)[0]
         label += f", epoch {early.epoch:.3g}"
         return context.hessian_grid(early, label=label, grid=grid, samples=samples, products=products)
 
-    rows = _table(context, first, make, lambda g: {"ratio": g.ratio, "converged": g.converged})
-    good = rows.assign(ratio=rows["ratio"].where(rows["converged"]))
-    by_run = good.groupby(["model", "algorithm", "seed"], sort=False)["ratio"].median().reset_index()
-    lost = rows[~rows["converged"]].groupby(["model", "algorithm"], sort=False).size()
-    missed = ", ".join(f"{n} of {model} with {a}" for (model, a), n in lost.items())
     what = "median |λ_min|/|λ_max| where both converged, {model}, {algorithm}"
-    return Drawing(
-        {"": plots.draw(first)},
-        rows,
-        compare(by_run, what, "ratio", form=".3g"),
-        _finding(rows, _judge_4(rows), "SSGD's median ratio is {} that of DPSGD")
-        + (f" Points that did not converge do not count: {missed}." if missed else ""),
+    drawing = _drawing(
+        context, make, lambda g: {"ratio": g.ratio, "converged": g.converged}, "ratio", what, "converged"
     )
+    rows = drawing.rows
+    drawing.conclusion = _finding(rows, _judge_4(rows), "SSGD's median ratio is {} that of DPSGD")
+    lost = rows[~rows["converged"]].groupby(["model", "algorithm"], sort=False).size()
+    if len(lost):
+        missed = ", ".join(f"{n} of {model} with {a}" for (model, a), n in lost.items())
+        drawing.conclusion += f" Points that did not converge do not count: {missed}."
+    return drawing
 
 
 def _judge_4(rows: Rows) -> list[Effect]:

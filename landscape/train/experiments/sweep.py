@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,7 @@ def folder_name(setting: Setting) -> str:
     return safe if safe == text else f"{safe}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
+@dataclass
 class Runner:
     """Runs settings with all ``seeds`` and keeps DIR/sweep.csv and DIR/sweep.h5 up to date.
 
@@ -144,22 +145,18 @@ class Runner:
         progress: takes the number of runs that are done, with the part of the present one.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        seeds: Sequence[int],
-        keys: Iterable[str],
-        *,
-        read: Callable[[str, list[str]], Recipe],
-        execute: Execute,
-        message: Callable[[str], None] = lambda line: None,
-        progress: Progress = lambda runs: None,
-    ) -> None:
-        self.folder, self.seeds, self.keys = folder, seeds, ["recipe", *keys]
-        self.read, self.execute = read, execute
-        self.message, self.progress, self.done = message, progress, 0
-        self.outcomes: dict[Setting, dict[int, Outcome]] = {}
-        self.table = folder / "sweep.h5"
+    folder: Path
+    seeds: Sequence[int]
+    keys: list[str]
+    read: Callable[[str, list[str]], Recipe]
+    execute: Execute
+    message: Callable[[str], None] = lambda line: None
+    progress: Progress = lambda runs: None
+    done: int = field(default=0, init=False)
+    outcomes: dict[Setting, dict[int, Outcome]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.table, self.keys = self.folder / "sweep.h5", ["recipe", *self.keys]
         if not self.table.exists():
             return
         old = Sweep.load(self.table)

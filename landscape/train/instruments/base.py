@@ -1,7 +1,8 @@
-"""What an instrument is: a measurement that a run repeats, with the columns that it adds to the history."""
+"""What an instrument is: a measurement that a run repeats; and the sample on which Hessians are taken."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -12,12 +13,152 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
-from landscape.curvature.hessian import Preconditioner
+from landscape.curvature.eigenvalues import exact_products
+from landscape.curvature.hessian import HessianOperator, Preconditioner
+from landscape.curvature.lanczos import Eigenpairs, lanczos, start_vector, warm_start
 from landscape.problem.problem import Problem
-from landscape.train.instruments.sample import Sample
 from landscape.train.processes.comm import Comm
 from landscape.train.recipes.recipe import Monitor
 from landscape.train.run.randomness import generator
+
+STATE = "monitor_start"  # the name in a checkpoint of the vector near which the next search begins
+
+
+class Sample:
+    """Loss and Hessian of ``problem`` on ``monitor.samples`` of its samples, the work shared by ``comm``.
+
+    A Lanczos search begins at the sum of the eigenvectors of the previous search, plus a random vector of the
+    same norm, the same every time, so that an eigenvector orthogonal to them is not missed. It uses exact
+    products only: cheaper products are chosen by timing, on which the history's bits must not depend.
+    ``state`` is the sum, so that a resumed run gives the bits of one that never stopped.
+
+    Every process multiplies with its share of the sample, and all call the same methods in the same order;
+    rank 0 searches.
+
+    Attributes:
+        problem: that of the whole sample.
+        count: how many eigenvalues :meth:`top` gives.
+
+    Raises:
+        InputError: a model without second derivatives.
+    """
+
+    def __init__(self, monitor: Monitor, problem: Problem, comm: Comm, seed: int) -> None:
+        self._comm, self.count = comm, min(monitor.top, problem.layout.size)
+        self.state: dict[str, Tensor] = {}
+        self._found: tuple[int, Eigenpairs | None] = -1, None
+        HessianOperator(problem)  # refuses a model without second derivatives, before the first step
+        batch, samples = problem.batchnorm.samples, min(monitor.samples or problem.samples, problem.samples)
+        if batch:  # whole batches, as a sample's loss depends on its batch
+            samples = max(1, samples // batch) * batch
+        if samples < problem.samples:
+            order = torch.randperm(problem.samples, generator=generator(seed, "monitor"))
+            problem = problem.subset(order[:samples].sort().values)
+        self.problem = problem
+        self._random = start_vector(problem, seed)
+        share = comm.share(problem.samples)
+        if batch:  # a share would be cut into other batches than the whole set: rank 0 computes alone
+            share = slice(0, problem.samples if comm.rank == 0 else 0)
+        self._share = (share.stop - share.start) / problem.samples
+        self._local = problem.subset(share) if 0 < self._share < 1 else problem
+
+    def restore(self, shared: Mapping[str, Tensor]) -> None:
+        """Take ``state`` from a checkpoint, if it has one."""
+        if STATE in shared:
+            self.state = {STATE: shared[STATE].to(self._random)}
+
+    def top(self, step: int, theta: Tensor) -> Eigenpairs | None:
+        """The ``count`` largest eigenvalues at ``theta`` (P,) after ``step``, searched once a step.
+
+        None where the Hessian is not finite.
+        """
+        if self._found[0] != step:
+            pairs = self.search(theta, self.count, self.state.get(STATE))
+            self.state = {} if pairs is None else {STATE: pairs.vectors.sum(0)}
+            self._found = step, pairs
+        return self._found[1]
+
+    def gradient(self, theta: Tensor) -> Tensor:
+        """∇L (P,) at ``theta`` over the sample."""
+        part = self._local.gradient(theta) * self._share if self._share else torch.zeros_like(theta)
+        return self._comm.totals(part.double()).to(theta) if self._comm.size > 1 else part
+
+    def curvature(self, theta: Tensor) -> Callable[[Tensor], float]:
+        """v ↦ vᵀHv for the Hessian at ``theta``, and a v (P,) that all processes have."""
+        local = exact_products(self._local, theta)[0] if self._share else None
+
+        def along(v: Tensor) -> float:
+            product = local(v[None])[0] * self._share if local else torch.zeros_like(v)
+            return self._comm.total(float(v.double() @ product.double()))[0]
+
+        return along
+
+    def search(
+        self, theta: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None
+    ) -> Eigenpairs | None:
+        """The largest eigenvalues of H, or of P^{-1/2} H P^{-1/2}, with vectors (count, P), on all ranks.
+
+        Args:
+            theta: θ (P,).
+            count: how many.
+            near: the sum of eigenvectors at weights nearby; None: there are none yet.
+            precondition: P.
+        """
+        local = exact_products(self._local, theta)[0] if self._share else None
+        if local is not None and precondition is not None:
+            local = precondition.around(local, self.problem)
+        start = self._random if near is None else warm_start(near, self._random)
+        if self._comm.size == 1:
+            assert local is not None
+            with contextlib.suppress(_NotFiniteError):
+                return lanczos(lambda v: _finite(local(v[None])[0]), start, high=count)
+            return None
+
+        def shared(v: Tensor, going: float = 1.0) -> Tensor:
+            """H ``v`` for the ``v`` of rank 0, which all ranks receive; they stop if ``going`` is 0."""
+            sent = torch.cat((v.double(), v.new_tensor([going], dtype=torch.float64)))
+            sent = self._comm.totals(sent if self._comm.rank == 0 else torch.zeros_like(sent))
+            if not sent[-1]:
+                raise _StoppedError
+            product = local(sent[None, :-1].to(theta))[0] * self._share if local else sent[:-1] * 0
+            return self._comm.totals(product.double()).to(theta)
+
+        pairs: Eigenpairs | None = None
+        if self._comm.rank == 0:
+            with contextlib.suppress(_NotFiniteError):
+                pairs = lanczos(lambda v: _finite(shared(v)), start, high=count)
+            with contextlib.suppress(_StoppedError):
+                shared(start, going=0.0)
+        else:
+            with contextlib.suppress(_StoppedError):
+                while True:
+                    shared(start)
+        return self._broadcast(pairs, count, theta)
+
+    def _broadcast(self, pairs: Eigenpairs | None, count: int, theta: Tensor) -> Eigenpairs | None:
+        """The ``pairs`` of rank 0, on all ranks."""
+        table = torch.zeros(count, len(theta) + 3, dtype=torch.float64, device=theta.device)
+        if pairs is not None:
+            numbers = torch.stack((pairs.values, pairs.residuals), 1).to(table)
+            table = torch.cat((torch.ones_like(numbers[:, :1]), numbers, pairs.vectors.double()), 1)
+        table = self._comm.totals(table)
+        if not table[0, 0]:
+            return None
+        return Eigenpairs(table[:, 1].cpu(), table[:, 3:].to(theta), table[:, 2].cpu(), 0, True)
+
+
+class _NotFiniteError(Exception):
+    """A Hessian with NaN or infinities has no eigenvalues."""
+
+
+class _StoppedError(Exception):
+    """Rank 0 needs no further products."""
+
+
+def _finite(product: Tensor) -> Tensor:
+    if not bool(torch.isfinite(product).all()):
+        raise _NotFiniteError
+    return product
 
 
 @dataclass(frozen=True)

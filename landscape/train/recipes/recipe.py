@@ -217,6 +217,8 @@ class Init:
 BUILT_IN = Path(__file__).parent
 # The tables whose name may be MODULE:NAME.
 CODE = ("model", "data")
+# The tables with a name, and where it is looked up.
+PARTS: dict[str, Any] = {"algorithm": algorithms, "optimizer": optimizer, "model": models, "data": data}
 # The least value of each number that has one; None: it must be above 0.
 LEAST = {
     "learners": 1, "batch": 1, "accumulate": 1, "lr": None, "steps": 0, "seed": 0, "decompose.every": 0,
@@ -308,10 +310,10 @@ class Recipe:
         return (optimizer.full_name(name) if table == "optimizer" else name), values
 
     def spec(self, table: str) -> Spec:
-        """The table "model" or "data", checked, its defaults filled in; MODULE:NAME is not imported here."""
+        """A table with a name, checked, its defaults filled in; MODULE:NAME is not imported here."""
         name, given = self.part(table)
-        registry = {"model": models, "data": data}[table]
-        return Spec(name, given if is_user_defined(name) else registry.options(name, given), called=True)
+        code = table in CODE and is_user_defined(name)
+        return Spec(name, given if code else PARTS[table].options(name, given), called=True)
 
     @property
     def names_code(self) -> bool:
@@ -354,15 +356,9 @@ class Recipe:
 
     def to_toml(self) -> str:
         """The whole recipe, defaults included, as TOML that reads back to an equal recipe."""
-        values = self.values()
-        checks: dict[str, Any] = {"algorithm": algorithms, "optimizer": optimizer}
-        for table, check in checks.items():
-            name, given = self.part(table)
-            values[table] = {"name": name, **check.options(name, given)}
-        for table in ("model", "data"):
-            spec = self.spec(table)
-            values[table] = {"name": spec.name, **spec.options}
-        return toml_text(values)
+        specs = {table: self.spec(table) for table in PARTS}
+        named = {table: {"name": spec.name, **spec.options} for table, spec in specs.items()}
+        return toml_text(self.values() | named)
 
 
 def built_in() -> list[str]:

@@ -1,23 +1,27 @@
-"""The result file of a command that works on grids: written during the work, resumed, and reused."""
+"""landscape contour and hessian-grid, whose result file is written during the work, resumed, and reused."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from landscape.cli import common, planes
-from landscape.cli.analysis import Analysis
+from landscape.analysis.grids import contour as compute_contour
+from landscape.analysis.grids import hessian_grid as compute_hessian_grid
+from landscape.cli import common, planes, processes
+from landscape.cli.analysis import Analysis, analysis_options, each
+from landscape.cli.options import command
 from landscape.cli.processes import Processes, Team
 from landscape.core import hdf5
 from landscape.core.errors import FailedError
 from landscape.evaluation.grid import MismatchError, axes, coincide, difference, reused_points
 from landscape.results import base
-from landscape.results.grids import Interpolated, Surface
+from landscape.results.grids import HessianGrid, Interpolated, Surface
 
 R = TypeVar("R", bound=Interpolated)
 
@@ -36,13 +40,9 @@ class GridFile(Generic[R]):
         kind: type[R],
         origins: Sequence[base.Provenance],
         wanted: Mapping[str, Any],
-        quiet: bool,
-        team: Team,
-        force: bool = False,
+        force: bool,
     ) -> None:
-        if team.rank == 0:
-            common.lock(path)
-        self._path, self._quiet, self._force = path, quiet, force
+        self._path, self._force = path, force
         self._reasons: list[str] = []  # printed when work starts: the command may still end with an error
         self._results: list[R] = []
         self._stored = self._read(kind)
@@ -83,7 +83,7 @@ class GridFile(Generic[R]):
 
     def _explain_replacement(self) -> None:
         for reason in self._reasons:
-            common.message(f"{self._path}: cannot be resumed, {reason}; computed from the start", self._quiet)
+            common.message(f"{self._path}: cannot be resumed, {reason}; computed from the start")
         self._reasons = []
 
     @property
@@ -132,8 +132,8 @@ class GridFile(Generic[R]):
 
     def finish(self, picture: str | None) -> None:
         """Write the file unless it has these results already; draw them, print the files' names on stdout."""
-        if len(self._stored) == len(self._results) and all(map(_is, self._stored, self._results)):
-            common.message(f"{self._path}: complete already, nothing is computed", self._quiet)
+        if len(self._stored) == len(self._results) and all(map(operator.is_, self._stored, self._results)):
+            common.message(f"{self._path}: complete already, nothing is computed")
         else:
             base.save(self._results, self._path)
         common.show(self._results, self._path, picture)
@@ -153,17 +153,19 @@ def compute_on_grid(
     """
     team = processes.join()
     groups = planes.check(chosen, analysis.open())
-    target = analysis.target(groups[0][0], name, chosen.kind, chosen.norm, resumes=True)
-    origins = [planes.about(group, chosen.kind, analysis) for group in groups]
+    path = analysis.path(groups[0][0], name, chosen.kind, chosen.norm, resumes=True)
+    origins = [analysis.about(*(group if chosen.kind == "between" else group[:1])) for group in groups]
     where = {"split": analysis.split, "dtype": analysis.dtype, "seed": analysis.seed}
     asked = {**where, **analysis.settings, **vars(chosen)}
     free = kind.may_differ if chosen.kind in ("random", "eigen") else kind.may_differ | {"seed"}
     fixed = {field.name for field in dataclasses.fields(kind)} - free
     wanted = {key: value for key, value in asked.items() if key in fixed and value is not None}
-    file = GridFile(target, kind, origins, wanted, analysis.quiet, team, analysis.output.force)
+    if team.rank == 0:
+        common.lock(path)
+    file = GridFile(path, kind, origins, wanted, analysis.target.force)
     settings, span = analysis.settings, analysis.settings["span"]
     with team:
-        for i, (group, progress) in enumerate(analysis.each(name, groups)):
+        for i, (group, progress) in enumerate(each(name, groups)):
             problem = analysis.problem(group[0])
             if chosen.kind == "eigen" and isinstance(file.previous, Surface):
                 plane = file.previous.plane(problem.theta)  # costly to find, and the same but for rounding
@@ -175,10 +177,67 @@ def compute_on_grid(
             common.describe(result)
             if previous:
                 known = reused_points(previous, result)
-                analysis.values(f"  {known:,} of {result.exact.size:,} points were in the file")
+                common.values(f"  {known:,} of {result.exact.size:,} points were in the file")
     if team.rank == 0:
-        file.finish(analysis.output.picture)
+        file.finish(analysis.target.picture)
 
 
-def _is(a: object, b: object) -> bool:
-    return a is b
+@command(
+    plane=planes.OPTIONS,
+    processes=processes.OPTIONS,
+    analysis=analysis_options(
+        compute_contour,
+        "grid",
+        "span",
+        "tolerance",
+        "bn",
+        "bn_samples",
+        "path",
+        "precision",
+        grid={"default": "50"},
+    ),
+)
+def contour(plane: planes.Chosen, processes: Processes, analysis: Analysis) -> None:
+    """Loss contours over a plane around w_a of each CKPT; all have common levels.
+
+    Random directions (the default) are the same for all CKPTs; "between" draws one surface through all. The
+    other defaults are those of the paper's figures.
+
+    The result file is written during the computation; after an interruption, the same command resumes it.
+    With --tolerance 1% a smooth surface takes a tenth of the points; the error of the others is estimated and
+    kept. The same command without it computes them.
+
+    Points in the file are not computed again: a grid of 49 contains all points of a grid of 25, a grid of 50
+    only its corners. Points that the new grid does not contain, and results of other checkpoints or options,
+    are replaced only with --force.
+
+    Example:
+        landscape contour runs/ss/last.h5 runs/dp/last.h5 --norm filter --span 1 --plot both.png
+    """
+    compute_on_grid(analysis, plane, processes, "contour", Surface, compute_contour)
+
+
+@command(
+    plane=planes.OPTIONS,
+    processes=processes.OPTIONS,
+    analysis=analysis_options(
+        compute_hessian_grid,
+        "grid",
+        "span",
+        "tolerance",
+        "bn",
+        "bn_samples",
+        "tol",
+        "max_products",
+        "search",
+        grid={"default": "4"},
+        max_products={"help": "Hessian-vector products a point, at most."},
+    ),
+)
+def hessian_grid(plane: planes.Chosen, processes: Processes, analysis: Analysis) -> None:
+    """Extreme Hessian eigenvalues and |λ_min|/|λ_max| on a grid around w_a of each CKPT.
+
+    Example:
+        landscape hessian-grid runs/dp/step-0000250.h5 --grid 4 --plot ratio.png
+    """
+    compute_on_grid(analysis, plane, processes, "hessian", HessianGrid, compute_hessian_grid)
