@@ -39,10 +39,6 @@ All numbers were compared with dense references in float64, which use PyTorch al
 - **refused, second derivatives**: loss and contour are right; eigenvalues and trace are refused.
 
 """
-# What the page held once, so that nobody takes a share of the uses that were kept for that of all.
-BEFORE = """In version 0.16.0 the page held 271 uses: 243 had one answer, and 234 of these (96%) were right the first time. Since then it has those alone that take a way of their own, by their kind of loss, layer, data, mixing, randomness or refusal. Every kind of refusal was kept, and most uses that were like another one were right, so that the share of the uses kept is no measure of all.
-
-"""
 KINDS = {"right": "right", "refused": "refused", "refused_hessian": "refused, second derivatives"}
 
 
@@ -63,14 +59,13 @@ def page(outcomes: list[tuple[Use, Outcome]]) -> str:
     remedied = sum(outcome.kind == "refused" and bool(outcome.remedy) for _, outcome in outcomes)
     defined = sum(not use.undefined for use, _ in outcomes)
     totals = (
-        f"Of {total} uses, {defined} have one answer. **{count['right']} of these are right the first time**, the "
-        f"others are refused. {total - defined} uses leave open "
+        f"Of {total} uses, {defined} have one answer. **{count['right']} of these are right the first time "
+        f"({100 * count['right'] / defined:.0f}%)**, the others are refused. {total - defined} uses leave open "
         "which loss is meant (random numbers in eval mode, a sum, batches that are others in each pass), or have no "
         "second derivative (a straight-through estimator): they must be refused, and are.\n\n"
         f"In all, {count['right']} are right, {count['refused']} are refused, {remedied} of them with a remedy that "
         f"runs as written, and {count['refused_hessian']} are refused for second derivatives only. Silently wrong "
         f"are {count['wrong']}, and {count['crash']} end in an error of another kind.\n\n"
-        f"{BEFORE}"
     )
     rows = "".join(row(use, outcome) + "\n" for use, outcome in outcomes)
     return f"{HEAD}{totals}| theme | first use | outcome | what it says, or why it is refused |\n| --- | --- | --- | --- |\n{rows}"

@@ -98,6 +98,48 @@ def clip() -> Parts:
     return TwoTowers(), clip_loss, captions(N)
 
 
+@contrastive("CLIP, a list of batches", says=BATCHES, total=per_batch)
+def clip_batches() -> Parts:
+    return TwoTowers(), clip_loss, [captions(5), captions(5), captions(3)]
+
+
+@contrastive("SigLIP: a sigmoid for each pair, sum / N", says=TOGETHER)
+def siglip() -> Parts:
+    def loss(logits: Any, _: Tensor) -> Tensor:
+        labels = 2 * torch.eye(len(logits[0])) - 1
+        return -F.logsigmoid(labels * (logits[0] - 2)).sum() / len(logits[0])
+
+    return TwoTowers(), loss, captions(N)
+
+
+def off_diagonal(x: Tensor) -> Tensor:
+    n = x.shape[0]
+    return x.flatten()[:-1].view(n - 1, n + 1)[:, 1:].flatten()
+
+
+@contrastive("Barlow Twins: cross-correlation of two views", says=TOGETHER)
+def barlow_twins() -> Parts:
+    def loss(z: Any, _: Tensor, lambd: float = 0.0051) -> Tensor:
+        z1, z2 = ((v - v.mean(0)) / v.std(0) for v in z)
+        c = z1.T @ z2 / len(z1)
+        return (torch.diagonal(c) - 1).pow(2).sum() + lambd * off_diagonal(c).pow(2).sum()
+
+    return Siamese(encoder()), loss, (two_views(12), torch.zeros(12))
+
+
+@contrastive("VICReg: invariance, variance, covariance", says=TOGETHER)
+def vicreg() -> Parts:
+    def loss(z: Any, _: Tensor) -> Tensor:
+        x, y = z
+        repr_loss = F.mse_loss(x, y)
+        x, y = x - x.mean(dim=0), y - y.mean(dim=0)
+        std_loss = sum(torch.mean(F.relu(1 - torch.sqrt(v.var(dim=0) + 0.0001))) / 2 for v in (x, y))
+        cov_loss = sum(off_diagonal(v.T @ v / (len(v) - 1)).pow(2).sum() / v.shape[1] for v in (x, y))
+        return 25 * repr_loss + 25 * std_loss + cov_loss
+
+    return Siamese(encoder()), loss, (two_views(12), torch.zeros(12))
+
+
 @contrastive("BYOL: predictor against a frozen target network, under no_grad")
 def byol() -> Parts:
     class BYOL(nn.Module):
@@ -168,9 +210,35 @@ def triplet() -> Parts:
     return Triplet(), lambda o, _: criterion(*o), ((*two_views(), torch.randn(N, 5)), torch.zeros(N))
 
 
+@contrastive("triplets with the hardest of the batch", says=TOGETHER)
+def hard_triplets() -> Parts:
+    def batch_hard(z: Tensor, labels: Tensor, margin: float = 1.0) -> Tensor:
+        d = torch.sqrt(((z[:, None] - z[None]) ** 2).sum(-1) + 1e-6)
+        same = labels[:, None] == labels[None]
+        hardest_positive = d.masked_fill(~same, 0.0).max(1).values
+        hardest_negative = d.masked_fill(same, 1e9).min(1).values
+        return F.relu(hardest_positive - hardest_negative + margin).mean()
+
+    return encoder(), batch_hard, (torch.randn(12, 5), torch.arange(12) % 3)
+
+
+@contrastive("Siamese contrastive loss with a margin (Hadsell et al.)")
+def siamese_margin() -> Parts:
+    def loss(z: Any, label: Tensor, margin: float = 2.0) -> Tensor:
+        d = F.pairwise_distance(*z)
+        return torch.mean((1 - label) * d.pow(2) + label * torch.clamp(margin - d, min=0.0).pow(2))
+
+    return Siamese(encoder()), loss, (two_views(), torch.randint(2, (N,)).float())
+
+
 def info_nce(z: Any, _: Any) -> Tensor:
     q, k = (F.normalize(v, dim=-1) for v in z)
     return F.cross_entropy(q @ k.T / 0.07, torch.arange(len(q)))
+
+
+@contrastive("InfoNCE with negatives of the batch", says=TOGETHER)
+def infonce() -> Parts:
+    return Siamese(encoder()), info_nce, (two_views(), torch.zeros(N))
 
 
 @contrastive("InfoNCE, a DataLoader in order", says=BATCHES, total=per_batch)
@@ -201,6 +269,21 @@ def infonce_shuffled() -> Parts:
     )
 
 
+@contrastive("supervised contrastive loss (SupCon)", says=TOGETHER)
+def supcon() -> Parts:
+    def loss(features: Tensor, labels: Tensor, temperature: float = 0.3) -> Tensor:
+        features = F.normalize(features, dim=1)
+        mask = torch.eq(labels[:, None], labels[None]).to(features)
+        logits = features @ features.T / temperature
+        logits = logits - logits.max(dim=1, keepdim=True).values.detach()
+        logits_mask = 1 - torch.eye(len(features))
+        mask = mask * logits_mask
+        log_prob = logits - torch.log((torch.exp(logits) * logits_mask).sum(1, keepdim=True))
+        return -((mask * log_prob).sum(1) / mask.sum(1)).mean()
+
+    return encoder(), loss, (torch.randn(12, 5), torch.arange(12) % 3)
+
+
 @contrastive("ArcFace: normalised class weights, a margin of the angle; labels go into forward")
 def arcface() -> Parts:
     class ArcFace(nn.Module):
@@ -218,3 +301,97 @@ def arcface() -> Parts:
 
     y = torch.randint(3, (N,))
     return ArcFace(), nn.CrossEntropyLoss(), ((torch.randn(N, 5), y), y)
+
+
+@contrastive("MoCo: a queue of negatives in a buffer, keys by a momentum encoder")
+def moco() -> Parts:
+    class MoCo(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder_q = encoder()
+            self.encoder_k = copy.deepcopy(self.encoder_q).requires_grad_(False)
+            self.register_buffer("queue", F.normalize(torch.randn(4, 10), dim=0))
+
+        def forward(self, im_q: Tensor, im_k: Tensor) -> tuple[Tensor, Tensor]:
+            q = F.normalize(self.encoder_q(im_q), dim=1)
+            with torch.no_grad():
+                k = F.normalize(self.encoder_k(im_k), dim=1)
+            l_pos = torch.einsum("nc,nc->n", [q, k]).unsqueeze(-1)
+            l_neg = torch.einsum("nc,ck->nk", [q, self.queue.clone().detach()])
+            logits = torch.cat([l_pos, l_neg], dim=1) / 0.2
+            return logits, torch.zeros(logits.shape[0], dtype=torch.long)
+
+    return MoCo(), lambda o, _: F.cross_entropy(*o), (two_views(), torch.zeros(N))
+
+
+class SentenceTransformer(nn.Module):
+    """Mean-pooled words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.dense = nn.Embedding(9, 4, padding_idx=0), nn.Linear(4, 4)
+
+    def encode(self, ids: Tensor) -> Tensor:
+        mask = (ids > 0).unsqueeze(-1).float()
+        words = self.embedding(ids)
+        return self.dense((words * mask.to(words)).sum(1) / mask.sum(1).clamp(min=1e-9)).tanh()
+
+    def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return self.encode(a), self.encode(b)
+
+
+def sentences(n: int = N) -> Tensor:
+    ids = torch.randint(1, 9, (n, 5))
+    return ids.masked_fill(torch.arange(5) >= torch.randint(2, 6, (n, 1)), 0)
+
+
+@contrastive("sentence-transformers: MultipleNegativesRankingLoss", says=TOGETHER)
+def multiple_negatives() -> Parts:
+    def loss(embeddings: Any, _: Tensor, scale: float = 20.0) -> Tensor:
+        a, b = (F.normalize(e, p=2, dim=1) for e in embeddings)
+        scores = a @ b.T * scale
+        return F.cross_entropy(scores, torch.arange(len(scores)))
+
+    return SentenceTransformer(), loss, ((sentences(), sentences()), torch.zeros(N))
+
+
+@contrastive("sentence-transformers: CosineSimilarityLoss against scores")
+def cosine_scores() -> Parts:
+    criterion = nn.MSELoss()
+    return (
+        SentenceTransformer(),
+        lambda e, score: criterion(torch.cosine_similarity(*e), score),
+        ((sentences(), sentences()), torch.rand(N)),
+    )
+
+
+@contrastive("DINO: student against a frozen teacher, centred and sharpened")
+def dino() -> Parts:
+    class DINO(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.student, self.teacher = encoder(), encoder().requires_grad_(False)
+            self.register_buffer("center", 0.1 * torch.randn(1, 4))
+
+        def forward(self, global_view: Tensor, local_view: Tensor) -> tuple[Tensor, Tensor]:
+            with torch.no_grad():
+                teacher = F.softmax((self.teacher(global_view) - self.center) / 0.2, dim=-1)
+            return self.student(local_view) / 0.5, teacher
+
+    return (
+        DINO(),
+        lambda o, _: torch.sum(-o[1] * F.log_softmax(o[0], dim=-1), dim=-1).mean(),
+        (two_views(), torch.zeros(N)),
+    )
+
+
+@contrastive("alignment and uniformity (Wang & Isola): log of a mean over pairs", says=TOGETHER)
+def uniformity() -> Parts:
+    def loss(z: Any, _: Tensor) -> Tensor:
+        x, y = (F.normalize(v, dim=1) for v in z)
+        align = (x - y).norm(p=2, dim=1).pow(2).mean()
+        square = (x[:, None] - x[None]).pow(2).sum(-1)
+        i, j = torch.triu_indices(len(x), len(x), 1)
+        return align + square[i, j].mul(-2).exp().mean().log()
+
+    return Siamese(encoder()), loss, (two_views(), torch.zeros(N))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.ordinary.use import COUNTED, TOGETHER, Parts, Theme, by_size
+from tests.ordinary.use import COUNTED, TOGETHER, Parts, Theme, by_size, per_batch
 
 graphs = Theme("graphs")
 NODES = 9
@@ -112,6 +114,16 @@ def gcn_train_mask() -> Parts:
     return GCN(), lambda out, y: F.cross_entropy(out[TRAIN_MASK], y[TRAIN_MASK]), [planetoid()]
 
 
+@graphs("Planetoid: log_softmax and nll_loss, labels −1 outside of the training set")
+def gcn_minus_one() -> Parts:
+    class LogGCN(GCN):
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            return F.log_softmax(super().forward(x, edge_index), dim=1)
+
+    x, y = planetoid()
+    return LogGCN(), nn.NLLLoss(ignore_index=-1), [(x, y.masked_fill(~TRAIN_MASK, -1))]
+
+
 class Data:
     """A graph as an object with attributes."""
 
@@ -131,6 +143,61 @@ def graph_object() -> Parts:
 
     (x, edge_index), y = planetoid()
     return Net(), F.cross_entropy, [(Data(x=x, edge_index=edge_index), y)]
+
+
+class GATConv(nn.Module):
+    def __init__(self, i: int, o: int, heads: int) -> None:
+        super().__init__()
+        self.lin, self.heads = nn.Linear(i, heads * o, bias=False), heads
+        self.att_src, self.att_dst = (nn.Parameter(torch.randn(1, heads, o)) for _ in range(2))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        row, col = edge_index
+        x = self.lin(x).view(x.size(0), self.heads, -1)
+        alpha = F.leaky_relu((x * self.att_src).sum(-1)[row] + (x * self.att_dst).sum(-1)[col], 0.2)
+        top = torch.full((x.size(0), self.heads), float("-inf"), dtype=x.dtype).scatter_reduce(
+            0, col[:, None].expand_as(alpha), alpha.detach(), "amax"
+        )
+        alpha = (alpha - top[col]).exp()
+        total = torch.zeros(x.size(0), self.heads, dtype=x.dtype).index_add(0, col, alpha)
+        alpha = alpha / total[col]
+        return torch.zeros_like(x).index_add(0, col, alpha[..., None] * x[row]).flatten(1)
+
+
+@graphs("GAT: attention over edges, softmax by scatter")
+def gat() -> Parts:
+    class GAT(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.conv2 = GATConv(4, 2, heads=2), GATConv(4, 3, heads=1)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            x = F.dropout(x, p=0.6, training=self.training)
+            x = F.elu(self.conv1(x, edge_index))
+            return self.conv2(x, edge_index)
+
+    return GAT(), nn.CrossEntropyLoss(), [planetoid()]
+
+
+def scatter_mean(x: Tensor, index: Tensor, size: int) -> Tensor:
+    total = torch.zeros(size, x.size(1), dtype=x.dtype).index_add(0, index, x)
+    return total / torch.bincount(index, minlength=size).clamp(min=1)[:, None]
+
+
+@graphs("GraphSAGE: mean of the neighbours, regression of each node")
+def graph_sage() -> Parts:
+    class SAGE(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.self1, self.neigh1, self.out = nn.Linear(4, 4), nn.Linear(4, 4, bias=False), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            row, col = edge_index
+            x = F.normalize(F.relu(self.self1(x) + self.neigh1(scatter_mean(x[row], col, len(x)))), dim=1)
+            return self.out(torch.cat([x, scatter_mean(x[row], col, len(x))], 1)).squeeze(-1)
+
+    (x, edge_index), _ = planetoid()
+    return SAGE(), F.mse_loss, [((x, edge_index), torch.randn(NODES))]
 
 
 def molecule_batch(count: int) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
@@ -173,6 +240,40 @@ def missing_labels() -> Parts:
     return model, loss, (torch.randn(12, 4), y)
 
 
+@graphs("link prediction: edges and negative edges as inputs, one batch")
+def link_prediction() -> Parts:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = GCN(classes=3)
+
+        def forward(self, x: Tensor, edge_index: Tensor, edge_label_index: Tensor) -> Tensor:
+            z = self.encoder(x, edge_index)
+            return (z[edge_label_index[0]] * z[edge_label_index[1]]).sum(dim=-1)
+
+    (x, edge_index), _ = planetoid()
+    labels = torch.cat([torch.ones(10), torch.zeros(10)])
+    pairs = torch.cat([edge_index[:, :10], torch.randint(NODES, (2, 10))], 1)
+    return Net(), nn.BCEWithLogitsLoss(), [((x, edge_index, pairs), labels)]
+
+
+@graphs("graph autoencoder: adjacency by an inner product, weighted BCE")
+def graph_autoencoder() -> Parts:
+    class GAE(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = GCN(classes=2)
+
+        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+            z = self.encoder(x, edge_index)
+            return z @ z.t()
+
+    (x, edge_index), _ = planetoid()
+    adjacency = torch.zeros(NODES, NODES)
+    adjacency[edge_index[0], edge_index[1]] = 1
+    return GAE(), nn.BCEWithLogitsLoss(pos_weight=torch.tensor(2.0)), [((x, edge_index), adjacency)]
+
+
 @graphs("dense graphs: (B, N, F) nodes and (B, N, N) adjacency with a mask")
 def dense_graphs() -> Parts:
     class DenseGCN(nn.Module):
@@ -188,3 +289,108 @@ def dense_graphs() -> Parts:
     mask = (torch.arange(5) < torch.randint(2, 6, (8, 1))).float()
     adjacency = (torch.rand(8, 5, 5) < 0.5).float() * mask[:, None] * mask[..., None]
     return DenseGCN(), F.cross_entropy, ((torch.randn(8, 5, 4), adjacency, mask), torch.randint(2, (8,)))
+
+
+@graphs("PointNet: shared layers, maximum over the points, BatchNorm")
+def pointnet() -> Parts:
+    class PointNet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.bn1, self.conv2, self.fc = (
+                nn.Conv1d(3, 4, 1),
+                nn.BatchNorm1d(4),
+                nn.Conv1d(4, 5, 1),
+                nn.Linear(5, 3),
+            )
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.relu(self.bn1(self.conv1(x.transpose(1, 2))))
+            return F.log_softmax(self.fc(torch.max(self.conv2(x), 2)[0]), dim=1)
+
+    return PointNet(), F.nll_loss, (torch.randn(8, 7, 3), torch.randint(3, (8,)))
+
+
+class SchNet(nn.Module):
+    """Energy of atoms by their distances, and forces as its negative gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.filter, self.out = (
+            nn.Embedding(4, 3),
+            nn.Sequential(nn.Linear(4, 3), nn.Softplus()),
+            nn.Linear(3, 1),
+        )
+
+    def energy(self, z: Tensor, pos: Tensor) -> Tensor:
+        d = ((pos[:, :, None] - pos[:, None]).pow(2).sum(-1) + 1e-3).sqrt()
+        rbf = torch.exp(-((d[..., None] - torch.arange(4).to(d)) ** 2))
+        h = self.embedding(z)
+        h = h + (self.filter(rbf) * h[:, None]).sum(2)
+        return self.out(torch.tanh(h)).sum((1, 2))
+
+
+@graphs("SchNet: energies and forces, forces by autograd.grad in forward")
+def forces() -> Parts:
+    class Potential(SchNet):
+        def forward(self, z: Tensor, pos: Tensor) -> dict[str, Tensor]:
+            pos = pos.requires_grad_(True)
+            energy = self.energy(z, pos)
+            (gradient,) = torch.autograd.grad(energy.sum(), pos, create_graph=True)
+            return {"energy": energy, "forces": -gradient}
+
+    def loss(out: Any, target: Any) -> Tensor:
+        return F.mse_loss(out["energy"], target["energy"]) + 10 * F.mse_loss(out["forces"], target["forces"])
+
+    z, pos = torch.randint(4, (6, 4)), torch.randn(6, 4, 3)
+    return Potential(), loss, ((z, pos), {"energy": torch.randn(6), "forces": torch.randn(6, 4, 3)})
+
+
+@graphs("recommendation: user and item embeddings with biases, MSE of ratings")
+def matrix_factorisation() -> Parts:
+    class MF(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.user, self.item = nn.Embedding(6, 3), nn.Embedding(7, 3)
+            self.user_bias, self.item_bias = nn.Embedding(6, 1), nn.Embedding(7, 1)
+
+        def forward(self, u: Tensor, i: Tensor) -> Tensor:
+            return (self.user(u) * self.item(i)).sum(1) + (self.user_bias(u) + self.item_bias(i)).squeeze(1)
+
+    return (
+        MF(),
+        nn.MSELoss(),
+        ((torch.randint(6, (20,)), torch.randint(7, (20,))), torch.randint(1, 6, (20,)).float()),
+    )
+
+
+@graphs("BPR: pairs of items for a user, −log σ of the difference")
+def bpr() -> Parts:
+    class BPR(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.user, self.item = nn.Embedding(6, 3), nn.Embedding(7, 3)
+
+        def forward(self, u: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+            user = self.user(u)
+            return (user * self.item(i)).sum(-1), (user * self.item(j)).sum(-1)
+
+    u, i, j = torch.randint(6, (20,)), torch.randint(7, (20,)), torch.randint(7, (20,))
+    return BPR(), lambda s, _: -(s[0] - s[1]).sigmoid().log().mean(), ((u, i, j), torch.zeros(20))
+
+
+@graphs("graph contrastive learning: nodes of two corrupted graphs, one batch", total=per_batch)
+def graph_contrastive() -> Parts:
+    class GRACE(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gcn = GCN()
+
+        def forward(self, x1: Tensor, edge1: Tensor, x2: Tensor, edge2: Tensor) -> tuple[Tensor, Tensor]:
+            return F.normalize(self.gcn(x1, edge1)), F.normalize(self.gcn(x2, edge2))
+
+    def loss(z: Any, _: Tensor) -> Tensor:
+        return F.cross_entropy(z[0] @ z[1].t() / 0.4, torch.arange(len(z[0])))
+
+    (x, edge_index), y = planetoid()
+    drop = lambda: (x * (torch.rand(4) > 0.3), edge_index[:, torch.rand(edge_index.shape[1]) > 0.2])  # noqa: E731
+    return GRACE(), loss, [((*drop(), *drop()), y)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -38,6 +39,12 @@ def ragged_loader() -> Parts:
     return network(), nn.CrossEntropyLoss(), DataLoader(TensorDataset(*samples(11)), batch_size=4)
 
 
+@habits("class weights in a lambda", says=COUNTED)
+def class_weights_lambda() -> Parts:
+    weight = torch.tensor([1.0, 3.0, 10.0])
+    return network(), lambda o, y: F.cross_entropy(o, y, weight=weight.to(o)), samples(12)
+
+
 @habits("class weights in a lambda, batches of a DataLoader", says=COUNTED)
 def class_weights_loader() -> Parts:
     weight = torch.tensor([1.0, 3.0, 10.0])
@@ -48,11 +55,33 @@ def class_weights_loader() -> Parts:
     )
 
 
+@habits("ignore_index=−1 in a lambda, batches of a DataLoader", says=COUNTED)
+def ignored_in_loader() -> Parts:
+    x, y = samples(15)
+    y[torch.tensor([0, 1, 3, 7, 8])] = -1
+    return (
+        network(),
+        lambda o, y: F.cross_entropy(o, y, ignore_index=-1),
+        DataLoader(TensorDataset(x, y), batch_size=5),
+    )
+
+
 @habits("a first batch whose targets are all ignored")
 def all_ignored_first() -> Parts:
     x, y = samples(12)
     y[:4] = -100
     return network(), nn.CrossEntropyLoss(), [(x[:4], y[:4]), (x[4:8], y[4:8]), (x[8:], y[8:])]
+
+
+@habits("half of the labels are unknown (−1): semi-supervised loss by a mask", says=COUNTED)
+def semi_supervised() -> Parts:
+    def loss(o: Tensor, y: Tensor) -> Tensor:
+        known = y >= 0
+        return F.cross_entropy(o[known], y[known])
+
+    x, y = samples(14)
+    y[torch.tensor([1, 2, 5, 6, 9, 12])] = -1
+    return network(), loss, (x, y)
 
 
 @habits(
@@ -80,6 +109,12 @@ def augmentation() -> Parts:
 def bfloat16() -> Parts:
     x, y = samples(12)
     return network().to(torch.bfloat16), nn.CrossEntropyLoss(), (x.to(torch.bfloat16), y)
+
+
+@habits("a model in float16", says="float32 arithmetic")
+def float16() -> Parts:
+    x, y = samples(12)
+    return network().half(), nn.CrossEntropyLoss(), (x.half(), y)
 
 
 def without_autocast(model: nn.Module, loss: Any, data: Any) -> Tensor:
@@ -254,6 +289,12 @@ def noisy_loss() -> Parts:
     return network(), lambda o, y: F.cross_entropy(o + 0.1 * torch.randn_like(o), y), samples()
 
 
+@habits("NumPy arrays")
+def numpy_arrays() -> Parts:
+    x, y = samples()
+    return network(), nn.CrossEntropyLoss(), (np.asarray(x), np.asarray(y))
+
+
 @habits(
     "a generator of batches",
     expected="refused",
@@ -271,6 +312,23 @@ def squeezed_labels() -> Parts:
     return network(), lambda o, y: F.cross_entropy(o, y.squeeze(1).long()), (x, y[:, None].float())
 
 
+@habits("batches as dicts with 'labels', a loss of the logits")
+def dict_batches() -> Parts:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = network()
+
+        def forward(self, features: Tensor, scale: Tensor) -> Tensor:
+            return self.net(features * scale[:, None])
+
+    def batch(n: int) -> dict[str, Tensor]:
+        x, y = samples(n)
+        return {"features": x, "scale": torch.rand(n) + 0.5, "labels": y}
+
+    return Net(), nn.CrossEntropyLoss(), [batch(6), batch(4)]
+
+
 @habits("a model that returns its loss, in training mode, with BatchNorm and Dropout")
 def training_mode() -> Parts:
     model = nn.Sequential(
@@ -279,6 +337,33 @@ def training_mode() -> Parts:
     x, y = samples()
     model(x)
     return model, nn.CrossEntropyLoss(), (x, y)
+
+
+@habits("a model that returns (logits, features)")
+def tuple_outputs() -> Parts:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            z = torch.relu(self.body(x))
+            return self.head(z), z
+
+    return Net(), lambda out, y: F.cross_entropy(out[0], y) + 1e-3 * out[1].abs().mean(), samples()
+
+
+@habits("deep ensemble: a ModuleList, logits averaged")
+def ensemble() -> Parts:
+    class Ensemble(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.members = nn.ModuleList(network() for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.stack([m(x) for m in self.members]).mean(0)
+
+    return Ensemble(), nn.CrossEntropyLoss(), samples()
 
 
 @habits("co-teaching: the mean of the smallest losses of the batch", says=TOGETHER)
@@ -305,6 +390,14 @@ def balanced_bce() -> Parts:
     y = torch.zeros(14)
     y[torch.tensor([0, 3, 4, 9, 13])] = 1
     return network(1), loss, (torch.randn(14, 5), y)
+
+
+@habits("entropy bonus and confidence penalty, torch.distributions in the loss")
+def confidence_penalty() -> Parts:
+    def loss(o: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(o, y) - 0.1 * torch.distributions.Categorical(logits=o).entropy().mean()
+
+    return network(), loss, samples()
 
 
 @habits(

@@ -136,6 +136,33 @@ def bert_classes() -> Parts:
     return bert("SequenceClassification"), None, Reviews()
 
 
+@huggingface("BERT for classes, cross-entropy of out.logits")
+def bert_logits() -> Parts:
+    return (
+        bert("SequenceClassification"),
+        lambda out, y: F.cross_entropy(out.logits, y),
+        {**text(), "labels": torch.randint(3, (N,))},
+    )
+
+
+def regression(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.mse_loss(logits.squeeze(), labels)
+
+
+@huggingface("BERT for regression (num_labels=1)", total=of_logits(regression))
+def bert_regression() -> Parts:
+    return bert("SequenceClassification", num_labels=1), None, {**text(), "labels": torch.randn(N)}
+
+
+@huggingface(
+    "BERT for several labels (multi_label_classification)",
+    total=of_logits(F.binary_cross_entropy_with_logits),
+)
+def bert_multi_label() -> Parts:
+    model = bert("SequenceClassification", problem_type="multi_label_classification")
+    return model, None, {**text(), "labels": torch.randint(2, (N, 3)).float()}
+
+
 @huggingface("BERT for tags of words, −100 at padding", total=of_logits(of_words))
 def bert_tags() -> Parts:
     batch = text()
@@ -144,6 +171,108 @@ def bert_tags() -> Parts:
         None,
         {**batch, "labels": (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)},
     )
+
+
+@huggingface("BERT for masked words", total=of_logits(of_words))
+def bert_masked_words() -> Parts:
+    batch = text()
+    chosen = (torch.rand(N, LENGTH) < 0.3) & (batch["attention_mask"] > 0)
+    chosen[0, 0] = True
+    return bert("MaskedLM"), None, {**batch, "labels": batch["input_ids"].masked_fill(~chosen, -100)}
+
+
+def spans(model: nn.Module, loss: Any, data: Any) -> Tensor:
+    names = ("start_positions", "end_positions")
+    out = model(**{k: v for k, v in data.items() if k not in names})
+    return (
+        F.cross_entropy(out.start_logits, data[names[0]]) + F.cross_entropy(out.end_logits, data[names[1]])
+    ) / 2
+
+
+@huggingface("BERT for questions: start_positions and end_positions in the inputs, loss None", total=spans)
+def bert_questions() -> Parts:
+    batch = {"start_positions": torch.randint(LENGTH, (N,)), "end_positions": torch.randint(LENGTH, (N,))}
+    return bert("QuestionAnswering", num_labels=2), None, {**text(), **batch}
+
+
+@huggingface("BERT as a sentence encoder, mean pooling, in-batch negatives", says=TOGETHER)
+def bert_sentences() -> Parts:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bert = made("BertModel", "BertConfig", type_vocab_size=1, pad_token_id=0, **SIZES)
+
+        def embed(self, batch: dict[str, Tensor]) -> Tensor:
+            mask = batch["attention_mask"][..., None]
+            return F.normalize((self.bert(**batch).last_hidden_state * mask).sum(1) / mask.sum(1))
+
+        def forward(self, anchor: dict[str, Tensor], positive: dict[str, Tensor]) -> Tensor:
+            return 20 * self.embed(anchor) @ self.embed(positive).T
+
+    model = Encoder()
+    model.bert.pooler.requires_grad_(False)
+    return (
+        model,
+        lambda s, _: F.cross_entropy(s, torch.arange(len(s))),
+        ({"anchor": text(), "positive": text()}, torch.zeros(N)),
+    )
+
+
+@huggingface("ViT for classes of images", total=of_logits(F.cross_entropy))
+def vit() -> Parts:
+    model = made(
+        "ViTForImageClassification",
+        "ViTConfig",
+        image_size=4,
+        patch_size=2,
+        num_channels=1,
+        num_labels=3,
+        **IMAGE,
+    )
+    return model, None, {"pixel_values": torch.randn(N, 1, 4, 4), "labels": torch.randint(3, (N,))}
+
+
+def answers(model: nn.Module, loss: Any, data: Any) -> Tensor:
+    return of_words(model(**data).logits, data["labels"])
+
+
+@huggingface("T5: sequence to sequence, labels −100 at padding", total=answers, inside=torch.float32)
+def t5() -> Parts:
+    model = made(
+        "T5ForConditionalGeneration", "T5Config", vocab_size=WORDS, d_model=4, d_kv=2, d_ff=4, num_layers=1, num_heads=2,
+        relative_attention_num_buckets=4, relative_attention_max_distance=6, decoder_start_token_id=0, pad_token_id=0, eos_token_id=2,
+    )  # fmt: skip
+    return model, None, {**text(), "labels": causal()["labels"]}
+
+
+@huggingface("Whisper: spectrograms to text", total=answers)
+def whisper() -> Parts:
+    model = made(
+        "WhisperForConditionalGeneration", "WhisperConfig", vocab_size=WORDS, d_model=4, num_mel_bins=3, max_source_positions=4,
+        max_target_positions=LENGTH, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+        encoder_ffn_dim=4, decoder_ffn_dim=4, decoder_start_token_id=1, suppress_tokens=None, begin_suppress_tokens=None, **SPECIAL,
+    )  # fmt: skip
+    return model, None, {"input_features": torch.randn(N, 3, 8), "labels": causal()["labels"]}
+
+
+def pixels(model: nn.Module, loss: Any, data: Any) -> Tensor:
+    logits = F.interpolate(
+        model(data["pixel_values"]).logits,
+        size=data["labels"].shape[-2:],
+        mode="bilinear",
+        align_corners=False,
+    )
+    return F.cross_entropy(logits, data["labels"], ignore_index=255)
+
+
+@huggingface("SegFormer: labels of pixels, of which 255 is left out", total=pixels, says=COUNTED)
+def segformer() -> Parts:
+    model = made(
+        "SegformerForSemanticSegmentation", "SegformerConfig", num_channels=1, num_encoder_blocks=1, depths=[1], sr_ratios=[1], hidden_sizes=[4],
+        patch_sizes=[3], strides=[2], num_attention_heads=[2], mlp_ratios=[1], decoder_hidden_size=4, num_labels=3,
+    )  # fmt: skip
+    labels = torch.randint(3, (N, 8, 8)).masked_fill(torch.rand(N, 8, 8) < 0.7 * torch.rand(N, 1, 1), 255)
+    return model, None, {"pixel_values": torch.randn(N, 1, 8, 8), "labels": labels}
 
 
 def pairs_of_clip(model: nn.Module, loss: Any, data: Any) -> Tensor:
@@ -196,6 +325,27 @@ def lora_gpt2() -> Parts:
     )
 
 
+@peft("LoRA on BERT for classes, modules_to_save", total=of_logits(F.cross_entropy))
+def lora_bert() -> Parts:
+    model = adapted(
+        bert("SequenceClassification"),
+        "LoraConfig",
+        r=2,
+        target_modules=["query", "value"],
+        modules_to_save=["classifier"],
+        task_type="SEQ_CLS",
+    )
+    return model, None, {**text(), "labels": torch.randint(3, (N,))}
+
+
+@peft("LoRA as it is initialised (B = 0), a module of one's own")
+def lora_fresh() -> Parts:
+    package = importlib.import_module("peft")
+    model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
+    wrapped = package.get_peft_model(model, package.LoraConfig(r=2, target_modules=["0", "2"]))
+    return wrapped, nn.CrossEntropyLoss(), (torch.randn(N, 5), torch.randint(3, (N,)))
+
+
 @peft(
     "DoRA on BERT",
     total=of_logits(F.cross_entropy),
@@ -214,6 +364,27 @@ def dora_bert() -> Parts:
         task_type="SEQ_CLS",
     )
     return model, None, {**text(), "labels": torch.randint(3, (N,))}
+
+
+@peft("IA³ on T5", total=answers, inside=torch.float32)
+def ia3_t5() -> Parts:
+    model, _, data = t5()
+    return (
+        adapted(
+            model,
+            "IA3Config",
+            target_modules=["k", "v", "wo"],
+            feedforward_modules=["wo"],
+            task_type="SEQ_2_SEQ_LM",
+        ),
+        None,
+        data,
+    )
+
+
+@peft("prefix tuning on GPT-2: keys and values before the text", total=next_words)
+def prefix_gpt2() -> Parts:
+    return adapted(gpt2(), "PrefixTuningConfig", num_virtual_tokens=2, task_type="CAUSAL_LM"), None, causal()
 
 
 @peft("LoRA merged into the weights (merge_and_unload), all of them trainable again", total=next_words)

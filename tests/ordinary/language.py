@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.ordinary.use import COUNTED, TOGETHER, Parts, Theme, by_size
 
@@ -84,6 +85,29 @@ def mingpt() -> Parts:
     return GPT(), lambda out, y: out[1], ((idx, targets), targets)
 
 
+@language("nanoGPT on characters: logits.view(−1, V), tied weights")
+def nanogpt() -> Parts:
+    ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
+    return (
+        GPT(tied=True),
+        lambda logits, y: F.cross_entropy(logits.view(-1, WORDS), y.view(-1)),
+        (ids[:, :-1], ids[:, 1:].contiguous()),
+    )
+
+
+@language("padding ignored in a lambda: ignore_index=0", says=COUNTED)
+def padding_ignored() -> Parts:
+    ids = padded()
+    x, y = ids, F.pad(ids[:, 1:], (0, 1))
+    return GPT(), lambda o, y: F.cross_entropy(o.view(-1, WORDS), y.view(-1), ignore_index=0), (x, y)
+
+
+@language("shifted tokens in the loss: o[:, :−1] against y[:, 1:]")
+def shifted() -> Parts:
+    ids = tokens()
+    return GPT(), lambda o, y: F.cross_entropy(o[:, :-1].reshape(-1, WORDS), y[:, 1:].reshape(-1)), (ids, ids)
+
+
 @language("shifted tokens with padding ignored", says=COUNTED)
 def shifted_and_padded() -> Parts:
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
@@ -99,6 +123,95 @@ def shifted_and_padded() -> Parts:
 def perplexity() -> Parts:
     ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
     return GPT(), lambda o, y: torch.exp(F.cross_entropy(o.transpose(1, 2), y)), (ids[:, :-1], ids[:, 1:])
+
+
+@language("word_language_model: LSTM that returns (output, hidden)")
+def word_language_model() -> Parts:
+    class RNNModel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop, self.encoder = nn.Dropout(0.2), nn.Embedding(WORDS, 3)
+            self.rnn, self.decoder = nn.LSTM(3, 3, batch_first=True), nn.Linear(3, WORDS)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Any]:
+            output, hidden = self.rnn(self.drop(self.encoder(x)))
+            decoded = self.decoder(self.drop(output)).view(-1, WORDS)
+            return F.log_softmax(decoded, dim=1), hidden
+
+    ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
+    criterion = nn.NLLLoss()
+    return RNNModel(), lambda out, y: criterion(out[0], y.reshape(-1)), (ids[:, :-1], ids[:, 1:])
+
+
+class PositionalEncoding(nn.Module):
+    def __init__(self, d_model: int, max_len: int = 16) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(p=0.1)
+        position = torch.arange(max_len).unsqueeze(1)
+        div_term = torch.exp(torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
+        pe = torch.zeros(1, max_len, d_model)
+        pe[0, :, 0::2], pe[0, :, 1::2] = torch.sin(position * div_term), torch.cos(position * div_term)
+        self.register_buffer("pe", pe)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dropout(x + self.pe[:, : x.size(1)])
+
+
+@language("Transformer tutorial: nn.TransformerEncoder with a causal mask")
+def transformer_tutorial() -> Parts:
+    class TransformerModel(nn.Module):
+        def __init__(self, d: int = 4) -> None:
+            super().__init__()
+            self.embedding, self.pos_encoder = nn.Embedding(WORDS, d), PositionalEncoding(d)
+            layer = nn.TransformerEncoderLayer(d, 2, 6, 0.1, batch_first=True)
+            self.transformer_encoder = nn.TransformerEncoder(layer, 1)
+            self.linear = nn.Linear(d, WORDS)
+
+        def forward(self, src: Tensor) -> Tensor:
+            src = self.pos_encoder(self.embedding(src) * math.sqrt(4))
+            mask = nn.Transformer.generate_square_subsequent_mask(src.shape[1])
+            return self.linear(self.transformer_encoder(src, mask, is_causal=True))
+
+    ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
+    return (
+        TransformerModel(),
+        lambda o, y: F.cross_entropy(o.reshape(-1, WORDS), y.reshape(-1)),
+        (ids[:, :-1], ids[:, 1:]),
+    )
+
+
+@language(
+    "translation tutorial: nn.Transformer, masks of padding, CrossEntropyLoss(ignore_index=PAD)", says=COUNTED
+)
+def translation() -> Parts:
+    class Seq2Seq(nn.Module):
+        def __init__(self, d: int = 4) -> None:
+            super().__init__()
+            self.src, self.tgt, self.pos = (
+                nn.Embedding(WORDS, d),
+                nn.Embedding(WORDS, d),
+                PositionalEncoding(d),
+            )
+            self.transformer = nn.Transformer(d, 2, 1, 1, 4, 0.1, batch_first=True)
+            self.generator = nn.Linear(d, WORDS)
+
+        def forward(self, src: Tensor, trg: Tensor) -> Tensor:
+            tgt_mask = torch.triu(torch.ones(trg.shape[1], trg.shape[1], dtype=torch.bool), 1)
+            outs = self.transformer(
+                self.pos(self.src(src)), self.pos(self.tgt(trg)), tgt_mask=tgt_mask,
+                src_key_padding_mask=src == 0, tgt_key_padding_mask=trg == 0, memory_key_padding_mask=src == 0,
+            )  # fmt: skip
+            return self.generator(outs)
+
+    loss_fn = nn.CrossEntropyLoss(ignore_index=0)
+    src, tgt = padded(), padded()
+    model = Seq2Seq()
+    model.transformer.encoder.enable_nested_tensor = False
+    return (
+        model,
+        lambda logits, y: loss_fn(logits.reshape(-1, WORDS), y.reshape(-1)),
+        ((src, tgt[:, :-1]), tgt[:, 1:]),
+    )
 
 
 @language(
@@ -151,6 +264,64 @@ def sum_of_words() -> Parts:
     return Classifier(), nn.CrossEntropyLoss(), (padded(), torch.randint(3, (SAMPLES,)))
 
 
+@language("sentiment: packed sequences through a bi-directional LSTM")
+def packed_lstm() -> Parts:
+    class Sentiment(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(WORDS, 3, padding_idx=0)
+            self.rnn, self.fc = nn.LSTM(3, 2, bidirectional=True, batch_first=True), nn.Linear(4, 1)
+
+        def forward(self, text: Tensor, lengths: Tensor) -> Tensor:
+            packed = pack_padded_sequence(
+                self.embedding(text), lengths.cpu(), batch_first=True, enforce_sorted=False
+            )
+            _, (hidden, _) = self.rnn(packed)
+            return self.fc(torch.cat((hidden[-2], hidden[-1]), dim=1)).squeeze(1)
+
+    text = padded()
+    return (
+        Sentiment(),
+        nn.BCEWithLogitsLoss(),
+        ((text, (text != 0).sum(1)), torch.randint(2, (SAMPLES,)).float()),
+    )
+
+
+@language("masked words: −100 elsewhere, a lambda that transposes", says=COUNTED)
+def masked_words() -> Parts:
+    ids = tokens()
+    chosen = torch.rand(ids.shape) < 0.3
+    chosen[0, :4] = True
+    model = nn.Sequential(
+        nn.Embedding(WORDS, 4), nn.TransformerEncoderLayer(4, 2, 4, batch_first=True), nn.Linear(4, WORDS)
+    )
+    x, y = ids.masked_fill(chosen, 0), ids.masked_fill(~chosen, -100)
+    return model, lambda o, y: F.cross_entropy(o.transpose(1, 2), y), (x, y)
+
+
+@language("tags of words: BiLSTM, targets are (tags, mask)", says=COUNTED)
+def tagging() -> Parts:
+    class Tagger(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.lstm = (
+                nn.Embedding(WORDS, 3),
+                nn.LSTM(3, 2, batch_first=True, bidirectional=True),
+            )
+            self.out = nn.Linear(4, 3)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.out(self.lstm(self.embed(ids))[0])
+
+    def loss(logits: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
+        tags, mask = target
+        ce = F.cross_entropy(logits.transpose(1, 2), tags, reduction="none")
+        return (ce * mask).sum() / mask.sum()
+
+    ids = padded()
+    return Tagger(), loss, (ids, (torch.randint(3, ids.shape), (ids != 0).float()))
+
+
 @language("lengths as targets: the mask is made of them in the loss", says=COUNTED)
 def mask_from_lengths() -> Parts:
     def loss(logits: Tensor, target: dict[str, Tensor]) -> Tensor:
@@ -159,3 +330,194 @@ def mask_from_lengths() -> Parts:
 
     ids = padded()
     return GPT(), loss, (ids, {"ids": ids.roll(-1, 1), "lengths": (ids != 0).sum(1)})
+
+
+@language("word2vec: skip-gram with negative samples as inputs")
+def word2vec() -> Parts:
+    class SkipGram(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.in_embed, self.out_embed = nn.Embedding(WORDS, 4), nn.Embedding(WORDS, 4)
+
+        def forward(self, center: Tensor, context: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+            v = self.in_embed(center)
+            return (v * self.out_embed(context)).sum(1), torch.bmm(
+                self.out_embed(negatives), v.unsqueeze(2)
+            ).squeeze(2)
+
+    def loss(scores: Any, _: Tensor) -> Tensor:
+        positive, negative = scores
+        return -(F.logsigmoid(positive) + F.logsigmoid(-negative).sum(1)).mean()
+
+    n = 16
+    ids = torch.randint(WORDS, (n,)), torch.randint(WORDS, (n,)), torch.randint(WORDS, (n, 3))
+    return SkipGram(), loss, (ids, torch.zeros(n))
+
+
+@language("LLaMA's parts: RMSNorm, rotary embedding, SwiGLU, grouped queries")
+def llama_parts() -> Parts:
+    class RMSNorm(nn.Module):
+        def __init__(self, d: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(d))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.weight
+
+    def rotate(x: Tensor) -> Tensor:
+        t = torch.arange(x.shape[-2])[:, None] / 10.0 ** torch.arange(x.shape[-1] // 2)
+        x1, x2 = x.chunk(2, -1)
+        return torch.cat((x1 * t.cos() - x2 * t.sin(), x1 * t.sin() + x2 * t.cos()), -1)
+
+    class Llama(nn.Module):
+        def __init__(self, d: int = 4) -> None:
+            super().__init__()
+            self.tok = nn.Embedding(WORDS, d)
+            self.wq, self.wk, self.wv, self.wo = (nn.Linear(d, o, bias=False) for o in (d, 2, 2, d))
+            self.w1, self.w2, self.w3 = (
+                nn.Linear(d, 6, bias=False),
+                nn.Linear(6, d, bias=False),
+                nn.Linear(d, 6, bias=False),
+            )
+            self.norm1, self.norm2, self.norm, self.output = (
+                RMSNorm(d),
+                RMSNorm(d),
+                RMSNorm(d),
+                nn.Linear(d, WORDS, bias=False),
+            )
+
+        def forward(self, ids: Tensor) -> Tensor:
+            x = self.tok(ids)
+            b, t, d = x.shape
+            z = self.norm1(x)
+            q, k, v = (w(z).view(b, t, -1, 2).transpose(1, 2) for w in (self.wq, self.wk, self.wv))
+            q, k = rotate(q), rotate(k).repeat_interleave(2, 1)
+            att = F.scaled_dot_product_attention(q, k, v.repeat_interleave(2, 1), is_causal=True)
+            x = x + self.wo(att.transpose(1, 2).reshape(b, t, d))
+            z = self.norm2(x)
+            x = x + self.w2(F.silu(self.w1(z)) * self.w3(z))
+            return self.output(self.norm(x))
+
+    ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
+    return Llama(), lambda o, y: F.cross_entropy(o.flatten(0, 1), y.flatten()), (ids[:, :-1], ids[:, 1:])
+
+
+@language("mixture of experts with Switch's load-balancing loss", says=TOGETHER)
+def mixture_of_experts() -> Parts:
+    class MoE(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.gate = nn.Embedding(WORDS, 4), nn.Linear(4, 2)
+            self.experts = nn.ModuleList(
+                nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in range(2)
+            )
+            self.head = nn.Linear(4, WORDS)
+
+        def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+            x = self.embed(ids)
+            probs = self.gate(x).softmax(-1)
+            top = probs.argmax(-1)
+            fraction = F.one_hot(top, 2).to(x).flatten(0, 1).mean(0)
+            balance = 2 * (fraction * probs.flatten(0, 1).mean(0)).sum()
+            chosen = probs.gather(-1, top[..., None])
+            y = (
+                torch.stack([e(x) for e in self.experts], -2)
+                .gather(-2, top[..., None, None].expand(*top.shape, 1, 4))
+                .squeeze(-2)
+            )
+            return self.head(x + chosen * y), balance
+
+    ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
+    return (
+        MoE(),
+        lambda out, y: F.cross_entropy(out[0].transpose(1, 2), y) + 0.1 * out[1],
+        (ids[:, :-1], ids[:, 1:]),
+    )
+
+
+@language("DPO: log-probabilities of chosen and rejected answers against a frozen reference")
+def dpo() -> Parts:
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gpt = GPT()
+
+        def forward(self, chosen: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
+            def log_probability(ids: Tensor) -> Tensor:
+                logp = self.gpt(ids[:, :-1]).log_softmax(-1)
+                return logp.gather(2, ids[:, 1:, None]).squeeze(2).sum(1)
+
+            return log_probability(chosen), log_probability(rejected)
+
+    def loss(policy: Any, reference: Any, beta: float = 0.5) -> Tensor:
+        margin = (policy[0] - policy[1]) - (reference[0] - reference[1])
+        return -F.logsigmoid(beta * margin).mean()
+
+    return Policy(), loss, ((tokens(), tokens()), (-10 - torch.rand(SAMPLES), -10 - torch.rand(SAMPLES)))
+
+
+@language("reward model: −logsigmoid(r_chosen − r_rejected)")
+def reward_model() -> Parts:
+    class Reward(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.gru, self.head = (
+                nn.Embedding(WORDS, 3),
+                nn.GRU(3, 3, batch_first=True),
+                nn.Linear(3, 1),
+            )
+
+        def forward(self, input_ids_chosen: Tensor, input_ids_rejected: Tensor) -> Tensor:
+            return torch.cat(
+                [
+                    self.head(self.gru(self.embed(x))[0][:, -1])
+                    for x in (input_ids_chosen, input_ids_rejected)
+                ],
+                1,
+            )
+
+    data = ({"input_ids_chosen": tokens(), "input_ids_rejected": tokens()}, torch.zeros(SAMPLES))
+    return Reward(), lambda r, _: -F.logsigmoid(r[:, 0] - r[:, 1]).mean(), data
+
+
+@language("distillation: soft teacher probabilities at temperature 2, batchmean, and hard labels")
+def distillation() -> Parts:
+    def loss(
+        student: Tensor, target: tuple[Tensor, Tensor], temperature: float = 2.0, alpha: float = 0.7
+    ) -> Tensor:
+        teacher, labels = target
+        soft = F.kl_div(
+            F.log_softmax(student / temperature, 1),
+            F.softmax(teacher / temperature, 1),
+            reduction="batchmean",
+        )
+        return alpha * temperature**2 * soft + (1 - alpha) * F.cross_entropy(student, labels)
+
+    model = nn.Sequential(
+        nn.Embedding(WORDS, 3), nn.Flatten(), nn.Linear(3 * LENGTH, 4), nn.ReLU(), nn.Linear(4, 3)
+    )
+    return model, loss, (tokens(), (torch.randn(SAMPLES, 3), torch.randint(3, (SAMPLES,))))
+
+
+@language("padded outputs of a packed GRU, max-pooled, inputs in a dict")
+def unpacked_gru() -> Parts:
+    class CharModel(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.gru, self.out = (
+                nn.Embedding(WORDS, 3),
+                nn.GRU(3, 3, batch_first=True),
+                nn.Linear(3, 2),
+            )
+
+        def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+            packed = pack_padded_sequence(self.embed(ids), lengths, batch_first=True, enforce_sorted=False)
+            output, _ = pad_packed_sequence(self.gru(packed)[0], batch_first=True, padding_value=-1e9)
+            return self.out(output.max(1).values)
+
+    ids = padded()
+    return (
+        CharModel(),
+        F.cross_entropy,
+        ({"ids": ids, "lengths": (ids != 0).sum(1)}, torch.randint(2, (SAMPLES,))),
+    )

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.ordinary.use import Parts, Theme
+from tests.ordinary.use import Parts, Theme, output_of, seeded
 
 physics = Theme("physics")
 PI = torch.pi
@@ -22,6 +22,11 @@ def mlp(inputs: int = 1, outputs: int = 1, hidden: int = 5) -> nn.Sequential:
 
 def gradients(y: Tensor, x: Tensor) -> Tensor:
     return torch.autograd.grad(y, x, grad_outputs=torch.ones_like(y), create_graph=True)[0]
+
+
+def same(model: nn.Module, loss: Any, data: Any) -> Tensor:
+    """Inputs that are the targets, too, as one tensor."""
+    return loss(output_of(model, data[0]), data[1])
 
 
 @physics("PINN: u'' = f in the loss, x requires gradients and is input and target")
@@ -49,6 +54,22 @@ def residual_in_forward() -> Parts:
             return u_x + u
 
     return PINN(), nn.MSELoss(), (torch.rand(12, 1), torch.zeros(12, 1))
+
+
+@physics("Burgers' equation (t, x): residual in forward with clones that require gradients")
+def burgers() -> Parts:
+    class Burgers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp(2)
+
+        def forward(self, tx: Tensor) -> Tensor:
+            t, x = tx[:, :1].clone().requires_grad_(), tx[:, 1:].clone().requires_grad_()
+            u = self.net(torch.cat([t, x], 1))
+            u_t, u_x = gradients(u, t), gradients(u, x)
+            return u_t + u * u_x - 0.01 / PI * gradients(u_x, x)
+
+    return Burgers(), lambda f, _: (f**2).mean(), (torch.rand(12, 2), torch.zeros(12, 1))
 
 
 @physics("DeepXDE's style: points of the interior and the boundary in one batch of a dict")
@@ -98,6 +119,26 @@ def closure_over_the_network() -> Parts:
     return net, loss, (x, x)
 
 
+@physics("inverse problem: an unknown coefficient is a parameter of the model")
+def inverse_problem() -> Parts:
+    class Oscillator(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.mu = mlp(), nn.Parameter(torch.tensor([0.5]))
+
+        def forward(self, t: Tensor) -> tuple[Tensor, Tensor]:
+            t = t.clone().requires_grad_(True)
+            u = self.net(t)
+            du = gradients(u, t)
+            return u, gradients(du, t) + self.mu * du + 4 * u
+
+    def loss(out: Any, y: Tensor) -> Tensor:
+        return F.mse_loss(out[0], y) + 1e-1 * torch.mean(out[1] ** 2)
+
+    t = torch.linspace(0, 1, 12).view(-1, 1)
+    return Oscillator(), loss, (t, torch.exp(-t) * torch.cos(2 * t))
+
+
 @physics("PINN by torch.func: vmap(grad) of the network in forward")
 def functional_pinn() -> Parts:
     class Functional(nn.Module):
@@ -110,6 +151,70 @@ def functional_pinn() -> Parts:
             return torch.func.vmap(torch.func.grad(u))(x) + torch.func.vmap(u)(x)[:, None]
 
     return Functional(), F.mse_loss, (torch.rand(10, 1), torch.zeros(10, 1))
+
+
+@physics("hard boundary conditions: x(1 − x)·net(x), third derivative in the loss")
+def hard_boundary() -> Parts:
+    class Hard(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp(hidden=4)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = x.detach().clone().requires_grad_(True)
+            return x * (1 - x) * self.net(x), x
+
+    def loss(out: Any, _: Tensor) -> Tensor:
+        u, x = out
+        u_xxx = gradients(gradients(gradients(u, x), x), x)
+        return (u_xxx - 1).square().mean()
+
+    return Hard(), loss, (torch.rand(10, 1), torch.zeros(10, 1))
+
+
+@physics("deep Ritz: an energy with the gradient of u")
+def deep_ritz() -> Parts:
+    class Ritz(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = mlp(2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = x.requires_grad_()
+            u = self.net(x)
+            return u, torch.autograd.grad(u.sum(), x, create_graph=True)[0]
+
+    def energy(out: Any, f: Tensor) -> Tensor:
+        u, du = out
+        return torch.mean(0.5 * du.pow(2).sum(1, keepdim=True) - f * u)
+
+    return Ritz(), energy, (torch.rand(12, 2), torch.ones(12, 1))
+
+
+@physics("DeepONet: branch and trunk, data = ((functions, points), values)")
+def deeponet() -> Parts:
+    class DeepONet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branch, self.trunk, self.b = mlp(6, 4, 4), mlp(1, 4, 4), nn.Parameter(torch.zeros(1))
+
+        def forward(self, u: Tensor, y: Tensor) -> Tensor:
+            return (self.branch(u) * self.trunk(y)).sum(1, keepdim=True) + self.b
+
+    return DeepONet(), nn.MSELoss(), ((torch.randn(12, 6), torch.rand(12, 1)), torch.randn(12, 1))
+
+
+@physics("DeepONet on a grid: functions (B, m), one grid of points for all (Q, 1), one batch")
+def deeponet_grid() -> Parts:
+    class DeepONet(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branch, self.trunk = mlp(6, 4, 4), mlp(1, 4, 4)
+
+        def forward(self, u: Tensor, grid: Tensor) -> Tensor:
+            return torch.einsum("bi,qi->bq", self.branch(u), self.trunk(grid))
+
+    return DeepONet(), nn.MSELoss(), [((torch.randn(5, 6), torch.rand(7, 1)), torch.randn(5, 7))]
 
 
 class SpectralConv1d(nn.Module):
@@ -164,6 +269,23 @@ def fno() -> Parts:
     return FNO1d(False), relative_l2, (torch.randn(5, 8, 1), torch.randn(5, 8, 1))
 
 
+@physics("Hamiltonian network: time derivatives by autograd.grad of H")
+def hamiltonian() -> Parts:
+    class HNN(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.H = mlp(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.enable_grad():
+                x = x.requires_grad_(True)
+                dq, dp = torch.autograd.grad(self.H(x).sum(), x, create_graph=True)[0].chunk(2, dim=1)
+            return torch.cat([dp, -dq], dim=1)
+
+    x = torch.randn(12, 2)
+    return HNN(), F.mse_loss, (x, torch.stack([x[:, 1], -x[:, 0]], 1))
+
+
 @physics("Lagrangian network: accelerations by torch.func.hessian and a solve")
 def lagrangian() -> Parts:
     class LNN(nn.Module):
@@ -180,3 +302,95 @@ def lagrangian() -> Parts:
             return (g[:, 0] - h[:, 1, 0] * states[:, 1]) / h[:, 1, 1]
 
     return LNN(), F.mse_loss, (torch.randn(8, 2), torch.randn(8))
+
+
+@physics("SIREN: sine activations with ω₀ = 30, image regression")
+def siren() -> Parts:
+    class SineLayer(nn.Module):
+        def __init__(self, i: int, o: int, first: bool = False) -> None:
+            super().__init__()
+            self.linear = nn.Linear(i, o)
+            bound = 1 / i if first else (6 / i) ** 0.5 / 30
+            self.linear.weight.data.uniform_(-bound, bound)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sin(30 * self.linear(x))
+
+    return (
+        nn.Sequential(SineLayer(2, 5, True), SineLayer(5, 5), nn.Linear(5, 1)),
+        nn.MSELoss(),
+        (2 * torch.rand(16, 2) - 1, torch.rand(16, 1)),
+    )
+
+
+@physics("NeRF: Fourier features, volume rendering along rays")
+def nerf() -> Parts:
+    class NeRF(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 4))
+
+        def forward(self, points: Tensor, deltas: Tensor) -> Tensor:
+            encoded = torch.cat([f(2.0**k * points) for k in range(2) for f in (torch.sin, torch.cos)], -1)
+            raw = self.net(encoded)
+            alpha = 1 - torch.exp(-F.softplus(raw[..., 3]) * deltas)
+            clear = torch.cumprod(torch.cat([torch.ones_like(alpha[:, :1]), 1 - alpha + 1e-10], 1), 1)[:, :-1]
+            return ((alpha * clear)[..., None] * raw[..., :3].sigmoid()).sum(1)
+
+    return (
+        NeRF(),
+        lambda rgb, target: F.mse_loss(rgb, target),
+        ((torch.randn(8, 5, 3), 0.2 * torch.ones(8, 5)), torch.rand(8, 3)),
+    )
+
+
+@physics("Kolmogorov-Arnold network: Chebyshev polynomials on each edge")
+def kan() -> Parts:
+    class KANLayer(nn.Module):
+        def __init__(self, i: int, o: int, degree: int = 3) -> None:
+            super().__init__()
+            self.coefficients = nn.Parameter(torch.randn(i, o, degree + 1) / (i * (degree + 1)))
+            self.register_buffer("order", torch.arange(degree + 1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.tanh(x).clamp(-1 + 1e-6, 1 - 1e-6)
+            return torch.einsum(
+                "bid,iod->bo", torch.cos(torch.acos(x)[..., None] * self.order), self.coefficients
+            )
+
+    x = torch.rand(16, 2)
+    return (
+        nn.Sequential(KANLayer(2, 3), KANLayer(3, 1)),
+        nn.MSELoss(),
+        (x, (x[:, :1] * PI).sin() + x[:, 1:] ** 2),
+    )
+
+
+@physics(
+    "divergence by Hutchinson's estimator, probes drawn in forward",
+    expected="refused",
+    undefined=True,
+    random=True,
+    remedied=True,
+    total=seeded,
+    words="random",
+    why="the probes are drawn in each pass",
+)
+def hutchinson_divergence() -> Parts:
+    class CNF(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f = mlp(2, 2)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = x.clone().requires_grad_(True)
+            e = torch.randn_like(x)
+            dx = self.f(x)
+            e_dfdx = torch.autograd.grad(dx, x, e, create_graph=True)[0]
+            return x + 0.1 * dx, 0.1 * (e_dfdx * e).sum(1)
+
+    def loss(out: Any, _: Tensor) -> Tensor:
+        z, log_det = out
+        return (0.5 * z.pow(2).sum(1) - log_det).mean()
+
+    return CNF(), loss, (torch.randn(10, 2), torch.zeros(10))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -71,6 +73,11 @@ class DiceLoss(nn.Module):
         return (1.0 - scores).mean()
 
 
+@segmentation("U-Net, DiceLoss over the batch (segmentation_models.pytorch)", says=TOGETHER)
+def unet_dice() -> Parts:
+    return UNet(), DiceLoss(), masks()
+
+
 @segmentation("U-Net, Dice + BCE", says=TOGETHER)
 def unet_dice_bce() -> Parts:
     dice, bce = DiceLoss(), nn.BCEWithLogitsLoss()
@@ -94,6 +101,40 @@ def unet_dice_each() -> Parts:
     return UNet(), dice_loss, masks()
 
 
+@segmentation("Tversky loss over the batch", says=TOGETHER)
+def tversky() -> Parts:
+    def loss(o: Tensor, y: Tensor, alpha: float = 0.3, beta: float = 0.7) -> Tensor:
+        p = o.sigmoid().view(-1)
+        y = y.view(-1)
+        tp, fp, fn = (p * y).sum(), (p * (1 - y)).sum(), ((1 - p) * y).sum()
+        return 1 - (tp + 1) / (tp + alpha * fp + beta * fn + 1)
+
+    return UNet(), loss, masks()
+
+
+@segmentation("soft Jaccard (IoU) loss, a list of batches", says=BATCHES, total=per_batch)
+def jaccard_batches() -> Parts:
+    def loss(o: Tensor, y: Tensor) -> Tensor:
+        p = o.sigmoid()
+        intersection = (p * y).sum()
+        return 1 - intersection / (p.sum() + y.sum() - intersection)
+
+    return UNet(), loss, [masks(3), masks(3)]
+
+
+@segmentation("focal loss for masks (torchvision)")
+def sigmoid_focal() -> Parts:
+    def sigmoid_focal_loss(inputs: Tensor, targets: Tensor, alpha: float = 0.25, gamma: float = 2) -> Tensor:
+        p = torch.sigmoid(inputs)
+        ce_loss = F.binary_cross_entropy_with_logits(inputs, targets, reduction="none")
+        p_t = p * targets + (1 - p) * (1 - targets)
+        loss = ce_loss * ((1 - p_t) ** gamma)
+        alpha_t = alpha * targets + (1 - alpha) * (1 - targets)
+        return (alpha_t * loss).mean()
+
+    return UNet(), sigmoid_focal_loss, masks()
+
+
 @segmentation("CrossEntropyLoss(ignore_index=255)")
 def ignore_255() -> Parts:
     return UNet(3), nn.CrossEntropyLoss(ignore_index=255), maps()
@@ -102,6 +143,35 @@ def ignore_255() -> Parts:
 @segmentation("ignore_index=255 in a lambda", says=COUNTED)
 def ignore_255_lambda() -> Parts:
     return UNet(3), lambda o, y: F.cross_entropy(o, y, ignore_index=255), maps()
+
+
+@segmentation("DeepLab reference script: dict with 'out' and 'aux', ignore_index=255", says=COUNTED)
+def deeplab_criterion() -> Parts:
+    class DeepLab(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.backbone = nn.Conv2d(1, 3, 3, 2, padding=1)
+            self.classifier, self.aux_classifier = (
+                nn.Conv2d(3, 3, 3, padding=2, dilation=2),
+                nn.Conv2d(3, 3, 1),
+            )
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            size = x.shape[-2:]
+            z = F.relu(self.backbone(x))
+            up = {"size": size, "mode": "bilinear", "align_corners": False}
+            return {
+                "out": F.interpolate(self.classifier(z), **up),
+                "aux": F.interpolate(self.aux_classifier(z), **up),
+            }
+
+    def criterion(inputs: Any, target: Tensor) -> Tensor:
+        losses = {}
+        for name, x in inputs.items():
+            losses[name] = nn.functional.cross_entropy(x, target, ignore_index=255)
+        return losses["out"] + 0.5 * losses["aux"]
+
+    return DeepLab(), criterion, maps()
 
 
 CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 4.0])
@@ -166,3 +236,46 @@ def masked_mse() -> Parts:
 
     x, hit = masks()
     return UNet(), loss, (x, {"image": torch.rand(hit.shape), "mask": hit.bool()})
+
+
+@segmentation("V-Net: volumes and soft Dice, one batch", total=per_batch)
+def volumes() -> Parts:
+    model = nn.Sequential(
+        nn.Conv3d(1, 2, 3, padding=1),
+        nn.InstanceNorm3d(2, affine=True),
+        nn.LeakyReLU(),
+        nn.Conv3d(2, 1, 1),
+        nn.Sigmoid(),
+    )
+
+    def dice(o: Tensor, y: Tensor) -> Tensor:
+        return 1 - (2 * (o * y).sum() + 1) / ((o**2).sum() + (y**2).sum() + 1)
+
+    return model, dice, [(torch.randn(2, 1, 4, 4, 4), (torch.rand(2, 1, 4, 4, 4) < 0.3).float())]
+
+
+@segmentation("Lovász hinge over the batch: errors are sorted", says=TOGETHER)
+def lovasz_hinge() -> Parts:
+    def lovasz(logits: Tensor, labels: Tensor) -> Tensor:
+        logits, labels = logits.reshape(-1), labels.reshape(-1)
+        errors = 1.0 - logits * (2.0 * labels - 1.0)
+        errors_sorted, perm = torch.sort(errors, dim=0, descending=True)
+        gt = labels[perm]
+        gts = gt.sum()
+        intersection, union = gts - gt.cumsum(0), gts + (1 - gt).cumsum(0)
+        jaccard = 1.0 - intersection / union
+        jaccard = torch.cat((jaccard[:1], jaccard[1:] - jaccard[:-1]))
+        return torch.dot(F.elu(errors_sorted) + 1, jaccard)
+
+    model = UNet()
+    model.out.weight.data *= 10  # as a trained one, which tells pixels apart
+    return model, lovasz, masks()
+
+
+@segmentation("hard pixels (OHEM): the mean of the largest quarter of the batch's losses", says=TOGETHER)
+def hard_pixels() -> Parts:
+    def ohem(o: Tensor, y: Tensor) -> Tensor:
+        losses = F.cross_entropy(o, y, ignore_index=255, reduction="none").view(-1)
+        return losses.topk(len(losses) // 4).values.mean()
+
+    return UNet(3), ohem, maps()

@@ -38,21 +38,21 @@ def test_first_use_of_hugging_face(use: Use) -> None:
 
 
 def test_each_use_says_what_it_expects() -> None:
-    assert len({use.id for use in USES}) == len({use.title for use in USES}) == len(USES) >= 105
+    assert len({use.id for use in USES}) == len({use.title for use in USES}) == len(USES) >= 125
     assert {use.expected for use in USES} == set(KINDS)
     assert [use.id for use in USES if bool(use.why) != (use.expected != "right")] == []
     assert [use.id for use in USES if use.undefined and use.expected == "right"] == []
 
 
-def test_the_page_and_the_readme_say_how_many_uses_that_have_one_answer_are_right() -> None:
+def test_of_uses_that_have_one_answer_nineteen_of_twenty_are_right_the_first_time() -> None:
     defined = [use for use in USES if not use.undefined]
     right = sum(use.expected == "right" for use in defined)
+    assert right >= 0.95 * len(defined)
+    share = f"{100 * right / len(defined):.0f}%"
     for page in (PAGE, PAGE.parents[2] / "README.md"):
-        text = " ".join(page.read_text().split())
-        assert f"Of {len(USES)} " in text
-        assert f"{len(defined)} have one answer" in text
-        assert f"{right} of these are right" in text.replace("**", "")
-        assert "0.16.0" in text
+        text = page.read_text()
+        assert f"{right} of" in text
+        assert share in text
 
 
 def test_the_page_has_each_use_with_its_outcome() -> None:
