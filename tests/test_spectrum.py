@@ -271,7 +271,7 @@ SPECTRA = {
 
 
 @pytest.mark.parametrize(
-    ("seeds", "least", "most"), [(10, 0.85, 1.0), pytest.param(1000, 0.93, 0.97, marks=pytest.mark.slow)]
+    ("seeds", "least", "most"), [(20, 0.85, 1.0), pytest.param(1000, 0.93, 0.97, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("products", slow_but([6, 15], [6, 12, 15, 30]))
 def test_intervals_of_the_trace_cover_it(products: int, seeds: int, least: float, most: float) -> None:
