@@ -25,6 +25,7 @@ from landscape.core.options import positive
 from landscape.core.progress import progress_bar
 from landscape.data import cache, images, speech
 from landscape.data.images import augment
+from landscape.problem import data
 from landscape.train.processes.process_group import Group
 from landscape.train.recipes import recipe
 from landscape.train.run.loop import Trainer
@@ -271,7 +272,9 @@ def test_streamed_images_are_those_in_memory(
     a, b = (Problem(model, d.loss, d.train, dtype=torch.float64) for d in (held, stream))
     assert (b.samples, b.tensors) == (12, None)
     assert a.evaluate() == pytest.approx(b.evaluate(), rel=1e-12)
-    monkeypatch.setattr(images, "STREAM_BATCH", 5)  # samples of unequal weight, in several batches
+    # Samples of unequal weight in several batches, of which each has one class alone.
+    monkeypatch.setattr(images, "STREAM_BATCH", 1)
+    monkeypatch.setattr(data, "STREAM_BATCH", 1)
     weighted = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 9.0]))
     losses = [Problem(model, weighted, d.train, dtype=torch.float64).loss() for d in (held, stream)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-12)

@@ -160,8 +160,8 @@ class ImageStream(Stream):
     New workers start for each pass and each :meth:`gather`; the batches do not depend on their number.
     """
 
-    def __init__(self, files: Samples[tuple[Tensor, int]], samples: int, workers: int) -> None:
-        self.files, self.samples, self.workers = files, samples, workers
+    def __init__(self, files: Samples[tuple[Tensor, int]], labels: Tensor, workers: int) -> None:
+        self.files, self.labels, self.samples, self.workers = files, labels, len(labels), workers
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return self._read(self.files)
@@ -172,7 +172,7 @@ class ImageStream(Stream):
 
     def part(self, rows: slice) -> ImageStream:
         indices = range(self.samples)[rows]
-        return ImageStream(Subset(self.files, indices), len(indices), self.workers)
+        return ImageStream(Subset(self.files, indices), self.labels[rows], self.workers)
 
     def _read(self, files: Samples[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, Tensor]]:
         # A separate generator: otherwise the workers' seeds would be drawn from PyTorch's global state.
@@ -292,7 +292,7 @@ def image_folder(
         torch.tensor(v).view(-1, 1, 1) for v in (IMAGENET if normalize else ((0.0,) * 3, (1.0,) * 3))
     )
     files = [ImageFiles(root, pairs, size, border, mean, std) for pairs in listed.values()]
-    streams = [ImageStream(split, len(split), workers) for split in files]
+    streams = [ImageStream(f, torch.tensor([label for _, label in f.files]), workers) for f in files]
     mark = hashlib.sha256("".join(f.fingerprint() for f in files).encode()).hexdigest()
     return Dataset(
         streams[0],

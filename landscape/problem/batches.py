@@ -213,6 +213,8 @@ class Stream(ABC):
     """
 
     samples: int
+    #: The targets of all samples, where they are known without reading the samples.
+    labels: Tensor | None = None
 
     @abstractmethod
     def gather(self, indices: Tensor) -> tuple[Any, Any]:

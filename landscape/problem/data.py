@@ -115,11 +115,9 @@ class Data:
             x, y = self._whole
             self._weigh(terms_in(x, y) if self.samples else torch.zeros(0))
         elif isinstance(self.batches, Stream):
-            self.terms, self.each = float(self.samples), None
-            terms = (terms_in(x, y) for x, y in self.batches)
-            first = next(terms, torch.zeros(0))
-            if bool((first != first[:1]).any()):  # a pass over all costs as much as one of the loss
-                self._weigh(torch.cat([first, *terms]))
+            labels = self.batches.labels
+            parts = self.batches if labels is None else [(part, part) for part in labels.split(STREAM_BATCH)]
+            self._weigh(torch.cat([terms_in(x, y) for x, y in parts] or [torch.zeros(0)]))
         else:
             sums = self._read(terms_in)
             if equal and not isinstance(self.batches, (list, tuple)):

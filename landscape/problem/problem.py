@@ -66,7 +66,7 @@ class Problem(MeanLoss):
             are the targets (the whole dict if it has none), and the model receives them only if ``loss`` is
             None. A dict, a tuple of two or a list of two tensors is moved to the device once, or in parts if
             it does not fit there; an iterable batch by batch. Minibatches can be drawn from such tensors, and
-            from a :class:`.Stream`, whose samples all have the same weight.
+            from a :class:`.Stream`.
         theta: weights (P,) to centre on; default: the model's parameters.
         device, dtype: default: those of the model's first parameter.
         terms: ``terms(targets)`` gives (B,), how many terms of the mean each sample contributes. Default: one
