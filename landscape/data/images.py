@@ -160,6 +160,8 @@ class ImageStream(Stream):
     New workers start for each pass and each :meth:`gather`; the batches do not depend on their number.
     """
 
+    labels: Tensor
+
     def __init__(self, files: Samples[tuple[Tensor, int]], labels: Tensor, workers: int) -> None:
         self.files, self.labels, self.samples, self.workers = files, labels, len(labels), workers
 

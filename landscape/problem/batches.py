@@ -25,28 +25,26 @@ STREAM_BATCH = 64
 UNALIGNED: WeakSet[nn.Module] = WeakSet()
 
 
-def tree_map(function: Callable[[Any], Tensor], tree: Any, kind: type = Tensor) -> Any:
+def tree_map(
+    function: Callable[[Any], Tensor], tree: Any, kind: type = Tensor, made: dict[int, Tensor] | None = None
+) -> Any:
     """``tree`` with every tensor (or object of ``kind``) replaced; mappings become dicts, all else stays.
 
     A tensor that is in ``tree`` twice is replaced by one tensor: a loss may differentiate outputs in inputs
-    that are its targets, too.
+    that are its targets, too. ``made`` has those that were replaced already, by their id. (An inner function
+    that calls itself would hold them until Python looks for cycles.)
     """
-    made: dict[int, Tensor] = {}
-
-    def mapped(tree: Any) -> Any:
-        if isinstance(tree, kind):
-            if id(tree) not in made:
-                made[id(tree)] = function(tree)
-            return made[id(tree)]
-        if isinstance(tree, Mapping):
-            return {key: mapped(value) for key, value in tree.items()}
-        if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-            return type(tree)(*(mapped(value) for value in tree))
-        if isinstance(tree, (tuple, list)):
-            return type(tree)(mapped(value) for value in tree)
-        return tree
-
-    return mapped(tree)
+    made = {} if made is None else made
+    if isinstance(tree, kind):
+        if id(tree) not in made:
+            made[id(tree)] = function(tree)
+        return made[id(tree)]
+    if isinstance(tree, Mapping):
+        return {key: tree_map(function, value, kind, made) for key, value in tree.items()}
+    if isinstance(tree, (tuple, list)):
+        values = (tree_map(function, value, kind, made) for value in tree)
+        return type(tree)(*values) if hasattr(tree, "_fields") else type(tree)(values)
+    return tree
 
 
 def as_tensors(tree: Any) -> Any:

@@ -116,7 +116,11 @@ class Data:
             self._weigh(terms_in(x, y) if self.samples else torch.zeros(0))
         elif isinstance(self.batches, Stream):
             labels = self.batches.labels
-            parts = self.batches if labels is None else [(part, part) for part in labels.split(STREAM_BATCH)]
+            parts = (
+                self.batches
+                if labels is None
+                else [(part, part) for part in torch.split(labels, STREAM_BATCH)]
+            )
             self._weigh(torch.cat([terms_in(x, y) for x, y in parts] or [torch.zeros(0)]))
         else:
             sums = self._read(terms_in)

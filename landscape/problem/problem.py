@@ -156,14 +156,16 @@ class Problem(MeanLoss):
         """Count the samples and the terms of the loss's mean, which batches of other targets check, too."""
         checked = self.check != "off"
         self.data.weigh(terms, equal=checked, ordered=self.draws > 0 or self.data.mixes)
-        if not checked or self.data.mixes or not self.data.novel:
+        novel, self.data.novel = self.data.novel, []  # kept no longer than the check
+        if not checked or self.data.mixes or not novel:
             return
         before, theta, first = terms.given, moved(self), self.data.first()
-        for batch in self.data.novel:
+        for batch in novel:
             if not self.data.mixes:
                 check_mean(self, terms, self.data.beside(first, self.data.place(batch)), theta)
         if terms.given is not before or self.data.mixes:
             self.data.weigh(terms, equal=checked, ordered=self.draws > 0 or self.data.mixes)
+            self.data.novel = []
 
     def __repr__(self) -> str:
         loss = describe_loss(self.criterion).split(".")[-1]
