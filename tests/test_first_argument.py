@@ -64,7 +64,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_the_list_is_whole() -> None:
+def test_the_list_is_not_empty() -> None:
     assert len(NEEDED) > 20
 
 
