@@ -14,6 +14,7 @@ import landscape
 from landscape import stability
 from landscape.analysis.spectrum import stability as stability_analysis
 from tests.examples import namespace
+from tests.test_first_argument import NEEDED
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # Rooms of commands and figures have no examples.
@@ -46,34 +47,12 @@ def test_every_result_that_a_user_can_reach_has_an_example() -> None:
 
 
 PUBLIC = [
+    *(getattr(landscape, name) for name in NEEDED),
     landscape.Problem,
     landscape.Problem.with_batchnorm,
     landscape.Problem.evaluate,
-    landscape.HessianOperator,
-    landscape.contour,
-    landscape.line,
-    landscape.hessian_grid,
-    landscape.spectrum,
-    landscape.trace,
-    landscape.density,
-    landscape.extreme_eigenvalues,
-    landscape.top_eigenvalues,
-    landscape.estimate_noise,
-    landscape.batch_sharpness,
-    landscape.noise_scale,
-    landscape.critical_batch,
-    landscape.noise_alignment,
-    landscape.compare,
-    landscape.learning_coefficient,
-    landscape.disagreement,
-    landscape.sharpness,
     landscape.Surface.basins,
-    landscape.smoothing,
-    landscape.random_plane,
-    landscape.between,
-    landscape.pca_plane,
-    landscape.learners_plane,
-    landscape.eigen_plane,
+    landscape.compare,
     stability_analysis,
     stability.max_stable_step,
     stability.limits,

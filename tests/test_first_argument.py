@@ -15,34 +15,41 @@ from landscape import Checkpoint, InputError, Problem
 from landscape.train.recipes.recipe import read
 from landscape.train.run.loop import Trainer
 
-#: Public function -> the arguments after the first that it cannot do without, but for the rate and the like.
-NEEDED: dict[str, dict[str, Any]] = {
-    "HessianOperator": {},
-    "batch_sharpness": {"batch": 4},
-    "between": {"thetas": [torch.zeros(8), torch.ones(8)]},
-    "contour": {"plane": landscape.Plane(torch.zeros(8), torch.eye(2, 8), "random", "none", 0)},
-    "critical_batch": {},
-    "density": {},
-    "disagreement": {},
-    "eigen_plane": {},
-    "estimate_noise": {"weights": torch.randn(3, 8), "lr": 0.1, "local_batch": 4},
-    "extreme_eigenvalues": {},
-    "hessian_grid": {"plane": landscape.Plane(torch.zeros(8), torch.eye(2, 8), "random", "none", 0)},
-    "learners_plane": {"weights": torch.randn(3, 8)},
-    "learning_coefficient": {"batch": 4},
-    "line": {"along": torch.ones(8)},
-    "noise_alignment": {"batch": 4},
-    "noise_scale": {"batch": 4},
-    "pca_plane": {"thetas": torch.randn(3, 8)},
-    "preconditioner": {"problem": None},
-    "random_plane": {},
-    "sharpness": {"rho": 0.1},
-    "smoothing": {"weights": torch.randn(3, 8)},
-    "spectrum": {},
-    "top_eigenvalues": {},
-    "trace": {},
-}
 WORDS = {"problem": "a Problem", "run": "a Checkpoint", "checkpoint": "a Checkpoint"}
+#: Arguments that functions cannot do without, for a model of 8 parameters.
+GIVEN: dict[str, Any] = {
+    "along": torch.ones(8),
+    "batch": 4,
+    "local_batch": 4,
+    "lr": 0.1,
+    "plane": landscape.Plane(torch.zeros(8), torch.eye(2, 8), "random", "none", 0),
+    "problem": None,
+    "rho": 0.1,
+    "thetas": torch.randn(3, 8),
+    "weights": torch.randn(3, 8),
+}
+
+
+def parameters(name: str) -> list[inspect.Parameter]:
+    return list(inspect.signature(getattr(landscape, name)).parameters.values())
+
+
+def first(name: str) -> str:
+    return parameters(name)[0].name
+
+
+def needed(name: str) -> dict[str, Any]:
+    """The arguments after the first that a public function cannot do without."""
+    _, *others = parameters(name)
+    return {p.name: GIVEN[p.name] for p in others if p.default is p.empty and p.kind is not p.VAR_KEYWORD}
+
+
+#: Every public function about a problem or a run -> the arguments that it needs.
+NEEDED = {
+    name: needed(name)
+    for name in landscape.__all__
+    if (name == "HessianOperator" or inspect.isfunction(getattr(landscape, name))) and first(name) in WORDS
+}
 
 
 def linear() -> tuple[nn.Module, Any, Any]:
@@ -57,17 +64,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def first(name: str) -> str:
-    return next(iter(inspect.signature(getattr(landscape, name)).parameters))
-
-
-def test_the_list_is_whole() -> None:
-    public = {
-        name
-        for name in landscape.__all__
-        if name == "HessianOperator" or inspect.isfunction(getattr(landscape, name))
-    }
-    assert {name for name in public if first(name) in {*WORDS, "checkpoints"}} == {*NEEDED, "compare"}
+def test_the_list_is_not_empty() -> None:
+    assert len(NEEDED) > 20
 
 
 @pytest.mark.parametrize("kind", ["Problem", "Checkpoint", "str", "Path", "Linear", "list", "NoneType"])

@@ -19,6 +19,7 @@ from click.shell_completion import get_completion_class
 
 import landscape
 import landscape.cli
+from landscape.analysis.planes import NORMS
 from landscape.cli import details
 from landscape.cli.commands import GROUPS
 from landscape.core import progress, registry
@@ -201,7 +202,7 @@ def test_completion_offers_commands_and_values() -> None:
         ]
 
     assert offered("com") == ["compare", "completion"]
-    assert offered("contour", "--norm", "") == ["none", "filter", "layer"]
+    assert offered("contour", "--norm", "") == [*NORMS]
     assert offered("contour", "--nor") == ["--norm"]
     assert offered("train", "digits-") == ["digits-dpsgd", "digits-ssgd"]
     assert offered("contour", "x") == ["file"]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -13,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import landscape
 from landscape import testing
 from tests import problems
+from tests.test_conformance import ANALYSES, is_slow
 from tests.test_docstrings import names, with_members
 
 API, COUNTS = (Path(__file__).parent / name for name in ("public_api.txt", "counts.txt"))
@@ -40,37 +41,21 @@ def api() -> str:
     return "".join(sorted(found))
 
 
-def learners(problem: landscape.Problem) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return problem.theta + 0.1 * torch.randn(3, len(problem.theta), dtype=torch.float64, generator=generator)
-
-
-def on_plane(function: Callable[..., Any], **options: Any) -> Callable[[landscape.Problem], Any]:
-    return lambda p: function(p, landscape.random_plane(p, seed=0), span=0.5, **options)
-
-
-#: Calls on a network of 107 parameters with 53 samples.
+#: Calls on a network of 107 parameters with 53 samples: the analyses with the options of the conformance tests.
 CALLS: dict[str, Callable[[landscape.Problem], Any]] = {
     "Problem.loss()": lambda p: p.loss(),
     "Problem.gradient()": lambda p: p.gradient(),
     "random_plane(norm='filter')": lambda p: landscape.random_plane(p, norm="filter"),
-    "contour(grid=(5, 4))": on_plane(landscape.contour, grid=(5, 4)),
-    "line(points=5)": lambda p: landscape.line(p, torch.ones_like(p.theta), points=5, span=0.5),
-    "hessian_grid(grid=2)": on_plane(landscape.hessian_grid, grid=2),
     "extreme_eigenvalues()": landscape.extreme_eigenvalues,
     "top_eigenvalues(k=3)": lambda p: landscape.top_eigenvalues(p, 3),
-    "spectrum(top_k=3)": lambda p: landscape.spectrum(p, 3),
     "trace()": landscape.trace,
     "density()": landscape.density,
-    "sharpness(rho=0.1)": lambda p: landscape.sharpness(p, 0.1),
-    "sharpness(kind='average', max_draws=8)": lambda p: landscape.sharpness(p, 0.1, "average", max_draws=8),
-    "batch_sharpness(batch=6, max_draws=16)": lambda p: landscape.batch_sharpness(p, 6, max_draws=16),
-    "noise_scale(batch=6, max_draws=16)": lambda p: landscape.noise_scale(p, 6, max_draws=16),
-    "noise_alignment(batch=6, top_k=3, max_draws=16)": lambda p: landscape.noise_alignment(p, 6, 3, max_draws=16),
-    "disagreement(top_k=3)": lambda p: landscape.disagreement(learners(p), 3, problem=p),
-    "estimate_noise(draws=4)": lambda p: landscape.estimate_noise(p, learners(p), 0.1, 4, draws=4),
-    "smoothing(pairs=2, top=2)": lambda p: landscape.smoothing(p, learners(p), pairs=2, top=2),
-}  # fmt: skip
+    **{
+        name: functools.partial(analysis, **options)
+        for name, (analysis, options, _) in ANALYSES.items()
+        if not is_slow(name, "seed")
+    },
+}
 
 
 class Multiplications(TorchDispatchMode):

@@ -20,6 +20,7 @@ from tests.test_first_argument import NEEDED, first, linear
 
 # Arguments with which a function uses all others, or is quick.
 MORE: dict[str, dict[str, Any]] = {
+    "between": {"thetas": torch.randn(2, 8)},
     "contour": {"grid": 3},
     "noise_alignment": {"top_k": 2},
     "spectrum": {"ends": True, "with_trace": True, "with_density": True},
@@ -120,7 +121,7 @@ def test_a_mode_around_a_call_changes_no_number(name: str, mode: str) -> None:
         torch.manual_seed(0)
         if name in ("loss", "gradient"):
             return {"value": getattr(problem, name)()}
-        return getattr(landscape, name)(problem, **NEEDED[name], **MORE.get(name, {}))
+        return getattr(landscape, name)(problem, **(NEEDED[name] | MORE.get(name, {})))
 
     wanted = numbers(call())
     with torch.inference_mode() if mode == "inference_mode" else torch.autocast("cpu", torch.bfloat16):

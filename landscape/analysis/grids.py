@@ -13,7 +13,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import bounded
+from landscape.core.memory import Need, bounded
 from landscape.core.options import expect, positive
 from landscape.core.progress import Progress
 from landscape.core.registry import numerics
@@ -24,8 +24,10 @@ from landscape.evaluation import needs
 from landscape.evaluation.adaptive import Tolerance, first_points
 from landscape.evaluation.evaluate import confirm, evaluator
 from landscape.evaluation.grid import PlaneGrid, Portions, Workers, complete, provenance, setting
+from landscape.evaluation.paths import BLOCK_BYTES
 from landscape.geometry.surfaces import barrier
 from landscape.problem.batchnorm import SAMPLES
+from landscape.problem.chain import chain
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
@@ -44,8 +46,18 @@ def _asked(about: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in about.items() if name in ("source_sha256", "split")}
 
 
+# Bytes of a point of a grid at the peak: its values, place, number, and their copies in the result.
+SURFACE_POINT, HESSIAN_POINT, LINE_POINT = 130, 300, 130
+
+
+def _contour_need(problem: Any, grid: Any, **_: Any) -> Need:
+    """The moved weights and their outputs; or centre and directions in one, and a block of points."""
+    blocks = 2 * BLOCK_BYTES if chain(problem) else 0
+    return needs.need(problem, 4 if blocks else 2, 1, blocks + SURFACE_POINT * needs.points(grid))
+
+
 @numerics(1)
-@bounded(needs.contour)
+@bounded(_contour_need)
 def contour(
     problem: Problem,
     plane: Plane,
@@ -195,7 +207,12 @@ def _precision_error(problem: Problem, plane: Plane, at: PlaneGrid) -> float:
 POINTS = 51  # ours; Frankle et al. 2020 take 30 between two ends. Odd, so that the middle is one of them
 
 
-@bounded(needs.line)
+def _line_need(problem: Any, points: Any, **_: Any) -> Need:
+    """That of a contour, and a second direction, which is zero."""
+    return needs.need(problem, 5 if chain(problem) else 3, 1, LINE_POINT * needs.count(points))
+
+
+@bounded(_line_need)
 def line(
     problem: Problem,
     along: Tensor,
@@ -294,8 +311,12 @@ VALUES = ("lambda_min", "lambda_max", "ratio")
 RESIDUALS = ("residual_min", "residual_max")
 
 
+def _hessian_grid_need(problem: Any, grid: Any, **_: Any) -> Need:
+    return needs.curved(problem, 3 + needs.basis(problem, 2), HESSIAN_POINT * needs.points(grid))
+
+
 @numerics(1)
-@bounded(needs.hessian_grid)
+@bounded(_hessian_grid_need)
 def hessian_grid(
     problem: Problem,
     plane: Plane,

@@ -14,7 +14,7 @@ from torch import Tensor
 from landscape.core.errors import FailedError, InputError
 from landscape.core.extras import optional
 from landscape.core.hdf5 import Array
-from landscape.core.memory import bounded
+from landscape.core.memory import Need, bounded
 from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import standard_error
@@ -137,7 +137,12 @@ HEATING, MAX_HEATING = 0.1, 0.25
 TRIALS, SHRINK, SETTLED = 6, 1 / 16, 0.05
 
 
-@bounded(needs.learning_coefficient)
+def _learning_coefficient_need(problem: Any, chains: Any, **_: Any) -> Need:
+    """Weights, gradients, distances, drifts, noise and products of the chains."""
+    return needs.need(problem, 7 * needs.count(chains) + 2, 2 * needs.count(chains))
+
+
+@bounded(_learning_coefficient_need)
 def learning_coefficient(
     problem: Problem,
     batch: int,

@@ -14,7 +14,7 @@ from torch import Tensor
 from landscape.core import statistics
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import bounded
+from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, expect, positive
 from landscape.core.progress import Progress, portion
 from landscape.core.registry import numerics
@@ -48,8 +48,13 @@ from landscape.results.noise import NoiseAlignment, NoiseEstimate, NoiseScale
 DRAWS = 32
 
 
+def _estimate_noise_need(problem: Any, weights: Any, **_: Any) -> Need:
+    """Gradients of the learners there and at the mean, deviations, and their products as rows and as one."""
+    return needs.curved(problem, 5 * needs.rows(weights) + 4 * needs.double(problem))
+
+
 @numerics(1)
-@bounded(needs.estimate_noise)
+@bounded(_estimate_noise_need)
 def estimate_noise(
     problem: Problem,
     weights: Tensor,
@@ -164,7 +169,14 @@ def _terms_of_delta(
 GRADIENTS = ("whole", "draws")
 
 
-@bounded(needs.noise_scale)
+def _noise_scale_need(problem: Any, weights: Any, gradient: Any, **_: Any) -> Need:
+    """Gradients of a draw as rows and as one, and the sums of groups of them."""
+    learners = needs.rows(weights)
+    groups = max(8, min(32, 2**30 // (8 * problem.layout.size))) if learners or gradient == "draws" else 0
+    return needs.need(problem, 4 + 2 * learners + (groups + 2) * needs.double(problem), 2)
+
+
+@bounded(_noise_scale_need)
 def noise_scale(
     problem: Problem,
     batch: int,
@@ -283,7 +295,14 @@ TOP_K = 10
 BLOCK = 8
 
 
-@bounded(needs.noise_alignment)
+def _noise_alignment_need(problem: Any, top_k: Any, **_: Any) -> Need:
+    """The vectors in float64; of a block of gradients rows, products and deviations, some in float64."""
+    vectors, search = needs.count(top_k), needs.several(problem, top_k)
+    block = BLOCK * (3 + 5 * needs.double(problem))
+    return needs.curved(problem, max((1 + needs.double(problem)) * vectors + block, search))
+
+
+@bounded(_noise_alignment_need)
 def noise_alignment(
     problem: Problem,
     batch: int,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import bounded
+from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, expect, positive
 from landscape.core.progress import Progress
 from landscape.core.registry import numerics
@@ -25,8 +25,14 @@ NORMS = ("none", "filter", "layer")
 IGNORES = ("none", "bias+norm")
 
 
+def _random_plane_need(problem: Any, **_: Any) -> Need:
+    """Two directions, and a draw of the largest parameter in float64."""
+    largest = max(slot.size for slot in problem.layout.slots) / problem.layout.size
+    return needs.need(problem, 2 + largest * needs.double(problem), 0)
+
+
 @numerics(1)
-@bounded(needs.random_plane)
+@bounded(_random_plane_need)
 def random_plane(
     problem: Problem,
     norm: str = "none",
@@ -224,7 +230,11 @@ def learners_plane(problem: Problem, weights: Tensor) -> Plane:
     return _plane(problem, mean, directions, "learners", axes, every, names, seed=0, explained=explained)
 
 
-@bounded(needs.eigen_plane)
+def _eigen_plane_need(problem: Any, **_: Any) -> Need:
+    return needs.curved(problem, 5 + needs.basis(problem, 2))
+
+
+@bounded(_eigen_plane_need)
 def eigen_plane(
     problem: Problem,
     *,

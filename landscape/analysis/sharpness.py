@@ -13,7 +13,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import bounded
+from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, expect, positive
 from landscape.core.progress import Progress, portion
 from landscape.core.registry import numerics
@@ -119,7 +119,12 @@ KINDS = ("worst", "average")
 STEPS, STARTS = 20, 1
 
 
-@bounded(needs.sharpness)
+def _sharpness_need(problem: Any, starts: Any, **_: Any) -> Need:
+    """Scale, starts, two displacements with their gradients, and moved weights."""
+    return needs.need(problem, 8 + needs.count(starts) + 2 * needs.double(problem), 2)
+
+
+@bounded(_sharpness_need)
 def sharpness(
     problem: Problem,
     rho: float,
@@ -254,8 +259,12 @@ def _parts(problem: Problem, m: int | None, seed: int) -> Iterator[Problem]:
     return (part for (part,) in drawn)
 
 
+def _batch_sharpness_need(problem: Any, with_lambda_max: Any, weights: Any, **_: Any) -> Need:
+    return needs.curved(problem, needs.basis(problem, 1) if with_lambda_max else 4)
+
+
 @numerics(1)
-@bounded(needs.batch_sharpness)
+@bounded(_batch_sharpness_need)
 def batch_sharpness(
     problem: Problem,
     batch: int,

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from landscape.core.errors import InputError
-from landscape.core.memory import bounded
+from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, expect, positive
 from landscape.core.progress import Progress, portion
 from landscape.core.registry import numerics
@@ -18,12 +18,23 @@ from landscape.curvature.eigenvalues import (
     SEARCHES,
     eigenpairs,
     exact_products,
+    extremes_need,
     preconditioned_pairs,
     top_eigenvalues,
+    top_need,
 )
 from landscape.curvature.hessian import HessianOptions, Part, Preconditioner, as_preconditioner
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, Eigenpairs, SearchOptions, start_vector
-from landscape.curvature.trace import PROBES, STEPS, TRACE_PRODUCTS, hutchpp, quadrature, trace
+from landscape.curvature.trace import (
+    PROBES,
+    STEPS,
+    TRACE_PRODUCTS,
+    density_need,
+    hutchpp,
+    quadrature,
+    trace,
+    trace_need,
+)
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.problem.problem import Problem
@@ -33,8 +44,20 @@ from landscape.results.training import Stability
 from landscape.stability import limits
 
 
+def _spectrum_need(
+    problem: Any, top_k: Any, ends: Any, with_trace: Any, with_density: Any, **options: Any
+) -> Need:
+    """The largest of what was asked for, and the start that these share."""
+    k = max(needs.count(top_k), 1 + bool(ends))
+    asked = [top_need(problem, k, **options)] if top_k or not with_trace else []
+    asked += [extremes_need(problem, **options)] if ends else []
+    asked += [trace_need(problem, **options)] if with_trace else []
+    asked += [density_need(problem, **options)] if with_density else []
+    return max(asked, key=lambda need: need.fixed)
+
+
 @numerics(1)
-@bounded(needs.spectrum)
+@bounded(_spectrum_need)
 def spectrum(
     problem: Problem,
     top_k: int = 0,

@@ -21,7 +21,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import statistics
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import bounded, spare
+from landscape.core.memory import Need, bounded, spare
 from landscape.core.options import SPLIT, expect, positive
 from landscape.core.progress import Progress, no_progress, portion
 from landscape.core.registry import numerics
@@ -48,7 +48,13 @@ BLOCK = 2**20
 ROUNDING = 1e-10
 
 
-@bounded(needs.disagreement)
+def _disagreement_need(problem: Any, checkpoint: Any, top_k: Any, **_: Any) -> Need:
+    """Weights and deviations, a search and its vectors."""
+    learners = needs.rows(getattr(checkpoint, "weights", checkpoint))
+    return needs.curved(problem, 2 * learners + needs.several(problem, top_k))
+
+
+@bounded(_disagreement_need)
 def disagreement(
     checkpoint: Checkpoint | Tensor,
     top_k: int = TOP_K,
@@ -268,8 +274,16 @@ PAIRS = 16
 TOP = 5
 
 
+def _smoothing_need(problem: Any, weights: Any, top: Any, pairs: Any, path: Any, **_: Any) -> Need:
+    """The deviations, a search and its vectors; the gradients on a path for each pair."""
+    route = 0 if path is None else 3 * needs.count(pairs) * needs.double(problem)
+    return needs.curved(
+        problem, needs.rows(weights) + needs.count(top) + needs.several(problem, top) + 6 + route
+    )
+
+
 @numerics(1)
-@bounded(needs.smoothing)
+@bounded(_smoothing_need)
 def smoothing(
     problem: Problem,
     weights: Tensor,

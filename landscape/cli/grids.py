@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -182,20 +183,20 @@ def compute_on_grid(
         file.finish(analysis.target.picture)
 
 
+# What a command gives to a function on a grid by itself.
+_GIVEN = {"max_memory", "previous", "save", "group", "cluster", "progress"}
+
+
+def option_names(compute: Callable[..., Any]) -> list[str]:
+    """The parameters of ``compute`` that are options of its command: those with a default, but for _GIVEN."""
+    known = inspect.signature(compute).parameters.values()
+    return [p.name for p in known if p.default is not p.empty and p.name not in _GIVEN]
+
+
 @command(
     plane=planes.OPTIONS,
     processes=processes.OPTIONS,
-    analysis=analysis_options(
-        compute_contour,
-        "grid",
-        "span",
-        "tolerance",
-        "bn",
-        "bn_samples",
-        "path",
-        "precision",
-        grid={"default": "50"},
-    ),
+    analysis=analysis_options(compute_contour, *option_names(compute_contour), grid={"default": "50"}),
 )
 def contour(plane: planes.Chosen, processes: Processes, analysis: Analysis) -> None:
     """Loss contours over a plane around w_a of each CKPT; all have common levels.
@@ -222,14 +223,7 @@ def contour(plane: planes.Chosen, processes: Processes, analysis: Analysis) -> N
     processes=processes.OPTIONS,
     analysis=analysis_options(
         compute_hessian_grid,
-        "grid",
-        "span",
-        "tolerance",
-        "bn",
-        "bn_samples",
-        "tol",
-        "max_products",
-        "search",
+        *option_names(compute_hessian_grid),
         grid={"default": "4"},
         max_products={"help": "Hessian-vector products a point, at most."},
     ),

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
-from landscape.core.memory import bounded, spare
+from landscape.core.memory import Need, bounded, spare
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress
 from landscape.curvature import pyhessian_engine
@@ -240,7 +241,11 @@ def _in_lockstep(h: ChainHessian, share: float, dtype: torch.dtype) -> Callable[
     return products
 
 
-@bounded(needs.extremes)
+def extremes_need(problem: Any, part: Any = None, **_: Any) -> Need:
+    return needs.curved(problem, 1 + needs.basis(problem, 2, part), part=part)
+
+
+@bounded(extremes_need)
 def extreme_eigenvalues(
     problem: Problem,
     tol: float = TOL,
@@ -293,7 +298,11 @@ def extreme_eigenvalues(
     return ends_of(eigenpairs(problem, at[None], start, wanted, options, search=search)[0])
 
 
-@bounded(needs.top)
+def top_need(problem: Any, k: Any, max_products: Any, part: Any, **_: Any) -> Need:
+    return needs.curved(problem, 1 + needs.several(problem, k, max_products, part), part=part)
+
+
+@bounded(top_need)
 def top_eigenvalues(
     problem: Problem,
     k: int = 1,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from landscape.core.hdf5 import Array
-from landscape.core.memory import bounded
+from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import mean_and_error
@@ -18,13 +19,15 @@ from landscape.curvature.eigenvalues import exact_products
 from landscape.curvature.hessian import HessianOptions, Part, Products
 from landscape.curvature.lanczos import negligible, orthogonalise, run_in_lockstep, small_eigh, start_vector
 from landscape.evaluation import needs
-from landscape.evaluation.needs import BASIS_BYTES, BLOCK
+from landscape.evaluation.needs import BASIS_BYTES
 from landscape.problem.problem import Problem
 from landscape.results.curvature import Density, Trace
 
 # Ghorbani, Krishnan and Xiao 2019 use 10 probes of 80 to 90 steps for networks of all sizes.
 PROBES = 10
 STEPS = 80
+# Vectors of a trace's products at once: on 2 cores more are no faster.
+BLOCK = 8
 
 
 def quadrature(
@@ -84,7 +87,15 @@ def _probe(start: Tensor, steps: int) -> Generator[Tensor, Tensor, tuple[Array, 
     return nodes, weights
 
 
-@bounded(needs.density)
+def density_need(problem: Any, probes: Any, steps: Any, part: Any, **_: Any) -> Need:
+    """The bases of the probes that are computed together."""
+    size = needs.size(problem, part)
+    basis = min(needs.count(steps), size)
+    at_once = max(1, min(needs.count(probes), BASIS_BYTES // (basis * size * int(problem.theta.itemsize))))
+    return needs.curved(problem, at_once * (basis + 4), part=part)
+
+
+@bounded(density_need)
 def density(
     problem: Problem,
     probes: int = PROBES,
@@ -185,7 +196,12 @@ def hutchpp(
     return Trace(*mean_and_error(draws), done, draws)
 
 
-@bounded(needs.trace)
+def trace_need(problem: Any, products: Any, part: Any, **_: Any) -> Need:
+    """A third of the products: signs, images and an orthonormal basis, and what QR copies."""
+    return needs.curved(problem, 6 * needs.count(products) / 3 + BLOCK, part=part)
+
+
+@bounded(trace_need)
 def trace(
     problem: Problem,
     products: int = TRACE_PRODUCTS,

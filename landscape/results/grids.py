@@ -151,7 +151,7 @@ class Plane:
         center: (P,).
         directions: (2, P).
         kind: "random", "between", "pca", "learners" or "eigen": how the directions were chosen.
-        norm: normalisation of random directions: "none", "filter" or "layer".
+        norm: normalisation of random directions, as in :func:`landscape.random_plane`.
         seed: of random directions.
         ignore: parameters that random directions do not change: "none" or "bias+norm".
         axes: what a step of length 1 along each direction means, for plots.

@@ -12,6 +12,7 @@ import torch
 
 import landscape
 from landscape import Checkpoint
+from tests.test_conformance import ANALYSES, COMMANDS
 
 RECIPE = """
 learners = 4
@@ -23,7 +24,7 @@ model = { name = "mlp", widths = [6, 8, 3], activation = "tanh" }
 data = { name = "synthetic", samples = 200, dimension = 6, classes = 3 }
 decompose = { every = 3 }
 evaluate = { every = 7 }
-checkpoint = { every = 10 }
+checkpoint = { every = 5 }
 """
 # How long a process may be silent (s), and how much longer nobody may wait for it. Four processes that start at
 # the same time on two busy cores were silent for 5 s.
@@ -32,14 +33,14 @@ TIMEOUT, BEYOND = 15.0, 15.0
 
 @dataclass(frozen=True)
 class Case:
-    """``words`` of a command that goes on when given again; {base}: the folder of a run; {out}: its own."""
+    """``words`` of a command that goes on when given again; {run}: the folder of a run; {folder}: its own."""
 
     name: str
     words: tuple[str, ...]
     nproc: int = 1
 
     def command(self, base: Path, out: Path, timeout: float) -> list[str]:
-        return [word.format(base=base, out=out, timeout=timeout) for word in self.words]
+        return [word.format(run=base, folder=out, timeout=timeout) for word in self.words]
 
 
 def _both(name: str, *words: str, option: str = "--nproc") -> list[Case]:
@@ -47,38 +48,36 @@ def _both(name: str, *words: str, option: str = "--nproc") -> list[Case]:
     return [Case(f"{name}, 1 process", words), Case(f"{name}, 2 processes", several, 2)]
 
 
-def _analysis(name: str, *words: str) -> Case:
-    return Case(name, (name, "{base}/last.h5", *words, "-q", "-o", f"{{out}}/{name}.h5"))
+def _tabled() -> list[Case]:
+    """The commands that write files, with the words of the conformance tests."""
+    cases = {}
+    for name, (_, _, more) in ANALYSES.items():
+        if "command" in more:
+            command, *words = more["command"]
+            cases[name] = (command, "{run}/last.h5", *words, "-o", "{folder}/out.h5")
+    cases |= {name: (name, *words) for name, (words, _) in COMMANDS.items() if "-o" in words}
+    return [Case(name, (*words, "-q")) for name, words in cases.items()]
 
 
-_EXACT = ("--search", "exact")
 ALL = [
-    *_both("train", "train", "{base}/tiny.toml", "--resume", "-q", "-o", "{out}/run"),
-    *_both("sweep", "sweep", "{base}/tiny.toml", "--set", "lr=0.1,0.2", "-q", "-o", "{out}/sweep", option="--jobs"),
+    *_both("train", "train", "{run}/tiny.toml", "--resume", "-q", "-o", "{folder}/run"),
+    *_both("sweep", "sweep", "{run}/tiny.toml", "--set", "lr=0.1,0.2", "-q", "-o", "{folder}/sweep", option="--jobs"),
     *_both(
-        "contour", "contour", "{base}/last.h5", "--grid", "120x80", "--path", "batched", "-q",
-        "-o", "{out}/contour.h5",
+        "contour", "contour", "{run}/last.h5", "--grid", "120x80", "--path", "batched", "-q",
+        "-o", "{folder}/contour.h5",
     ),
-    *_both("hessian-grid", "hessian-grid", "{base}/last.h5", "--grid", "6", *_EXACT, "-q", "-o", "{out}/hessian.h5"),
     *_both(
-        "figures", "figures", "fig2a", "--scale", "smoke", "-q", "-o", "{out}/gallery", "--runs", "{out}/runs",
+        "hessian-grid", "hessian-grid", "{run}/last.h5", "--grid", "6", "--search", "exact", "-q",
+        "-o", "{folder}/hessian.h5",
+    ),
+    *_both(
+        "figures", "figures", "fig2a", "--scale", "smoke", "-q", "-o", "{folder}/gallery", "--runs", "{folder}/runs",
         option="--jobs",
     ),
-    _analysis("line"),
-    _analysis("spectrum", *_EXACT),
-    _analysis("noise", "--draws", "4"),
-    _analysis("smoothing"),
-    _analysis("disagreement"),
-    _analysis("sharpness", "--rho", "0.1"),
-    _analysis("noise-alignment", "--max-draws", "8"),
-    _analysis("learning-coefficient", "--localization", "10", "--max-rhat", "2"),
-    _analysis("stability"),
-    _analysis("compare", "{base}/step-0000010.h5", "--only", "loss,trace,batch-sharpness,disagreement", "--draws", "8"),
-    _analysis("critical-batch", "--factors", "1,2", "--branches", "1"),
-    Case("saddles", ("saddles", "--seeds", "0-5", "--noise", "0.01", "--lr", "", "--dimension", "", "-q", "-o", "{out}/s.h5")),
-    Case("import", ("import", "{base}/net.pt", "--model", "mlp(widths=[6, 8, 3])", "-o", "{out}/net.h5")),
-    Case("plot", ("plot", "{base}/last.h5", "-o", "{out}/p.png")),
+    Case("line", ("line", "{run}/last.h5", "-q", "-o", "{folder}/line.h5")),
+    Case("import", ("import", "{run}/net.pt", "--model", "mlp(widths=[6, 8, 3])", "-o", "{folder}/net.h5")),
 ]  # fmt: skip
+ALL += [case for case in _tabled() if case.words[0] not in {other.words[0] for other in ALL}]
 
 
 def prepare(base: Path) -> None:

@@ -20,6 +20,7 @@ from PIL import Image
 import landscape
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import UNITS
+from landscape.core import registry
 from landscape.core.hdf5 import Array
 from landscape.data.images import FILES
 from landscape.paper.context import Context, identity
@@ -77,7 +78,7 @@ def filled(kind: type[Any], /, **own: Any) -> Any:
 
 
 def results() -> dict[str, Any]:
-    """A result of every schema, and a checkpoint."""
+    """A result of every schema, and a checkpoint; those that need no values of their own are not listed."""
     two, delay, three = np.array([0.5, 0.6]), np.array([0, 1, 4]), RNG.random((3, 3)) + 0.1
     done, table = np.ones((3, 4), bool), RNG.random((3, 4))
     none = {
@@ -132,6 +133,11 @@ def results() -> dict[str, Any]:
         ),
         "checkpoint": checkpoint(),
     }  # fmt: skip
+    known = {type(result) for result in found.values()}
+    for name in registry.results:
+        kind = registry.results[name]
+        if kind not in known and kind.__module__.startswith("landscape.results."):
+            found[name.removeprefix("landscape.")] = filled(kind)
     return found
 
 

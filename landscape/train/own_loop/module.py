@@ -51,8 +51,8 @@ class DecentralizedDataParallel(nn.Module):
         model: any module; that of rank 0 is copied to the others, with its buffers.
         optimizer: its optimizer, made before, with all of its trainable parameters. Its state is each
             learner's own. One that needs a closure, such as LBFGS, is refused.
-        algorithm: ssgd, ssgd*, dpsgd, local-sgd, slowmo, diloco, sgp, dsgd-ac, ad-psgd, async-sgd (with a
-            simulated delay), or a plugin's.
+        algorithm: an update rule of ``landscape train`` by name, such as ``dpsgd``, or a plugin's. The delay
+            of async-sgd is simulated.
         average_buffers: average the module's floating-point buffers, such as BatchNorm's running statistics,
             over the learners after each step. By default each learner has its own, as in ``landscape train``.
         peak_lr: α_0 of dsgd-ac; by default the optimizer's learning rate now, or what a scheduler started
