@@ -241,9 +241,11 @@ def noise_scale(
     if thetas is not None and len(thetas) < 2:
         raise InputError("weights: those of 1 learner are not allowed, at least 2 are needed")
     at_mean, middle = Minibatches(problem, batch, stream(seed, 0)), 1.0 if thetas is None else 0.5
-    estimator: AroundWhole | Jackknife = Jackknife(problem.theta, batch)
+    estimator: AroundWhole | Jackknife
     if gradient == "whole":
         estimator = AroundWhole(_finite(at_mean.whole.gradient()), batch)
+    else:
+        estimator = Jackknife(problem.theta, batch)
     mean = _scale(at_mean, problem.theta[None], estimator, precision, portion(progress, 0, middle))
     measured, of_learners = [mean], dict[str, Any]()
     if thetas is not None:
