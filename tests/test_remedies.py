@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import landscape
 from landscape import InputError, Problem
+from landscape.problem.batches import Stream
 from tests import problems
 from tests.dense import agrees, dense_hessian, remedied
 
@@ -83,6 +84,24 @@ def by_batch(loss: Callable[..., Tensor], size: int) -> Callable[[nn.Module, Any
 @case(by_batch(spread, 64))
 def a_data_set_of_a_loss_that_mixes() -> Any:
     return net(), spread, TensorDataset(inputs(150), classes(150))
+
+
+class Pictures(Stream):
+    """Samples that are fetched one by one."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.tensors, self.samples = (x, y), len(x)
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        return self.tensors[0][indices], self.tensors[1][indices]
+
+    def part(self, rows: slice) -> Stream:
+        return Pictures(*(tensor[rows] for tensor in self.tensors))
+
+
+@case(lambda model, data: by_batch(contrast, 64)(model, data.tensors))
+def a_stream_of_a_loss_that_mixes() -> Any:
+    return net(), contrast, Pictures(inputs(192), classes(192))
 
 
 @case(by_batch(contrast, 1080))

@@ -189,7 +189,9 @@ class Data:
         return split(batch, self._model_has_loss)
 
     def in_batches(self) -> str:
-        """Code for the user's tensors in batches, which hold pairs, triples, fours, fives and sixes."""
+        """Code for the user's data in batches; of tensors, batches hold pairs to sixes."""
+        if not self._part:
+            return "list(data)"
         # The last one is as large as possible.
         size = max(range(480, 1200, 120), key=lambda size: self.samples % size or size)
         return f"[{self._part.format(f'i : i + {size}')} for i in range(0, {self.samples}, {size})]"

@@ -500,10 +500,11 @@ def _take_together(
             remedy="landscape.Problem(model, loss, [data])",
         )
     if need > MEMORY_SHARE * available:
+        much = f"about {need / 2**30:.1f} GiB" if math.isfinite(need) else "more than fits on the device"
         raise InputError(
-            f"loss: it mixes samples, and all {data.samples:,} of them at once need about "
-            f"{need / 2**30:.1f} GiB for each pass ({available / 2**30:.1f} GiB are available); give a list "
-            "of batches, over which the loss is then the mean",
+            f"loss: it mixes samples, and all {data.samples:,} of them at once need {much} for each pass "
+            f"({available / 2**30:.1f} GiB are available); give a list of batches, over which the loss is "
+            "then the mean",
             remedy=f"landscape.Problem(model, loss, {data.in_batches()})",
         )
     data.mix()
