@@ -29,8 +29,7 @@ def diagonal(size: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     "name",
     slow_but(
-        ["saddle", "mlp tanh", "conv", "structured", "masked classes"],
-        [*problems.ALL, *problems.STRUCTURED],
+        ["saddle", "mlp tanh", "conv", "structured", "masked classes"], [*problems.ALL, *problems.STRUCTURED]
     ),
 )
 def test_eigenvalues_and_all_else_are_those_of_the_dense_matrix(name: str) -> None:

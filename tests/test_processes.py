@@ -419,10 +419,7 @@ def test_what_keeps_processes_from_meeting_is_said_in_a_line() -> None:
     wrong = together(2, nothing, environment={1: {"WORLD_SIZE": "3"}}, timeout=5.0)
     assert all(isinstance(error, FailedError) for error in wrong)  # rank 1 may only see that rank 0 has gone
     assert str(wrong[0]) == "WORLD_SIZE: 2 on rank 0, but 3 on rank 1"
-    for code, words in (
-        (False, "lr: 0.1 on rank 1, but 0.2 on rank 0"),
-        (True, "(of 1) on rank 1, but"),
-    ):
+    for code, words in ((False, "lr: 0.1 on rank 1, but 0.2 on rank 0"), (True, "(of 1) on rank 1, but")):
         for error in together(2, agree_on_rank, code):
             assert isinstance(error, FailedError)
             assert words in str(error)

@@ -142,10 +142,7 @@ def test_the_numbers_are_those_of_a_plain_loop(
 
 @pytest.mark.parametrize(
     "make",
-    [
-        lambda p: torch.optim.AdamW(p, lr=0.01),
-        lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
-    ],
+    [lambda p: torch.optim.AdamW(p, lr=0.01), lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3)],
     ids=["adamw", "lbfgs"],
 )
 def test_a_step_is_the_optimizers_whatever_it_does(tmp_path: Path, make: Callable[..., Any]) -> None:
