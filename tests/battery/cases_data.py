@@ -205,6 +205,8 @@ CASES = [
     _data("DataLoader of an iterable dataset", lambda x, y: DataLoader(Flow(x, y), batch_size=10)),
     _data("DataLoader of batches", lambda x, y: DataLoader(batches(x, y), batch_size=None)),  # type: ignore[arg-type]
     _data("DataLoader with a sampler with repeats", lambda x, y: DataLoader(TensorDataset(x, y), batch_size=10, sampler=torch.utils.data.RandomSampler(range(23), replacement=True)), refused="differ|random|passes"),
+    _data("list of samples", lambda x, y: [(a, 1) for a in x], refused="DataLoader"),
+    _data("list of dicts of numbers", lambda x, y: [{"x": [1.0, 2.0], "y": 1}], refused="DataLoader"),
     _data("generator", lambda x, y: (part for part in batches(x, y)), refused="iterator|once"),
     _data("one sample", lambda x, y: (x[:1], y[:1])),
     _data("batches of one sample", lambda x, y: parts_of(x, y, *[1] * 23)),
