@@ -18,8 +18,7 @@ from landscape.checkpoint.checkpoint import Checkpoint, set_tensors
 from landscape.checkpoint.user_code import Spec, UserData
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
-from landscape.data.base import Dataset
-from landscape.data.cache import cached
+from landscape.data.base import Dataset, cached
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.batches import call, fixed_randomness, named_tensors
 from landscape.problem.batchnorm import buffer_names, has_batchnorm, sample_parts
