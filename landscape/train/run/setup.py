@@ -59,7 +59,7 @@ class Buffers:
         """
         x, _ = self._train.gather(torch.zeros(min(2, samples), dtype=torch.long))
         try:
-            with torch.no_grad(), fixed_randomness(self._train, 0):
+            with torch.no_grad(), fixed_randomness(self._train.device, 0, self._train.draws_elsewhere):
                 call(model, self._train.layout.views(self._train.theta), x)
         except ValueError as error:
             raise InputError(
