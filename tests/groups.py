@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 
+from landscape import Checkpoint
 from landscape.train.processes.process_group import Group
+from landscape.train.recipes import recipe
+from landscape.train.run.loop import Trainer
 
 # The server imports these once, and every process is a fork of it: starting one takes no time. Test modules
 # import the last ones, and torch.optim imports torch._dynamo in its first step.
@@ -70,6 +73,11 @@ def together(
         process.join()
         receive.close()
     return [None if r in lost else found[r] for r in range(size)]
+
+
+def train(group: Group | None, values: dict[str, Any]) -> Checkpoint:
+    """The end of a run of these values of a recipe, in the group's processes or in one."""
+    return Trainer(recipe.from_values(values), group=group).run()
 
 
 def _run(send: Any, variables: dict[str, str], timeout: float, function: Any, args: Any) -> None:

@@ -28,6 +28,7 @@ from landscape.train.run.loop import Trainer
 from landscape.train.run.randomness import generator
 from landscape.train.topology.mixing import Mixing
 from tests.groups import together
+from tests.problems import assert_identity
 from tests.test_conformance import RULES
 
 Gradient = Callable[[Tensor], Tensor]
@@ -330,8 +331,7 @@ def test_the_decompositions_identities_hold_for_every_rule(case: str) -> None:
     name, options, _ = RULES[case]
     h = train({"name": name, **options}, schedule={"cosine": 40.0}).history
     r = {column: values[2::3] for column, values in h.items()}
-    total = r["alpha_e"] ** 2 * r["grad_norm2"] + r["delta"]
-    np.testing.assert_allclose(total, r["displacement2"], rtol=1e-9)
+    assert_identity(h)
     # Eq. 4 splits steps −α × gradient: not an outer step, shifted momentum, or unequal push-sum weights.
     rule = algorithms.make(name, options, learners=4, seed=0)
     plain = np.array([rule.follows_mean_direction(int(t)) for t in r["step"]])

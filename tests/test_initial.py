@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import landscape
-from landscape import Checkpoint, FailedError, InputError
+from landscape import FailedError, InputError
 from landscape.core import hdf5
-from landscape.train.processes.process_group import Group
 from landscape.train.recipes import recipe
 from landscape.train.recipes.recipe import Init
 from landscape.train.run import launch
 from landscape.train.run.loop import Trainer
 from tests.conftest import Command
-from tests.groups import together
 from tests.test_buffers import BASE as NORMS
 from tests.test_training import same_bits
 
@@ -72,18 +69,6 @@ def test_batchnorms_statistics_come_along(tmp_path: Path) -> None:
     for name, value in end.mean_buffers.items():
         torch.testing.assert_close(trainer.buffers.local[name], value.expand(3, *value.shape))
     torch.testing.assert_close(trainer.weights, end.mean.expand(3, -1))
-
-
-def _run(group: Group, values: dict[str, Any]) -> Checkpoint:
-    return Trainer(recipe.from_values(values), group=group).run()
-
-
-def test_processes_start_where_one_does(tiny: Path, first: Path) -> None:
-    values = recipe.parse(recipe.read(str(tiny), [f"init.checkpoint={first}", "dtype=float64"]).to_toml(), "")
-    alone = Trainer(recipe.from_values(values)).run()
-    parts = together(2, _run, values)
-    found = torch.cat([part.weights for part in parts])
-    torch.testing.assert_close(found, alone.weights, rtol=1e-12, atol=1e-12)
 
 
 def test_what_cannot_be_started_from_is_said_in_a_line(

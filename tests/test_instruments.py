@@ -13,17 +13,14 @@ from torch import Tensor
 
 import landscape
 from landscape import Checkpoint, InputError, Problem
-from landscape.checkpoint.history import MONITORED, UNITS
 from landscape.core import registry
 from landscape.core.errors import FailedError
 from landscape.train.instruments.base import Instrument, Moment
 from landscape.train.own_loop.recorder import Recorder
-from landscape.train.processes.process_group import Group
 from landscape.train.recipes import recipe
 from landscape.train.run.loop import Hooks, Trainer
 from landscape.train.run.randomness import generator
 from tests import problems
-from tests.groups import together
 from tests.test_batch_sharpness import dense
 from tests.test_buffers import BASE
 from tests.test_recorder import digits, net
@@ -187,28 +184,6 @@ def test_learners_that_agree_have_no_shares(tiny: Path) -> None:
     assert math.isnan(row["spread_share"])
     assert abs(row["disagreement_cost"]) < 1e-10
     assert row["gradient_share"] > 0
-
-
-def _run(group: Group, values: dict[str, Any]) -> Checkpoint:
-    return Trainer(recipe.from_values(values), group=group).run()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("order", ["awc", "ssgd"])
-def test_two_processes_measure_what_one_does(tiny: Path, order: str) -> None:
-    algorithm = {"name": "ssgd"} if order == "ssgd" else {"name": "dpsgd", "mixing": "ring(1)"}
-    names = [*NAMES, "preconditioned-lambda-max"]
-    values = values_of(
-        tiny, algorithm=algorithm, steps=12, monitor=ALL | {"instruments": names},
-        optimizer={"name": "torch:RMSprop"}, lr=0.01,
-    )  # fmt: skip
-    alone = Trainer(recipe.from_values(values)).run()
-    for part in together(2, _run, values):
-        assert isinstance(part, Checkpoint), part
-        for name in (set(alone.history) - set(UNITS)) | set(MONITORED):
-            np.testing.assert_allclose(
-                part.history[name], alone.history[name], rtol=1e-6, atol=1e-9, err_msg=name
-            )
 
 
 @pytest.mark.parametrize("name", ["torch:Adam", "lars"])

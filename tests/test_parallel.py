@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import os
 import pickle
@@ -102,8 +103,7 @@ def all_loops(group: Group, cases: list[Any]) -> list[tuple[Tensor, Tensor]]:
 
 @pytest.mark.parametrize("learners", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_numbers_are_the_trainers(learners: int) -> None:
-    cases = [(rule, given) for rule in RULES[learners] for given in (MOMENTUM, ADAMW)]
-    cases.append(({"name": "dpsgd"}, SGD))
+    cases = [*zip(RULES[learners], itertools.cycle((ADAMW, MOMENTUM))), ({"name": "dpsgd"}, SGD)]
     found = together(learners, all_loops, cases, deadline=120.0)
     runs = [Trainer(recipe_of(learners, rule, given)).run() for rule, given in cases]
     for rank, ends in enumerate(found):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import shutil
 import signal
 import socket
@@ -22,7 +20,8 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import Checkpoint, FailedError
-from landscape.core import files
+from landscape.checkpoint.history import MONITORED, UNITS
+from landscape.core import files, registry
 from landscape.testing.checks import RECIPE
 from landscape.train.decomposition import estimate_gradient
 from landscape.train.processes import process_group
@@ -74,12 +73,35 @@ CASES: dict[str, dict[str, Any]] = {
     "pairs": {"algorithm": {"name": "ad-psgd", "delay": 2, "schedule": "random"}},
     "push": {"algorithm": {"name": "sgp", "graph": "random"}},
     "adaptive": {"algorithm": {"name": "dsgd-ac", "mixing": "ring(1)"}, "schedule": {"cosine": 60.0}},
+    "adamw": {"algorithm": RING, "optimizer": {"name": "adamw", "betas": [0.8, 0.95]}, "lr": 0.02},
+    "norms, monitored": {
+        "algorithm": RING,
+        "model": {"name": "tests.nets:norm_net"},
+        "monitor": {"sharpness": 10, "samples": 100, "top": 1},
+    },
+    # Fewer samples than processes.
+    "monitored": {"algorithm": {"name": "ssgd"}, "monitor": {"sharpness": 5, "samples": 2, "top": 1}},
+    "instruments": {
+        "algorithm": RING,
+        "optimizer": {"name": "torch:RMSprop"},
+        "lr": 0.01,
+        "monitor": {
+            "instruments": registry.instruments.names(),
+            "every": 6,
+            "draws": 3,
+            "samples": 90,
+            "rho": 0.05,
+        },
+    },
     # One learner in a process of two: its row is the process's whole sum.
     "three": {"algorithm": {"name": "ssgd"}, "learners": 3, "batch": 39},
 }
 SINGLE = ("full, atc", "ring")  # those tried in float32, too
 # Those tried in four processes only, by make test-all, since each has a like that is tried in two.
-FOUR = ("nodes, momentum", "async", "star", "diloco", "adaptive", "ssgd, lamb", "ring, float32")
+FOUR = (
+    "nodes, momentum", "async", "star", "diloco", "adaptive", "ssgd, lamb", "ring, float32", "monitored",
+    "instruments",
+)  # fmt: skip
 
 
 def recipes() -> dict[str, recipe.Recipe]:
@@ -107,8 +129,9 @@ def in_processes(
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_any_number_of_processes_gives_the_trajectory_of_one(size: int) -> None:
-    chosen = {
+def test_any_number_of_processes_gives_the_trajectory_of_one(size: int, trained: Path) -> None:
+    started = {"algorithm": RING, "init": {"checkpoint": str(trained / "last.h5")}}
+    chosen = {"init": recipe.from_values(BASE | started)} | {
         name: one
         for name, one in recipes().items()
         if size <= one.learners and not (size == 2 and name in FOUR)
@@ -130,6 +153,8 @@ def test_any_number_of_processes_gives_the_trajectory_of_one(size: int) -> None:
             floor = np.nanmax(whole.history["delta"]) if column.startswith("delta") else near
             scale = np.nanmax(np.abs(expected), initial=floor)
             rtol, atol = 1e-9 if near == 1e-12 else 1e-3, 10 * near * scale
+            if column in MONITORED or column not in UNITS:  # found by iteration
+                rtol, atol = 1e-6, 1e-9
             np.testing.assert_allclose(values, expected, rtol, atol, err_msg=f"{name}: {column}")
 
 
@@ -275,12 +300,6 @@ def command_for(folder: Path, *options: str) -> tuple[object, ...]:
     return "train", path, "--nproc", "2", "-o", folder, *options
 
 
-def starts(folder: Path) -> list[int]:
-    """How often each rank has started, as the logs have it."""
-    logs = [folder / "logs" / f"rank-{r}.log" for r in (0, 1)]
-    return [log.read_text().count(", process ") if log.exists() else 0 for log in logs]
-
-
 @pytest.mark.slow
 def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(tmp_path: Path) -> None:
     run_whole(tmp_path / "whole")
@@ -318,34 +337,8 @@ def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(t
     torch.testing.assert_close(end.weights, landscape.load(folder / "last.h5").weights, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.slow
-def test_twenty_kills_of_any_rank_at_any_moment_lose_nothing(tmp_path: Path) -> None:
-    run_whole(tmp_path / "whole")
-    folder, rng, kills = tmp_path / "killed", random.Random(0), 0
-    while kills < 20:
-        before = starts(folder)
-        with running(*command_for(folder, "--resume")) as run:
-            wait_for(lambda old=before: all(a > b for a, b in zip(starts(folder), old, strict=True)))
-            time.sleep(rng.uniform(0, 0.4))
-            pids, rank = children_of(run.pid), rng.randrange(2)
-            with contextlib.suppress(ProcessLookupError, IndexError):
-                os.kill(pids[rank], signal.SIGKILL)
-            _, err = run.communicate(timeout=400)
-        wait_for(lambda ended=pids: not any(map(lives, ended)))
-        for path in folder.glob("*.h5"):
-            landscape.load(path)
-        if run.returncode == 0:  # done before the kill: from the start again
-            shutil.rmtree(folder)
-            continue
-        kills += 1
-        assert f"rank {rank} of 2 was killed by SIGKILL" in err.splitlines()[-1], err
-    with running(*command_for(folder, "--resume")) as run:
-        assert run.communicate(timeout=400)[0].splitlines()[-1] == f"{folder}/last.h5"
-    same_bits(landscape.load(folder / "last.h5"), landscape.load(tmp_path / "whole" / "last.h5"))
-
-
 def lose_one(group: Group, lost: int, how: int) -> str:
-    process_group.LOST_AFTER = 6.0  # a busy machine may keep a living rank from its signs for seconds
+    process_group.LOST_AFTER = 4.0  # a busy machine may keep a living rank from its signs for seconds
     trainer = Trainer(recipe.from_values(BASE | LONG), group=group)
     step = trainer.rule.begin
 
@@ -369,15 +362,13 @@ def stopped(lost: int) -> Any:
 @pytest.mark.parametrize(("lost", "how"), [(1, signal.SIGKILL), stopped(1), stopped(0)])
 def test_the_others_name_the_rank_that_is_lost(lost: int, how: signal.Signals) -> None:
     """Rank 0 has the board: without it, each of the others ends by itself, within the timeout and 15 s."""
-    clock = time.monotonic()
     found = together(3, lose_one, lost, int(how), timeout=16.0, deadline=180.0, lost=(lost,))
     lines = {line for line in found if isinstance(line, str) and line != "told already"}
     if lost:
         (line,) = lines
-        assert line.startswith("rank 1 of 3 lost, no sign of life for 6 s (")
+        assert line.startswith("rank 1 of 3 lost, no sign of life for 4 s (")
     else:
         assert all(line.startswith("rank 0 of 3 ") for line in lines)
-    assert time.monotonic() - clock < 180
     assert "not lost" not in found  # None: ended by its own watch
 
 
@@ -385,7 +376,7 @@ def nothing(group: Group) -> None:
     pass
 
 
-def agree_on_rank(group: Group, code: bool) -> None:
+def disagree(group: Group, code: bool) -> None:
     if code:
         process_group.code_fingerprint = lambda: f"of {group.rank}"
     group.agree({"lr": "0.1" if group.rank else "0.2"})
@@ -416,11 +407,11 @@ def test_all_ranks_go_on_from_the_checkpoint_that_is_there_when_the_folder_is_th
 
 
 def test_what_keeps_processes_from_meeting_is_said_in_a_line() -> None:
-    wrong = together(2, nothing, environment={1: {"WORLD_SIZE": "3"}}, timeout=5.0)
+    wrong = together(2, nothing, environment={1: {"WORLD_SIZE": "3"}}, timeout=2.0)
     assert all(isinstance(error, FailedError) for error in wrong)  # rank 1 may only see that rank 0 has gone
     assert str(wrong[0]) == "WORLD_SIZE: 2 on rank 0, but 3 on rank 1"
     for code, words in ((False, "lr: 0.1 on rank 1, but 0.2 on rank 0"), (True, "(of 1) on rank 1, but")):
-        for error in together(2, agree_on_rank, code):
+        for error in together(2, disagree, code):
             assert isinstance(error, FailedError)
             assert words in str(error)
 
@@ -432,7 +423,7 @@ def test_a_process_alone_says_what_it_waits_for() -> None:
         taken.listen()
         used = str(taken.getsockname()[1])
         for variables, words in (
-            ({"WORLD_SIZE": "2", "MASTER_PORT": port}, "rank 1 of 2 did not come within 2 s"),
+            ({"WORLD_SIZE": "2", "MASTER_PORT": port}, "rank 1 of 2 did not come within 1 s"),
             (
                 {"WORLD_SIZE": "2", "MASTER_PORT": port, "RANK": "1"},
                 f"rank 1: rank 0 does not answer at 127.0.0.1:{port}",
@@ -446,5 +437,5 @@ def test_a_process_alone_says_what_it_waits_for() -> None:
             ({"MASTER_ADDR": ""}, "MASTER_ADDR: missing"),
             ({"WORLD_SIZE": "two"}, "WORLD_SIZE: 'two' is not allowed, it must be a whole number ≥ 1"),
         ):
-            (error,) = together(1, nothing, environment={0: variables}, timeout=2.0)
+            (error,) = together(1, nothing, environment={0: variables}, timeout=1.0)
             assert str(error).startswith(words)

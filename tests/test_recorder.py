@@ -28,6 +28,7 @@ from landscape.train.processes.process_group import Group
 from landscape.train.run.randomness import generator
 from tests.conftest import Command
 from tests.groups import together
+from tests.problems import assert_identity
 from tests.test_cli import one_line
 
 ROOT = Path(__file__).parents[1]
@@ -151,8 +152,7 @@ def test_steps_of_any_optimizer_are_decomposed_as_by_hand(
         assert rows["grad_norm2"][i] == pytest.approx(float(g @ g), rel=1e-12)
         assert rows["alpha_e"][i] == pytest.approx(alpha_e, rel=1e-10)
         assert rows["delta"][i] == pytest.approx(float((d + alpha_e * g).square().sum()), rel=1e-10)
-    identity = rows["alpha_e"] ** 2 * rows["grad_norm2"] + rows["delta"]
-    np.testing.assert_allclose(identity, rows["displacement2"], rtol=1e-12)
+    assert_identity(run.history, 1e-12)
     assert torch.equal(run.weights[0], flat(model))
 
 

@@ -17,7 +17,6 @@ from landscape.train import algorithms, decomposition
 from landscape.train.decomposition import Decomposer
 from landscape.train.processes.comm import Comm
 from landscape.train.topology.mixing import Mixing, expected_matching
-from tests import problems
 
 
 @pytest.mark.parametrize("n", [4, 5])
@@ -91,19 +90,6 @@ def test_identities_hold_in_float32(seed: int, order: str, lr: float) -> None:
     assert split == pytest.approx(c["delta"], rel=1e-5, abs=1e-5 * c["displacement2"])
     assert c["train_loss"] == pytest.approx(problem.loss(mean), rel=1e-5)
     assert c["delta_2"] <= c["delta_2_full"] * (1 + 1e-6)
-
-
-def test_the_decomposition_of_plain_gradient_descent_is_exact() -> None:
-    problem = problems.quadratic([1.0, 2.0])
-    g = problem.gradient()
-    stack, own = Stack(problem), problem.gradient().repeat(2, 1)
-    assert problem.tensors is not None
-    x, y = (t[:5].expand(2, *t[:5].shape) for t in problem.tensors)
-    part = Decomposer(stack, problem, Comm(2)).begin(problem.theta.repeat(2, 1), x, y, own, 1)
-    c = part((problem.theta - 0.3 * g).repeat(2, 1), 0.3)
-    assert c["alpha_e"] == pytest.approx(0.3)
-    assert c["delta"] == pytest.approx(0, abs=1e-25)
-    assert c["delta_s"] == pytest.approx(0, abs=1e-25)
 
 
 def test_the_decomposition_by_a_sample_is_right_on_average_and_its_errors_are_of_the_right_size() -> None:

@@ -25,6 +25,7 @@ from landscape.train.run import launch
 from landscape.train.run.loop import Trainer
 from tests.conftest import Command, slow_but
 from tests.groups import together
+from tests.problems import assert_identity
 
 BASE: dict[str, Any] = RECIPE | {
     "learners": 1, "batch": 20, "lr": 0.1, "steps": 60, "data": RECIPE["data"] | {"samples": 203},
@@ -63,7 +64,7 @@ def test_one_worker_is_plain_sgd_and_resumes_to_the_bit(momentum: float, tmp_pat
 
 @pytest.mark.parametrize("form", slow_but(["shifted and aware"], ["off", "ordinary", "shifted and aware"]))
 def test_workers_deliver_at_their_own_pace(form: str, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"steps": 90}
+    changes: dict[str, Any] = {"steps": 60}
     changes |= {"optimizer": {"name": "sgd", "momentum": 0.5}} if form == "ordinary" else {}
     shifted = {"shifted": 0.5, "staleness_aware": True} if form == "shifted and aware" else {}
     parts = together(4, serve, measured(2, algorithm=shifted, **changes), str(tmp_path / "run"))
@@ -72,25 +73,21 @@ def test_workers_deliver_at_their_own_pace(form: str, tmp_path: Path) -> None:
     for part in parts[1:]:
         assert torch.equal(part.weights, end.weights)
     delay, step = end.history["delay"], end.history["step"]
-    assert len(step) == 90
+    assert len(step) == 60
     assert ((delay >= 0) & (delay < step)).all()
     # A worker's delays, and one for each delivery, add up to the step of its last one.
     latest = end.shared["fetched"].clone()
-    latest[end.shared["last"]] = 90
-    assert delay.sum() + 90 == float(latest.sum())
+    latest[end.shared["last"]] = 60
+    assert delay.sum() + 60 == float(latest.sum())
     assert (
         1.0 <= delay.mean() <= 2.0
     )  # n − 1, but for how long ago each was the last: much, on a busy machine
     assert end.history["train_loss"][-1:] < end.history["train_loss"][4]
-    due = np.isfinite(end.history["alpha_e"])
-    row = {name: column[due] for name, column in end.history.items()}
-    np.testing.assert_allclose(
-        row["alpha_e"] ** 2 * row["grad_norm2"] + row["delta"], row["displacement2"], rtol=1e-9
-    )
-    more = measured(2, algorithm=shifted, **(changes | {"steps": 120}))
+    assert_identity(end.history)
+    more = measured(2, algorithm=shifted, **(changes | {"steps": 80}))
     longer = together(4, serve, more, str(tmp_path / "run"), True)[0]
-    assert longer.step == 120
-    np.testing.assert_array_equal(longer.history["delay"][:90], delay)
+    assert longer.step == 80
+    np.testing.assert_array_equal(longer.history["delay"][:60], delay)
 
 
 def die_in_training(folder: Path) -> None:
@@ -100,7 +97,7 @@ def die_in_training(folder: Path) -> None:
 
 
 def lose_one(group: Group, folder: str) -> str:
-    process_group.LOST_AFTER = 6.0  # a busy machine may keep a living rank from its signs for seconds
+    process_group.LOST_AFTER = 4.0  # a busy machine may keep a living rank from its signs for seconds
     if group.rank == 2:
         threading.Thread(target=die_in_training, args=(Path(folder),), daemon=True).start()
     try:
@@ -115,7 +112,7 @@ def test_a_worker_that_is_lost_ends_the_run_with_a_line(tmp_path: Path) -> None:
     found = together(4, lose_one, str(tmp_path), timeout=60.0, deadline=180.0, lost=(2,))
     told = [line for line in found if isinstance(line, str) and line != "told already"]
     assert len(told) == 1, found
-    assert told[0].startswith("rank 2 of 4 lost, no sign of life for 6 s (")
+    assert told[0].startswith("rank 2 of 4 lost, no sign of life for 4 s (")
     assert told[0].endswith(f"; --resume goes on from {tmp_path}/last.h5")
     landscape.load(tmp_path / "last.h5")
 
@@ -136,7 +133,7 @@ def test_what_does_not_fit_is_said_in_a_line(command: Command, tmp_path: Path) -
     assert recipe.from_values(measured(2)).stability_limit() is None
     assert recipe.from_values(measured(0)).stability_limit() == 2
     assert launch.trainer_class(recipe.from_values(BASE | {"algorithm": {"name": "ssgd"}}), None) is Trainer
-    (refused, _) = together(2, norms)
+    (refused, _) = together(2, norms, lost=(1,))
     assert isinstance(refused, InputError)
     assert "has BatchNorm" in str(refused)
 
