@@ -14,10 +14,9 @@ from landscape.core.errors import InputError
 from landscape.core.memory import pick_device
 from landscape.core.options import positive
 from landscape.results.flatness import Smoothing
-from landscape.train.experiments.critical_batch import FACTORS, SCALING
-from landscape.train.experiments.critical_batch import critical_batch as compute_critical_batch
-from landscape.train.experiments.minima import STEPS, effective_rate, mean_path
-from landscape.train.experiments.minima import minima as compute_minima
+from landscape.train.experiments.continued import FACTORS, PATH_STEPS, SCALING, effective_rate, mean_path
+from landscape.train.experiments.continued import critical_batch as compute_critical_batch
+from landscape.train.experiments.escapes import minima as compute_minima
 from landscape.train.own_loop.recording import read_settings
 from landscape.train.recipes.recipe import recipe_of
 
@@ -120,7 +119,7 @@ def critical_batch(
         compute_smoothing, "pairs", "top", "tol", top={"flag": "--top-k", "metavar": "K"}
     )
 )
-def smoothing(*, steps: int = STEPS, analysis: Analysis) -> None:
+def smoothing(*, steps: int = PATH_STEPS, analysis: Analysis) -> None:
     """The loss at w_a of each CKPT, smoothed over the spread of its learners, and its sharpness.
 
     The displacements have the measured covariance Σ of the learners; for comparison, isotropic ones have the

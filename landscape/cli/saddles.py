@@ -9,7 +9,7 @@ from landscape.cli import common
 from landscape.cli.options import command, group, numbers, parse_seeds
 from landscape.core.errors import InputError
 from landscape.results.training import median_rank
-from landscape.train.experiments.saddles import VARY, sweep
+from landscape.train.experiments.escapes import VARY, sweep
 
 LEVEL = 0.95
 RECIPE = "saddle-dpsgd"

@@ -23,8 +23,8 @@ from landscape.train.processes.process_group import Group, started_by_launcher, 
 from landscape.train.recipes import table_recipes
 from landscape.train.recipes.recipe import Recipe
 from landscape.train.run import launch
-from landscape.train.run.history import Diverged, divergence_message
 from landscape.train.run.loop import Hooks
+from landscape.train.run.setup import Diverged, divergence_message
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

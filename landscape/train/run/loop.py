@@ -24,8 +24,16 @@ from landscape.train.processes.comm import Comm
 from landscape.train.processes.process_group import Group
 from landscape.train.recipes.recipe import MATRIX, Recipe
 from landscape.train.run import setup
-from landscape.train.run.history import DivergenceTest, History, Row
-from landscape.train.run.setup import Buffers, Sampler, SecondGradient, Trial, check_compatibility
+from landscape.train.run.setup import (
+    Buffers,
+    DivergenceTest,
+    History,
+    Row,
+    Sampler,
+    SecondGradient,
+    Trial,
+    check_compatibility,
+)
 
 START = "start_norm2"  # the name in a checkpoint of ‖w_a‖² at the start, if that was another run's end
 
