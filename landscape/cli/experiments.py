@@ -17,7 +17,7 @@ from landscape.results.flatness import Smoothing
 from landscape.train.experiments.continued import FACTORS, PATH_STEPS, SCALING, effective_rate, mean_path
 from landscape.train.experiments.continued import critical_batch as compute_critical_batch
 from landscape.train.experiments.escapes import minima as compute_minima
-from landscape.train.own_loop.recording import read_settings
+from landscape.train.own_loop.flat import read_settings
 from landscape.train.recipes.recipe import recipe_of
 
 DELAYS = "0,1,2,4,8,16,32"

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-from landscape.train.processes import board
+from landscape.train.processes.children import of_launcher
 
 # Windows has no SIGHUP.
 STOPPING = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
@@ -68,7 +68,7 @@ def signals() -> Iterator[None]:
     A signal that is ignored, such as SIGHUP under nohup, stays ignored. Processes of a launcher leave signals
     to the launcher.
     """
-    if threading.current_thread() is not threading.main_thread() or board.of_launcher():
+    if threading.current_thread() is not threading.main_thread() or of_launcher():
         yield
         return
 

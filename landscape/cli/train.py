@@ -17,7 +17,7 @@ from landscape.cli.completion import names
 from landscape.cli.options import FOLDER, command, group
 from landscape.core.errors import InputError
 from landscape.core.options import positive
-from landscape.train.processes import board, children
+from landscape.train.processes import children
 from landscape.train.processes.children import TIMEOUT
 from landscape.train.processes.process_group import Group, started_by_launcher, worker_device
 from landscape.train.recipes import table_recipes
@@ -175,7 +175,7 @@ def _train(training: Training, chosen: Recipe | None, folder: str) -> None:
 
 def _launched() -> bool:
     """Whether the launcher of --nproc started this process, and waits for it."""
-    return board.of_launcher() is not None
+    return children.of_launcher() is not None
 
 
 def _check_divergence(end: Checkpoint, folder: str, rank: int = 0) -> None:

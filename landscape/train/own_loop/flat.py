@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import hashlib
+import json
 import math
 import os
 import re
@@ -60,7 +62,7 @@ class Tracked:
         return {self._own_name(name): p for name, p in self.module.named_parameters()}
 
     def rest(self, saved: bool = False) -> dict[str, Tensor]:
-        """Name -> frozen parameters and buffers, as they are; only ``saved`` ones: those of its state_dict."""
+        """Name -> frozen parameters and buffers, as they are; ``saved``: only those that state_dict has."""
         everything = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         chosen = self.module.state_dict().keys() & everything.keys() if saved else everything.keys()
         named = {self._own_name(name): t.detach() for name, t in everything.items() if name in chosen}
@@ -218,13 +220,19 @@ class DefaultGroup:
         return copied.to(tensor.device)
 
     def gathered(self, mine: T) -> list[T]:
-        """What each rank gives, in the order of the ranks."""
-        found = [mine] * self.size
-        if self.size > 1:
-            # NCCL exchanges on the current device.
-            with self.naming(), torch.cuda.device(self.device if self.device.type == "cuda" else -1):
-                dist.all_gather_object(found, mine)
-        return found
+        """What JSON can represent: that which each rank gives, in the order of the ranks."""
+        if self.size == 1:
+            return [mine]
+        raw = torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8, device=self.device)
+        length = torch.tensor([len(raw)], device=self.device)
+        lengths = [torch.zeros_like(length) for _ in range(self.size)]
+        with self.naming():
+            dist.all_gather(lengths, length)
+            padded = raw.new_zeros(max(int(n) for n in lengths))
+            padded[: len(raw)] = raw
+            texts = [torch.empty_like(padded) for _ in range(self.size)]
+            dist.all_gather(texts, padded)
+        return [json.loads(bytes(t[: int(n)].tolist())) for t, n in zip(texts, lengths, strict=True)]
 
     def agree(self, facts: Mapping[str, str]) -> None:
         """Raise InputError on every rank, with the first difference, unless ``facts`` are equal on all."""
@@ -296,8 +304,9 @@ class OptimizerState:
     def state(self) -> dict[str, Tensor]:
         parts = self._parts()
         if self._group.size > 1:
-            shapes = [(name, key, v.shape) for name, key, v in self._named()]
-            if any(theirs != shapes for theirs in self._group.gathered(shapes)):
+            shapes = [(name, key, tuple(v.shape)) for name, key, v in self._named()]
+            digest = hashlib.sha256(repr(shapes).encode()).hexdigest()
+            if len(set(self._group.gathered(digest))) > 1:
                 raise InputError(
                     "optimizer: its state cannot be averaged, since on some process a parameter never had a "
                     "gradient; use all parameters in the first step, or algorithm buffers='keep'"
@@ -337,14 +346,15 @@ class OptimizerState:
     def rows(self) -> dict[str, Tensor]:
         """For a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""
         mine = {f"{name}.{key}": storable(value) for name, key, value in self._named()}
-        kinds: dict[str, tuple[torch.dtype, torch.Size]] = {}
-        for theirs in self._group.gathered({name: (t.dtype, t.shape) for name, t in mine.items()}):
+        kinds: dict[str, list[Any]] = {}
+        own = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in mine.items()}
+        for theirs in self._group.gathered(own):
             kinds |= theirs
         device = self._parameters.device
         rows = {
             name: mine[name].to(device)[None].clone()
             if name in mine
-            else torch.zeros(1, *shape, dtype=dtype, device=device)
+            else torch.zeros(1, *shape, dtype=getattr(torch, dtype), device=device)
             for name, (dtype, shape) in sorted(kinds.items())
         }
         has = [bool(state) for _, state in self._states()]
@@ -488,5 +498,3 @@ def place(what: str = "Recorder", why: str = "so that one rank alone records") -
             f"init_process_group first, {why}"
         )
     return 0, 1
-
-

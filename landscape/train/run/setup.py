@@ -33,6 +33,13 @@ from landscape.train.recipes.recipe import Diverge, Recipe
 from landscape.train.run.randomness import generator
 
 Row = dict[str, float]
+
+
+def due(every: int, step: int) -> bool:
+    """Whether ``step`` is one of every ``every``-th; 0: none is."""
+    return bool(every) and step % every == 0
+
+
 # Number of last rows for the mean speed in logs (ours).
 RECENT = 100
 # Rows of a block of the history (ours): a row in it takes 8 bytes a column, as a dict 1.2 kB.
@@ -92,7 +99,8 @@ class History:
 
     def column(self, name: str) -> Array:
         """(T,) float64, a copy."""
-        return np.concatenate([*(block[name] for block in self._blocks), _column(self.rows, name)])
+        blocks = (block.get(name, np.full(len(block["step"]), np.nan)) for block in self._blocks)
+        return np.concatenate([*blocks, _column(self.rows, name)])
 
     def columns(self) -> dict[str, Array]:
         """Column -> (T,) float64, copies."""
@@ -114,7 +122,7 @@ class History:
 
 
 def _column(rows: Sequence[Row], name: str) -> Array:
-    return np.array([row[name] for row in rows], dtype=np.float64)
+    return np.array([row.get(name, math.nan) for row in rows], dtype=np.float64)  # columns may be added later
 
 
 # Consecutive steps in which the spread must exceed its bound (ours): a burst, such as one huge gradient, is
@@ -402,6 +410,10 @@ def check_compatibility(
         )
 
 
+# Before the purposes of the draws of a step, for those of a second gradient.
+OTHER = "second "
+
+
 class Sampler:
     """Draws minibatches from the training set as :class:`.Recipe` says (``sampling``, ``seed``).
 
@@ -431,33 +443,19 @@ class Sampler:
             x = torch.stack([self.augment(rows, draw) for rows, draw in zip(x, draws, strict=True)])
         return x, y
 
+    def second_gradient(self, stack: Stack, step: int, learner: int, point: Tensor) -> Tensor:
+        """(P,), the gradient of ``learner`` at ``point`` (P,), independent of that of its ``step``.
 
-# Before the purposes of the draws of a step, for those of a second gradient.
-OTHER = "second "
-
-
-class SecondGradient:
-    """Gradients on further minibatches, of the same size, with augmentation and dropout of their own.
-
-    As in a step BatchNorm takes the minibatch's statistics; the learner's running ones stay as they are.
-
-    Args:
-        recipe: of the run.
-        stack: computes the gradients of its steps.
-        minibatches: those of its steps.
-    """
-
-    def __init__(self, recipe: Recipe, stack: Stack, minibatches: Sampler) -> None:
-        self._recipe, self._stack, self._minibatches = recipe, stack, minibatches
-
-    def __call__(self, step: int, learner: int, point: Tensor) -> Tensor:
-        """(P,), the gradient of ``learner`` at ``point`` (P,), independent of that of its ``step``."""
+        On a further minibatch of the same size, with augmentation and dropout of its own. As in a step
+        BatchNorm takes the minibatch's statistics; the learner's running ones stay as they are. ``stack``
+        computes the gradients of the steps.
+        """
         recipe = self._recipe
-        x, y = self._minibatches.draw(step, recipe.learners, slice(learner, learner + 1), OTHER)
+        x, y = self.draw(step, recipe.learners, slice(learner, learner + 1), OTHER)
 
         def seed(_: int, micro: int) -> int:
             return generator(recipe.seed, f"{OTHER}dropout", step, learner, micro).initial_seed()
 
         out = torch.empty_like(point)[None]
-        self._stack.gradients(point[None], x, y, out=out, training=Training({}, seed))
+        stack.gradients(point[None], x, y, out=out, training=Training({}, seed))
         return out[0]
