@@ -124,8 +124,9 @@ def file(case: Any) -> None:
 
 def batches(case: Any) -> None:
     """Data as a list of batches, as a dict, and as a list of dicts gives the same numbers."""
+    expected = case.call({}) if case.forms else None
     for form in case.forms:
-        same_result(case.call({}, form), case.call({}), case.rtol, PATHS)
+        same_result(case.call({}, form), expected, case.rtol, PATHS)
 
 
 def batchnorm(case: Any) -> None:
