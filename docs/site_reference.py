@@ -22,8 +22,7 @@ import landscape
 from landscape.checkpoint.history import COLUMNS
 from landscape.cli.commands import GROUPS as COMMANDS
 from landscape.core import registry
-from landscape.core.options import type_hints
-from landscape.core.toml import toml_value
+from landscape.core.options import toml_value, type_hints
 from landscape.data.images import image_set
 from landscape.data.speech import Features
 from landscape.models import convolutional

@@ -25,8 +25,7 @@ from landscape.cli.completion import Choice
 from landscape.cli.options import command
 from landscape.core.errors import FailedError, InputError
 from landscape.curvature.eigenvalues import extreme_eigenvalues
-from landscape.data.base import data_root
-from landscape.data.cache import cache_folder
+from landscape.data.base import cache_folder, data_root
 from landscape.data.download import SOURCES, found
 from landscape.data.download import fetch as download
 from landscape.problem.problem import Problem

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from landscape.core.errors import PathWarning
 from landscape.core.memory import with_saved_bytes
 from landscape.problem.batches import call, named_tensors, take, tree_map
-from landscape.problem.chain import LinearStep, chain, stacked_losses
 from landscape.problem.layout import differentiable, gradients
-from landscape.problem.problem import Problem
+from landscape.problem.problem import LinearStep, Problem, chain, stacked_losses
 
 
 class StackedLinear(torch.autograd.Function):

@@ -111,11 +111,11 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
         nonlocal outputs
         inputs, targets = data.leaves(x, y)
         with problem.evaluating(0):
-            before = random_state(problem)
+            before = random_state(problem.device)
             outputs = problem.outputs(problem.theta, inputs)
             check_labels(problem.criterion, outputs, labels)
             found = problem.criterion(outputs, targets)  # whatever the user's function gives
-            after = random_state(problem)
+            after = random_state(problem.device)
         problem.draws_elsewhere = before[1] != after[1]
         return found, before != after
 

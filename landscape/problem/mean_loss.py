@@ -338,7 +338,7 @@ class MeanLoss:
             True
         """
         recorded = torch.enable_grad() if self.differentiates else contextlib.nullcontext()
-        with recorded, fixed_randomness(self, seed):
+        with recorded, fixed_randomness(self.device, seed, self.draws_elsewhere):
             yield
 
     def saved_bytes(self, x: Any, y: Any) -> int:
@@ -358,7 +358,7 @@ class MeanLoss:
         x, y = self.data.leaves(x, y)
 
         def loss() -> Tensor:
-            with torch.enable_grad(), fixed_randomness(self, 0):
+            with torch.enable_grad(), self.evaluating(0):
                 return self.criterion(self.call(leaves, x), y)
 
         return with_saved_bytes(loss, excluding=leaves.values())[1]
