@@ -22,8 +22,7 @@ import landscape
 from landscape.checkpoint.history import COLUMNS
 from landscape.cli.commands import GROUPS as COMMANDS
 from landscape.core import registry
-from landscape.core.options import type_hints
-from landscape.core.toml import toml_value
+from landscape.core.options import toml_value, type_hints
 from landscape.data.images import image_set
 from landscape.data.speech import Features
 from landscape.models import convolutional
@@ -268,7 +267,7 @@ def commands_page() -> Iterator[str]:
     yield ""
     names = registry.commands.names()
     for group, commands in COMMANDS.items():
-        rows = [(f"[{n}](commands/{n}.md)", markdown(summary)) for n, summary in commands.items()]
+        rows = [(f"[{n}](commands/{n}.md)", markdown(registry.commands.summary(n))) for n in commands]
         yield from (f"## {group}", "", *table(("command", "what it does"), rows))
     yield from ("```{toctree}", ":hidden:", "", *(f"commands/{name}" for name in names), "```")
 

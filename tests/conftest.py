@@ -44,13 +44,13 @@ def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
 @pytest.fixture(autouse=True)
 def module_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Folders that a command looked in for a user's modules are left out of the next test."""
-    from landscape.core import extras
+    from landscape.core import registry
 
-    monkeypatch.setattr(extras, "_appended", [])
-    monkeypatch.setattr(extras._apart, "folders", [])
+    monkeypatch.setattr(registry, "_appended", [])
+    monkeypatch.setattr(registry._apart, "folders", [])
     yield
-    if extras._apart in sys.meta_path:
-        sys.meta_path.remove(extras._apart)
+    if registry._apart in sys.meta_path:
+        sys.meta_path.remove(registry._apart)
 
 
 @pytest.fixture(autouse=True, scope="session")

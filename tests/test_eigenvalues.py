@@ -112,8 +112,8 @@ def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cheap_search_ends_with_exact_residuals(single: Problem) -> None:
     double = Problem(single.model, single.criterion, single.tensors, dtype=torch.float64)
-    dense = torch.linalg.eigvalsh(dense_hessian(double))
-    h = HessianOperator(double)
+    h = ChainHessian(double, double.theta[None])
+    dense = torch.linalg.eigvalsh(h(torch.eye(len(double.theta), dtype=torch.float64)))
     ends = landscape.extreme_eigenvalues(single)
     top = landscape.top_eigenvalues(single, 4)
     assert ends.converged
@@ -127,7 +127,7 @@ def test_a_cheap_search_ends_with_exact_residuals(single: Problem) -> None:
     stated = torch.cat((stated, top.residuals, general.residuals))
     truth = torch.stack((dense[0], dense[-1], *dense.flip(0)[:4], *dense.flip(0)[:2]))
     vectors = torch.cat((ends.vectors, top.vectors, general.vectors)).double()
-    residuals = torch.stack([(h(v) - x * v).norm() for x, v in zip(found, vectors, strict=True)])
+    residuals = (h(vectors) - found[:, None] * vectors).norm(dim=1)
     torch.testing.assert_close(residuals, stated, rtol=1e-2, atol=1e-6)
     assert bool((stated <= 1e-2 * found.abs() + 1e-6).all())
     assert bool(((found - truth).abs() <= stated + 1e-6).all())
@@ -236,7 +236,7 @@ def test_a_hessian_grid_is_gone_on_with_and_refined(single: Problem) -> None:
         landscape.hessian_grid(single, other, previous=coarse)
 
 
-@pytest.mark.parametrize("done", slow_but([0, 3], [0, 1, 3, 5]))
+@pytest.mark.parametrize("done", [0, 3])
 def test_a_point_s_result_does_not_depend_on_what_is_computed_with_it(
     single: Problem, monkeypatch: pytest.MonkeyPatch, done: int
 ) -> None:
@@ -273,9 +273,9 @@ def test_a_grid_reaches_as_far_as_its_plane_s_markers() -> None:
 
 @pytest.mark.parametrize("kind", ["hessian", "gauss-newton"])
 def test_graphs_that_are_kept_in_part_leave_no_chunk_out(kind: str) -> None:
-    problem = problems.mlp()
+    problem = problems.mlp(widths=(6, 3, 3))
     problem.data.chunk_size = 8  # 7 chunks
-    operator = HessianOperator(problem, kind=kind, graph_bytes=8_000)
+    operator = HessianOperator(problem, kind=kind, graph_bytes=6_000)
     v = torch.randn_like(problem.theta)
     expected = dense_hessian(problem, kind=kind) @ v
     for _ in range(3):
@@ -301,7 +301,7 @@ def test_both_ends_match_the_dense_spectrum_within_the_residual(name: str) -> No
 def test_a_start_with_little_of_the_top_eigenvector_does_not_end_at_the_second() -> None:
     top = torch.tensor([8.904, 8.587, 7.572, 6.14, 5.36, 4.0, 3.0, 2.0, 1.5], dtype=torch.float64)
     diagonal = torch.cat((torch.linspace(-0.07, 0.5, 2000, dtype=torch.float64), top))
-    for seed in range(20):
+    for seed in range(8):
         start = torch.randn(len(diagonal), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         start[2000] *= 0.03
         found = lanczos(lambda v: diagonal * v, start, high=1, tol=1e-2)
@@ -359,9 +359,9 @@ def normal(seed: int) -> np.ndarray:
 
 
 SPECTRA: dict[str, np.ndarray] = {
-    **{f"pair {gap:g}": topped(5, 4, 3, 2, 2 - gap, 1) for gap in (1e-1, 1e-2, 1e-3, 1e-5, 1e-8)},
-    **{f"first pair {gap:g}": topped(5, 5 - gap, 3, 2, 1.5, 1) for gap in (1e-1, 1e-2, 1e-3, 1e-5)},
-    **{f"three pairs {gap:g}": topped(3, 3 - gap, 2, 2 - gap, 1, 1 - gap) for gap in (1e-2, 1e-4, 1e-6)},
+    **{f"pair {gap:g}": topped(5, 4, 3, 2, 2 - gap, 1) for gap in (1e-1, 1e-3, 1e-5, 1e-8)},
+    **{f"first pair {gap:g}": topped(5, 5 - gap, 3, 2, 1.5, 1) for gap in (1e-1, 1e-3, 1e-5)},
+    **{f"three pairs {gap:g}": topped(3, 3 - gap, 2, 2 - gap, 1, 1 - gap) for gap in (1e-2, 1e-6)},
     **{f"{n} copies of the largest": topped(*[1.0] * n, 0.5, 0.4, 0.3, 0.2) for n in range(2, 8)},
     **{f"{n} copies of the fifth": topped(5, 4, 3, 2, *[1.0] * n) for n in range(2, 5)},
     "copies twice": topped(2, 2, 1, 1, 0.5, 0.5),
@@ -402,7 +402,7 @@ def top_five(name: str, missing: str) -> tuple[Eigenpairs, np.ndarray]:
 
 
 @pytest.mark.parametrize("missing", STARTS)
-@pytest.mark.parametrize("name", slow_but([*SPECTRA][::2], SPECTRA))
+@pytest.mark.parametrize("name", slow_but([*SPECTRA][::5], SPECTRA))
 def test_none_of_the_top_five_is_missed(name: str, missing: str) -> None:
     pairs, dense = top_five(name, missing)
     assert pairs.converged
@@ -413,13 +413,6 @@ def test_none_of_the_top_five_is_missed(name: str, missing: str) -> None:
     assert pairs.checks < pairs.hvps / 2
     if pairs.verified:
         assert pairs.bounds[1] <= dense[4] + slack[4] + tiny
-
-
-@pytest.mark.parametrize("name", ["4 copies of the largest", "positive definite", "normal 3"])
-def test_a_search_in_single_precision_goes_on_with_what_it_missed(name: str) -> None:
-    matrix, start = (t.float() for t in made(SPECTRA[name], "random"))
-    pairs = lanczos(lambda v: matrix @ v, start, high=5)
-    np.testing.assert_allclose(pairs.values, np.sort(SPECTRA[name])[::-1][:5], rtol=1e-2)
 
 
 def test_what_is_verified_says_so() -> None:
@@ -438,7 +431,7 @@ def test_a_search_cut_short_is_not_verified() -> None:
     assert cut.checks == 0
 
 
-@pytest.mark.parametrize("name", slow_but([*SPECTRA][1::2], SPECTRA))
+@pytest.mark.parametrize("name", slow_but([*SPECTRA][1::5], SPECTRA))
 def test_one_start_bounds_both_ends(name: str) -> None:
     matrix, start = made(SPECTRA[name], "random")
     dense = torch.linalg.eigvalsh(matrix)
@@ -455,8 +448,8 @@ def test_bounds_fail_as_rarely_as_they_say() -> None:
     """A few steps from random starts on a spectrum whose largest eigenvalue lies far out, and is seen late."""
     diagonal = torch.cat((torch.linspace(0, 1, 399), torch.tensor([1.05]))).double()
     missed = 0
-    for seed in range(300):
+    for seed in range(150):
         start = torch.randn(400, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         found = lanczos(lambda v: v * diagonal, start, tol=0.2, max_products=6)
         missed += found.bounds[1] < 1.05
-    assert missed <= 9  # 3 are expected at most; half of b may be random only, hence fewer
+    assert missed <= 6  # 1.5 are expected at most; half of b may be random only, hence fewer

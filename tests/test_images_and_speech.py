@@ -23,7 +23,7 @@ import landscape
 from landscape import FailedError, InputError, Problem
 from landscape.core.options import positive
 from landscape.core.progress import progress_bar
-from landscape.data import cache, images, speech
+from landscape.data import base, images, speech
 from landscape.data.images import augment
 from landscape.problem import data
 from landscape.train.processes.process_group import Group
@@ -235,9 +235,9 @@ def test_a_cache_that_cannot_be_written_warns_and_stops_nothing(tmp_path: Path, 
 
 
 def test_work_in_threads_keeps_the_order_and_the_first_error() -> None:
-    assert cache.each("squares", lambda n: n * n, list(range(50))) == [n * n for n in range(50)]
+    assert base.each("squares", lambda n: n * n, list(range(50))) == [n * n for n in range(50)]
     with pytest.raises(InputError, match="n: 0"):
-        cache.each("errors", lambda n: positive("n", n), [3, 2, 1, 0, 1])
+        base.each("errors", lambda n: positive("n", n), [3, 2, 1, 0, 1])
 
 
 def test_a_bar_inside_another_shows_under_it(

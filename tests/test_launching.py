@@ -25,7 +25,7 @@ from landscape import FailedError, InputError
 from landscape.checkpoint import run_folder
 from landscape.core import errors, files, progress
 from landscape.core.files import Lock
-from landscape.data import cache
+from landscape.data import base
 from landscape.evaluation import grid
 from landscape.train.processes import children
 from landscape.train.processes.children import Children
@@ -243,7 +243,7 @@ def test_a_cache_that_cannot_be_written_stops_nothing(
     monkeypatch.setenv("LANDSCAPE_CACHE", str(file / "below"))
     for _ in range(2):
         with pytest.warns(UserWarning, match="LANDSCAPE_CACHE"):
-            found = cache.cached("x", tmp_path, ["file"], "", lambda: {"a": np.arange(3)})
+            found = base.cached("x", tmp_path, ["file"], "", lambda: {"a": np.arange(3)})
         np.testing.assert_array_equal(found["a"], [0, 1, 2])
         monkeypatch.delenv("LANDSCAPE_CACHE", raising=False)
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

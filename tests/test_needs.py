@@ -105,10 +105,7 @@ def test_what_exceeds_max_memory_is_refused(name: str) -> None:
     function, args, options = (*eval(CALLS[name], names), {})[:3]
     with pytest.raises(InputError, match=r"^max_memory: 1MiB is not enough, at least \d+MiB is needed"):
         function(*args, **options, max_memory=MIB)
-    with (
-        at_most(MIB),
-        pytest.raises(InputError, match=r"^max_memory: 1MiB is not enough"),
-    ):
+    with at_most(MIB), pytest.raises(InputError, match=r"^max_memory: 1MiB is not enough"):
         function(*args, **options)
 
 

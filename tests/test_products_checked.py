@@ -56,7 +56,7 @@ def normed(old: bool, dim: int | None) -> nn.Module:
     return nn.Sequential(layer, nn.Tanh(), nn.Linear(5, 3)).double()
 
 
-@pytest.mark.parametrize("dim", [0, 1, None])
+@pytest.mark.parametrize("dim", [0, None])
 @pytest.mark.parametrize("old", [False, True])
 def test_weight_norm_is_right_although_pytorchs_second_derivative_is_not(old: bool, dim: int | None) -> None:
     x, y = data()
@@ -102,12 +102,11 @@ class Bags(nn.Module):
         return plain
 
 
-@pytest.mark.parametrize("form", ["samples", "offsets", "shares"])
-@pytest.mark.parametrize("padding", [None, 0, -9])
-@pytest.mark.parametrize("mode", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("mode", "padding", "form"),
+    [("mean", None, "samples"), ("mean", 0, "offsets"), ("sum", None, "offsets"), ("sum", -9, "shares")],
+)
 def test_embedding_bags_have_second_derivatives(mode: str, padding: int | None, form: str) -> None:
-    if form == "shares" and mode == "mean":
-        return  # PyTorch allows shares of the words of a sum alone
     torch.manual_seed(0)
     words, y = torch.randint(9, (20, 6)), torch.randint(3, (20,))
     words[3] = 0  # nothing but padding
@@ -156,8 +155,9 @@ def askew() -> nn.Module:
 
 
 @SAID
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("call", "dtype"), [*((call, torch.float64) for call in CALLS), ("trace", torch.bfloat16)]
+)
 def test_a_wrong_second_derivative_is_refused_but_not_with_check_off(call: str, dtype: torch.dtype) -> None:
     problem = Problem(askew(), F.cross_entropy, data(), dtype=dtype)
     with pytest.raises(InputError, match=r"not symmetric.*backward pass"):
@@ -194,7 +194,6 @@ class Kinks(nn.Module):
 LEGITIMATE: dict[str, Callable[[], nn.Module]] = {
     "kinks": Kinks,
     "spectral norm": lambda: nn.Sequential(spectral_norm(nn.Linear(4, 5)), nn.ReLU(), nn.Linear(5, 3)),
-    "layer norm": lambda: nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 3)),
     "deep": lambda: nn.Sequential(
         *[m for _ in range(20) for m in (nn.Linear(4, 4), nn.ReLU6())], nn.Linear(4, 3)
     ),
@@ -202,7 +201,7 @@ LEGITIMATE: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LEGITIMATE)
 def test_legitimate_models_are_not_refused(name: str, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
@@ -316,34 +315,6 @@ def test_a_regularised_problem_is_searched_with_all_samples_and_not_by_pyhessian
         landscape.top_eigenvalues(problem, engine="pyhessian")
 
 
-class Odd(nn.Module):
-    """An unused submodule, a parameter without numbers and one without dimensions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Linear(4, 3)
-        self.unused = nn.Linear(7, 7)
-        self.nothing = nn.Parameter(torch.zeros(0, 3))
-        self.scale = nn.Parameter(torch.tensor(1.5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.scale.exp() * self.body(x).tanh() + self.nothing.sum()
-        return out
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_odd_parameters_go_through_every_analysis(kind: str) -> None:
-    torch.manual_seed(0)
-    problem = Problem(Odd(), F.cross_entropy, data(), dtype=torch.float64)
-    values = torch.linalg.eigvalsh(dense_hessian(problem, kind=kind))
-    ends = landscape.extreme_eigenvalues(problem, kind=kind)
-    assert (ends.min, ends.max) == pytest.approx((float(values[0]), float(values[-1])), rel=1e-2, abs=1e-3)
-    traced = landscape.trace(problem, 3 * problem.layout.size, kind=kind)
-    assert traced.value == pytest.approx(float(values.sum()))
-    dense = landscape.density(problem, 4, 10, kind=kind)
-    assert dense.moment(2)[0] * len(values) == pytest.approx(float(values.square().sum()), rel=0.6)
-
-
 LOW = (torch.bfloat16, torch.float16)
 
 
@@ -365,14 +336,10 @@ def convolutional() -> nn.Module:
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "mlp": lambda: nn.Sequential(nn.Linear(8, 10), nn.Tanh(), nn.Linear(10, 3)),
     "convolution": convolutional,
     "batch norm": lambda: nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)),
     "layer norm, GELU": lambda: nn.Sequential(nn.Linear(8, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 3)),
     "attention": Attention,
-    "softplus, hard tanh": lambda: nn.Sequential(
-        nn.Linear(8, 6), nn.Softplus(), nn.Linear(6, 6), nn.Hardtanh(), nn.Dropout(), nn.Linear(6, 3)
-    ),
 }
 
 
@@ -413,8 +380,10 @@ class Sine(nn.Module):
         return x.sin()
 
 
-@pytest.mark.parametrize("how", [*LOW, "autocast", "casts"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [*((name, "autocast") for name in MODELS), *(("convolution", how) for how in (*LOW, "casts"))],
+)
 def test_eigenvalues_of_a_model_in_low_precision_are_within_their_residuals(name: str, how: Any) -> None:
     problem, dense = low_and_exact(name, how)
     values = torch.linalg.eigvalsh(dense)
@@ -431,7 +400,7 @@ def test_eigenvalues_of_a_model_in_low_precision_are_within_their_residuals(name
     assert float(values[-1]) - rounding <= ends.bounds[1]
 
 
-@pytest.mark.parametrize("how", slow_but(["autocast", torch.bfloat16], [*LOW, "autocast", "casts"]))
+@pytest.mark.parametrize("how", ["autocast", torch.bfloat16])
 def test_every_function_of_curvature_has_float32_arithmetic_and_says_so_once(how: Any) -> None:
     problem, dense = low_and_exact("layer norm, GELU", how)
     values, p = torch.linalg.eigvalsh(dense), problem.layout.size
@@ -541,13 +510,23 @@ DERIVATIVES: dict[str, Callable[[Made, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize(("dtype", "width"), [(torch.float64, 6), (torch.bfloat16, 6), (torch.float32, 300)])
-@pytest.mark.parametrize("name", [*SURROGATES, *DERIVATIVES])
+@pytest.mark.parametrize(
+    ("name", "dtype", "width"),
+    [
+        *((name, torch.float64, 6) for name in (*SURROGATES, *DERIVATIVES)),
+        *(
+            (name, torch.bfloat16, 6)
+            for name in ("weights of 8 bits", "phantom gradient", "saturated", "sorted")
+        ),
+        *(
+            (name, torch.float32, 300)
+            for name in ("weights of 8 bits", "a detached branch", "saturated", "sorted")
+        ),
+    ],
+)
 def test_a_gradient_that_is_not_the_loss_s_is_refused_and_any_other_taken(
     name: str, dtype: torch.dtype, width: int
 ) -> None:
-    if dtype == torch.bfloat16 and name in ("rounding that no cast shows", "complex"):
-        pytest.skip("NumPy and the Fourier transform have no bfloat16")
     torch.manual_seed(0)
     model = Made({**SURROGATES, **DERIVATIVES}[name], width)
     problem = Problem(model, F.cross_entropy, eight(), dtype=dtype)

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import FailedError, InputError
-from landscape.core.options import positive
-from landscape.core.toml import toml_value
+from landscape.core.options import positive, toml_value
 from landscape.data import images
 from landscape.data.images import decode
 from landscape.train.recipes import recipe

@@ -6,7 +6,6 @@ import re
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import landscape
-from landscape import FailedError, HessianOperator, InputError, Problem, plots
+from landscape import FailedError, HessianOperator, InputError, Problem
 from landscape.curvature.hessian import KINDS
 from landscape.curvature.lanczos import lanczos
 from landscape.curvature.trace import hutchpp, quadrature, signs
@@ -29,7 +28,6 @@ from landscape.train.run import launch
 from tests import problems
 from tests.conftest import Command, slow_but
 from tests.dense import dense_hessian
-from tests.test_cli import one_line
 
 TINY = 1e-10
 
@@ -106,24 +104,9 @@ def test_a_model_that_computes_outputs_again_later_is_refused() -> None:
         Problem(model, plain.criterion, plain.tensors, dtype=torch.float64)
 
 
-def test_gauss_newton_leaves_out_what_the_hessian_has() -> None:
-    problem = problems.mlp()
-    hessian, gauss_newton = dense(problem), dense(problem, "gauss-newton")
-    assert float((hessian - gauss_newton).norm()) > 0.05 * float(hessian.norm())
-    assert landscape.extreme_eigenvalues(problem).min < -1e-3
-    assert landscape.extreme_eigenvalues(problem, kind="gauss-newton").min > -1e-9
-    linear = problems.linear_regression()  # a linear model: both are the same
-    torch.testing.assert_close(dense(linear), dense(linear, "gauss-newton"))
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("part", "names"),
-    [
-        ("1.weight", ["1.weight"]),
-        (["5.bias", "1"], ["1.weight", "1.bias", "5.bias"]),
-        (["1", "1.bias"], ["1.weight", "1.bias"]),
-    ],
+    ("part", "names"), [("1.weight", ["1.weight"]), (["5.bias", "1"], ["1.weight", "1.bias", "5.bias"])]
 )
 def test_a_part_is_a_diagonal_block(kind: str, part: str | list[str], names: list[str]) -> None:
     problem = problems.mlp(widths=(4, 5, 4, 3), samples=20)
@@ -235,23 +218,12 @@ def test_a_warm_start_saves_products_and_misses_nothing() -> None:
     assert float(near.values) == pytest.approx(5.0)
 
 
-@pytest.mark.parametrize("name", slow_but(["saddle", "mlp tanh", "conv"], ALL))
-def test_the_trace_is_within_its_own_error(name: str) -> None:
-    problem = ALL[name]()
-    problem.data.chunk_size = 7
-    exact = float(dense(problem).trace())
-    found = [landscape.trace(problem, 12, seed=seed) for seed in range(12)]
-    for estimate in found:
-        assert abs(estimate.value - exact) <= 8 * estimate.standard_error + 1e-9 * (1 + abs(exact))
-        assert estimate.hvps <= 12
-
-
 def test_the_trace_is_unbiased_and_its_error_bar_honest() -> None:
     torch.manual_seed(0)
     a = torch.randn(60, 60, dtype=torch.float64)
     a = a + a.T + torch.diag(torch.linspace(0, 30, 60, dtype=torch.float64))
     exact = float(a.trace())
-    found = [hutchpp(lambda v: v @ a, a[0], products=45, seed=seed) for seed in range(300)]
+    found = [hutchpp(lambda v: v @ a, a[0], products=45, seed=seed) for seed in range(200)]
     errors = np.array([t.value - exact for t in found])
     bars = np.array([t.standard_error for t in found])
     assert abs(errors.mean()) <= 4 * errors.std(ddof=1) / np.sqrt(len(errors))
@@ -270,55 +242,28 @@ SPECTRA = {
 }
 
 
-@pytest.mark.parametrize(
-    ("seeds", "least", "most"), [(20, 0.85, 1.0), pytest.param(1000, 0.93, 0.97, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("products", slow_but([6, 15], [6, 12, 15, 30]))
-def test_intervals_of_the_trace_cover_it(products: int, seeds: int, least: float, most: float) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("products", [6, 12, 15, 30])
+def test_intervals_of_the_trace_cover_it(products: int) -> None:
     covered = {}
     for name, values in SPECTRA.items():
         spectrum = torch.from_numpy(values)
         generator = torch.Generator().manual_seed(products)
         q = torch.linalg.qr(torch.randn(120, 120, dtype=torch.float64, generator=generator)).Q
         h, found = (q * spectrum) @ q.T, []
-        for seed in range(seeds):
+        for seed in range(1000):
             low, high = hutchpp(lambda v, h=h: v @ h, h[0], products=products, seed=seed).interval()
             found.append(low <= float(spectrum.sum()) <= high)
         covered[name] = float(np.mean(found))
     print(f"{products} products:", ", ".join(f"{name} {share:.1%}" for name, share in covered.items()))
-    assert least <= np.mean(list(covered.values())) <= most
-    assert min(covered.values()) >= least - 0.02
+    assert 0.93 <= np.mean(list(covered.values())) <= 0.97
+    assert min(covered.values()) >= 0.91
 
 
 def test_the_signs_of_the_trace_are_signs() -> None:
     drawn = signs(50, 4, torch.Generator().manual_seed(0), torch.zeros(1, dtype=torch.float64))
     assert drawn.shape == (4, 50)
     assert drawn.unique().tolist() == [-1.0, 1.0]
-
-
-def test_the_trace_of_a_low_rank_matrix_is_exact_where_plain_sampling_is_not() -> None:
-    torch.manual_seed(0)
-    u = torch.randn(200, 5, dtype=torch.float64)
-    a = u @ u.T
-    found = hutchpp(lambda v: v @ a, a[0], products=30)
-    assert found.value == pytest.approx(float(a.trace()), rel=1e-12)
-    assert found.standard_error < 1e-10 * found.value
-
-
-@pytest.mark.parametrize("name", slow_but(["saddle", "mlp tanh"], ALL))
-def test_moments_of_the_density(name: str) -> None:
-    problem = ALL[name]()
-    problem.data.chunk_size = 7
-    matrix = dense(problem)
-    size = len(matrix)
-    d = landscape.density(problem, probes=60, steps=6)
-    np.testing.assert_allclose(d.weights.sum(1), 1, rtol=1e-10)
-    power = torch.eye(size, dtype=torch.float64)
-    for order in (1, 2, 3):
-        power = power @ matrix
-        value, error = d.moment(order)
-        exact = float(power.trace()) / size
-        assert abs(value - exact) <= 4.5 * error + 1e-9 * float(power.abs().max())
 
 
 def test_each_probe_is_exact_in_its_full_krylov_space() -> None:
@@ -358,9 +303,7 @@ def test_probes_that_end_early_do_not_move_the_moments() -> None:
     assert d.moment(1)[0] == pytest.approx(1.25)  # random signs weigh every coordinate alike
 
 
-@pytest.mark.parametrize(
-    "name", slow_but(["saddle", "mlp tanh"], ["mlp tanh", "conv", "attention", "saddle"])
-)
+@pytest.mark.parametrize("name", slow_but(["saddle"], ["mlp tanh", "conv", "attention", "saddle"]))
 def test_pyhessian_agrees_on_the_largest_magnitude_and_the_trace(name: str) -> None:
     problem = ALL[name]()
     problem.data.chunk_size = 7
@@ -390,7 +333,7 @@ def test_power_iteration_between_ends_of_like_magnitude_does_not_pass_for_conver
 
 
 def test_a_negative_trace_does_not_stop_pyhessian_early() -> None:
-    problem = problems.mlp()
+    problem = problems.mlp(widths=(3, 4, 2))
     problem.criterion = lambda outputs, targets: -F.cross_entropy(outputs, targets)
     exact = float(dense(problem).trace())
     assert exact < 0
@@ -440,41 +383,8 @@ def test_pyhessian_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) ->
         landscape.trace(problems.mlp(), engine="pyhessian")
 
 
-class Shaky(nn.Module):
-    """Dropout that eval mode does not stop."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.dropout(self.linear(x).tanh(), 0.5, training=True)
-
-
-def shaky(model: nn.Module, **options: Any) -> Problem:
-    torch.manual_seed(0)
-    data = torch.randn(12, 4, dtype=torch.float64), torch.randint(3, (12,))
-    return Problem(model, F.cross_entropy, data, dtype=torch.float64, **options)
-
-
-def test_a_model_random_in_eval_mode_is_refused_or_seeded() -> None:
-    with pytest.raises(InputError, match="model or loss: random even in eval mode"):
-        shaky(Shaky())
-    problem = shaky(Shaky(), randomness="seed")
-    problem.data.chunk_size = 5
-    state = torch.random.get_rng_state()
-    operator = HessianOperator(problem, graph_bytes=0)
-    columns = torch.stack([operator(e) for e in torch.eye(operator.size, dtype=torch.float64)], 1)
-    torch.testing.assert_close(columns, columns.T)  # the same masks at each product
-    assert torch.equal(torch.random.get_rng_state(), state)
-    ends = landscape.extreme_eigenvalues(problem, tol=1e-8)
-    assert ends.max == pytest.approx(float(torch.linalg.eigvalsh(columns)[-1]))
-    quiet = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))  # eval mode stops this one
-    assert landscape.extreme_eigenvalues(shaky(quiet)).converged
-
-
 def test_batches_that_come_in_another_order_each_time() -> None:
-    problem = problems.mlp(samples=40)
+    problem = problems.mlp(widths=(3, 4, 2), samples=40)
     x, y = problem.tensors or ()
 
     class Shuffled:
@@ -483,10 +393,11 @@ def test_batches_that_come_in_another_order_each_time() -> None:
 
     shuffled = Problem(problem.model, problem.criterion, Shuffled())
     v = torch.randn_like(problem.theta)
+    expected = dense(problem) @ v
     for graph_bytes in (0, 50_000, 2**30):
         operator = HessianOperator(shuffled, graph_bytes=graph_bytes)
         for _ in range(3):
-            torch.testing.assert_close(operator(v), dense(problem) @ v, rtol=1e-8, atol=TINY)
+            torch.testing.assert_close(operator(v), expected, rtol=1e-8, atol=TINY)
 
 
 def test_gauss_newton_needs_one_tensor() -> None:
@@ -502,24 +413,13 @@ def test_gauss_newton_needs_one_tensor() -> None:
         landscape.extreme_eigenvalues(problem, kind="gauss-newton")
 
 
-def test_frozen_and_unused_parameters() -> None:
-    problem = problems.linear_regression()
-    exact = dense(problem)
-    for kind in KINDS:
-        assert landscape.top_eigenvalues(problem, 5, kind=kind).values.tolist() == pytest.approx(
-            torch.linalg.eigvalsh(exact).flip(0).tolist(), abs=1e-9
-        )
-        assert landscape.extreme_eigenvalues(problem, part="unused", kind=kind).max == 0.0
-        assert landscape.trace(problem, 15, kind=kind).value == pytest.approx(float(exact.trace()))
-
-
 def test_one_result_holds_what_was_asked_and_survives_a_file(tmp_path: Path) -> None:
-    problem = problems.mlp()
+    problem = problems.mlp(widths=(3, 3, 3, 2))
     exact = torch.linalg.eigvalsh(dense(problem)).flip(0)
     asked = {"ends": True, "with_trace": True, "with_density": True, "part": ["1", "3", "5"]}
     everything = landscape.spectrum(problem, 2, tol=1e-6, label="a", **asked)  # type: ignore[arg-type]
     np.testing.assert_allclose(everything.values, exact[[0, 1, -1]], rtol=1e-5)
-    assert (everything.lowest, everything.converged, everything.parameters) == (1, True, 107)
+    assert (everything.lowest, everything.converged, everything.parameters) == (1, True, 32)
     assert abs(everything.trace - float(exact.sum())) <= 5 * everything.trace_error
     assert everything.density is not None
     np.testing.assert_allclose(everything.density.weights.sum(1), 1)
@@ -534,18 +434,6 @@ def test_one_result_holds_what_was_asked_and_survives_a_file(tmp_path: Path) -> 
         assert after.plot().axes
 
 
-def test_the_figure_shows_the_density_and_every_eigenvalue() -> None:
-    problem = problems.mlp()
-    both = [landscape.spectrum(problem, 3, with_density=True, label=name) for name in ("a", "b")]
-    figure = plots.draw(both)
-    (ax,) = figure.axes
-    assert ax.get_yscale() == "log"
-    ticks = [line.get_xdata()[0] for line in ax.lines if len(line.get_xdata()) == 2]
-    np.testing.assert_allclose(ticks, [*both[0].values, *both[1].values])
-    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["a", "b"]
-    assert len({line.get_color() for line in ax.lines}) == 2
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
@@ -556,12 +444,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_command_prints_numbers_with_their_errors(
     checkpoint: Path, tmp_path: Path, command: Command
 ) -> None:
-    out_file, picture = tmp_path / "s.h5", tmp_path / "s.png"
+    out_file = tmp_path / "s.h5"
     density = ("--density", "--steps", 20, "--probes", 3)
     flags = ("--top-k", 2, "--trace", *density, "--part", "1", "--part", "3.bias")
-    code, out, err = command("spectrum", checkpoint, *flags, "-o", out_file, "--plot", picture)
+    code, out, err = command("spectrum", checkpoint, *flags, "-o", out_file)
     assert code == 0, err
-    assert out.split()[-2:] == [str(out_file), str(picture)]
     result = landscape.load(out_file)
     problem = landscape.load(checkpoint).problem()
     expected = landscape.top_eigenvalues(problem, 2, part=["1", "3.bias"])
@@ -574,9 +461,6 @@ def test_the_command_prints_numbers_with_their_errors(
     assert result.verified
     for words in ("λ_1", "λ_2", "trace", "±", f"{result.values[0]:.6g}", f"{result.trace:.6g}"):
         assert words in out
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert command("plot", out_file, "-o", tmp_path / "again.svg")[0] == 0
-    assert "eigen" not in command("info", out_file)[2]
 
 
 def test_the_command_defaults_to_both_ends_beside_the_checkpoint(checkpoint: Path, command: Command) -> None:
@@ -592,20 +476,3 @@ def test_the_command_defaults_to_both_ends_beside_the_checkpoint(checkpoint: Pat
     assert "largest |λ|" in out
     short = command("spectrum", checkpoint, "--max-products", 2, "--force")[1]
     assert re.search(r"converged +NO", short)
-
-
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--top-k", "many"], ["--top-k", "'many'"]),
-        (["--part", "layer1"], ["part: 'layer1'", "1.weight"]),
-        (["--randomness", "maybe"], ["randomness: 'maybe'", "'refuse', 'seed'"]),
-        (["--split", "tset"], ["did you mean 'test'"]),
-        (["--dtype", "half"], ["--dtype: 'half'", "float64"]),
-    ],
-)
-def test_bad_values_on_the_command_line(
-    checkpoint: Path, tmp_path: Path, command: Command, flags: list[str], words: list[str]
-) -> None:
-    one_line(command("spectrum", checkpoint, *flags, "-o", tmp_path / "x.h5"), 2, *words)
-    assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import InputError, plots
-from landscape.core.toml import toml_value
+from landscape.core.options import toml_value
 from landscape.results.training import COLUMNS, Sweep, texts
 from landscape.train.experiments.sweep import Setting, canonical, folder_name, grid, search, split
 from landscape.train.recipes import recipe, table_recipes

@@ -27,9 +27,8 @@ from landscape.evaluation.grid import PlaneGrid, Portions, Workers, complete, pr
 from landscape.evaluation.paths import BLOCK_BYTES
 from landscape.geometry.surfaces import barrier
 from landscape.problem.batchnorm import SAMPLES
-from landscape.problem.chain import chain
 from landscape.problem.layout import as_array
-from landscape.problem.problem import Problem
+from landscape.problem.problem import Problem, chain
 from landscape.results.base import Provenance
 from landscape.results.grids import SPAN, HessianGrid, Line, Plane, Surface
 

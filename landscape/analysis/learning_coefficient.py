@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import FailedError, InputError
-from landscape.core.extras import optional
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, no_progress
+from landscape.core.registry import optional
 from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.evaluation import needs

@@ -22,8 +22,7 @@ from landscape.checkpoint import history
 from landscape.checkpoint.user_code import UserData, as_data, command_text, is_user_defined
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
-from landscape.core.options import SPLIT
-from landscape.core.toml import parse
+from landscape.core.options import SPLIT, parse_toml
 from landscape.data.base import Dataset
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import Layout, Slot, average
@@ -127,7 +126,7 @@ class Checkpoint:
         """The values in ``recipe``; none for imported weights. FailedError where they cannot be read."""
         try:
             where = f"{self.path or 'checkpoint'}: recipe"
-            return {} if self.algorithm == IMPORTED else parse(self.recipe, where)
+            return {} if self.algorithm == IMPORTED else parse_toml(self.recipe, where)
         except InputError as error:
             raise FailedError(str(error)) from error
 

@@ -27,10 +27,8 @@ from torch import nn
 from landscape import data as datasets
 from landscape import models
 from landscape.core.errors import FailedError, InputError
-from landscape.core.extras import look_in
-from landscape.core.options import choose, near
-from landscape.core.registry import Registry
-from landscape.core.toml import toml_value
+from landscape.core.options import choose, near, toml_value
+from landscape.core.registry import Registry, look_in
 from landscape.data.base import Dataset, fingerprint
 from landscape.problem.batches import is_resident, named_tensors
 from landscape.problem.data import batched

@@ -20,10 +20,9 @@ from landscape.curvature.hessian import (
     holds_but_for_rounding,
     penalty_hessians,
 )
-from landscape.problem.chain import LinearStep, chain, stacked_losses
 from landscape.problem.layout import differentiable, gradients
 from landscape.problem.losses import is_softmax_loss
-from landscape.problem.problem import Problem
+from landscape.problem.problem import LinearStep, Problem, chain, stacked_losses
 
 # Bytes of the widest layer's outputs for a chunk of samples and all sets of weights: on 2 cores with
 # 784-50-50-10 one set is fastest at 5,000 to 10,000 samples, 16 sets at 2,000.

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
-from landscape.core.extras import optional
 from landscape.core.hdf5 import Array
+from landscape.core.registry import optional
 from landscape.curvature.double_backward import in_full_precision
 from landscape.curvature.hessian import twice_differentiable
 from landscape.problem.problem import Problem

@@ -1,19 +1,30 @@
-"""The form of a data set: two splits of tensors, a loss, and a fingerprint."""
+"""What data sets share: their form, and a cache of arrays that take long to compute from files.
+
+The cache is one HDF5 file each, checked when read, in the folder LANDSCAPE_CACHE, else landscape/ under
+XDG_CACHE_HOME or ~/.cache. It can be deleted at any time.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core import hdf5
+from landscape.core.errors import FailedError
+from landscape.core.files import alone
 from landscape.core.options import choose
+from landscape.core.progress import progress_bar
 from landscape.problem.batches import Stream
 
 Split = tuple[Tensor, Tensor] | Stream
@@ -95,3 +106,109 @@ def classification(
 
     mark = fingerprint((*train, *test, np.array(scale)))
     return Dataset(tensors(train), tensors(test), torch.nn.functional.cross_entropy, mark, classes)
+
+
+SCHEMA = "landscape.cache"
+Arrays = dict[str, np.ndarray[Any, Any]]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Callable[[], Arrays]) -> Arrays:
+    """The arrays of ``make()``, from the cache if it has them for the same files and settings.
+
+    ``files`` are paths below ``root``; files are the same if paths, sizes and modification times are. If
+    several processes start together, one computes the arrays and the other processes wait for it. A damaged
+    cache file is computed again. If the cache cannot be written, there is a warning and nothing is cached.
+    """
+    digest = hashlib.sha256(settings.encode())
+    for path in files:
+        stat = file_stat(root, path)
+        digest.update(f"\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode())
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = cache_folder()
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(alone(folder))
+        except (OSError, FailedError) as error:
+            words = str(error)
+            if isinstance(error, OSError):
+                other = "LANDSCAPE_CACHE may name another folder"
+                words = f"{folder}: cannot be used as cache ({error.strerror}); {other}"
+            warnings.warn(f"{words}; nothing is cached", stacklevel=2)
+            return _contiguous(make)
+        stored = folder / f"{name}-{digest.hexdigest()[:24]}.h5"
+        arrays = _read(stored)
+        if arrays is None:
+            arrays = _contiguous(make)
+            try:
+                with hdf5.writing(stored, SCHEMA) as file:
+                    file.attrs["fingerprint"] = _fingerprint(arrays)
+                    for key, array in arrays.items():
+                        file[key] = array
+            except FailedError as error:
+                warnings.warn(f"{error}; LANDSCAPE_CACHE may name another folder", stacklevel=2)
+    return arrays
+
+
+def _contiguous(make: Callable[[], Arrays]) -> Arrays:
+    """Contiguous, as after reading: the rounding of a network depends on the order in memory."""
+    return {key: np.ascontiguousarray(array) for key, array in make().items()}
+
+
+def cache_folder() -> Path:
+    """The folder of the cache; FailedError where no home folder is known and LANDSCAPE_CACHE is not set."""
+    folder = os.environ.get("LANDSCAPE_CACHE")
+    if folder:
+        return Path(folder)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "landscape")
+    except RuntimeError as error:  # neither HOME nor an entry in the list of users, as in some containers
+        raise FailedError(
+            "there is no home folder for the cache; LANDSCAPE_CACHE may name a folder"
+        ) from error
+
+
+def file_stat(root: Path, path: str) -> os.stat_result:
+    """Size and times of root/path; FailedError where it cannot be had, as of a link to nothing."""
+    try:
+        return os.stat(os.path.join(root, path))
+    except OSError as error:
+        raise FailedError(f"{root / path}: cannot be read ({error.strerror})") from error
+
+
+def _read(path: Path) -> Arrays | None:
+    """The arrays in ``path``; None if it is not there, or not whole."""
+    if not path.exists():
+        return None
+    try:
+        with hdf5.reading(path, SCHEMA, warn=False) as file:
+            arrays = {key: np.asarray(file[key]) for key in file}
+            return arrays if _fingerprint(arrays) == file.attrs["fingerprint"] else None
+    except FailedError:
+        return None
+
+
+def _fingerprint(arrays: Arrays) -> str:
+    return fingerprint(array for _, array in sorted(arrays.items()))
+
+
+def each(title: str, work: Callable[[T], R], items: Sequence[T], task: int = 1) -> list[R]:
+    """``work`` of every item, in order, in as many threads as there are cores, under a progress bar.
+
+    A thread takes ``task`` items at once. Threads, because most of decoding leaves the interpreter free; for
+    32×32 JPEGs it does not, and 2 threads on 2 cores take 1.2 times as long as one, 2 processes half as long
+    (20,000 images: 2.5, 2.0 and 1.1 s). Processes would need a guard in every script that loads data for the
+    first time.
+    """
+    results: list[R] = []
+    groups = [items[i : i + task] for i in range(0, len(items), task)]
+    with progress_bar(title) as bar, ThreadPoolExecutor(os.cpu_count()) as pool:
+        try:
+            for group in pool.map(lambda group: [work(item) for item in group], groups):
+                results += group
+                bar(len(results) / len(items))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return results

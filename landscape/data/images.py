@@ -24,8 +24,16 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular, read_regular
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose, positive
-from landscape.data.base import Dataset, Split, classification, data_root, fingerprint
-from landscape.data.cache import cached, each, file_stat
+from landscape.data.base import (
+    Dataset,
+    Split,
+    cached,
+    classification,
+    data_root,
+    each,
+    file_stat,
+    fingerprint,
+)
 from landscape.problem.batches import STREAM_BATCH, Stream
 
 
@@ -273,7 +281,7 @@ def image_folder(
         normalize: Normalise each channel by the training set's moments; of a stream, which cannot be gone
             through for it, by ImageNet's. Source: usual for images.
         stream: Decode images whenever they are used, and hold none in memory; otherwise all are decoded once
-            and kept (see :mod:`landscape.data.cache`). Source: ours.
+            and kept (see :mod:`landscape.data.base`). Source: ours.
         workers: Processes that decode a stream; 0: this one. Source: ours.
     """
     positive("data.size", size, least=0)

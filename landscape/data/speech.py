@@ -18,8 +18,7 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
-from landscape.data.base import Dataset, data_root, fingerprint
-from landscape.data.cache import cached, each
+from landscape.data.base import Dataset, cached, data_root, each, fingerprint
 
 # A window of 25 ms every 10 ms, as in nearly all speech recognisers (Young et al., The HTK Book).
 WINDOW, SHIFT = 0.025, 0.010

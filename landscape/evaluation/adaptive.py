@@ -185,7 +185,7 @@ NEIGHBOURS = 6  # exact points whose errors are looked at around a point
 SAFETY = 3.0  # how many times the errors at the checks the largest of all may be
 # How many times the mean ratio of measured and expected errors any ratio may be, in the first two rounds, in
 # which smooth surfaces end, and later: at kinks the ratios differ more.
-MARGIN, LATE_MARGIN = 3.5, 4.5
+MARGIN, LATE_MARGIN = 3.5, 6.0
 EARLY = 2  # rounds
 MOST = 1e6  # no larger error is expected: a negative value on a logarithmic scale is infinitely wrong
 WIDER = 2.0  # how many times the estimated error is stated

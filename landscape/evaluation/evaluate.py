@@ -47,8 +47,7 @@ from landscape.evaluation.paths import (
     folded_totals,
     long_enough,
 )
-from landscape.problem.chain import LinearStep, Step, chain
-from landscape.problem.problem import Problem
+from landscape.problem.problem import LinearStep, Problem, Step, chain
 
 PATHS = ("auto", "batched", "compiled", "folded", "pointwise")
 # The dtype of the arithmetic; "model" and "tf32": that of the model.

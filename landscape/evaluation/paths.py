@@ -26,10 +26,9 @@ from landscape.core.errors import FailedError, InputError, PathWarning
 from landscape.core.memory import MemoryBudget
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import call, tree_map
-from landscape.problem.chain import LinearStep, Step, stacked_losses
 from landscape.problem.checks import tolerance
 from landscape.problem.losses import correct
-from landscape.problem.problem import Problem
+from landscape.problem.problem import LinearStep, Problem, Step, stacked_losses
 
 # Measured on 2 cores, 784-50-50-10: 1,000 samples a chunk with 16 to 32 points a block is the fastest, with
 # 64 it takes 1.3 times as long. The activations of a block must stay in cache, hence the bound in bytes, too.

@@ -22,7 +22,7 @@ from landscape.core.statistics import (
     scale_of,
     standard_error,
 )
-from landscape.problem.batches import as_tensors, concatenate, count_samples, named_tensors, take
+from landscape.problem.batches import concatenate, count_samples, named_tensors, take
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.data import Data
 from landscape.problem.problem import Problem
@@ -152,8 +152,7 @@ def _collected(data: Data, numbers: Tensor, samples: int) -> tuple[Any, Any]:
     """(x, y) of the samples with these ``numbers``, in their order, from one pass over the batches."""
     order = numbers.argsort(stable=True)
     ascending, parts, done = numbers[order], [], 0
-    for batch in data.batches:
-        x, y = data.split(as_tensors(batch))
+    for x, y in data.pairs():
         count = count_samples(x, y, alike=True)
         edges = torch.tensor([done, done + count])
         low, high = torch.searchsorted(ascending, edges).tolist()

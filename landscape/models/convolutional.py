@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.core import registry
-from landscape.core.extras import optional
 from landscape.core.options import positive
+from landscape.core.registry import optional
 
 
 def scaled(channels: int, width: float) -> int:

@@ -23,9 +23,10 @@ from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError
 from landscape.core.files import read_regular, write_text
 from landscape.core.hdf5 import Array
+from landscape.core.options import parse_toml
 from landscape.core.registry import version_of
 from landscape.problem.layout import Layout
-from landscape.train.recipes.recipe import Recipe, from_values, parse, recipe_of
+from landscape.train.recipes.recipe import Recipe, from_values, recipe_of
 from landscape.train.run.loop import Trainer
 
 # Values that are stored of a column, evenly over its steps, and their digits; largest file that is read, in
@@ -168,7 +169,7 @@ def _of_values(values: dict[str, Any], where: str) -> Record:
     kinds = {"numerics": int, "step": int, "diverged_at": int, "seconds": float}
     record = Record(
         version=str(values["version"]),
-        recipe=from_values(parse(values["recipe"], where)),
+        recipe=from_values(parse_toml(values["recipe"], where)),
         data={**data, "options": dict(data["options"]), **{n: int(data[n]) for n in ("train", "test")}},
         diverged=str(values["diverged"]),
         checkpoints=tuple(int(step) for step in values["checkpoints"]),

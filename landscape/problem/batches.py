@@ -7,7 +7,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -114,11 +114,9 @@ def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
     A dict x is passed as ``model(**x)``, a tuple or list as ``model(*x)``, anything else as ``model(x)``.
     """
     weights = dict(zip(weights, aligned(model, weights.values()), strict=True))
-    args, kwargs = (), dict[str, Any]()
+    args, kwargs = tuple(x) if isinstance(x, (tuple, list)) else (x,), dict[str, Any]()
     if isinstance(x, Mapping):
-        kwargs = dict(x)
-    else:
-        args = tuple(x) if isinstance(x, (tuple, list)) else (x,)
+        args, kwargs = (), dict(x)
     try:
         return functional_call(model, weights, args, kwargs)
     except RuntimeError as error:
@@ -135,7 +133,7 @@ def is_resident(data: Any) -> bool:
     pairs that may as well be two batches.
     """
     pair = isinstance(data, (tuple, list)) and len(data) == 2
-    if pair and isinstance(data, tuple) and _alike(*data):
+    if pair and isinstance(data, tuple) and (kinds := _kinds(data[0])) and kinds == _kinds(data[1]):
         raise InputError(
             "data: a tuple of two pairs may be two batches, or pairs of inputs and of targets; give batches "
             "as a list, [(x1, y1), (x2, y2)], and inputs that the model takes together as a dict"
@@ -145,14 +143,13 @@ def is_resident(data: Any) -> bool:
     )
 
 
-def _alike(first: Any, second: Any) -> bool:
-    """Whether both are pairs of tensors, of the same kinds and shapes but for the number of samples."""
-    pairs = [first, second]
-    if not all(isinstance(p, (tuple, list)) and len(p) == 2 for p in pairs):
-        return False
-    if not all(isinstance(t, Tensor) and t.dim() for p in pairs for t in p):
-        return False
-    return all((a.dtype, a.shape[1:]) == (b.dtype, b.shape[1:]) for a, b in zip(first, second, strict=True))
+def _kinds(pair: Any) -> list[tuple[torch.dtype, torch.Size]]:
+    """The kinds of number and the shapes of the samples of a pair of tensors; [] of anything else."""
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        return []
+    return (
+        [(t.dtype, t.shape[1:]) for t in pair] if all(isinstance(t, Tensor) and t.dim() for t in pair) else []
+    )
 
 
 def split(batch: Any, model_has_loss: bool) -> tuple[Any, Any]:
@@ -182,23 +179,21 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
     those which are not, as of a graph's nodes and edges.
     """
     tensors = [*named_tensors(y, "targets"), *named_tensors(x, "inputs")]
-    lone = isinstance(y, (bool, int, float)) or (tensors and tensors[0][1].dim() == 0)
-    if not tensors or lone:
-        what = f"a single number as {tensors[0][0] if tensors and tensors[0][1].dim() == 0 else 'targets'}"
+    lone = bool(tensors) and tensors[0][1].dim() == 0
+    if not tensors or lone or isinstance(y, (bool, int, float)):
+        what = f"a single number as {tensors[0][0] if lone else 'targets'}" if tensors else "no tensor"
         raise InputError(
-            f"data: a batch holds {what if tensors else 'no tensor'}, it must hold tensors with the samples "
+            f"data: a batch holds {what}, it must hold tensors with the samples "
             "first; single samples, or lists of numbers, go through a DataLoader(…, batch_size=…)"
         )
     first, length = tensors[0][0], len(tensors[0][1])
     for name, tensor in tensors if alike else ():
         if tensor.dim() == 0 or len(tensor) != length or tensor.layout is not torch.strided:
             size = len(tensor) if tensor.dim() else "no"
-            besides = ", or, where they belong together as a graph's do, be in a list of one batch" * bool(
-                remedy
-            )
+            graph = ", or, where they belong together as a graph's do, be in a list of one batch"
             raise InputError(
                 f"data: {name}: {size} samples, but {first}: {length}; all tensors must hold each sample "
-                f"once{besides}",
+                f"once{graph if remedy else ''}",
                 remedy,
             )
     return length
@@ -242,47 +237,32 @@ class HostStream(Stream):
         return HostStream(take(self.x, rows), take(self.y, rows), len(range(self.samples)[rows]))
 
 
-class _Placed(Protocol):
-    device: torch.device
-    draws_elsewhere: bool
-
-
-# How to get, set and seed the states of NumPy's generator and of Python's.
-_OTHERS: tuple[tuple[Callable[[], Any], Callable[[Any], None], Callable[[int], None]], ...] = (
-    (np.random.get_state, np.random.set_state, np.random.seed),
-    (random.getstate, random.setstate, random.seed),
-)
-
-
-def random_state(problem: _Placed) -> tuple[bytes, Any]:
-    """The states of PyTorch's generators on the problem's device, and of NumPy's and Python's."""
+def random_state(device: torch.device) -> tuple[bytes, Any]:
+    """The states of PyTorch's generators, also of that on ``device``, and of NumPy's and Python's."""
     states = [torch.get_rng_state()]
-    if problem.device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(problem.device))
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
     numpy: Any = np.random.get_state()  # noqa: NPY002
     return torch.cat(states).numpy().tobytes(), (numpy[1].tobytes(), numpy[2:], random.getstate())
 
 
 @contextlib.contextmanager
-def fixed_randomness(problem: _Placed, seed: int | None) -> Iterator[None]:
+def fixed_randomness(device: torch.device, seed: int | None, elsewhere: bool) -> Iterator[None]:
     """Random numbers drawn inside come from ``seed``, and PyTorch's own state is as before afterwards.
 
-    So do those of NumPy and of Python, where the problem draws from them. None leaves everything as it is.
+    So do those of NumPy and of Python, if something is drawn ``elsewhere``. None leaves everything as it is.
     """
     if seed is None:
         yield
         return
-    others = _OTHERS if problem.draws_elsewhere else ()
-    states = [get() for get, _, _ in others]
-    for _, _, start in others:
-        start(seed)
-    devices = [problem.device] if problem.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), contextlib.ExitStack() as stack:
+        if elsewhere:
+            stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
+            stack.callback(random.setstate, random.getstate())
+            np.random.seed(seed)  # noqa: NPY002
+            random.seed(seed)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed takes as long as a small network's pass
         if devices:
             torch.cuda.manual_seed(seed)
-        try:
-            yield
-        finally:
-            for (_, put, _), state in zip(others, states, strict=True):
-                put(state)
+        yield

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from landscape._version import __version__
-from landscape.core.extras import optional
 from landscape.core.files import printable, read_regular, write_text
+from landscape.core.registry import optional
 from landscape.paper import gallery
 from landscape.plots.style import paper_name
 from landscape.report import analyses, contents, curves, findings

@@ -16,9 +16,9 @@ import numpy as np
 
 from landscape.core import registry
 from landscape.core.errors import FailedError, InputError
-from landscape.core.extras import optional
 from landscape.core.hdf5 import LARGEST, Array, attribute, dataset, group, location, reading, writing
 from landscape.core.options import choose, type_hints
+from landscape.core.registry import optional
 from landscape.results import shown
 from landscape.results.shown import Row
 

@@ -13,8 +13,7 @@ A check that fails raises an AssertionError with the name of the check. ``only``
 those in :data:`CHECKS`, such as for ``pytest.mark.parametrize``; ``device`` is where it is computed.
 """
 
-from landscape.testing.analyses import Truth, check_analysis
-from landscape.testing.checks import CHECKS, check_command, check_drawing
+from landscape.testing.checks import CHECKS, Truth, check_analysis, check_command, check_drawing
 from landscape.testing.training import check_instrument, check_optimizer, check_rule, check_topology
 
 __all__ = [

@@ -26,10 +26,10 @@ class Case:
     right and whatever needs second derivatives is refused. ``differences``: PyTorch's own second derivative
     is missing or wrong, so the reference takes differences of gradients. ``whole``: the data as one
     batch, and ``plain`` the model that the reference takes, where they are not those of ``build()``.
-    ``falls_back``: a PathWarning is expected; ``said``: a part of the ProblemWarning that is. ``inside``: a coarser precision that the model itself goes
-    through, whatever its parameters have, and which tolerances then are of. ``accuracy``: (outputs, targets) -> the share that is right,
-    where it is another task than the largest of several outputs, and NaN would do, too; ``mean``: the
-    loss that the reference takes, where it is not that of ``build()``.
+    ``said``: a part of the ProblemWarning that is expected. ``inside``: a coarser precision that the model itself
+    goes through, whatever its parameters have, and which tolerances then are of. ``accuracy``: (outputs,
+    targets) -> the share that is right, where it is another task than the largest of several outputs, and
+    NaN would do, too.
     """
 
     name: str
@@ -41,8 +41,6 @@ class Case:
     differences: bool = False
     whole: Callable[[Any], tuple[Any, Any]] = one_batch
     plain: Callable[[nn.Module], nn.Module] = lambda model: model
-    mean: Callable[[Any, Any], Tensor] | None = None
-    falls_back: bool = False
     said: str = ""
     inside: torch.dtype | None = None
     accuracy: Callable[[Any, Any], float] | None = None

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from tests.battery.case import Case, Net, Parts, classes, images, parameter, warmed
+from tests.battery.case import Case, Net, Parts, classes, images, warmed
 
 
 def _flat(name: str, norm: Callable[[], nn.Module], **expected: Any) -> Case:
@@ -138,32 +138,6 @@ def tutorial_network() -> Parts:
     return model, F.cross_entropy, images(9, 2, 12)
 
 
-def residual() -> Parts:
-    def forward(m: Any, x: Tensor) -> Tensor:
-        h = F.relu(m.n1(m.c1(x)))
-        h = F.relu(h + m.n2(m.c2(h)))
-        return m.head(F.adaptive_avg_pool2d(h, 1).flatten(1))
-
-    model = Net(
-        forward,
-        c1=nn.Conv2d(2, 2, 3, padding=1, bias=False), n1=nn.BatchNorm2d(2),
-        c2=nn.Conv2d(2, 2, 3, padding=1, bias=False), n2=nn.BatchNorm2d(2), head=nn.Linear(2, 3),
-    )  # fmt: skip
-    return warmed(model, torch.randn(8, 2, 6, 6)), F.cross_entropy, images()
-
-
-def squeeze_excitation() -> Parts:
-    def forward(m: Any, x: Tensor) -> Tensor:
-        h = F.silu(m.n(m.c(x)))
-        h = h * torch.sigmoid(m.gate(h.mean((2, 3))))[:, :, None, None]
-        return m.head(torch.flatten(F.avg_pool2d(h, 4), 1))
-
-    model = Net(
-        forward, c=nn.Conv2d(2, 3, 3), n=nn.BatchNorm2d(3), gate=nn.Linear(3, 3), head=nn.Linear(3, 3)
-    )
-    return warmed(model, torch.randn(8, 2, 6, 6)), F.cross_entropy, images()
-
-
 def unet() -> Parts:
     """Down, up and a skip; a class for each pixel."""
 
@@ -212,48 +186,24 @@ def each_once(y: Tensor) -> Tensor:
     return torch.ones(len(y))
 
 
-def own_normalisation() -> Parts:
-    """Weights divided by their own norm in forward."""
-    model = Net(lambda m, x: x @ (m.w / m.w.norm(dim=0)) * m.g, w=parameter(4, 3), g=parameter(3))
-    return model, F.cross_entropy, classes()
-
-
 CASES = [
     _flat("BatchNorm1d", lambda: nn.BatchNorm1d(5)),
-    _flat("BatchNorm1d affine=False", lambda: nn.BatchNorm1d(5, affine=False)),
     _flat("BatchNorm1d track_running_stats=False", lambda: nn.BatchNorm1d(5, track_running_stats=False), said="all"),
-    _flat("BatchNorm1d momentum=None", lambda: nn.BatchNorm1d(5, momentum=None)),
     _flat("LayerNorm", lambda: nn.LayerNorm(5)),
-    _flat("LayerNorm without affine", lambda: nn.LayerNorm(5, elementwise_affine=False)),
     _flat("RMSNorm", lambda: nn.RMSNorm(5)),
-    _flat("GroupNorm of features", lambda: nn.GroupNorm(5, 5)),
-    _flat("weight_norm old", _old(nn.utils.weight_norm), differences=True),
     _flat("spectral_norm old", _old(nn.utils.spectral_norm)),
     _flat("spectral_norm new", lambda: parametrizations.spectral_norm(nn.Linear(5, 5))),
-    _flat(
-        "weight_norm new",
-        lambda: parametrizations.weight_norm(nn.Linear(5, 5)),
-        differences=True,
-    ),
     _flat("orthogonal", lambda: parametrizations.orthogonal(nn.Linear(5, 5)), differences=True),
     _flat("own parametrisation", lambda: _parametrised(nn.Linear(5, 5), Symmetric())),
     _flat("dropout in eval mode", lambda: nn.Dropout(0.5)),
-    _flat("AlphaDropout in eval mode", lambda: nn.AlphaDropout(0.5)),
     _image("BatchNorm2d", _conv(), lambda: nn.BatchNorm2d(3)),
     _image("BatchNorm2d before the convolution", lambda: nn.BatchNorm2d(2), _conv()),
     _image("BatchNorm2d track_running_stats=False", _conv(), lambda: nn.BatchNorm2d(3, track_running_stats=False), said="all"),
     _image("GroupNorm", _conv(), lambda: nn.GroupNorm(3, 3)),
-    _image("InstanceNorm2d", _conv(), lambda: nn.InstanceNorm2d(3)),
     _image("InstanceNorm2d with statistics", _conv(), lambda: nn.InstanceNorm2d(3, affine=True, track_running_stats=True)),
-    _image("LocalResponseNorm", _conv(), lambda: nn.LocalResponseNorm(2)),
     _image("convolution dilated circular", _conv(dilation=2, padding=2, padding_mode="circular")),
     _image("convolution strided", _conv(stride=2, padding="valid"), lambda: nn.BatchNorm2d(3), nn.ReLU),
-    _image("convolution grouped", lambda: nn.Conv2d(2, 4, 3, groups=2), lambda: nn.BatchNorm2d(4), lambda: nn.Conv2d(4, 3, 1)),
-    _image("convolution depthwise", lambda: nn.Conv2d(2, 2, 3, groups=2, bias=False), lambda: nn.BatchNorm2d(2), lambda: nn.Conv2d(2, 3, 1)),
     _image("transposed convolution with BatchNorm", lambda: nn.ConvTranspose2d(2, 3, 2, stride=2), lambda: nn.BatchNorm2d(3), nn.ReLU),
-    _image("upsampling", lambda: nn.Upsample(scale_factor=2, mode="bilinear"), _conv()),
-    _image("pixel shuffle", lambda: nn.Conv2d(2, 12, 1), lambda: nn.PixelShuffle(2)),
-    _image("pooling in place", _conv(), lambda: nn.ReLU(inplace=True), lambda: nn.MaxPool2d(2), lambda: nn.LeakyReLU(0.1, inplace=True)),
     _of_dimension(1),
     _of_dimension(3),
     Case("convolution's weight used again", conv_used_again_by_weight),
@@ -263,11 +213,8 @@ CASES = [
     Case("convolution and BatchNorm used twice", module_used_twice),
     Case("the tutorial's network, x.view(-1, n)", tutorial_network),
     Case("channels last", channels_last),
-    Case("residual network", residual),
-    Case("squeeze and excitation", squeeze_excitation),
     Case("U-net with a class a pixel", unet),
     Case("spectral_norm old with BatchNorm", spectral_with_batchnorm),
     Case("BatchNorm2d affine=False", batchnorm_without_affine_behind_convolution),
     Case("batch statistics, one batch", batch_statistics, options={"terms": each_once}),
-    Case("own weight normalisation", own_normalisation),
 ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -15,18 +14,6 @@ from tests.battery.case import Case, Net, Parts, chain, classifier, images, para
 def hooked() -> nn.Module:
     model = chain()
     model.register_forward_hook(lambda module, inputs, out: 10 * out)
-    return model
-
-
-def hooked_inside() -> nn.Module:
-    model = Net(lambda m, x: m.b(m.a(x).tanh()), a=nn.Linear(4, 5), b=nn.Linear(5, 3))
-    model.a.register_forward_hook(lambda module, inputs, out: out.square())
-    return model
-
-
-def pre_hooked() -> nn.Module:
-    model = Net(lambda m, x: m.b(m.a(x).tanh()), a=nn.Linear(4, 5), b=nn.Linear(5, 3))
-    model.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 3 + 1,))
     return model
 
 
@@ -57,20 +44,8 @@ def own_parameters() -> nn.Module:
     )
 
 
-def by_name() -> nn.Module:
-    def forward(m: Any, x: Tensor) -> Tensor:
-        p = dict(m.named_parameters())
-        return F.linear(F.linear(x, p["a.weight"], p["a.bias"]).tanh(), p["b.weight"])
-
-    return Net(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 3))
-
-
 def asks_for_a_tensor() -> nn.Module:
     return Net(lambda m, x: m.a(x) if isinstance(x, torch.Tensor) else 2 * m.a(x), a=nn.Linear(4, 3))
-
-
-def asks_is_tensor() -> nn.Module:
-    return Net(lambda m, x: m.a(x).sin() if torch.is_tensor(x) else m.a(x), a=nn.Linear(4, 3))
 
 
 def asks_for_gradients() -> nn.Module:
@@ -96,22 +71,10 @@ def list_of_parameters() -> nn.Module:
     return Net(lambda m, x: (x @ m.all[0]).tanh() @ m.all[1], w=w, v=v, all=[w, v])
 
 
-def dict_of_parameters() -> nn.Module:
-    w, v = parameter(4, 5), parameter(5, 3)
-    return Net(lambda m, x: (x @ m.all["w"]).tanh() @ m.all["v"], w=w, v=v, all={"w": w, "v": v})
-
-
 def lambda_over_a_weight() -> nn.Module:
     """An output layer that is a lambda over the input layer's weight."""
     a = nn.Linear(4, 4)
     return Net(lambda m, x: m.out(m.a(x).tanh())[:, :3], a=a, out=lambda h: F.linear(h, a.weight))
-
-
-def partial_over_a_weight() -> nn.Module:
-    a = nn.Linear(4, 4)
-    return Net(
-        lambda m, x: m.out(m.a(x).tanh())[:, :3], a=a, out=functools.partial(F.linear, weight=a.weight)
-    )
 
 
 def modules_in_a_plain_list() -> nn.Module:
@@ -128,11 +91,6 @@ def parameter_list() -> nn.Module:
     )
 
 
-def parameter_dict() -> nn.Module:
-    parts = nn.ParameterDict({"w": parameter(4, 5), "v": parameter(5, 3)})
-    return Net(lambda m, x: (x @ m.all["w"]).tanh() @ m.all["v"], all=parts)
-
-
 def own_parameter_in_sequential() -> nn.Module:
     """A parameter of the container that no layer has."""
     model = chain()
@@ -140,22 +98,9 @@ def own_parameter_in_sequential() -> nn.Module:
     return model
 
 
-def nested() -> nn.Module:
-    return nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Sequential(nn.Linear(4, 3)))
-
-
 class Residual(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         return x + super().forward(x)
-
-
-def module_list() -> nn.Module:
-    def forward(m: Any, x: Tensor) -> Tensor:
-        for layer in m.layers:
-            x = layer(x).tanh()
-        return m.head(x)
-
-    return Net(forward, layers=nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]), head=nn.Linear(4, 3))
 
 
 def used_twice() -> nn.Module:
@@ -173,19 +118,6 @@ def frozen() -> nn.Module:
     model = chain()
     model[0].weight.requires_grad_(False)
     model[2].bias.requires_grad_(False)
-    return model
-
-
-def frozen_first_layer() -> nn.Module:
-    model = chain()
-    model[0].requires_grad_(False)
-    return model
-
-
-def buffered() -> nn.Module:
-    model = Net(lambda m, x: m.a((x - m.mean) / m.std), a=nn.Linear(4, 3))
-    model.register_buffer("mean", torch.randn(4))
-    model.register_buffer("std", torch.rand(4) + 0.5)
     return model
 
 
@@ -213,11 +145,6 @@ def remembering() -> nn.Module:
     return model
 
 
-def constant_tensor() -> nn.Module:
-    """A plain tensor as an attribute, which no ``.to`` moves."""
-    return Net(lambda m, x: m.a(x) * m.scale, a=nn.Linear(4, 3), scale=torch.rand(3))
-
-
 def scalar() -> nn.Module:
     """CLIP's logit_scale: a 0-dim parameter."""
     return Net(
@@ -235,20 +162,6 @@ def unused_submodule() -> nn.Module:
     return Net(lambda m, x: m.a(x), a=nn.Linear(4, 3), unused=nn.Linear(2, 2))
 
 
-def unused_convolution() -> Parts:
-    model = Net(
-        lambda m, x: m.head(m.n(m.c(x)).relu().mean((2, 3))),
-        c=nn.Conv2d(2, 3, 3), n=nn.BatchNorm2d(3), head=nn.Linear(3, 3), unused=nn.Conv2d(1, 1, 1),
-    )  # fmt: skip
-    return warmed(model, torch.randn(8, 2, 6, 6)), F.cross_entropy, images()
-
-
-def compiled() -> nn.Module:
-    model = chain()
-    model.compile(backend="eager")
-    return model
-
-
 def compiled_wrapper() -> nn.Module:
     return torch.compile(chain(), backend="eager")  # type: ignore[return-value]
 
@@ -259,24 +172,6 @@ def random_in_eval() -> nn.Module:
 
 def branches_on_values() -> nn.Module:
     return Net(lambda m, x: m.a(x) if float(m.a(x).detach().sum()) > 0 else m.a(x).tanh(), a=nn.Linear(4, 3))
-
-
-def detached() -> nn.Module:
-    """A part through which its author lets no gradient flow: derivatives are those that autograd gives."""
-    return Net(lambda m, x: m.b(m.a(x).detach().tanh()), a=nn.Linear(4, 4), b=nn.Linear(4, 3))
-
-
-class Square(torch.autograd.Function):
-    """x² with a backward pass that leaves out that it depends on x, unmarked."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.x = x.detach()
-        return x * x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return 2 * ctx.x * grad
 
 
 class Cube(torch.autograd.Function):
@@ -297,70 +192,35 @@ def data_parallel() -> nn.Module:
     return nn.DataParallel(chain())
 
 
-def hypernetwork() -> nn.Module:
-    """A layer whose weights another layer makes."""
-    return Net(lambda m, x: torch.einsum("nij,nj->ni", m.h(x).view(-1, 3, 4), x), h=nn.Linear(4, 12))
-
-
-def implicit() -> nn.Module:
-    """A fixed point, iterated."""
-
-    def forward(m: Any, x: Tensor) -> Tensor:
-        h = torch.zeros_like(x)
-        for _ in range(5):
-            h = (0.5 * m.w(h) + x).tanh()
-        return m.head(h)
-
-    return Net(forward, w=nn.Linear(4, 4), head=nn.Linear(4, 3))
-
-
 CASES = [
     classifier("forward hook", hooked),
-    classifier("forward hook inside", hooked_inside),
-    classifier("forward pre-hook", pre_hooked),
     Case("forward hook on a convolution with BatchNorm", hooked_convolution),
     classifier("gradient hook on a parameter", backward_hook, plain=without_hooks),
     classifier("self.parameters() in forward", own_parameters),
-    classifier("self.named_parameters() in forward", by_name),
     classifier("isinstance(x, Tensor) in forward", asks_for_a_tensor),
-    classifier("torch.is_tensor in forward", asks_is_tensor),
     classifier("torch.is_grad_enabled in forward", asks_for_gradients, refused="gradients are recorded"),
     classifier("writes to its input", writes_to_input),
     classifier("LeakyReLU in place first", in_place_first),
     classifier("list of parameters", list_of_parameters, refused="ParameterList"),
-    classifier("dict of parameters", dict_of_parameters, refused="ParameterDict"),
     classifier("lambda over a weight", lambda_over_a_weight, dtype=None, refused="past the module"),
-    classifier("partial over a weight", partial_over_a_weight, dtype=None, refused="past the module"),
     classifier("modules in a plain list", modules_in_a_plain_list),
     classifier("ParameterList", parameter_list),
-    classifier("ParameterDict", parameter_dict),
     classifier("Sequential with a parameter of its own", own_parameter_in_sequential),
-    classifier("Sequential in Sequential", nested),
     classifier("Sequential subclass", lambda: nn.Sequential(Residual(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 3))),
-    classifier("ModuleList", module_list),
     classifier("module used twice", used_twice),
     classifier("weights tied", tied),
     classifier("frozen parameters", frozen),
-    classifier("first layer frozen", frozen_first_layer),
-    classifier("buffers", buffered),
     classifier("buffer that counts calls", counting),
     classifier("buffer that changes the outputs", remembering, refused="two passes.*buffer 'mean'"),
-    classifier("constant tensor", constant_tensor),
     classifier("0-dim parameter", scalar),
     classifier("zero-size parameter", zero_size),
     classifier("unused submodule", unused_submodule),
-    Case("unused convolution", unused_convolution),
-    classifier("model.compile()", compiled),
     classifier("torch.compile(model)", compiled_wrapper, plain=lambda m: m._orig_mod),
     classifier("DataParallel", data_parallel, plain=lambda m: m.module),
     classifier("random in eval mode", random_in_eval, refused="random"),
     classifier("branches on values", branches_on_values, said="all"),
-    classifier("detached part", detached, refused_hessian="second derivative"),
     classifier("no second derivative", lambda: Net(lambda m, x: Cube.apply(m.a(x)), a=nn.Linear(4, 3)), refused_hessian="second derivative"),
-    classifier("a second derivative that is wrong", lambda: Net(lambda m, x: Square.apply(m.a(x)), a=nn.Linear(4, 3)), refused_hessian="second derivative"),
     classifier("no trainable parameter", lambda: chain().requires_grad_(False), refused="no trainable"),
     classifier("weights that are NaN", lambda: Net(lambda m, x: m.a(x) / m.b, a=nn.Linear(4, 3), b=nn.Parameter(torch.tensor([float("nan")]))), refused="NaN"),
-    classifier("hypernetwork", hypernetwork),
-    classifier("fixed point iteration", implicit),
     classifier("Bilinear", lambda: Net(lambda m, x: m.a(x, x.tanh()), a=nn.Bilinear(4, 4, 3))),
 ]  # fmt: skip

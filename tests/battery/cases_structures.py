@@ -46,27 +46,9 @@ class TwoInputs(nn.Module):
         return self.a(left).tanh() * scale + self.b(right)
 
 
-def tuple_inputs() -> Parts:
-    x, y = classes()
-    return TwoInputs(), F.cross_entropy, ((x[:, :2].clone(), x), y)
-
-
 def dict_inputs() -> Parts:
     x, y = classes()
     return TwoInputs(), F.cross_entropy, ({"left": x[:, :2].clone(), "right": x, "scale": 0.5}, y)
-
-
-def nested_inputs() -> Parts:
-    class Nested(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(6, 3)
-
-        def forward(self, left: Tensor, rest: dict[str, list[Tensor]]) -> Tensor:
-            return self.a(torch.cat((left, *rest["parts"]), 1))
-
-    x, y = classes()
-    return Nested(), F.cross_entropy, ((x, {"parts": [x[:, :1].clone(), x[:, 1:2].clone()]}), y)
 
 
 def complex_parameter() -> nn.Module:
@@ -85,14 +67,9 @@ CASES = [
     classifier("float32 chain", chain, dtype=None),
     classifier("float64 model, float32 data", lambda: chain().double(), dtype=None),
     classifier("bfloat16 chain", lambda: chain().bfloat16(), dtype=None),
-    classifier("bfloat16 model, no chain", lambda: Net(lambda m, x: m.a(x).square(), a=nn.Linear(4, 3)).bfloat16(), dtype=None),
     Case("float32 convolution", lambda: (nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)), F.cross_entropy, images()), dtype=None),
     Case("tuple of outputs", _outputs(lambda z, h: (z, h), lambda o: o[0] + o[1].sum(1, keepdim=True) ** 2)),
-    Case("dict of outputs", _outputs(lambda z, h: {"z": z, "h": h}, lambda o: o["z"] * o["h"].mean(1, keepdim=True))),
     Case("NamedTuple of outputs", _outputs(Two, lambda o: o.logits * o.hidden.mean(1, keepdim=True))),
     Case("dataclass of outputs", _outputs(Result, lambda o: o.logits * o.hidden.mean(1, keepdim=True))),
-    Case("outputs with None", _outputs(lambda z, h: (z, None), lambda o: o[0])),
-    Case("tuple of inputs", tuple_inputs),
     Case("dict of inputs", dict_inputs),
-    Case("nested inputs", nested_inputs),
 ]  # fmt: skip

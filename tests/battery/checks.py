@@ -94,9 +94,6 @@ def run(case: Case, *, thorough: bool = True, ends: bool = True, compiled: bool 
             warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
         warnings.filterwarnings("ignore", "model: it computes in", landscape.ProblemWarning)
-        category = getattr(landscape, "PathWarning", None)
-        if category is not None and case.falls_back:
-            warnings.simplefilter("ignore", category)
         _run(case, found, thorough, ends, compiled)
     return found
 
@@ -110,7 +107,7 @@ def _run(case: Case, found: Findings, thorough: bool, ends: bool, compiled: bool
         return
     own, own_loss, own_data = case.parts()
     x, y = case.whole(own_data)
-    reference = Reference(case.plain(own), case.mean or own_loss, x, y, case.options.get("penalty"))
+    reference = Reference(case.plain(own), own_loss, x, y, case.options.get("penalty"))
     theta, problem = reference.center.clone(), None
     said: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if case.said:
@@ -135,10 +132,6 @@ def _run(case: Case, found: Findings, thorough: bool, ends: bool, compiled: bool
         found.wrong.append("the user's data was changed")
 
 
-def _tolerances(case: Case, problem: Problem) -> tuple[float, float]:
-    return TOLERANCES[case.inside or problem.dtype]
-
-
 def _refused(problem: Problem) -> None:
     """What anyone would do first: some refusals come at the first pass, some at the first Hessian."""
     problem.loss()
@@ -149,7 +142,7 @@ def _refused(problem: Problem) -> None:
 
 def _first_order(compared: Compared) -> None:
     case, found, problem, reference, theta = compared
-    tol = _tolerances(case, problem)[0]
+    tol = TOLERANCES[case.inside or problem.dtype][0]
     moved = theta + 0.1 * torch.linspace(-1, 1, len(theta), dtype=torch.float64)
     for name, at in (("", None), (" elsewhere", moved)):
         there = theta if at is None else at
@@ -172,7 +165,7 @@ def _first_order(compared: Compared) -> None:
 
 def _surfaces(compared: Compared, paths: tuple[str, ...]) -> None:
     case, found, problem, reference, theta = compared
-    tol = _tolerances(case, problem)[0]
+    tol = TOLERANCES[case.inside or problem.dtype][0]
     wanted = [("none", p) for p in paths]
     norms = [("filter", "auto"), ("layer", "auto")] if len(paths) > 1 else []
     for norm, path in (*wanted, *norms):
@@ -200,7 +193,7 @@ def _learners(compared: Compared) -> None:
     case, found, problem, reference, theta = compared
     if not problem.indexed or reference.penalty is not None:
         return
-    tol, n = _tolerances(case, problem)[0], 3
+    tol, n = TOLERANCES[case.inside or problem.dtype][0], 3
     indices = torch.arange(4 * n).view(n, 4) % problem.samples
     weights = torch.stack([theta + 0.05 * j for j in range(n)]).to(problem.theta)
     with found.attempt("learners' gradients", "mixes its samples" if problem.data.mixes else ""):
@@ -208,18 +201,14 @@ def _learners(compared: Compared) -> None:
         out = torch.full_like(weights, 7.0)
         Stack(problem).gradients(weights, x, y, out)
         for j in range(n):
-            xj, yj = (_rows(t, indices[j]) for t in (reference.x, reference.y))
+            xj, yj = (mapped(lambda t, own=indices[j]: t[own], part) for part in (reference.x, reference.y))
             expected = reference.gradient(weights[j].double(), xj, yj)
             found.compare(f"learner {j}'s gradient", out[j], expected, 10 * tol, 1e-2)
 
 
-def _rows(tree: Any, rows: Tensor) -> Any:
-    return mapped(lambda t: t[rows], tree)
-
-
 def _second_order(compared: Compared, thorough: bool, ends: bool) -> None:
     case, found, problem, reference, theta = compared
-    tol = _tolerances(case, problem)[1]
+    tol = TOLERANCES[case.inside or problem.dtype][1]
     search = 1e-6 if tol < 1e-4 else tol / 3
     if case.refused_hessian:
         _no_hessian(found, problem, case.refused_hessian)

@@ -19,8 +19,8 @@ import numpy as np
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import InputError
+from landscape.core.options import toml_value
 from landscape.core.progress import Progress
-from landscape.core.toml import toml_value
 from landscape.results.training import COLUMNS, Sweep, texts
 from landscape.train.recipes.recipe import Recipe, key_and_value, parse_value
 from landscape.train.run import launch

@@ -23,8 +23,7 @@ from landscape.checkpoint.user_code import UserData
 from landscape.core import files
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import Lock
-from landscape.core.options import check_type, positive
-from landscape.core.toml import toml_text
+from landscape.core.options import check_type, positive, toml_text
 from landscape.problem.batches import as_tensors
 from landscape.problem.layout import unwrapped
 from landscape.problem.problem import Loss

@@ -21,9 +21,9 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError, InputError
-from landscape.core.extras import optional
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
+from landscape.core.registry import optional
 from landscape.curvature.hessian import Preconditioner
 from landscape.problem.layout import Layout
 from landscape.train.optimizer.torch_optim import preconditioned

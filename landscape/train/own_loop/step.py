@@ -18,7 +18,7 @@ from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit, sto
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
-from landscape.core.toml import toml_text
+from landscape.core.options import toml_text
 from landscape.problem.layout import unwrapped
 from landscape.train.algorithms.base import Rule
 from landscape.train.own_loop import recording

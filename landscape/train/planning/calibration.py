@@ -18,12 +18,13 @@ from torch import Tensor
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from landscape.core.errors import FailedError
+from landscape.core.options import parse_toml
 from landscape.train.algorithms.ssgd import SSGD
 from landscape.train.planning.plan import Costs, Link
 from landscape.train.processes import children
 from landscape.train.processes.children import loopback
 from landscape.train.processes.comm import Comm, Plan
-from landscape.train.recipes.recipe import Decompose, Evaluate, Recipe, from_values, parse
+from landscape.train.recipes.recipe import Decompose, Evaluate, Recipe, from_values
 from landscape.train.run.loop import Trainer
 from landscape.train.run.randomness import generator
 
@@ -163,7 +164,7 @@ def calibrate_at_once(
 def _calibrate(
     rank: int, processes: int, toml: str, learners_per_worker: int, local_batch: int, data_dir: Any
 ) -> dict[str, float]:
-    recipe, ready = from_values(parse(toml, "recipe")), dist.barrier
+    recipe, ready = from_values(parse_toml(toml, "recipe")), dist.barrier
     return vars(calibrate(recipe, learners_per_worker, local_batch, data_dir=data_dir, ready=ready))
 
 

@@ -30,7 +30,7 @@ from typing import Any, Self
 
 from landscape import _version
 from landscape.core.errors import FailedError, InputError
-from landscape.core.extras import apart, look_in, optional
+from landscape.core.registry import apart, look_in, optional
 from landscape.train.processes import children
 from landscape.train.processes.children import Children, threads_each
 

@@ -20,9 +20,17 @@ from landscape.checkpoint.user_code import Spec, is_user_defined
 from landscape.core import registry
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import check_type, choose, positive, type_hints
-from landscape.core.toml import MAX_DEPTH, bounded, toml_text, toml_value
-from landscape.core.toml import parse as parse
+from landscape.core.options import (
+    MAX_DEPTH,
+    bounded_toml,
+    check_type,
+    choose,
+    positive,
+    toml_text,
+    toml_value,
+    type_hints,
+)
+from landscape.core.options import parse_toml as parse
 from landscape.gradients.learners import Precision
 from landscape.train import algorithms, optimizer
 from landscape.train.topology.mixing import is_file, known_matrices
@@ -462,7 +470,7 @@ def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
 
     ``matrix`` stands for the file that the table "algorithm" names, if it does.
     """
-    rule = bounded(values, "recipe").get("algorithm", {})
+    rule = bounded_toml(values, "recipe").get("algorithm", {})
     files = [v for v in rule.values() if is_file(v)] if isinstance(rule, dict) else []
     matrices = {} if matrix is None else {str(Path(name)): matrix for name in files}
     return typing.cast(Recipe, build_table(Recipe, values, "", matrices=matrices))

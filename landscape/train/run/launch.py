@@ -23,6 +23,7 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.files import Lock, printable, wait_until_free
 from landscape.core.hdf5 import DamageWarning
 from landscape.core.memory import pick_device
+from landscape.core.options import parse_toml
 from landscape.core.progress import Progress
 from landscape.data.base import data_root, fingerprint
 from landscape.train.algorithms.async_sgd import AsyncSGD
@@ -31,7 +32,7 @@ from landscape.train.processes.cluster import end_if_unwanted
 from landscape.train.processes.comm import Comm
 from landscape.train.processes.process_group import Group, Lost, log_to, where
 from landscape.train.processes.server import Server, Worker
-from landscape.train.recipes.recipe import Recipe, from_values, parse, read, recipe_of
+from landscape.train.recipes.recipe import Recipe, from_values, read, recipe_of
 from landscape.train.run.history import divergence_message
 from landscape.train.run.loop import Hooks, Trainer
 
@@ -395,7 +396,7 @@ def train_elsewhere(
 
     For ``patience`` seconds it waits for another worker that has the run.
     """
-    run = Run(from_values(parse(toml, folder)), Path(folder))
+    run = Run(from_values(parse_toml(toml, folder)), Path(folder))
     if not run.folder.parent.is_dir():
         raise FailedError(f"{run.folder.parent}: no such folder on {socket.gethostname()}; {NOT_SHARED}")
     wait_until_free(run.folder, patience)

@@ -18,8 +18,7 @@ from landscape.checkpoint.checkpoint import Checkpoint, set_tensors
 from landscape.checkpoint.user_code import Spec, UserData
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
-from landscape.data.base import Dataset
-from landscape.data.cache import cached
+from landscape.data.base import Dataset, cached
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.batches import call, fixed_randomness, named_tensors
 from landscape.problem.batchnorm import buffer_names, has_batchnorm, sample_parts
@@ -60,7 +59,7 @@ class Buffers:
         """
         x, _ = self._train.gather(torch.zeros(min(2, samples), dtype=torch.long))
         try:
-            with torch.no_grad(), fixed_randomness(self._train, 0):
+            with torch.no_grad(), fixed_randomness(self._train.device, 0, self._train.draws_elsewhere):
                 call(model, self._train.layout.views(self._train.theta), x)
         except ValueError as error:
             raise InputError(
