@@ -103,7 +103,7 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
         disagreement, {"top_k": 3, "tol": 1e-4, "drawn": independent},
         {"truth": Truth(on(lambda: COVERED), {
              "value": 12 / (12 + 37 / 4), "cost": 15 / 32 * float(4 * 12 + np.linspace(0.1, 1, 37).sum() / 4)},
-             {"value": "standard_error", "cost": "cost_error"}, draws=20)},
+             {"value": "standard_error", "cost": "cost_error"})},
     ),
     "noise-alignment": (
         landscape.noise_alignment, {"batch": 6, "top_k": 2, "max_draws": 9},
@@ -215,7 +215,7 @@ TOPOLOGIES = [
 
 COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "info": (["{run}/last.h5"], {"none.h5": ["none.h5"]}),
-    "plot": (["{run}", "-o", "{folder}/p.png"], {"none.h5": ["none.h5"], "p.gif": ["{run}", "-o", "{folder}/p.gif"]}),
+    "plot": (["{run}", "--dpi", "30", "-o", "{folder}/p.png"], {"none.h5": ["none.h5"], "p.gif": ["{run}", "-o", "{folder}/p.gif"]}),
     "recipes": (["digits-ssgd"], {"digits-sgd": ["digits-sgd"]}),
     "stability": (["--delay", "0,1", "{run}/last.h5", "-o", "{folder}/s.h5"], {"delay": ["--delay", "x"]}),
     "watch": (["{run}"], {"nowhere": ["{folder}/nowhere"]}),

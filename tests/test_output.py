@@ -43,7 +43,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", registry.commands.names())
 def test_every_command_has_json_details_quiet_and_an_example(name: str) -> None:
-    command = registry.commands[name]
+    command = landscape.cli.group.get_command(click.Context(landscape.cli.group), name)
+    assert command is not None
     options = [name for each in command.params for name in each.opts if name.startswith("-")]
     assert {"--json", "-v", "--verbose", "-q", "--quiet"} <= set(options)
     assert len(options) == len(set(options))
