@@ -11,10 +11,8 @@ from typing import Any
 
 import torch
 
-from landscape import Checkpoint
+from landscape.train.processes import process_group
 from landscape.train.processes.process_group import Group
-from landscape.train.recipes import recipe
-from landscape.train.run.loop import Trainer
 
 # The server imports these once, and every process is a fork of it: starting one takes no time. Test modules
 # import the last ones, and torch.optim imports torch._dynamo in its first step.
@@ -75,14 +73,10 @@ def together(
     return [None if r in lost else found[r] for r in range(size)]
 
 
-def train(group: Group | None, values: dict[str, Any]) -> Checkpoint:
-    """The end of a run of these values of a recipe, in the group's processes or in one."""
-    return Trainer(recipe.from_values(values), group=group).run()
-
-
 def _run(send: Any, variables: dict[str, str], timeout: float, function: Any, args: Any) -> None:
     os.environ.update(variables, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     torch.set_num_threads(1)
+    process_group.BEAT = 0.25  # who fails waits some beats for the others to hear of it
     group = None
     try:
         group = Group(torch.device("cpu"), timeout)

@@ -32,7 +32,7 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.options import SPLIT, below_one, choose, expect, positive
 from landscape.core.progress import Progress, portion
 from landscape.core.statistics import Difference, Estimate, holm, mcnemar, paired, welch
-from landscape.evaluation.grid import Setting, setting
+from landscape.evaluation.grid import setting
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.results.comparison import Comparison
@@ -391,7 +391,7 @@ class _Column(NamedTuple):
 
     cells: list[Measured]
     refused: dict[str, InputError]
-    setting: Setting
+    setting: dict[str, Any]
     parameters: int
     eps: float
 
