@@ -203,8 +203,9 @@ class Problem(MeanLoss):
         if theta is not None and theta.is_inference():
             theta = theta.clone()
         self.theta = default if theta is None else theta.detach().to(self.device, self.dtype)
-        if self.theta.shape != default.shape:
-            raise InputError(f"theta: shape {tuple(self.theta.shape)}, it must be {tuple(default.shape)}")
+        given, needed = tuple(self.theta.shape), tuple(default.shape)
+        if given != needed:
+            raise InputError(f"theta: shape {given}, the model needs {needed}")
         if not bool(torch.isfinite(self.theta).all()):
             bad = int((~torch.isfinite(self.theta)).sum())
             raise InputError(f"weights: {bad} of {self.layout.size} are NaN or infinite, all must be finite")
