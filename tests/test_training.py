@@ -26,7 +26,6 @@ from landscape.train.run.loop import Hooks, Trainer
 from landscape.train.run.setup import BLOCK, RECENT, History
 from landscape.train.topology.mixing import Mixing
 from tests.conftest import Command
-from tests.test_buffers import BASE as NORMS
 
 
 def same_bits(a: Checkpoint, b: Checkpoint) -> None:
@@ -365,16 +364,6 @@ def test_such_a_run_is_resumed_to_the_bit_without_the_file(tiny: Path, first: Pa
         launch.launch(recipe.read(str(tiny)), tmp_path / "calm", resume=True)
     trainer = Trainer(chosen, checkpoint=landscape.load(tmp_path / "whole" / "step-0000000.h5"))
     assert trainer.divergence.start_norm2 == pytest.approx(float(trainer.weights[0] @ trainer.weights[0]))
-
-
-def test_batchnorms_statistics_come_along(tmp_path: Path) -> None:
-    end = launch.launch(recipe.from_values(NORMS), tmp_path / "first")
-    init = {"init": {"checkpoint": str(tmp_path / "first" / "last.h5")}}
-    trainer = Trainer(recipe.from_values(NORMS | init | {"seed": 3}))
-    assert end.mean_buffers
-    for name, value in end.mean_buffers.items():
-        torch.testing.assert_close(trainer.buffers.local[name], value.expand(3, *value.shape))
-    torch.testing.assert_close(trainer.weights, end.mean.expand(3, -1))
 
 
 def test_what_cannot_be_started_from_is_said_in_a_line(
