@@ -136,9 +136,7 @@ class PenaltyHessian:
 
 def penalty_hessians(problem: Problem, thetas: Sequence[Tensor]) -> list[PenaltyHessian]:
     """One for each of ``thetas``; none where the problem is not regularised."""
-    if not problem.regularised:
-        return []
-    return [PenaltyHessian(problem, theta) for theta in thetas]
+    return [PenaltyHessian(problem, theta) for theta in thetas] if problem.regularised else []
 
 
 class HessianOperator:
@@ -333,10 +331,14 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
 
 @dataclass(frozen=True)
 class HessianOptions:
-    """Which matrix: the options of :class:`landscape.HessianOperator` with these names."""
+    """Which matrix: the options of :class:`landscape.HessianOperator` with these names.
+
+    With ``precondition`` the matrix of a search, but not that of :meth:`at`, is P^{-1/2} H P^{-1/2}.
+    """
 
     kind: str = "hessian"
     part: Part = None
+    precondition: Preconditioner | None = None
 
     def at(self, problem: Problem, theta: Tensor | None = None) -> HessianOperator:
         """The matrix of ``problem`` at ``theta`` (P,)."""
@@ -451,11 +453,11 @@ class Preconditioner:
         return scaled
 
 
-def as_preconditioner(given: Preconditioner | Tensor) -> Preconditioner:
+def as_preconditioner(given: Preconditioner | Tensor | None) -> Preconditioner | None:
     """``given``, or the preconditioner with that diagonal (P,).
 
     Example:
         >>> as_preconditioner(torch.tensor([1.0, 4.0])).name
         'given'
     """
-    return given if isinstance(given, Preconditioner) else Preconditioner(given)
+    return Preconditioner(given) if isinstance(given, Tensor) else given

@@ -22,7 +22,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.registry import optional
 from landscape.curvature.double_backward import in_full_precision
-from landscape.curvature.hessian import twice_differentiable
+from landscape.curvature.hessian import HessianOptions, twice_differentiable
 from landscape.problem.problem import Problem
 
 ENGINES = ("landscape", "pyhessian")
@@ -77,13 +77,14 @@ def _engine(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple
                 parameter.grad = None
 
 
-def check(problem: Problem, kind: str, part: object, precondition: object = None) -> None:
+def check(problem: Problem, options: HessianOptions) -> None:
     """Raise InputError for options that pyhessian does not have."""
+    kind, part = options.kind, options.part
     refused = {
         "engine: 'pyhessian' knows no penalty and no weight decay; use 'landscape'": problem.regularised,
         "engine: 'pyhessian' takes losses that are means over samples, without random numbers and "
         "derivatives of their own; use 'landscape'": not problem.separable,
-        "engine: 'pyhessian' knows no preconditioner; use 'landscape'": precondition is not None,
+        "engine: 'pyhessian' knows no preconditioner; use 'landscape'": options.precondition is not None,
         f"kind: '{kind}' is not allowed with engine 'pyhessian', it must be hessian": kind != "hessian",
         f"part: {part!r} is not allowed with engine 'pyhessian', which takes the whole model": bool(part),
     }

@@ -241,10 +241,11 @@ def trace(
         2.0
     """
     positive("products", products, least=6)
-    h, size = exact_products(problem, theta, HessianOptions(kind, part))
+    options = HessianOptions(kind, part)
+    h, size = exact_products(problem, theta, options)
     like = start_vector(problem, seed, size)
     if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
-        pyhessian_engine.check(problem, kind, part)
+        pyhessian_engine.check(problem, options)
         draws = pyhessian_engine.trace_samples(problem, theta, products=products, seed=seed)
         return Trace(*mean_and_error(draws), products, draws)
     return hutchpp(h, like, products=products, seed=seed, progress=progress)

@@ -250,6 +250,12 @@ def points(
     ax.errorbar(x, y, error, color=color, label=label, **(usual | options))
 
 
+def categories(ax: Axes, names: Sequence[str]) -> None:
+    """Name the places 0, 1, … along x, each part of a name in a line, with no grid lines."""
+    ax.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
+    ax.grid(False, axis="x")
+
+
 @contextlib.contextmanager
 def drawn_into(ax: Axes | None) -> Iterator[None]:
     """A context in which pictures are drawn into ``ax``; None: into figures of their own."""

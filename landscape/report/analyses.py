@@ -222,10 +222,9 @@ def scrubber_section(contents: Contents) -> tuple[Section, list[dict[str, Any]]]
         "the plane nearest to the weights. The distance from the plane stands below. The contour is that of "
         "the file, around the run's end."
     )
-    name, title = "scrubber", "Learners along the run"
-    if not scrubbers:
-        return Section(name, title, missing=tuple(missing)), []
-    return Section(name, title, (text,), missing=tuple(missing), widget="scrubber"), scrubbers
+    widget = "scrubber" if scrubbers else ""
+    title = "Learners along the run"
+    return Section("scrubber", title, (text,), missing=tuple(missing), widget=widget), scrubbers
 
 
 def plane_of(run: Run) -> str:
@@ -303,16 +302,6 @@ def other_sections(contents: Contents) -> list[Section]:
     return made
 
 
-def _section(
-    name: str, title: str, text: str, results: Sequence[Result], charts: Sequence[Chart], table: Table,
-    missing: tuple[Missing, ...],
-) -> Section:  # fmt: skip
-    """A section about ``results``; without them it only says what is missing."""
-    if not results:
-        return Section(name, title, missing=missing)
-    return Section(name, title, (text,), tuple(charts), (table,), missing=missing)
-
-
 def picture_of(kind: str, results: Sequence[Result]) -> Picture | str:
     """The picture that ``landscape plot`` makes of results of one kind, or why there is none."""
     try:
@@ -347,8 +336,8 @@ def _ratios(contents: Contents) -> Section:
         "colour scale: low means nearly convex. A star marks points that did not converge; medians leave "
         "them out."
     )
-    table = parts.described("Hessian ratios", grids)
-    return _section("ratios", "Hessian ratios", text, grids, charts, table, missing)
+    tables = (parts.described("Hessian ratios", grids),)
+    return Section("ratios", "Hessian ratios", (text,), tuple(charts), tables, missing=missing)
 
 
 def _heatmap(grid: HessianGrid, top: float) -> dict[str, Any]:
@@ -388,9 +377,9 @@ def _spectra(contents: Contents) -> Section:
         "some eigenvalue lies within that distance, not necessarily the outermost. The error of the trace is "
         "one standard error. Error bars smaller than a dot are hidden by it."
     )
-    table = parts.described("Eigenvalues and traces", spectra, _SPECTRUM)
-    charts = [*_eigenvalues(labelled), *_densities(labelled)]
-    return _section("spectra", "Spectra", text, spectra, charts, table, missing)
+    tables = (parts.described("Eigenvalues and traces", spectra, _SPECTRUM),)
+    charts = (*_eigenvalues(labelled), *_densities(labelled))
+    return Section("spectra", "Spectra", (text,), charts, tables, missing=missing)
 
 
 def _eigenvalues(labelled: Sequence[tuple[Spectrum, str, str]]) -> list[Chart]:
@@ -451,9 +440,9 @@ def _noise(contents: Contents) -> Section:
         "Δ(2), the noise that the spread of the learners adds to a step, in squared weights. Errors are one "
         "standard error over the drawn minibatches; full batch and Eq. 4 are exact on the data."
     )
-    charts = [Chart("noise", "Δ(2) in four estimates", f"{'; '.join(words)}.", figure)]
-    table = parts.described("Estimates of Δ(2)", noises)
-    return _section("noise", "Noise of the spread", text, noises, charts, table, missing)
+    charts = (Chart("noise", "Δ(2) in four estimates", f"{'; '.join(words)}.", figure),) if noises else ()
+    tables = (parts.described("Estimates of Δ(2)", noises),)
+    return Section("noise", "Noise of the spread", (text,), charts, tables, missing=missing)
 
 
 def comparison_section(contents: Contents) -> Section:

@@ -206,8 +206,8 @@ def runs_section(contents: Contents) -> Section:
         "The error of a test error is the standard error of its test samples."
     )
     texts = tuple((f"Recipe of {r.name}", r.checkpoint.recipe) for r in contents.runs if r.checkpoint.recipe)
-    tables = (Table("Runs", _COLUMNS, rows),) if rows else ()  # a section without a table is left out
-    return Section("runs", "What was run, and on what", (text, *contents.notes), tables=tables, texts=texts)
+    words, tables = (text, *contents.notes), (Table("Runs", _COLUMNS, rows),)
+    return Section("runs", "What was run, and on what", words, tables=tables, texts=texts)
 
 
 def _run(run: Run) -> tuple[Cell, ...]:
@@ -247,7 +247,7 @@ def section(contents: Contents) -> Section:
             rows.append(("Run", run.name, how, error, again, f"{run.path}, SHA-256 {run.sha256[:12]}…"))
     columns = ("kind", "of", "how it was made", "its error", "the command that makes it again", "file")
     table = Table("Origin of the numbers", columns, tuple(text_cells(*row) for row in rows))
-    return Section("origins", "How each number was made", tables=(table,) if rows else ())
+    return Section("origins", "How each number was made", tables=(table,))
 
 
 def _error(result: Result) -> str:
