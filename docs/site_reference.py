@@ -267,7 +267,7 @@ def commands_page() -> Iterator[str]:
     yield ""
     names = registry.commands.names()
     for group, commands in COMMANDS.items():
-        rows = [(f"[{n}](commands/{n}.md)", markdown(summary)) for n, summary in commands.items()]
+        rows = [(f"[{n}](commands/{n}.md)", markdown(registry.commands.summary(n))) for n in commands]
         yield from (f"## {group}", "", *table(("command", "what it does"), rows))
     yield from ("```{toctree}", ":hidden:", "", *(f"commands/{name}" for name in names), "```")
 

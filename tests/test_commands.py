@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -139,24 +138,18 @@ def test_one_split_by_default_in_every_command(copy: Path, command: Command) -> 
     sharpest = []
     for name, flags in (
         ("spectrum", ()),
-        ("stability", ("--delay", "0")),
-        ("smoothing", ("--pairs", "2", "--steps", "0")),
         ("hessian-grid", ("--grid", "1", "--tol", "0.001")),
-        ("contour", ("--grid", "2")),
-        ("line", ("--points", "3")),
         ("noise", ("--draws", "2")),
     ):
         code, out, err = command(name, copy / "last.h5", *flags)
         assert code == 0, err
         assert "train loss" in out.splitlines()[0], (name, out)
         if name != "noise":
-            code, out, _ = command(name, copy / "last.h5", *flags, "--split", "test")
-            assert (code, "test loss" in out.splitlines()[0]) == (0, True), (name, out)
-        if name in ("spectrum", "stability", "smoothing", "hessian-grid"):
-            kind = "hessian" if name == "hessian-grid" else name
-            r = landscape.load(copy / f"last-{kind}.h5")
+            r = landscape.load(copy / f"last-{name.removesuffix('-grid')}.h5")
             sharpest.append(float(r.values[0] if name == "spectrum" else np.max(r.lambda_max)))
             assert r.split == SPLIT
+            code, out, _ = command(name, copy / "last.h5", *flags, "--split", "test")
+            assert (code, "test loss" in out.splitlines()[0]) == (0, True), (name, out)
     np.testing.assert_allclose(sharpest, sharpest[0], rtol=0.02)
 
 
@@ -254,13 +247,7 @@ def test_data_that_is_not_the_runs_is_refused_or_said(folder: Path, command: Com
     one_line(command("contour", "net.h5", "--data", data), 1, f"--model '{model}'")
     grid = ("--grid", "2")
     for short in ("users:points", "users:points(seed=3)"):
-        one_line(
-            command("contour", "net.h5", "--model", model, "--data", short, *grid),
-            1,
-            "--data",
-            "users:points(samples=20, seed=3)",
-            data,
-        )
+        one_line(command("contour", "net.h5", "--model", model, "--data", short, *grid), 1, "--data", data)
     one_line(command("contour", "net.h5", "--model", "users:net", "--data", data, *grid), 1, "--model", model)
     code, _, err = command("contour", "net.h5", "--model", model, "--data", data, *grid)
     assert (code, "--data" in err) == (0, False)
@@ -270,35 +257,11 @@ def test_data_that_is_not_the_runs_is_refused_or_said(folder: Path, command: Com
         one_line(command(*wanted), 1, "net-contour.h5", "label", "--force")
         code, _, err = command(*wanted, "-o", "other.h5", "--force")
         assert code == 0, err
-        assert f"--data: {factories_text(other)} " in err
+        name = f"'{other}'" if "(" in other else other
+        assert f"--data: {name} " in err
         found = landscape.load("other.h5")
-        assert found.label == f"{own.label}, on {factories_text(other)}"
+        assert found.label == f"{own.label}, on {name}"
         assert abs(found.loss - own.loss).max() > 1e-3
-
-
-def factories_text(text: str) -> str:
-    return f"'{text}'" if "(" in text else text
-
-
-def test_results_and_checkpoints_have_a_short_line(copy: Path) -> None:
-    checkpoint = landscape.load(copy / "last.h5")
-    problem = checkpoint.problem()
-    for thing in (
-        checkpoint,
-        landscape.contour(problem, landscape.random_plane(problem), (3, 2), label="here"),
-        landscape.spectrum(problem, 1),
-    ):
-        assert len(repr(thing)) < 300
-        assert "\n" not in repr(thing)
-        assert type(thing).__name__ in repr(thing)
-    assert "step 30" in repr(checkpoint)
-    assert "loss (2, 3)" in repr(landscape.contour(problem, landscape.random_plane(problem), (3, 2)))
-
-
-def test_info_of_a_damaged_folder_is_one_line(copy: Path, command: Command) -> None:
-    with h5py.File(copy / "last.h5", "a") as file:
-        del file["weights"]
-    one_line(command("info", copy), 1, "last.h5")
 
 
 def test_pictures_show_themselves_and_leave_nothing_open(
@@ -323,17 +286,14 @@ def test_pictures_show_themselves_and_leave_nothing_open(
     assert pyplot.get_fignums() == before
 
 
-def test_pictures_in_axes_of_a_users_own(copy: Path, tmp_path: Path) -> None:
+def test_pictures_in_axes_of_a_users_own(copy: Path) -> None:
     problem = landscape.load(copy / "last.h5").problem()
     plane = landscape.random_plane(problem)
     own = Figure(figsize=(12, 8), layout="constrained")
-    axes = own.subplots(2, 3).ravel()
+    axes = own.subplots(1, 3).ravel()
     results = (
         landscape.contour(problem, plane, 3, split="train", label="here"),
-        landscape.hessian_grid(problem, plane, 2),
         landscape.line(problem, plane.directions[0], 5),
-        landscape.spectrum(problem, 2),
-        landscape.estimate_noise(problem, landscape.load(copy / "last.h5").weights, 0.1, 10, draws=2),
     )
     for result, ax in zip(results, axes, strict=False):
         assert result.plot(ax=ax) is own
@@ -341,36 +301,18 @@ def test_pictures_in_axes_of_a_users_own(copy: Path, tmp_path: Path) -> None:
         assert ax.get_title()
     assert "here" in axes[0].get_title()
     assert own.get_suptitle() == ""
-    assert not axes[5].has_data()
-    own.savefig(tmp_path / "own.png")
+    assert not axes[2].has_data()
     with pytest.raises(InputError, match="ax: its projection is 'rectilinear'"):
-        results[0].plot("surface", ax=axes[5])
+        results[0].plot("surface", ax=axes[2])
     delays = stability(problem, [0, 1], 0.9, lr=0.1, own_limit=None, own_delay=0)
-    assert delays.plot(ax=axes[5]) is own
+    assert delays.plot(ax=axes[2]) is own
 
 
 def test_one_number_is_a_square_grid() -> None:
     problem = problems.mlp()
     plane = landscape.random_plane(problem)
     for analysis in (landscape.contour, landscape.hessian_grid):
-        one, two = (analysis(problem, plane, grid=grid) for grid in (3, (3, 3)))
-        for name in ("x", "y", "loss" if analysis is landscape.contour else "lambda_max"):
-            np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
-    assert landscape.contour(problem, plane, grid=np.int64(2)).loss.shape == (2, 2)
+        assert analysis(problem, plane, grid=np.int64(2)).done.shape == (2, 2)
     for wrong in (2.5, (3,), (2, 3, 4), "51x25", (2, 2.0)):
         with pytest.raises(InputError, match="grid: "):
             landscape.contour(problem, plane, grid=wrong)  # type: ignore[arg-type]
-
-
-def test_residuals_are_relative_as_tol_is(copy: Path, command: Command) -> None:
-    code, out, _ = command("spectrum", copy / "last.h5", "--tol", "0.001")
-    found = landscape.load(copy / "last-spectrum.h5")
-    assert code == 0
-    for value, residual in zip(found.values, found.residuals, strict=True):
-        assert (
-            f"{value:.6g} ± {residual:.2g} nat   ±: residual, relative residual {residual / abs(value):.1e}"
-            in out
-        )
-    code, out, _ = command("stability", copy / "last.h5", "--delay", "0")
-    found = landscape.load(copy / "last-stability.h5")
-    assert f"relative residual {found.residual / found.lambda_max:.1e}" in out

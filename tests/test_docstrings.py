@@ -1,10 +1,13 @@
-"""Public names are described: arguments, result, errors, an example, and the source of a formula."""
+"""Public names are described: arguments, result, errors, an example that runs, and the source of a formula."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import doctest
+import importlib
 import inspect
+import pkgutil
 import re
 import sys
 import textwrap
@@ -13,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import landscape
+from tests.examples import namespace
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
@@ -98,3 +103,26 @@ def test_a_public_name_is_described(name: str) -> None:
     if FORMULA.search(text) and not SOURCE.search(text + (inspect.getdoc(owner) or "" if owner else "")):
         missing.append("the source of a formula")
     assert missing == []
+
+
+# Rooms of commands and figures have no examples.
+LEFT_OUT = ("landscape.cli", "landscape.paper", "landscape.integrations", "landscape.__main__")
+MODULES = [
+    module.name
+    for module in pkgutil.walk_packages(landscape.__path__, "landscape.")
+    if not module.name.startswith(LEFT_OUT)
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run(name: str) -> None:
+    x, y = torch.eye(2), torch.tensor([0, 1])
+    model = torch.nn.Linear(2, 2, bias=False)
+    problem = landscape.Problem(model, torch.nn.functional.cross_entropy, (x, y))
+    known = namespace() | {"torch": torch, "x": x, "y": y, "problem": problem}
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner(optionflags=flags, verbose=False)
+    report: list[str] = []
+    for test in finder.find(importlib.import_module(name), extraglobs=known):
+        runner.run(test, out=report.append)
+    assert not runner.failures, "".join(report)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from landscape.cli import doctor
+from landscape.cli import installation
 from landscape.curvature.lanczos import Ends
 from tests.conftest import Command
 
@@ -33,19 +33,19 @@ def test_a_sound_installation(tmp_path: Path, command: Command) -> None:
     assert f"landscape fetch mnist --data-dir {tmp_path}/data" in found["mnist"]["text"]
     assert (tmp_path / "cache").is_dir()
     assert "dense" in found["Hessian on cpu"]["text"]
-    assert set(doctor.OPTIONAL) <= set(found)
+    assert set(installation.OPTIONAL) <= set(found)
     code, out, _ = command("doctor", "-q")
     assert (code, out.count("\n")) == (0, len(found))
 
 
 def test_wrong_eigenvalues_fail(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = doctor.extreme_eigenvalues
+    real = installation.extreme_eigenvalues
 
     def wrong(*args: object, **options: object) -> Ends:
         ends = real(*args, **options)  # type: ignore[arg-type]
         return Ends(0.9 * ends.min, ends.max, ends.residual_min, ends.residual_max, 1, True, ends.vectors)
 
-    monkeypatch.setattr(doctor, "extreme_eigenvalues", wrong)
+    monkeypatch.setattr(installation, "extreme_eigenvalues", wrong)
     assert checks(command, 1)["Hessian on cpu"]["state"] == "FAILED"
 
 
@@ -58,7 +58,7 @@ def test_an_error_is_a_check_that_failed(
     def breaks(*args: object, **options: object) -> Ends:
         raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr(doctor, "extreme_eigenvalues", breaks)
+    monkeypatch.setattr(installation, "extreme_eigenvalues", breaks)
     found = checks(command, 1)
     assert found["cache"]["state"] == "FAILED"
     assert found["Hessian on cpu"]["text"] == "RuntimeError: no such instruction"

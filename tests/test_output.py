@@ -41,11 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def names() -> list[str]:
-    return registry.commands.names()
-
-
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", registry.commands.names())
 def test_every_command_has_json_details_quiet_and_an_example(name: str) -> None:
     command = landscape.cli.group.get_command(click.Context(landscape.cli.group), name)
     assert command is not None
@@ -66,35 +62,15 @@ def test_one_place_prints() -> None:
         assert not re.search(r"message\((table|summary)\(", path.read_text()), path.name
 
 
-def test_json_of_the_other_commands(run: Path, tmp_path: Path, tiny: Path, command: Command) -> None:
-    def shown(*words: object) -> dict:
+def test_json_of_training_and_of_an_error(tmp_path: Path, tiny: Path, command: Command) -> None:
+    for words, files in (
+        (("train", tiny, "-o", tmp_path / "t"), ["last.h5"]),
+        (("sweep", tiny, "--set", "steps=3", "-o", tmp_path / "s"), ["sweep.csv", "sweep.h5"]),
+    ):
         code, out, _ = command(*words, "--json")
-        assert code == 0
-        return json.loads(out)
-
-    info = shown("info", run)["checkpoint"]
-    assert (info["learners"], info["step"], info["history"]["loss"]["rows"]) == (5, 6, 6)
-    assert shown("watch", run)["run"]["state"] == "ended"
-    assert shown("recipes", "digits-ssgd")["recipe"]["learners"] == 5
-    assert shown("plot", run, "-o", tmp_path / "p.png")["files"] == [f"{tmp_path}/p.png"]
-    trained = shown("train", tiny, "-o", tmp_path / "t")
-    assert trained["files"] == [f"{tmp_path}/t/last.h5"]
-    assert trained["run"]["lr_lambda_max"] is None
-    swept = shown("sweep", tiny, "--set", "steps=3", "-o", tmp_path / "s")
-    assert swept["results"][0]["schema"] == "landscape.sweep"
-    assert [Path(name).name for name in swept["files"]] == ["sweep.csv", "sweep.h5"]
-
-
-def test_json_of_a_run_that_diverged_and_of_an_error(tmp_path: Path, command: Command) -> None:
-    changes = (
-        "data={name='quadratic', dimension=2}",
-        "model={name='quadratic', eigenvalues=[1.0, 2.0]}",
-        "lr=2.5",
-    )
-    flags = [part for s in changes for part in ("--set", s)]
-    code, out, err = command("train", "digits-ssgd", *flags, "-o", tmp_path / "r", "--json", "-q")
-    assert (code, json.loads(out)["run"]["diverged"]) == (3, "mean")
-    assert err.count("\n") == 1
+        found = json.loads(out)
+        assert (code, [Path(name).name for name in found["files"]]) == (0, files)
+    assert found["results"][0]["schema"] == "landscape.sweep"
     one_line(command("info", tmp_path / "none.h5", "--json"), 1, "no such file")
 
 
@@ -133,9 +109,6 @@ def test_the_end_of_a_run_and_the_command_to_try_next(
         words = shlex.split(line.removeprefix("next: landscape"), comments=True)
         assert words[0] == word
         assert command(*words)[0] == 0
-
-
-# Progress.
 
 
 class _Terminal(io.StringIO):
@@ -178,47 +151,28 @@ def test_bars_on_a_terminal(variables: dict[str, str], monkeypatch: pytest.Monke
     assert ("contour" in stderr.getvalue(), coloured) == (variables.get("TERM") != "dumb", not variables)
 
 
-def test_a_search_of_eigenvalues_reports_its_progress(run: Path) -> None:
-    shares: list[float] = []
-    problem = landscape.load(run / "last.h5").problem()
-    landscape.top_eigenvalues(problem, 3, tol=1e-4, progress=shares.append)
-    assert len(shares) > 5
-    assert shares == sorted(shares)
-    assert shares[0] < 0.5 < shares[-1] <= 1
-
-
-# Options.
-
-
 def test_completion_offers_commands_and_values() -> None:
     shell = get_completion_class("bash")
     assert shell is not None
     of = shell(landscape.cli.group, {}, "landscape", "_LANDSCAPE_COMPLETE")
 
-    def offered(*words: str) -> list[str]:
-        *before, last = words
-        return [
-            item.value if item.type == "plain" else item.type for item in of.get_completions(before, last)
-        ]
-
-    assert offered("com") == ["compare", "completion"]
-    assert offered("contour", "--norm", "") == [*NORMS]
-    assert offered("contour", "--nor") == ["--norm"]
-    assert offered("train", "digits-") == ["digits-dpsgd", "digits-ssgd"]
-    assert offered("contour", "x") == ["file"]
-    assert offered("watch", "x") == ["dir"]
-    assert offered("fetch", "cifar1") == ["cifar10", "cifar100"]
+    for (*before, last), offered in (
+        (["com"], ["compare", "completion"]),
+        (["contour", "--norm", ""], [*NORMS]),
+        (["contour", "--nor"], ["--norm"]),
+        (["train", "digits-"], ["digits-dpsgd", "digits-ssgd"]),
+        (["contour", "x"], ["file"]),
+        (["watch", "x"], ["dir"]),
+        (["fetch", "cifar1"], ["cifar10", "cifar100"]),
+    ):
+        found = of.get_completions(before, last)
+        assert [item.value if item.type == "plain" else item.type for item in found] == offered
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_completion_prints_a_script(shell: str, command: Command) -> None:
     code, out, err = command("completion", shell)
-    assert (code, err) == (0, "")
-    assert "_LANDSCAPE_COMPLETE" in out
-
-
-def test_completion_of_another_shell_is_refused(command: Command) -> None:
-    one_line(command("completion", "bush"), 2, "SHELL", "did you mean 'bash'")
+    assert (code, err, "_LANDSCAPE_COMPLETE" in out) == (0, "", True)
 
 
 def test_an_option_has_one_form_in_all_commands() -> None:
@@ -226,7 +180,7 @@ def test_an_option_has_one_form_in_all_commands() -> None:
     known: dict[str, tuple[str, str]] = {}
     # A number in some commands, a list of them or another quantity in others; each help says which.
     several = {"--batch", "--lr", "--noise", "--kind", "--search", "--rise", "--rho"}
-    for name in names():
+    for name in registry.commands.names():
         for option in registry.commands[name].params:
             if not isinstance(option, click.Option):
                 continue

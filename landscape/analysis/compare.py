@@ -32,7 +32,7 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.options import SPLIT, below_one, choose, expect, positive
 from landscape.core.progress import Progress, portion
 from landscape.core.statistics import Difference, Estimate, holm, mcnemar, paired, welch
-from landscape.evaluation.grid import Setting, setting
+from landscape.evaluation.grid import setting
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.results.comparison import Comparison
@@ -382,7 +382,7 @@ class _Column(NamedTuple):
     """What was measured of one checkpoint: a cell for each quantity, or why it could not be."""
 
     cells: list[Measured | InputError]
-    setting: Setting
+    setting: dict[str, Any]
     parameters: int
     eps: float
 

@@ -39,15 +39,8 @@ _ATTRIBUTES: dict[str, type] = {
 }  # fmt: skip
 # Groups of tensors: with a row for each learner, and of all learners.
 _STACKED, _COMMON = ("buffers", "optimizer", "rule"), ("shared", "mean_buffers")
-SLOT = np.dtype(
-    [
-        ("name", h5py.string_dtype()),
-        ("shape", h5py.string_dtype()),
-        ("offset", "i8"),
-        ("size", "i8"),
-        ("role", h5py.string_dtype()),
-    ]
-)
+_TEXT = h5py.string_dtype()
+SLOT = np.dtype([("name", _TEXT), ("shape", _TEXT), ("offset", "i8"), ("size", "i8"), ("role", _TEXT)])
 _DATA: dict[str, type] = {"name": str, "options": dict, "train": int, "test": int, "fingerprint": str}
 
 
@@ -443,18 +436,11 @@ def _layout(rows: h5py.Dataset) -> Layout:
     """The layout as a checkpoint holds it."""
     if rows.dtype.names != SLOT.names:
         raise ValueError(f"/layout has the columns {rows.dtype.names}, {SLOT.names} are needed")
-    return Layout(
-        tuple(
-            Slot(
-                bytes(name).decode("utf-8"),
-                tuple(int(n) for n in bytes(shape).decode("ascii").split("x") if n),
-                int(offset),
-                int(size),
-                bytes(role).decode("utf-8"),
-            )
-            for name, shape, offset, size, role in np.asarray(rows).tolist()
-        )
-    )
+    slots = []
+    for name, text, offset, size, role in np.asarray(rows).tolist():
+        shape = tuple(int(n) for n in bytes(text).decode("ascii").split("x") if n)
+        slots.append(Slot(bytes(name).decode(), shape, int(offset), int(size), bytes(role).decode()))
+    return Layout(tuple(slots))
 
 
 def _facts(file: h5py.File, name: str, kinds: dict[str, type]) -> dict[str, Any]:

@@ -1,21 +1,27 @@
-"""The command line. One file a command; each parses, calls the library and prints."""
+"""The command line, and the signals that end it. Each command parses, calls the library and prints."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 import textwrap
+import threading
+import time
 import traceback
 import warnings
-from typing import TextIO
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn, TextIO
 
 import click
 
-from landscape.cli import output, system
+from landscape.cli import output
 from landscape.core import progress, registry
 from landscape.core.errors import explain
 from landscape.core.files import printable
-from landscape.train.processes import children
+from landscape.train.processes import board, children
 
 
 class Commands(click.Group):
@@ -27,7 +33,7 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in registry.commands:
             return None
-        with system.importing():
+        with importing():
             command: click.Command = registry.commands[cmd_name]
         output.add_options(command)
         return command
@@ -104,7 +110,7 @@ def _run() -> int:
     """The exit code of the command; errors are printed."""
     shown = output.Output()
     try:
-        with system.signals(), output.collected(shown):
+        with signals(), output.collected(shown):
             code = group.main(prog_name="landscape", standalone_mode=False)
     except click.UsageError as error:
         code = _fail(error.format_message(), 2)
@@ -112,7 +118,7 @@ def _run() -> int:
         code = _fail(error.format_message(), 1)
     except (click.Abort, KeyboardInterrupt) as error:
         cause = error.__context__ if isinstance(error, click.Abort) else error
-        stopped = cause if isinstance(cause, system.Stopped) else system.Stopped(signal.SIGINT)
+        stopped = cause if isinstance(cause, Stopped) else Stopped(signal.SIGINT)
         code = _fail(str(stopped), stopped.exit_code)
     except BrokenPipeError:  # nothing reads stdout any more, as with | head
         progress.flush()
@@ -157,3 +163,106 @@ def _fail(message: str, code: int) -> int:
 def _say(line: str) -> None:
     """A line on stderr; control characters from names and files are escaped for the terminal."""
     click.echo(f"landscape: {printable(line)}", err=True)
+
+
+# ---- Signals
+
+# Windows has no SIGHUP.
+STOPPING = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+PATIENCE = 5.0  # seconds for an orderly end; code below Python, such as an exchange, may not hear a signal
+_importing = False
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that ends the command."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        """128 plus the signal's number, as in shells."""
+        return 128 + self.number
+
+    def __str__(self) -> str:
+        name = "" if self.number == signal.SIGINT else f" by {signal.Signals(self.number).name}"
+        return f"interrupted{name}; the same command resumes contours and sweeps, --resume a training"
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """While the modules of a command are imported, a signal ends the process at once.
+
+    There is nothing to be saved yet, and an exception inside of an import, which other packages may catch,
+    would leave their modules incomplete.
+    """
+    global _importing
+    _importing = True
+    try:
+        yield
+    finally:
+        _importing = False
+
+
+def _end(number: int) -> NoReturn:
+    """End the process with the line and the exit code of :class:`Stopped`."""
+    sys.stderr.write(f"landscape: {Stopped(number)}\n")
+    sys.stderr.flush()
+    os._exit(128 + number)
+
+
+@contextlib.contextmanager
+def signals() -> Iterator[None]:
+    """Turn the first signal that ends a command into :class:`Stopped`; a second one ends it at once.
+
+    A signal that is ignored, such as SIGHUP under nohup, stays ignored. Processes of a launcher leave signals
+    to the launcher.
+    """
+    if threading.current_thread() is not threading.main_thread() or board.of_launcher():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if _importing:
+            _end(number)
+        for each in before:
+            signal.signal(each, signal.SIG_DFL)
+        raise Stopped(number)
+
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    before = {n: signal.getsignal(n) for n in STOPPING if signal.getsignal(n) in usual}
+    with _impatient(tuple(before)):
+        try:
+            for number in before:
+                signal.signal(number, stop)
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _impatient(numbers: tuple[int, ...]) -> Iterator[None]:
+    """A context in which a thread ends the process if a signal has not ended it; on Windows there is none."""
+    if os.name == "nt":  # whose signals write to sockets only
+        yield
+        return
+    hear, wake = os.pipe()
+    os.set_blocking(wake, False)
+    old = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    try:
+        threading.Thread(target=_end_later, args=(hear, numbers), daemon=True).start()
+        yield
+    finally:
+        signal.set_wakeup_fd(old)
+        os.close(wake)
+
+
+def _end_later(hear: int, numbers: tuple[int, ...]) -> None:
+    """End the process PATIENCE seconds after one of the signals, if it still runs."""
+    while heard := os.read(hear, 1):
+        if heard[0] in numbers:
+            time.sleep(PATIENCE)
+            _end(heard[0])
+    os.close(hear)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.foreign_weights import SUFFIXES, import_state
 from landscape.cli import common
 from landscape.cli.completion import Choice
-from landscape.cli.options import SHARED, Group, Settings, described, group, option, options_of
+from landscape.cli.options import SHARED, Group, Settings, described, group, is_plain, option, options_of
 from landscape.core import hdf5, registry
 from landscape.core.errors import FailedError, InputError
 from landscape.core.memory import pick_device
@@ -293,27 +294,40 @@ def each(title: str, jobs: Sequence[Any]) -> Iterator[tuple[Any, Progress]]:
             yield job, functools.partial(report, bar, done)
 
 
+# Parameters of analyses that are no settings of theirs, or that every analysis command has.
+_GIVEN = ("seed", "max_memory", "device", "data_dir")
+
+
 def analysis_options(
     function: Callable[..., Any],
-    *names: str,
+    *,
     split: bool = True,
     problem: bool = True,
     metavar: str = "CKPT…",
     required: bool = True,
-    **own: Settings,
+    **own: Settings | None,
 ) -> Group:
     """The options of an analysis command, which it gets as one Analysis.
 
     Args:
-        function: what the command calls; its parameters ``names`` and ``own`` become options, as
-            :func:`.options_of` makes them, and the help of --seed is its.
+        function: what the command calls. Its parameters that have a default and are numbers, texts or flags
+            become options, as :func:`.options_of` makes them, and the help of --seed is its.
         split: whether there is --split; without, the analysis is of the training set.
         problem: whether the command opens problems, with --dtype, --max-memory, --model, --data, …
         metavar: the name of the checkpoints in the help.
         required: whether there must be a checkpoint.
-        own: what click is told of a parameter.
+        own: what click is told of a parameter, which becomes an option; None for one that does not.
     """
-    told = {name: {**TABLE.get(name, {}), **own.get(name, {})} for name in (*names, *own)}
+    names = dict.fromkeys(
+        parameter.name
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.name not in _GIVEN and parameter.default is not parameter.empty and is_plain(parameter)
+    )
+    told = {
+        name: {**TABLE.get(name, {}), **known}
+        for name in {**names, **own}
+        if (known := own.get(name, {})) is not None
+    }
     limit = [option("max_memory")] if problem else []
     return group(
         Analysis,

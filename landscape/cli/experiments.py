@@ -1,7 +1,9 @@
-"""landscape minima, critical-batch and smoothing, which train on from a checkpoint"""
+"""landscape minima, critical-batch and smoothing, which train on from a checkpoint, and saddles."""
 
 from __future__ import annotations
 
+import itertools
+from pathlib import Path
 from typing import Any
 
 from landscape.analysis.spread import smoothing as compute_smoothing
@@ -9,15 +11,17 @@ from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.completion import Choice
-from landscape.cli.options import command, numbers
+from landscape.cli.options import command, group, numbers, parse_seeds
 from landscape.core.errors import InputError
 from landscape.core.memory import pick_device
 from landscape.core.options import positive
 from landscape.results.flatness import Smoothing
+from landscape.results.training import median_rank
 from landscape.train.experiments.critical_batch import FACTORS, SCALING
 from landscape.train.experiments.critical_batch import critical_batch as compute_critical_batch
 from landscape.train.experiments.minima import STEPS, effective_rate, mean_path
 from landscape.train.experiments.minima import minima as compute_minima
+from landscape.train.experiments.saddles import VARY, sweep
 from landscape.train.own_loop.recording import read_settings
 from landscape.train.recipes.recipe import recipe_of
 
@@ -26,7 +30,7 @@ DELAYS = "0,1,2,4,8,16,32"
 
 @command(
     delay={"metavar": "τ,…"},
-    analysis=analysis_options(compute_minima, "momentum", "tol"),
+    analysis=analysis_options(compute_minima, weight_decay=None),
 )
 def minima(*, delay: str = DELAYS, analysis: Analysis) -> None:
     """The largest learning rates at which training with delay stays at the minimum w_a of a CKPT.
@@ -68,14 +72,15 @@ def weight_decay(run: Checkpoint) -> float:
 
 @command(
     factors={"metavar": "k,…"},
-    samples={"metavar": "N"},
     analysis=analysis_options(
         compute_critical_batch,
-        "seeds",
-        "tol",
-        "scaling",
         split=False,
         problem=False,
+        trained_samples={
+            "flag": "--samples",
+            "metavar": "N",
+            "help": "Training samples that each branch sees. [default: 40 steps of the largest batch]",
+        },
         seeds={"flag": "--branches", "help": "Branches for each batch, by seed."},
         tol={"help": "Allowed rise of the loss, relative to it."},
         scaling={
@@ -86,7 +91,7 @@ def weight_decay(run: Checkpoint) -> float:
     ),
 )
 def critical_batch(
-    *, factors: str = ",".join(f"{factor:g}" for factor in FACTORS), samples: int | None, analysis: Analysis
+    *, factors: str = ",".join(f"{factor:g}" for factor in FACTORS), analysis: Analysis
 ) -> None:
     """The batch above which training from each CKPT loses, sample for sample, by training branches from it.
 
@@ -95,7 +100,6 @@ def critical_batch(
 
     Args:
         factors: Batches of the branches, in units of the run's own.
-        samples: Training samples that each branch sees. [default: 40 steps of the largest batch]
 
     Example:
         landscape critical-batch runs/dp/step-0000250.h5 --factors 1,2,4,8 --plot critical.png
@@ -107,7 +111,6 @@ def critical_batch(
         lambda run, **settings: compute_critical_batch(
             run,
             chosen,
-            trained_samples=samples,
             device=pick_device(analysis.device),
             data_dir=analysis.source.data_dir,
             **settings,
@@ -117,7 +120,7 @@ def critical_batch(
 
 @command(
     analysis=analysis_options(
-        compute_smoothing, "pairs", "top", "tol", top={"flag": "--top-k", "metavar": "K"}
+        compute_smoothing, lr=None, alpha_e=None, top={"flag": "--top-k", "metavar": "K"}
     )
 )
 def smoothing(*, steps: int = STEPS, analysis: Analysis) -> None:
@@ -150,3 +153,74 @@ def smoothing(*, steps: int = STEPS, analysis: Analysis) -> None:
         return compute_smoothing(problem, run.weights, path=route, lr=run.lr, alpha_e=rate, **settings)
 
     analysis.compute("smoothing", analysis.open(), compute)
+
+
+LEVEL = 0.95
+RECIPE = "saddle-dpsgd"
+# Around the recipe's own values, far enough to show the slope (ours).
+VALUES = {"dimension": "2,4,8,16", "noise": "0.0001,0.001,0.01,0.1", "lr": "0.05,0.1,0.2,0.4"}
+
+
+@command(
+    seeds={"metavar": "N-M,…"},
+    target=group(common.Target, output={"default": "saddles.h5", "help": "Result file."}),
+)
+def saddles(
+    *,
+    dimension: str = VALUES["dimension"],
+    noise: str = VALUES["noise"],
+    lr: str = VALUES["lr"],
+    sigma: float = 0.001,
+    seeds: str = "0-19",
+    settings: tuple[str, ...],
+    target: common.Target,
+) -> None:
+    """Steps until SSGD, SSGD* and DPSGD leave a saddle, by dimension, noise and learning rate.
+
+    One of the three varies at a time; the others are as in the recipe saddle-dpsgd. An empty list skips one.
+    Prints medians over seeds with exact 95% confidence bands. The problem is ours: DPSGD-2020 describes its
+    problem in an appendix that is not available.
+
+    Args:
+        dimension: Dimensions of the saddle.
+        noise: Standard deviation of a sample's gradient.
+        lr: Learning rates.
+        sigma: Noise on the weights that SSGD* adds.
+        seeds: Seeds of each setting: 0-19, or 0,1,5; at least six.
+        settings: Changes the recipe saddle-dpsgd for all.
+
+    Example:
+        landscape saddles --seeds 0-39 --noise 0.001,0.01 -o saddles.h5 --plot saddles.png
+    """
+    seed_list = parse_seeds(seeds)
+    median_rank(len(seed_list), LEVEL)
+    chosen = {
+        name: numbers(f"--{name}", text, VALUES[name], kind=int if name == "dimension" else float)
+        for name, text in (("dimension", dimension), ("noise", noise), ("lr", lr))
+        if text.strip()
+    }
+    algorithms = {
+        "ssgd": ["algorithm={name='ssgd'}"],
+        "ssgd*": [f"algorithm={{name='ssgd*', sigma={sigma!r}}}"],
+        "dpsgd": list[str](),
+    }
+    if not chosen:
+        raise InputError(f"--{', --'.join(VARY)}: at least one of them must have a value")
+    path = target.path(Path())
+    runs, finished = len(seed_list) * len(algorithms) * sum(map(len, chosen.values())), itertools.count(1)
+    with common.progress_bar("saddles") as bar:
+        results = [
+            sweep(
+                name,
+                values,
+                algorithms,
+                seed_list,
+                recipe=RECIPE,
+                settings=settings,
+                done=lambda: bar(next(finished) / runs),
+            )
+            for name, values in chosen.items()
+        ]
+    for result in results:
+        common.describe(result)
+    common.write(results, path, target.picture)

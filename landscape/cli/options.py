@@ -92,6 +92,11 @@ def option(name: str, **settings: Any) -> click.Parameter:
     return click.Option([*flags.split(), name], **known)
 
 
+def is_plain(parameter: inspect.Parameter) -> bool:
+    """Whether the parameter is a number, a text or a flag."""
+    return str(parameter.annotation).partition(" | ")[0] in _TYPES
+
+
 def options_of(function: Callable[..., Any], *names: str, **own: Settings) -> list[click.Parameter]:
     """The options that the parameters ``names`` and ``own`` of ``function`` are, in this order.
 

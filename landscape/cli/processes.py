@@ -16,9 +16,8 @@ import click
 import torch
 import torch.distributed as dist
 
-from landscape.cli import output
+from landscape.cli import Stopped, output
 from landscape.cli.options import group
-from landscape.cli.system import Stopped
 from landscape.core.errors import InputError, explain
 from landscape.core.files import printable
 from landscape.core.options import positive

@@ -11,8 +11,8 @@ import click
 
 from landscape.cli import common
 from landscape.cli.analysis import SOURCE
-from landscape.cli.curvature import spectrum
 from landscape.cli.grids import contour
+from landscape.cli.instruments import spectrum
 from landscape.cli.options import Group, command, option
 from landscape.core.errors import FailedError, InputError
 from landscape.report import analyses, contents, page

@@ -64,13 +64,7 @@ class ProblemWarning(UserWarning):
 
 
 # As torch's allocators, C++ and numpy say it.
-_NO_MEMORY = (
-    "can't allocate memory",
-    "out of memory",
-    "bad_alloc",
-    "cannot allocate memory",
-    "not enough memory",
-)
+_NO_MEMORY = re.compile("(can't|cannot) allocate memory|out of memory|bad_alloc|not enough memory")
 REMEDY = (
     "to train, lower learners, batch or the model, or raise accumulate; to analyse, lower --max-memory, "
     "--grid, --jobs or --nproc"
@@ -84,7 +78,7 @@ def explain(error: BaseException) -> InputError | None:
     words = " ".join(str(error).split())
     torch = sys.modules.get("torch")  # where it was not imported, the error is not its own
     memory = isinstance(error, (MemoryError, *([torch.OutOfMemoryError] if torch else [])))
-    if memory or (isinstance(error, RuntimeError) and any(part in words.lower() for part in _NO_MEMORY)):
+    if memory or (isinstance(error, RuntimeError) and _NO_MEMORY.search(words.lower())):
         wanted = re.search(r"(?:tried to allocate|allocate) (\d[\d.]* ?\w+)", words)
         size = f", {wanted[1]} more were needed" if wanted else ""
         return FailedError(f"there is not enough memory{size}; {REMEDY}")

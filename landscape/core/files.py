@@ -449,10 +449,8 @@ def in_use(path: Path) -> bool:
         return True
     try:
         os.kill(int(words[1]), 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:  # alive, and another user's
-        return True
+    except (ProcessLookupError, OverflowError, PermissionError) as error:
+        return isinstance(error, PermissionError)  # alive, and another user's
     return True
 
 

@@ -59,9 +59,8 @@ def prepare() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
     if sys.stdout is None or sys.stdout is sys.__stdout__:
         raw = io.BufferedWriter(_Named(1, "wb", closefd=False))
-        sys.stdout = io.TextIOWrapper(
-            raw, sys.stdout.encoding if sys.stdout else "utf-8", line_buffering=True
-        )
+        encoding = sys.stdout.encoding if sys.stdout else "utf-8"
+        sys.stdout = io.TextIOWrapper(raw, encoding, line_buffering=True)
     if sys.stderr is None or sys.stderr is sys.__stderr__:
         sys.stderr = calm(2)
 

@@ -25,7 +25,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -180,7 +180,8 @@ def _by_points(
             "and 'model'"
         )
     smaller = max(1, problem.dtype.itemsize // dtype.itemsize)
-    bounded = loss.of(_bounded(problem, budget, weights + (low if folded else 0), smaller))
+    parts = _bounded(problem, budget, weights + (low if folded else 0), smaller)
+    bounded = replace(loss, problem=parts)
     if folded is None:
         return "pointwise", 1, bounded.pointwise
     tensors = problem.tensors

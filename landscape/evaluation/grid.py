@@ -9,7 +9,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypedDict
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -30,17 +30,7 @@ from landscape.results.base import Result
 from landscape.results.grids import Interpolated, Plane
 
 
-class Setting(TypedDict):
-    """The fields of a result that say what the numbers of a problem were computed with."""
-
-    samples: int
-    dtype: str
-    batchnorm: bool
-    bn: str
-    bn_samples: int
-
-
-def setting(problem: Problem) -> Setting:
+def setting(problem: Problem) -> dict[str, Any]:
     """The number of samples, the precision and BatchNorm's policy of a problem, as results keep them."""
     return {
         "samples": problem.samples,

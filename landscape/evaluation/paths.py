@@ -220,11 +220,10 @@ def _correct(outputs: Tensor, labels: Tensor | None) -> Tensor:
         return torch.full((len(outputs),), torch.nan, dtype=torch.float64, device=outputs.device)
     # In eager mode argmax along a middle dimension is 40 times slower than amax on a CPU: it serves where
     # outputs tie. To see that, a GPU would have to be waited for.
-    if torch.compiler.is_compiling() or outputs.is_cuda:
-        return (outputs.argmax(1) == labels).sum(1).double()
-    best = outputs == outputs.amax(1, keepdim=True)
-    if int(best.sum()) == best[:, 0].numel():
-        return best.gather(1, labels.expand(len(best), 1, -1)).sum((1, 2)).double()
+    if not torch.compiler.is_compiling() and not outputs.is_cuda:
+        best = outputs == outputs.amax(1, keepdim=True)
+        if int(best.sum()) == best[:, 0].numel():
+            return best.gather(1, labels.expand(len(best), 1, -1)).sum((1, 2)).double()
     return (outputs.argmax(1) == labels).sum(1).double()
 
 
@@ -408,10 +407,6 @@ class PlaneLoss:
     center: Tensor
     directions: Tensor
 
-    def of(self, problem: Problem) -> PlaneLoss:
-        """The loss of another problem, such as one with fewer samples, on the same plane."""
-        return replace(self, problem=problem)
-
     def move(self, a: float, b: float, theta: Tensor) -> Tensor:
         """Write the weights (P,) at the point (a, b) to ``theta``, and return it."""
         return torch.add(self.center, self.directions[0], alpha=a, out=theta).add_(
@@ -450,7 +445,7 @@ class PlaneLoss:
         """
         if self.problem.check == "off":
             return True
-        few = self.of(self.problem.on(self.problem.data.few()))
+        few = replace(self, problem=self.problem.on(self.problem.data.few()))
         reach = DISPLACEMENT * max(float(self.center.norm()), 1e-3)
         a, b = (reach / norm if norm > 0 else 0.0 for norm in self.directions.norm(dim=1).tolist())
         points = torch.tensor([[0.0, 0.0], [a, -b / 2], [-a / 2, b]], dtype=torch.float64)

@@ -243,7 +243,7 @@ class Stack:
                 training is not None and not state
             ):  # no running statistics, but each learner needs its buffers
                 state = {k: b.expand(len(weights), *b.shape).clone() for k, b in model.named_buffers()}
-            leaves = self._leaves(weights)
+            leaves = self.problem.layout.leaves(weights)
             return self._write(leaves, self._all(model, {**leaves, **state}, x, y), out)
         rows = []
         for j, w in enumerate(weights):
@@ -251,7 +251,7 @@ class Stack:
             if training is not None:
                 model, seeds = self.training_model, [training.seed(j, micro)]
                 state = {name: each[j] for name, each in training.buffers.items()}
-            inputs, leaves = take(x, j), self._leaves(w)
+            inputs, leaves = take(x, j), self.problem.layout.leaves(w)
             if path == "channels last":
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             loss = self._mean(model, {**leaves, **state}, seeds, inputs, take(y, j))
@@ -305,10 +305,6 @@ class Stack:
                 else:
                     h = step(h)
         return stacked_losses(self.problem.criterion, h.to(weights.dtype), y)
-
-    def _leaves(self, weights: Tensor) -> dict[str, Tensor]:
-        """The parameters at ``weights``, for which gradients are recorded."""
-        return {k: v.detach().requires_grad_() for k, v in self.problem.layout.views(weights).items()}
 
     def _all(self, model: nn.Module, values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
         """The losses (n,) of all learners at once, each with its ``values`` and minibatch."""
@@ -370,7 +366,7 @@ class Stack:
 
     def _bytes(self, weights: Tensor, x: Any, y: Any) -> int:
         """Bytes of the activations of all learners' microbatches."""
-        leaves = self._leaves(weights[0])
+        leaves = self.problem.layout.leaves(weights[0])
         batch = next(named_tensors(x))[1].shape[1]
         a, b = take((x, y), (0, slice(2)))
 

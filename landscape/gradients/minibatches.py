@@ -10,19 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core import statistics
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.core.progress import Progress, no_progress
-from landscape.core.statistics import (
-    Estimate,
-    covariance_of_means,
-    mean_and_error,
-    ratio_interval,
-    scale_of,
-    standard_error,
-)
-from landscape.problem.batches import as_tensors, concatenate, count_samples, named_tensors, take
+from landscape.problem.batches import concatenate, count_samples, named_tensors, take
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.data import Data
 from landscape.problem.problem import Problem
@@ -152,8 +145,7 @@ def _collected(data: Data, numbers: Tensor, samples: int) -> tuple[Any, Any]:
     """(x, y) of the samples with these ``numbers``, in their order, from one pass over the batches."""
     order = numbers.argsort(stable=True)
     ascending, parts, done = numbers[order], [], 0
-    for batch in data.batches:
-        x, y = data.split(as_tensors(batch))
+    for x, y in data.pairs():
         count = count_samples(x, y, alike=True)
         edges = torch.tensor([done, done + count])
         low, high = torch.searchsorted(ascending, edges).tolist()
@@ -192,21 +184,21 @@ class Scale:
     @property
     def value(self) -> float:
         """tr Σ/‖g‖²; NaN where ‖g‖² is not told apart from 0."""
-        return scale_of(self.estimates, self.interval())
+        return statistics.scale_of(self.estimates, self.interval())
 
     def interval(self) -> tuple[float, float]:
         """The 95% interval of tr Σ/‖g‖²; its upper end is infinite where ‖g‖² is not told apart from 0."""
         freedom = len(self.estimates) - 1
-        return ratio_interval(
-            Estimate(self.trace, self.trace_error, freedom),
-            Estimate(self.norm2, self.norm2_error, freedom),
+        return statistics.ratio_interval(
+            statistics.Estimate(self.trace, self.trace_error, freedom),
+            statistics.Estimate(self.norm2, self.norm2_error, freedom),
             self.covariance,
         )
 
     @property
     def standard_error(self) -> float:
         """The standard error of ``value``; NaN from one replicate."""
-        return standard_error(self.estimates)
+        return statistics.standard_error(self.estimates)
 
 
 def from_round(gradients: Tensor, batch: int) -> tuple[float, float]:
@@ -252,7 +244,7 @@ class AroundWhole:
         """tr Σ is the mean of B‖g_B − g‖²."""
         traces = np.array(self._traces)
         estimates = traces / self._norm2 if self._norm2 else np.full_like(traces, np.inf)
-        return Scale(estimates, *mean_and_error(traces), self._norm2, 0.0)
+        return Scale(estimates, *statistics.mean_and_error(traces), self._norm2, 0.0)
 
 
 class Jackknife:
@@ -292,8 +284,8 @@ class Jackknife:
             ratio, ratios = parts[0] / parts[1], left[0] / left[1]
             pseudo = [k * ratio - (k - 1) * ratios]
         pseudo += [k * whole - (k - 1) * part for whole, part in zip(parts, left, strict=True)]
-        _, trace_error, norm2_error = (standard_error(values) for values in pseudo)
-        both = covariance_of_means(pseudo[1], pseudo[2])
+        _, trace_error, norm2_error = (statistics.standard_error(values) for values in pseudo)
+        both = statistics.covariance_of_means(pseudo[1], pseudo[2])
         return Scale(pseudo[0], float(parts[0]), trace_error, float(parts[1]), norm2_error, both)
 
     def _parts(self, total2: Array, squares: Array, count: Array) -> tuple[Array, Array]:
@@ -321,7 +313,7 @@ class Learners(Jackknife):
 
     def rounds(self) -> dict[str, float]:
         """The means of tr Σ and ‖g‖² over the draws, each by itself, with their standard errors."""
-        (trace, trace_error), (norm2, norm2_error) = map(mean_and_error, np.array(self._rounds).T)
+        (trace, trace_error), (norm2, norm2_error) = map(statistics.mean_and_error, np.array(self._rounds).T)
         return {
             "round_trace": trace,
             "round_trace_error": trace_error,

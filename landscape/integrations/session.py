@@ -14,14 +14,7 @@ from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-)
+from torch.utils import data as torch_data
 
 from landscape.analysis.grids import contour
 from landscape.analysis.planes import NORMS, random_plane
@@ -265,7 +258,7 @@ def shallow_copy(module: nn.Module) -> nn.Module:
 
 
 # Under these, and no others that are known, each sample is as likely as any other.
-EVEN = (SequentialSampler, RandomSampler, DistributedSampler)
+EVEN = (torch_data.SequentialSampler, torch_data.RandomSampler, torch_data.DistributedSampler)
 
 
 def given_or_own(name: str, given: Any, loader: Any, *, whole: bool, even: Iterable[str] = ()) -> Any:
@@ -285,10 +278,10 @@ def given_or_own(name: str, given: Any, loader: Any, *, whole: bool, even: Itera
             samples.
     """
     own = loader if given is None else given
-    if isinstance(given, Dataset) or type(given).__module__.partition(".")[0] == "datasets":
+    if isinstance(given, torch_data.Dataset) or type(given).__module__.partition(".")[0] == "datasets":
         collate = getattr(loader, "collate_fn", None)
-        own, even = DataLoader(given, batch_size=batch_size(loader) or 1, collate_fn=collate), ()
-    if isinstance(own, DataLoader):
+        own, even = torch_data.DataLoader(given, batch_size=batch_size(loader) or 1, collate_fn=collate), ()
+    if isinstance(own, torch_data.DataLoader):
         return in_order(name, own, whole=whole, even=even)
     if given is None:
         kind = type(loader).__name__
@@ -298,15 +291,15 @@ def given_or_own(name: str, given: Any, loader: Any, *, whole: bool, even: Itera
 
 def batch_size(loader: Any) -> int:
     """Samples in a batch of a process; 0 where that is not known."""
-    if not isinstance(loader, DataLoader) or loader.batch_sampler is None:
+    if not isinstance(loader, torch_data.DataLoader) or loader.batch_sampler is None:
         return 0
     return int(getattr(_batch_sampler(loader), "batch_size", None) or 0)
 
 
-def in_order(name: str, loader: DataLoader[Any], *, whole: bool, even: Iterable[str] = ()) -> Any:
+def in_order(name: str, loader: torch_data.DataLoader[Any], *, whole: bool, even: Iterable[str] = ()) -> Any:
     """The data of ``loader`` in order: batches of its size, or, if ``whole``, one batch of all of it."""
     dataset, collate = loader.dataset, loader.collate_fn
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+    if isinstance(dataset, torch_data.IterableDataset) or not hasattr(dataset, "__len__"):
         raise InputError(
             f"{name}: a {type(dataset).__name__} has no length, the samples cannot be read again in order; "
             f"give {name}=…, such as a list of batches"
@@ -323,7 +316,7 @@ def in_order(name: str, loader: DataLoader[Any], *, whole: bool, even: Iterable[
         raise InputError(f"{name}: its data set gives batches, from which no samples can be drawn; samples=0")
     if whole:
         return collate([dataset[i] for i in range(len(dataset))])
-    return DataLoader(
+    return torch_data.DataLoader(
         dataset,
         size,
         collate_fn=collate,
@@ -333,7 +326,7 @@ def in_order(name: str, loader: DataLoader[Any], *, whole: bool, even: Iterable[
     )
 
 
-def _batch_sampler(loader: DataLoader[Any]) -> Any:
+def _batch_sampler(loader: torch_data.DataLoader[Any]) -> Any:
     """The innermost batch sampler of a loader, or its sampler where there is none."""
     part: Any = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
     while hasattr(part, "batch_sampler"):  # accelerate's, a process's share of another

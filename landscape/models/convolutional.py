@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -105,20 +106,26 @@ class Head(nn.Sequential):
         super().__init__(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
 
 
-def blocks(
-    channels: int, stages: Iterable[tuple[Any, ...]], block: Callable[..., list[nn.Module]], kernel: int = 3
-) -> tuple[list[nn.Module], int]:
-    """A stem of ``channels`` and the blocks after it, and the number of channels that the last one gives.
+def staged(
+    classes: int, width: float, stem: int, plan: Iterable[tuple[Any, ...]],
+    block: Callable[..., list[nn.Module]], *, kernel: int = 3, times: int = 1, last: int = 0,
+) -> nn.Sequential:  # fmt: skip
+    """A stem of ``stem`` channels, blocks in stages, ``last`` channels by a 1×1 convolution if not 0, a head.
 
-    ``stages``: (channels, number of blocks, stride of the first block, options…). ``block(fan_in, fan_out,
-    stride, options…)`` gives the layers of one.
+    ``plan``: (channels, of which blocks have ``times`` as many, number of blocks, stride of the first block,
+    options…). ``block(fan_in, fan_out, stride, options…)`` gives the layers of one.
     """
+    check(classes, width)
+    channels = scaled(stem, width)
     layers: list[nn.Module] = [conv_bn(3, channels, kernel)]
-    for fan_out, count, first, *options in stages:
+    for base, count, first, *options in plan:
         for i in range(count):
-            layers += block(channels, fan_out, first if i == 0 else 1, *options)
-            channels = fan_out
-    return layers, channels
+            layers += block(channels, times * scaled(base, width), first if i == 0 else 1, *options)
+            channels = times * scaled(base, width)
+    if last:
+        layers.append(conv_bn(channels, scaled(last, width)))
+        channels = scaled(last, width)
+    return nn.Sequential(*layers, Head(channels, classes))
 
 
 @registry.models.add("lenet-5")
@@ -172,34 +179,28 @@ def _basic(fan_in: int, fan_out: int, stride: int, shortcut: nn.Module) -> list[
     return [Residual(body, shortcut, nn.ReLU())]
 
 
-def _four_stages(width: float) -> list[tuple[int, int, int]]:
-    """The stages of the networks of 18 layers."""
-    return [(scaled(base, width), 2, first) for base, first in ((64, 1), (128, 2), (256, 2), (512, 2))]
+# The stages of the networks of 18 layers.
+_FOUR_STAGES = (64, 2, 1), (128, 2, 2), (256, 2, 2), (512, 2, 2)
 
 
 @registry.models.add("resnet-18")
 def resnet18(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """ResNet-18 (He et al. 2016) with a 3×3 stem and no max-pooling: images (B, 3, H, W) -> (B, classes)."""
-    check(classes, width)
 
     def block(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
         return _basic(fan_in, fan_out, stride, _projection(fan_in, fan_out, stride))
 
-    layers, channels = blocks(scaled(64, width), _four_stages(width), block)
-    return nn.Sequential(*layers, Head(channels, classes))
+    return staged(classes, width, 64, _FOUR_STAGES, block)
 
 
 @registry.models.add("resnet-20")
 def resnet20(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """ResNet-20 for CIFAR (He et al. 2016, section 4.2): shortcuts without parameters, 0.27 million."""
-    check(classes, width)
 
     def block(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
         return _basic(fan_in, fan_out, stride, nn.Identity() if stride == 1 else _Pad(fan_out - fan_in))
 
-    stages = [(scaled(base, width), 3, first) for base, first in ((16, 1), (32, 2), (64, 2))]
-    layers, channels = blocks(scaled(16, width), stages, block)
-    return nn.Sequential(*layers, Head(channels, classes))
+    return staged(classes, width, 16, ((16, 3, 1), (32, 3, 2), (64, 3, 2)), block)
 
 
 class _PreActivation(nn.Module):
@@ -229,9 +230,7 @@ def senet18(classes: int = 10, width: float = 1.0) -> nn.Sequential:
 
     No BatchNorm before the head: that is the form whose size Table 1 of DPSGD-2020 gives.
     """
-    check(classes, width)
-    layers, channels = blocks(scaled(64, width), _four_stages(width), lambda *shape: [_PreActivation(*shape)])
-    return nn.Sequential(*layers, Head(channels, classes))
+    return staged(classes, width, 64, _FOUR_STAGES, lambda *shape: [_PreActivation(*shape)])
 
 
 @registry.models.add("resnext-29")
@@ -240,7 +239,6 @@ def resnext29(classes: int = 10, width: float = 1.0) -> nn.Sequential:
 
     The stem is 1×1 and blocks expand by 2: that is the form whose size Table 1 of DPSGD-2020 gives.
     """
-    check(classes, width)
 
     def block(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
         inner = fan_out // 2
@@ -251,9 +249,7 @@ def resnext29(classes: int = 10, width: float = 1.0) -> nn.Sequential:
         )
         return [Residual(body, _projection(fan_in, fan_out, stride), nn.ReLU())]
 
-    stages = [(4 * scaled(base, width), 3, first) for base, first in ((64, 1), (128, 2), (256, 2))]
-    layers, channels = blocks(scaled(64, width), stages, block, kernel=1)
-    return nn.Sequential(*layers, Head(channels, classes))
+    return staged(classes, width, 64, ((64, 3, 1), (128, 3, 2), (256, 3, 2)), block, kernel=1, times=4)
 
 
 @registry.models.add("densenet-121")
@@ -327,18 +323,15 @@ def googlenet(classes: int = 10, width: float = 1.0) -> nn.Sequential:
 @registry.models.add("mobilenet")
 def mobilenet(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """MobileNet (Howard et al. 2017) with stride 1 in the stem: (B, 3, H, W) -> (B, classes)."""
-    check(classes, width)
 
     def block(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
         return [conv_bn(fan_in, fan_in, 3, stride, groups=fan_in), conv_bn(fan_in, fan_out)]
 
     plan = (64, 1, 1), (128, 2, 2), (256, 2, 2), (512, 6, 2), (1024, 2, 2)
-    stages = [(scaled(base, width), count, first) for base, count, first in plan]
-    layers, channels = blocks(scaled(32, width), stages, block)
-    return nn.Sequential(*layers, Head(channels, classes))
+    return staged(classes, width, 32, plan, block)
 
 
-def _inverted(fan_in: int, fan_out: int, stride: int, expansion: int, gate: bool) -> list[nn.Module]:
+def _inverted(fan_in: int, fan_out: int, stride: int, expansion: int, gate: bool = False) -> list[nn.Module]:
     """Expand, convolve depthwise, project; with a shortcut where the stride is 1."""
     inner = expansion * fan_in
     body = nn.Sequential(
@@ -359,15 +352,11 @@ def mobilenet_v2(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     Every block of stride 1 has a shortcut, a 1×1 convolution where the number of channels changes: that is
     the form whose size Table 1 of DPSGD-2020 gives.
     """
-    check(classes, width)
     plan = (
         (16, 1, 1, 1), (24, 2, 1, 6), (32, 3, 2, 6), (64, 4, 2, 6), (96, 3, 1, 6),
         (160, 3, 2, 6), (320, 1, 1, 6),
     )  # fmt: skip
-    stages = [(scaled(base, width), *others, False) for base, *others in plan]
-    layers, channels = blocks(scaled(32, width), stages, _inverted)
-    last = scaled(1280, width)
-    return nn.Sequential(*layers, conv_bn(channels, last), Head(last, classes))
+    return staged(classes, width, 32, plan, _inverted, last=1280)
 
 
 @registry.models.add("efficientnet-b0")
@@ -377,14 +366,11 @@ def efficientnet_b0(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     All depthwise kernels 3×3, ReLU, squeeze-excitation after the projection with out//16 channels, strides
     2, 1, 2, 2, 1, 2, 2 after a stem of stride 1, no convolution before the head: 2,912,089 parameters.
     """
-    check(classes, width)
     plan = (
         (16, 1, 2, 1), (24, 2, 1, 6), (40, 2, 2, 6), (80, 3, 2, 6), (112, 3, 1, 6),
         (192, 4, 2, 6), (320, 1, 2, 6),
     )  # fmt: skip
-    stages = [(scaled(base, width), *others, True) for base, *others in plan]
-    layers, channels = blocks(scaled(32, width), stages, _inverted)
-    return nn.Sequential(*layers, Head(channels, classes))
+    return staged(classes, width, 32, plan, functools.partial(_inverted, gate=True))
 
 
 class _Half(nn.Module):
@@ -418,11 +404,7 @@ def _shuffled(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
 @registry.models.add("shufflenet-v2")
 def shufflenet_v2(classes: int = 10, width: float = 1.0) -> nn.Sequential:
     """ShuffleNetV2 1× (Ma et al. 2018), stem of stride 1, no max-pooling: (B, 3, H, W) -> (B, classes)."""
-    check(classes, width)
-    stages = [(2 * scaled(base, width), count, 2) for base, count in ((58, 4), (116, 8), (232, 4))]
-    layers, channels = blocks(scaled(24, width), stages, _shuffled)
-    last = scaled(1024, width)
-    return nn.Sequential(*layers, conv_bn(channels, last), Head(last, classes))
+    return staged(classes, width, 24, ((58, 4, 2), (116, 8, 2), (232, 4, 2)), _shuffled, times=2, last=1024)
 
 
 EXTRA = "'sgd-landscape[imagenet]'"

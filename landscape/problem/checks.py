@@ -106,25 +106,19 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
     ``labels``: where the loss takes classes, each of these must be a class of the model's outputs.
     """
     outputs, data, needed = None, problem.data, problem.data.leaf_inputs
-
-    def value() -> tuple[object, bool]:
-        nonlocal outputs
-        inputs, targets = data.leaves(x, y)
-        with problem.evaluating(0):
-            before = random_state(problem.device)
-            outputs = problem.outputs(problem.theta, inputs)
-            check_labels(problem.criterion, outputs, labels)
-            found = problem.criterion(outputs, targets)  # whatever the user's function gives
-            after = random_state(problem.device)
-        problem.draws_elsewhere = before[1] != after[1]
-        return found, before != after
-
     causes: list[Exception] = []
     for recorded in ((False, needed), (True, needed), (True, True)):
         problem.differentiates, data.leaf_inputs = recorded
         problem.draws_elsewhere = True  # seed all generators, until it is known which are used
         try:
-            found, drawn = value()
+            inputs, targets = data.leaves(x, y)
+            with problem.evaluating(0):
+                before = random_state(problem.device)
+                outputs = problem.outputs(problem.theta, inputs)
+                check_labels(problem.criterion, outputs, labels)
+                found: object = problem.criterion(outputs, targets)  # whatever the user's function gives
+                after = random_state(problem.device)
+            problem.draws_elsewhere = before[1] != after[1]
             break
         except InputError:
             raise
@@ -137,7 +131,7 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
         raise _no_fit(causes, x, y) from causes[0]
     if not isinstance(found, Tensor) or found.dim() > 0:
         raise _several_numbers(found)
-    return found.detach(), drawn
+    return found.detach(), before != after
 
 
 def _no_fit(causes: Sequence[Exception], x: Any, y: Any) -> InputError:
@@ -218,7 +212,9 @@ def check_problem(
         except InputError:
             raise error from error.__cause__
     if writes(x, given[0]):
-        clone_inputs(problem.model)
+        problem.model.register_forward_pre_hook(
+            lambda _, args, kwargs: (clone(args), clone(kwargs)), with_kwargs=True
+        )
     if writes(y, given[1]):
         problem.criterion = ClonedTargets(problem.criterion)
     check_passes(problem, before, loss, x, y)
@@ -246,15 +242,6 @@ def writes(before: Any, after: Any) -> bool:
     """Whether any tensor of ``after`` has other numbers than its copy in ``before``."""
     pairs = zip(named_tensors(before), named_tensors(after), strict=True)
     return any(not torch.equal(*(strided(t).nan_to_num() for t in (a, b))) for (_, a), (_, b) in pairs)
-
-
-def clone_inputs(model: nn.Module) -> None:
-    """Make ``model``, which writes to its inputs, work on clones of them."""
-
-    def hook(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return clone(args), clone(kwargs)
-
-    model.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 def check_passes(problem: MeanLoss, before: Tensor, first: Tensor, x: Any, y: Any) -> None:
@@ -363,7 +350,7 @@ def check_leaves(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> Tens
 
     Returns the loss, of a pass that records gradients.
     """
-    given = {k: v.detach().requires_grad_() for k, v in problem.layout.views(problem.theta).items()}
+    given = problem.layout.leaves(problem.theta)
     known = {id(leaf) for leaf in given.values()}
 
     def unknown_leaves() -> tuple[Tensor, list[list[Tensor]]]:
@@ -425,7 +412,7 @@ def _unknown_leaf(leaf: Tensor, model: nn.Module, original: nn.Module, *, of_los
 
 def check_parameters(problem: MeanLoss, x: Any, y: Any, theta: Tensor) -> None:
     """Raise InputError unless loss and gradient at ``theta`` are those of the module that holds it."""
-    given = {k: v.detach().requires_grad_() for k, v in problem.layout.views(theta).items()}
+    given = problem.layout.leaves(theta)
     a, b = fresh(problem, x, y), fresh(problem, x, y)
     with problem.evaluating(0):
         ours, slope = _loss_and_slope(lambda: problem.call(given, a[0]), problem, list(given.values()), a[1])
@@ -460,12 +447,10 @@ def _loss_and_slope(
     """The loss and its gradient, parameter by parameter, or None where the loss has none."""
     with torch.enable_grad():
         loss = problem.criterion(outputs(), y)
-        if not loss.requires_grad:
-            return loss.detach(), None
-        try:
-            parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
-        except RuntimeError:  # an operation without a derivative: contours do not need one
-            return loss.detach(), None
+        parts = None
+        if loss.requires_grad:
+            with contextlib.suppress(RuntimeError):  # without a derivative, which contours do not need
+                parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
     return loss.detach(), parts
 
 

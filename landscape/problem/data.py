@@ -81,11 +81,15 @@ class Data:
         self._part = ""  # code for some samples of the user's tensors
         if is_resident(data):
             self._part = _sliced(data, "data")
-            x, y = self.split(data)
+            x, y = split(data, model_has_loss)
             whole = "" if isinstance(x, Tensor) else "landscape.Problem(model, loss, [data])"
             self.samples = count_samples(x, y, alike=True, remedy=whole)
             self.leaf_inputs = _require_gradients(x)
-            if fits(self._size(x) + self._size(y), device):
+            size = sum(
+                t.numel() * (dtype if t.is_floating_point() else t.dtype).itemsize
+                for _, t in named_tensors((x, y))
+            )
+            if fits(size, device):
                 self.resident = self.place((x, y))
             else:
                 self.batches = HostStream(x, y, self.samples)
@@ -115,12 +119,7 @@ class Data:
             x, y = self._whole
             self._weigh(terms_in(x, y) if self.samples else torch.zeros(0))
         elif isinstance(self.batches, Stream):
-            labels = self.batches.labels
-            parts = (
-                self.batches
-                if labels is None
-                else [(part, part) for part in torch.split(labels, STREAM_BATCH)]
-            )
+            parts = self.batches if self.batches.labels is None else [(self.batches.labels,) * 2]
             self._weigh(torch.cat([terms_in(x, y) for x, y in parts] or [torch.zeros(0)]))
         else:
             sums = self._read(terms_in)
@@ -135,8 +134,7 @@ class Data:
         """The checksums of the batches, whose samples and terms are counted."""
         sums, self.samples, self.terms, self.novel = [], 0, 0.0, []
         known: dict[str, set[float]] = {}
-        for batch in self.batches:
-            x, y = self.split(as_tensors(batch))
+        for x, y in self.pairs():
             values = {name: set(notable(targets)) for name, targets in named_tensors(y)}
             if known and any(not new <= known.get(name, set()) for name, new in values.items()):
                 self.novel.append((x, y))
@@ -152,7 +150,7 @@ class Data:
 
         ``each``: the checksums of the batches, which must be the same one by one.
         """
-        again = [_checksum(self.split(as_tensors(batch))) for batch in self.batches]
+        again = [_checksum(pair) for pair in self.pairs()]
         if each is not None and (len(each) != len(again) or not all(map(torch.equal, each, again))):
             raise InputError(
                 "data: its batches are others in each pass (shuffle=True?), but the loss depends on which "
@@ -184,9 +182,10 @@ class Data:
         sums = ((name, strided(t).sum()) for name, t in every if t.is_floating_point())
         return ", ".join(name for name, total in sums if bool(total.isnan()))
 
-    def split(self, batch: Any) -> tuple[Any, Any]:
-        """(inputs, targets) of a batch, as ``landscape.problem.batches.split`` divides it."""
-        return split(batch, self._model_has_loss)
+    def pairs(self) -> Iterator[tuple[Any, Any]]:
+        """(inputs, targets) of each of the batches, as they are given."""
+        for batch in self.batches:
+            yield split(as_tensors(batch), self._model_has_loss)
 
     def in_batches(self) -> str:
         """Code for the user's data in batches; of tensors, batches hold pairs to sixes."""
@@ -219,11 +218,6 @@ class Data:
         x, y = tree_map(lambda tensor: fresh.get(id(tensor), tensor), (x, y))
         return x, y
 
-    def _size(self, tree: Any) -> int:
-        """Bytes that the tensors of ``tree`` take on the device."""
-        tensors = (tensor for _, tensor in named_tensors(tree))
-        return sum(t.numel() * (self.dtype if t.is_floating_point() else t.dtype).itemsize for t in tensors)
-
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
         """(x, y) where each is one tensor and all samples weigh the same: what batched paths work on."""
@@ -241,7 +235,7 @@ class Data:
         if self.resident is not None:
             x, y = take(self.resident, slice(2))
             return x, y
-        batches = (self.split(as_tensors(batch)) for batch in self.batches)
+        batches = self.pairs()
         first = next(batches, None)
         if first is None:
             raise InputError("data: it holds no samples, at least one is needed")
@@ -369,13 +363,11 @@ class Data:
 
     def _parts(self) -> Iterator[tuple[Any, Any]]:
         if self.resident is None:
-            yield from (self.split(as_tensors(batch)) for batch in self.batches)
+            yield from self.pairs()
             return
-        size = self.chunk_size
-        assert size is not None  # Problem.chunks sets it
-        for i in range(0, self.samples, size):
-            part = slice(i, min(i + size, self.samples))
-            x, y = take(self.resident, part)
+        assert self.chunk_size is not None  # Problem.chunks sets it
+        for i in range(0, self.samples, self.chunk_size):
+            x, y = take(self.resident, slice(i, i + self.chunk_size))
             yield x, y
 
     @property
@@ -455,10 +447,8 @@ class Data:
             return f"{self.samples} samples of a stream"
         if "fingerprint" not in self._known:
             digest = 0
-            for name, tensor in (
-                *named_tensors(self.resident[0], "x"),
-                *named_tensors(self.resident[1], "y"),
-            ):
+            x, y = self.resident
+            for name, tensor in (*named_tensors(x, "x"), *named_tensors(y, "y")):
                 digest = zlib.crc32(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode(), digest)
                 rows = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
                 digest = zlib.crc32(rows.numpy().data, digest)

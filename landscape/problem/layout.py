@@ -179,6 +179,10 @@ class Layout:
         lead = theta.shape[:-1]
         return {s.name: theta[..., s.offset : s.offset + s.size].view((*lead, *s.shape)) for s in self.slots}
 
+    def leaves(self, theta: Tensor) -> dict[str, Tensor]:
+        """:meth:`views` of ``theta`` (..., P) for which gradients are recorded."""
+        return {name: view.detach().requires_grad_() for name, view in self.views(theta).items()}
+
     def flatten(self, tensors: Mapping[str, Tensor], lead: int = 0) -> Tensor:
         """Inverse of :meth:`views`: one (..., P) tensor from named ones with ``lead`` leading dimensions."""
         return torch.cat([tensors[s.name].flatten(start_dim=lead) for s in self.slots], dim=-1)

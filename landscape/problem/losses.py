@@ -125,8 +125,8 @@ class Terms:
         self.by_batch = False  # the loss is the mean over batches, each of which counts the same
 
     def __call__(self, x: Any, y: Any) -> Tensor:
+        samples = count_samples(x, y, alike=False)
         if self.by_batch:
-            samples = count_samples(x, y, alike=False)
             return torch.full((samples,), 1 / samples, dtype=torch.float64)
         if self.given is not None:
             terms: Tensor | None = self.given(y)
@@ -134,7 +134,6 @@ class Terms:
             terms = label_terms(x.get("labels"), self.shifted) if isinstance(x, Mapping) else None
         else:
             terms = loss_terms(self.criterion, y)
-        samples = count_samples(x, y, alike=False)
         if terms is None:
             return torch.ones(samples, dtype=torch.float64)
         if terms.shape != (samples,):
@@ -149,11 +148,11 @@ def check_labels(loss: Any, outputs: Any, targets: Any) -> None:
 
     PyTorch would report it at the first such minibatch, and on a GPU only as a failed assertion.
     """
-    terms = loss_terms(loss, targets)
-    if terms is None or not isinstance(outputs, Tensor) or outputs.dim() < 2:
-        return
     known = ClassLoss.of(loss)
-    assert known is not None
+    if known is None or _counted(targets, known.ignored) is None:
+        return
+    if not isinstance(outputs, Tensor) or outputs.dim() < 2:
+        return
     labels, classes = targets[targets != known.ignored], outputs.shape[1]
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
         raise InputError(
@@ -246,38 +245,31 @@ class _Pairs(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
-def broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> str:
-    """Code for targets in the shape of the outputs, where these are (N, 1) and (N,) or the reverse.
+def refuse_broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> None:
+    """Raise InputError for a loss that pairs outputs (N, 1) with targets (N,), or the reverse.
 
-    A loss that takes them element by element pairs each output with each target: its mean is over (N, N), and
-    PyTorch gives a warning at most. "" for other shapes, and for a loss that does not pair these.
+    One that takes them element by element pairs each output with each target: its mean is over (N, N), and
+    PyTorch gives a warning at most.
     """
     if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
-        return ""
-    shapes = outputs.shape, targets.shape
+        return
+    shapes = tuple(outputs.shape), tuple(targets.shape)
     if shapes[0] != (*shapes[1], 1) and shapes[1] != (*shapes[0], 1):
-        return ""
+        return
     same = targets.reshape(outputs.shape)
     same = same if same.is_floating_point() else same.to(outputs)
     try:
         loss(outputs, same)
     except Exception:  # whatever the user's loss raises: this is no remedy
-        return ""
+        return
     with contextlib.suppress(Exception), _Pairs(outputs, targets) as pairs:
         loss(outputs, targets)  # some of PyTorch's raise an error for such shapes
         if not pairs.seen:
-            return ""
+            return
     change = "unsqueeze(-1)" if outputs.dim() > targets.dim() else "squeeze(-1)"
     kind = "" if targets.is_floating_point() else ".to(outputs)"
-    return f"landscape.Problem(model, lambda outputs, targets: loss(outputs, targets.{change}{kind}), data)"
-
-
-def refuse_broadcasting(loss: Callable[[Any, Any], Any], outputs: Any, targets: Any) -> None:
-    """Raise InputError, with the remedy, where :func:`broadcasting` is the cause of a refusal."""
-    remedy = broadcasting(loss, outputs, targets)
-    if remedy:
-        raise InputError(
-            f"loss: the outputs have shape {tuple(outputs.shape)}, but the targets {tuple(targets.shape)}: a "
-            "loss that broadcasts them pairs each output with the targets of all samples",
-            remedy,
-        )
+    raise InputError(
+        f"loss: the outputs have shape {shapes[0]}, but the targets {shapes[1]}: a loss that broadcasts them "
+        "pairs each output with the targets of all samples",
+        f"landscape.Problem(model, lambda outputs, targets: loss(outputs, targets.{change}{kind}), data)",
+    )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError, ProblemWarning
 from landscape.core.memory import available_memory
-from landscape.problem.batches import as_tensors, count_samples, named_tensors, take
+from landscape.problem.batches import count_samples, named_tensors, take
 from landscape.problem.data import Data, notable
 from landscape.problem.losses import Terms, by_sample, refuse_broadcasting
 from landscape.problem.mean_loss import MeanLoss
@@ -31,19 +31,25 @@ ZERO = 1e-5
 
 @dataclass(frozen=True)
 class Count:
-    """``terms(targets)`` -> (B,), with the code that says the same, which is how it prints."""
+    """``terms(targets)`` -> (B,), with the code that says the same, which is how it prints.
+
+    They are the sums by sample of what ``function`` gives of the tensor at ``place`` in the targets.
+    """
 
     code: str
-    function: Callable[[Any], Tensor]
+    place: Place
+    function: Callable[[Tensor], Tensor]
 
     def __call__(self, targets: Any) -> Tensor:
-        return self.function(targets).double()
+        number, cut = self.place
+        return by_sample(self.function(list(named_tensors(targets))[number][1][cut])).double()
 
     def __repr__(self) -> str:
         return self.code
 
 
-Getter = Callable[[Any], Tensor]
+# The number of a tensor among the targets, and what of it counts.
+Place = tuple[int, tuple[slice, ...]]
 # Targets whole, and without the first or last of each sequence, as code and index.
 _CUTS: dict[str, tuple[slice, ...]] = {
     "": (),
@@ -52,7 +58,7 @@ _CUTS: dict[str, tuple[slice, ...]] = {
 }
 
 
-def _parts(targets: Any) -> Iterator[tuple[str, Getter, Tensor]]:
+def _parts(targets: Any) -> Iterator[tuple[str, Place, Tensor]]:
     """The tensors of ``targets`` with their code, whole, and without the first or last of each sequence."""
     for i, (name, tensor) in enumerate(named_tensors(targets, "y")):
         if tensor.dim() == 0 or tensor.is_complex():
@@ -60,11 +66,7 @@ def _parts(targets: Any) -> Iterator[tuple[str, Getter, Tensor]]:
         for code, index in _CUTS.items():
             if code and (tensor.dim() == 1 or tensor.shape[1] == 1):
                 break
-
-            def get(tree: Any, i: int = i, index: tuple[slice, ...] = index) -> Tensor:
-                return list(named_tensors(tree))[i][1][index]
-
-            yield name + code, get, tensor[index]
+            yield name + code, (i, index), tensor[index]
 
 
 def _tests(name: str, tensor: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
@@ -85,16 +87,10 @@ def _tests(name: str, tensor: Tensor) -> Iterator[tuple[str, Callable[[Tensor], 
 
 def candidates(targets: Any) -> Iterator[Count]:
     """The standard counts of targets like these: those that are not left out, sums of masks and weights."""
-    for name, get, tensor in _parts(targets):
+    for name, place, tensor in _parts(targets):
         for test, function in _tests(name, tensor):
             code = f"({test}).flatten(1).sum(1)" if tensor.dim() > 1 else test
-
-            def count(
-                tree: Any, get: Getter = get, function: Callable[[Tensor], Tensor] = function
-            ) -> Tensor:
-                return by_sample(function(get(tree)))
-
-            yield Count(f"lambda y: {code}", count)
+            yield Count(f"lambda y: {code}", place, function)
 
 
 def samples_apart(counts: Sequence[Count], targets: Any) -> list[int]:
@@ -115,7 +111,7 @@ def revealed(losses: Parts) -> list[Count]:
     a and b; they are sums of the weights of their targets' classes.
     """
     found = []
-    for name, get, tensor in _parts(losses.targets):
+    for name, place, tensor in _parts(losses.targets):
         if tensor.is_floating_point() or tensor.dtype == torch.bool:
             continue
         classes = torch.unique(tensor).tolist()
@@ -123,7 +119,7 @@ def revealed(losses: Parts) -> list[Count]:
             continue
         numbers = torch.stack([by_sample(tensor == c) for c in classes], 1).double().cpu()
         if (weights := _class_weights(losses, numbers)) is not None:
-            found.append(_weighted(name, get, dict(zip(classes, weights, strict=True))))
+            found.append(_weighted(name, place, dict(zip(classes, weights, strict=True))))
     return found
 
 
@@ -154,12 +150,11 @@ def _class_weights(losses: Parts, numbers: Tensor) -> list[float] | None:
     return None if bool((weights < 0).any()) else weights.tolist()
 
 
-def _weighted(name: str, get: Getter, weights: dict[int, float]) -> Count:
+def _weighted(name: str, place: Place, weights: dict[int, float]) -> Count:
     """The sums of the weights of the targets' classes."""
 
-    def terms(targets: Any) -> Tensor:
-        tensor = get(targets)
-        known = sum(((tensor == c) for c in weights), torch.zeros_like(tensor, dtype=torch.bool))
+    def terms(tensor: Tensor) -> Tensor:
+        known = torch.isin(tensor, torch.tensor([*weights]).to(tensor))
         if not bool(known.all()):
             raise InputError(
                 f"data: {name} has the class {int(tensor[~known][0])}, which the first samples do not have, "
@@ -168,7 +163,7 @@ def _weighted(name: str, get: Getter, weights: dict[int, float]) -> Count:
         return sum((w * by_sample(tensor == c).double() for c, w in weights.items()), torch.zeros(()))
 
     listed = ", ".join(f"{c}: {w:.4g}" for c, w in weights.items())
-    return Count(f"the weights of the classes of {name}, {{{listed}}}", terms)
+    return Count(f"the weights of the classes of {name}, {{{listed}}}", place, terms)
 
 
 # Samples that every loss is evaluated on at once anyway (MAX_CHUNK of landscape.problem.mean_loss).
@@ -412,16 +407,16 @@ def _refuse_without_targets(parts: Parts, rows: list[int]) -> None:
 def _count_found(parts: Parts, terms: Terms, rows: list[int]) -> bool:
     """Whether the terms of the mean are a standard count of targets, or weights by class; used then."""
     targets = parts.samples(rows)[1]
-    fitting = [count for count in candidates(targets) if _fits(count, parts, rows)]
+    fitting = [count for count in candidates(targets) if attempt(_fits, count, parts, rows)]
     if not fitting:
-        fitting = [count for count in attempt(revealed, parts) or () if _fits(count, parts, rows)]
+        fitting = [count for count in attempt(revealed, parts) or () if attempt(_fits, count, parts, rows)]
     for others, every in _sources(parts):
         while len(fitting) > 1:
             apart = samples_apart(fitting, every)
             if not apart:
                 break
             some = list(dict.fromkeys([*apart, *range(min(4, count_samples(None, every, alike=False)))]))
-            left = [count for count in fitting if _fits(count, others, some)]
+            left = [count for count in fitting if attempt(_fits, count, others, some)]
             if len(left) == len(fitting):
                 return False  # the samples that tell them apart have equal losses
             fitting = left
@@ -437,10 +432,6 @@ def _count_found(parts: Parts, terms: Terms, rows: list[int]) -> bool:
 
 def _fits(count: Count, parts: Parts, rows: list[int]) -> bool:
     """Whether the losses of single samples combine by ``count`` to those of several sets of ``rows``."""
-    return attempt(_single_samples_combine, count, parts, rows) is True
-
-
-def _single_samples_combine(count: Count, parts: Parts, rows: list[int]) -> bool:
     weights = parts.weights(lambda x, y: count(y), rows)
     if bool((weights < 0).any()) or len(set(weights[rows].tolist())) < 2:
         return False
@@ -457,13 +448,11 @@ def _single_samples_combine(count: Count, parts: Parts, rows: list[int]) -> bool
 
 def _sources(parts: Parts) -> Iterator[tuple[Parts, Any]]:
     """All targets: at once where samples have numbers, else batch by batch, with the parts of that batch."""
-    data = parts.data
-    if data.indexed:
+    if parts.data.indexed:
         yield parts, parts.targets
         return
-    for batch in data.batches:
-        x, y = data.place(data.split(as_tensors(batch)))
-        yield Parts(parts.problem, (x, y), parts.theta, data), y
+    for batch in map(parts.data.place, parts.data.pairs()):
+        yield Parts(parts.problem, batch, parts.theta, parts.data), batch[1]
 
 
 def _take_together(

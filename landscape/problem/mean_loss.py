@@ -32,16 +32,6 @@ MAX_CHUNK = 2000
 ACTIVATION_BYTES = 2**28
 
 
-def _loss_need(self: MeanLoss, **_: Any) -> Need:
-    """The activations of a chunk."""
-    return Need(self.device, self.chunk_bytes)
-
-
-def _gradient_need(self: MeanLoss, **_: Any) -> Need:
-    """The parts of a chunk's gradient and their sum, besides the activations and their gradients."""
-    return Need(self.device, 2 * self.theta.nbytes + 2 * self.chunk_bytes)
-
-
 class MeanLoss:
     """L(θ), the mean of a loss over data, as a :class:`landscape.Problem` computes it, and its variants.
 
@@ -247,7 +237,7 @@ class MeanLoss:
         policy = self.batchnorm.at(self.theta if theta is None else theta)
         if policy is self.batchnorm:
             return self
-        part = copy.copy(self)
+        part = self.on(self.data)
         part.batchnorm = policy
         return part
 
@@ -354,7 +344,7 @@ class MeanLoss:
             >>> problem.saved_bytes(x, y) > 0
             True
         """
-        leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(self.theta).items()}
+        leaves = self.layout.leaves(self.theta)
         x, y = self.data.leaves(x, y)
 
         def loss() -> Tensor:
@@ -495,7 +485,7 @@ class MeanLoss:
         loss, right = (self.totals(theta) / self.samples).tolist()
         return loss, right
 
-    @bounded(_loss_need)
+    @bounded(lambda self, **_: Need(self.device, self.chunk_bytes))
     def loss(self, theta: Tensor | None = None, *, max_memory: int | None = None) -> float:
         """Mean loss at some weights.
 
@@ -545,7 +535,7 @@ class MeanLoss:
             (0.693, [-0.25, 0.25, 0.25, -0.25])
         """
         theta = self.theta if theta is None else theta
-        leaves = {k: v.detach().requires_grad_() for k, v in self.layout.views(theta).items()}
+        leaves = self.layout.leaves(theta)
         problem = self.at(theta)
         total, gradient = 0.0, torch.empty_like(theta) if out is None else out
         for i, (x, y, count, seed) in enumerate(self.parts()):
@@ -563,7 +553,8 @@ class MeanLoss:
             total += float(value.detach())
         return total, gradient
 
-    @bounded(_gradient_need)
+    # The parts of a chunk's gradient and their sum, besides the activations and their gradients.
+    @bounded(lambda self, **_: Need(self.device, 2 * (self.theta.nbytes + self.chunk_bytes)))
     def gradient(self, theta: Tensor | None = None, *, max_memory: int | None = None) -> Tensor:
         """The gradient of the mean loss over the whole data at some weights.
 
