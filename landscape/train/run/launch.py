@@ -33,8 +33,8 @@ from landscape.train.processes.comm import Comm
 from landscape.train.processes.process_group import Group, Lost, log_to, where
 from landscape.train.processes.server import Server, Worker
 from landscape.train.recipes.recipe import Recipe, from_values, read, recipe_of
-from landscape.train.run.history import divergence_message
 from landscape.train.run.loop import Hooks, Trainer
+from landscape.train.run.setup import divergence_message
 
 
 def launch(

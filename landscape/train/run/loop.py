@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -19,13 +20,21 @@ from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.train import optimizer
 from landscape.train.decomposition import Columns, Decomposer
-from landscape.train.instruments import monitor
+from landscape.train.instruments.base import Monitoring, of_run
 from landscape.train.processes.comm import Comm
 from landscape.train.processes.process_group import Group
 from landscape.train.recipes.recipe import MATRIX, Recipe
 from landscape.train.run import setup
-from landscape.train.run.history import DivergenceTest, History, Row
-from landscape.train.run.setup import Buffers, Sampler, SecondGradient, Trial, check_compatibility
+from landscape.train.run.setup import (
+    Buffers,
+    DivergenceTest,
+    History,
+    Row,
+    Sampler,
+    Trial,
+    check_compatibility,
+    due,
+)
 
 START = "start_norm2"  # the name in a checkpoint of ‖w_a‖² at the start, if that was another run's end
 
@@ -102,8 +111,8 @@ class Trainer:
         self.decomposer = Decomposer(
             self.stack, objective, self.comm, recipe.decompose.samples, recipe.seed, batch
         )
-        second = SecondGradient(recipe, self.stack, self.minibatches)
-        self.monitor = monitor.of_run(recipe, objective, self.comm, self.optimizer, second)
+        second = functools.partial(self.minibatches.second_gradient, self.stack)
+        self.monitor: Monitoring = of_run(recipe, objective, self.comm, self.optimizer, second)
         self.history = History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
         self.divergence = DivergenceTest(recipe.diverge, float(self.train.theta @ self.train.theta))
         self.step, self.diverged, self.diverged_at = 0, "", -1
@@ -156,7 +165,7 @@ class Trainer:
         self.step, self.diverged = checkpoint.step, checkpoint.diverged
         self.diverged_at = checkpoint.diverged_at
         self.history.restore(checkpoint.history, checkpoint.units)
-        tested = _is_due(self.recipe.evaluate.every, self.step)
+        tested = due(self.recipe.evaluate.every, self.step)
         if self.history.rows and self.step < self.recipe.steps and not tested:
             # The run ended here and was evaluated; a longer run is not evaluated at this step.
             self.history.rows[-1] |= {"test_loss": math.nan, "test_accuracy": math.nan}
@@ -177,7 +186,7 @@ class Trainer:
             self.hooks.save(self.checkpoint())
         while self.step < self.recipe.steps and not self.diverged:
             self._step(self.step + 1)
-            if self.step < self.recipe.steps and _is_due(every, self.step) and not self.diverged:
+            if self.step < self.recipe.steps and due(every, self.step) and not self.diverged:
                 self.hooks.save(self.checkpoint())
         if self.history.rows and math.isnan(self.history.rows[-1]["test_loss"]):
             self._evaluate(self.history.rows[-1])
@@ -192,7 +201,7 @@ class Trainer:
         if self.comm.group:
             self.comm.group.step = t
         recipe, weights, state = self.recipe, self.weights, self._state()
-        lr, decomposed = recipe.rate(t, self.train.samples), _is_due(recipe.decompose.every, t)
+        lr, decomposed = recipe.rate(t, self.train.samples), due(recipe.decompose.every, t)
         # The exchanges of the rule, and of the mean where it is needed, overlap with the gradients.
         self.rule.begin(weights, t)
         if decomposed:
@@ -210,7 +219,7 @@ class Trainer:
         self.rule.update_optimizer_state(self.optimizer, t)
         # The spread is measured where w_a is computed anyway or cheaply, or where it may exceed its bound.
         measured = self.comm.size == 1 or decomposed or t == recipe.steps
-        measured |= _is_due(recipe.evaluate.every, t) or self.divergence.needs_spread(self.history.rows)
+        measured |= due(recipe.evaluate.every, t) or self.divergence.needs_spread(self.history.rows)
         if measured or self.rule.at_mean:  # the next step's gradients are taken there
             self.comm.start_mean(new)
         row = self.history.new_row(t, lr)
@@ -220,7 +229,7 @@ class Trainer:
         self.weights, self.step = new, t
         self.history.append(row)
         # With several processes a step waits for the other processes' losses of the step before only.
-        if measured or _is_due(recipe.checkpoint.every, t) or self.monitor.due(t):
+        if measured or due(recipe.checkpoint.every, t) or self.monitor.due(t):
             self._complete_pending()
         if self.step == t:
             self._record(row, time.perf_counter() - clock, self.comm.waited - waited)
@@ -314,7 +323,7 @@ class Trainer:
         vectors, row["comm_rounds"] = self.rule.communication_cost(t)
         row["comm_bytes"] = vectors * self.weights[0].nbytes
         self.history.record(row, self.rule.record(t))
-        if _is_due(self.recipe.evaluate.every, t):
+        if due(self.recipe.evaluate.every, t):
             self._evaluate(row)
         if self.monitor.due(t):
             self.history.record(row, self.monitor.measure(t, row["lr"], self.weights))
@@ -367,11 +376,6 @@ class Trainer:
             diverged_at=self.diverged_at,
             diverged=self.diverged,
         )
-
-
-def _is_due(every: int, step: int) -> bool:
-    """Whether ``step`` is a multiple of ``every``; never if that is 0."""
-    return bool(every) and step % every == 0
 
 
 def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
