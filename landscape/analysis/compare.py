@@ -60,9 +60,7 @@ def _at_equal_loss(
         raise InputError("equal_loss: a problem has no run with earlier checkpoints, give checkpoints")
     for run in runs:
         if run.path is None:
-            raise InputError(
-                f"equal_loss: {run.label} is not of a file, its run's earlier ones are not known"
-            )
+            raise InputError(f"equal_loss: {run.label} is not of a file, earlier ones are not known")
     losses = [problem_of(run, SPLIT).loss() for run in runs]
     for run, loss in zip(runs, losses, strict=True):
         if not math.isfinite(loss):
@@ -96,9 +94,8 @@ def _nearest(run: Checkpoint, loss: float, target: float, problem_of: ProblemOf)
         same = (earlier.algorithm, earlier.seed, earlier.layout) == (run.algorithm, run.seed, run.layout)
         if not same or earlier.step >= run.step:
             continue
-        value = (
-            problem_of(earlier, SPLIT).loss() if batchnorm else problem.loss(earlier.mean.to(problem.theta))
-        )
+        mean = earlier.mean.to(problem.theta)
+        value = problem_of(earlier, SPLIT).loss() if batchnorm else problem.loss(mean)
         if abs(value - target) < abs(found - target):
             best, found = earlier, value
     return best, found
@@ -472,17 +469,13 @@ def _entries(
 
 def _check_group(name: str, entries: Sequence[Entry]) -> None:
     """InputError where a group has the same weights, or runs of the same seed, twice: its error would lie."""
-    known = {
-        entry.run.mean.double().cpu().numpy().tobytes() if entry.run else id(entry.given) for entry in entries
-    }
+    known = {e.run.mean.double().cpu().numpy().tobytes() if e.run else id(e.given) for e in entries}
     if len(known) < len(entries):
         raise InputError(f"checkpoints: the group '{name}' holds the same weights twice")
     seeds = Counter(entry.run.seed for entry in entries if entry.run and entry.run.has_recipe)
     seed, count = max(seeds.items(), key=lambda item: item[1], default=(0, 0))
     if count > 1:
-        raise InputError(
-            f"checkpoints: the group '{name}' has {count} checkpoints of seed {seed}, not of {count} seeds"
-        )
+        raise InputError(f"checkpoints: the group '{name}' has {count} of seed {seed}, not of {count} seeds")
 
 
 def _batch(entries: Sequence[Entry], batch: int | None) -> int:

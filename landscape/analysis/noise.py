@@ -156,9 +156,8 @@ def _terms_of_delta(
         stack.gradients(weights, x, y, out=at_learners)
         stack.gradients(mean.expand_as(weights), x, y, out=at_mean)
         delta = (at_learners - at_mean).mean(0, dtype=torch.float64)
-        products = [
-            HessianOperator(problem.subset(i), mean)(d) for i, d in zip(indices, weights - mean, strict=True)
-        ]
+        pairs = zip(indices, weights - mean, strict=True)
+        products = [HessianOperator(problem.subset(i), mean)(d) for i, d in pairs]
         first = torch.stack(products).mean(0, dtype=torch.float64)
         p_delta, p_s = perpendicular(delta), perpendicular(at_mean.mean(0, dtype=torch.float64))
         return [delta @ delta, first @ first, p_s @ p_s, p_delta @ p_delta, 2 * p_s @ p_delta]

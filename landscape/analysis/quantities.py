@@ -89,9 +89,7 @@ def basin_widths(
         if not math.isfinite(base):
             raise FailedError(f"weights: the loss there is {base:g}, so that nothing rises above it")
         if rise < LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
-            raise FailedError(
-                f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; give a larger one"
-            )
+            raise FailedError(f"rise: {rise:g} is hidden by rounding of the loss {base:g}; give a larger one")
 
         def risen(distance: Array, loss: Evaluator = loss, base: float = base) -> Array:
             values = loss(circle * torch.from_numpy(distance)[:, None])["loss"].numpy() - base
@@ -279,9 +277,8 @@ def _test_error(subject: Subject, settings: Settings, progress: Progress) -> Mea
         raise InputError("test error: a problem alone has no test set, give the checkpoint")
     whole = subject.test()
     problem = whole.at()
-    shares = [
-        correct_shares(problem.outputs(whole.theta, x), y, whole.criterion) for x, y, _ in whole.chunks()
-    ]
+    outputs = ((problem.outputs(whole.theta, x), y) for x, y, _ in whole.chunks())
+    shares = [correct_shares(z, y, whole.criterion) for z, y in outputs]
     wrong = 100 * (1 - torch.cat([share.cpu() for share in shares]).numpy())
     if not np.isfinite(wrong).all():
         raise FailedError("test error: the data has no class labels")
@@ -352,10 +349,8 @@ _average = _mean_of(
 
 
 def _width(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    widths = basin_widths(
-        subject.problem, settings.rise, settings.planes, seed=subject.seed, progress=progress
-    )
-    return Measured.mean(widths)
+    rise, planes = settings.rise, settings.planes
+    return Measured.mean(basin_widths(subject.problem, rise, planes, seed=subject.seed, progress=progress))
 
 
 def _disagreement(subject: Subject, settings: Settings, progress: Progress) -> Measured:

@@ -14,13 +14,7 @@ from landscape.core.options import choose, expect, positive
 from landscape.core.progress import Progress, portion
 from landscape.core.registry import numerics
 from landscape.curvature import pyhessian_engine
-from landscape.curvature.eigenvalues import (
-    eigenpairs,
-    exact_products,
-    extremes_need,
-    top_eigenvalues,
-    top_need,
-)
+from landscape.curvature.eigenvalues import eigenpairs, ends_need, exact_products, top_eigenvalues, top_need
 from landscape.curvature.hessian import HessianOptions, Part, Preconditioner, as_preconditioner
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, Eigenpairs, SearchOptions, start_vector
 from landscape.curvature.trace import (
@@ -48,7 +42,7 @@ def _spectrum_need(
     """The largest of what was asked for, and the start that these share."""
     k = max(needs.count(top_k), 1 + bool(ends))
     asked = [top_need(problem, k, **options)] if top_k or not with_trace else []
-    asked += [extremes_need(problem, **options)] if ends else []
+    asked += [ends_need(problem, **options)] if ends else []
     asked += [trace_need(problem, **options)] if with_trace else []
     asked += [density_need(problem, **options)] if with_density else []
     return max(asked, key=lambda need: need.fixed)

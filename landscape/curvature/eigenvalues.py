@@ -102,9 +102,8 @@ def bfloat16_is_fast(device: torch.device) -> bool:
     """Whether the hardware multiplies in bfloat16: CUDA from Ampere on, CPUs with AVX512-BF16 or AMX."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    return device.type == "cpu" and (
-        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    )
+    cpu, has = device.type == "cpu", torch.cpu
+    return cpu and (has._is_avx512_bf16_supported() or has._is_amx_tile_supported())
 
 
 def _bfloat16_serves(problem: Problem) -> bool:
@@ -248,11 +247,11 @@ def _in_lockstep(h: ChainHessian, share: float, dtype: torch.dtype) -> Callable[
     return products
 
 
-def extremes_need(problem: Any, part: Any = None, **_: Any) -> Need:
+def ends_need(problem: Any, part: Any = None, **_: Any) -> Need:
     return needs.curved(problem, 1 + needs.basis(problem, 2, part), part=part)
 
 
-@bounded(extremes_need)
+@bounded(ends_need)
 def extreme_eigenvalues(
     problem: Problem,
     tol: float = TOL,
@@ -376,9 +375,8 @@ def top_eigenvalues(
         pyhessian_engine.check(problem, options)
         if k != 1:
             raise InputError(f"k: {k} is not allowed with engine 'pyhessian', it must be 1")
-        value, v, hvps = pyhessian_engine.largest_magnitude(
-            problem, theta, tol=tol, max_products=max_products, seed=seed
-        )
+        limits = {"tol": tol, "max_products": max_products}
+        value, v, hvps = pyhessian_engine.largest_magnitude(problem, theta, **limits, seed=seed)
         residual = float((h(v) - value * v).norm())
         pair = torch.tensor([[value], [residual]], dtype=torch.float64)
         return Eigenpairs(pair[0], v[None], pair[1], hvps + 1, residual <= tol * abs(value))

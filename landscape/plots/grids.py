@@ -44,9 +44,8 @@ def draw_hessian_grids(
     top = float(finite.max()) if finite.size and vmax is None else vmax or 1.0
     colours = sns.color_palette("rocket_r", as_cmap=True) if cmap is None else colormaps[cmap]
     for ax, r, name in zip(axes, results, style.names_of(results, "grid"), strict=True):
-        labels = [
-            f"{v:.2g}{'' if good else '*'}" for v, good in zip(r.ratio.flat, r.trusted.flat, strict=True)
-        ]
+        pairs = zip(r.ratio.flat, r.trusted.flat, strict=True)
+        labels = [f"{v:.2g}{'' if good else '*'}" for v, good in pairs]
         sns.heatmap(
             r.ratio[::-1],  # a heatmap's first row is its top; y grows upwards
             ax=ax, vmin=0.0, vmax=top, cmap=colours, square=True, cbar=False,

@@ -112,9 +112,7 @@ class Picture(Figure):
         try:
             manager = window.canvas.manager
             if manager is None or type(manager).show is FigureManagerBase.show:
-                raise FailedError(
-                    "show: there is no window to show a picture in; write it to a file by plot(path=…)"
-                )
+                raise FailedError("show: there is no window for a picture; write a file by plot(path=…)")
             manager.canvas.figure = self
             self.set_canvas(manager.canvas)
             pyplot.show()

@@ -90,9 +90,7 @@ def draw_surfaces(
         asked = {"log": log, "levels": levels, "vmax": vmax, "cmap": cmap, "labels": labels}
         for name, value in asked.items():
             if value not in (None, False):
-                raise InputError(
-                    f"--{name}: not allowed with style difference, its scale is symmetric around 0"
-                )
+                raise InputError(f"--{name}: not allowed with style difference, which has a scale of its own")
         return _draw_difference(results, title)
     chosen = scale([r.loss for r in results], log, levels, vmax)
     colours = CMAP if cmap is None else colormaps[cmap]

@@ -223,9 +223,8 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
             ax.set_xscale("log", base=2)
             ax.xaxis.set_major_formatter(ticker.ScalarFormatter())
             ax.set_xticks(np.unique(r.workers).astype(int))
-            ax.set(
-                yscale="log", xlabel="workers (log scale)", title=f"{r.label}\nDPSGD, {order.upper()} order"
-            )
+            own = f"{r.label}\nDPSGD, {order.upper()} order"
+            ax.set(yscale="log", xlabel="workers (log scale)", title=own)
         style.decimal_labels(axes[2 * k].yaxis)
         axes[2 * k].set_ylabel("time a step (s, log scale)")
     usual = "Predicted time a step: SSGD, and DPSGD by topology"

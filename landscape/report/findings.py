@@ -292,9 +292,8 @@ def command(contents: Contents, result: Result, path: Path) -> str:
         options += ["--ends"] * bool(result.lowest) + ["--trace"] * math.isfinite(result.trace)
         options += ["--density"] * (result.density is not None)
         options += ["--kind", result.kind, "--seed", result.seed]
-        options += ["--part", result.part] * bool(result.part) + ["--precondition"] * bool(
-            result.precondition
-        )
+        options += ["--part", result.part] * bool(result.part)
+        options += ["--precondition"] * bool(result.precondition)
     elif isinstance(result, NoiseEstimate):
         options += ["--draws", len(result.direct), "--seed", result.seed]
     else:

@@ -134,13 +134,11 @@ def render(page: Page) -> str:
     if charts or any(section.widget for section in page.sections):
         plotly = optional("plotly.offline", "a report", EXTRA).get_plotlyjs()
         scripts.insert(0, plotly.replace("</script", "<\\/script"))
-    data = page.data | {
-        "charts": {c.name: {"title": chart_text(c.title), "figure": c.figure} for c in charts}
-    }
+    drawn = {chart.name: {"title": chart_text(chart.title), "figure": chart.figure} for chart in charts}
     text: str = template.render(
         page=page,
         version=__version__,
-        data=markup.Markup(script_json(data)),
+        data=markup.Markup(script_json(page.data | {"charts": drawn})),
         style=markup.Markup(_part("report.css")),
         scripts=[markup.Markup(script) for script in scripts],
         hashes=markup.Markup(" ".join(map(_source, scripts))),
