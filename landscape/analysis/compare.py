@@ -475,7 +475,9 @@ def _check_group(name: str, entries: Sequence[Entry]) -> None:
     seeds = Counter(entry.run.seed for entry in entries if entry.run and entry.run.has_recipe)
     seed, count = max(seeds.items(), key=lambda item: item[1], default=(0, 0))
     if count > 1:
-        raise InputError(f"checkpoints: the group '{name}' has {count} of seed {seed}, not of {count} seeds")
+        raise InputError(
+            f"checkpoints: the group '{name}' has {count} checkpoints of seed {seed}, one is allowed"
+        )
 
 
 def _batch(entries: Sequence[Entry], batch: int | None) -> int:

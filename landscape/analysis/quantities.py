@@ -89,7 +89,7 @@ def basin_widths(
         if not math.isfinite(base):
             raise FailedError(f"weights: the loss there is {base:g}, so that nothing rises above it")
         if rise < LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
-            raise FailedError(f"rise: {rise:g} is hidden by rounding of the loss {base:g}; give a larger one")
+            raise FailedError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; raise it")
 
         def risen(distance: Array, loss: Evaluator = loss, base: float = base) -> Array:
             values = loss(circle * torch.from_numpy(distance)[:, None])["loss"].numpy() - base

@@ -102,8 +102,9 @@ def bfloat16_is_fast(device: torch.device) -> bool:
     """Whether the hardware multiplies in bfloat16: CUDA from Ampere on, CPUs with AVX512-BF16 or AMX."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
-    cpu, has = device.type == "cpu", torch.cpu
-    return cpu and (has._is_avx512_bf16_supported() or has._is_amx_tile_supported())
+    return device.type == "cpu" and (
+        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    )
 
 
 def _bfloat16_serves(problem: Problem) -> bool:
@@ -375,8 +376,7 @@ def top_eigenvalues(
         pyhessian_engine.check(problem, options)
         if k != 1:
             raise InputError(f"k: {k} is not allowed with engine 'pyhessian', it must be 1")
-        limits = {"tol": tol, "max_products": max_products}
-        value, v, hvps = pyhessian_engine.largest_magnitude(problem, theta, **limits, seed=seed)
+        value, v, hvps = pyhessian_engine.largest_magnitude(problem, theta, tol, max_products, seed)
         residual = float((h(v) - value * v).norm())
         pair = torch.tensor([[value], [residual]], dtype=torch.float64)
         return Eigenpairs(pair[0], v[None], pair[1], hvps + 1, residual <= tol * abs(value))

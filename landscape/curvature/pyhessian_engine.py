@@ -94,7 +94,7 @@ def check(problem: Problem, options: HessianOptions) -> None:
 
 
 def largest_magnitude(
-    problem: Problem, theta: Tensor | None, *, tol: float, max_products: int, seed: int
+    problem: Problem, theta: Tensor | None, tol: float, max_products: int, seed: int
 ) -> tuple[float, Tensor, int]:
     """(eigenvalue of largest magnitude, its unit vector (P,), products).
 
