@@ -163,9 +163,8 @@ class Row:
                 return paired(a.draws, b.draws), "paired t"
             scale = values[1]  # draws are percentages: two values, one of them 0
             found = mcnemar(a.draws / scale, b.draws / scale)
-            return replace(
-                found, value=scale * found.value, standard_error=scale * found.standard_error
-            ), "McNemar"
+            value, error = scale * found.value, scale * found.standard_error
+            return replace(found, value=value, standard_error=error), "McNemar"
         found = welch(*(Estimate(s.value, s.error, s.freedom) for s in (a, b)))
         if self.grouped and min(len(a.draws), len(b.draws)) < SEEDS:
             found = replace(found, p=math.nan)
@@ -435,10 +434,8 @@ def _notes(quantities: Sequence[Quantity], columns: Sequence[_Column], labels: S
             said.append(f"{quantity.name} was not measured{place}: {words}")
     sizes, counts = [c.parameters for c in columns], [c.setting["samples"] for c in columns]
     if len(set(sizes)) > 1:
-        said.append(
-            f"networks of different size ({', '.join(f'{n:,}' for n in sizes)} parameters): their distances "
-            "are not comparable"
-        )
+        numbers = ", ".join(f"{n:,}" for n in sizes)
+        said.append(f"networks of different size ({numbers} parameters): their distances are not comparable")
     if len(set(counts)) > 1:
         said.append(f"data of different size ({', '.join(f'{n:,}' for n in counts)} samples)")
     return said
@@ -475,9 +472,7 @@ def _check_group(name: str, entries: Sequence[Entry]) -> None:
     seeds = Counter(entry.run.seed for entry in entries if entry.run and entry.run.has_recipe)
     seed, count = max(seeds.items(), key=lambda item: item[1], default=(0, 0))
     if count > 1:
-        raise InputError(
-            f"checkpoints: the group '{name}' has {count} checkpoints of seed {seed}, one is allowed"
-        )
+        raise InputError(f"checkpoints: the group '{name}' has {count} checkpoints of seed {seed}, not one")
 
 
 def _batch(entries: Sequence[Entry], batch: int | None) -> int:
@@ -488,10 +483,7 @@ def _batch(entries: Sequence[Entry], batch: int | None) -> int:
     sizes = {entry.run.local_batch * entry.run.learners if entry.run else 0 for entry in entries}
     if len(sizes) > 1 or 0 in sizes:
         known = ", ".join(f"{size:,}" if size else "unknown" for size in sorted(sizes))
-        raise InputError(
-            f"batch: missing; the total batches of the runs are {known}, give one for all, or leave out what "
-            "needs it"
-        )
+        raise InputError(f"batch: missing; the total batches of the runs are {known}, give one for all")
     return sizes.pop()
 
 

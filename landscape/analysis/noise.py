@@ -16,7 +16,7 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, expect, positive
-from landscape.core.progress import Progress, portion
+from landscape.core.progress import Progress, no_progress, portion
 from landscape.core.registry import numerics
 from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
@@ -113,11 +113,11 @@ def estimate_noise(
     n, mean = len(weights), average(weights)
     gradient, spread = problem.gradient(mean).double(), weights - mean
     terms = _terms_of_delta(problem, weights, mean, gradient)
-    rows, generator = [], torch.Generator().manual_seed(seed)
+    rows, generator, report = [], torch.Generator().manual_seed(seed), progress or no_progress
+
     for k in range(draws):
         rows.append(terms(torch.randint(problem.samples, (n, local_batch), generator=generator)))
-        if progress:
-            progress((k + 1) / draws)
+        report((k + 1) / draws)
     names = ("direct", "first_order", "delta_s", "delta_2", "delta_cross")
     table = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy()
     each = torch.stack([problem.gradient(w) for w in weights])

@@ -139,15 +139,13 @@ def spectrum(
     wanted = SearchOptions(int(ends), high, tol, max_products, stage(0))
     pairs, tr, dense = None, Trace(np.nan, np.nan, 0), None
     if high and external:
-        pairs = top_eigenvalues(
-            problem, high, tol, engine=engine, max_products=max_products, seed=seed, kind=kind, part=part
-        )
+        pairs = top_eigenvalues(problem, high, tol, engine=engine, max_products=max_products, seed=seed)
     elif high:
         pairs = eigenpairs(problem, problem.theta[None], start, wanted, options, search=search)[0]
     if high:
         stage(0)(1.0)
     if with_trace and external:
-        tr = trace(problem, products, kind=kind, part=part, engine=engine, seed=seed)
+        tr = trace(problem, products, engine=engine, seed=seed)
     elif with_trace:
         tr = hutchpp(h, start, products=products, seed=seed, progress=stage(1))
     if with_density:

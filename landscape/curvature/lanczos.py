@@ -428,7 +428,7 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
     positive("max_products", most, least=1)
     size = len(start)
     if max(low, high) > size:
-        raise InputError(f"k: {max(low, high)} is not allowed, it must be at most P = {size}")
+        raise InputError(f"k: {max(low, high)} is not allowed, it must be at most {size}, all parameters")
     generator = torch.Generator().manual_seed(size)
     values, vectors = np.zeros(0), start.new_zeros(0, size)
     found, products, checks, radius = np.zeros(0), 0, 0, 0.0

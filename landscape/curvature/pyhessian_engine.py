@@ -69,9 +69,7 @@ def _engine(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple
             yield hessian(model, problem.criterion, dataloader=batches, cuda=cuda), batches
         except (AssertionError, RuntimeError) as error:
             words = " ".join(str(error).split())[:100]
-            raise InputError(
-                f"engine: 'pyhessian' cannot take this model ({words}); use 'landscape'"
-            ) from error
+            raise InputError(f"engine: 'pyhessian' fails on this model ({words}); use 'landscape'") from error
         finally:
             for parameter in model.parameters():
                 parameter.grad = None

@@ -53,13 +53,12 @@ def quadrature(
     size = len(like)
     steps = min(steps, size)
     at_once = max(1, min(probes, BASIS_BYTES // (steps * like.nbytes)))
-    hvps = 0
+    hvps, report = 0, progress or no_progress
 
     def counted(vectors: Tensor, running: list[int]) -> Tensor:
         nonlocal hvps
         hvps += len(vectors)
-        if progress:
-            progress(min(1.0, hvps / (probes * steps)))
+        report(min(1.0, hvps / (probes * steps)))
         return products(vectors)
 
     rules: list[tuple[Array, Array]] = []

@@ -212,10 +212,8 @@ def _caption(results: Sequence[Sharpness]) -> str:
     how = "mean over pairs of displacements ±δ"
     if r.kind == "worst":
         how = f"a lower bound, by at most {r.steps} gradients from each of {r.starts + 1} starts"
-    return (
-        f"{of}{style.samples_of(results)}; {how}{drawn}. Sharpness of this kind predicts generalisation "
-        "poorly (arXiv 2302.07011)."
-    )
+    known = "Sharpness of this kind predicts generalisation poorly (arXiv 2302.07011)."
+    return f"{of}{style.samples_of(results)}; {how}{drawn}. {known}"
 
 
 # The loss itself, and smoothed by the measured and by an isotropic spread.

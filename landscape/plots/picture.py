@@ -79,12 +79,12 @@ class Picture(Figure):
 
     def suptitle(self, t: str, **options: Any) -> Text:
         """As in matplotlib, with lines broken where the picture ends."""
-        width = int(TITLE_CHARACTERS * self.get_size_inches()[0])
+        wrapper = textwrap.TextWrapper(
+            int(TITLE_CHARACTERS * self.get_size_inches()[0]), break_on_hyphens=False
+        )
+
         # A formula is not broken: its dollar signs must stay on one line.
-        lines = [
-            line if "$" in line else textwrap.fill(line, width, break_on_hyphens=False)
-            for line in t.split("\n")
-        ]
+        lines = [line if "$" in line else wrapper.fill(line) for line in t.split("\n")]
         return super().suptitle("\n".join(lines), **options)
 
     def get_caption(self) -> str:

@@ -19,6 +19,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.plots.curvature import density_scale
+from landscape.plots.grids import starred
 from landscape.plots.noise import ESTIMATES
 from landscape.plots.style import paper_name, style
 from landscape.plots.surface import marks, scale
@@ -145,10 +146,8 @@ def _chart(k: int, surface: Surface) -> Chart:
     centre, low, high, *_ = (row.value for row in surface.describe())
     ny, nx = surface.loss.shape
     label = surface.label or f"surface {k}"
-    alt = (
-        f"Contours of the loss of {label} on {nx} × {ny} points, from {low:.4g} to {high:.4g}, "
-        f"{centre:.4g} near the centre."
-    )
+    ends = f"from {low:.4g} to {high:.4g}, {centre:.4g} near the centre"
+    alt = f"Contours of the loss of {label} on {nx} × {ny} points, {ends}."
     return Chart(f"surface-{k}", label, alt, {"surface": k})
 
 
@@ -347,11 +346,7 @@ def _heatmap(grid: HessianGrid, top: float) -> dict[str, Any]:
         "colorbar": {"thickness": 10, "title": {"text": "ratio"}},
     }  # fmt: skip
     if grid.ratio.size <= _ANNOTATED:
-        texts = [
-            [f"{v:.2g}{'' if c else '*'}" for v, c in zip(*row, strict=True)]
-            for row in zip(grid.ratio, grid.trusted, strict=True)
-        ]
-        heat |= {"text": texts, "texttemplate": "%{text}"}
+        heat |= {"text": starred(grid).tolist(), "texttemplate": "%{text}"}
     axes = (parts.axis(f"{name}, along direction {k}", type="category") for name, k in (("x", 1), ("y", 2)))
     return {"data": [heat], "layout": dict(zip(("xaxis", "yaxis"), axes, strict=True))}
 
@@ -360,10 +355,8 @@ def _colors(contents: Contents, results: Sequence[Result]) -> list[str]:
     """The colours of the runs that results belong to; others for those of no run, or of a run seen before."""
     lines = dict(zip(contents.runs, lines_of(contents.runs), strict=True))
     free = [color for color in _COLORS if color not in {line["color"] for line in lines.values()}]
-    return [
-        lines[run]["color"] if (run := contents.run_of(result)) else free[k % len(free)]
-        for k, result in enumerate(results)
-    ]
+    runs = map(contents.run_of, results)
+    return [lines[run]["color"] if run else free[k % len(free)] for k, run in enumerate(runs)]
 
 
 def _spectra(contents: Contents) -> Section:

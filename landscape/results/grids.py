@@ -257,10 +257,8 @@ class Interpolated(Measured):
             for name, error in zip(self.columns, self.stated_error, strict=True)
         ]
         unit = " of the range shown" if relative else ""
-        return (
-            f"interpolated from {self.evaluations:,} of {self.exact.size:,} points, error of "
-            f"{', '.join(errors)}{unit}"
-        )
+        of = f"interpolated from {self.evaluations:,} of {self.exact.size:,} points"
+        return f"{of}, error of {', '.join(errors)}{unit}"
 
 
 @dataclass(frozen=True)
