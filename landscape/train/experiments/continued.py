@@ -88,7 +88,10 @@ def critical_batch(
         ([250, 500], [20, 10])
     """
     expect("run", run, Checkpoint)
-    recipe = _recipe(run)
+    # The run's, without its schedule and what is recorded along the way.
+    recipe = continued(run, schedule=Schedule())
+    if run.diverged:
+        raise FailedError(f"{run.path or 'checkpoint'}: the run diverged, there is nothing to continue")
     chosen = scaling or ("sqrt" if recipe.part("optimizer")[0] in ROOT else "linear")
     choose("scaling", chosen, SCALING)
     for name, value in (("seeds", seeds), ("trained_samples", trained_samples or 1)):
@@ -125,14 +128,6 @@ def critical_batch(
         **setting(trainer.train),
         **about,
     )
-
-
-def _recipe(run: Checkpoint) -> Recipe:
-    """The recipe of the branches: the run's, without its schedule and what is recorded along the way."""
-    recipe = continued(run, schedule=Schedule())
-    if run.diverged:
-        raise FailedError(f"{run.path or 'checkpoint'}: the run diverged, there is nothing to continue")
-    return recipe
 
 
 def _batches(recipe: Recipe, factors: Sequence[float]) -> list[int]:

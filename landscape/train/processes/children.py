@@ -432,13 +432,18 @@ def _name(child: Child, children: Children) -> str:
     return f"rank {child.number} of {len(children.all)}"
 
 
+def stamped(line: str) -> str:
+    """The line of a log, with the time."""
+    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S}Z {line}\n"
+
+
 def _log(path: Path | None, line: str) -> None:
     """Append to the log of a run whose folder exists; an error in writing it is ignored."""
     if path and path.parent.parent.is_dir():
         with contextlib.suppress(OSError):
             path.parent.mkdir(exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
-                file.write(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S}Z {line}\n")
+                file.write(stamped(line))
 
 
 def report(message: str, code: int) -> bool:

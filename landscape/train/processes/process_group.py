@@ -31,7 +31,7 @@ from landscape import _version
 from landscape.core.errors import FailedError, InputError
 from landscape.core.memory import pick_device
 from landscape.core.progress import calm
-from landscape.train.processes.children import BOARD, TIMEOUT, FolderBoard, loopback, of_launcher
+from landscape.train.processes.children import BOARD, TIMEOUT, FolderBoard, loopback, of_launcher, stamped
 
 T = TypeVar("T")
 
@@ -317,7 +317,7 @@ def log_to(path: Path) -> Iterator[Callable[[str], None]]:
         raise FailedError(f"{path}: cannot be written ({error.strerror})") from error
 
     def log(line: str) -> None:
-        file.write(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S}Z {line}\n")
+        file.write(stamped(line))
 
     file, console, before = calm(opened.fileno()), os.dup(2), sys.stderr
     with opened:

@@ -107,21 +107,16 @@ def launch(
             folder.mkdir(parents=True, exist_ok=True)
             if first:
                 lock.acquire()
-                _write_recipe(chosen, folder, present, force)
+                if not present and run_folder.named_like_a_run(folder):
+                    raise FailedError(f"{folder}: another process has started a run there meanwhile")
+                files.remove_stale(folder)
+                for path in present if force else []:
+                    path.unlink(missing_ok=True)
+                files.write_text(folder / "recipe.toml", chosen.to_toml())
         except OSError as error:
             raise FailedError(f"{folder}: cannot be written ({error.strerror})") from error
         hooks.message(_headline(trainer))
         return trainer.run() if group is None else _run_in_group(trainer, folder, group)
-
-
-def _write_recipe(recipe: Recipe, folder: Path, present: list[Path], force: bool) -> None:
-    """Write recipe.toml; with ``force`` the files of a run that were ``present`` are deleted."""
-    if not present and run_folder.named_like_a_run(folder):
-        raise FailedError(f"{folder}: another process has started a run there meanwhile")
-    files.remove_stale(folder)
-    for path in present if force else []:
-        path.unlink(missing_ok=True)
-    files.write_text(folder / "recipe.toml", recipe.to_toml())
 
 
 def _headline(trainer: Trainer) -> str:

@@ -189,7 +189,7 @@ class Trainer:
             if self.step < self.recipe.steps and due(every, self.step) and not self.diverged:
                 self.hooks.save(self.checkpoint())
         if self.history.rows and math.isnan(self.history.rows[-1]["test_loss"]):
-            self._evaluate(self.history.rows[-1])
+            self.history.rows[-1] |= self.buffers.test(self.weights, self.step)
         final = self.checkpoint()
         if self.step > 0 or self.diverged:
             self.hooks.save(final)
@@ -213,8 +213,17 @@ class Trainer:
         if not self._previous_step_holds(t, state):
             return
         self.monitor.see(t, points, self._gradients)
-        decomposition = self._decompose(t, x, y, training) if decomposed else None
-        directions = self.optimizer.directions(self._optimizer_gradients(), points, lr, t)
+        columns: Columns | None = None
+        if decomposed:
+            split = recipe.decompose.split and self.optimizer.direction_is_gradient
+            split = split and self.rule.follows_mean_direction(t)
+            columns = self.decomposer.begin(
+                weights, x, y, self._gradients, t, split, self.rule.at_mean, training
+            )
+        gradients = self._gradients
+        if self.rule.synchronous and not self.optimizer.linear:
+            gradients = self.comm.fresh_mean(gradients).expand_as(gradients)
+        directions = self.optimizer.directions(gradients, points, lr, t)
         new = self.rule.finish(weights, directions, lr, t)
         self.rule.update_optimizer_state(self.optimizer, t)
         # The spread is measured where w_a is computed anyway or cheaply, or where it may exceed its bound.
@@ -223,9 +232,15 @@ class Trainer:
         if measured or self.rule.at_mean:  # the next step's gradients are taken there
             self.comm.start_mean(new)
         row = self.history.new_row(t, lr)
-        if decomposition is not None:
-            self.history.record(row, decomposition(new, lr))
-        self._pending = self._start_mean_loss(row, state, new, losses, measured)
+        if columns is not None:
+            self.history.record(row, columns(new, lr))
+        # Without a mean the exchange only shows whether all weights are finite. The differences overwrite the
+        # memory of the gradients.
+        mean = self.comm.mean(new) if measured else None
+        spread = (new if mean is None else torch.sub(new, mean, out=self._gradients)).flatten()
+        loss, squares = float(losses.double().mean()), float(spread @ spread) / len(new)
+        results = self.comm.start_learners_mean(loss, squares)
+        self._pending = PendingStep(row, weights, state, mean, results)
         self.weights, self.step = new, t
         self.history.append(row)
         # With several processes a step waits for the other processes' losses of the step before only.
@@ -243,33 +258,6 @@ class Trainer:
         self.trial.decide(points, x, y, training, self.recipe.model)
         return self.stack.gradients(points, x, y, out=self._gradients, training=training)
 
-    def _optimizer_gradients(self) -> Tensor:
-        """The optimizer's input (n_local, P): the gradients, or their mean for a synchronous rule."""
-        if not self.rule.synchronous or self.optimizer.linear:
-            return self._gradients
-        return self.comm.fresh_mean(self._gradients).expand_as(self._gradients)
-
-    def _decompose(self, t: int, x: Any, y: Any, training: Training) -> Columns:
-        """The decomposition of step ``t``, to be completed with the new weights."""
-        split = self.recipe.decompose.split and self.optimizer.direction_is_gradient
-        split = split and self.rule.follows_mean_direction(t)
-        return self.decomposer.begin(
-            self.weights, x, y, self._gradients, t, split, self.rule.at_mean, training
-        )
-
-    def _start_mean_loss(
-        self, row: Row, state: State, new: Tensor, losses: Tensor, measured: bool
-    ) -> PendingStep:
-        """Start the exchange of the learners' losses and, if it is ``measured``, of their spread at ``new``.
-
-        If it is not, the exchange only shows whether all weights are finite. The memory of the gradients is
-        overwritten with the differences.
-        """
-        mean = self.comm.mean(new) if measured else None
-        spread = (new if mean is None else torch.sub(new, mean, out=self._gradients)).flatten()
-        loss, squares = float(losses.double().mean()), float(spread @ spread) / len(new)
-        return PendingStep(row, self.weights, state, mean, self.comm.start_learners_mean(loss, squares))
-
     def _previous_step_holds(self, t: int, state: State) -> bool:
         """Complete the step before ``t``; False if the run diverged in it.
 
@@ -284,7 +272,7 @@ class Trainer:
         self.weights = self.weights.clone()
         after = state if self.step == t - 1 else self._state()
         self.rule.finish(weights, self._gradients, 0.0, t)
-        self._go_back(after)
+        self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.local = after
         return False
 
     def _complete_pending(self) -> None:
@@ -296,24 +284,18 @@ class Trainer:
         within = self.divergence.bounds_loss(loss) and math.isfinite(squares)
         if within and not self.divergence.learners_apart(self.history.rows, pending.mean):
             return
-        self.diverged_at, self.diverged = self.step, self._what_diverged(pending, loss)
+        # By the training loss of w_a: before the step, where the learners' loss was, or after it if only the
+        # spread exceeds its bound.
+        mean = self.comm.mean(self.weights)
+        if not self.divergence.bounds_loss(loss) or not bool(torch.isfinite(mean).all()):
+            mean = self.comm.mean(pending.weights)
+        holds = self.divergence.bounds_loss(self.buffers.training_loss(mean))
+        self.diverged_at, self.diverged = self.step, "learners" if holds else "mean"
         if not math.isfinite(squares + loss):
             # The step ended in weights that are not finite: the last finite state stays.
             self.weights, self.step = pending.weights, self.step - 1
             self.history.rows.pop()
-            self._go_back(pending.state)
-
-    def _what_diverged(self, pending: PendingStep, loss: float) -> str:
-        """ "mean" or "learners", by the training loss of w_a.
-
-        The loss is taken before the step, where the learners' ``loss`` was, or after it if only the spread
-        exceeds its bound.
-        """
-        mean = self.comm.mean(self.weights)
-        if not self.divergence.bounds_loss(loss) or not bool(torch.isfinite(mean).all()):
-            mean = self.comm.mean(pending.weights)
-        mean_loss = self.buffers.training_loss(mean)
-        return "learners" if self.divergence.bounds_loss(mean_loss) else "mean"
+            self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.local = pending.state
 
     def _record(self, row: Row, seconds: float, waited: float) -> None:
         """Complete the ``row`` of the last step, evaluate where that is due, and call the hooks."""
@@ -324,7 +306,7 @@ class Trainer:
         row["comm_bytes"] = vectors * self.weights[0].nbytes
         self.history.record(row, self.rule.record(t))
         if due(self.recipe.evaluate.every, t):
-            self._evaluate(row)
+            row |= self.buffers.test(self.weights, t)
         if self.monitor.due(t):
             self.history.record(row, self.monitor.measure(t, row["lr"], self.weights))
             if warning := self.monitor.warning(row, self.history.column):
@@ -336,15 +318,9 @@ class Trainer:
         buffers = {name: rows.clone() for name, rows in self.buffers.local.items()}
         return self.optimizer.state, self.rule.state, self.rule.shared, buffers
 
-    def _go_back(self, state: State) -> None:
-        self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.local = state
-
     def describe_part(self) -> str:
         """For logs: the learners of this process."""
         return f"learners {self.comm.local.start} to {self.comm.local.stop - 1}"
-
-    def _evaluate(self, row: Row) -> None:
-        row["test_loss"], row["test_accuracy"] = self.buffers.test(self.weights, self.step)
 
     def checkpoint(self) -> Checkpoint:
         """The present state of the run, in copies: later steps overwrite the run's memory."""

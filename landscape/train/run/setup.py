@@ -260,16 +260,18 @@ class Buffers:
             self._step, self._statistics = step, self.at_mean(self._comm.mean(weights))
         return self._statistics
 
-    def test(self, weights: Tensor, step: int) -> tuple[float, float]:
-        """(loss, accuracy) of w_a on the test set; arguments as of :meth:`statistics`."""
+    def test(self, weights: Tensor, step: int) -> Row:
+        """The history's columns of w_a on the test set; arguments as of :meth:`statistics`."""
         self.statistics(weights, step)
         mean, comm = self._comm.mean(weights), self._comm
         if self._test.indexed or comm.size == 1:
-            return comm.evaluate(self._test, mean)
-        # Batches cannot be shared: all processes evaluate them, so that none waits; rank 0's result counts.
-        result = self._test.evaluate(mean)
-        loss, accuracy = comm.total(*(result if comm.rank == 0 else (0.0, 0.0)))
-        return loss, accuracy
+            loss, accuracy = comm.evaluate(self._test, mean)
+        else:
+            # Batches cannot be shared: all processes evaluate them, so that none waits, and rank 0's result
+            # counts.
+            result = self._test.evaluate(mean)
+            loss, accuracy = comm.total(*(result if comm.rank == 0 else (0.0, 0.0)))
+        return {"test_loss": loss, "test_accuracy": accuracy}
 
     def training_loss(self, mean: Tensor) -> float:
         """The loss of any ``mean`` (P,) on the training set, with the statistics of these weights."""
