@@ -124,8 +124,9 @@ def decode(path: Path, size: int, border: float) -> Array:
         # For some other formats, such as EPS, Pillow would start programs.
         with open_regular(path, MAX_BYTES) as file, Image.open(file, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
-                here = f"{image.width} × {image.height}"
-                raise FailedError(f"{path}: has {here} pixels, at most {MAX_PIXELS:,} are read")
+                raise FailedError(
+                    f"{path}: has {image.width} × {image.height} pixels, at most {MAX_PIXELS:,} are read"
+                )
             whole = image.convert("RGB")
             if size and (border or whole.size != (size, size)):
                 whole = ImageOps.fit(whole, (size, size), Image.Resampling.BILINEAR, bleed=border)

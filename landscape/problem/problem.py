@@ -44,7 +44,7 @@ def number_of_draws(randomness: str | int) -> int:
         return RANDOMNESS.index(str(randomness))
     text = str(randomness)
     if isinstance(randomness, bool) or not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise InputError(f"randomness: {randomness!r} is not 'refuse', 'seed' or a number of draws ≥ 1")
+        raise InputError(f"randomness: {randomness!r}, it must be 'refuse', 'seed' or a number of draws ≥ 1")
     return int(text)
 
 
