@@ -60,7 +60,7 @@ def _at_equal_loss(
         raise InputError("equal_loss: a problem has no run with earlier checkpoints, give checkpoints")
     for run in runs:
         if run.path is None:
-            raise InputError(f"equal_loss: {run.label} is not of a file, earlier ones are not known")
+            raise InputError(f"equal_loss: {run.label} is not of a file, give the run's checkpoint")
     losses = [problem_of(run, SPLIT).loss() for run in runs]
     for run, loss in zip(runs, losses, strict=True):
         if not math.isfinite(loss):

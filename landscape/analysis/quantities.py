@@ -252,7 +252,7 @@ class Quantity:
         common: whether the draws of two subjects have the same random numbers.
 
     Example:
-        >>> Quantity("loss", "training loss", "nat", "exact", _loss).flatter
+        >>> BY_NAME["loss"].flatter
         0
     """
 
