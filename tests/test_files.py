@@ -381,29 +381,6 @@ def test_any_recipe_in_a_checkpoint_is_one_line(
         one_line(command(reader, tmp_path / "last.h5"), 1, words)
 
 
-@pytest.mark.slow
-def test_drawings_of_odd_values_and_names(sound: Path, tmp_path: Path, command: Command) -> None:
-    """Values that no axis takes are left out or refused; names are shown as they are, not set as formulas."""
-    broken = "$\\frac{$ \x1b[31m"
-    for name, change in {
-        "surface": lambda f: f.attrs.update(label=broken, bn="other", kind="other"),
-        "line": lambda f: (f.attrs.update(ends=[broken, "b"]), f["loss"].__setitem__(slice(None), np.inf)),
-        "hessian_grid": lambda f: (f.attrs.update(label=broken), f["ratio"].__setitem__(slice(None), np.nan)),
-        "spectrum": lambda f: f.attrs.update(label=broken, kind="other", bn="other"),
-        "escape": lambda f: f.attrs.update(setting=broken, algorithms=["other", broken]),
-        "plan": lambda f: f.attrs.update(recipe=broken, algorithm=["other", "dpsgd awc", "x"]),
-        "checkpoint": lambda f: f.attrs.update(data=f.attrs["data"].replace("synthetic", "$_$")),
-        "sweep": lambda f: f.attrs.update(keys=[broken, "$_$"]),
-    }.items():
-        path = changed(sound / f"{name}.h5", tmp_path / "x.h5", change)
-        code, out, err = command("plot", path, "-o", tmp_path / "x.png")
-        assert code == 0 or (code == 1 and err.count("\n") == 1), (name, err)
-        assert "\x1b" not in out + err
-    good = sound / "line.h5"
-    one_line(command("plot", good, "-o", tmp_path / "y.png", "--title", "$\\frac{$"), 2, "--title", "formula")
-    assert command("plot", good, "-o", tmp_path / "y.png", "--title", "$\\alpha$ for 5$")[0] == 0
-
-
 def test_escape_sequences_and_odd_names_are_shown(sound: Path, tmp_path: Path, command: Command) -> None:
     path = changed(sound / "line.h5", tmp_path / "x.h5", attribute("label", "\x1b]0;title\x07"))
     out = command("info", path)[1]
