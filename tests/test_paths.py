@@ -104,14 +104,38 @@ def test_the_problems_own_model_stays_as_it_is() -> None:
     assert all(p.grad is None for p in problem.model.parameters())
 
 
-def test_a_model_that_cannot_be_traced_goes_point_by_point_or_says_so() -> None:
+def branching() -> Problem:
     torch.manual_seed(0)
-    data = torch.randn(10, 1, 6, 6), torch.randint(2, (10,))
-    problem = Problem(Branching(), nn.functional.cross_entropy, data)
+    return Problem(
+        Branching(), nn.functional.cross_entropy, (torch.randn(10, 1, 6, 6), torch.randint(2, (10,)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (problems.conv, {"path": "batched"}, "needs a chain"),
+        (
+            problems.conv,
+            {"path": "pointwise", "precision": "bfloat16"},
+            "'pointwise' works in the model's own",
+        ),
+        (problems.mlp, {"path": "batched", "precision": "bfloat16"}, "'batched' needs a chain"),
+        (branching, {"path": "folded"}, "needs a model that torch.fx can trace"),
+        (problems.conv, {"path": "folded", "bn": "recalibrate"}, "BatchNorm statistics of the centre"),
+    ],
+)
+def test_a_path_that_is_not_there_is_refused(
+    make: Callable[[], Problem], options: dict[str, str], words: str
+) -> None:
+    problem = make()
     plane = landscape.random_plane(problem)
-    assert landscape.contour(problem, plane, grid=(2, 2)).path == "pointwise"
-    with pytest.raises(InputError, match="needs a model that torch.fx can trace"):
-        landscape.contour(problem, plane, grid=(2, 2), path="folded")
+    with pytest.raises(InputError, match=words):
+        landscape.contour(problem, plane, grid=(2, 2), **options)
+    if "precision" not in options:
+        bn = options.get("bn", "center")
+        fits = landscape.contour(problem, plane, grid=(1, 1), bn=bn)
+        assert fits.loss[0, 0] == pytest.approx(problem.with_batchnorm(bn, 1000).loss(), rel=1e-6)
 
 
 def test_bfloat16_is_near_and_returns_full_precision_losses() -> None:
@@ -119,15 +143,6 @@ def test_bfloat16_is_near_and_returns_full_precision_losses() -> None:
     assert fast.dtype == torch.float64
     np.testing.assert_allclose(fast, plain, rtol=0.03)
     assert not torch.equal(fast, plain)
-
-
-def test_a_batchnorm_policy_is_not_folded_away() -> None:
-    problem = problems.conv()
-    plane = landscape.random_plane(problem)
-    s = landscape.contour(problem, plane, grid=(2, 2), bn="recalibrate", bn_samples=10)
-    assert s.path == "pointwise"
-    with pytest.raises(InputError, match="BatchNorm statistics of the centre"):
-        landscape.contour(problem, plane, grid=(2, 2), bn="recalibrate", bn_samples=10, path="folded")
 
 
 @pytest.mark.slow
