@@ -64,7 +64,7 @@ from landscape.results.training import Escape as Escape
 from landscape.results.training import Minima as Minima
 from landscape.results.training import RunTimes as RunTimes
 from landscape.results.training import Sweep as Sweep
-from landscape.train.experiments.critical_batch import critical_batch as critical_batch
+from landscape.train.experiments.continued import critical_batch as critical_batch
 from landscape.train.own_loop.module import DecentralizedDataParallel as DecentralizedDataParallel
 from landscape.train.own_loop.recorder import Recorder as Recorder
 from landscape.train.processes.cluster import Cluster as Cluster

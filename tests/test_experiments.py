@@ -20,9 +20,8 @@ from landscape.data.synthetic import mean_output
 from landscape.results.noise import CriticalBatch
 from landscape.results.training import median_rank
 from landscape.stability import limits
-from landscape.train.experiments.critical_batch import critical_batch
-from landscape.train.experiments.minima import FACTOR, Start, length, minima, run, search
-from landscape.train.experiments.saddles import escape_time, sweep
+from landscape.train.experiments.continued import critical_batch
+from landscape.train.experiments.escapes import FACTOR, Start, escape_time, length, minima, run, search, sweep
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
 from landscape.train.run.loop import Trainer

@@ -16,7 +16,7 @@ from landscape.checkpoint import history
 from landscape.checkpoint.history import LEAST, HistoryWarning
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
-from landscape.train.run.history import BLOCK, RECENT, History
+from landscape.train.run.setup import BLOCK, RECENT, History
 
 EVERY, STEPS = 20, 300
 

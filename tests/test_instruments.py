@@ -360,7 +360,9 @@ def test_a_recorders_state_goes_on(tmp_path: Path) -> None:
     first = landscape.load(tmp_path / "last.h5")
     assert "monitor_start" in first.shared
     with pytest.warns(UserWarning, match="not those recorded"):
-        recorder, _ = record(tmp_path, monitor, steps=6, resume=True)
+        record(tmp_path, monitor, steps=6, resume=True)
     assert landscape.load(tmp_path / "last.h5").history["step"][-1] == 6
-    with pytest.raises(InputError, match="column of the recorder's own"):
-        recorder._rows.declare("noise_scale", None)
+    loss, options = torch.nn.functional.cross_entropy, {"monitor": monitor, "batch": 16, "every": 0}
+    other = Recorder(tmp_path / "other", net(), loss, digits(), **options)
+    with other, pytest.raises(InputError, match="column of the recorder's own"):
+        other.log(noise_scale=1.0)

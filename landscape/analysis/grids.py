@@ -49,10 +49,11 @@ def _asked(about: Mapping[str, Any]) -> dict[str, Any]:
 SURFACE_POINT, HESSIAN_POINT, LINE_POINT = 130, 300, 130
 
 
-def _contour_need(problem: Any, grid: Any, **_: Any) -> Need:
+def _contour_need(problem: Any, grid: Any, max_memory: Any, **_: Any) -> Need:
     """The moved weights and their outputs; or centre and directions in one, and a block of points."""
     blocks = 2 * BLOCK_BYTES if chain(problem) else 0
-    return needs.need(problem, 4 if blocks else 2, 1, blocks + SURFACE_POINT * needs.points(grid))
+    held = SURFACE_POINT * needs.points(grid)
+    return needs.evaluated(problem, (4 if blocks else 2) + blocks / problem.theta.nbytes, held, max_memory)
 
 
 @numerics(1)
@@ -151,7 +152,7 @@ def contour(
     fields |= at.complete(run, portions, ("loss",), ("accuracy",), plane.seed)
     if precision == "model":
         exact = np.where(at.done, at.columns["loss"], np.nan).ravel()
-        confirm(problem, plane.center, plane.directions, at.points, exact, run.path)
+        confirm(run, plane.center, plane.directions, at.points, exact)
     else:
         error = _precision_error(problem, plane, at)
     return surface()
@@ -206,9 +207,10 @@ def _precision_error(problem: Problem, plane: Plane, at: PlaneGrid) -> float:
 POINTS = 51  # ours; Frankle et al. 2020 take 30 between two ends. Odd, so that the middle is one of them
 
 
-def _line_need(problem: Any, points: Any, **_: Any) -> Need:
+def _line_need(problem: Any, points: Any, max_memory: Any, **_: Any) -> Need:
     """That of a contour, and a second direction, which is zero."""
-    return needs.need(problem, 5 if chain(problem) else 3, 1, LINE_POINT * needs.count(points))
+    held = LINE_POINT * needs.count(points)
+    return needs.evaluated(problem, 5 if chain(problem) else 3, held, max_memory)
 
 
 @bounded(_line_need)
@@ -289,7 +291,7 @@ def line(
     places, portions = torch.from_numpy(np.stack((t, np.zeros(points)), 1)), Portions(progress=progress)
     errors = complete(places, done, columns, run, portions, allowed, ("loss",), ("accuracy",))
     exact = np.where(done, columns["loss"], np.nan)
-    confirm(problem, start, directions, places, exact, run.path)
+    confirm(run, start, directions, places, exact)
     return Line(
         t=t,
         **columns,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,10 +202,8 @@ class Checkpoint:
             hint = command_text(name, self.data["options"]) if name else "MODULE:NAME"
             raise FailedError(f"{where}: its {of}; give --data {hint} (from Python, data=…)")
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
-        rows = {
-            key: _mean_buffer(value) if isinstance(learner, str) else value[learner]
-            for key, value in self.buffers.items()
-        }
+        pick = _mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
+        rows = {key: pick(value) for key, value in self.buffers.items()}
         network = self._network(where, model)
         _set_buffers(where, network, rows)
         criterion = dataset.loss if isinstance(loss, str) else loss
@@ -336,14 +335,12 @@ class Checkpoint:
                     file[group][name] = tensor.detach().cpu().numpy()
             for name, tensor in self.stacked().items():
                 dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
-                dataset = file.create_dataset(
-                    name, (n, *tensor.shape[1:]), dtype, chunks=(1, *tensor.shape[1:])
-                )
+                shape = tensor.shape[1:]
+                dataset = file.create_dataset(name, (n, *shape), dtype, chunks=(1, *shape))
                 for j, row in enumerate(rows(tensor)):
                     dataset[j] = row.detach().cpu().numpy()
-            layout = [
-                (s.name, "x".join(map(str, s.shape)), s.offset, s.size, s.role) for s in self.layout.slots
-            ]
+            slots = self.layout.slots
+            layout = [(s.name, "x".join(map(str, s.shape)), s.offset, s.size, s.role) for s in slots]
             file["layout"] = np.array(layout, dtype=SLOT)
             file["rng/seed"] = np.uint64(self.seed)
             history.write(file, self.history, self.units)

@@ -225,6 +225,7 @@ def import_state(
         fitted = _fitted(path, state, model, name)
         rows.append(layout.flatten({key: storable(value) for key, value in fitted.items() if key in trained}))
         fixed.append({key: storable(value) for key, value in fitted.items() if key not in trained})
+    common = [key for key in fixed[0] if all(key in row for row in fixed)]
     origin = "".join(
         f'[[import]]\nfile = {json.dumps(path.name)}\nsha256 = "{hdf5.sha256(path)}"\n' for path in files
     )
@@ -241,9 +242,5 @@ def import_state(
         local_batch=0,
         seed=0,
         history={column: np.zeros(0) for column in UNITS},
-        buffers={
-            key: torch.stack([row[key] for row in fixed])
-            for key in fixed[0]
-            if all(key in row for row in fixed)
-        },
+        buffers={key: torch.stack([row[key] for row in fixed]) for key in common},
     )

@@ -61,16 +61,14 @@ def parse(where: str, text: str) -> Spec:
     """
     match = re.fullmatch(r"([\w.-]+(?::[\w.]+)?)(?:\((.*)\))?", text.strip())
     if not match:
-        raise InputError(
-            f"{where}: '{text}' is not allowed, it must be NAME, MODULE:NAME or either with (KEY=VALUE, …)"
-        )
+        form = "NAME, MODULE:NAME or either with (KEY=VALUE, …)"
+        raise InputError(f"{where}: '{text}' is not allowed, it must be {form}")
     try:
         options = tomllib.loads(f"options = {{{match[2] or ''}}}")["options"]
         json.dumps(options)  # the form in a checkpoint, which cannot have the dates and times of TOML
     except (tomllib.TOMLDecodeError, TypeError) as error:
-        raise InputError(
-            f"{where}: '({match[2]})' is not allowed, it must be KEY=VALUE, … in TOML ({error})"
-        ) from error
+        why = f"it must be KEY=VALUE, … in TOML ({error})"
+        raise InputError(f"{where}: '({match[2]})' is not allowed, {why}") from error
     return Spec(match[1], options, match[2] is not None)
 
 

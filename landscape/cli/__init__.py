@@ -21,7 +21,7 @@ from landscape.cli import output
 from landscape.core import progress, registry
 from landscape.core.errors import explain
 from landscape.core.files import printable
-from landscape.train.processes import board, children
+from landscape.train.processes import children
 
 
 class Commands(click.Group):
@@ -219,7 +219,7 @@ def signals() -> Iterator[None]:
     A signal that is ignored, such as SIGHUP under nohup, stays ignored. Processes of a launcher leave signals
     to the launcher.
     """
-    if threading.current_thread() is not threading.main_thread() or board.of_launcher():
+    if threading.current_thread() is not threading.main_thread() or children.of_launcher():
         yield
         return
 

@@ -17,12 +17,11 @@ from landscape.core.memory import pick_device
 from landscape.core.options import positive
 from landscape.results.flatness import Smoothing
 from landscape.results.training import median_rank
-from landscape.train.experiments.critical_batch import FACTORS, SCALING
-from landscape.train.experiments.critical_batch import critical_batch as compute_critical_batch
-from landscape.train.experiments.minima import STEPS, effective_rate, mean_path
-from landscape.train.experiments.minima import minima as compute_minima
-from landscape.train.experiments.saddles import VARY, sweep
-from landscape.train.own_loop.recording import read_settings
+from landscape.train.experiments.continued import FACTORS, PATH_STEPS, SCALING, effective_rate, mean_path
+from landscape.train.experiments.continued import critical_batch as compute_critical_batch
+from landscape.train.experiments.escapes import VARY, sweep
+from landscape.train.experiments.escapes import minima as compute_minima
+from landscape.train.own_loop.flat import read_settings
 from landscape.train.recipes.recipe import recipe_of
 
 DELAYS = "0,1,2,4,8,16,32"
@@ -123,7 +122,7 @@ def critical_batch(
         compute_smoothing, lr=None, alpha_e=None, top={"flag": "--top-k", "metavar": "K"}
     )
 )
-def smoothing(*, steps: int = STEPS, analysis: Analysis) -> None:
+def smoothing(*, steps: int = PATH_STEPS, analysis: Analysis) -> None:
     """The loss at w_a of each CKPT, smoothed over the spread of its learners, and its sharpness.
 
     The displacements have the measured covariance Σ of the learners; for comparison, isotropic ones have the

@@ -22,7 +22,7 @@ from landscape.core.errors import InputError, explain
 from landscape.core.files import printable
 from landscape.core.options import positive
 from landscape.evaluation.grid import RESUMABLE, LostError
-from landscape.train.processes import board, children
+from landscape.train.processes import children
 from landscape.train.processes.children import TIMEOUT, Executor, Pool
 from landscape.train.processes.cluster import Cluster
 from landscape.train.processes.process_group import Group, Lost, number, started_by_launcher
@@ -192,7 +192,7 @@ def joined(device: torch.device, timeout: float, wait: datetime.timedelta | None
     except (SystemExit, click.exceptions.Exit):
         raise
     except BaseException as error:
-        launched = board.of_launcher() is not None
+        launched = children.of_launcher() is not None
         known = Lost(str(error)) if isinstance(error, Stopped) else explain(error)
         rank = group.rank if group else 0
         name = "" if launched or not rank or isinstance(error, Lost) else f"rank {rank}: "

@@ -27,15 +27,15 @@ from landscape.core.memory import pick_device
 from landscape.core.options import positive
 from landscape.results.training import Sweep
 from landscape.train.experiments import sweep as sweeping
-from landscape.train.processes import board, children
+from landscape.train.processes import children
 from landscape.train.processes.children import TIMEOUT
 from landscape.train.processes.process_group import Group, started_by_launcher, worker_device
 from landscape.train.recipes import recipe, table_recipes
 from landscape.train.recipes.recipe import Recipe
 from landscape.train.run import launch
-from landscape.train.run.history import Diverged, divergence_message
 from landscape.train.run.launch import train_runs
 from landscape.train.run.loop import Hooks
+from landscape.train.run.setup import Diverged, divergence_message
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,7 +186,7 @@ def _train(training: Training, chosen: Recipe | None, folder: str) -> None:
 
 def _launched() -> bool:
     """Whether the launcher of --nproc started this process, and waits for it."""
-    return board.of_launcher() is not None
+    return children.of_launcher() is not None
 
 
 def _check_divergence(end: Checkpoint, folder: str, rank: int = 0) -> None:

@@ -249,7 +249,7 @@ def _verify(raw: Any, path: str | Path, check: bool) -> bytes | None:
                 left -= count
             if digest.hexdigest().encode() != seal:
                 raise FailedError(
-                    f"{path}: damaged, its checksum does not fit its bytes; take a copy, or make it again"
+                    f"{path}: damaged, its checksum does not fit; take a copy, or make it again"
                 )
     except OSError as error:
         raise FailedError(f"{path}: cannot be read ({error.strerror})") from error
@@ -391,13 +391,9 @@ def attribute(parent: h5py.Group, name: str, kind: type[T]) -> T:
     if name not in parent.attrs:
         raise ValueError(f"{place} is missing")
     value = parent.attrs[name]
-    allowed: dict[type, Any] = {
-        str: str,
-        bool: (bool, np.bool_),
-        int: (int, np.integer),
-        float: (int, float, np.integer, np.floating),
-    }
-    if not isinstance(value, allowed[kind]):
+    whole: Any = (int, np.integer)
+    allowed: dict[type, Any] = {bool: (bool, np.bool_), int: whole, float: (*whole, float, np.floating)}
+    if not isinstance(value, allowed.get(kind, kind)):
         raise ValueError(f"{place} is {first_words(ValueError(repr(value)))}, {kind.__name__} is needed")
     return kind(value)
 

@@ -76,9 +76,7 @@ class _Walk:
             path = f"{where}/{name.decode('utf-8', 'surrogateescape')}"
             kind = group.links.get_info(name).type
             if kind != h5py.h5l.TYPE_HARD:
-                raise Unsound(
-                    f"{path}: is {LINKS.get(kind, 'a link of an unknown kind')}, which is not followed"
-                )
+                raise Unsound(f"{path}: is {LINKS.get(kind, 'an unknown link')}, which is not followed")
             member = h5py.h5o.open(group, name)
             if isinstance(member, h5py.h5g.GroupID):
                 self.group(member, path, depth + 1)
@@ -108,10 +106,8 @@ class _Walk:
         check_type(kind, where)
         shape = shape_of(dataset.get_space(), where)
         size, stored = math.prod(shape) * kind.get_size(), dataset.get_storage_size()
-        if texts := sum(
-            map(is_text, members(kind))
-        ):  # in memory a text is a pointer, in the file 8 bytes more
-            size += math.prod(shape) * 8 * texts
+        # In memory a text is a pointer, in the file 8 bytes more.
+        size += math.prod(shape) * 8 * sum(map(is_text, members(kind)))
         if layout == h5py.h5d.CHUNKED and size:
             chunk = made.get_chunk()
             if len(chunk) != len(shape) or min(chunk) < 1:
@@ -126,9 +122,8 @@ class _Walk:
                 )
             if size > most or dataset.get_num_chunks() != count:
                 raise Unsound(f"{where}: shape {shape} is more than the file holds")
-            dataset.chunk_iter(
-                lambda c: self._chunk(c, 0 if filters else math.prod(chunk) * kind.get_size(), where)
-            )
+            each = 0 if filters else math.prod(chunk) * kind.get_size()
+            dataset.chunk_iter(lambda c: self._chunk(c, each, where))
             if filters:
                 self.expanded += size
                 return

@@ -99,9 +99,8 @@ def quantity(where: str, text: str, units: Mapping[str, float], *, zero: bool = 
     if not match or match[3] not in units or not 0 <= value < float("inf") or not (value or zero):
         least = "≥" if zero else ">"
         known = ", ".join(units)
-        raise InputError(
-            f"{where}: '{text}' is not allowed, it must be a number {least} 0 with its unit ({known})"
-        )
+        allowed = f"it must be a number {least} 0 with its unit ({known})"
+        raise InputError(f"{where}: '{text}' is not allowed, {allowed}")
     return value * units[match[3]]
 
 
@@ -178,9 +177,7 @@ def expect(where: str, given: Any, *kinds: type) -> None:
     if isinstance(given, kinds):
         return
     names, remedy = [kind.__name__ for kind in kinds], ""
-    allowed = " or ".join(
-        f"a {name}{' (landscape.load gives it)' * (name == 'Checkpoint')}" for name in names
-    )
+    allowed = " or ".join(f"a {name}{' (of landscape.load)' * (name == 'Checkpoint')}" for name in names)
     if isinstance(given, (str, Path)):
         remedy = f"landscape.load({str(given)!r}){'' if 'Checkpoint' in names else '.problem()'}"
     elif "Problem" in names and hasattr(given, "problem"):  # a checkpoint
@@ -225,11 +222,9 @@ def check_keywords(
         {'width': 8, 'depth': 2}
     """
     hints = type_hints(function.__init__ if inspect.isclass(function) else function)
-    parameters = {
-        name: p
-        for name, p in inspect.signature(function).parameters.items()
-        if name not in set(given) and name != "self"
-    }
+    parameters = dict(inspect.signature(function).parameters)
+    for name in ("self", *given):
+        parameters.pop(name, None)
     checked = {}
     for key, value in options.items():
         choose(where, key, parameters)

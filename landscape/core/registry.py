@@ -244,9 +244,8 @@ class Registry:
         except (ImportError, AttributeError) as error:
             if module.partition(".")[0] == __name__.partition(".")[0]:
                 raise
-            raise FailedError(
-                f"{self.kind} '{name}': {place} cannot be imported ({type(error).__name__}: {error})"
-            ) from error
+            why = f"{place} cannot be imported ({type(error).__name__}: {error})"
+            raise FailedError(f"{self.kind} '{name}': {why}") from error
 
     def _load_room(self) -> None:
         """Import the package's own entries, once."""

@@ -138,11 +138,11 @@ SOURCES = {
 def found(name: str, root: Path) -> Path | None:
     """The folder of a data set's files, if all are there and the checksum of the last one fits; else None."""
     source = SOURCES[name]
-    paths = [
-        [p for p in places(root, name, source.folder, file.name) if p.is_file()] for file in source.files
-    ]
-    right = (path for path in paths[-1] if _is(path, source.files[-1]))
-    return next((path.parent for path in right), None) if all(paths) else None
+    for file in source.files:
+        paths = [path for path in places(root, name, source.folder, file.name) if path.is_file()]
+        if not paths:
+            return None
+    return next((path.parent for path in paths if _is(path, file)), None)
 
 
 def fetch(

@@ -123,9 +123,8 @@ def decode(path: Path, size: int, border: float) -> Array:
         # For some other formats, such as EPS, Pillow would start programs.
         with open_regular(path, MAX_BYTES) as file, Image.open(file, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise FailedError(
-                    f"{path}: has {image.width} × {image.height} pixels, at most {MAX_PIXELS:,} are read"
-                )
+                here = f"{image.width} × {image.height}"
+                raise FailedError(f"{path}: has {here} pixels, at most {MAX_PIXELS:,} are read")
             whole = image.convert("RGB")
             if size and (border or whole.size != (size, size)):
                 whole = ImageOps.fit(whole, (size, size), Image.Resampling.BILINEAR, bleed=border)
@@ -294,13 +293,10 @@ def image_folder(
         train, test = (a["x_train"], a["y_train"]), (a["x_test"], a["y_test"])
         return image_set(train, test, len(classes), normalize, augment)
     if not size:
-        raise InputError(
-            "data.size: 0 is not allowed with data.stream, it must be the images' height in pixels"
-        )
+        raise InputError("data.size: 0 is not allowed with data.stream, it must be the height in pixels")
     classes, listed = listing(root)
-    mean, std = (
-        torch.tensor(v).view(-1, 1, 1) for v in (IMAGENET if normalize else ((0.0,) * 3, (1.0,) * 3))
-    )
+    moments = IMAGENET if normalize else ((0.0,) * 3, (1.0,) * 3)
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in moments)
     files = [ImageFiles(root, pairs, size, border, mean, std) for pairs in listed.values()]
     streams = [ImageStream(f, torch.tensor([label for _, label in f.files]), workers) for f in files]
     mark = hashlib.sha256("".join(f.fingerprint() for f in files).encode()).hexdigest()
@@ -338,9 +334,7 @@ def digits(data_dir: str | Path | None = None, test_samples: int = 360, form: st
     rows = rows[np.random.default_rng(0).permutation(len(rows))]
     x, y = rows[:, :-1], rows[:, -1]
     if not 1 <= test_samples < len(y):
-        raise InputError(
-            f"data.test_samples: {test_samples} is not allowed, it must be 1…{len(y) - 1} of {len(y)} digits"
-        )
+        raise InputError(f"data.test_samples: {test_samples} is not allowed, it must be 1…{len(y) - 1}")
     choose("data.form", form, FORMS)
     if form != "flat":
         x = x.reshape(-1, 8, 8)
@@ -380,14 +374,12 @@ def read_idx(path: Path) -> np.ndarray[Any, Any]:
             start = file.read(4)
             sizes = file.read(4 * start[3]) if len(start) == 4 else b""
             if start[:3] != b"\x00\x00\x08" or len(start) < 4 or len(sizes) < 4 * start[3]:
-                raise FailedError(
-                    f"{path}: not an IDX file of unsigned bytes (it starts with {start.hex()!r})"
-                )
+                raise FailedError(f"{path}: not an IDX file of unsigned bytes (it starts with {start.hex()})")
             shape = tuple(int(n) for n in np.frombuffer(sizes, ">u4"))
             count = math.prod(shape)
             if max(shape, default=0) > MAX_BYTES or count > MAX_BYTES:
                 raise FailedError(
-                    f"{path}: its header promises shape {shape}, at most {MAX_BYTES:,} bytes are read"
+                    f"{path}: its header promises {shape}, at most {MAX_BYTES:,} bytes are read"
                 )
             raw = file.read(count + 1)
         except (OSError, EOFError, zlib.error) as error:

@@ -220,10 +220,8 @@ def spoken_digits(
             data set's official split.
     """
     root = data_root(data_dir) / "fsdd"
-    matches = [
-        (re.fullmatch(r"(\d)_(\w+)_(\d+)\.wav", path.name), path) for path in sorted(root.glob("*.wav"))
-    ]
-    parts = [(int(m[1]), m[2], int(m[3]), path.name) for m, path in matches if m]
+    names = (re.fullmatch(r"(\d)_(\w+)_(\d+)\.wav", path.name) for path in sorted(root.glob("*.wav")))
+    parts = [(int(m[1]), m[2], int(m[3]), m[0]) for m in names if m]
     if not parts:
         raise FailedError(
             f"data spoken-digits: {root} holds no DIGIT_SPEAKER_INDEX.wav; put the recordings there and give "
@@ -237,9 +235,8 @@ def spoken_digits(
     for digit, speaker, index, file in parts:
         held_out = speaker in test_speakers if test_speakers else index < 5
         (test if held_out else train).append((file, digit))
-    return _speech(
-        "spoken-digits", root, train, test, 10, Features(rate, mels, context, positions, frames, imbalance)
-    )
+    features = Features(rate, mels, context, positions, frames, imbalance)
+    return _speech("spoken-digits", root, train, test, 10, features)
 
 
 @registry.data_sets.add("speech-list")
@@ -269,9 +266,8 @@ def speech_list(
         if label not in order:
             raise FailedError(f"{root / 'test.csv'}: {file} has the label '{label}', which train.csv has not")
     train, test = ([(f, order.index(label)) for f, label in rows[s]] for s in ("train", "test"))
-    return _speech(
-        root.name, root, train, test, len(order), Features(rate, mels, context, positions, frames, imbalance)
-    )
+    features = Features(rate, mels, context, positions, frames, imbalance)
+    return _speech(root.name, root, train, test, len(order), features)
 
 
 def _read_list(path: Path) -> list[tuple[str, str]]:

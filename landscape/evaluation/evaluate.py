@@ -63,7 +63,7 @@ class Evaluator:
 
     ``block`` points are evaluated together, so that calls for whole blocks are the fastest. A point's values
     do not depend on the other points of the call. It is pickled as the call of :func:`evaluator` that made
-    it, with the chosen path, ``again``.
+    it, with the chosen path, ``again``. ``parts`` is the problem in parts that fit into the memory.
     """
 
     path: str
@@ -71,6 +71,7 @@ class Evaluator:
     samples: int
     precision: str
     totals: Totals
+    parts: Problem
     again: Callable[[], Evaluator]
 
     def __reduce__(self) -> tuple[Callable[[], Evaluator], tuple[()]]:
@@ -128,17 +129,17 @@ def evaluator(
     if steps is not None and takes and path not in ("pointwise", "folded"):
         found = _by_blocks(loss, steps, count, path, precision, budget)
         wanted = "pointwise"
-    chosen, block, totals = found or _by_points(loss, wanted, precision, dtype, budget)
+    chosen, block, totals, parts = found or _by_points(loss, wanted, precision, dtype, budget)
     again = functools.partial(
         evaluator, problem, center, directions, count,
         path=chosen, precision=precision, max_memory=max_memory,
     )  # fmt: skip
-    return Evaluator(chosen, block, problem.samples, precision, totals, again)
+    return Evaluator(chosen, block, problem.samples, precision, totals, parts, again)
 
 
 def _by_blocks(
     loss: PlaneLoss, steps: list[Step], count: int, path: str, precision: str, budget: MemoryBudget
-) -> tuple[str, int, Totals] | None:
+) -> tuple[str, int, Totals, Problem] | None:
     """The batched path, or the compiled one; None if it has too little memory or is wrong for the model."""
     problem, forced = loss.problem, path != "auto"
     size = block_size(problem, steps, count, budget, forced=forced)
@@ -151,12 +152,13 @@ def _by_blocks(
     if path == "compiled" or (not forced and budget.limit is None and long_enough(problem, steps, count)):
         with _arithmetic(precision):
             totals, chosen = compiled_totals(loss, steps, size, forced=forced)
-    return chosen, size[1], loss.with_penalty(totals)
+    parts = problem if budget.limit is None else problem.on(problem.data.in_chunks(size[0]))
+    return chosen, size[1], loss.with_penalty(totals), parts
 
 
 def _by_points(
     loss: PlaneLoss, path: str, precision: str, dtype: torch.dtype, budget: MemoryBudget
-) -> tuple[str, int, Totals]:
+) -> tuple[str, int, Totals, Problem]:
     """The folded path, or the pointwise one."""
     problem, same = loss.problem, dtype == loss.problem.dtype
     weights = problem.theta.nbytes  # the moved θ, one buffer for all points
@@ -183,16 +185,14 @@ def _by_points(
     parts = _bounded(problem, budget, weights + (low if folded else 0), smaller)
     bounded = replace(loss, problem=parts)
     if folded is None:
-        return "pointwise", 1, bounded.pointwise
+        return "pointwise", 1, bounded.pointwise, parts
     tensors = problem.tensors
     keep = tensors is not None and weights + low + 2 * tensors[0].nbytes < budget.remaining
-    return "folded", 1, loss.with_penalty(folded_totals(bounded, folded, keep=keep))
+    return "folded", 1, loss.with_penalty(folded_totals(bounded, folded, keep=keep)), parts
 
 
-def confirm(
-    problem: Problem, center: Tensor, directions: Tensor, points: Tensor, values: Array, path: str
-) -> None:
-    """Raise InputError unless the problem's own loss at one of the points is the value that ``path`` gave.
+def confirm(run: Evaluator, center: Tensor, directions: Tensor, points: Tensor, values: Array) -> None:
+    """Raise InputError unless the problem's own loss at one of the points is the value that ``run`` gave.
 
     It is that of all samples, which no comparison on a few of them replaces, at the point nearest to the
     centre whose value is finite. One pass over the data; not with ``check`` "off".
@@ -200,7 +200,7 @@ def confirm(
     Args:
         points, values: (K, 2), and the losses (K,) there, NaN where there is none.
     """
-    found = np.flatnonzero(np.isfinite(values))
+    problem, found = run.parts, np.flatnonzero(np.isfinite(values))
     if not len(found) or problem.check == "off":
         return
     k = int(found[points[torch.from_numpy(found)].norm(dim=1).argmin()])
@@ -212,8 +212,8 @@ def confirm(
     if abs(value - plain) <= allowed:
         return
     again = problem.loss(theta)
-    cause = f"the path '{path}' is wrong for this model; use path='pointwise'"
-    if path == "pointwise" or not abs(again - plain) <= allowed:
+    cause = f"the path '{run.path}' is wrong for this model; use path='pointwise'"
+    if run.path == "pointwise" or not abs(again - plain) <= allowed:
         cause = f"it is {again:.8g} when asked again; the loss is random, or changes with each pass"
     raise InputError(
         f"model or loss: at the point ({a:.4g}, {b:.4g}) the loss is {value:.8g}, but by Problem.loss() it "

@@ -90,9 +90,7 @@ def changed(old: Sequence[str], new: Sequence[str], dtype: torch.dtype) -> str:
         pairs = list(zip(value.split(), other.split(), strict=False))
         numbers = len(value.split()) == len(other.split()) and (name == "probe" or len(pairs) > 1)
         allowed = 1e-9 if name == "data" else 1000 * torch.finfo(dtype).eps
-        near = (
-            (a, b) == ("nan", "nan") or math.isclose(float(a), float(b), rel_tol=allowed) for a, b in pairs
-        )
+        near = (a == b == "nan" or math.isclose(float(a), float(b), rel_tol=allowed) for a, b in pairs)
         if not numbers or not all(near):
             return "it is of other data" if name == "data" else "its loss at the same weights is another"
     return ""

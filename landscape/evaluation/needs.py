@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from landscape.core.memory import Need
+from landscape.core.memory import Need, limit
 
 # Basis vectors of a search before a restart, or fewer if P or the memory below is smaller. MNIST's MLP needs
 # 40 to 90.
@@ -30,6 +30,16 @@ PRODUCT, CHECK = 7, 14
 def need(problem: Any, vectors: float, activations: float = 1.0, other: float = 0.0) -> Need:
     """``vectors`` of P numbers, ``activations`` times what a chunk of data saves, and ``other`` bytes."""
     return Need(problem.device, vectors * problem.theta.nbytes + activations * problem.chunk_bytes + other)
+
+
+def evaluated(problem: Any, vectors: float, other: float, max_memory: Any) -> Need:
+    """:func:`need` of a function that evaluates points, which takes the data in smaller parts below a limit.
+
+    It then states itself how much it needs at least.
+    """
+    whole = need(problem, vectors, 1, other)
+    bound = max_memory is not None or limit() is not None
+    return Need(whole.device, other, whole.fixed - other) if bound else whole
 
 
 def curved(problem: Any, vectors: float, other: float = 0.0, part: Any = None) -> Need:

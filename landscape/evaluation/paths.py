@@ -409,9 +409,8 @@ class PlaneLoss:
 
     def move(self, a: float, b: float, theta: Tensor) -> Tensor:
         """Write the weights (P,) at the point (a, b) to ``theta``, and return it."""
-        return torch.add(self.center, self.directions[0], alpha=a, out=theta).add_(
-            self.directions[1], alpha=b
-        )
+        u, v = self.directions
+        return torch.add(self.center, u, alpha=a, out=theta).add_(v, alpha=b)
 
     def pointwise(self, points: Tensor, progress: Progress) -> Tensor:
         """The :data:`Totals` by the problem itself, point by point."""

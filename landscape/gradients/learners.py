@@ -239,9 +239,7 @@ class Stack:
         if path == "batched":
             model = self.problem.model if training is None else self.training_model
             state = {} if training is None else dict(training.buffers)
-            if (
-                training is not None and not state
-            ):  # no running statistics, but each learner needs its buffers
+            if training and not state:  # no running statistics, but each learner needs its buffers
                 state = {k: b.expand(len(weights), *b.shape).clone() for k, b in model.named_buffers()}
             leaves = self.problem.layout.leaves(weights)
             return self._write(leaves, self._all(model, {**leaves, **state}, x, y), out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -313,13 +314,9 @@ class Learners(Jackknife):
 
     def rounds(self) -> dict[str, float]:
         """The means of tr Σ and ‖g‖² over the draws, each by itself, with their standard errors."""
-        (trace, trace_error), (norm2, norm2_error) = map(statistics.mean_and_error, np.array(self._rounds).T)
-        return {
-            "round_trace": trace,
-            "round_trace_error": trace_error,
-            "round_norm2": norm2,
-            "round_norm2_error": norm2_error,
-        }
+        names = ("round_trace", "round_trace_error", "round_norm2", "round_norm2_error")
+        pairs = map(statistics.mean_and_error, np.array(self._rounds).T)
+        return dict(zip(names, itertools.chain(*pairs), strict=True))
 
 
 # Where a draw takes a product with the whole Hessian or a search: at most so many, and not judged before the
@@ -348,9 +345,7 @@ class Precision:
         positive("tol", self.tol)
         positive("draws", self.least, least=2)
         if self.most < self.least:
-            raise InputError(
-                f"max_draws: {self.most} is not allowed, it must be at least draws, {self.least}"
-            )
+            raise InputError(f"max_draws: {self.most} is not allowed, it must be ≥ draws, {self.least}")
 
     def met(self, value: float, error: float) -> bool:
         """Whether the standard error ``error`` of ``value`` is small enough."""
@@ -391,10 +386,8 @@ def learners_of(
         return None, 0
     weights = placed(problem, weights)
     if local_batch is None:
-        if batch % len(weights):
-            raise InputError(
-                f"batch: {batch} is no multiple of the {len(weights)} learners; give local_batch"
-            )
-        local_batch = batch // len(weights)
+        local_batch, rest = divmod(batch, n := len(weights))
+        if rest:
+            raise InputError(f"batch: {batch} is no multiple of the {n} learners; give local_batch")
     positive("local_batch", local_batch, least=1)
     return weights, local_batch

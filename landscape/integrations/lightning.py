@@ -262,7 +262,5 @@ def _check_own_loss(trainer: Any, module: Any) -> None:
 def _overrides(part: Any, name: str) -> bool:
     """Whether the method ``name`` of a module or datamodule is not Lightning's own."""
     method = getattr(type(part), name, None)
-    return method is not None and method.__module__.partition(".")[0] not in (
-        "lightning",
-        "pytorch_lightning",
-    )
+    own = [package.partition(".")[0] for package in PACKAGES]
+    return method is not None and method.__module__.partition(".")[0] not in own

@@ -26,9 +26,10 @@ from landscape.core.options import SPLIT, check_keywords, check_type, choose, po
 from landscape.evaluation.grid import axes
 from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance, Result
-from landscape.train.own_loop import recording
+from landscape.train.own_loop.flat import place
 from landscape.train.own_loop.observer import undisturbed
 from landscape.train.own_loop.recorder import Recorder, RecorderWarning
+from landscape.train.run.setup import due
 
 EVERY = inspect.signature(Recorder).parameters["every"].default
 
@@ -179,7 +180,7 @@ class Session:
 
     def log(self, loss: Any) -> None:
         """Record the loss of the step that was made last, if that is one that is decomposed."""
-        if self.recorder is not None and recording.due(self.options.get("every", EVERY), self.steps):
+        if self.recorder is not None and due(self.options.get("every", EVERY), self.steps):
             self.recorder.log(loss=loss)
 
     def abort(self) -> None:
@@ -196,7 +197,7 @@ class Session:
         self.after()
         recorder = self.recorder
         self.abort()
-        if recorder is not None and recording.place()[0] == 0:
+        if recorder is not None and place()[0] == 0:
             self._draw()
 
     def _about(self, label: str, split: str) -> Provenance:

@@ -147,9 +147,8 @@ def _kinds(pair: Any) -> list[tuple[torch.dtype, torch.Size]]:
     """The kinds of number and the shapes of the samples of a pair of tensors; [] of anything else."""
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         return []
-    return (
-        [(t.dtype, t.shape[1:]) for t in pair] if all(isinstance(t, Tensor) and t.dim() for t in pair) else []
-    )
+    kinds = [(t.dtype, t.shape[1:]) for t in pair if isinstance(t, Tensor) and t.dim()]
+    return kinds if len(kinds) == 2 else []
 
 
 def split(batch: Any, model_has_loss: bool) -> tuple[Any, Any]:

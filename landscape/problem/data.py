@@ -85,10 +85,8 @@ class Data:
             whole = "" if isinstance(x, Tensor) else "landscape.Problem(model, loss, [data])"
             self.samples = count_samples(x, y, alike=True, remedy=whole)
             self.leaf_inputs = _require_gradients(x)
-            size = sum(
-                t.numel() * (dtype if t.is_floating_point() else t.dtype).itemsize
-                for _, t in named_tensors((x, y))
-            )
+            every = [t for _, t in named_tensors((x, y))]
+            size = sum(t.numel() * (dtype if t.is_floating_point() else t.dtype).itemsize for t in every)
             if fits(size, device):
                 self.resident = self.place((x, y))
             else:

@@ -137,9 +137,8 @@ class Terms:
         if terms is None:
             return torch.ones(samples, dtype=torch.float64)
         if terms.shape != (samples,):
-            raise InputError(
-                f"terms: shape {tuple(terms.shape)}, it must give one number a sample, ({samples},)"
-            )
+            given = tuple(terms.shape)
+            raise InputError(f"terms: shape {given}, it must give one number a sample, ({samples},)")
         return terms.detach().to("cpu", torch.float64)
 
 

@@ -44,9 +44,7 @@ def number_of_draws(randomness: str | int) -> int:
         return RANDOMNESS.index(str(randomness))
     text = str(randomness)
     if isinstance(randomness, bool) or not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise InputError(
-            f"randomness: {randomness!r} is not allowed, it must be 'refuse', 'seed' or a number of draws ≥ 1"
-        )
+        raise InputError(f"randomness: {randomness!r} is not 'refuse', 'seed' or a number of draws ≥ 1")
     return int(text)
 
 
@@ -190,9 +188,7 @@ class Problem(MeanLoss):
             raise InputError("model: it has no trainable parameters, at least one is needed")
         first = next(p for p in model.parameters() if p.requires_grad and p.numel())
         if any(p.is_complex() for p in model.parameters() if p.requires_grad):
-            raise InputError(
-                "model: it has complex parameters, they must be real; use two real ones for each"
-            )
+            raise InputError("model: it has complex parameters, they must be real; use two real ones each")
         self.padding = padding_rows(model, self.layout)
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
@@ -207,10 +203,9 @@ class Problem(MeanLoss):
         if theta is not None and theta.is_inference():
             theta = theta.clone()
         self.theta = default if theta is None else theta.detach().to(self.device, self.dtype)
-        if self.theta.shape != default.shape:
-            raise InputError(
-                f"theta: shape {tuple(self.theta.shape)}, the model needs {tuple(default.shape)}"
-            )
+        given, needed = tuple(self.theta.shape), tuple(default.shape)
+        if given != needed:
+            raise InputError(f"theta: shape {given}, the model needs {needed}")
         if not bool(torch.isfinite(self.theta).all()):
             bad = int((~torch.isfinite(self.theta)).sum())
             raise InputError(f"weights: {bad} of {self.layout.size} are NaN or infinite, all must be finite")

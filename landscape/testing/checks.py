@@ -92,13 +92,8 @@ def same_bits(one: Checkpoint, other: Checkpoint) -> None:
     """Two checkpoints are equal to the bit in all but the clock's columns."""
 
     def values(of: Checkpoint) -> dict[str, Any]:
-        tensors = {
-            "": {"weights": of.weights},
-            "optimizer/": of.optimizer,
-            "rule/": of.rule,
-            "shared/": of.shared,
-        }
-        found = {kind + name: t.cpu().numpy() for kind, group in tensors.items() for name, t in group.items()}
+        tensors = of.stacked() | {f"shared/{name}": t for name, t in of.shared.items()}
+        found = {name: t.cpu().numpy() for name, t in tensors.items()}
         return {**found, **{k: v for k, v in of.history.items() if k not in CLOCK}, "step": of.step}
 
     np.testing.assert_equal(values(one), values(other))
@@ -134,9 +129,8 @@ def classification(device: str, form: str = "tensors", norm: bool = False) -> Pr
     batches = list(zip(torch.split(x, SIZES), torch.split(y, SIZES), strict=True))
     if form.startswith("dict"):
         dicts = [{"x": a, "labels": b} for a, b in batches]
-        return Problem(
-            OwnLoss(net.eval()), None, dicts if "batches" in form else {"x": x, "labels": y}, device=device
-        )
+        whole = {"x": x, "labels": y}
+        return Problem(OwnLoss(net.eval()), None, dicts if "batches" in form else whole, device=device)
     data: Any = batches if form == "batches" else (x, y)
     return Problem(net.eval(), nn.functional.cross_entropy, data, device=device)
 
@@ -177,9 +171,8 @@ def axes(results: list[Result]) -> None:
     figure = plots.draw(results, title=TITLE)
     require(TITLE in [text.get_text() for text in figure.findobj(Text)], "the title is not on the figure")
     drawn = [ax for ax in figure.axes if ax.has_data()]
-    require(
-        any(ax.get_xlabel() or ax.get_ylabel() for ax in drawn), "nothing is drawn, or no axis has a name"
-    )
+    named = any(ax.get_xlabel() or ax.get_ylabel() for ax in drawn)
+    require(named, "nothing is drawn, or no axis has a name")
     with tempfile.TemporaryDirectory() as folder:
         plots.save_figure(figure, Path(folder) / "drawing.png")
         require((Path(folder) / "drawing.png").read_bytes().startswith(b"\x89PNG"), "the file is no picture")
@@ -195,9 +188,7 @@ def effects(results: list[Result]) -> None:
     plots.draw(results)
     for mine, result in zip(kept, results, strict=True):
         same_result(mine, result)
-    changed = [
-        key for key, value in settings.items() if key != "backend" and matplotlib.rcParams[key] != value
-    ]
+    changed = [key for key in settings if key != "backend" and matplotlib.rcParams[key] != settings[key]]
     require(not changed, f"the drawing changes matplotlib's {changed}")
 
 
@@ -263,9 +254,8 @@ def output(case: Any) -> None:
     require(shown[0] == shown[1], "-q changes stdout")
     bad: list[str] = []
     found = json.loads(shown[2], parse_constant=bad.append) if shown[2].startswith("{") else {}
-    require(
-        found.get("command") == case.name and not bad, f"--json prints no JSON of it: {shown[2][:200]} {bad}"
-    )
+    right = found.get("command") == case.name and not bad
+    require(right, f"--json prints no JSON of it: {shown[2][:200]} {bad}")
 
 
 def one_line(case: Any) -> None:
@@ -410,9 +400,7 @@ def truth(case: Any) -> None:
             continue
         pulls = (found - value) / np.array([getattr(result, known.errors[name]) for result in results])
         size, off = float(np.sqrt(np.mean(pulls**2))), abs(float(pulls.mean())) * np.sqrt(pulls.size)
-        require(
-            0.65 < size < 1.5, f"{name} deviates from the truth by {size:.2f} standard errors (rms), not 1"
-        )
+        require(0.65 < size < 1.5, f"{name} is {size:.2f} standard errors (rms) from the truth, not 1")
         require(off < 4, f"{name} is biased: its mean is {off:.1f} standard errors of a mean from the truth")
 
 
@@ -434,9 +422,8 @@ def command(case: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         code, _, error = run_command(name, [*words, "--plot", "{folder}/out.png"], folder)
         require(code == 0, error)
-        require(
-            type(load_results(f"{folder}/out.h5")[0]) is type(case.call({})), "the file has another result"
-        )
+        found = load_results(f"{folder}/out.h5")[0]
+        require(type(found) is type(case.call({})), "the file has another result")
 
 
 def picture(case: Any) -> None:

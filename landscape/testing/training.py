@@ -116,9 +116,8 @@ def step(case: Any) -> None:
         changed = [name for name in mine if not torch.equal(mine[name], then[name])]
         require(not changed, f"a step writes to the state {changed} in place")
     rule.state, rule.shared = before
-    require(
-        torch.equal(first, rule_step(rule, weights, 0.1, 1)), "a step that is repeated gives other weights"
-    )
+    again = rule_step(rule, weights, 0.1, 1)
+    require(torch.equal(first, again), "a step that is repeated gives other weights")
     vectors, rounds = rule.communication_cost(1)
     require(vectors >= 0 and rounds == int(rounds) >= 0, f"a step sends {vectors} vectors in {rounds} rounds")
 
@@ -264,9 +263,8 @@ def matrices(case: tuple[Mixing, str]) -> None:
     weights = torch.randn(n, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).to(device)
     for t in range(1, 9):
         m = mixing.matrix(t)
-        require(
-            m.shape == (n, n) and m.min() >= 0, f"the matrix of step {t} is no (n, n) matrix of shares ≥ 0"
-        )
+        shares = m.shape == (n, n) and m.min() >= 0
+        require(shares, f"the matrix of step {t} is no (n, n) matrix of shares ≥ 0")
         np.testing.assert_allclose([m.sum(0), m.sum(1)], 1, atol=1e-12)
         mixed = mixing.apply(weights, t)
         torch.testing.assert_close(mixed, torch.from_numpy(m).to(device) @ weights)
@@ -311,14 +309,8 @@ def check_instrument(
         >>> check_instrument("lambda-max")
     """
     with lent(registry.instruments, instrument, "instrument-under-test") as name:
-        monitored = {
-            "instruments": [name],
-            "every": 4,
-            "draws": 3,
-            "samples": 90,
-            "rho": 0.05,
-            **(monitor or {}),
-        }
+        usual = {"instruments": [name], "every": 4, "draws": 3, "samples": 90, "rho": 0.05}
+        monitored = {**usual, **(monitor or {})}
         given = {"changes": changes or {}, "monitor": monitored, "refused": refused or {}, "device": device}
         run("instrument", SimpleNamespace(name=name, **given), only)
 

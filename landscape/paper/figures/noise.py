@@ -20,7 +20,7 @@ from landscape.paper.verdicts import Effect, Rows, select, settings, stacked
 from landscape.plots.picture import panels, shared_legend
 from landscape.results.flatness import Smoothing
 from landscape.results.noise import NoiseEstimate
-from landscape.train.experiments import minima
+from landscape.train.experiments import continued
 
 # ---- Four numbers for Δ(2)
 
@@ -173,14 +173,14 @@ def _smoothed(context: Context, point: Point) -> Smoothing:
             context.problem(run, "train", samples=samples),
             run.weights,
             pairs=pairs,
-            path=minima.mean_path(run, minima.STEPS, data_dir=context.data_dir),
+            path=continued.mean_path(run, continued.PATH_STEPS, data_dir=context.data_dir),
             lr=run.lr,
-            alpha_e=minima.effective_rate(run),
+            alpha_e=continued.effective_rate(run),
             split="train",
             label=point.label,
         )
 
-    by = (smoothing, minima.mean_path)
+    by = (smoothing, continued.mean_path)
     return context.cached(Smoothing, point, {"pairs": pairs, "samples": samples}, make, by)[0]
 
 

@@ -21,8 +21,7 @@ from landscape.paper.verdicts import Effect, Rows, by_seed, pair, ratio_effect, 
 from landscape.plots.picture import panels
 from landscape.plots.tables import without_bridge
 from landscape.results.training import Escape, Minima
-from landscape.train.experiments import saddles
-from landscape.train.experiments.minima import minima
+from landscape.train.experiments.escapes import minima, sweep
 from landscape.train.recipes.recipe import Recipe, read, recipe_of
 from landscape.train.run.loop import Trainer
 
@@ -193,8 +192,8 @@ def _saddles(context: Context) -> Drawing:
         Escape,
         [],
         {"values": values, "seeds": many},
-        lambda: [saddles.sweep(name, list(each), ALGORITHMS, range(many)) for name, each in values.items()],
-        (saddles.sweep, Trainer),
+        lambda: [sweep(name, list(each), ALGORITHMS, range(many)) for name, each in values.items()],
+        (sweep, Trainer),
     )
     rows = pd.DataFrame(
         {"vary": r.vary, "value": float(v), "algorithm": name, "seed": s, "steps": min(float(steps), r.steps)}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import FailedError, InputError
-from landscape.train.optimizer.base import OptimizerMemory
+from landscape.train.optimizer.base import OptimizerMemory, restored
 from landscape.train.processes.comm import Comm
 from landscape.train.run.randomness import RESERVED, generator
 
@@ -91,15 +91,7 @@ class Rule(ABC):
         Raises:
             FailedError: where they are not this rule's, or not of so many learners.
         """
-        for group, needed, given in (("rule", self.state, state), ("shared", self.shared, shared)):
-            for name, tensor in needed.items():
-                shape = tuple(given[name].shape) if name in given else "nothing"
-                if shape != tuple(tensor.shape):
-                    raise FailedError(
-                        f"checkpoint: /{group}/{name} holds {shape}, its run needs {tuple(tensor.shape)}"
-                    )
-        self.state = {name: state[name].to(tensor) for name, tensor in self.state.items()}
-        self.shared = {name: shared[name].to(tensor) for name, tensor in self.shared.items()}
+        self.state, self.shared = restored("rule", self.state, state), restored("shared", self.shared, shared)
 
     def begin(self, weights: Tensor, step: int) -> None:  # noqa: B027 - nothing to send is a fine default
         """Start the exchanges that do not depend on the gradients, so that they overlap the gradients.

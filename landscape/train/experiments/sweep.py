@@ -222,9 +222,12 @@ class Runner:
         for setting in rows:
             outcomes = list(self.outcomes[setting].values())
             for name in ("test_loss", "test_error", "best_test_error"):
-                mean, spread = _mean_and_spread([getattr(o, name) for o in outcomes])
-                columns[name].append(mean)
-                columns[f"{name}_std"].append(spread)
+                values = [getattr(o, name) for o in outcomes]
+                with np.errstate(invalid="ignore", over="ignore"):  # a diverged run's loss may be infinite
+                    columns[name].append(float(np.mean(values)))
+                    columns[f"{name}_std"].append(
+                        float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+                    )
             columns["diverged"].append(sum(o.diverged for o in outcomes))
             columns["seconds"].append(float(np.mean([o.seconds for o in outcomes])))
         seeds = [" ".join(map(str, sorted(self.outcomes[s]))) for s in rows]
@@ -250,13 +253,6 @@ def _rank(text: str) -> tuple[int, float, str]:
         return 0, float(text), ""
     except ValueError:
         return 1, 0.0, text
-
-
-def _mean_and_spread(values: list[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation, NaN of one value."""
-    with np.errstate(invalid="ignore", over="ignore"):  # a diverged run's loss may be infinite
-        spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-        return float(np.mean(values)), spread
 
 
 def search(

@@ -15,8 +15,7 @@ from typing import Any
 from landscape.core.options import choose
 from landscape.core.registry import optimizers
 from landscape.train.optimizer import torch_optim
-from landscape.train.optimizer.base import SGD, Optimizer
-from landscape.train.optimizer.layerwise import LAMB, LARS
+from landscape.train.optimizer.base import LAMB, LARS, SGD, Optimizer
 from landscape.train.optimizer.torch_optim import TorchOptimizer
 
 __all__ = ["LAMB", "LARS", "SGD", "Optimizer", "TorchOptimizer", "full_name", "make", "names", "options"]

@@ -1,4 +1,4 @@
-"""A learner of the user's own loop: its parameters as one tensor, its processes, its optimizer's state."""
+"""The user's own loop: its optimizer, its module's parameters (as one tensor, too), its processes."""
 
 from __future__ import annotations
 
@@ -7,19 +7,28 @@ import copy
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from typing import Any
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from landscape.checkpoint.checkpoint import storable
+from landscape import stability
+from landscape.checkpoint.checkpoint import Checkpoint, storable
 from landscape.core.errors import FailedError, InputError
+from landscape.curvature.hessian import Preconditioner
 from landscape.problem.layout import Layout
-from landscape.train.processes.board import first_line
-from landscape.train.processes.process_group import Lost
+from landscape.train.optimizer.torch_optim import preconditioned
+from landscape.train.optimizer.torch_optim import preconditioner as found_preconditioner
+from landscape.train.processes.process_group import Lost, first_line
 
+T = TypeVar("T")
 REMEDY = "make the change first, then a new optimizer and a new DecentralizedDataParallel"
 
 
@@ -36,11 +45,39 @@ def check_module(model: Any) -> None:
             raise _refusal(name, "is cut into shards (DTensor)", "it is needed whole (DDP)")
 
 
-class FlatParameters:
+class Tracked:
+    """The parameters and buffers of the user's module, under names of their own.
+
+    Args:
+        module: the user's.
+        layout: of its trainable parameters, with these names.
+        own_name: from the module's names to these.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout, own_name: Callable[[str], str]) -> None:
+        self.module, self.layout, self._own_name = module, layout, own_name
+
+    def named(self) -> dict[str, nn.Parameter]:
+        """Name -> parameter now."""
+        return {self._own_name(name): p for name, p in self.module.named_parameters()}
+
+    def rest(self, saved: bool = False) -> dict[str, Tensor]:
+        """Name -> frozen parameters and buffers, as they are; ``saved``: only those that state_dict has."""
+        everything = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        chosen = self.module.state_dict().keys() & everything.keys() if saved else everything.keys()
+        named = {self._own_name(name): t.detach() for name, t in everything.items() if name in chosen}
+        return {name: t for name, t in named.items() if name not in {slot.name for slot in self.layout.slots}}
+
+    def kept(self) -> dict[str, Tensor]:
+        """Of :meth:`rest` what is saved, a row for the one learner, as files take it."""
+        return {name: storable(t)[None].clone() for name, t in self.rest(saved=True).items()}
+
+
+class FlatParameters(Tracked):
     """The trainable parameters of ``module`` as views of ``flat`` (1, P), in the order of ``layout``.
 
     The Parameter objects stay the same, so that the optimizer's are these; only their memory is replaced. A
-    tied parameter is there once.
+    tied parameter is there once. ``trained`` name -> parameter.
 
     Args:
         module: the user's.
@@ -51,70 +88,64 @@ class FlatParameters:
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        self.module, self.optimizer = module, optimizer
-        named = {plain(name): p for name, p in module.named_parameters()}
-        self._check_parameters(named)
-        trained = {name: p for name, p in named.items() if p.requires_grad}
-        self._check_optimizer(named, trained)
-        slots = Layout.of(module).slots
-        self.layout = Layout(tuple(dataclasses.replace(slot, name=plain(slot.name)) for slot in slots))
-        self.names, self.parameters = [*trained], [*trained.values()]
-        first = self.parameters[0]
+        slots = (dataclasses.replace(slot, name=plain(slot.name)) for slot in Layout.of(module).slots)
+        super().__init__(module, Layout(tuple(slots)), plain)
+        self.optimizer, self._known = optimizer, self.named()
+        self.trained = {name: p for name, p in self._known.items() if p.requires_grad}
+        self._groups = self._optimized()
+        self._check_parameters()
+        self._check_optimizer()
+        first = next(iter(self.trained.values()))
         self.device = first.device
         self.flat = torch.empty(1, self.layout.size, dtype=first.dtype, device=first.device)
         self.views = [*self.layout.views(self.flat[0]).values()]
-        self._known = named
-        self._groups = [id(p) for group in optimizer.param_groups for p in group["params"]]
-        for p, view in zip(self.parameters, self.views, strict=True):
+        for p, view in zip(self.trained.values(), self.views, strict=True):
             view.copy_(p.detach())
             p.data = view
-        self._look()
 
-    def _look(self) -> None:
-        """Remember the module's parts, to see a change at little cost."""
-        parts = [part for m in self.module.modules() for part in (m._modules, m._parameters)]
-        self._tree = [(part, [*map(id, part.values())]) for part in parts]
-        self._frozen = {name: p for name, p in self._known.items() if name not in self.names}
+    def _optimized(self) -> list[int]:
+        """The identities of the optimizer's parameters."""
+        return [id(p) for group in self.optimizer.param_groups for p in group["params"]]
 
-    def _check_parameters(self, named: dict[str, nn.Parameter]) -> None:
-        first: tuple[str, nn.Parameter] | None = None
-        memory: dict[int, str] = {}
-        for name, p in named.items():
-            if not p.requires_grad:
-                continue
-            first = first or (name, p)
+    def _check_parameters(self) -> None:
+        if not self.trained:
+            raise InputError("model: it has no trainable parameter")
+        first, memory = next(iter(self.trained)), dict[int, str]()
+        for name, p in self.trained.items():
             if p.device.type == "meta" or not p.is_floating_point():
                 raise _refusal(name, f"is {_kind(p)}", "parameters are real numbers with values")
-            if _kind(p) != _kind(first[1]):
-                reason = f"is {_kind(p)}, '{first[0]}' is {_kind(first[1])}"
+            if _kind(p) != (kind := _kind(self.trained[first])):
+                reason = f"is {_kind(p)}, '{first}' is {kind}"
                 raise _refusal(name, reason, "all trainable parameters must be alike; use autocast")
             if p.numel() and (other := memory.setdefault(p.data_ptr(), name)) != name:
                 reason = f"shares the memory of '{other}'"
                 raise _refusal(name, reason, "tied weights must be one Parameter under both names")
-        if first is None:
-            raise InputError("model: it has no trainable parameter")
 
-    def _check_optimizer(self, named: dict[str, nn.Parameter], trained: dict[str, nn.Parameter]) -> None:
-        given = {id(p): p for group in self.optimizer.param_groups for p in group["params"]}
-        foreign = [p for key, p in given.items() if key not in {id(p) for p in named.values()}]
-        if foreign:
-            raise InputError(
-                f"optimizer: its parameter of shape {tuple(foreign[0].shape)} is not the model's; give the "
-                "optimizer of model.parameters(), made after the last change of the model"
-            )
-        for name, p in trained.items():
-            if id(p) not in given:
+    def _check_optimizer(self) -> None:
+        own = {id(p) for p in self._known.values()}
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                if id(p) not in own:
+                    raise InputError(
+                        f"optimizer: its parameter of shape {tuple(p.shape)} is not the model's; give the "
+                        "optimizer of model.parameters(), made after the last change of the model"
+                    )
+        for name, p in self.trained.items():
+            if id(p) not in self._groups:
                 raise InputError(f"optimizer: parameter '{name}' is not in it; add it, or freeze it")
 
     def check(self) -> None:
-        """Raise InputError where the parameters are no longer those that were wrapped."""
-        if not all([*map(id, part.values())] == ids for part, ids in self._tree):
-            self._check_names()
-        for name, p in self._frozen.items():
-            if p.requires_grad:
+        """Raise InputError where the trained parameters are no longer the same; others may come and go."""
+        now = self.named()
+        for name, p in {**self._known, **now}.items():
+            before = self._known.get(name)
+            if now.get(name) is not before and (name in self.trained or p.requires_grad):
+                change = "added" if before is None else "replaced" if name in now else "removed"
+                raise _refusal(name, f"was {change}")
+            if p.requires_grad and name not in self.trained:
                 raise _refusal(name, "was frozen, now it is trained")
-        groups = (id(p) for group in self.optimizer.param_groups for p in group["params"])
-        if [*groups] != self._groups:
+        self._known = now
+        if self._optimized() != self._groups:
             raise InputError(f"optimizer: its parameters have changed; {REMEDY}")
         self.check_memory()
 
@@ -123,7 +154,7 @@ class FlatParameters:
 
         New memory of the same kind, as ``p.data = …`` gives, is copied and given up.
         """
-        for name, p, view in zip(self.names, self.parameters, self.views, strict=True):
+        for (name, p), view in zip(self.trained.items(), self.views, strict=True):
             if p.data_ptr() == view.data_ptr() and p.shape == view.shape:  # as almost always
                 continue
             if p.shape != view.shape:
@@ -132,23 +163,6 @@ class FlatParameters:
                 raise _refusal(name, f"was {_kind(view)}, now {_kind(p)}")
             view.copy_(p.detach().clone())
             p.data = view
-
-    def _check_names(self) -> None:
-        """Raise InputError unless the trained parameters are still the same; others may come and go."""
-        now = {plain(name): p for name, p in self.module.named_parameters()}
-        for name, p in {**self._known, **now}.items():
-            trained = name in self.names or p.requires_grad
-            if trained and now.get(name) is not self._known.get(name):
-                change = "added" if name not in self._known else "replaced" if name in now else "removed"
-                raise _refusal(name, f"was {change}")
-        self._known = now
-        self._look()
-
-    def rest(self) -> dict[str, Tensor]:
-        """Name -> frozen parameters and buffers that the module's state_dict has, as they are."""
-        saved = {plain(name) for name in self.module.state_dict()} - {*self.names}
-        everything = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        return {plain(name): t.detach() for name, t in everything.items() if plain(name) in saved}
 
 
 def plain(name: str) -> str:
@@ -205,26 +219,24 @@ class DefaultGroup:
                 dist.broadcast(copied.view(-1).view(torch.uint8), 0)
         return copied.to(tensor.device)
 
-    def texts(self, mine: str) -> list[str]:
-        """The text that each rank gives, in the order of the ranks; they travel as bytes."""
+    def gathered(self, mine: T) -> list[T]:
+        """What JSON can represent: that which each rank gives, in the order of the ranks."""
         if self.size == 1:
             return [mine]
-        raw = torch.tensor(list(mine.encode()), dtype=torch.uint8, device=self.device)
+        raw = torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8, device=self.device)
         length = torch.tensor([len(raw)], device=self.device)
         lengths = [torch.zeros_like(length) for _ in range(self.size)]
         with self.naming():
             dist.all_gather(lengths, length)
-            longest = max(1, *(int(n) for n in lengths))
-            padded = raw.new_zeros(longest)
+            padded = raw.new_zeros(max(int(n) for n in lengths))
             padded[: len(raw)] = raw
-            gathered = [torch.empty_like(padded) for _ in range(self.size)]
-            dist.all_gather(gathered, padded)
-        pairs = zip(gathered, lengths, strict=True)
-        return [bytes(text[: int(n)].tolist()).decode() for text, n in pairs]
+            texts = [torch.empty_like(padded) for _ in range(self.size)]
+            dist.all_gather(texts, padded)
+        return [json.loads(bytes(t[: int(n)].tolist())) for t, n in zip(texts, lengths, strict=True)]
 
     def agree(self, facts: Mapping[str, str]) -> None:
         """Raise InputError on every rank, with the first difference, unless ``facts`` are equal on all."""
-        first, *others = [json.loads(text) for text in self.texts(json.dumps(dict(facts)))]
+        first, *others = self.gathered(dict(facts))
         for rank, theirs in enumerate(others, 1):
             for name in {**first, **theirs}:
                 a, b = first.get(name, "missing"), theirs.get(name, "missing")
@@ -241,7 +253,7 @@ class DefaultGroup:
             raise
         except InputError as raised:
             error = raised
-        found = self.texts("" if error is None else str(error))
+        found = self.gathered("" if error is None else str(error))
         if error is not None:
             raise error
         for rank, text in enumerate(found):
@@ -269,7 +281,7 @@ class OptimizerState:
 
     def _states(self) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
         state = self._parameters.optimizer.state
-        return [(p, state.get(p, {})) for p in self._parameters.parameters]
+        return [(p, state.get(p, {})) for p in self._parameters.trained.values()]
 
     def _parts(self) -> dict[str, list[Tensor]]:
         """Name -> tensors of the parameters that have one."""
@@ -294,7 +306,7 @@ class OptimizerState:
         if self._group.size > 1:
             shapes = [(name, key, tuple(v.shape)) for name, key, v in self._named()]
             digest = hashlib.sha256(repr(shapes).encode()).hexdigest()
-            if len(set(self._group.texts(digest))) > 1:
+            if len(set(self._group.gathered(digest))) > 1:
                 raise InputError(
                     "optimizer: its state cannot be averaged, since on some process a parameter never had a "
                     "gradient; use all parameters in the first step, or algorithm buffers='keep'"
@@ -322,7 +334,7 @@ class OptimizerState:
     def _named(self) -> list[tuple[str, str, Tensor]]:
         """(parameter, name, tensor) of all tensors. FailedError for a state that is none."""
         found = []
-        for name, (_, state) in zip(self._parameters.names, self._states(), strict=True):
+        for name, (_, state) in zip(self._parameters.trained, self._states(), strict=True):
             for key, value in sorted(state.items()):
                 if isinstance(value, Tensor):
                     found.append((name, key, value.detach()))
@@ -334,16 +346,16 @@ class OptimizerState:
     def rows(self) -> dict[str, Tensor]:
         """For a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""
         mine = {f"{name}.{key}": storable(value) for name, key, value in self._named()}
-        facts = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in mine.items()}
-        union: dict[str, Any] = {}
-        for text in self._group.texts(json.dumps(facts)):
-            union |= json.loads(text)
+        kinds: dict[str, list[Any]] = {}
+        own = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in mine.items()}
+        for theirs in self._group.gathered(own):
+            kinds |= theirs
         device = self._parameters.device
         rows = {
             name: mine[name].to(device)[None].clone()
             if name in mine
             else torch.zeros(1, *shape, dtype=getattr(torch, dtype), device=device)
-            for name, (dtype, shape) in sorted(union.items())
+            for name, (dtype, shape) in sorted(kinds.items())
         }
         has = [bool(state) for _, state in self._states()]
         return rows | {PRESENT: torch.tensor([has], dtype=torch.uint8, device=device)}
@@ -354,17 +366,17 @@ class OptimizerState:
         Raises:
             FailedError: where it does not fit the optimizer.
         """
-        optimizer, names = self._parameters.optimizer, self._parameters.names
-        if PRESENT not in state or state[PRESENT].shape[1:] != (len(names),):
+        optimizer, trained = self._parameters.optimizer, self._parameters.trained
+        if PRESENT not in state or state[PRESENT].shape[1:] != (len(trained),):
             raise FailedError("checkpoint: its /optimizer does not fit the model's parameters")
-        found: dict[str, dict[str, Tensor]] = {name: {} for name in names}
+        found: dict[str, dict[str, Tensor]] = {name: {} for name in trained}
         for full, rows in state.items():
             name, _, key = full.rpartition(".")
             if name in found:
                 found[name][key] = rows[0].clone()
         groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         present = state[PRESENT][0].tolist()
-        for name, p, has in zip(names, self._parameters.parameters, present, strict=True):
+        for (name, p), has in zip(trained.items(), present, strict=True):
             optimizer.state.pop(p, None)
             if has:
                 group = groups[id(p)]
@@ -380,3 +392,109 @@ def _placed(value: Tensor, p: Tensor, group: Mapping[str, Any]) -> Tensor:
         return value.to(p.device) if group.get("capturable") or group.get("fused") else value.cpu()
     half = p.itemsize < 4 and value.is_floating_point()
     return value.to(p.device, p.dtype if half else value.dtype)
+
+
+def class_path(model: nn.Module) -> str:
+    """MODULE:NAME of the model's class; of a script's its file, from which others can import it."""
+    module = type(model).__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec else Path(file).stem if file else module
+    return f"{module}:{type(model).__qualname__}"
+
+
+def rate(optimizer: Any) -> float:
+    """The learning rate of all parameter groups; NaN where they differ, or there is no optimizer."""
+    if optimizer is None:
+        return math.nan
+    rates = {float(group.get("lr", math.nan)) for group in optimizer.param_groups}
+    return rates.pop() if len(rates) == 1 else math.nan
+
+
+def heavy_ball(optimizer: Any) -> tuple[float, str] | None:
+    """(momentum, form) of torch.optim.SGD, as limits of stability take them; None for what is not known."""
+    if type(optimizer) is not torch.optim.SGD:
+        return None
+    keys = ("lr", "momentum", "dampening", "nesterov", "maximize")
+    forms = {tuple(float(group[key]) for key in keys) for group in optimizer.param_groups}
+    _, momentum, dampening, nesterov, maximize = forms.pop()
+    if forms or maximize or not 0 <= momentum < 1 or (momentum and dampening):
+        return None
+    return momentum, "nesterov" if nesterov else "ordinary"
+
+
+def stability_limit(optimizer: Any) -> float | None:
+    """The largest stable ηλ of torch.optim.SGD in its form; None for what is not known."""
+    form = heavy_ball(optimizer)
+    return stability.max_stable_step(0, *form) if form else None
+
+
+def preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Preconditioner | None:
+    """That of torch's Adam, AdamW or RMSprop for all ``parameters``, with its limit; None before it has one.
+
+    Raises:
+        InputError: for another optimizer, or parameter groups with different options.
+    """
+    kind = type(optimizer)
+    names = ("betas", "eps", "amsgrad", "centered", "momentum", "maximize")
+    groups = optimizer.param_groups if optimizer is not None else [{}]
+    values = {name: groups[0][name] for name in names if name in groups[0]}
+    form = preconditioned(kind, values)
+    if form is None or any(group.get(name) != value for group in groups for name, value in values.items()):
+        words = "parameter groups with different options" if form else f"the optimizer '{kind.__name__}'"
+        raise InputError(
+            f"monitor.instruments: 'preconditioned-lambda-max' is not allowed with {words}, only with Adam, "
+            "AdamW or RMSprop of torch.optim with the same options for all parameters"
+        )
+    states = [optimizer.state.get(p, {}) for p in parameters]
+    if not all("step" in state for state in states):
+        return None
+    flat = {
+        key: torch.cat([state[key].detach().flatten() for state in states])[None]
+        for key, value in states[0].items()
+        if value is not None and key != "step"
+    }
+    pairs = zip(parameters, states, strict=True)
+    updates = torch.cat([torch.full((p.numel(),), float(state["step"])) for p, state in pairs])[None]
+    m, momentum_form, factor = form
+    diagonal = found_preconditioner(kind, values, flat, updates.to(parameters[0].device, torch.float64))[0]
+    limit = stability.max_stable_step(0, m, momentum_form) / factor
+    return Preconditioner(diagonal, name=kind.__name__, lr=rate(optimizer), limit=limit)
+
+
+def optimizer_table(optimizer: Any) -> dict[str, Any]:
+    """The class of a torch optimizer and its defaults: flags, finite numbers, text and lists, as TOML has."""
+    table: dict[str, Any] = {"name": type(optimizer).__name__}
+    for key, value in getattr(optimizer, "defaults", {}).items():
+        value = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
+        each = value if isinstance(value, (list, tuple)) else [value]
+        held = all(
+            isinstance(v, bool | int | str) or (isinstance(v, float) and math.isfinite(v)) for v in each
+        )
+        if held and re.fullmatch(r"[\w-]+", key):
+            table[key] = value
+    return table
+
+
+def read_settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
+    """The tables of its settings that a recorded checkpoint holds."""
+    return {name: table for name, table in checkpoint.settings.items() if isinstance(table, dict)}
+
+
+def has_group() -> bool:
+    """Whether torch.distributed has a default process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def place(what: str = "Recorder", why: str = "so that one rank alone records") -> tuple[int, int]:
+    """(rank, processes) of this process. InputError where there are several that know no group yet."""
+    if has_group():
+        return dist.get_rank(), dist.get_world_size()
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size.isdecimal() and int(size) > 1:
+        raise InputError(
+            f"{what}: WORLD_SIZE is {size}, but torch.distributed knows no group yet; call "
+            f"init_process_group first, {why}"
+        )
+    return 0, 1

@@ -16,8 +16,7 @@ from landscape.core.errors import InputError
 from landscape.core.options import check_type, positive
 from landscape.problem.layout import independent_copy
 from landscape.train import algorithms
-from landscape.train.own_loop import recording
-from landscape.train.own_loop.flat import DefaultGroup, FlatParameters, check_module, plain
+from landscape.train.own_loop.flat import DefaultGroup, FlatParameters, check_module, place, plain
 from landscape.train.own_loop.step import Stepper, average_buffers, load, save
 
 _wrapped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -98,7 +97,7 @@ class DecentralizedDataParallel(nn.Module):
         _check(model, optimizer)
         check_type("average_buffers", average_buffers, bool)
         positive("seed", check_type("seed", seed, int), least=0)
-        rank, size = recording.place("DecentralizedDataParallel", "so that each process is one learner")
+        rank, size = place("DecentralizedDataParallel", "so that each process is one learner")
         options = algorithms.options(algorithm, options)
         rule = algorithms.make(algorithm, options, learners=size, seed=seed)
         if rule.measured:
@@ -143,7 +142,7 @@ class DecentralizedDataParallel(nn.Module):
         with torch.no_grad():
             parameters.flat.copy_(group.broadcast(parameters.flat))
             for name, tensor in tensors.items():
-                if plain(name) not in parameters.names:
+                if plain(name) not in parameters.trained:
                     tensor.copy_(group.broadcast(tensor))
 
     @property

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,36 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from landscape.checkpoint.checkpoint import storable
 from landscape.core.errors import InputError
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
 from landscape.train.decomposition import Gradient, estimate_gradient, fixed_batches, step_columns
-from landscape.train.instruments.base import Setting
-from landscape.train.instruments.monitor import Monitoring
-from landscape.train.own_loop import recording
-from landscape.train.own_loop.flat import check_module
+from landscape.train.instruments.base import Monitoring, Setting
+from landscape.train.own_loop.flat import Tracked, check_module, preconditioner, stability_limit
 from landscape.train.processes.comm import Comm
 from landscape.train.recipes.recipe import Monitor, build_table
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What is to be known: of g from ``samples`` (0: all), and what the table ``monitor`` of a recipe says.
-
-    A step has ``processes`` minibatches of ``batch`` samples (0: not known), and is made by ``optimizer``, or
-    something else. ``seed`` draws the samples; ``terms`` and ``randomness``
-    as :class:`landscape.Problem` takes them.
-    """
-
-    samples: int
-    monitor: Mapping[str, Any]
-    batch: int
-    processes: int
-    seed: int
-    optimizer: Any
-    terms: Callable[[Any], Tensor] | None = None
-    randomness: str | int = "refuse"
 
 
 class Observer:
@@ -51,63 +28,72 @@ class Observer:
     Args:
         module: the user's, whose weights are read.
         loss, data, test: as :class:`landscape.Problem` takes them; ``test`` None: there is none.
+        samples: g is estimated from so many; 0: all.
+        monitor: the table ``monitor`` of a recipe: what else is to be known.
+        batch, processes: a step has ``processes`` minibatches of ``batch`` samples; 0: not known.
+        seed: draws the samples.
+        optimizer: what makes the steps: one of torch's, or something else.
+        how: ``terms`` and ``randomness`` as :class:`landscape.Problem` takes them.
 
     Raises InputError for what :class:`landscape.Problem` refuses, and for choices that do not fit the data.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss | None, data: Any, test: Any, choices: Choices) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss | None,
+        data: Any,
+        test: Any,
+        *,
+        samples: int,
+        monitor: Mapping[str, Any],
+        batch: int,
+        processes: int,
+        seed: int,
+        optimizer: Any,
+        **how: Any,
+    ) -> None:
         check_module(module)
         for name, split in (("data", data), ("test", test)):
             _check_data(name, split)
         first = next((p for p in module.parameters() if p.requires_grad and p.numel()), None)
         half = first is not None and first.is_floating_point() and first.dtype.itemsize < 4
-        dtype = torch.float32 if half else None
-        self._choices, self._comm = choices, Comm(1)
+        how["dtype"] = torch.float32 if half else None
         self._device = first.device if first is not None else torch.device("cpu")
-        self._data = data, test
+        self._data, self._comm, self._samples, self._seed = (data, test), Comm(1), samples, seed
         self._start: tuple[Tensor, Gradient] | None = None
         norm = has_batchnorm(module)
         if norm and isinstance(data, Dataset):
-            data = _in_batches(data, choices)
+            data = _in_batches(data, batch, seed)
         with self._undisturbed():
-            how: dict[str, Any] = {"terms": choices.terms, "randomness": choices.randomness}
-            self.train = Problem(module, loss, data, dtype=dtype, **how)
-            self.test: Problem | None = None
-            if test is not None:
-                try:
-                    self.test = Problem(module, loss, test, dtype=dtype, **how)
-                except InputError as error:
-                    raise InputError(f"test: {error}") from error
+            self.train = Problem(module, loss, data, **how)
+            try:
+                self.test = None if test is None else Problem(module, loss, test, **how)
+            except InputError as error:
+                raise InputError(f"test: {error}") from error
             self.parameters = Parameters(module, self.train)
             # With BatchNorm, what the steps are compared with depends on the batches.
             self._objective, self._batch = self.train, 0
-            _check_drawn("samples", choices.samples, self.train)
+            _check_drawn("samples", samples, self.train)
             if norm and self.train.indexed:
-                _check_batch(choices.batch)
+                _check_batch(batch)
             if norm:
-                self._objective = self.train.with_batchnorm("train", max(2, choices.batch))
-                self._batch = choices.batch if self.train.indexed else 0
-            self.monitor = Monitoring(self._setting())
-
-    def _setting(self) -> Setting:
-        """What the instruments measure."""
-        choices = self._choices
-        values = {"samples": Monitor.samples if self.train.indexed else 0, **choices.monitor}
-        monitor = build_table(Monitor, values, "monitor.")
-        _check_drawn("monitor.samples", monitor.samples, self.train)
-        return Setting(
-            monitor=monitor,
-            problem=self._objective,
-            comm=self._comm,
-            seed=choices.seed,
-            learners=1,
-            batch=choices.batch * choices.processes,
-            stability_limit=recording.stability_limit(choices.optimizer),
-            at_mean=True,
-            synchronous=True,
-            second=None,
-            preconditioner=lambda now: recording.preconditioner(choices.optimizer, self.parameters.trained()),
-        )
+                self._objective = self.train.with_batchnorm("train", max(2, batch))
+                self._batch = batch if self.train.indexed else 0
+            values = {"samples": Monitor.samples if self.train.indexed else 0, **monitor}
+            table = build_table(Monitor, values, "monitor.")
+            _check_drawn("monitor.samples", table.samples, self.train)
+            self.monitor = Monitoring(
+                Setting(
+                    table,
+                    self._objective,
+                    self._comm,
+                    seed,
+                    batch=batch * processes,
+                    stability_limit=stability_limit(optimizer),
+                    preconditioner=lambda now: preconditioner(optimizer, self.parameters.trained()),
+                )
+            )
 
     def _undisturbed(self) -> contextlib.AbstractContextManager[None]:
         return undisturbed(self._device, *self._data)
@@ -116,9 +102,9 @@ class Observer:
         """Take w and g = ∇L(w) before ``step`` is made."""
         with self._undisturbed():
             self.parameters.show(self._objective.model)
-            theta, choices = self.parameters.flat(), self._choices
+            theta = self.parameters.flat()
             g = estimate_gradient(
-                self._objective, theta, choices.samples, choices.seed, step, self._comm, self._batch
+                self._objective, theta, self._samples, self._seed, step, self._comm, self._batch
             )
         self._start = theta, g
 
@@ -197,16 +183,16 @@ def _check_drawn(name: str, samples: int, problem: Problem) -> None:
         raise InputError(f"{name}: {samples} is not allowed with data in batches; give (x, y), or {name} 0")
 
 
-def _in_batches(data: Dataset[Any], choices: Choices) -> DataLoader[Any]:
+def _in_batches(data: Dataset[Any], batch: int, seed: int) -> DataLoader[Any]:
     """The samples of ``data`` in the batches that :func:`estimate_gradient` cuts tensors into.
 
     Their statistics are those of batches drawn at random, as in training, in whatever order the samples are
     stored. A data set that gives its samples one after another keeps its order.
     """
-    _check_batch(choices.batch)
+    _check_batch(batch)
     if isinstance(data, IterableDataset):
-        return DataLoader(data, batch_size=choices.batch)
-    batches = fixed_batches(len(data), choices.batch, choices.seed)  # type: ignore[arg-type]
+        return DataLoader(data, batch_size=batch)
+    batches = fixed_batches(len(data), batch, seed)  # type: ignore[arg-type]
     return DataLoader(data, batch_sampler=[part.tolist() for part in batches])
 
 
@@ -219,7 +205,7 @@ def _check_data(name: str, data: Any) -> None:
         )
 
 
-class Parameters:
+class Parameters(Tracked):
     """The trainable parameters of the user's module, as one vector, and all else that it computes with.
 
     They have the names that they have in the model of ``problem``, a copy of the module in which nothing is
@@ -227,19 +213,16 @@ class Parameters:
     """
 
     def __init__(self, module: nn.Module, problem: Problem) -> None:
-        self.module, self.layout = module, problem.layout
-        self._device, self._dtype = problem.device, problem.dtype
         kinds = (nn.Module.named_parameters, nn.Module.named_buffers)
         pairs = [zip(named(module), named(problem.model), strict=True) for named in kinds]
-        self._names = {theirs: ours for pair in pairs for (theirs, _), (ours, _) in pair}
-        self._precisions = {name: p.dtype for name, p in self._parameters().items()}
-
-    def _parameters(self) -> dict[str, nn.Parameter]:
-        return {self._names.get(name, name): p for name, p in self.module.named_parameters()}
+        names = {theirs: ours for pair in pairs for (theirs, _), (ours, _) in pair}
+        super().__init__(module, problem.layout, lambda name: names.get(name, name))
+        self._device, self._dtype = problem.device, problem.dtype
+        self._precisions = {name: p.dtype for name, p in self.named().items()}
 
     def check(self) -> None:
         """InputError that names a parameter which is not what it was."""
-        now = self._parameters()
+        now = self.named()
         known = {slot.name: slot.shape for slot in self.layout.slots}
         for name in {**known, **now}:
             if change := self._change(name, known.get(name), now.get(name)):
@@ -274,20 +257,8 @@ class Parameters:
 
     def trained(self) -> list[nn.Parameter]:
         """The trainable parameters, in the order of θ."""
-        now = self._parameters()
+        now = self.named()
         return [now[slot.name] for slot in self.layout.slots]
-
-    def rest(self) -> dict[str, Tensor]:
-        """Name -> frozen parameters and buffers, as they are."""
-        trained = {slot.name for slot in self.layout.slots}
-        buffers = {self._names.get(name, name): b for name, b in self.module.named_buffers()}
-        everything: dict[str, Tensor] = {**self._parameters(), **buffers}
-        return {name: t.detach() for name, t in everything.items() if name not in trained}
-
-    def kept(self) -> dict[str, Tensor]:
-        """Of :meth:`rest` what the module's state_dict has, a row for the one learner, as files take it."""
-        saved = {self._names.get(name, name) for name in self.module.state_dict()}
-        return {name: storable(t)[None].clone() for name, t in self.rest().items() if name in saved}
 
     @torch.no_grad()
     def show(self, copy: nn.Module) -> None:

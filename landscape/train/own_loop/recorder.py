@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import math
 import os
+import re
 import sys
 import time
 import warnings
@@ -18,18 +19,26 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoint import run_folder
-from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit
 from landscape.checkpoint.user_code import UserData
 from landscape.core import files
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import Lock
-from landscape.core.options import check_type, positive, toml_text
+from landscape.core.options import check_type, choose, positive, toml_text
+from landscape.core.registry import optional
 from landscape.problem.batches import as_tensors
-from landscape.problem.layout import unwrapped
+from landscape.problem.layout import Layout, unwrapped
 from landscape.problem.problem import Loss
 from landscape.train.decomposition import GROUPS
-from landscape.train.own_loop import recording
-from landscape.train.own_loop.observer import Choices, Observer
+from landscape.train.own_loop import flat as loop
+from landscape.train.own_loop.observer import Observer
+from landscape.train.run.launch import last_sound
+from landscape.train.run.setup import History, due
+
+# Columns of the history that a user may fill; the recorder, or nobody, fills the others.
+OPEN = ("loss", "consensus", "samples_per_s", "wait_s", "test_loss", "test_accuracy")
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+NEVER = 2**63  # a step that no loop reaches
 
 
 class Recorder:
@@ -126,17 +135,28 @@ class Recorder:
         self._check_options()
         self._phase, self._broken, self._next = IDLE, False, 1
         self._process = os.getpid()
-        self._rank, self._world = recording.place()
+        self._rank, self._world = loop.place()
         self._closed = self._rank > 0
         self._step: contextlib.AbstractContextManager[None] = Step(self)
         if self._closed:
             self._step = contextlib.nullcontext()
             return
-        recording.check_folder(self.folder, self._resume)
+        check_folder(self.folder, self._resume)
         module = unwrapped(model) if isinstance(model, nn.Module) else model  # type: ignore[redundant-expr]
-        table = {"sharpness": sharpness, **(monitor or {})}
-        choices = Choices(samples, table, batch, self._world, seed, optimizer, terms, randomness)
-        self._observer = Observer(module, loss, data, test, choices)
+        self._observer = Observer(
+            module,
+            loss,
+            data,
+            test,
+            samples=samples,
+            monitor={"sharpness": sharpness, **(monitor or {})},
+            batch=batch,
+            processes=self._world,
+            seed=seed,
+            optimizer=optimizer,
+            terms=terms,
+            randomness=randomness,
+        )
         with contextlib.ExitStack() as opened:
             self._open({"train": data} | ({} if test is None else {"test": test}), opened)
             self._opened = opened.pop_all()
@@ -153,7 +173,7 @@ class Recorder:
             name = type(self._optimizer).__name__
             raise InputError(f"optimizer: a {name} is not allowed, it must be a torch.optim.Optimizer")
         positive("resume", int(check_type("resume", self._resume, bool | int)), least=0)
-        recording.writer_names(self._scalars)
+        writer_names(self._scalars)
 
     def _open(self, splits: dict[str, Any], opened: contextlib.ExitStack) -> None:
         """Take the folder, go on with what it holds, and write the first file."""
@@ -163,18 +183,24 @@ class Recorder:
             files.remove_stale(self.folder)
         except OSError as error:
             raise FailedError(f"{self.folder}: cannot be written ({error.strerror})") from error
-        recording.check_folder(self.folder, self._resume)
+        check_folder(self.folder, self._resume)
         observer, train, test = self._observer, self._observer.train, self._observer.test
-        before = recording.run_before(self.folder, self._resume, train.layout)
+        before = run_before(self.folder, self._resume, train.layout)
         if before is not None:
             self.steps = before.step if isinstance(self._resume, bool) else self._resume
-            recording.drop_later(self.folder, self.steps)
+            for path in run_folder.named_like_a_run(self.folder):
+                if path.stem[5:].isdecimal() and int(path.stem[5:]) > self.steps:
+                    path.unlink()
             observer.monitor.restore(before.shared)
-        self._rows = recording.Rows(observer.monitor.columns, before, self.steps)
-        last = next(reversed(self._rows.rows.values()), {})
-        self._clock = time.perf_counter() - last.get("wall_s", 0.0)
-        self._lr, self._saved, self._logged = recording.rate(self._optimizer), self.steps, False
-        self._model = recording.class_path(observer.parameters.module)  # later __main__ has no file
+        self._history = History(RECORDED, observer.monitor.columns)
+        self._own = frozenset(self._history.units)
+        if before is not None:
+            kept = before.history["step"] <= self.steps
+            self._history.restore({name: c[kept] for name, c in before.history.items()}, before.units)
+        last = self._history.rows[-1:]
+        self._clock = time.perf_counter() - (last[0]["wall_s"] if last else 0.0)
+        self._lr, self._saved, self._logged = loop.rate(self._optimizer), self.steps, False
+        self._model = loop.class_path(observer.parameters.module)  # later __main__ has no file
         self._facts = {
             "name": "",
             "options": {},
@@ -182,8 +208,8 @@ class Recorder:
             "test": test.samples if test else 0,
             "fingerprint": UserData({k: as_tensors(v) for k, v in splits.items()}, None).fingerprint,
         }
-        names = recording.writer_names(self._scalars)
-        self._writers = [recording.open_writer(name, self.folder, self.steps, opened) for name in names]
+        names = writer_names(self._scalars)
+        self._writers = [open_writer(name, self.folder, self.steps, opened) for name in names]
         self._resumed = before
         if before is None:  # a history begins with its first step, or before
             self._add(0, observer.tested())
@@ -232,10 +258,10 @@ class Recorder:
         self._phase, self._broken = IDLE, True  # if this fails
         self._observer.parameters.check()
         self._broken = False
-        self._lr = recording.rate(self._optimizer)
+        self._lr = loop.rate(self._optimizer)
         if self._resumed is not None:
             self._go_on(self._resumed)
-        if recording.due(self._every, self.steps + 1):
+        if due(self._every, self.steps + 1):
             self._observer.start(self.steps + 1)
 
     def _go_on(self, run: Checkpoint) -> None:
@@ -262,13 +288,20 @@ class Recorder:
             row |= self._observer.measured(step, self._lr)
         if row:
             self._add(step, row | {"lr": self._lr})
-        if recording.due(self._save_every, step):
+        if due(self._save_every, step):
             self._write()
+
+    def _row(self, step: int) -> dict[str, float] | None:
+        """The row of a late ``step``; None where nothing is known of it yet."""
+        return next((row for row in reversed(self._history.rows) if row["step"] == step), None)
 
     def _add(self, step: int, values: dict[str, float]) -> None:
         known = {name: value for name, value in values.items() if not math.isnan(value)}
-        new = {"step": float(step), "wall_s": time.perf_counter() - self._clock}
-        self._rows.rows.setdefault(step, new).update(known)
+        row = self._row(step)
+        if row is None:
+            row = self._history.new_row(step, math.nan) | {"wall_s": time.perf_counter() - self._clock}
+            self._history.append(row)
+        row |= known
         self._logged = True
         for write in self._writers:
             write(step, {name: value for name, value in known.items() if math.isfinite(value)})
@@ -297,9 +330,18 @@ class Recorder:
             return
         if self._closed:
             raise InputError("log: the recorder is closed")
-        numbers = {name: recording.number(name, value) for name, value in values.items()}
+        numbers = {name: number(name, value) for name, value in values.items()}
+        units = self._history.units
         for name in numbers:
-            self._rows.declare(name, unit)
+            if not _NAME.fullmatch(name):
+                raise InputError(
+                    f"log: '{name}' is not allowed, use letters, digits, _, . and -, a letter first"
+                )
+            if name in self._own and name not in OPEN:
+                raise InputError(f"log: '{name}' is a column of the recorder's own, choose another name")
+            known = units[name] = units.get(name) or unit or "1"  # "": a file did not say
+            if unit is not None and unit != known:
+                raise InputError(f"log: the unit of '{name}' is '{known}', '{unit}' is not allowed any more")
         self._add(self.steps + (self._phase == INSIDE), numbers)
 
     def checkpoint(self) -> Path | None:
@@ -329,7 +371,7 @@ class Recorder:
     def _write(self) -> Path:
         observer = self._observer
         observer.parameters.check()
-        batch, limit = self._batch * self._world, recording.stability_limit(self._optimizer)
+        batch, limit = self._batch * self._world, loop.stability_limit(self._optimizer)
         monitor = dataclasses.asdict(observer.monitor.run.monitor)
         settings: dict[str, Any] = {  # with the keys of a recipe, whose place they take
             "name": self.folder.resolve().name,
@@ -339,7 +381,7 @@ class Recorder:
             "monitor": monitor | ({} if limit is None else {"stability_limit": limit}),
         }
         if self._optimizer is not None:
-            settings["optimizer"] = recording.optimizer_table(self._optimizer)
+            settings["optimizer"] = loop.optimizer_table(self._optimizer)
         state = Checkpoint(
             weights=observer.parameters.flat()[None],
             layout=observer.train.layout,
@@ -352,8 +394,8 @@ class Recorder:
             lr=self._lr,
             local_batch=self._batch,
             seed=self._seed,
-            history=self._rows.columns(),
-            units=self._rows.units,
+            history=self._history.columns(),
+            units=self._history.units,
             buffers=observer.parameters.kept(),
             shared=observer.monitor.state(self.steps),
         )
@@ -383,7 +425,8 @@ class Recorder:
         atexit.unregister(self._close_at_exit)
         try:
             if not self._broken and self._phase != INSIDE:
-                if self._observer.test is not None and "test_loss" not in self._rows.rows.get(self.steps, {}):
+                tested = math.isfinite((self._row(self.steps) or {}).get("test_loss", math.nan))
+                if self._observer.test is not None and not tested:
                     self._add(self.steps, self._observer.tested())
                 if self.steps != self._saved or self._logged:
                     self._write()
@@ -410,7 +453,6 @@ class Recorder:
 
 # What a with statement around a step is at: not asked for, asked for, entered.
 IDLE, ASKED, INSIDE = 0, 1, 2
-NEVER = 2**63  # a step that no loop reaches
 
 
 class RecorderWarning(UserWarning):
@@ -441,3 +483,101 @@ class Step:
         recorder.steps += 1
         if recorder.steps >= recorder._next:
             recorder._after()
+
+
+def number(name: str, value: Any) -> float:
+    """``value`` as a float; InputError where it is not one number."""
+    try:
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
+        raise InputError(f"log: {name}: {kind} is not allowed, it must be one number") from error
+
+
+def check_folder(folder: Path, resume: bool | int) -> None:
+    """FailedError where ``folder`` holds a run that is not to be resumed."""
+    taken = run_folder.named_like_a_run(folder) if folder.is_dir() else []
+    if taken and resume is False:
+        raise FailedError(
+            f"{folder}: holds a run already ({taken[0].name}); give resume=True to go on with it, or another "
+            "folder"
+        )
+
+
+def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint | None:
+    """The last state of the recorded run in ``folder``; None where there is none.
+
+    Raises FailedError for a run of another kind or model, and where there is none to go on with at a step.
+    """
+    if not run_folder.named_like_a_run(folder):
+        if resume and not isinstance(resume, bool):
+            raise FailedError(f"resume: {resume} is not allowed, {folder} holds no run to go on with")
+        return None
+    run = last_sound(folder, learners=lambda n: slice(0, n))
+    if run.algorithm != RECORDED:
+        raise FailedError(f"{folder}: its run is of '{run.algorithm}', not a recorder's; give another folder")
+    check_fit(folder, run.layout, layout)
+    return run
+
+
+# Under which numbers stand in a run that the user's loop writes to as well.
+PREFIX = "landscape/"
+#: Takes the numbers of one step by name; those of the same step may come in parts.
+Write = Callable[[int, Mapping[str, float]], object]
+WRITERS = ("tensorboard", "wandb", "trackio")
+
+
+def writer_names(scalars: str | Sequence[str] | None) -> list[str]:
+    """The writers asked for, none where it is None; InputError for a name that is not known."""
+    if scalars is not None and not isinstance(scalars, (str, list, tuple)):
+        raise InputError(f"scalars: {scalars!r} is not allowed, it must be one of {', '.join(WRITERS)}")
+    each = [scalars] if isinstance(scalars, str) else scalars or []
+    return [choose("scalars", name, WRITERS) for name in each]
+
+
+def open_writer(name: str, folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
+    """The writer called ``name``, for a run in ``folder`` that has done ``step`` steps; ``opened`` closes it.
+
+    Raises FailedError where its package is missing or refuses.
+    """
+    try:
+        package = optional(name, "scalars", f"{name}, or leave scalars out")
+        if name == "tensorboard":
+            return _tensorboard(folder, step, opened)
+        return _tracked(package, folder, opened)
+    except InputError:
+        raise
+    except Exception as error:  # whatever the package, or the service behind it, says
+        words = " ".join(str(error).split())[:200]
+        raise FailedError(f"scalars: '{name}' cannot be used ({type(error).__name__}: {words})") from error
+
+
+def _tensorboard(folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
+    """Event files in the folder "tensorboard" of the run."""
+    module = optional("torch.utils.tensorboard", "scalars", "tensorboard, or leave scalars out")
+    # What an unbroken run has not written yet is taken back where one goes on from an earlier step.
+    writer = module.SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
+    opened.callback(writer.close)
+
+    def write(step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+
+    return write
+
+
+def _tracked(tracker: Any, folder: Path, opened: contextlib.ExitStack) -> Write:
+    """A run of Weights & Biases, or of trackio, which has the same functions.
+
+    That of the user's loop where one is active, under names of their own and with the step beside them; else
+    a new one in the project "landscape", called as the folder.
+    """
+    current = getattr(getattr(tracker, "context_vars", None), "current_run", None)  # trackio's
+    active = current.get() if current else getattr(tracker, "run", None)
+    if active is not None:  # whose steps are the user's
+        return lambda step, values: active.log(
+            {f"{PREFIX}{k}": v for k, v in values.items()} | {f"{PREFIX}step": step}
+        )
+    run = tracker.init(project="landscape", name=folder.name)
+    opened.callback(run.finish)
+    return lambda step, values: run.log(dict(values), step=step)

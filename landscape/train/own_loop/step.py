@@ -21,7 +21,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import toml_text
 from landscape.problem.layout import unwrapped
 from landscape.train.algorithms.base import Rule
-from landscape.train.own_loop import recording
+from landscape.train.own_loop import flat as loop
 from landscape.train.own_loop.flat import DefaultGroup, FlatParameters, OptimizerState
 from landscape.train.processes.comm import Comm
 
@@ -71,7 +71,7 @@ class Stepper:
         """
         if self.begun:
             return
-        if self.group.size == 1 and recording.has_group() and dist.get_world_size() > 1:
+        if self.group.size == 1 and loop.has_group() and dist.get_world_size() > 1:
             raise InputError(
                 "DecentralizedDataParallel: it was made before the process group, and has one learner; call "
                 "init_process_group first"
@@ -180,8 +180,8 @@ class Gradients:
         if synchronous and self._comm.size > 1:
             overflow = self._agree(overflow)
         if overflow:
-            self._hidden = [p.grad for p in self._parameters.parameters]
-            for p in self._parameters.parameters:
+            self._hidden = [p.grad for p in self._parameters.trained.values()]
+            for p in self._parameters.trained.values():
                 p.grad = None
         elif synchronous and self._comm.size > 1 and not self._linear:
             self._average()
@@ -189,7 +189,7 @@ class Gradients:
     def restore(self) -> None:
         """Give back the gradients that an overflow took away for the step."""
         if self._hidden is not None:
-            for p, grad in zip(self._parameters.parameters, self._hidden, strict=True):
+            for p, grad in zip(self._parameters.trained.values(), self._hidden, strict=True):
                 p.grad = grad
             self._hidden = None
 
@@ -204,14 +204,14 @@ class Gradients:
             return True
         if scale is not None:
             factor = float(scale.double().reciprocal().float())
-            for p in self._parameters.parameters:
+            for p in self._parameters.trained.values():
                 if p.grad is not None:
                     p.grad.mul_(factor)
         return False
 
     def _agree(self, overflow: bool) -> bool:
         """Whether any process found an overflow; a gradient that only others have becomes zeros here."""
-        parameters = self._parameters.parameters
+        parameters = [*self._parameters.trained.values()]
         here = [float(overflow), *(float(p.grad is not None) for p in parameters)]
         found, *counts = self._comm.total(*here)
         if not found:
@@ -224,7 +224,7 @@ class Gradients:
         """Replace the gradients by their mean over the learners."""
         flat = self._comm.buffer("own gradients", self._parameters.flat)
         views = self._parameters.layout.views(flat[0])
-        for name, p in zip(self._parameters.names, self._parameters.parameters, strict=True):
+        for name, p in self._parameters.trained.items():
             if p.grad is None:
                 views[name].zero_()
             elif p.grad.layout != torch.strided:
@@ -235,7 +235,7 @@ class Gradients:
             else:
                 views[name].copy_(p.grad)
         mean = self._parameters.layout.views(self._comm.fresh_mean(flat, "gradients"))
-        for name, p in zip(self._parameters.names, self._parameters.parameters, strict=True):
+        for name, p in self._parameters.trained.items():
             if p.grad is not None:
                 p.grad.copy_(mean[name])
 
@@ -254,9 +254,8 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
     with stepper.group.together():
         if comm.rank == 0:
             _check_writable(path)
-    momentum = recording.heavy_ball(parameters.optimizer)
+    momentum = loop.heavy_ball(parameters.optimizer)
     limit = rule.stability_limit(*momentum) if momentum else None
-    rows = {name: t.to(parameters.device)[None].clone() for name, t in parameters.rest().items()}
     state = Checkpoint(
         weights=storable(parameters.flat),
         layout=parameters.layout,
@@ -268,17 +267,17 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
                 "name": path.resolve().parent.name,
                 "seed": seed,
                 "algorithm": algorithm,
-                "optimizer": recording.optimizer_table(parameters.optimizer),
+                "optimizer": loop.optimizer_table(parameters.optimizer),
                 "monitor": {} if limit is None else {"stability_limit": limit},
             },
         ),
-        model={"name": recording.class_path(unwrapped(parameters.module)), "options": {}},
+        model={"name": loop.class_path(unwrapped(parameters.module)), "options": {}},
         data={"name": "", "options": {}, "train": 0, "test": 0, "fingerprint": ""},
-        lr=recording.rate(parameters.optimizer),
+        lr=loop.rate(parameters.optimizer),
         local_batch=0,
         seed=seed,
         history=_history(stepper),
-        buffers={name: storable(t) for name, t in rows.items()},
+        buffers={name: t.to(parameters.device) for name, t in parameters.kept().items()},
         optimizer=stepper.state.rows(),
         rule={name: storable(t) for name, t in rule.state.items()},
         shared={name: storable(t) for name, t in rule.shared.items()},
@@ -298,7 +297,7 @@ def _history(stepper: Stepper) -> dict[str, Array]:
     values = {
         "step": float(stepper.steps),
         "consensus": comm.total(float(spread @ spread))[0] / comm.learners,
-        "lr": recording.rate(stepper.parameters.optimizer),
+        "lr": loop.rate(stepper.parameters.optimizer),
     }
     rows = [{"step": 0.0, "consensus": 0.0}, values][0 if stepper.steps else 1 :]
     return {column: np.array([row.get(column, math.nan) for row in rows]) for column in UNITS}
@@ -324,7 +323,7 @@ def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
         return comm.local
 
     run = Checkpoint.load(path, own)
-    settings = recording.read_settings(run)
+    settings = loop.read_settings(run)
     if run.algorithm != RECORDED or "algorithm" not in settings:
         raise FailedError(f"{path}: is not of a DecentralizedDataParallel; give one of save_checkpoint")
     if learners[0] != comm.learners:
@@ -339,7 +338,7 @@ def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     if made != kind:
         raise InputError(f"optimizer: {kind} is not allowed, {path} has the state of {made}")
     check_fit(path, run.layout, parameters.layout)
-    rest = parameters.rest()
+    rest = parameters.rest(saved=True)
     if run.buffers.keys() != rest.keys():
         different = sorted(run.buffers.keys() ^ rest.keys())[0]
         raise FailedError(f"{path}: buffer '{different}' is not in both the file and the model")

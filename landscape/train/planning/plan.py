@@ -37,8 +37,7 @@ from landscape.core.registry import numerics
 from landscape.results.training import RunTimes
 from landscape.train.processes.comm import Plan
 from landscape.train.recipes.recipe import Recipe
-from landscape.train.topology.forms import forms
-from landscape.train.topology.mixing import Mixing, averages_all
+from landscape.train.topology.mixing import Mixing, averages_all, forms
 
 # Number of random matchings that are drawn, and then used in turn (ours).
 MATCHINGS = 50

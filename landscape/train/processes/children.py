@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -29,13 +30,53 @@ from typing import IO, Any, Protocol, Self
 
 from landscape.core.errors import FailedError, InputError, explain
 from landscape.core.files import HAS_LOCKS, lock_descriptor
-from landscape.train.processes import board, boot
-from landscape.train.processes.board import FolderBoard
+from landscape.train.processes import boot
 
 # Interval of the checks of the children (s), short enough not to delay a short command noticeably.
 CHECK_INTERVAL = 0.05
 FOLDER = "landscape-processes-"
+#: The environment variable with the folder of the board, for the processes that ``--nproc`` started.
+BOARD = "LANDSCAPE_BOARD"
 LOCKED_WITHIN = 60.0  # a new folder is locked within this time (s)
+
+
+class FolderBoard:
+    """Texts by name that processes of this machine share, in a file for each: without a port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _write(self, name: str, text: str) -> Path:
+        path = self.folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def set(self, name: str, text: str) -> None:
+        """Write ``text``."""
+        os.replace(self._write(name, text), self.folder / name)
+
+    def get(self, name: str) -> str:
+        """The text; "" if there is none."""
+        try:
+            return (self.folder / name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
+
+    def first(self, name: str, text: str) -> bool:
+        """Write ``text`` if there is none yet; whether the text is ``text`` then."""
+        path = self._write(name, text)
+        try:
+            os.link(path, self.folder / name)
+        except FileExistsError:
+            return self.get(name) == text
+        finally:
+            path.unlink()
+        return True
+
+
+def of_launcher() -> FolderBoard | None:
+    """The board of the launcher that started this process with ``--nproc``; None if there is none."""
+    return FolderBoard(Path(os.environ[BOARD])) if BOARD in os.environ else None
 
 
 class Child:
@@ -331,7 +372,7 @@ def start(
                 "WORLD_SIZE": str(nproc),
                 "LOCAL_WORLD_SIZE": str(nproc),
                 "TORCHELASTIC_RESTART_COUNT": str(attempt),
-                board.FOLDER: str(children.folder),
+                BOARD: str(children.folder),
                 "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback()),
                 "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", loopback()),
                 **threads_each(nproc, threads),
@@ -391,13 +432,18 @@ def _name(child: Child, children: Children) -> str:
     return f"rank {child.number} of {len(children.all)}"
 
 
+def stamped(line: str) -> str:
+    """The line of a log, with the time."""
+    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S}Z {line}\n"
+
+
 def _log(path: Path | None, line: str) -> None:
     """Append to the log of a run whose folder exists; an error in writing it is ignored."""
     if path and path.parent.parent.is_dir():
         with contextlib.suppress(OSError):
             path.parent.mkdir(exist_ok=True)
             with path.open("a", encoding="utf-8") as file:
-                file.write(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S}Z {line}\n")
+                file.write(stamped(line))
 
 
 def report(message: str, code: int) -> bool:
@@ -405,7 +451,7 @@ def report(message: str, code: int) -> bool:
 
     If another process has reported a failure before, that one is printed.
     """
-    failures = board.of_launcher()
+    failures = of_launcher()
     if failures:
         with contextlib.suppress(OSError):  # the launcher has ended, and cannot read it
             failures.first("failure", f"{os.environ.get('RANK', 0)} {code} {message}")

@@ -1,7 +1,9 @@
 """The processes of one run: their rendezvous, their signs of life, and the rank that was lost.
 
-Process groups and their collectives are torch.distributed's. In addition a :mod:`.board` holds a sign of
-life of each rank and the first failure, so that the remaining processes can report the cause.
+Process groups and their collectives are torch.distributed's. In addition a board holds a sign of life of each
+rank and the first failure, so that the remaining processes can report the cause. Under ``--nproc`` it is a
+private folder. Otherwise it is a store of torch's on rank 0, or on torchrun's agent, at MASTER_ADDR and
+MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -17,20 +19,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import FileStore, PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from landscape import _version
 from landscape.core.errors import FailedError, InputError
 from landscape.core.memory import pick_device
 from landscape.core.progress import calm
-from landscape.train.processes import board
-from landscape.train.processes.board import Board, FolderBoard, StoreBoard, first_line, is_loopback, within
-from landscape.train.processes.children import TIMEOUT, loopback
+from landscape.train.processes.children import BOARD, TIMEOUT, FolderBoard, loopback, of_launcher, stamped
 
 T = TypeVar("T")
 
@@ -41,6 +42,26 @@ BEAT, LOST_AFTER = 1.0, 10.0
 
 class Lost(FailedError):
     """Another process is lost, or failed first; the message names its rank."""
+
+
+class StoreBoard:
+    """As :class:`FolderBoard`, in a key of a store of torch's for each text; its errors are RuntimeErrors."""
+
+    def __init__(self, store: PrefixStore) -> None:
+        self.store = store
+
+    def set(self, name: str, text: str) -> None:
+        self.store.set(name, text)
+
+    def get(self, name: str) -> str:
+        return self.store.get(name).decode() if self.store.check([name]) else ""
+
+    def first(self, name: str, text: str) -> bool:
+        return bool(self.store.compare_set(name, "", text).decode() == text)
+
+
+Board = FolderBoard | StoreBoard
+PAUSE = 0.05  # seconds between two attempts to connect
 
 
 class Group:
@@ -95,8 +116,8 @@ class Group:
     def _join_board(self) -> tuple[Any, Board, Board]:
         """The store for torch, the board for facts and failures, and a separate connection for beats."""
         self._hosts = False
-        if board.FOLDER in os.environ:
-            folder = Path(os.environ[board.FOLDER])
+        if BOARD in os.environ:
+            folder = Path(os.environ[BOARD])
             texts = FolderBoard(folder)
             return FileStore(str(folder / "store"), self.size), texts, texts
         address, port = os.environ.get("MASTER_ADDR", ""), number("MASTER_PORT", 1, most=65535)
@@ -107,7 +128,7 @@ class Group:
                 os.environ.setdefault(name, loopback())
         # torch's elastic agents hold a store there; without an agent, rank 0 holds one.
         self._hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        stores = board.connect(address, port, self.rank, self._hosts, self.timeout)
+        stores = connect(address, port, self.rank, self._hosts, self.timeout)
         first, second = (PrefixStore(f"landscape/{self.attempt}", store) for store in stores)
         return PrefixStore("group", first), StoreBoard(first), StoreBoard(second)
 
@@ -202,7 +223,7 @@ class Group:
     def _give_up(self) -> None:
         """End this process, with a message if no other rank has reported one."""
         line = self._lost(max(self.timeout, LOST_AFTER))
-        if self.tell(line) and not board.of_launcher():
+        if self.tell(line) and not of_launcher():
             print(f"landscape: {line}", file=sys.stderr, flush=True)
         os._exit(1)
 
@@ -296,7 +317,7 @@ def log_to(path: Path) -> Iterator[Callable[[str], None]]:
         raise FailedError(f"{path}: cannot be written ({error.strerror})") from error
 
     def log(line: str) -> None:
-        file.write(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S}Z {line}\n")
+        file.write(stamped(line))
 
     file, console, before = calm(opened.fileno()), os.dup(2), sys.stderr
     with opened:
@@ -362,3 +383,91 @@ def worker_device(name: str) -> torch.device:
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """``call()``; TimeoutError if it takes longer. Its thread goes on, as torch's calls cannot be ended."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([result], seconds).done:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return result.result()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error of torch's, without the place in torch's sources."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return line.rpartition("] ")[2][:160] if line.startswith("[/") else line[:160]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is a loopback address, which only this machine can reach."""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def connect(host: str, port: int, rank: int, serve: bool, timeout: float) -> tuple[TCPStore, TCPStore]:
+    """Two connections to the store at ``host``, so that a call on one does not wait for a call on the other.
+
+    With ``serve`` this process holds the store. It listens at a loopback address only, if ``host`` is one,
+    and otherwise at all addresses of this machine, as ``host`` may be none of them. Raises FailedError if the
+    port is in use, or no store answers within ``timeout`` seconds.
+    """
+    deadline, listener = time.monotonic() + timeout, _listen(host, port) if serve else None
+
+    def store(hosts: bool, fd: int | None) -> TCPStore:
+        limit = datetime.timedelta(seconds=timeout)
+        return TCPStore(
+            address, port, None, hosts, limit, wait_for_workers=False, master_listen_fd=fd, use_libuv=True
+        )
+
+    try:
+        address = _reach(host, port, deadline)
+        first, second = (
+            within(max(0.1, deadline - time.monotonic()), functools.partial(store, hosts, fd))
+            for hosts, fd in ((serve, listener.detach() if listener else None), (False, None))
+        )
+    except (RuntimeError, OSError) as error:  # torch's are RuntimeErrors
+        where = f"{host}:{port} ({first_line(error)})"
+        raise FailedError(f"rank {rank}: rank 0 does not answer at {where}") from error
+    finally:
+        if listener:
+            listener.close()
+    return first, second
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        if is_loopback(host):
+            address, family = ("::1", socket.AF_INET6) if host == "::1" else (host, socket.AF_INET)
+            address = "127.0.0.1" if address == "localhost" else address
+            return socket.create_server((address, port), family=family, backlog=1024)
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+        return socket.create_server(("", port), backlog=1024)
+    except OSError as error:
+        words = os.strerror(error.errno or 0)  # the error's own text would repeat the address
+        raise FailedError(f"MASTER_PORT: {port} cannot be used on {host} ({words})") from error
+
+
+def _reach(host: str, port: int, deadline: float) -> str:
+    """The address of ``host`` at which a server listens; repeated here, as torch warns at each attempt."""
+    error: OSError = TimeoutError("no answer")
+    while True:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise error
+        try:
+            name = "127.0.0.1" if host == "localhost" else host
+            with socket.create_connection((name, port), timeout=remaining) as reached:
+                return str(reached.getpeername()[0])
+        except OSError as latest:
+            error = latest
+            with contextlib.suppress(InterruptedError):
+                time.sleep(PAUSE)

@@ -33,8 +33,8 @@ from landscape.train.processes.comm import Comm
 from landscape.train.processes.process_group import Group, Lost, log_to, where
 from landscape.train.processes.server import Server, Worker
 from landscape.train.recipes.recipe import Recipe, from_values, read, recipe_of
-from landscape.train.run.history import divergence_message
 from landscape.train.run.loop import Hooks, Trainer
+from landscape.train.run.setup import divergence_message
 
 
 def launch(
@@ -107,21 +107,16 @@ def launch(
             folder.mkdir(parents=True, exist_ok=True)
             if first:
                 lock.acquire()
-                _write_recipe(chosen, folder, present, force)
+                if not present and run_folder.named_like_a_run(folder):
+                    raise FailedError(f"{folder}: another process has started a run there meanwhile")
+                files.remove_stale(folder)
+                for path in present if force else []:
+                    path.unlink(missing_ok=True)
+                files.write_text(folder / "recipe.toml", chosen.to_toml())
         except OSError as error:
             raise FailedError(f"{folder}: cannot be written ({error.strerror})") from error
         hooks.message(_headline(trainer))
         return trainer.run() if group is None else _run_in_group(trainer, folder, group)
-
-
-def _write_recipe(recipe: Recipe, folder: Path, present: list[Path], force: bool) -> None:
-    """Write recipe.toml; with ``force`` the files of a run that were ``present`` are deleted."""
-    if not present and run_folder.named_like_a_run(folder):
-        raise FailedError(f"{folder}: another process has started a run there meanwhile")
-    files.remove_stale(folder)
-    for path in present if force else []:
-        path.unlink(missing_ok=True)
-    files.write_text(folder / "recipe.toml", recipe.to_toml())
 
 
 def _headline(trainer: Trainer) -> str:

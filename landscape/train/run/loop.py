@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -19,13 +20,21 @@ from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.train import optimizer
 from landscape.train.decomposition import Columns, Decomposer
-from landscape.train.instruments import monitor
+from landscape.train.instruments.base import Monitoring, of_run
 from landscape.train.processes.comm import Comm
 from landscape.train.processes.process_group import Group
 from landscape.train.recipes.recipe import MATRIX, Recipe
 from landscape.train.run import setup
-from landscape.train.run.history import DivergenceTest, History, Row
-from landscape.train.run.setup import Buffers, Sampler, SecondGradient, Trial, check_compatibility
+from landscape.train.run.setup import (
+    Buffers,
+    DivergenceTest,
+    History,
+    Row,
+    Sampler,
+    Trial,
+    check_compatibility,
+    due,
+)
 
 START = "start_norm2"  # the name in a checkpoint of ‖w_a‖² at the start, if that was another run's end
 
@@ -102,8 +111,8 @@ class Trainer:
         self.decomposer = Decomposer(
             self.stack, objective, self.comm, recipe.decompose.samples, recipe.seed, batch
         )
-        second = SecondGradient(recipe, self.stack, self.minibatches)
-        self.monitor = monitor.of_run(recipe, objective, self.comm, self.optimizer, second)
+        second = functools.partial(self.minibatches.second_gradient, self.stack)
+        self.monitor: Monitoring = of_run(recipe, objective, self.comm, self.optimizer, second)
         self.history = History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
         self.divergence = DivergenceTest(recipe.diverge, float(self.train.theta @ self.train.theta))
         self.step, self.diverged, self.diverged_at = 0, "", -1
@@ -156,7 +165,7 @@ class Trainer:
         self.step, self.diverged = checkpoint.step, checkpoint.diverged
         self.diverged_at = checkpoint.diverged_at
         self.history.restore(checkpoint.history, checkpoint.units)
-        tested = _is_due(self.recipe.evaluate.every, self.step)
+        tested = due(self.recipe.evaluate.every, self.step)
         if self.history.rows and self.step < self.recipe.steps and not tested:
             # The run ended here and was evaluated; a longer run is not evaluated at this step.
             self.history.rows[-1] |= {"test_loss": math.nan, "test_accuracy": math.nan}
@@ -177,10 +186,10 @@ class Trainer:
             self.hooks.save(self.checkpoint())
         while self.step < self.recipe.steps and not self.diverged:
             self._step(self.step + 1)
-            if self.step < self.recipe.steps and _is_due(every, self.step) and not self.diverged:
+            if self.step < self.recipe.steps and due(every, self.step) and not self.diverged:
                 self.hooks.save(self.checkpoint())
         if self.history.rows and math.isnan(self.history.rows[-1]["test_loss"]):
-            self._evaluate(self.history.rows[-1])
+            self.history.rows[-1] |= self.buffers.test(self.weights, self.step)
         final = self.checkpoint()
         if self.step > 0 or self.diverged:
             self.hooks.save(final)
@@ -192,7 +201,7 @@ class Trainer:
         if self.comm.group:
             self.comm.group.step = t
         recipe, weights, state = self.recipe, self.weights, self._state()
-        lr, decomposed = recipe.rate(t, self.train.samples), _is_due(recipe.decompose.every, t)
+        lr, decomposed = recipe.rate(t, self.train.samples), due(recipe.decompose.every, t)
         # The exchanges of the rule, and of the mean where it is needed, overlap with the gradients.
         self.rule.begin(weights, t)
         if decomposed:
@@ -204,23 +213,38 @@ class Trainer:
         if not self._previous_step_holds(t, state):
             return
         self.monitor.see(t, points, self._gradients)
-        decomposition = self._decompose(t, x, y, training) if decomposed else None
-        directions = self.optimizer.directions(self._optimizer_gradients(), points, lr, t)
+        columns: Columns | None = None
+        if decomposed:
+            split = recipe.decompose.split and self.optimizer.direction_is_gradient
+            split = split and self.rule.follows_mean_direction(t)
+            columns = self.decomposer.begin(
+                weights, x, y, self._gradients, t, split, self.rule.at_mean, training
+            )
+        gradients = self._gradients
+        if self.rule.synchronous and not self.optimizer.linear:
+            gradients = self.comm.fresh_mean(gradients).expand_as(gradients)
+        directions = self.optimizer.directions(gradients, points, lr, t)
         new = self.rule.finish(weights, directions, lr, t)
         self.rule.update_optimizer_state(self.optimizer, t)
         # The spread is measured where w_a is computed anyway or cheaply, or where it may exceed its bound.
         measured = self.comm.size == 1 or decomposed or t == recipe.steps
-        measured |= _is_due(recipe.evaluate.every, t) or self.divergence.needs_spread(self.history.rows)
+        measured |= due(recipe.evaluate.every, t) or self.divergence.needs_spread(self.history.rows)
         if measured or self.rule.at_mean:  # the next step's gradients are taken there
             self.comm.start_mean(new)
         row = self.history.new_row(t, lr)
-        if decomposition is not None:
-            self.history.record(row, decomposition(new, lr))
-        self._pending = self._start_mean_loss(row, state, new, losses, measured)
+        if columns is not None:
+            self.history.record(row, columns(new, lr))
+        # Without a mean the exchange only shows whether all weights are finite. The differences overwrite the
+        # memory of the gradients.
+        mean = self.comm.mean(new) if measured else None
+        spread = (new if mean is None else torch.sub(new, mean, out=self._gradients)).flatten()
+        loss, squares = float(losses.double().mean()), float(spread @ spread) / len(new)
+        results = self.comm.start_learners_mean(loss, squares)
+        self._pending = PendingStep(row, weights, state, mean, results)
         self.weights, self.step = new, t
         self.history.append(row)
         # With several processes a step waits for the other processes' losses of the step before only.
-        if measured or _is_due(recipe.checkpoint.every, t) or self.monitor.due(t):
+        if measured or due(recipe.checkpoint.every, t) or self.monitor.due(t):
             self._complete_pending()
         if self.step == t:
             self._record(row, time.perf_counter() - clock, self.comm.waited - waited)
@@ -233,33 +257,6 @@ class Trainer:
         """Write the learners' gradients at ``points`` to ``_gradients``; their losses (n_local,)."""
         self.trial.decide(points, x, y, training, self.recipe.model)
         return self.stack.gradients(points, x, y, out=self._gradients, training=training)
-
-    def _optimizer_gradients(self) -> Tensor:
-        """The optimizer's input (n_local, P): the gradients, or their mean for a synchronous rule."""
-        if not self.rule.synchronous or self.optimizer.linear:
-            return self._gradients
-        return self.comm.fresh_mean(self._gradients).expand_as(self._gradients)
-
-    def _decompose(self, t: int, x: Any, y: Any, training: Training) -> Columns:
-        """The decomposition of step ``t``, to be completed with the new weights."""
-        split = self.recipe.decompose.split and self.optimizer.direction_is_gradient
-        split = split and self.rule.follows_mean_direction(t)
-        return self.decomposer.begin(
-            self.weights, x, y, self._gradients, t, split, self.rule.at_mean, training
-        )
-
-    def _start_mean_loss(
-        self, row: Row, state: State, new: Tensor, losses: Tensor, measured: bool
-    ) -> PendingStep:
-        """Start the exchange of the learners' losses and, if it is ``measured``, of their spread at ``new``.
-
-        If it is not, the exchange only shows whether all weights are finite. The memory of the gradients is
-        overwritten with the differences.
-        """
-        mean = self.comm.mean(new) if measured else None
-        spread = (new if mean is None else torch.sub(new, mean, out=self._gradients)).flatten()
-        loss, squares = float(losses.double().mean()), float(spread @ spread) / len(new)
-        return PendingStep(row, self.weights, state, mean, self.comm.start_learners_mean(loss, squares))
 
     def _previous_step_holds(self, t: int, state: State) -> bool:
         """Complete the step before ``t``; False if the run diverged in it.
@@ -275,7 +272,7 @@ class Trainer:
         self.weights = self.weights.clone()
         after = state if self.step == t - 1 else self._state()
         self.rule.finish(weights, self._gradients, 0.0, t)
-        self._go_back(after)
+        self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.local = after
         return False
 
     def _complete_pending(self) -> None:
@@ -287,24 +284,18 @@ class Trainer:
         within = self.divergence.bounds_loss(loss) and math.isfinite(squares)
         if within and not self.divergence.learners_apart(self.history.rows, pending.mean):
             return
-        self.diverged_at, self.diverged = self.step, self._what_diverged(pending, loss)
+        # By the training loss of w_a: before the step, where the learners' loss was, or after it if only the
+        # spread exceeds its bound.
+        mean = self.comm.mean(self.weights)
+        if not self.divergence.bounds_loss(loss) or not bool(torch.isfinite(mean).all()):
+            mean = self.comm.mean(pending.weights)
+        holds = self.divergence.bounds_loss(self.buffers.training_loss(mean))
+        self.diverged_at, self.diverged = self.step, "learners" if holds else "mean"
         if not math.isfinite(squares + loss):
             # The step ended in weights that are not finite: the last finite state stays.
             self.weights, self.step = pending.weights, self.step - 1
             self.history.rows.pop()
-            self._go_back(pending.state)
-
-    def _what_diverged(self, pending: PendingStep, loss: float) -> str:
-        """ "mean" or "learners", by the training loss of w_a.
-
-        The loss is taken before the step, where the learners' ``loss`` was, or after it if only the spread
-        exceeds its bound.
-        """
-        mean = self.comm.mean(self.weights)
-        if not self.divergence.bounds_loss(loss) or not bool(torch.isfinite(mean).all()):
-            mean = self.comm.mean(pending.weights)
-        mean_loss = self.buffers.training_loss(mean)
-        return "learners" if self.divergence.bounds_loss(mean_loss) else "mean"
+            self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.local = pending.state
 
     def _record(self, row: Row, seconds: float, waited: float) -> None:
         """Complete the ``row`` of the last step, evaluate where that is due, and call the hooks."""
@@ -314,8 +305,8 @@ class Trainer:
         vectors, row["comm_rounds"] = self.rule.communication_cost(t)
         row["comm_bytes"] = vectors * self.weights[0].nbytes
         self.history.record(row, self.rule.record(t))
-        if _is_due(self.recipe.evaluate.every, t):
-            self._evaluate(row)
+        if due(self.recipe.evaluate.every, t):
+            row |= self.buffers.test(self.weights, t)
         if self.monitor.due(t):
             self.history.record(row, self.monitor.measure(t, row["lr"], self.weights))
             if warning := self.monitor.warning(row, self.history.column):
@@ -327,15 +318,9 @@ class Trainer:
         buffers = {name: rows.clone() for name, rows in self.buffers.local.items()}
         return self.optimizer.state, self.rule.state, self.rule.shared, buffers
 
-    def _go_back(self, state: State) -> None:
-        self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.local = state
-
     def describe_part(self) -> str:
         """For logs: the learners of this process."""
         return f"learners {self.comm.local.start} to {self.comm.local.stop - 1}"
-
-    def _evaluate(self, row: Row) -> None:
-        row["test_loss"], row["test_accuracy"] = self.buffers.test(self.weights, self.step)
 
     def checkpoint(self) -> Checkpoint:
         """The present state of the run, in copies: later steps overwrite the run's memory."""
@@ -367,11 +352,6 @@ class Trainer:
             diverged_at=self.diverged_at,
             diverged=self.diverged,
         )
-
-
-def _is_due(every: int, step: int) -> bool:
-    """Whether ``step`` is a multiple of ``every``; never if that is 0."""
-    return bool(every) and step % every == 0
 
 
 def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,11 +1,13 @@
-"""The parts of a run: initial weights, buffers, a trial of paths, minibatches, whether all are compatible."""
+"""The parts of a run: its history, the test for divergence, initial weights, buffers, minibatches, checks."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,11 @@ from torch import Tensor, nn
 
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint, set_tensors
+from landscape.checkpoint.history import UNITS
 from landscape.checkpoint.user_code import Spec, UserData
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
 from landscape.data.base import Dataset, cached
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.batches import call, fixed_randomness, named_tensors
@@ -25,8 +29,152 @@ from landscape.problem.batchnorm import buffer_names, has_batchnorm, sample_part
 from landscape.problem.problem import Problem
 from landscape.train.decomposition import GROUPS
 from landscape.train.processes.comm import Comm
-from landscape.train.recipes.recipe import Recipe
+from landscape.train.recipes.recipe import Diverge, Recipe
 from landscape.train.run.randomness import generator
+
+Row = dict[str, float]
+
+
+def due(every: int, step: int) -> bool:
+    """Whether ``step`` is one of every ``every``-th; 0: none is."""
+    return bool(every) and step % every == 0
+
+
+# Number of last rows for the mean speed in logs (ours).
+RECENT = 100
+# Rows of a block of the history (ours): a row in it takes 8 bytes a column, as a dict 1.2 kB.
+BLOCK = 1000
+
+
+class History:
+    """The steps of a run so far: the last ones as rows that can still change, those before as arrays.
+
+    Args:
+        algorithm: the name of the update rule, for messages.
+        columns: the columns that the rule adds to those of every run: name -> unit.
+    """
+
+    def __init__(self, algorithm: str, columns: Mapping[str, str]) -> None:
+        self.algorithm = algorithm
+        #: Column -> unit.
+        self.units = {**UNITS, **columns}
+        #: The last rows: all of them, or at least RECENT.
+        self.rows: list[Row] = []
+        self._blocks: list[dict[str, Array]] = []
+
+    def new_row(self, step: int, lr: float) -> Row:
+        """A row that is not among ``rows`` yet: NaN in all columns but these two."""
+        return dict.fromkeys(self.units, math.nan) | {"step": step, "lr": lr}
+
+    def append(self, row: Row) -> None:
+        """Add ``row``, the last one; it may be changed until RECENT others follow."""
+        self.rows.append(row)
+        if len(self.rows) >= BLOCK + RECENT:
+            old, self.rows = self.rows[:BLOCK], self.rows[BLOCK:]
+            self._blocks.append({name: _column(old, name) for name in self.units})
+
+    def record(self, row: Row, values: Mapping[str, float]) -> None:
+        """Write ``values`` to ``row``.
+
+        Raises:
+            FailedError: for a column that is not declared.
+        """
+        for name in values:
+            if name not in self.units:
+                raise FailedError(
+                    f"algorithm.name: '{self.algorithm}' records the column '{name}', which its class must "
+                    "declare with a unit in 'columns'"
+                )
+        row |= values
+
+    def restore(self, columns: Mapping[str, Array], units: Mapping[str, str]) -> None:
+        """Take the rows of a checkpoint; columns that this run does not record are NaN in later rows."""
+        self.units |= units
+        length = len(next(iter(columns.values()), ()))
+        whole = {name: columns.get(name, np.full(length, np.nan)) for name in self.units}
+        first = max(0, length - RECENT)
+        self._blocks = [{name: column[:first] for name, column in whole.items()}] if first else []
+        last = zip(*(column[first:].tolist() for column in whole.values()), strict=True)
+        self.rows = [dict(zip(whole, row, strict=True)) for row in last]
+
+    def column(self, name: str) -> Array:
+        """(T,) float64, a copy."""
+        blocks = (block.get(name, np.full(len(block["step"]), np.nan)) for block in self._blocks)
+        return np.concatenate([*blocks, _column(self.rows, name)])
+
+    def columns(self) -> dict[str, Array]:
+        """Column -> (T,) float64, copies."""
+        return {name: self.column(name) for name in self.units}
+
+    def pace(self, batch: int) -> str:
+        """For logs: the speed of the last steps and the share of waiting; "" before the first step.
+
+        Args:
+            batch: samples a step.
+        """
+        recent = self.rows[-RECENT:]
+        if not recent:
+            return ""
+        seconds = sum(batch / row["samples_per_s"] for row in recent)
+        waited = sum(row["wait_s"] for row in recent)
+        speed = len(recent) * batch / seconds
+        return f"; {speed:.0f} samples/s, {100 * waited / seconds:.0f}% of the time waiting"
+
+
+def _column(rows: Sequence[Row], name: str) -> Array:
+    return np.array([row.get(name, math.nan) for row in rows], dtype=np.float64)  # columns may be added later
+
+
+# Consecutive steps in which the spread must exceed its bound (ours): a burst, such as one huge gradient, is
+# shorter, and under SSGD the learners are equal again after one step.
+PERSISTENT = 10
+
+
+class Diverged(FailedError):
+    """A run that diverged: its files are whole, and end with the last finite state."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class DivergenceTest:
+    """The bounds on loss and spread that :class:`landscape.train.recipes.recipe.Diverge` describes.
+
+    ``start_norm2`` is ‖w_a‖² at the start of the run.
+    """
+
+    bounds: Diverge
+    start_norm2: float
+
+    def needs_spread(self, rows: Sequence[Row]) -> bool:
+        """Whether the last measured spread may exceed its bound, so that the next one must be measured."""
+        return bool(rows) and rows[-1]["consensus"] > self.bounds.consensus * self.start_norm2
+
+    def bounds_loss(self, loss: float) -> bool:
+        """Whether ``loss`` is within its bound; not of NaN."""
+        return loss <= self.bounds.loss
+
+    def learners_apart(self, rows: Sequence[Row], mean: Tensor | None) -> bool:
+        """Whether the spread exceeded its bound in all of the last steps.
+
+        Args:
+            rows: the history, the newest step included.
+            mean: w_a (P,) after the newest step, None where it is not known.
+        """
+        recent = [row["consensus"] for row in rows[-PERSISTENT:]]
+        if mean is None or len(recent) < PERSISTENT:
+            return False
+        bound = self.bounds.consensus * max(float(mean @ mean), self.start_norm2)
+        return all(spread > bound for spread in recent)
+
+
+def divergence_message(end: Checkpoint) -> str:
+    """One line about a run that diverged."""
+    reasons = {
+        "mean": "the mean's loss left all bounds",
+        "learners": "the learners drifted apart without bound while the mean's loss stays within its own",
+    }
+    return f"diverged at step {end.diverged_at}: {reasons[end.diverged]}; the last finite state is kept"
 
 
 class Buffers:
@@ -112,16 +260,18 @@ class Buffers:
             self._step, self._statistics = step, self.at_mean(self._comm.mean(weights))
         return self._statistics
 
-    def test(self, weights: Tensor, step: int) -> tuple[float, float]:
-        """(loss, accuracy) of w_a on the test set; arguments as of :meth:`statistics`."""
+    def test(self, weights: Tensor, step: int) -> Row:
+        """The history's columns of w_a on the test set; arguments as of :meth:`statistics`."""
         self.statistics(weights, step)
         mean, comm = self._comm.mean(weights), self._comm
         if self._test.indexed or comm.size == 1:
-            return comm.evaluate(self._test, mean)
-        # Batches cannot be shared: all processes evaluate them, so that none waits; rank 0's result counts.
-        result = self._test.evaluate(mean)
-        loss, accuracy = comm.total(*(result if comm.rank == 0 else (0.0, 0.0)))
-        return loss, accuracy
+            loss, accuracy = comm.evaluate(self._test, mean)
+        else:
+            # Batches cannot be shared: all processes evaluate them, so that none waits, and rank 0's result
+            # counts.
+            result = self._test.evaluate(mean)
+            loss, accuracy = comm.total(*(result if comm.rank == 0 else (0.0, 0.0)))
+        return {"test_loss": loss, "test_accuracy": accuracy}
 
     def training_loss(self, mean: Tensor) -> float:
         """The loss of any ``mean`` (P,) on the training set, with the statistics of these weights."""
@@ -262,6 +412,10 @@ def check_compatibility(
         )
 
 
+# Before the purposes of the draws of a step, for those of a second gradient.
+OTHER = "second "
+
+
 class Sampler:
     """Draws minibatches from the training set as :class:`.Recipe` says (``sampling``, ``seed``).
 
@@ -291,33 +445,19 @@ class Sampler:
             x = torch.stack([self.augment(rows, draw) for rows, draw in zip(x, draws, strict=True)])
         return x, y
 
+    def second_gradient(self, stack: Stack, step: int, learner: int, point: Tensor) -> Tensor:
+        """(P,), the gradient of ``learner`` at ``point`` (P,), independent of that of its ``step``.
 
-# Before the purposes of the draws of a step, for those of a second gradient.
-OTHER = "second "
-
-
-class SecondGradient:
-    """Gradients on further minibatches, of the same size, with augmentation and dropout of their own.
-
-    As in a step BatchNorm takes the minibatch's statistics; the learner's running ones stay as they are.
-
-    Args:
-        recipe: of the run.
-        stack: computes the gradients of its steps.
-        minibatches: those of its steps.
-    """
-
-    def __init__(self, recipe: Recipe, stack: Stack, minibatches: Sampler) -> None:
-        self._recipe, self._stack, self._minibatches = recipe, stack, minibatches
-
-    def __call__(self, step: int, learner: int, point: Tensor) -> Tensor:
-        """(P,), the gradient of ``learner`` at ``point`` (P,), independent of that of its ``step``."""
+        On a further minibatch of the same size, with augmentation and dropout of its own. As in a step
+        BatchNorm takes the minibatch's statistics; the learner's running ones stay as they are. ``stack``
+        computes the gradients of the steps.
+        """
         recipe = self._recipe
-        x, y = self._minibatches.draw(step, recipe.learners, slice(learner, learner + 1), OTHER)
+        x, y = self.draw(step, recipe.learners, slice(learner, learner + 1), OTHER)
 
         def seed(_: int, micro: int) -> int:
             return generator(recipe.seed, f"{OTHER}dropout", step, learner, micro).initial_seed()
 
         out = torch.empty_like(point)[None]
-        self._stack.gradients(point[None], x, y, out=out, training=Training({}, seed))
+        stack.gradients(point[None], x, y, out=out, training=Training({}, seed))
         return out[0]

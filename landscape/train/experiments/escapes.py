@@ -1,33 +1,94 @@
-"""Which minima stay stable as the rate grows; continued runs, and their effective rate."""
+"""When training leaves a saddle, and when a minimum."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Unpack
+from typing import Unpack
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import positive
 from landscape.core.progress import Progress
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import top_eigenvalues
-from landscape.problem.layout import average
+from landscape.models.small import Saddle
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.training import Minima
+from landscape.results.training import Escape, Minima
 from landscape.stability import limits, max_stable_step, polynomials
-from landscape.train import algorithms
+from landscape.train import algorithms as rules
 from landscape.train.optimizer import SGD
-from landscape.train.recipes.recipe import Save, continued
+from landscape.train.recipes.recipe import read
 from landscape.train.run.loop import Hooks, Trainer
+
+# Half of the depth lies far outside of the nearly quadratic region (ours).
+SHARE = 0.5
+# Name of a quantity that can be varied -> the recipe's keys that change.
+VARY = {"dimension": ("model.dimension", "data.dimension"), "noise": ("data.gradient_std",), "lr": ("lr",)}
+
+
+class _Escaped(Exception):
+    pass
+
+
+def escape_time(recipe: str, settings: Sequence[str]) -> float:
+    """The first step after which L(w_a) ≤ SHARE of the saddle's depth; inf if none is.
+
+    ``recipe`` and ``settings`` as in :func:`landscape.train.recipes.recipe.read`; the model must be "saddle".
+    """
+    run_recipe = read(recipe, [*settings, "evaluate.every=1", "decompose.every=0"])
+    spec = run_recipe.spec("model")
+    if spec.name != "saddle":
+        raise InputError(f"model.name: '{spec.name}' is not allowed, escape times are those of 'saddle'")
+    level = SHARE * Saddle(**spec.options).depth
+
+    def check_escape(done: int, total: int) -> None:
+        if trainer.history.rows[-1]["test_loss"] <= level:
+            raise _Escaped
+
+    trainer = Trainer(run_recipe, hooks=Hooks(step=check_escape))
+    try:
+        trainer.run()
+    except _Escaped:
+        return float(trainer.step)
+    return math.inf
+
+
+@numerics(1)
+def sweep(
+    vary: str,
+    values: Sequence[float],
+    algorithms: Mapping[str, Sequence[str]],
+    seeds: Sequence[int],
+    *,
+    recipe: str = "saddle-dpsgd",
+    settings: Sequence[str] = (),
+    done: Callable[[], None] = lambda: None,
+) -> Escape:
+    """:class:`Escape` of each of ``algorithms`` (name -> settings) over ``values`` of a key of VARY.
+
+    The seeds are the same for all, so that algorithms see the same minibatches.
+    """
+    times = np.zeros((len(algorithms), len(values), len(seeds)))
+    for a, changes in enumerate(algorithms.values()):
+        for k, value in enumerate(values):
+            varied = [f"{key}={value}" for key in VARY[vary]]
+            for s, seed in enumerate(seeds):
+                times[a, k, s] = escape_time(recipe, [*settings, *changes, *varied, f"seed={seed}"])
+                done()
+    base = read(recipe, settings)
+    model, data = base.spec("model").options, base.spec("data").options
+    fixed = {"dimension": model["dimension"], "noise": data["gradient_std"], "lr": base.lr}
+    setting = ", ".join(f"{name} {value:g}" for name, value in fixed.items() if name != vary)
+    return Escape(
+        times, np.array(values, dtype=np.float64), vary, tuple(algorithms), SHARE, base.steps, setting
+    )
+
 
 # All ours. The start lies so much of ‖w‖ away from the minimum: far above rounding in float32 and what the
 # minimum itself still drifts, and near enough for the loss to be nearly quadratic.
@@ -154,7 +215,7 @@ def run(start: Start, steps: int, delay: int, momentum: float, shifted: float, l
         The last weights (P,); None as soon as the loss where a gradient is taken, weight decay included, is
         above the ceiling.
     """
-    rule = algorithms.make("async-sgd", {"delay": delay, "shifted": shifted}, learners=1, seed=0)
+    rule = rules.make("async-sgd", {"delay": delay, "shifted": shifted}, learners=1, seed=0)
     optimizer = SGD(momentum)
     weights = start.theta[None].clone()
     rule.start(weights)
@@ -201,33 +262,3 @@ def search(
         else:
             low, end = middle, further
     return low, high, end
-
-
-# Steps along which the gradient's Lipschitz constant is estimated, and decomposed steps whose median is
-# called the run's α_e (ours).
-STEPS = 5
-LAST = 10
-
-
-@numerics(1)
-def mean_path(
-    run: Checkpoint, steps: int, device: torch.device | str = "cpu", data_dir: str | Path | None = None
-) -> Tensor:
-    """w_a (S + 1, P) along ``steps`` S further steps of the run, in memory; fewer if it diverges.
-
-    Raises FailedError where the run's recipe names code, which a file cannot bring in.
-    """
-    recipe = continued(run, steps=run.step + steps, checkpoint=Save(every=1))
-    path = [run.mean]
-    hooks = Hooks(save=lambda state: path.append(average(state.weights).cpu()))
-    # The spread of a diverged run can be smoothed by, but there is nowhere to go on to.
-    if not run.diverged:
-        Trainer(recipe, checkpoint=run, device=device, data_dir=data_dir, hooks=hooks).run()
-    return torch.stack(path)
-
-
-def effective_rate(run: Checkpoint) -> float:
-    """The median of the last α_e of a run; NaN where it has none."""
-    rates: Any = run.history.get("alpha_e", np.zeros(0))
-    rates = rates[np.isfinite(rates)][-LAST:]
-    return float(np.median(rates)) if len(rates) else math.nan

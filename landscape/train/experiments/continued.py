@@ -1,4 +1,4 @@
-"""The critical batch size of a checkpoint, by training branches from it with other batches."""
+"""Training that goes on from a checkpoint: in branches of other batches, and along the path of w_a."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.options import choose, expect, positive
 from landscape.core.progress import Progress
+from landscape.core.registry import numerics
 from landscape.evaluation.grid import setting
 from landscape.problem.layout import average
 from landscape.results.base import Provenance
@@ -86,7 +88,10 @@ def critical_batch(
         ([250, 500], [20, 10])
     """
     expect("run", run, Checkpoint)
-    recipe = _recipe(run)
+    # The run's, without its schedule and what is recorded along the way.
+    recipe = continued(run, schedule=Schedule())
+    if run.diverged:
+        raise FailedError(f"{run.path or 'checkpoint'}: the run diverged, there is nothing to continue")
     chosen = scaling or ("sqrt" if recipe.part("optimizer")[0] in ROOT else "linear")
     choose("scaling", chosen, SCALING)
     for name, value in (("seeds", seeds), ("trained_samples", trained_samples or 1)):
@@ -125,14 +130,6 @@ def critical_batch(
     )
 
 
-def _recipe(run: Checkpoint) -> Recipe:
-    """The recipe of the branches: the run's, without its schedule and what is recorded along the way."""
-    recipe = continued(run, schedule=Schedule())
-    if run.diverged:
-        raise FailedError(f"{run.path or 'checkpoint'}: the run diverged, there is nothing to continue")
-    return recipe
-
-
 def _batches(recipe: Recipe, factors: Sequence[float]) -> list[int]:
     """The batches in increasing order, each once."""
     for factor in factors:
@@ -165,3 +162,33 @@ def _train(
     trainer = Trainer(recipe, checkpoint=run, device=device, data_dir=data_dir, hooks=Hooks(save=evaluate))
     end = trainer.run()
     return math.inf if end.diverged or not np.isfinite(losses).all() else float(np.mean(losses)), trainer
+
+
+# Steps along which the gradient's Lipschitz constant is estimated, and decomposed steps whose median is
+# called the run's α_e (ours).
+PATH_STEPS = 5
+LAST = 10
+
+
+@numerics(1)
+def mean_path(
+    run: Checkpoint, steps: int, device: torch.device | str = "cpu", data_dir: str | Path | None = None
+) -> Tensor:
+    """w_a (S + 1, P) along ``steps`` S further steps of the run, in memory; fewer if it diverges.
+
+    Raises FailedError where the run's recipe names code, which a file cannot bring in.
+    """
+    recipe = continued(run, steps=run.step + steps, checkpoint=Save(every=1))
+    path = [run.mean]
+    hooks = Hooks(save=lambda state: path.append(average(state.weights).cpu()))
+    # The spread of a diverged run can be smoothed by, but there is nowhere to go on to.
+    if not run.diverged:
+        Trainer(recipe, checkpoint=run, device=device, data_dir=data_dir, hooks=hooks).run()
+    return torch.stack(path)
+
+
+def effective_rate(run: Checkpoint) -> float:
+    """The median of the last α_e of a run; NaN where it has none."""
+    rates: Any = run.history.get("alpha_e", np.zeros(0))
+    rates = rates[np.isfinite(rates)][-LAST:]
+    return float(np.median(rates)) if len(rates) else math.nan
