@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -187,6 +188,15 @@ STRUCTURED: dict[str, Callable[[], Problem]] = {
     "structured": structured,
     "masked classes": masked_classes,
 }
+
+
+def assert_identity(history: Mapping[str, Any], rtol: float = 1e-9) -> None:
+    """α_e²‖g‖² + Δ = ‖d‖² at every step that is decomposed, and there are some."""
+    due = np.isfinite(history["displacement2"])
+    assert due.any()
+    row = {name: history[name][due] for name in ("alpha_e", "grad_norm2", "delta", "displacement2")}
+    total = row["alpha_e"] ** 2 * row["grad_norm2"] + row["delta"]
+    np.testing.assert_allclose(total, row["displacement2"], rtol=rtol)
 
 
 def forward(model: nn.Module, x: Any) -> Any:

@@ -28,6 +28,7 @@ from landscape.train.run.loop import Trainer
 from landscape.train.run.randomness import generator
 from landscape.train.topology.mixing import Mixing
 from tests.groups import together
+from tests.problems import assert_identity
 from tests.test_conformance import RULES
 
 Gradient = Callable[[Tensor], Tensor]
@@ -295,34 +296,26 @@ def train(algorithm: dict[str, Any], **changes: Any) -> Checkpoint:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "momentum"),
+    ("one", "other"),
     [
-        ({"name": "slowmo", "period": 4, "slow_momentum": 0.0}, {"name": "local-sgd", "period": 4}, 0.8),
-        ({"name": "local-sgd", "period": 1}, {"name": "ssgd"}, 0.0),
-        ({"name": "local-sgd", "period": 1}, {"name": "ssgd"}, 0.8),
-        ({"name": "local-sgd", "period": 9, "start": 30}, {"name": "ssgd"}, 0.8),
-        ({"name": "local-sgd", "period": 4, "mixing": "full", "order": "atc"}, {"name": "ssgd"}, 0.0),
-        ({"name": "slowmo", "period": 30, "mixing": "ring(1)"}, {"name": "dpsgd", "mixing": "ring(1)"}, 0.8),
+        ({"name": "slowmo", "period": 4, "slow_momentum": 0.0}, {"name": "local-sgd", "period": 4}),
+        ({"name": "local-sgd", "period": 1}, {"name": "ssgd"}),
+        ({"name": "local-sgd", "period": 9, "start": 30}, {"name": "ssgd"}),
+        ({"name": "slowmo", "period": 30, "mixing": "ring(1)"}, {"name": "dpsgd", "mixing": "ring(1)"}),
         ({"name": "diloco", "period": 4, "outer_lr": 1.0, "outer_momentum": 0.0},
-         {"name": "local-sgd", "period": 4}, 0.8),
-        ({"name": "local-sgd", "period": 4, "nodes": 4}, {"name": "local-sgd", "period": 4}, 0.0),
-        ({"name": "async-sgd", "delay": 0}, {"name": "ssgd"}, 0.8),
-        ({"name": "ad-psgd", "delay": 0}, {"name": "dpsgd", "mixing": "random-matching"}, 0.8),
-        ({"name": "sgp", "graph": "ring(1)"}, {"name": "dpsgd", "mixing": "ring(1)", "order": "atc"}, 0.8),
-        ({"name": "dsgd-ac", "mixing": "ring(1)"}, {"name": "dpsgd", "mixing": "ring(1)"}, 0.8),
+         {"name": "local-sgd", "period": 4}),
+        ({"name": "async-sgd", "delay": 0}, {"name": "ssgd"}),
+        ({"name": "ad-psgd", "delay": 0}, {"name": "dpsgd", "mixing": "random-matching"}),
+        ({"name": "sgp", "graph": "ring(1)"}, {"name": "dpsgd", "mixing": "ring(1)", "order": "atc"}),
+        ({"name": "dsgd-ac", "mixing": "ring(1)"}, {"name": "dpsgd", "mixing": "ring(1)"}),
     ],
 )  # fmt: skip
-def test_rules_that_are_the_same(one: dict[str, Any], other: dict[str, Any], momentum: float) -> None:
-    a, b = (train(rule, optimizer={"name": "sgd", "momentum": momentum}) for rule in (one, other))
+def test_rules_that_are_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """With momentum, which the steps by hand are without."""
+    a, b = (train(rule, optimizer={"name": "sgd", "momentum": 0.8}) for rule in (one, other))
     torch.testing.assert_close(a.mean, b.mean, rtol=1e-11, atol=1e-12)
     for column in ("alpha_e", "delta"):  # the whole path, not its end alone
         np.testing.assert_allclose(a.history[column], b.history[column], rtol=1e-8, atol=1e-14)
-
-
-def test_one_step_periods_with_reset_buffers_are_ssgd_without_momentum() -> None:
-    reset = {"name": "local-sgd", "period": 1, "buffers": "reset"}
-    with_momentum = train(reset, optimizer={"name": "sgd", "momentum": 0.9})
-    torch.testing.assert_close(with_momentum.mean, train({"name": "ssgd"}).mean, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("case", RULES)
@@ -330,8 +323,7 @@ def test_the_decompositions_identities_hold_for_every_rule(case: str) -> None:
     name, options, _ = RULES[case]
     h = train({"name": name, **options}, schedule={"cosine": 40.0}).history
     r = {column: values[2::3] for column, values in h.items()}
-    total = r["alpha_e"] ** 2 * r["grad_norm2"] + r["delta"]
-    np.testing.assert_allclose(total, r["displacement2"], rtol=1e-9)
+    assert_identity(h)
     # Eq. 4 splits steps −α × gradient: not an outer step, shifted momentum, or unequal push-sum weights.
     rule = algorithms.make(name, options, learners=4, seed=0)
     plain = np.array([rule.follows_mean_direction(int(t)) for t in r["step"]])

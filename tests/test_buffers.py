@@ -353,3 +353,13 @@ def test_a_residual_network_of_images_trains_and_resumes(tmp_path: Path) -> None
     problem = run.problem("test")
     assert problem.loss() == pytest.approx(whole.history["test_loss"][-1], rel=1e-5)
     assert set(UNITS) == set(run.history)
+
+
+def test_statistics_come_along_with_the_weights_of_another_run(tmp_path: Path) -> None:
+    end = launch.launch(recipe.from_values(BASE), tmp_path / "first")
+    init = {"init": {"checkpoint": str(tmp_path / "first" / "last.h5")}}
+    trainer = Trainer(recipe.from_values(BASE | init | {"seed": 3}))
+    assert end.mean_buffers
+    for name, value in end.mean_buffers.items():
+        torch.testing.assert_close(trainer.buffers.local[name], value.expand(3, *value.shape))
+    torch.testing.assert_close(trainer.weights, end.mean.expand(3, -1))

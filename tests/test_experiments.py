@@ -21,7 +21,7 @@ from landscape.results.noise import CriticalBatch
 from landscape.results.training import median_rank
 from landscape.stability import limits
 from landscape.train.experiments.continued import critical_batch
-from landscape.train.experiments.escapes import FACTOR, Start, escape_time, length, minima, run, search, sweep
+from landscape.train.experiments.escapes import FACTOR, Start, escape_time, minima, run, search, sweep
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
 from landscape.train.run.loop import Trainer
@@ -67,14 +67,6 @@ def test_a_run_is_the_recursion_of_delayed_steps() -> None:
     assert end is not None
     torch.testing.assert_close(end, xs[-1])
     assert run(Start(problem, start, 0.0, problem.loss(start) - 1e-9), 25, 2, 0.0, 0.0, 0.05) is None
-
-
-def test_longer_delays_take_longer_runs() -> None:
-    assert length(0, 0.0, 0.0) == 100
-    for momentum, shifted in ((0.0, 0.0), (0.9, 0.0), (0.0, 0.9)):
-        steps = [length(tau, momentum, shifted) for tau in (2, 8, 32)]
-        assert steps == sorted(steps)
-    assert length(32, 0.0, 0.9) > 10_000  # shifted momentum remembers over τ + 1 steps
 
 
 def test_the_search_widens_and_gives_up() -> None:

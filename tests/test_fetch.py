@@ -236,8 +236,8 @@ def test_an_archive_is_unpacked_and_deleted(
     server: tuple[str, Answers, list[str]], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, answers, asked = server
-    folder, train, test, labels, _ = BINARY["cifar100"]
-    contents = {name: bytes(2 * (labels + PIXELS)) for name in (*train, test)}
+    folder, test = download.SOURCES["cifar100"].folder, "test.bin"
+    contents = {name: bytes(2 * (BINARY["cifar100"][0] + PIXELS)) for name in ("train.bin", test)}
     contents[test] = contents[test][:-1] + b"\x07"
     inside = {f"{folder}/{name}": raw for name, raw in contents.items()}
     packed = archive({"../outside": b"x", f"{folder}/readme.txt": b"x", **inside})

@@ -653,3 +653,24 @@ def test_wav_files_whose_chunks_lie(tmp_path: Path) -> None:
     path.write_bytes(raw[:6])
     with pytest.raises(FailedError, match="s.wav: cannot be read as a wav file \\(it ends too soon\\)"):
         read_wav(path, 8000)
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """HDF5 looks up the name of what it opens, and the last checkpoint of a run in progress loses its own."""
+    escape = landscape.Escape(np.ones((1, 1, 2)), np.array([0.1]), "lr", ("ssgd",), share=0.5, steps=9)
+    escape.save(tmp_path / "a.h5")
+    opened, times = h5py.File, []
+
+    def replaced_before(*args: Any, **kwargs: Any) -> h5py.File:
+        if args[1] == "r" and len(times) < 3:
+            times.append(1)
+            monkeypatch.setattr(h5py, "File", opened)
+            escape.save(tmp_path / "a.h5")
+            monkeypatch.setattr(h5py, "File", replaced_before)
+        return opened(*args, **kwargs)
+
+    monkeypatch.setattr(h5py, "File", replaced_before)
+    assert landscape.Escape.load(tmp_path / "a.h5").steps == 9
+    assert len(times) == 3

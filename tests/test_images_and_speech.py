@@ -57,14 +57,14 @@ def one_line(error: pytest.ExceptionInfo[BaseException], *words: str) -> None:
 
 def write_binary(folder: Path, name: str, samples: int = 7) -> dict[str, np.ndarray]:
     """CIFAR's binary files with random images: file -> rows."""
-    archive, train, test, labels, classes = images.BINARY[name]
+    archive, (labels, classes) = images.SOURCES[name], images.BINARY[name]
     rng = np.random.default_rng(0)
-    (folder / archive).mkdir(parents=True)
+    (folder / archive.folder).mkdir(parents=True)
     rows = {}
-    for file in (*train, test):
+    for file in (file.name for file in archive.files):
         rows[file] = rng.integers(0, 256, (samples, labels + images.PIXELS), dtype=np.uint8)
         rows[file][:, :labels] = rng.integers(0, classes, (samples, labels))
-        rows[file].tofile(folder / archive / file)
+        rows[file].tofile(folder / archive.folder / file)
     return rows
 
 
@@ -87,7 +87,7 @@ def write_images(root: Path, classes: tuple[str, ...] = ("ant", "bee", "cat"), s
 @pytest.mark.parametrize("name", images.BINARY)
 def test_cifars_binary_files_read_back(tmp_path: Path, name: str) -> None:
     rows = write_binary(tmp_path, name)
-    _, train, test, labels, classes = images.BINARY[name]
+    (labels, classes), (*train, test) = images.BINARY[name], rows
     data = landscape.data.load(name, data_dir=tmp_path, normalize=False)
     whole = np.concatenate([rows[file] for file in train])
     assert data.classes == classes

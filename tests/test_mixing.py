@@ -98,20 +98,6 @@ def test_lazy_mixing_moves_every_eigenvalue_towards_one(a: float, inner: str, n:
     assert growth(lazy, 1.02 * lazy.stability_limit) > 0
 
 
-def test_lazy_mixing_sets_the_gap_and_the_smallest_eigenvalue_apart() -> None:
-    full, one, *lazy = (
-        Mixing(spec, 6, 0)
-        for spec in (
-            "full", "ring(1)", "lazy(0.75, ring(1))", f"lazy({5 / 6!r}, ring(2))", f"lazy({1 / 3!r}, full)",
-            f"lazy({5 / 12!r}, ring(2))",
-        )
-    )  # fmt: skip
-    for m in lazy[:2]:  # ω_min of full, other gaps
-        assert (m.omega_min, m.gap < full.gap - 0.2) == (pytest.approx(full.omega_min, abs=1e-9), True)
-    for m in lazy[2:]:  # the gap of ring(1), other ω_min
-        assert (m.gap, m.omega_min > one.omega_min + 0.5) == (pytest.approx(one.gap), True)
-
-
 @pytest.mark.parametrize("n", [2, 4, 6, 10, 16, 30])
 def test_the_static_exponential_graphs_gap(n: int) -> None:
     """2/(1 + ⌈log₂ n⌉) for even n (Ying et al. 2021, Proposition 1)."""
@@ -174,13 +160,10 @@ def test_random_matching_is_stable_in_mean_square_up_to_its_limit(n: int) -> Non
     ("spec", "n", "words"),
     [
         ("torus", 7, "'torus' is not allowed with 7 learners, 7 is not R × C"),
-        ("torus(2x3)", 7, "2 × 3 is not 7"),
         ("torus(1x7)", 7, "both must be at least 2"),
         ("hypercube", 6, "a power of two, such as 4 or 8"),
-        ("ring(1)", 2, "a ring needs at least 3"),
         ("ring", 6, r"'ring' is not known \(allowed: full, ring\(k\)"),
         ("torus(4)", 4, "rows and columns"),
-        ("star(2)", 4, "is not known"),
         ("lazy(0, full)", 4, "a of lazy.* must be > 0 and ≤ 1"),
         ("lazy(x, full)", 4, "a must be a number, not 'x'"),
         ("ring(1, 2)", 9, "k must be a number"),
@@ -188,7 +171,6 @@ def test_random_matching_is_stable_in_mean_square_up_to_its_limit(n: int) -> Non
         ("lazy(0.5, m.csv)", 4, "FORM: 'm.csv' is not known"),
         ("lazy(0.5, rung(1))", 4, "'rung.1.' is not known"),
         ("full", 1 << 40, "'full' is not allowed with 1099511627776 learners, at most 4,096"),
-        ("random-matching", 1 << 16, "65536 learners, at most 4,096"),
     ],
 )
 def test_what_is_not_allowed_says_why(spec: str, n: int, words: str) -> None:

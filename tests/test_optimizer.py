@@ -15,20 +15,21 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import landscape
-from landscape import InputError
+from landscape import FailedError, InputError
+from landscape.core import registry
 from landscape.gradients.learners import Stack
+from landscape.problem.layout import average
+from landscape.testing import check_optimizer
 from landscape.train import optimizer
+from landscape.train.optimizer import torch_optim
 from landscape.train.recipes import recipe
 from landscape.train.recipes.recipe import Schedule
-from landscape.train.run import launch
 from landscape.train.run.loop import Trainer
 from tests import problems
 from tests.conftest import Command, slow_but
-from tests.test_training import same_bits
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd"},
-    "heavy-ball": {"name": "sgd", "momentum": 0.9},
     "nesterov": {"name": "sgd", "momentum": 0.8, "nesterov": True, "weight_decay": 0.01},
     "weight decay": {"name": "sgd", "weight_decay": 0.05},
     "lars": {"name": "lars", "trust": 0.1},
@@ -123,24 +124,6 @@ def test_layerwise_optimizers_are_the_textbooks(name: str, zero: str) -> None:
     assert bool(torch.isfinite(found).all())
 
 
-def test_lamb_steps_as_far_as_the_weights_are_long_in_adams_direction() -> None:
-    gradients, start = random_run(1)
-    layout = problems.conv().layout
-    theirs = start.clone().requires_grad_()
-    adam = torch.optim.Adam([theirs], lr=1.0, eps=1e-6)
-    ours = optimizer.LAMB(weight_decay=0.0)
-    ours.start(layout, start)
-    for t, g in enumerate(gradients, 1):
-        before = theirs.detach().clone()
-        theirs.grad = g.clone()
-        adam.step()
-        u, step = ours.directions(g, start, 1.0, t), before - theirs.detach()
-        for one, other, w in zip(*(layout.views(v).values() for v in (u, step, start)), strict=True):
-            one, other, w = one.flatten(1), other.flatten(1), w.flatten(1)
-            torch.testing.assert_close(one.norm(dim=1), w.norm(dim=1))
-            torch.testing.assert_close(torch.cosine_similarity(one, other), torch.ones(3).double())
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("n", slow_but([4], [1, 4]))
 def test_ssgd_and_atc_with_a_complete_graph_are_large_batch_sgd(tiny: Path, name: str, n: int) -> None:
@@ -187,25 +170,6 @@ def test_the_decomposition_holds_for_every_optimizer(tiny: Path, name: str, rule
             assert sum(split) == pytest.approx(row["delta"], rel=1e-9, abs=1e-15)
 
 
-def test_more_steps_leave_the_schedule_as_it_was(tiny: Path, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {
-        "schedule": {"cosine": 40.0, "milestones": [12]}, "optimizer": OPTIMIZERS["lamb"]
-    }  # fmt: skip
-    launch.launch(tiny_recipe(tiny, steps=15, **changes), tmp_path / "a")
-    long = tiny_recipe(tiny, **changes)
-    same_bits(launch.launch(long, tmp_path / "a", resume=True), Trainer(long).run())
-
-
-def test_an_overflow_keeps_the_state_of_the_weights_that_it_keeps(tiny: Path) -> None:
-    chosen = tiny_recipe(
-        tiny, lr=1e200, optimizer=OPTIMIZERS["heavy-ball"], diverge={"loss": 1e308, "consensus": 1e300},
-        model={"name": "quadratic", "eigenvalues": [1.0, 0.5]}, data={"name": "quadratic", "dimension": 2},
-    )  # fmt: skip
-    end = Trainer(chosen).run()
-    assert end.diverged == "mean"
-    assert bool(torch.isfinite(end.optimizer["momentum"]).all())
-
-
 def test_linear_scaling_warm_up_and_annealing_of_the_papers_speech_recipe() -> None:
     """lr 0.1 at batch 256, to 0.8 at 2,048 over 10 epochs, then × 1/√2 an epoch; 100 steps an epoch."""
     s = Schedule(unit="epochs", base_batch=256, warmup=10, anneal=1 / math.sqrt(2))
@@ -235,19 +199,6 @@ def test_cosine_in_closed_form(warmup: int, length: int, step: int, epochs: bool
     else:
         x = min(1.0, (step - 1 - first) / (last - first))
         assert found == pytest.approx(0.25 * (1 + math.cos(math.pi * x)), abs=1e-15)
-
-
-def test_torchs_cosine_and_step_schedules() -> None:
-    dummy = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(dummy, 40)
-    steps = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.3)
-    down = torch.optim.lr_scheduler.MultiStepLR(steps, [10, 25])
-    for t in range(1, 41):
-        assert Schedule(cosine=40).at(0.3, t, 1, 1) == pytest.approx(dummy.param_groups[0]["lr"])
-        assert Schedule(milestones=[10, 25]).at(0.3, t, 1, 1) == pytest.approx(steps.param_groups[0]["lr"])
-        for one, schedule in ((dummy, cosine), (steps, down)):
-            one.step()
-            schedule.step()
 
 
 @pytest.mark.parametrize("make", [problems.mlp, problems.conv], ids=["chain", "loop"])
@@ -290,18 +241,12 @@ def test_bfloat16_is_refused_with_float64(tiny: Path) -> None:
 
 
 def test_on_the_command_line(command: Command, tiny: Path, tmp_path: Path) -> None:
-    nesterov = ("--set", "optimizer.momentum=0.9", "--set", "optimizer.nesterov=true")
-    code, _, err = command("train", tiny, *nesterov, "--set", "learners=5", "-o", tmp_path / "a")
+    settings = ("--set", "optimizer.momentum=0.9", "--set", "learners=5")
+    code, _, err = command("train", tiny, *settings, "-o", tmp_path / "a")
     assert code == 0
     assert "5 learners × 8 samples, sgd, lr 0.2" in err
-    assert "mixing ring(1): spectral gap" in err
-    _, out, _ = command("info", tmp_path / "a" / "last.h5")
-    assert "mixing ring(1): spectral gap" in out
-    assert "optimizer state: momentum (5, 83)" in out
-    assert "momentum = 0.9" in out
-    code, out, err = command("recipes", tiny)
-    assert "stable while lr·λ_max" in err
-    assert '[optimizer]\nname = "sgd"\nmomentum = 0.0\nnesterov = false\nweight_decay = 0.0\n' in out
+    assert "optimizer state: momentum (5, 83)" in command("info", tmp_path / "a" / "last.h5")[1]
+    assert "stable while lr·λ_max" in command("recipes", tiny)[2]
     bad = ("--set", "optimizer.name=lamb", "--set", "optimizer.momentum=0.9")
     code, _, err = command("train", tiny, *bad, "-o", tmp_path / "b")
     assert (code, err.count("\n")) == (2, 1)
@@ -319,3 +264,181 @@ def test_a_run_of_one_learner_can_be_looked_at(command: Command, tiny: Path, tmp
     code, _, err = command("noise", last)
     assert (code, err.count("\n")) == (2, 1)
     assert "learners: 1 is not allowed" in err
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "adamw": {"name": "adamw", "weight_decay": 0.05, "betas": [0.8, 0.95]},
+    "sgd": {"name": "torch:SGD", "momentum": 0.8, "weight_decay": 0.001},
+    "adagrad": {"name": "torch:Adagrad", "initial_accumulator_value": 0.1},
+    "adafactor": {"name": "torch:Adafactor"},
+    "nadam": {"name": "torch:NAdam"},
+    "rprop": {"name": "torch:Rprop", "step_sizes": [1e-6, 1.0]},
+}
+
+
+def chosen(tiny: Path, **changes: Any) -> recipe.Recipe:
+    values = recipe.parse(tiny.read_text(), "tiny") | {"name": "tiny", "dtype": "float64", "lr": 0.02}
+    return recipe.from_values(values | changes)
+
+
+def each_by_torch(trainer: Trainer, kind: type[torch.optim.Optimizer], options: dict[str, Any]) -> Tensor:
+    """(n, P): each learner a module under an optimizer of torch's own; then w_j ← Σ_k M_jk w_k + (step_j)."""
+    r = trainer.recipe
+    modules = [landscape.models.build("mlp", widths=[6, 8, 3], activation="tanh").double() for _ in range(4)]
+    for module in modules:
+        torch.nn.utils.vector_to_parameters(trainer.train.theta.clone(), module.parameters())
+    optimizers = [kind(m.parameters(), lr=r.lr, **options) for m in modules]  # type: ignore[call-arg]
+
+    def vectors() -> Tensor:
+        return torch.stack([torch.nn.utils.parameters_to_vector(m.parameters()).detach() for m in modules])
+
+    for t in range(1, r.steps + 1):
+        x, y = trainer._minibatches(t)
+        before = vectors()
+        for j, (module, each) in enumerate(zip(modules, optimizers, strict=True)):
+            for group in each.param_groups:
+                group["lr"] = r.rate(t, trainer.train.samples)
+            each.zero_grad()
+            torch.nn.functional.cross_entropy(module(x[j]), y[j]).backward()
+            each.step()
+        mixed = trainer.rule.mixing.apply(before, t)  # type: ignore[attr-defined]
+        for module, row in zip(modules, mixed + vectors() - before, strict=True):
+            torch.nn.utils.vector_to_parameters(row, module.parameters())
+    return vectors()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_learners_follow_torchs_own_optimizers(tiny: Path, name: str) -> None:
+    """DPSGD in AWC order on a ring, 12 steps in float64, with a schedule."""
+    trainer = Trainer(chosen(tiny, optimizer=KINDS[name], steps=12, schedule={"cosine": 40.0}))
+    options = {k: v for k, v in KINDS[name].items() if k != "name"}
+    kind = getattr(torch.optim, trainer.recipe.part("optimizer")[0].removeprefix("torch:"))
+    expected = each_by_torch(trainer, kind, options)
+    torch.testing.assert_close(trainer.run().weights, expected, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["adamw", "adafactor"])
+def test_under_ssgd_it_is_one_optimizer_on_the_mean_gradient(tiny: Path, name: str) -> None:
+    rule = {"name": "ssgd"}
+    end = Trainer(chosen(tiny, optimizer=KINDS[name], algorithm=rule)).run()
+    big = Trainer(chosen(tiny, optimizer=KINDS[name], algorithm=rule, learners=1)).run()
+    torch.testing.assert_close(end.mean, big.mean, rtol=1e-9, atol=1e-10)
+    assert np.isnan(end.history["delta_s"]).all()  # Eq. 4 splits plain steps only
+    assert np.isfinite(end.history["alpha_e"]).any()
+
+
+@pytest.mark.parametrize("name", slow_but(["adamw", "sgd", "adafactor", "rprop"], KINDS))
+def test_it_passes_the_checks_of_optimizers(name: str) -> None:
+    options = {key: value for key, value in KINDS[name].items() if key != "name"}
+    check_optimizer(KINDS[name]["name"], options, only="restored")
+
+
+def test_a_checkpoint_without_its_state_is_refused(tiny: Path) -> None:
+    r = chosen(tiny, optimizer=KINDS["adamw"], steps=2)
+    stored = Trainer(r).run()
+    stored.optimizer = {}
+    with pytest.raises(FailedError, match="holds nothing, its run needs"):
+        Trainer(r, checkpoint=stored)
+
+
+@pytest.mark.parametrize("buffers", ["keep", "reset", "average"])
+def test_states_are_kept_reset_or_averaged_where_learners_are(tiny: Path, buffers: str) -> None:
+    rule = {"name": "local-sgd", "period": 5, "buffers": buffers}
+    end = Trainer(chosen(tiny, optimizer=KINDS["adamw"], algorithm=rule, steps=10)).run()
+    moment = end.optimizer["exp_avg"]
+    assert (end.optimizer["step"] == (0 if buffers == "reset" else 10)).all()
+    assert bool((moment == moment[0]).all()) == (buffers != "keep")
+    assert bool(moment.any()) == (buffers != "reset")
+    again = Trainer(chosen(tiny, optimizer=KINDS["adamw"], algorithm=rule, steps=12), checkpoint=end).run()
+    assert (again.optimizer["updates"] == (2 if buffers == "reset" else 12)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"name": "torch:AdamV"}, r"optimizer\.name: 'torch:AdamV'.*torch:AdamW"),
+        ({"name": "torch:AdamW", "lr": 0.1}, r"optimizer\.lr"),
+        ({"name": "torch:AdamW", "weight_decy": 0.1}, r"optimizer: 'weight_decy'.*'weight_decay'"),
+        ({"name": "torch:AdamW", "weight_decay": "x"}, r"optimizer\.weight_decay: 'x'"),
+        ({"name": "torch:AdamW", "eps": -1.0}, r"optimizer: 'torch:AdamW'.*epsilon"),
+        ({"name": "torch:LBFGS"}, r"'torch:LBFGS'.*closure"),
+        ({"name": "torch:SparseAdam"}, r"'torch:SparseAdam'.*dense gradients"),
+        ({"name": "torch:Optimizer"}, r"'torch:Optimizer'"),
+        ({"name": "torch:load"}, r"'torch:load'"),
+        ({"name": "lbfgs"}, r"'torch:LBFGS'.*closure"),
+        ({"name": "sparseadam"}, r"'torch:SparseAdam'.*dense gradients"),
+        ({"name": "adamv"}, r"optimizer\.name: 'adamv' is not known; did you mean 'adam"),
+        ({"name": "lamp"}, r"optimizer\.name: 'lamp' is not known; did you mean 'lamb'\?"),
+        ({"name": "adam", "weight_decy": 0.1}, r"optimizer: 'weight_decy'.*'weight_decay'"),
+        ({"name": "optimizer"}, r"optimizer\.name: 'optimizer' is not known"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_data_is_read(
+    tiny: Path, options: dict[str, Any], match: str
+) -> None:
+    with pytest.raises(InputError, match=match):
+        chosen(tiny, optimizer=options)
+
+
+@pytest.mark.parametrize("name", ["torch:Muon", "muon"])
+def test_a_class_for_other_models_is_refused_with_torchs_reason(tiny: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"'torch:Muon'.*2D") as refusal:  # biases are not
+        Trainer(chosen(tiny, optimizer={"name": name}))
+    assert "\n" not in str(refusal.value)
+
+
+COMMON = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "ASGD", "Rprop")
+
+
+def test_short_names_are_torchs_classes(tiny: Path) -> None:
+    """By --set and in a file, in whatever case: the same recipe as the full name gives."""
+    for kind in COMMON:
+        full = f"torch:{kind}"
+        eps = ["optimizer.eps=1e-7"] if "eps" in torch_optim.options(full, {}) else []
+        names = (full, kind, kind.lower())
+        long, *short = (recipe.read(str(tiny), [f"optimizer.name={each}", *eps]).to_toml() for each in names)
+        assert short == [long, long]
+        assert recipe.from_values(recipe.parse(long, "recipe")).to_toml() == long
+
+
+def test_sgd_and_a_plugins_name_stay_theirs(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(optimizer.make("sgd", {}), optimizer.SGD)
+    assert {"adam", "adamw", "lamb", "sgd"} <= set(optimizer.names())
+
+    class Mine(optimizer.SGD):
+        pass
+
+    monkeypatch.setattr(registry.optimizers, "_entries", dict(registry.optimizers._entries))
+    registry.optimizers.add("adam")(Mine)
+    assert isinstance(optimizer.make("adam", {}), Mine)
+
+
+def test_a_state_that_is_no_tensor_is_refused(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Odd(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for p in self.param_groups[0]["params"]:
+                self.state[p]["note"] = "text"
+
+    monkeypatch.setattr(torch_optim, "_classes", lambda: {"torch:Odd": Odd})
+    with pytest.raises(InputError, match=r"'torch:Odd'.*'note'.*str"):
+        chosen(tiny, optimizer={"name": "torch:Odd"})
+
+
+def test_all_that_is_left_of_it_reads_back(tiny: Path) -> None:
+    r = chosen(tiny, optimizer={"name": "torch:AdamW", "weight_decay": 0, "betas": [0.8, 0.9]})
+    back = recipe.from_values(recipe.parse(r.to_toml(), "recipe"))
+    assert back.to_toml() == r.to_toml()
+    assert "[0.8, 0.9]" in r.to_toml()
+    sgd = optimizer.make("torch:SGD", {"momentum": 0.9, "nesterov": True})
+    assert sgd.heavy_ball == (0.9, "nesterov")
+    assert sgd.linear
+    assert optimizer.make("torch:AdamW", {}).heavy_ball is None
+
+
+def test_rules_of_a_mean_that_is_of_torch_directions(tiny: Path) -> None:
+    """SSGD over an optimizer that is linear takes each learner's own gradient: the mean is the same."""
+    rule = {"name": "ssgd"}
+    ours = {"name": "sgd", "momentum": 0.8, "weight_decay": 0.001}
+    a = Trainer(chosen(tiny, optimizer=KINDS["sgd"], algorithm=rule)).run()
+    b = Trainer(chosen(tiny, optimizer=ours, algorithm=rule)).run()
+    torch.testing.assert_close(average(a.weights), average(b.weights), rtol=1e-9, atol=1e-10)

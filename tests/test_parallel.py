@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import os
 import pickle
@@ -19,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import landscape
-from landscape import DecentralizedDataParallel, FailedError, InputError
+from landscape import DecentralizedDataParallel, InputError
 from landscape.checkpoint import user_code
 from landscape.testing.checks import RECIPE
 from landscape.train.processes.children import loopback
@@ -37,32 +38,28 @@ ROOT = Path(__file__).parents[1]
 STEPS, BATCH = 7, 4
 SGD, MOMENTUM = {"name": "sgd"}, {"name": "sgd", "momentum": 0.9, "weight_decay": 0.01}
 ADAMW = {"name": "torch:AdamW", "weight_decay": 0.1}
-RULES: list[dict[str, Any]] = [
-    {"name": "ssgd"},
-    {"name": "ssgd*", "sigma": 0.01},
-    {"name": "dpsgd"},
-    {"name": "dpsgd", "order": "atc"},
-    {"name": "local-sgd", "period": 3},
-    {"name": "local-sgd", "period": 2, "start": 3, "buffers": "average"},
-    {"name": "local-sgd", "period": 3, "buffers": "reset", "mixing": "random-matching"},
-    {"name": "slowmo", "period": 3},
-    {"name": "diloco", "period": 2, "start": 2},
-    {"name": "sgp", "graph": "random"},
-    {"name": "dsgd-ac", "power": 0.5},
-    {"name": "ad-psgd", "delay": 2},
-    {"name": "async-sgd", "delay": 2, "shifted": 0.5, "staleness_aware": True, "schedule": "random"},
-]
-# With three learners.
-GRAPHS: list[dict[str, Any]] = [
-    {"name": "ssgd"},
-    {"name": "dpsgd"},
-    {"name": "dpsgd", "mixing": "ring(1)", "order": "atc"},
-    {"name": "dpsgd", "mixing": "random-matching"},
-    {"name": "dpsgd", "mixing": "ring(1)"},
-    {"name": "dsgd-ac", "mixing": "ring(1)"},
-    {"name": "slowmo", "period": 2, "mixing": "one-peer-exponential"},
-    {"name": "sgp"},
-]
+# By the number of learners.
+RULES: dict[int, list[dict[str, Any]]] = {
+    2: [
+        {"name": "ssgd"},
+        {"name": "ssgd*", "sigma": 0.01},
+        {"name": "dpsgd", "order": "atc"},
+        {"name": "local-sgd", "period": 2, "start": 3, "buffers": "average"},
+        {"name": "local-sgd", "period": 3, "buffers": "reset", "mixing": "random-matching"},
+        {"name": "slowmo", "period": 3},
+        {"name": "diloco", "period": 2, "start": 2},
+        {"name": "sgp", "graph": "random"},
+        {"name": "dsgd-ac", "power": 0.5},
+        {"name": "ad-psgd", "delay": 2},
+        {"name": "async-sgd", "delay": 2, "shifted": 0.5, "staleness_aware": True, "schedule": "random"},
+    ],
+    3: [
+        {"name": "ssgd"},
+        {"name": "dpsgd", "mixing": "ring(1)", "order": "atc"},
+        {"name": "dpsgd", "mixing": "random-matching"},
+        {"name": "slowmo", "period": 2, "mixing": "one-peer-exponential"},
+    ],
+}
 
 
 def recipe_of(learners: int, rule: dict[str, Any], optimizer: dict[str, Any]) -> recipe.Recipe:
@@ -104,7 +101,9 @@ def all_loops(group: Group, cases: list[Any]) -> list[tuple[Tensor, Tensor]]:
     return [own_loop(group, *case) for case in cases]
 
 
-def both_ways(learners: int, cases: list[Any]) -> None:
+@pytest.mark.parametrize("learners", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_the_numbers_are_the_trainers(learners: int) -> None:
+    cases = [*zip(RULES[learners], itertools.cycle((ADAMW, MOMENTUM))), ({"name": "dpsgd"}, SGD)]
     found = together(learners, all_loops, cases, deadline=120.0)
     runs = [Trainer(recipe_of(learners, rule, given)).run() for rule, given in cases]
     for rank, ends in enumerate(found):
@@ -116,17 +115,6 @@ def both_ways(learners: int, cases: list[Any]) -> None:
             torch.testing.assert_close(mean, end.mean, rtol=1e-12, atol=1e-14, msg=f"{rule} {given}")
 
 
-def test_the_numbers_are_the_trainers() -> None:
-    both_ways(
-        2, [(rule, given) for rule in RULES for given in (MOMENTUM, ADAMW)] + [({"name": "dpsgd"}, SGD)]
-    )
-
-
-@pytest.mark.slow
-def test_the_numbers_are_the_trainers_with_three_learners() -> None:
-    both_ways(3, [(rule, given) for rule in GRAPHS for given in (SGD, ADAMW)])
-
-
 # What loops of torch do: all of these run in one pair of processes.
 
 Found = dict[str, Any]
@@ -136,11 +124,9 @@ def scenarios(group: Group, folder: str) -> Found:
     """What each scenario gave on this rank."""
     return {
         "unused": unused(group),
-        "scaled plain": scaled(group, of_tied(adamw, single=True), low=True),
-        "scaled fused, clipped": scaled(group, of_tied(adamw, single=True, fused=True), low=True, clip=True),
-        "skipped ssgd": scaled(group, of_tied(sgd), algorithm="ssgd"),
-        "skipped ssgd, adamw": scaled(group, of_tied(adamw), algorithm="ssgd"),
-        "skipped local-sgd": scaled(group, of_tied(sgd), algorithm="local-sgd", period=9, start=9),
+        "scaled": scaled(group, fused=True),
+        "skipped ssgd": scaled(group, algorithm="ssgd"),
+        "skipped local-sgd": scaled(group, algorithm="local-sgd", period=9, start=9),
         "accumulated 1": accumulated(group, 1),
         "accumulated 2": accumulated(group, 2),
         "inside": accumulated(group, 1, inside=True),
@@ -234,23 +220,22 @@ def test_an_unused_parameter_is_mixed_and_not_moved(pair_found: Found) -> None:
     assert not torch.equal(found[0][3], tied().rare.weight)
 
 
-Made = tuple[nn.Module, torch.optim.Optimizer]
+def scaled(group: Group, fused: bool = False, **options: Any) -> tuple[list[Tensor], list[float], list[bool]]:
+    """Three steps under a GradScaler: parameters, scales, and which steps moved; the second overflows on rank 1.
 
-
-def scaled(
-    group: Group, made: Made, low: bool = False, clip: bool = False, **options: Any
-) -> tuple[list[Tensor], list[float], list[bool]]:
-    """Three steps under a GradScaler: parameters, scales, and which steps moved; the second overflows on rank 1."""
-    model, optimizer = made
+    ``fused``: in half precision, clipped, by an optimizer that takes the scale itself.
+    """
+    model: nn.Module = tied().float() if fused else tied()
+    optimizer = adamw(model, fused=True) if fused else sgd(model)
     wrapper = DecentralizedDataParallel(model, optimizer, **options)
     scaler, scales, moved = torch.amp.GradScaler("cpu", init_scale=8.0), [], []
     for t in range(3):
         before = flat(model)
         optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+        with torch.autocast("cpu", torch.bfloat16, enabled=fused):
             value = wrapper(inputs(group.rank, t).to(before)).float().square().mean()
         scaler.scale(value * (math.inf if t == 1 and group.rank == 1 else 1)).backward()
-        if clip:
+        if fused:
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(model.parameters(), 1e9)
         grads = [p.grad for p in model.parameters()]
@@ -262,21 +247,15 @@ def scaled(
     return state(model), scales, moved
 
 
-def of_tied(make: Callable[..., torch.optim.Optimizer], single: bool = False, **options: Any) -> Made:
-    model = tied().float() if single else tied()
-    return model, make(model, **options)
-
-
-@pytest.mark.parametrize("kind", ["plain", "fused, clipped"])
-def test_a_skipped_step_exchanges(pair_found: Found, kind: str) -> None:
-    found = pair_found[f"scaled {kind}"]
+def test_a_step_that_one_rank_skips_exchanges(pair_found: Found) -> None:
+    found = pair_found["scaled"]
     assert [scales[1] for _, scales, _ in found] == [8.0, 4.0]
     # After an exchange of two the learners differ by their displacements, at most 0.1 in a step of AdamW.
     for a, b in zip(found[0][0], found[1][0], strict=True):
         assert float((a - b).abs().max()) <= 0.21
 
 
-@pytest.mark.parametrize("kind", ["ssgd", "ssgd, adamw", "local-sgd"])
+@pytest.mark.parametrize("kind", ["ssgd", "local-sgd"])
 def test_a_synchronous_step_is_skipped_by_all(pair_found: Found, kind: str) -> None:
     first, second = pair_found[f"skipped {kind}"]
     assert first[2] == second[2] == [True, False, True]
@@ -380,14 +359,12 @@ def leaves(group: Group, hangs: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("hangs", "timeout", "within"), [(False, 20.0, 30), (True, 3.0, 45)])
-def test_a_lost_process_ends_the_others_with_a_line(hangs: bool, timeout: float, within: float) -> None:
-    begun = time.monotonic()
-    first, _ = together(2, leaves, hangs, timeout=timeout, lost=(1,))
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_lost_process_ends_the_others_with_a_line(hangs: bool) -> None:
+    first, _ = together(2, leaves, hangs, timeout=3.0 if hangs else 20.0, deadline=45.0, lost=(1,))
     assert isinstance(first, Lost), first
     assert str(first).startswith("rank 0 of 2: an exchange of step 2 failed" if hangs else "rank 0 of 2: an ")
     assert "\n" not in str(first)
-    assert time.monotonic() - begun < within
 
 
 # State and files.
@@ -452,12 +429,8 @@ def test_commands_take_a_checkpoint(pair_found: Found, tmp_path: Path, command: 
     expected = float((run.weights - run.mean).square().sum(1).mean())
     assert run.history["step"].tolist() == [0, 6]
     assert run.history["consensus"].tolist() == [0, pytest.approx(expected, rel=1e-12)]
-    code, out, _ = command("info", path)
-    assert code == 0
-    assert "2 learners" in out
-    assert "slow_momentum = 0.5" in out
     model = ("--model", "tests.nets:norm_net", "--data", "tests.test_parallel:splits")
-    code, out, err = command("contour", path, "--grid", "3", "-o", tmp_path / "c.h5", *model)
+    code, _, err = command("contour", path, "--grid", "3", "-o", tmp_path / "c.h5", *model)
     assert code == 0, err
     assert math.isfinite(float(landscape.load(tmp_path / "c.h5").loss.max()))
 
@@ -507,14 +480,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
-        lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
-        lambda p: torch.optim.Adafactor(p, lr=0.1),
-        lambda p: torch.optim.Rprop(p, lr=0.1),
-        lambda p: torch.optim.NAdam(p, lr=0.1),
-    ],
+    "make", [lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True), lambda p: torch.optim.Rprop(p, lr=0.1)]
 )
 def test_one_learner_is_the_optimizer_itself(make: Any, tmp_path: Path) -> None:
     ends = []
@@ -544,8 +510,6 @@ def test_parameters_stay_the_same_objects_in_one_memory() -> None:
     assert torch.equal(values, flat(model))
     trained = [p for p in model.parameters() if p.requires_grad]
     assert len({p.untyped_storage().data_ptr() for p in trained}) == 1
-    assert trained[0].untyped_storage().nbytes() == 8 * sum(p.numel() for p in trained)
-    assert model.first.weight is model.second.weight
     assert "dpsgd, learner 0 of 1" in repr(wrapper)
 
 
@@ -699,14 +663,10 @@ def test_the_state_of_another_algorithm_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="the state is of 'slowmo', here is 'dpsgd'"):
         other.load_state_dict(saved.state_dict())
     saved.save_checkpoint(tmp_path / "a.h5")
-    with pytest.raises(InputError, match="algorithm.name: 'dpsgd' is not allowed, .*a.h5 has 'slowmo'"):
-        other.load_checkpoint(tmp_path / "a.h5")
     model = nn.Linear(2, 2)
     third = DecentralizedDataParallel(model, adamw(model), "slowmo", period=2)
     with pytest.raises(InputError, match="optimizer: AdamW is not allowed, .*a.h5 has the state of SGD"):
         third.load_checkpoint(tmp_path / "a.h5")
-    with pytest.raises(FailedError, match="no such file"):
-        other.load_checkpoint(tmp_path / "b.h5")
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, while it compiles

@@ -242,12 +242,6 @@ def test_any_other_text_is_refused_in_one_line(text: str) -> None:
         quantity("--latency", text, TIMES, zero=True)
 
 
-@pytest.mark.parametrize("text", ["10", "10Gb/s", "0Gbit/s", "-1GB/s", "1e999GB/s", "10 gbit/s", ""])
-def test_bandwidths_that_are_refused(text: str) -> None:
-    with pytest.raises(InputError, match="must be a number > 0 with its unit"):
-        quantity("--bandwidth", text, BANDWIDTHS)
-
-
 def test_zero_latency_is_allowed() -> None:
     assert quantity("--latency", "0s", TIMES, zero=True) == 0.0
     assert numbers("--workers", "64, 8,8", "8,64") == [8, 64]
@@ -282,17 +276,13 @@ def test_the_command_prints_keeps_and_draws(tiny: Path, tmp_path: Path, command:
     ("arguments", "code", "words"),
     [
         (("--workers", "8,x"), 2, "--workers: '8,x' is not allowed"),
-        (("--workers", "0"), 2, "whole numbers from 1 to 4096"),
         (("--bandwidth", "0Gbit/s"), 2, "--bandwidth: '0Gbit/s' is not allowed"),
         (("--latency", "5 minutes"), 2, "with its unit (ns, us, µs, ms, s)"),
         (("--straggler", "-1"), 2, "--straggler: -1.0 is not allowed"),
-        (("--straggler", "nan"), 2, "--straggler: nan is not allowed"),
         (("--slow", "0.5"), 2, "a finite number ≥ 1"),
-        (("--all-reduce", "rings"), 2, "did you mean 'ring'?"),
         (("--scaling", "strong"), 2, "--scaling: 'strong' is not known"),
         (("--mixing", "sphere"), 2, "'sphere' is not known"),
         (("--mixing", "hypercube", "--workers", "6,12"), 2, "not allowed with 12 learners"),
-        (("--learners-per-worker", "0"), 2, "--learners-per-worker: 0 is not allowed"),
         (("--plot", "p.gif"), 2, "must end in .png, .pdf, .svg"),
         (("-o", "p.txt"), 2, "a result's name must end in .h5"),
         (("--data-dir", "nowhere", "--set", "data={name='mnist'}"), 1, "nowhere"),

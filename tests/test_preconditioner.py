@@ -29,8 +29,7 @@ def diagonal(size: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     "name",
     slow_but(
-        ["saddle", "mlp tanh", "conv", "structured", "masked classes"],
-        [*problems.ALL, *problems.STRUCTURED],
+        ["saddle", "mlp tanh", "conv", "structured", "masked classes"], [*problems.ALL, *problems.STRUCTURED]
     ),
 )
 def test_eigenvalues_and_all_else_are_those_of_the_dense_matrix(name: str) -> None:
@@ -68,12 +67,6 @@ def test_a_part_takes_its_part_of_the_diagonal() -> None:
     dense = root[:, None] * problems.textbook_hessian(problem)[rows, rows] * root
     found = landscape.top_eigenvalues(problem, tol=1e-6, part="1.weight", precondition=p)
     assert float(found.values[0]) == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-5)
-
-
-def test_on_a_diagonal_hessian_it_divides() -> None:
-    problem = problems.quadratic([1.0, 4.0, 9.0], rotate=False)
-    p = torch.tensor([0.1, 1.0, 9.0])
-    assert landscape.top_eigenvalues(problem, 3, precondition=p).values.tolist() == pytest.approx([10, 4, 1])
 
 
 def test_bad_input_is_named() -> None:
@@ -196,13 +189,10 @@ def test_the_command_and_what_it_refuses(tiny: Path, tmp_path: Path, command: Co
     code, out, err = command("stability", tmp_path / "adam", "--precondition", "-o", tmp_path / "limits.h5")
     assert code == 0, err
     assert "preconditioned by torch:Adam" in out
-    assert ", limit not" not in out
     code, out, err = command("spectrum", tmp_path / "adam", "--precondition", "--ends", "--plot", picture)
     assert code == 0, err
     written = out.splitlines()[-2]
     assert written.endswith("last-spectrum-preconditioned.h5")
-    assert "preconditioned by torch:Adam" in out
-    assert "lr · λ_max" in out
     result = landscape.load(written)
     assert isinstance(result, landscape.Spectrum)
     assert (result.precondition, result.lr) == ("torch:Adam", 0.01)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import shutil
 import signal
 import socket
+import threading
 import time
 import unittest.mock
 from collections.abc import Iterator
@@ -21,19 +20,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import landscape
-from landscape import Checkpoint, FailedError
-from landscape.core import files
+from landscape import Checkpoint, FailedError, InputError
+from landscape.checkpoint.history import MONITORED, UNITS
+from landscape.core import files, registry
 from landscape.testing.checks import RECIPE
 from landscape.train.decomposition import estimate_gradient
 from landscape.train.processes import process_group
 from landscape.train.processes.comm import Comm, Plan, _bounds
 from landscape.train.processes.process_group import Group, Lost
+from landscape.train.processes.server import Server, Worker
 from landscape.train.recipes import recipe
 from landscape.train.run import launch
 from landscape.train.run.loop import Trainer
 from landscape.train.run.randomness import generator
-from tests.conftest import wait_for
+from tests.conftest import Command, slow_but, wait_for
 from tests.groups import free_port, together
+from tests.problems import assert_identity
 from tests.test_launching import children_of, lives, running
 from tests.test_training import same_bits
 
@@ -74,12 +76,35 @@ CASES: dict[str, dict[str, Any]] = {
     "pairs": {"algorithm": {"name": "ad-psgd", "delay": 2, "schedule": "random"}},
     "push": {"algorithm": {"name": "sgp", "graph": "random"}},
     "adaptive": {"algorithm": {"name": "dsgd-ac", "mixing": "ring(1)"}, "schedule": {"cosine": 60.0}},
+    "adamw": {"algorithm": RING, "optimizer": {"name": "adamw", "betas": [0.8, 0.95]}, "lr": 0.02},
+    "norms, monitored": {
+        "algorithm": RING,
+        "model": {"name": "tests.nets:norm_net"},
+        "monitor": {"sharpness": 10, "samples": 100, "top": 1},
+    },
+    # Fewer samples than processes.
+    "monitored": {"algorithm": {"name": "ssgd"}, "monitor": {"sharpness": 5, "samples": 2, "top": 1}},
+    "instruments": {
+        "algorithm": RING,
+        "optimizer": {"name": "torch:RMSprop"},
+        "lr": 0.01,
+        "monitor": {
+            "instruments": registry.instruments.names(),
+            "every": 6,
+            "draws": 3,
+            "samples": 90,
+            "rho": 0.05,
+        },
+    },
     # One learner in a process of two: its row is the process's whole sum.
     "three": {"algorithm": {"name": "ssgd"}, "learners": 3, "batch": 39},
 }
 SINGLE = ("full, atc", "ring")  # those tried in float32, too
 # Those tried in four processes only, by make test-all, since each has a like that is tried in two.
-FOUR = ("nodes, momentum", "async", "star", "diloco", "adaptive", "ssgd, lamb", "ring, float32")
+FOUR = (
+    "nodes, momentum", "async", "star", "diloco", "adaptive", "ssgd, lamb", "ring, float32", "monitored",
+    "instruments",
+)  # fmt: skip
 
 
 def recipes() -> dict[str, recipe.Recipe]:
@@ -107,8 +132,9 @@ def in_processes(
 
 
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_any_number_of_processes_gives_the_trajectory_of_one(size: int) -> None:
-    chosen = {
+def test_any_number_of_processes_gives_the_trajectory_of_one(size: int, trained: Path) -> None:
+    started = {"algorithm": RING, "init": {"checkpoint": str(trained / "last.h5")}}
+    chosen = {"init": recipe.from_values(BASE | started)} | {
         name: one
         for name, one in recipes().items()
         if size <= one.learners and not (size == 2 and name in FOUR)
@@ -130,6 +156,8 @@ def test_any_number_of_processes_gives_the_trajectory_of_one(size: int) -> None:
             floor = np.nanmax(whole.history["delta"]) if column.startswith("delta") else near
             scale = np.nanmax(np.abs(expected), initial=floor)
             rtol, atol = 1e-9 if near == 1e-12 else 1e-3, 10 * near * scale
+            if column in MONITORED or column not in UNITS:  # found by iteration
+                rtol, atol = 1e-6, 1e-9
             np.testing.assert_allclose(values, expected, rtol, atol, err_msg=f"{name}: {column}")
 
 
@@ -275,12 +303,6 @@ def command_for(folder: Path, *options: str) -> tuple[object, ...]:
     return "train", path, "--nproc", "2", "-o", folder, *options
 
 
-def starts(folder: Path) -> list[int]:
-    """How often each rank has started, as the logs have it."""
-    logs = [folder / "logs" / f"rank-{r}.log" for r in (0, 1)]
-    return [log.read_text().count(", process ") if log.exists() else 0 for log in logs]
-
-
 @pytest.mark.slow
 def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(tmp_path: Path) -> None:
     run_whole(tmp_path / "whole")
@@ -318,34 +340,8 @@ def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(t
     torch.testing.assert_close(end.weights, landscape.load(folder / "last.h5").weights, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.slow
-def test_twenty_kills_of_any_rank_at_any_moment_lose_nothing(tmp_path: Path) -> None:
-    run_whole(tmp_path / "whole")
-    folder, rng, kills = tmp_path / "killed", random.Random(0), 0
-    while kills < 20:
-        before = starts(folder)
-        with running(*command_for(folder, "--resume")) as run:
-            wait_for(lambda old=before: all(a > b for a, b in zip(starts(folder), old, strict=True)))
-            time.sleep(rng.uniform(0, 0.4))
-            pids, rank = children_of(run.pid), rng.randrange(2)
-            with contextlib.suppress(ProcessLookupError, IndexError):
-                os.kill(pids[rank], signal.SIGKILL)
-            _, err = run.communicate(timeout=400)
-        wait_for(lambda ended=pids: not any(map(lives, ended)))
-        for path in folder.glob("*.h5"):
-            landscape.load(path)
-        if run.returncode == 0:  # done before the kill: from the start again
-            shutil.rmtree(folder)
-            continue
-        kills += 1
-        assert f"rank {rank} of 2 was killed by SIGKILL" in err.splitlines()[-1], err
-    with running(*command_for(folder, "--resume")) as run:
-        assert run.communicate(timeout=400)[0].splitlines()[-1] == f"{folder}/last.h5"
-    same_bits(landscape.load(folder / "last.h5"), landscape.load(tmp_path / "whole" / "last.h5"))
-
-
 def lose_one(group: Group, lost: int, how: int) -> str:
-    process_group.LOST_AFTER = 6.0  # a busy machine may keep a living rank from its signs for seconds
+    process_group.LOST_AFTER = 4.0  # a busy machine may keep a living rank from its signs for seconds
     trainer = Trainer(recipe.from_values(BASE | LONG), group=group)
     step = trainer.rule.begin
 
@@ -369,15 +365,13 @@ def stopped(lost: int) -> Any:
 @pytest.mark.parametrize(("lost", "how"), [(1, signal.SIGKILL), stopped(1), stopped(0)])
 def test_the_others_name_the_rank_that_is_lost(lost: int, how: signal.Signals) -> None:
     """Rank 0 has the board: without it, each of the others ends by itself, within the timeout and 15 s."""
-    clock = time.monotonic()
     found = together(3, lose_one, lost, int(how), timeout=16.0, deadline=180.0, lost=(lost,))
     lines = {line for line in found if isinstance(line, str) and line != "told already"}
     if lost:
         (line,) = lines
-        assert line.startswith("rank 1 of 3 lost, no sign of life for 6 s (")
+        assert line.startswith("rank 1 of 3 lost, no sign of life for 4 s (")
     else:
         assert all(line.startswith("rank 0 of 3 ") for line in lines)
-    assert time.monotonic() - clock < 180
     assert "not lost" not in found  # None: ended by its own watch
 
 
@@ -385,7 +379,7 @@ def nothing(group: Group) -> None:
     pass
 
 
-def agree_on_rank(group: Group, code: bool) -> None:
+def disagree(group: Group, code: bool) -> None:
     if code:
         process_group.code_fingerprint = lambda: f"of {group.rank}"
     group.agree({"lr": "0.1" if group.rank else "0.2"})
@@ -416,14 +410,11 @@ def test_all_ranks_go_on_from_the_checkpoint_that_is_there_when_the_folder_is_th
 
 
 def test_what_keeps_processes_from_meeting_is_said_in_a_line() -> None:
-    wrong = together(2, nothing, environment={1: {"WORLD_SIZE": "3"}}, timeout=5.0)
+    wrong = together(2, nothing, environment={1: {"WORLD_SIZE": "3"}}, timeout=2.0)
     assert all(isinstance(error, FailedError) for error in wrong)  # rank 1 may only see that rank 0 has gone
     assert str(wrong[0]) == "WORLD_SIZE: 2 on rank 0, but 3 on rank 1"
-    for code, words in (
-        (False, "lr: 0.1 on rank 1, but 0.2 on rank 0"),
-        (True, "(of 1) on rank 1, but"),
-    ):
-        for error in together(2, agree_on_rank, code):
+    for code, words in ((False, "lr: 0.1 on rank 1, but 0.2 on rank 0"), (True, "(of 1) on rank 1, but")):
+        for error in together(2, disagree, code):
             assert isinstance(error, FailedError)
             assert words in str(error)
 
@@ -435,7 +426,7 @@ def test_a_process_alone_says_what_it_waits_for() -> None:
         taken.listen()
         used = str(taken.getsockname()[1])
         for variables, words in (
-            ({"WORLD_SIZE": "2", "MASTER_PORT": port}, "rank 1 of 2 did not come within 2 s"),
+            ({"WORLD_SIZE": "2", "MASTER_PORT": port}, "rank 1 of 2 did not come within 1 s"),
             (
                 {"WORLD_SIZE": "2", "MASTER_PORT": port, "RANK": "1"},
                 f"rank 1: rank 0 does not answer at 127.0.0.1:{port}",
@@ -449,5 +440,127 @@ def test_a_process_alone_says_what_it_waits_for() -> None:
             ({"MASTER_ADDR": ""}, "MASTER_ADDR: missing"),
             ({"WORLD_SIZE": "two"}, "WORLD_SIZE: 'two' is not allowed, it must be a whole number ≥ 1"),
         ):
-            (error,) = together(1, nothing, environment={0: variables}, timeout=2.0)
+            (error,) = together(1, nothing, environment={0: variables}, timeout=1.0)
             assert str(error).startswith(words)
+
+
+MEASURED: dict[str, Any] = RECIPE | {
+    "learners": 1, "batch": 20, "lr": 0.1, "steps": 60, "data": RECIPE["data"] | {"samples": 203},
+    "algorithm": {"name": "async-sgd", "delay": 0, "schedule": "measured"},
+    "decompose": {"every": 5}, "evaluate": {"every": 20}, "checkpoint": {"every": 20},
+}  # fmt: skip
+
+
+def measured(delay: int, **changes: Any) -> dict[str, Any]:
+    algorithm = MEASURED["algorithm"] | {"delay": delay} | changes.pop("algorithm", {})
+    return MEASURED | changes | {"algorithm": algorithm}
+
+
+def serve(group: Group, values: dict[str, Any], folder: str, resume: bool = False) -> Checkpoint:
+    return launch.launch(recipe.from_values(values), folder, resume=resume, group=group)
+
+
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
+def test_one_worker_is_plain_sgd_and_resumes_to_the_bit(momentum: float, tmp_path: Path) -> None:
+    optimizer = {"name": "sgd", "momentum": momentum}
+    plain = Trainer(
+        recipe.from_values(MEASURED | {"algorithm": {"name": "ssgd"}, "optimizer": optimizer})
+    ).run()
+    end, last = together(2, serve, measured(0, optimizer=optimizer), str(tmp_path / "a"))
+    assert torch.equal(end.weights, plain.weights)
+    assert torch.equal(last.weights, plain.weights)
+    for column in ("loss", "alpha_e", "delta", "test_loss", "train_loss"):
+        np.testing.assert_allclose(end.history[column], plain.history[column], rtol=1e-9, err_msg=column)
+    assert (end.history["delay"] == 0).all()
+    assert "delay" not in plain.history  # a column of the asynchronous rules
+    # Eq. 4's terms need the minibatch, which the worker has.
+    assert np.isnan(end.history["delta_s"]).all()
+    (tmp_path / "b").mkdir()
+    shutil.copy(tmp_path / "a" / "step-0000020.h5", tmp_path / "b" / "last.h5")
+    again, _ = together(2, serve, measured(0, optimizer=optimizer), str(tmp_path / "b"), True)
+    assert torch.equal(again.weights, plain.weights)
+
+
+@pytest.mark.parametrize("form", slow_but(["shifted and aware"], ["off", "ordinary", "shifted and aware"]))
+def test_workers_deliver_at_their_own_pace(form: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"steps": 60}
+    changes |= {"optimizer": {"name": "sgd", "momentum": 0.5}} if form == "ordinary" else {}
+    shifted = {"shifted": 0.5, "staleness_aware": True} if form == "shifted and aware" else {}
+    parts = together(4, serve, measured(2, algorithm=shifted, **changes), str(tmp_path / "run"))
+    end = parts[0]
+    assert isinstance(end, Checkpoint), parts
+    for part in parts[1:]:
+        assert torch.equal(part.weights, end.weights)
+    delay, step = end.history["delay"], end.history["step"]
+    assert len(step) == 60
+    assert ((delay >= 0) & (delay < step)).all()
+    # A worker's delays, and one for each delivery, add up to the step of its last one.
+    latest = end.shared["fetched"].clone()
+    latest[end.shared["last"]] = 60
+    assert delay.sum() + 60 == float(latest.sum())
+    assert (
+        1.0 <= delay.mean() <= 2.0
+    )  # n − 1, but for how long ago each was the last: much, on a busy machine
+    assert end.history["train_loss"][-1:] < end.history["train_loss"][4]
+    assert_identity(end.history)
+    more = measured(2, algorithm=shifted, **(changes | {"steps": 80}))
+    longer = together(4, serve, more, str(tmp_path / "run"), True)[0]
+    assert longer.step == 80
+    np.testing.assert_array_equal(longer.history["delay"][:60], delay)
+
+
+def die_in_training(folder: Path) -> None:
+    while not (folder / "last.h5").exists():
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def lose_worker(group: Group, folder: str) -> str:
+    process_group.LOST_AFTER = 4.0  # a busy machine may keep a living rank from its signs for seconds
+    if group.rank == 2:
+        threading.Thread(target=die_in_training, args=(Path(folder),), daemon=True).start()
+    try:
+        serve(group, measured(2, steps=10**7, decompose={"every": 0}), folder)
+    except Lost as error:
+        return str(error) if group.tell(str(error)) else "told already"
+    return "not lost"
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_lost_ends_the_run_with_a_line(tmp_path: Path) -> None:
+    found = together(4, lose_worker, str(tmp_path), timeout=60.0, deadline=180.0, lost=(2,))
+    told = [line for line in found if isinstance(line, str) and line != "told already"]
+    assert len(told) == 1, found
+    assert told[0].startswith("rank 2 of 4 lost, no sign of life for 4 s (")
+    assert told[0].endswith(f"; --resume goes on from {tmp_path}/last.h5")
+    landscape.load(tmp_path / "last.h5")
+
+
+def test_what_does_not_fit_is_said_in_a_line(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "measured.toml"
+    path.write_text(recipe.from_values(measured(2)).to_toml())
+    code, _, err = command("train", path, "-o", tmp_path / "run", "-q")
+    assert (code, err.strip()) == (
+        2,
+        "landscape: --nproc: 1 is not allowed, algorithm.schedule 'measured' with delay 2 needs 4, a server and "
+        "3 workers",
+    )
+    with pytest.raises(InputError, match="'measured' is not allowed in one process"):
+        Trainer(recipe.from_values(measured(2))).run()
+    with pytest.raises(InputError, match="learners: 2 is not allowed with algorithm.schedule 'measured'"):
+        recipe.from_values(measured(2, learners=2))
+    assert recipe.from_values(measured(2)).stability_limit() is None
+    assert recipe.from_values(measured(0)).stability_limit() == 2
+    assert (
+        launch.trainer_class(recipe.from_values(MEASURED | {"algorithm": {"name": "ssgd"}}), None) is Trainer
+    )
+    (refused, _) = together(2, norms, lost=(1,))
+    assert isinstance(refused, InputError)
+    assert "has BatchNorm" in str(refused)
+
+
+def norms(group: Group) -> None:
+    values = measured(0, model={"name": "tests.nets:norm_net"})
+    chosen = recipe.from_values(values)
+    assert launch.trainer_class(chosen, group) is (Worker if group.rank else Server)
+    launch.trainer_class(chosen, group)(chosen, group=group)

@@ -1,26 +1,29 @@
-"""Runs: the same bits again and resumed, killed at any moment, diverging either way, and what they record."""
+"""Runs: the same bits again, resumed and from another run's weights, diverging either way, and their history."""
 
 from __future__ import annotations
 
 import copy
-import random
 import shutil
-import subprocess
-import time
-from collections.abc import Callable
+import tracemalloc
+import warnings
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
 
 import landscape
 from landscape import Checkpoint, FailedError, InputError
+from landscape.checkpoint import history
+from landscape.checkpoint.history import LEAST, HistoryWarning
+from landscape.core import hdf5
 from landscape.train.recipes import recipe
+from landscape.train.recipes.recipe import Init
 from landscape.train.run import launch
 from landscape.train.run.loop import Hooks, Trainer
-from landscape.train.run.randomness import generator
+from landscape.train.run.setup import BLOCK, RECENT, History
 from landscape.train.topology.mixing import Mixing
 from tests.conftest import Command
 
@@ -57,14 +60,14 @@ def quadratic(**changes: Any) -> recipe.Recipe:
 
 
 def test_a_finished_run_may_go_on_to_more_steps_with_the_same_bits(tiny: Path, tmp_path: Path) -> None:
-    short = recipe.read(str(tiny), ["steps=17"])
-    long = recipe.read(str(tiny), ["steps=30"])
+    settings = ["schedule={cosine = 40.0, milestones = [12]}", "optimizer={name = 'lamb'}"]
+    short, long = (recipe.read(str(tiny), [f"steps={n}", *settings]) for n in (17, 30))
     launch.launch(short, tmp_path / "a")
     same_bits(launch.launch(long, tmp_path / "a", resume=True), launch.launch(long, tmp_path / "b"))
     with pytest.raises(FailedError, match="steps = 30, resuming it with 17"):
         launch.launch(short, tmp_path / "a", resume=True)
     with pytest.raises(FailedError, match=r"its run has lr = 0.2, resuming it with lr = 0.1"):
-        launch.launch(recipe.read(str(tiny), ["lr=0.1"]), tmp_path / "a", resume=True)
+        launch.launch(recipe.read(str(tiny), ["lr=0.1", *settings]), tmp_path / "a", resume=True)
 
 
 @pytest.mark.parametrize("what", ["changed", "missing", "elsewhere"])
@@ -135,12 +138,6 @@ def test_the_history_has_numbers_where_they_are_due(tiny: Path) -> None:
     assert np.all(np.diff(h["wall_s"]) > 0)
 
 
-def test_schedule_steps_down_and_warms_up() -> None:
-    r = quadratic(steps=12, lr=0.4, schedule={"warmup": 4, "milestones": [6, 9], "factor": 0.5})
-    lr = Trainer(r).run().history["lr"]
-    np.testing.assert_allclose(lr, [0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.2, 0.2, 0.2, 0.1, 0.1, 0.1])
-
-
 def test_learners_that_drift_apart_are_told_from_a_mean_that_explodes(tmp_path: Path) -> None:
     assert Trainer(quadratic(lr=0.62)).run().diverged == ""
     apart = launch.launch(quadratic(lr=0.75), tmp_path / "a")
@@ -156,9 +153,12 @@ def test_learners_that_drift_apart_are_told_from_a_mean_that_explodes(tmp_path: 
 
 
 def test_an_overflow_keeps_the_last_finite_state(tmp_path: Path) -> None:
-    end = launch.launch(quadratic(lr=1e200, diverge={"loss": 1e308, "consensus": 1e300}), tmp_path / "a")
+    heavy = {"name": "sgd", "momentum": 0.9}
+    chosen = quadratic(lr=1e200, diverge={"loss": 1e308, "consensus": 1e300}, optimizer=heavy)
+    end = launch.launch(chosen, tmp_path / "a")
     assert end.diverged == "mean"
     assert bool(torch.isfinite(end.weights).all())
+    assert bool(torch.isfinite(end.optimizer["momentum"]).all())
     assert end.diverged_at == end.step + 1
 
 
@@ -200,54 +200,212 @@ def test_other_data_than_the_runs_is_refused(tiny: Path, tmp_path: Path) -> None
         end.problem(learner=4)
 
 
-@pytest.mark.slow
-def test_kills_at_any_moment_leave_whole_files_and_the_bits_of_an_unbroken_run(
-    start: Callable[..., subprocess.Popen[bytes]], command: Command, tiny: Path, tmp_path: Path
+EVERY, STEPS = 20, 300
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with more rows than each of its files holds at least."""
+    folder = tmp_path_factory.mktemp("run")
+    launch.launch(_recipe(STEPS), folder)
+    return folder
+
+
+def _recipe(steps: int) -> recipe.Recipe:
+    return recipe.from_values(
+        {
+            "name": "tiny",
+            "learners": 2,
+            "batch": 4,
+            "lr": 0.1,
+            "algorithm": {"name": "dpsgd"},
+            "steps": steps,
+            "model": {"name": "mlp", "widths": [4, 3]},
+            "data": {"name": "synthetic", "samples": 20, "dimension": 4, "classes": 3},
+            "checkpoint": {"every": EVERY},
+        }
+    )
+
+
+def _rows(path: Path) -> int:
+    with h5py.File(path, "r") as file:
+        return len(file["history/step"])
+
+
+def _equal(a: dict[str, np.ndarray], b: dict[str, np.ndarray], rows: int) -> bool:
+    return all(np.array_equal(a[name], b[name][:rows], equal_nan=True) for name in a | b)
+
+
+def test_step_files_hold_their_own_rows_and_read_as_whole(run: Path) -> None:
+    whole = landscape.load(run / "last.h5").history
+    assert whole["step"].tolist() == list(range(1, STEPS + 1))
+    for path in sorted(run.glob("step-*.h5")):
+        step = int(path.stem[5:])
+        assert _rows(path) == min(step, LEAST)
+        assert _equal(landscape.load(path).history, whole, step)
+    assert _rows(run / "last.h5") == STEPS
+
+
+def test_rows_come_from_the_step_files_where_last_is_damaged(run: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    whole = landscape.load(run / "last.h5").history
+    (folder / "last.h5").write_bytes(b"damaged")
+    with pytest.warns(landscape.core.hdf5.DamageWarning):
+        resumed = launch.launch(None, folder, resume=True)
+    assert _equal(resumed.history, whole, STEPS)
+    # A run goes on with what is there, and says what is not.
+    for step in range(0, 200, EVERY):
+        (folder / f"step-{step:07d}.h5").unlink()
+    (folder / "last.h5").unlink()
+    with pytest.warns(HistoryWarning, match="begins at step 101"):
+        assert landscape.load(folder / "step-0000300.h5").history["step"][0] == 101
+
+
+def test_a_file_of_another_run_lends_no_rows(run: Path, tmp_path: Path) -> None:
+    launch.launch(_recipe(STEPS), tmp_path)  # the same numbers, at another time
+    shutil.copy(run / "step-0000300.h5", tmp_path / "step-0000300.h5")
+    with pytest.warns(HistoryWarning):
+        history = landscape.load(tmp_path / "step-0000300.h5").history
+    assert history["step"][0] == STEPS - LEAST + 1
+
+
+def test_a_run_that_goes_on_has_the_rows_of_both_parts(run: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    (folder / "last.h5").write_bytes((folder / "step-0000240.h5").read_bytes())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        launch.launch(_recipe(STEPS + 50), folder, resume=True)
+    steps = landscape.load(folder / "last.h5").history["step"]
+    assert steps.tolist() == list(range(1, STEPS + 51))
+    assert _rows(folder / "step-0000350.h5") == LEAST
+
+
+def test_the_disk_space_of_a_history_grows_with_its_length_alone() -> None:
+    """Of 10⁶ steps, saved every 500: rows are written to step files once, not two thousand times."""
+    step, written = np.arange(1.0, 100_001), 0
+    for saved in range(500, 100_001, 500):
+        rows = history.recent({"step": step[:saved]}, saved, 500)["step"]
+        assert rows[-1] == saved
+        written += len(rows)
+    assert written == len(step)
+
+
+@pytest.mark.parametrize("known", [0, 50, 3 * BLOCK])
+def test_rows_that_became_arrays_read_as_the_rows_that_they_were(known: int) -> None:
+    """Bit for bit, with rows from a checkpoint before them, a column that it lacks and one more of its own."""
+    draw = np.random.default_rng(known)
+    rows = draw.standard_normal((known + 2 * BLOCK + RECENT + 7, 3)).tolist()
+    made = History("rule", {"age": "steps"})
+    old = np.array(rows[:known]).reshape(known, 3)
+    made.restore({"step": old[:, 0], "loss": old[:, 1], "other": old[:, 2]}, {"other": "1"})
+    for step, loss, age in rows[known:]:
+        row = made.new_row(step, 0.5)
+        made.append(row)
+        row["loss"] = loss  # the results of a step come after its row
+        made.record(row, {"age": age})
+    expected = np.array(rows)
+    new = expected[known:]
+    columns = made.columns()
+    assert columns["step"].tobytes() == expected[:, 0].tobytes()
+    assert columns["loss"].tobytes() == expected[:, 1].tobytes()
+    assert columns["age"].tobytes() == np.r_[np.full(known, np.nan), new[:, 2]].tobytes()
+    assert columns["other"].tobytes() == np.r_[old[:, 2], np.full(len(new), np.nan)].tobytes()
+    assert np.isnan(columns["delta"]).all()
+    assert made.rows[-1]["age"] == rows[-1][2]
+    assert len(made.rows) >= RECENT
+
+
+def test_a_step_takes_the_memory_of_its_numbers() -> None:
+    made = History("rule", {})
+    tracemalloc.start()
+    for step in range(20 * BLOCK):
+        made.append(made.new_row(step, 0.1))
+    used = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert used < 1.3 * (20 * BLOCK * 8 * len(made.units) + 1300 * (BLOCK + RECENT))
+
+
+@pytest.fixture
+def first(tiny: Path, tmp_path: Path) -> Path:
+    launch.launch(recipe.read(str(tiny)), tmp_path / "first")
+    return tmp_path / "first" / "last.h5"
+
+
+def test_all_learners_start_at_the_mean_and_the_recipe_says_of_what(
+    tiny: Path, first: Path, tmp_path: Path
 ) -> None:
-    settings = ["--set", "steps=4000", "--set", "checkpoint.every=25", "--set", "evaluate.every=50"]
-    assert command("train", tiny, *settings, "-o", tmp_path / "whole", "-q")[0] == 0
-    rng, hit, folder = random.Random(0), 0, tmp_path / "killed"
-    last = folder / "last.h5"
-    while hit < 20:
-        before = last.stat().st_mtime_ns if last.exists() else 0
-        process = start("train", tiny, *settings, "-o", folder, "--resume")
-        deadline = time.monotonic() + 60
-        while process.poll() is None and time.monotonic() < deadline:  # until it trains, and writes
-            if last.exists() and last.stat().st_mtime_ns != before:
-                break
-            time.sleep(0.002)
-        time.sleep(rng.uniform(0.0, 0.5))
-        if process.poll() is None:
-            process.kill()
-            hit += 1
-        process.wait()
-        for path in folder.glob("*.h5"):
-            assert command("info", path)[0] == 0
-        if landscape.load(folder / "last.h5").step == 4000:  # done before enough kills: break it again
-            shutil.rmtree(folder)
-    assert command("train", tiny, *settings, "-o", folder, "--resume", "-q")[0] == 0
-    same_bits(landscape.load(folder / "last.h5"), landscape.load(tmp_path / "whole" / "last.h5"))
+    settings = [f"init.checkpoint={first}", "seed=7", "learners=5"]
+    launch.launch(recipe.read(str(tiny), settings), tmp_path / "second")
+    start = landscape.load(tmp_path / "second" / "step-0000000.h5")
+    torch.testing.assert_close(start.weights, landscape.load(first).mean.expand(5, -1), rtol=0, atol=0)
+    written = recipe.read(str(tmp_path / "second" / "recipe.toml"))
+    assert written.init == Init(str(first), hdf5.sha256(first))
+    assert recipe.from_values(recipe.parse(start.recipe, "")) == written
+    assert recipe.read(str(tiny)).init == Init()
 
 
-def test_stacked_learners_follow_the_textbook_loop_over_modules(tiny: Path) -> None:
-    """The same minibatches through one nn.Module a learner: backward, mix, step; float64, 30 steps."""
-    chosen = recipe.read(str(tiny), ["dtype=float64", "algorithm.mixing=full"])
-    trainer = Trainer(chosen)
-    assert trainer.train.tensors is not None
-    x, y = trainer.train.tensors
-    learners = [landscape.models.build("mlp", widths=[6, 8, 3], activation="tanh").double() for _ in range(4)]
-    for model in learners:
-        torch.nn.utils.vector_to_parameters(trainer.train.theta.clone(), model.parameters())
-    for t in range(1, 31):
-        indices = torch.randint(len(y), (4, 10), generator=generator(0, "batch", t))
-        for model, rows in zip(learners, indices, strict=True):
-            model.zero_grad()
-            torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-        with torch.no_grad():
-            for parameters in zip(*(m.parameters() for m in learners), strict=True):
-                mean = torch.stack([p.data for p in parameters]).mean(0)
-                for p in parameters:
-                    assert p.grad is not None
-                    p.copy_(mean - 0.2 * p.grad)
-    expected = torch.stack([torch.nn.utils.parameters_to_vector(m.parameters()).detach() for m in learners])
-    torch.testing.assert_close(trainer.run().weights, expected, rtol=1e-12, atol=1e-12)
+def test_such_a_run_is_resumed_to_the_bit_without_the_file(tiny: Path, first: Path, tmp_path: Path) -> None:
+    # The bound on the spread is a multiple of ‖w_a‖² at the start, which only the file that is gone could tell.
+    chosen = recipe.read(str(tiny), [f"init.checkpoint={first}", "diverge.consensus=1e-9"])
+    whole = launch.launch(chosen, tmp_path / "whole")
+    assert (whole.diverged, whole.diverged_at) == ("learners", 10)
+    calm = recipe.read(str(tiny), [f"init.checkpoint={first}"])
+    other = launch.launch(calm, tmp_path / "calm")
+    first.unlink()
+    for done, end in ((tmp_path / "whole", whole), (tmp_path / "calm", other)):
+        for path in sorted(done.glob("step-*.h5"))[::2]:
+            folder = tmp_path / f"{done.name}-{path.stem}"
+            folder.mkdir()
+            shutil.copy(path, folder / "last.h5")
+            same_bits(end, launch.launch(None, folder, resume=True))
+    # A RECIPE that says nothing of the SHA-256 is the same; another file is not.
+    same_bits(other, launch.launch(calm, tmp_path / "calm", resume=True))
+    with pytest.raises(FailedError, match=r"resuming it with checkpoint = \"\" is not allowed"):
+        launch.launch(recipe.read(str(tiny)), tmp_path / "calm", resume=True)
+    trainer = Trainer(chosen, checkpoint=landscape.load(tmp_path / "whole" / "step-0000000.h5"))
+    assert trainer.divergence.start_norm2 == pytest.approx(float(trainer.weights[0] @ trainer.weights[0]))
+
+
+def test_what_cannot_be_started_from_is_said_in_a_line(
+    command: Command, tiny: Path, first: Path, tmp_path: Path
+) -> None:
+    for settings, code, match in (
+        (
+            [f"init.checkpoint={first}", "model.widths=[6,9,3]"],
+            1,
+            "last.h5: its weights do not fit the model",
+        ),
+        ([f"init.checkpoint={tmp_path}/none.h5"], 1, "none.h5"),
+        ([f"init.checkpoint={first}", "init.sha256='00ff'"], 1, "the recipe's init.sha256 is 00ff"),
+        (["init.sha256='00ff'"], 2, "init.sha256: not allowed without init.checkpoint"),
+        (["sampling=all"], 2, "sampling: 'all' is not allowed with batch 40, it must be 200"),
+        (["sampling=some"], 2, "sampling: 'some' is not allowed"),
+    ):
+        words = [word for setting in settings for word in ("--set", setting)]
+        found, _, err = command("train", tiny, *words, "-o", tmp_path / "run", "-q")
+        assert found == code
+        assert match in err
+        assert len(err.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_all_samples_at_each_step_are_gradient_descent(tiny: Path) -> None:
+    settings = ["algorithm={name='ssgd'}", "sampling=all", "batch=200", "dtype=float64", "steps=10"]
+    trainer = Trainer(recipe.read(str(tiny), settings))
+    theta = trainer.train.theta
+    for _ in range(10):
+        theta = theta - 0.2 * trainer.train.gradient(theta)
+    torch.testing.assert_close(trainer.run().mean, theta, rtol=1e-12, atol=1e-12)
+
+
+def test_only_the_first_training_images(tmp_path: Path) -> None:
+    from tests.test_recipe_and_data import write_mnist
+
+    write_mnist(tmp_path)
+    whole, part = (landscape.data.load("mnist", data_dir=tmp_path, samples=n) for n in (0, 12))
+    assert isinstance(whole.train, tuple)
+    assert isinstance(part.train, tuple)
+    assert torch.equal(part.train[0], whole.train[0][:12])
+    assert part.fingerprint != whole.fingerprint
+    with pytest.raises(InputError, match=r"data.samples: 31 is not allowed, it must be 0 \(all\) to 30"):
+        landscape.data.load("mnist", data_dir=tmp_path, samples=31)

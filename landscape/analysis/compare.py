@@ -60,9 +60,7 @@ def _at_equal_loss(
         raise InputError("equal_loss: a problem has no run with earlier checkpoints, give checkpoints")
     for run in runs:
         if run.path is None:
-            raise InputError(
-                f"equal_loss: {run.label} is not of a file, its run's earlier ones are not known"
-            )
+            raise InputError(f"equal_loss: {run.label} is not of a file, earlier ones are not known")
     losses = [problem_of(run, SPLIT).loss() for run in runs]
     for run, loss in zip(runs, losses, strict=True):
         if not math.isfinite(loss):
@@ -96,9 +94,8 @@ def _nearest(run: Checkpoint, loss: float, target: float, problem_of: ProblemOf)
         same = (earlier.algorithm, earlier.seed, earlier.layout) == (run.algorithm, run.seed, run.layout)
         if not same or earlier.step >= run.step:
             continue
-        value = (
-            problem_of(earlier, SPLIT).loss() if batchnorm else problem.loss(earlier.mean.to(problem.theta))
-        )
+        mean = earlier.mean.to(problem.theta)
+        value = problem_of(earlier, SPLIT).loss() if batchnorm else problem.loss(mean)
         if abs(value - target) < abs(found - target):
             best, found = earlier, value
     return best, found
@@ -166,9 +163,8 @@ class Row:
                 return paired(a.draws, b.draws), "paired t"
             scale = values[1]  # draws are percentages: two values, one of them 0
             found = mcnemar(a.draws / scale, b.draws / scale)
-            return replace(
-                found, value=scale * found.value, standard_error=scale * found.standard_error
-            ), "McNemar"
+            value, error = scale * found.value, scale * found.standard_error
+            return replace(found, value=value, standard_error=error), "McNemar"
         found = welch(*(Estimate(s.value, s.error, s.freedom) for s in (a, b)))
         if self.grouped and min(len(a.draws), len(b.draws)) < SEEDS:
             found = replace(found, p=math.nan)
@@ -353,20 +349,12 @@ def compare(
         part = portion(progress, m / len(entries), (m + 1) / len(entries))
         columns.append(_measured(Subject(entry.given, problem_of, own), chosen, settings, part))
     side_of = [entry.side for entry in entries]
-    rows = [
-        Row.of(quantity, cells, side_of, grouped) for quantity, cells in _rows(chosen, columns, bool(only))
-    ]
+    rows = _rows(chosen, columns, bool(only), side_of, grouped)
     labels, (sources, digests) = [e.label for e in entries], zip(*(e.source() for e in entries), strict=True)
     return Comparison(
         **described(rows),
         **told_apart(rows, len(sides), max(column.eps for column in columns), level),
-        rise=float(rise),
-        rho=float(rho),
-        rho_average=float(rho_average),
-        batch=size,
-        draws=draws,
-        planes=planes,
-        top_k=top_k,
+        **{name: value for name, value in vars(settings).items() if name != "precondition"},
         sides=tuple(sides),
         labels=tuple(labels),
         sources=sources,
@@ -387,10 +375,9 @@ def compare(
 
 
 class _Column(NamedTuple):
-    """What was measured of one checkpoint: a cell for each quantity, and why some could not be."""
+    """What was measured of one checkpoint: a cell for each quantity, or why it could not be."""
 
-    cells: list[Measured]
-    refused: dict[str, InputError]
+    cells: list[Measured | InputError]
     setting: dict[str, Any]
     parameters: int
     eps: float
@@ -399,52 +386,56 @@ class _Column(NamedTuple):
 def _measured(
     subject: Subject, quantities: Sequence[Quantity], settings: Settings, progress: Progress
 ) -> _Column:
-    """All quantities of one checkpoint; those that cannot be measured are NaN, with the reason."""
-    cells, refused, problem = [], {}, subject.problem
+    """All quantities of one checkpoint."""
+    problem, cells = subject.problem, list[Measured | InputError]()
     for k, quantity in enumerate(quantities):
         part = portion(progress, k / len(quantities), (k + 1) / len(quantities))
         try:
             cells.append(quantity.measure(subject, settings, part))
         except InputError as error:  # it is told in the table's notes
-            refused[quantity.name] = error
-            cells.append(Measured(math.nan, math.nan))
+            cells.append(error)
         part(1.0)
-    return _Column(cells, refused, setting(problem), problem.layout.size, torch.finfo(problem.dtype).eps)
+    return _Column(cells, setting(problem), problem.layout.size, torch.finfo(problem.dtype).eps)
 
 
 def _rows(
-    quantities: Sequence[Quantity], columns: Sequence[_Column], asked: bool
-) -> list[tuple[Quantity, list[Measured]]]:
-    """The rows that were measured at one checkpoint at least.
+    quantities: Sequence[Quantity],
+    columns: Sequence[_Column],
+    asked: bool,
+    side_of: Sequence[int],
+    grouped: bool,
+) -> list[Row]:
+    """The rows that were measured at one checkpoint at least, NaN at the others.
 
     Raises the reason where none was, or, where they were ``asked`` for by name, any of them was not.
     """
     found = []
     for q, quantity in enumerate(quantities):
-        reasons = [column.refused.get(quantity.name) for column in columns]
-        if not all(reasons):
-            found.append((quantity, [column.cells[q] for column in columns]))
+        cells = [column.cells[q] for column in columns]
+        refused = [cell for cell in cells if isinstance(cell, InputError)]
+        if len(refused) < len(cells):
+            known = [c if isinstance(c, Measured) else Measured(math.nan, math.nan) for c in cells]
+            found.append(Row.of(quantity, known, side_of, grouped))
         elif asked or (q == len(quantities) - 1 and not found):
-            raise next(error for error in reasons if error)
+            raise refused[0]
     return found
 
 
 def _notes(quantities: Sequence[Quantity], columns: Sequence[_Column], labels: Sequence[str]) -> list[str]:
     """What was left out and why, and in what the checkpoints differ that a comparison takes as equal."""
     said = []
-    for quantity in quantities:
-        reasons = [column.refused.get(quantity.name) for column in columns]
-        where = [label for label, error in zip(labels, reasons, strict=True) if error]
-        if where:
-            place = "" if all(reasons) else f" at {'; '.join(where)}"
-            words = "; ".join(dict.fromkeys(str(error) for error in reasons if error))
+    for q, quantity in enumerate(quantities):
+        each = [(label, column.cells[q]) for label, column in zip(labels, columns, strict=True)]
+        refused = [(label, str(cell)) for label, cell in each if isinstance(cell, InputError)]
+        if refused:
+            at = f" at {'; '.join(label for label, _ in refused)}"
+            place = "" if len(refused) == len(columns) else at
+            words = "; ".join(dict.fromkeys(reason for _, reason in refused))
             said.append(f"{quantity.name} was not measured{place}: {words}")
     sizes, counts = [c.parameters for c in columns], [c.setting["samples"] for c in columns]
     if len(set(sizes)) > 1:
-        said.append(
-            f"networks of different size ({', '.join(f'{n:,}' for n in sizes)} parameters): their distances "
-            "are not comparable"
-        )
+        numbers = ", ".join(f"{n:,}" for n in sizes)
+        said.append(f"networks of different size ({numbers} parameters): their distances are not comparable")
     if len(set(counts)) > 1:
         said.append(f"data of different size ({', '.join(f'{n:,}' for n in counts)} samples)")
     return said
@@ -475,17 +466,13 @@ def _entries(
 
 def _check_group(name: str, entries: Sequence[Entry]) -> None:
     """InputError where a group has the same weights, or runs of the same seed, twice: its error would lie."""
-    known = {
-        entry.run.mean.double().cpu().numpy().tobytes() if entry.run else id(entry.given) for entry in entries
-    }
+    known = {e.run.mean.double().cpu().numpy().tobytes() if e.run else id(e.given) for e in entries}
     if len(known) < len(entries):
         raise InputError(f"checkpoints: the group '{name}' holds the same weights twice")
     seeds = Counter(entry.run.seed for entry in entries if entry.run and entry.run.has_recipe)
     seed, count = max(seeds.items(), key=lambda item: item[1], default=(0, 0))
     if count > 1:
-        raise InputError(
-            f"checkpoints: the group '{name}' has {count} checkpoints of seed {seed}, not of {count} seeds"
-        )
+        raise InputError(f"checkpoints: the group '{name}' has {count} checkpoints of seed {seed}, not one")
 
 
 def _batch(entries: Sequence[Entry], batch: int | None) -> int:
@@ -496,10 +483,7 @@ def _batch(entries: Sequence[Entry], batch: int | None) -> int:
     sizes = {entry.run.local_batch * entry.run.learners if entry.run else 0 for entry in entries}
     if len(sizes) > 1 or 0 in sizes:
         known = ", ".join(f"{size:,}" if size else "unknown" for size in sorted(sizes))
-        raise InputError(
-            f"batch: missing; the total batches of the runs are {known}, give one for all, or leave out what "
-            "needs it"
-        )
+        raise InputError(f"batch: missing; the total batches of the runs are {known}, give one for all")
     return sizes.pop()
 
 

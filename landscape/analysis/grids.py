@@ -161,10 +161,7 @@ def contour(
 def _setting(problem: Problem, plane: Plane, bn: str, precision: str) -> dict[str, Any]:
     """The fields of a surface that must be equal for it to be resumed."""
     return {
-        "kind": plane.kind,
-        "norm": plane.norm,
-        "ignore": plane.ignore,
-        "seed": plane.seed,
+        **{name: getattr(plane, name) for name in ("kind", "norm", "ignore", "seed")},
         **setting(problem),
         "bn": bn if bn != "center" else problem.batchnorm.name,  # the problem may have a policy already
         "precision": precision,
@@ -266,9 +263,7 @@ def line(
     positive("points", points, least=2)
     size = problem.layout.size
     if along.shape not in ((size,), (2, size)):
-        raise InputError(
-            f"along: shape {tuple(along.shape)} is not allowed, it must be ({size},) or (2, {size})"
-        )
+        raise InputError(f"along: shape {tuple(along.shape)}, it must be ({size},) or (2, {size})")
     along = along.to(problem.theta)
     if along.dim() == 2:
         if span is not None:
@@ -407,9 +402,7 @@ def _fields(problem: Problem, plane: Plane, wanted: SearchOptions, search: str) 
     digest = hashlib.sha256(as_array(plane.center).tobytes())
     digest.update(as_array(plane.directions).tobytes())
     return {
-        "kind": plane.kind,
-        "norm": plane.norm,
-        "seed": plane.seed,
+        **{name: getattr(plane, name) for name in ("kind", "norm", "seed")},
         "tol": wanted.tol,
         **setting(problem),
         "search": search,
@@ -441,10 +434,10 @@ def _ends_at(
             thetas = plane.center + points[i : i + at_once].to(plane.directions) @ plane.directions
             pairs += eigenpairs(problem, thetas, start, wanted, HessianOptions(), search=search, done=one)
         rows = [ends_of(each) for each in pairs]
-        names = {"lambda_min": "min", "lambda_max": "max"} | {
-            name: name for name in (*RESIDUALS, "hvps", "converged")
-        }
+        names = {"lambda_min": "min", "lambda_max": "max", "hvps": "hvps", "converged": "converged"}
+        names |= {name: name for name in RESIDUALS}
         columns = {name: np.array([getattr(row, key) for row in rows]) for name, key in names.items()}
+
         with np.errstate(divide="ignore", invalid="ignore"):
             columns["ratio"] = np.abs(columns["lambda_min"]) / np.abs(columns["lambda_max"])
         return columns

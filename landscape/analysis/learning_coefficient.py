@@ -71,7 +71,7 @@ class Langevin:
         localization: float,
         seed: int,
     ) -> None:
-        self.problem, self.batch, self.steps = problem, batch, 0
+        self._numbers, self.steps = list[Array](), 0
         self.step_size, self.nbeta, self.localization = step_size, nbeta, localization
         self._stack, self._along = Stack(problem), problem.along_weights
         self._start = problem.theta.expand(chains, -1)
@@ -95,8 +95,8 @@ class Langevin:
         """
         rows = [self._step() for _ in range(steps)]
         self.steps += steps
-        numbers: Array = torch.stack(rows, 2).double().cpu().numpy()
-        return numbers
+        self._numbers.append(torch.stack(rows, 2).double().cpu().numpy())
+        return self._numbers[-1]
 
     def _step(self) -> Tensor:
         """The three numbers (3, chains) of the weights before a step."""
@@ -113,6 +113,16 @@ class Langevin:
             distance2 = away.square_().sum(1)
             self._weights.sub_(drift, alpha=self.step_size / 2).add_(noise, alpha=math.sqrt(self.step_size))
         return torch.stack([rise, heating, distance2])
+
+    @property
+    def finite(self) -> bool:
+        """Whether all chains are where losses are finite."""
+        return bool(np.isfinite(self._numbers[-1]).all())
+
+    def draws(self) -> Array:
+        """(3, chains, DRAWS), means of equal numbers of steps of all that were taken."""
+        numbers = np.concatenate(self._numbers, 2)
+        return numbers.reshape(*numbers.shape[:2], DRAWS, -1).mean(3)  # type: ignore[no-any-return]
 
 
 # γ of the experiments on MNIST with the package of the method's authors (devinterp).
@@ -209,16 +219,12 @@ def learning_coefficient(
     """
     expect("problem", problem, Problem)
     statistics = optional("arviz_stats.base", "learning_coefficient", "'sgd-landscape[bayes]'").array_stats
-    for name, number in (
-        ("localization", localization), ("step_size", step_size), ("nbeta", nbeta), ("tol", tol),
-        ("max_rhat", max_rhat),
-    ):  # fmt: skip
+    names = ("localization", "step_size", "nbeta", "tol", "max_rhat")
+    for name, number in zip(names, (localization, step_size, nbeta, tol, max_rhat), strict=True):
         if number is not None:
             positive(name, number)
-    for name, count, least in (
-        ("batch", batch, 1 + has_batchnorm(problem.model)), ("chains", chains, 2),
-        ("max_steps", max_steps, LEAST), ("seed", seed, 0),
-    ):  # fmt: skip
+    fewest = {"batch": 1 + has_batchnorm(problem.model), "chains": 2, "max_steps": LEAST, "seed": 0}
+    for (name, least), count in zip(fewest.items(), (batch, chains, max_steps, seed), strict=True):
         positive(name, count, least=least)
     check_unpenalised(problem, "the coefficient is of the data's likelihood")
     problem = in_minibatches(problem, batch)
@@ -228,36 +234,41 @@ def learning_coefficient(
         top = float(top_eigenvalues(problem, seed=seed).values[0])
         first = FIRST_STEP / (nbeta * max(top, 0.0) + localization)
 
-    def run_of(size: float) -> _Run:
+    report = progress or no_progress
+
+    def extend(run: Langevin, steps: int) -> None:
+        """Take ``steps`` more, or fewer where losses are not finite."""
+        for _ in range(0, steps, LEAST // 10):
+            run.run(LEAST // 10)
+            report(min(1.0, run.steps / max_steps))
+            if not run.finite:
+                return
+
+    def run_of(size: float) -> Langevin:
         """Chains of step size ``size`` after LEAST steps."""
-        sampler = Langevin(
-            problem, batch, chains, step_size=size, nbeta=nbeta, localization=localization, seed=seed
-        )
-        run = _Run(sampler, max_steps, progress or no_progress)
-        run.extend(LEAST)
+        options = {"step_size": size, "nbeta": nbeta, "localization": localization}
+        run = Langevin(problem, batch, chains, **options, seed=seed)
+        extend(run, LEAST)
         return run
 
     run = run_of(first) if step_size else _tuned(run_of, first)
-    found = run.summary(statistics, tol, max_rhat)
-    while not found.suffices and not found.hopeless and 2 * run.chains.steps <= max_steps:
-        run.extend(run.chains.steps)
-        found = run.summary(statistics, tol, max_rhat)
-    if progress:
-        progress(1.0)
+    found = _summary(run, statistics, tol, max_rhat)
+    while not found.suffices and not found.hopeless and 2 * run.steps <= max_steps:
+        extend(run, run.steps)
+        found = _summary(run, statistics, tol, max_rhat)
+    report(1.0)
     _refuse(found, run, max_rhat)
     return LearningCoefficient(
-        rise=found.draws[0],
-        heating=found.draws[1],
-        distance2=found.draws[2],
+        **dict(zip(("rise", "heating", "distance2"), found.draws, strict=True)),
         standard_error=found.error,
         r_hat=found.r_hat,
         r_hat_distance=found.r_hat_distance,
         ess=found.ess,
         nbeta=nbeta,
         localization=float(localization),
-        step_size=run.chains.step_size,
+        step_size=run.step_size,
         batch=batch,
-        steps=run.chains.steps,
+        steps=run.steps,
         burn_in=found.draws.shape[2] // 2,
         loss=problem.loss(),
         weights_norm2=float(problem.theta.double().square().sum()),
@@ -276,52 +287,6 @@ def _default_nbeta(samples: int) -> float:
     if samples < 2:
         raise InputError(f"nbeta: missing, and of {samples} sample n/log n is not defined; give it")
     return samples / math.log(samples)
-
-
-class _Run:
-    """Chains of one step size, with the numbers (3, chains, steps) of all of their steps."""
-
-    def __init__(self, chains: Langevin, max_steps: int, progress: Progress) -> None:
-        self.chains, self._max_steps, self._progress = chains, max_steps, progress
-        self._parts: list[Array] = []
-
-    @property
-    def finite(self) -> bool:
-        """Whether all chains are where losses are finite."""
-        return bool(np.isfinite(self._parts[-1]).all())
-
-    def extend(self, steps: int) -> None:
-        """Take ``steps`` more, or fewer where losses are not finite."""
-        for _ in range(0, steps, LEAST // 10):
-            self._parts.append(self.chains.run(LEAST // 10))
-            self._progress(min(1.0, self.chains.steps / self._max_steps))
-            if not self.finite:
-                return
-
-    def draws(self) -> Array:
-        """(3, chains, DRAWS), means of equal numbers of steps."""
-        numbers = np.concatenate(self._parts, 2)
-        return numbers.reshape(*numbers.shape[:2], DRAWS, -1).mean(3)  # type: ignore[no-any-return]
-
-    def summary(self, statistics: Any, tol: float, max_rhat: float) -> _Summary:
-        """What the draws of the second half say, and whether they suffice for ``tol`` and ``max_rhat``."""
-        if not self.finite:
-            return _Summary(np.full((3, 1, 2), math.nan))
-        draws = self.draws()
-        kept = draws[:, :, DRAWS // 2 :]
-        values, distances = kept[0] - kept[1], kept[2]
-        rise, heating = float(kept[0].mean()), float(kept[1].mean())
-        halves = distances.reshape(len(distances), 2, -1).mean((0, 2))
-        error = max(
-            float(statistics.mcse(values, method="mean")),
-            standard_error(values.reshape(PARTS * len(values), -1).mean(1)),
-        )
-        r_hat, r_hat_distance = float(statistics.rhat(values)), float(statistics.rhat(distances))
-        ess, drift = float(statistics.ess(values, method="mean")), float(halves[1] / halves[0] - 1)
-        settled = r_hat_distance <= max_rhat or drift <= SETTLED
-        precise = error <= tol * abs(rise - heating) and ess >= LEAST_ESS * len(values)
-        suffices = precise and r_hat <= max_rhat and settled
-        return _Summary(draws, rise, heating, error, r_hat, ess, r_hat_distance, drift, settled, suffices)
 
 
 @dataclass(frozen=True)
@@ -352,7 +317,26 @@ class _Summary:
         return not abs(self.heating) < abs(self.rise)
 
 
-def _tuned(run_of: Callable[[float], _Run], size: float) -> _Run:
+def _summary(run: Langevin, statistics: Any, tol: float, max_rhat: float) -> _Summary:
+    """What the draws of the second half say, and whether they suffice for ``tol`` and ``max_rhat``."""
+    if not run.finite:
+        return _Summary(np.full((3, 1, 2), math.nan))
+    draws = run.draws()
+    kept = draws[:, :, DRAWS // 2 :]
+    values, distances = kept[0] - kept[1], kept[2]
+    rise, heating = float(kept[0].mean()), float(kept[1].mean())
+    halves = distances.reshape(len(distances), 2, -1).mean((0, 2))
+    mcse = float(statistics.mcse(values, method="mean"))
+    error = max(mcse, standard_error(values.reshape(PARTS * len(values), -1).mean(1)))
+    r_hat, r_hat_distance = float(statistics.rhat(values)), float(statistics.rhat(distances))
+    ess, drift = float(statistics.ess(values, method="mean")), float(halves[1] / halves[0] - 1)
+    settled = r_hat_distance <= max_rhat or drift <= SETTLED
+    precise = error <= tol * abs(rise - heating) and ess >= LEAST_ESS * len(values)
+    suffices = precise and r_hat <= max_rhat and settled
+    return _Summary(draws, rise, heating, error, r_hat, ess, r_hat_distance, drift, settled, suffices)
+
+
+def _tuned(run_of: Callable[[float], Langevin], size: float) -> Langevin:
     """Chains of step size ``size``, or of a smaller one whose heating is small enough."""
     for _ in range(TRIALS):
         run, factor = run_of(size), SHRINK
@@ -365,10 +349,10 @@ def _tuned(run_of: Callable[[float], _Run], size: float) -> _Run:
     return run
 
 
-def _refuse(found: _Summary, run: _Run, max_rhat: float) -> None:
+def _refuse(found: _Summary, run: Langevin, max_rhat: float) -> None:
     """Raise FailedError where the chains give no estimate; the line says what to change."""
-    now, steps = f"(now {run.chains.step_size:.3g})", f"{run.chains.steps:,} steps"
-    localization = f"localization (now {run.chains.localization:g})"
+    now, steps = f"(now {run.step_size:.3g})", f"{run.steps:,} steps"
+    localization = f"localization (now {run.localization:g})"
     value = found.rise - found.heating
     if not run.finite:
         reason = (

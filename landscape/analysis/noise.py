@@ -16,7 +16,7 @@ from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, expect, positive
-from landscape.core.progress import Progress, portion
+from landscape.core.progress import Progress, no_progress, portion
 from landscape.core.registry import numerics
 from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
@@ -113,11 +113,11 @@ def estimate_noise(
     n, mean = len(weights), average(weights)
     gradient, spread = problem.gradient(mean).double(), weights - mean
     terms = _terms_of_delta(problem, weights, mean, gradient)
-    rows, generator = [], torch.Generator().manual_seed(seed)
+    rows, generator, report = [], torch.Generator().manual_seed(seed), progress or no_progress
+
     for k in range(draws):
         rows.append(terms(torch.randint(problem.samples, (n, local_batch), generator=generator)))
-        if progress:
-            progress((k + 1) / draws)
+        report((k + 1) / draws)
     names = ("direct", "first_order", "delta_s", "delta_2", "delta_cross")
     table = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy()
     each = torch.stack([problem.gradient(w) for w in weights])
@@ -156,9 +156,8 @@ def _terms_of_delta(
         stack.gradients(weights, x, y, out=at_learners)
         stack.gradients(mean.expand_as(weights), x, y, out=at_mean)
         delta = (at_learners - at_mean).mean(0, dtype=torch.float64)
-        products = [
-            HessianOperator(problem.subset(i), mean)(d) for i, d in zip(indices, weights - mean, strict=True)
-        ]
+        pairs = zip(indices, weights - mean, strict=True)
+        products = [HessianOperator(problem.subset(i), mean)(d) for i, d in pairs]
         first = torch.stack(products).mean(0, dtype=torch.float64)
         p_delta, p_s = perpendicular(delta), perpendicular(at_mean.mean(0, dtype=torch.float64))
         return [delta @ delta, first @ first, p_s @ p_s, p_delta @ p_delta, 2 * p_s @ p_delta]

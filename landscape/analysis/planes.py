@@ -311,9 +311,7 @@ def _plane(
 def _rows(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Sequence[str]) -> Tensor:
     """``thetas`` as (M, P) float64: differences of similar weights cancel most of float32's digits."""
     if labels and len(labels) != len(thetas):
-        raise InputError(
-            f"labels: {len(labels)} for {len(thetas)} weight vectors, there must be one for each"
-        )
+        raise InputError(f"labels: {len(labels)} for {len(thetas)} weight vectors, each needs one")
     for k, theta in enumerate(thetas):
         name = labels[k] if labels else f"weight vector {k}"
         if theta.shape != problem.theta.shape:

@@ -19,7 +19,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import FailedError, InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import SPLIT, positive
-from landscape.core.progress import Progress
+from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import Estimate
 from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
 from landscape.curvature.hessian import Preconditioner
@@ -78,6 +78,7 @@ def basin_widths(
     positive("planes", planes, least=1)
     positive("parameters of the model", problem.layout.size, least=2)
     distances, widths = np.full(ANGLES, SPAN * math.sqrt(problem.layout.size)), []
+    report = progress or no_progress
     angles = 2 * math.pi * torch.arange(ANGLES, dtype=torch.float64) / ANGLES
     circle = torch.stack((angles.cos(), angles.sin()), 1)
     for k, own in enumerate(np.random.SeedSequence(seed).generate_state(planes).tolist()):
@@ -88,9 +89,7 @@ def basin_widths(
         if not math.isfinite(base):
             raise FailedError(f"weights: the loss there is {base:g}, so that nothing rises above it")
         if rise < LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
-            raise FailedError(
-                f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; give a larger one"
-            )
+            raise FailedError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; raise it")
 
         def risen(distance: Array, loss: Evaluator = loss, base: float = base) -> Array:
             values = loss(circle * torch.from_numpy(distance)[:, None])["loss"].numpy() - base
@@ -98,8 +97,7 @@ def basin_widths(
 
         distances = _distances(risen, rise, distances)
         widths.append(2 * math.sqrt(float(np.mean(distances**2))))
-        if progress:
-            progress((k + 1) / planes)
+        report((k + 1) / planes)
     return np.array(widths)
 
 
@@ -173,6 +171,7 @@ class Settings:
         positive("planes", self.planes, least=2)
         for name in ("rise", "rho", "rho_average"):
             positive(name, getattr(self, name))
+            object.__setattr__(self, name, float(getattr(self, name)))
         positive("top_k", self.top_k, least=1)
 
 
@@ -272,19 +271,14 @@ class Quantity:
         return self.over == MINIBATCHES
 
 
-def _loss(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    return Measured(subject.problem.loss())
-
-
 @torch.no_grad()
 def _test_error(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     if subject.test is None:
         raise InputError("test error: a problem alone has no test set, give the checkpoint")
     whole = subject.test()
     problem = whole.at()
-    shares = [
-        correct_shares(problem.outputs(whole.theta, x), y, whole.criterion) for x, y, _ in whole.chunks()
-    ]
+    outputs = ((problem.outputs(whole.theta, x), y) for x, y, _ in whole.chunks())
+    shares = [correct_shares(z, y, whole.criterion) for z, y in outputs]
     wrong = 100 * (1 - torch.cat([share.cpu() for share in shares]).numpy())
     if not np.isfinite(wrong).all():
         raise FailedError("test error: the data has no class labels")
@@ -355,10 +349,8 @@ _average = _mean_of(
 
 
 def _width(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    widths = basin_widths(
-        subject.problem, settings.rise, settings.planes, seed=subject.seed, progress=progress
-    )
-    return Measured.mean(widths)
+    rise, planes = settings.rise, settings.planes
+    return Measured.mean(basin_widths(subject.problem, rise, planes, seed=subject.seed, progress=progress))
 
 
 def _disagreement(subject: Subject, settings: Settings, progress: Progress) -> Measured:
@@ -382,7 +374,7 @@ def _preconditioned(subject: Subject, settings: Settings, progress: Progress) ->
 SE, BOUND, EXACT = "standard error", "bound", "exact"
 #: All quantities, in the order of the table. A new one is a line here, and a function above.
 QUANTITIES = (
-    Quantity("loss", "training loss", "nat", EXACT, _loss),
+    Quantity("loss", "training loss", "nat", EXACT, lambda subject, *_: Measured(subject.problem.loss())),
     Quantity("test-error", "test error", "%", SE, _test_error, "test samples"),
     Quantity("lambda-max", "λ_max", "nat", BOUND, _lambda_max, flatter=-1),
     Quantity("ratio", "|λ_min|/λ_max", "1", BOUND, _ratio),

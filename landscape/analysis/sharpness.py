@@ -15,7 +15,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, expect, positive
-from landscape.core.progress import Progress, portion
+from landscape.core.progress import Progress, no_progress, portion
 from landscape.core.registry import numerics
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.eigenvalues import top_eigenvalues
@@ -206,20 +206,17 @@ def sharpness(
         drawn = torch.randn(len(theta), dtype=torch.float64, generator=generator).to(theta)
         return problem.along_weights(drawn)
 
-    found: list[Ascent] = []
-    reached = False
+    found, reached, report = list[Ascent](), False, progress or no_progress
     for part in _parts(problem, m, seed):
         directions = [normal() for _ in range(starts if worst else 1)]
-        found.append(
-            _largest_rise(part, scale, rho, directions, steps)
-            if worst
-            else _mean_rise(part, scale, rho * directions[0], whole)
-        )
+        if worst:
+            found.append(_largest_rise(part, scale, rho, directions, steps))
+        else:
+            found.append(_mean_rise(part, scale, rho * directions[0], whole))
         rises = np.array([each.rise for each in found])
         mean, error = mean_and_error(rises)
         reached = fixed or (len(found) >= JUDGED and mean != 0 and error / abs(mean) <= tol)
-        if progress:
-            progress(1.0 if reached else len(found) / max_draws)
+        report(1.0 if reached else len(found) / max_draws)
         if reached or len(found) >= max_draws:
             break
     return Sharpness(

@@ -14,15 +14,7 @@ from landscape.core.options import choose, expect, positive
 from landscape.core.progress import Progress, portion
 from landscape.core.registry import numerics
 from landscape.curvature import pyhessian_engine
-from landscape.curvature.eigenvalues import (
-    SEARCHES,
-    eigenpairs,
-    exact_products,
-    extremes_need,
-    preconditioned_pairs,
-    top_eigenvalues,
-    top_need,
-)
+from landscape.curvature.eigenvalues import eigenpairs, ends_need, exact_products, top_eigenvalues, top_need
 from landscape.curvature.hessian import HessianOptions, Part, Preconditioner, as_preconditioner
 from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, Eigenpairs, SearchOptions, start_vector
 from landscape.curvature.trace import (
@@ -50,7 +42,7 @@ def _spectrum_need(
     """The largest of what was asked for, and the start that these share."""
     k = max(needs.count(top_k), 1 + bool(ends))
     asked = [top_need(problem, k, **options)] if top_k or not with_trace else []
-    asked += [extremes_need(problem, **options)] if ends else []
+    asked += [ends_need(problem, **options)] if ends else []
     asked += [trace_need(problem, **options)] if with_trace else []
     asked += [density_need(problem, **options)] if with_density else []
     return max(asked, key=lambda need: need.fixed)
@@ -132,12 +124,10 @@ def spectrum(
             f"engine: 'pyhessian' is not allowed with {'ends' if ends else 'density'}, it gives "
             "the eigenvalue of largest magnitude (top_k=1) and the trace"
         )
-    options = HessianOptions(kind, part)
-    given = None if precondition is None else as_preconditioner(precondition)
+    options = HessianOptions(kind, part, given := as_preconditioner(precondition))
     if external:
-        pyhessian_engine.check(problem, kind, part, given)
+        pyhessian_engine.check(problem, options)
     h, size = exact_products(problem, None, options)
-    h = given.around(h, problem, part) if given else h
     start = start_vector(problem, seed, size)
     high = max(top_k, int(ends))
     asked = [high > 0, with_trace, with_density]
@@ -148,25 +138,20 @@ def spectrum(
 
     wanted = SearchOptions(int(ends), high, tol, max_products, stage(0))
     pairs, tr, dense = None, Trace(np.nan, np.nan, 0), None
-    if high and given:
-        choose("search", search, SEARCHES)
-        pairs = preconditioned_pairs(problem, problem.theta, start, wanted, options, given)
-    elif high and external:
-        pairs = top_eigenvalues(
-            problem, high, tol, engine=engine, max_products=max_products, seed=seed, kind=kind, part=part
-        )
+    if high and external:
+        pairs = top_eigenvalues(problem, high, tol, engine=engine, max_products=max_products, seed=seed)
     elif high:
         pairs = eigenpairs(problem, problem.theta[None], start, wanted, options, search=search)[0]
     if high:
         stage(0)(1.0)
     if with_trace and external:
-        tr = trace(problem, products, kind=kind, part=part, engine=engine, seed=seed)
+        tr = trace(problem, products, engine=engine, seed=seed)
     elif with_trace:
         tr = hutchpp(h, start, products=products, seed=seed, progress=stage(1))
     if with_density:
         dense = quadrature(h, start, probes=probes, steps=steps, seed=seed, progress=stage(2))
     return Spectrum(
-        **_values(pairs, tr, dense),
+        **_values(pairs, tr, dense, given),
         lowest=wanted.low,
         parameters=size,
         kind=kind,
@@ -174,15 +159,14 @@ def spectrum(
         engine=engine,
         tol=tol,
         seed=seed,
-        precondition=given.name if given else "",
-        lr=given.lr if given else np.nan,
-        limit=given.limit if given else np.nan,
         **setting(problem),
         **about,
     )
 
 
-def _values(pairs: Eigenpairs | None, tr: Trace, dense: Density | None) -> dict[str, Any]:
+def _values(
+    pairs: Eigenpairs | None, tr: Trace, dense: Density | None, given: Preconditioner | None
+) -> dict[str, Any]:
     """The fields of a spectrum that were computed; of the other parts, those of "not asked for"."""
     none, empty = np.zeros(0), np.zeros((0, 0))
     found: dict[str, Any] = {
@@ -199,6 +183,8 @@ def _values(pairs: Eigenpairs | None, tr: Trace, dense: Density | None) -> dict[
     if pairs:
         low, high = pairs.bounds
         found |= {"search": pairs.search, "verified": pairs.verified, "bound_low": low, "bound_high": high}
+    if given:
+        found |= {"precondition": given.name, "lr": given.lr, "limit": given.limit}
     return found
 
 
@@ -248,8 +234,7 @@ def stability(
         (9.0, [2.0, 1.0])
     """
     table = limits(delays, momentum)
-    given = None if precondition is None else as_preconditioner(precondition)
-    if given:
+    if given := as_preconditioner(precondition):
         lr, own_limit = given.lr, given.limit
     top = top_eigenvalues(problem, 1, tol, seed=seed, precondition=given, progress=progress)
     return Stability(

@@ -277,9 +277,8 @@ TOP = 5
 def _smoothing_need(problem: Any, weights: Any, top: Any, pairs: Any, path: Any, **_: Any) -> Need:
     """The deviations, a search and its vectors; the gradients on a path for each pair."""
     route = 0 if path is None else 3 * needs.count(pairs) * needs.double(problem)
-    return needs.curved(
-        problem, needs.rows(weights) + needs.count(top) + needs.several(problem, top) + 6 + route
-    )
+    search = needs.count(top) + needs.several(problem, top)
+    return needs.curved(problem, needs.rows(weights) + search + 6 + route)
 
 
 @numerics(1)
@@ -345,12 +344,9 @@ def smoothing(
     spread = weights - mean
     variance = float(spread.double().square().sum()) / len(weights)
     if not 0 < variance < math.inf:
-        raise FailedError(
-            f"weights: their consensus distance is {variance:g}, there is no spread to smooth by"
-        )
-    eigen = top_eigenvalues(
-        problem, min(top, len(mean)), tol, theta=mean, seed=seed, progress=portion(progress, 0, 0.3)
-    )
+        raise FailedError(f"weights: consensus distance {variance:g}, there is no spread to smooth by")
+    search, count = portion(progress, 0, 0.3), min(top, len(mean))
+    eigen = top_eigenvalues(problem, count, tol, theta=mean, seed=seed, progress=search)
     products, _ = exact_products(problem, mean)
     along = (spread @ eigen.vectors.T).double().square().sum(0) / len(weights)
     trace_hs = sum(float(s.double() @ products(s[None])[0].double()) for s in spread) / len(weights)

@@ -47,6 +47,7 @@ VERSION = 1
 SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SEAL = re.compile(rb"\nlandscape sha256 ([0-9a-f]{64})\n")
 _SEAL_LENGTH = 83
+ATTEMPTS = 8  # to open a file that others replace: a run in progress writes its last checkpoint again (ours)
 # Time limit of the examiner: seconds for its start, and bytes per second, a tenth of the speed of a disk
 # (ours). Its memory limit in bytes, plus twice the size of the file: Python, numpy and HDF5 need half of it.
 PATIENCE, PACE, MEMORY = 10.0, 20e6, 1 << 29
@@ -196,24 +197,32 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
     """A context with the file at ``path``, open and checked, and whether it has a checksum."""
-    with open_regular(path) as raw:
-        stamp, key = _stamp(raw.fileno()), os.path.abspath(path)
-        seal = _verify(raw, path, check=_known.get(key) != stamp)
-        # The open file, whatever takes its name meanwhile; where there is no /proc, the name.
-        opened = f"/proc/{os.getpid()}/fd/{raw.fileno()}"
-        place = opened if os.path.exists(opened) else key
-        if _known.get(key) != stamp and seal not in _own and (problem := _examiner.ask(place, stamp[2])):
-            raise FailedError(f"{path}: {problem}")
-        try:
-            # Its writer may still have it locked for a moment, after it took its name as a whole file.
-            file = h5py.File(place, "r", locking=False if seal else None)
-        except (OSError, RuntimeError) as error:
-            raise FailedError(f"{path}: not a readable HDF5 file ({first_words(error)})") from error
-        with file:
-            if _stamp(file.id.get_vfd_handle()) != stamp:
-                raise FailedError(f"{path}: was changed while it was opened; try again")
-            _known[key] = stamp
-            yield file, seal is not None
+    with contextlib.ExitStack() as stack:
+        for left in reversed(range(ATTEMPTS)):
+            raw = stack.enter_context(open_regular(path))
+            stamp, key = _stamp(raw.fileno()), os.path.abspath(path)
+            seal = _verify(raw, path, check=_known.get(key) != stamp)
+            # The open file, whatever takes its name meanwhile; where there is no /proc, the name.
+            opened = f"/proc/{os.getpid()}/fd/{raw.fileno()}"
+            place = opened if os.path.exists(opened) else key
+            unknown = _known.get(key) != stamp and seal not in _own
+            try:
+                if unknown and (problem := _examiner.ask(place, stamp[2])):
+                    raise FailedError(f"{path}: {problem}")
+                # Its writer may still have it locked for a moment, after it took its name as a whole file.
+                file = stack.enter_context(h5py.File(place, "r", locking=False if seal else None))
+                break
+            except (OSError, RuntimeError, FailedError) as error:
+                # HDF5 looks up the file's own name, which is none where another one has taken its place.
+                if left and os.path.exists(path) and os.stat(path).st_ino != stamp[1]:
+                    continue
+                if isinstance(error, FailedError):
+                    raise
+                raise FailedError(f"{path}: not a readable HDF5 file ({first_words(error)})") from error
+        if _stamp(file.id.get_vfd_handle()) != stamp:
+            raise FailedError(f"{path}: was changed while it was opened; try again")
+        _known[key] = stamp
+        yield file, seal is not None
 
 
 def has_checksum(path: str | Path) -> bool:

@@ -14,12 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from landscape.core.errors import PathWarning
-from landscape.curvature.hessian import (
-    TEST_VECTORS,
-    HessianOperator,
-    holds_but_for_rounding,
-    penalty_hessians,
-)
+from landscape.curvature.hessian import VECTORS, HessianOperator, holds_but_for_rounding, penalty_hessians
 from landscape.problem.layout import differentiable, gradients
 from landscape.problem.losses import is_softmax_loss
 from landscape.problem.problem import LinearStep, Problem, chain, stacked_losses
@@ -223,7 +218,7 @@ def agrees(problem: Problem, theta: Tensor, kind: str = "hessian") -> bool:
     def same(few: Problem) -> bool:
         generator = torch.Generator().manual_seed(0)
         at = theta.to(few.dtype)
-        vectors = torch.randn(TEST_VECTORS, len(theta), dtype=torch.float64, generator=generator).to(at)
+        vectors = torch.randn(VECTORS, len(theta), dtype=torch.float64, generator=generator).to(at)
         exact = HessianOperator(few, at, kind=kind)
         expected = torch.stack([exact(v) for v in vectors])
         off = ChainHessian(few, at[None], kind=kind)(vectors) - expected

@@ -108,10 +108,7 @@ SAME, OTHER, UNITS, BALANCE = 0.002, 0.02, 1000, 30
 # Numbers that are converted to float64 at once (ours): 8 MiB.
 SLICE = 2**20
 
-WHAT_TO_DO = (
-    "; write it in differentiable operations, or take another in its place (losses, contours and gradients "
-    "do not need it)"
-)
+WHAT_TO_DO = "; write it in differentiable operations, or take another (losses and gradients do not need it)"
 
 
 class Decomposed(TorchFunctionMode):

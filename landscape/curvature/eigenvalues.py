@@ -122,10 +122,10 @@ SEARCHES = ("auto", "exact")
 MAX_POINTS = 16
 
 
-def points_at_once(problem: Problem, part: Part = None) -> int:
+def points_at_once(problem: Problem) -> int:
     """The number of sets of weights for one call of :func:`eigenpairs` with bounded memory."""
     problem = in_full_precision(problem)
-    saved = _chain_bytes(problem, problem.theta, HessianOptions(part=part))
+    saved = _chain_bytes(problem, problem.theta, FULL_HESSIAN)
     if saved is None:
         return 1
     basis = (MAX_BASIS + 1) * problem.theta.nbytes
@@ -154,7 +154,7 @@ def eigenpairs(
     Args:
         start: the first vector of every search, (P,) or (P',) for a part; see :func:`.search_eigenpairs`.
         wanted: which eigenvalues, and how exactly.
-        options: which matrix; see :class:`landscape.HessianOperator`.
+        options: which matrix; see :class:`landscape.HessianOperator`. With a preconditioner K is 1.
         search: "exact": every product has all samples, in the problem's precision; "auto": the search uses
             cheaper products where that saves time, for tolerances from 1e-3 and 1,280 parameters on. With
             cross-entropy these are of the samples with 99% of the sum of 1 − p, p the probability of the
@@ -167,6 +167,10 @@ def eigenpairs(
     Each product counts as one.
     """
     choose("search", search, SEARCHES)
+    if options.precondition:
+        products, _ = exact_products(problem, thetas[0], options)
+        pairs = lanczos(lambda v: products(v[None])[0], start, **vars(wanted))
+        return [replace(pairs, search="exact, preconditioned")]
     problem = in_full_precision(problem)
     thetas, kind = thetas.to(problem.theta), options.kind
     saved = _chain_bytes(problem, thetas[0], options)
@@ -194,19 +198,19 @@ def eigenpairs(
         refined = (verify_and_refine(r, h, wanted.tol) for r, h in zip(results, verifying, strict=True))
         return [replace(pair, search=near.name(problem)) for pair in refined]
 
-    pairs = found(thetas, [start] * len(thetas), chosen)
-    missed = [i for i, p in enumerate(pairs) if not p.converged and p.hvps < wanted.max_products]
+    every = found(thetas, [start] * len(thetas), chosen)
+    missed = [i for i, p in enumerate(every) if not p.converged and p.hvps < wanted.max_products]
     if missed and chosen is not whole:
-        starts = [warm_start(pairs[i].vectors.sum(0), start) for i in missed]
+        starts = [warm_start(every[i].vectors.sum(0), start) for i in missed]
         for i, again in zip(missed, found(thetas[missed], starts, whole), strict=True):
-            pairs[i] = replace(again, hvps=pairs[i].hvps + again.hvps)
-    return pairs
+            every[i] = replace(again, hvps=every[i].hvps + again.hvps)
+    return every
 
 
 def exact_products(
     problem: Problem, theta: Tensor | None = None, options: HessianOptions = FULL_HESSIAN
 ) -> tuple[Products, int]:
-    """The products of ∇²L(θ) with vectors (k, P), or (k, P') for a part, and that size.
+    """The products of the matrix at θ with vectors (k, P), or (k, P') for a part, and that size.
 
     Raises InputError as :class:`landscape.HessianOperator`.
     """
@@ -214,9 +218,12 @@ def exact_products(
     h = options.at(problem, theta)
     at = (problem.theta if theta is None else theta).to(problem.dtype)
     saved = _chain_bytes(problem, at, options)
+    products: Products = functools.partial(_rows, h)
     if saved is not None and saved <= min(GRAPH_BYTES, spare()):
-        return ChainHessian(problem, at[None], kind=options.kind), h.size
-    return functools.partial(_rows, h), h.size
+        products = ChainHessian(problem, at[None], kind=options.kind)
+    if options.precondition:
+        products = options.precondition.around(products, problem, options.part)
+    return products, h.size
 
 
 def _rows(h: HessianOperator, vectors: Tensor) -> Tensor:
@@ -241,11 +248,11 @@ def _in_lockstep(h: ChainHessian, share: float, dtype: torch.dtype) -> Callable[
     return products
 
 
-def extremes_need(problem: Any, part: Any = None, **_: Any) -> Need:
+def ends_need(problem: Any, part: Any = None, **_: Any) -> Need:
     return needs.curved(problem, 1 + needs.basis(problem, 2, part), part=part)
 
 
-@bounded(extremes_need)
+@bounded(ends_need)
 def extreme_eigenvalues(
     problem: Problem,
     tol: float = TOL,
@@ -292,9 +299,8 @@ def extreme_eigenvalues(
         (1.0, 9.0)
     """
     options, wanted = HessianOptions(kind, part), SearchOptions(1, 1, tol, max_products, progress)
-    size = HessianOperator(problem, theta, kind=kind, part=part).size
+    start = start_vector(problem, seed, options.at(problem, theta).size)
     at = problem.theta if theta is None else theta
-    start = start_vector(problem, seed, size)
     return ends_of(eigenpairs(problem, at[None], start, wanted, options, search=search)[0])
 
 
@@ -364,14 +370,13 @@ def top_eigenvalues(
         [9.0, 1.0]
     """
     positive("k", k, least=1)
-    h = HessianOperator(problem, theta, kind=kind, part=part)
+    options = HessianOptions(kind, part, as_preconditioner(precondition))
+    h = options.at(problem, theta)
     if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
-        pyhessian_engine.check(problem, kind, part, precondition)
+        pyhessian_engine.check(problem, options)
         if k != 1:
             raise InputError(f"k: {k} is not allowed with engine 'pyhessian', it must be 1")
-        value, v, hvps = pyhessian_engine.largest_magnitude(
-            problem, theta, tol=tol, max_products=max_products, seed=seed
-        )
+        value, v, hvps = pyhessian_engine.largest_magnitude(problem, theta, tol, max_products, seed)
         residual = float((h(v) - value * v).norm())
         pair = torch.tensor([[value], [residual]], dtype=torch.float64)
         return Eigenpairs(pair[0], v[None], pair[1], hvps + 1, residual <= tol * abs(value))
@@ -382,22 +387,5 @@ def top_eigenvalues(
             raise InputError(f"start: shape {tuple(start.shape)}, it must be {tuple(first.shape)}")
         positive("start: norm", float(start.norm()))
         first = warm_start(start, first)
-    options, wanted = HessianOptions(kind, part), SearchOptions(0, k, tol, max_products, progress)
-    if precondition is not None:
-        choose("search", search, SEARCHES)
-        return preconditioned_pairs(problem, at, first, wanted, options, as_preconditioner(precondition))
+    wanted = SearchOptions(0, k, tol, max_products, progress)
     return eigenpairs(problem, at[None], first, wanted, options, search=search)[0]
-
-
-def preconditioned_pairs(
-    problem: Problem,
-    theta: Tensor,
-    start: Tensor,
-    wanted: SearchOptions,
-    options: HessianOptions,
-    precondition: Preconditioner,
-) -> Eigenpairs:
-    """Eigenvalues and vectors of P^{-1/2} H P^{-1/2} at ``theta``; see :func:`eigenpairs`."""
-    products = precondition.around(exact_products(problem, theta, options)[0], problem, options.part)
-    found = lanczos(lambda v: products(v[None])[0], start, **vars(wanted))
-    return replace(found, search="exact, preconditioned")

@@ -22,7 +22,7 @@ from landscape.problem.layout import check_recording, differentiable, gradients
 from landscape.problem.problem import Problem
 
 # Random vectors of the test of symmetry; one of their 6 pairs alone might miss an asymmetry (ours).
-TEST_VECTORS = 4
+VECTORS = 4
 
 Part = str | Sequence[str] | None
 
@@ -136,9 +136,7 @@ class PenaltyHessian:
 
 def penalty_hessians(problem: Problem, thetas: Sequence[Tensor]) -> list[PenaltyHessian]:
     """One for each of ``thetas``; none where the problem is not regularised."""
-    if not problem.regularised:
-        return []
-    return [PenaltyHessian(problem, theta) for theta in thetas]
+    return [PenaltyHessian(problem, theta) for theta in thetas] if problem.regularised else []
 
 
 class HessianOperator:
@@ -288,7 +286,7 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
         active = [leaves[slot.name].requires_grad_() for slot in made.slots]
         generator = torch.Generator().manual_seed(0)
         draw = []
-        for _ in range(TEST_VECTORS):
+        for _ in range(VECTORS):
             normal = torch.randn(len(theta), dtype=torch.float64, generator=generator).to(few.theta)
             views = few.layout.views(few.along_weights(normal))
             draw.append([views[slot.name] for slot in made.slots])
@@ -296,14 +294,14 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
         x, y, _, seed = next(few.parts())
         with twice_differentiable(few), few.evaluating(seed):
             chunk = CHUNKS[made.kind](few, leaves, active, x, y)
-            pairs = torch.zeros(TEST_VECTORS, TEST_VECTORS, dtype=torch.float64)
+            pairs = torch.zeros(VECTORS, VECTORS, dtype=torch.float64)
             rest, first, largest = [torch.zeros_like(a) for a in active], list[Tensor](), 0.0
             for k, vectors in enumerate([*draw, whole]):  # one image at a time: a vector has P numbers
                 image = chunk.product(vectors, True) or [torch.zeros_like(a) for a in active]
                 largest = max(largest, float(double_backward.distance(image)))
                 for total, part in zip(rest, image, strict=True):
-                    total.add_(part, alpha=1 if k < TEST_VECTORS else -1)
-                if k < TEST_VECTORS:
+                    total.add_(part, alpha=1 if k < VECTORS else -1)
+                if k < VECTORS:
                     pairs[k] = torch.stack([double_backward.inner(u, image) for u in draw])
                 first = first or list(image)
             if isinstance(chunk, HessianChunk):
@@ -333,10 +331,14 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
 
 @dataclass(frozen=True)
 class HessianOptions:
-    """Which matrix: the options of :class:`landscape.HessianOperator` with these names."""
+    """Which matrix: the options of :class:`landscape.HessianOperator` with these names.
+
+    With ``precondition`` the matrix of a search, but not that of :meth:`at`, is P^{-1/2} H P^{-1/2}.
+    """
 
     kind: str = "hessian"
     part: Part = None
+    precondition: Preconditioner | None = None
 
     def at(self, problem: Problem, theta: Tensor | None = None) -> HessianOperator:
         """The matrix of ``problem`` at ``theta`` (P,)."""
@@ -451,11 +453,11 @@ class Preconditioner:
         return scaled
 
 
-def as_preconditioner(given: Preconditioner | Tensor) -> Preconditioner:
+def as_preconditioner(given: Preconditioner | Tensor | None) -> Preconditioner | None:
     """``given``, or the preconditioner with that diagonal (P,).
 
     Example:
         >>> as_preconditioner(torch.tensor([1.0, 4.0])).name
         'given'
     """
-    return given if isinstance(given, Preconditioner) else Preconditioner(given)
+    return Preconditioner(given) if isinstance(given, Tensor) else given

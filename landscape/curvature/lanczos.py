@@ -428,9 +428,7 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
     positive("max_products", most, least=1)
     size = len(start)
     if max(low, high) > size:
-        raise InputError(
-            f"k: {max(low, high)} is not allowed, it must be at most {size}, the number of parameters"
-        )
+        raise InputError(f"k: {max(low, high)} is not allowed, it must be at most {size}, all parameters")
     generator = torch.Generator().manual_seed(size)
     values, vectors = np.zeros(0), start.new_zeros(0, size)
     found, products, checks, radius = np.zeros(0), 0, 0, 0.0
@@ -475,10 +473,8 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
     pairs = vectors[torch.from_numpy(chosen).to(start.device)]
     pairs = pairs / pairs.norm(dim=1, keepdim=True)
     verified = good and all(bounds[sign] <= at + _slack(at, tol, radius) for sign, at in floors.items())
-    beyond = -bounds[-1], bounds[1]
-    return SearchResult(
-        found, pairs, products, good, radius, space.basis, space.t, wanted, beyond, verified, checks
-    )
+    known = wanted, (-bounds[-1], bounds[1]), verified, checks
+    return SearchResult(found, pairs, products, good, radius, space.basis, space.t, *known)
 
 
 def _slack(value: float, tol: float, radius: float) -> float:
@@ -551,9 +547,8 @@ def verify_and_refine(result: SearchResult, products: Callable[[Tensor], Tensor]
         met = residuals.numpy() <= tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
         if met.all() or not result.converged or step == CORRECTIONS:
             break
-        new = torch.stack(
-            [_davidson(result, gaps[i], at[i], float(residuals[i])) for i in np.flatnonzero(~met)]
-        )
+        missed = np.flatnonzero(~met)
+        new = torch.stack([_davidson(result, gaps[i], at[i], float(residuals[i])) for i in missed])
         for _ in range(2):
             new = new - new @ vectors.T @ vectors
         new = torch.linalg.qr(new.T).Q.T

@@ -22,7 +22,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.registry import optional
 from landscape.curvature.double_backward import in_full_precision
-from landscape.curvature.hessian import twice_differentiable
+from landscape.curvature.hessian import HessianOptions, twice_differentiable
 from landscape.problem.problem import Problem
 
 ENGINES = ("landscape", "pyhessian")
@@ -69,21 +69,20 @@ def _engine(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple
             yield hessian(model, problem.criterion, dataloader=batches, cuda=cuda), batches
         except (AssertionError, RuntimeError) as error:
             words = " ".join(str(error).split())[:100]
-            raise InputError(
-                f"engine: 'pyhessian' cannot take this model ({words}); use 'landscape'"
-            ) from error
+            raise InputError(f"engine: 'pyhessian' fails on this model ({words}); use 'landscape'") from error
         finally:
             for parameter in model.parameters():
                 parameter.grad = None
 
 
-def check(problem: Problem, kind: str, part: object, precondition: object = None) -> None:
+def check(problem: Problem, options: HessianOptions) -> None:
     """Raise InputError for options that pyhessian does not have."""
+    kind, part = options.kind, options.part
     refused = {
         "engine: 'pyhessian' knows no penalty and no weight decay; use 'landscape'": problem.regularised,
         "engine: 'pyhessian' takes losses that are means over samples, without random numbers and "
         "derivatives of their own; use 'landscape'": not problem.separable,
-        "engine: 'pyhessian' knows no preconditioner; use 'landscape'": precondition is not None,
+        "engine: 'pyhessian' knows no preconditioner; use 'landscape'": options.precondition is not None,
         f"kind: '{kind}' is not allowed with engine 'pyhessian', it must be hessian": kind != "hessian",
         f"part: {part!r} is not allowed with engine 'pyhessian', which takes the whole model": bool(part),
     }
@@ -93,7 +92,7 @@ def check(problem: Problem, kind: str, part: object, precondition: object = None
 
 
 def largest_magnitude(
-    problem: Problem, theta: Tensor | None, *, tol: float, max_products: int, seed: int
+    problem: Problem, theta: Tensor | None, tol: float, max_products: int, seed: int
 ) -> tuple[float, Tensor, int]:
     """(eigenvalue of largest magnitude, its unit vector (P,), products).
 

@@ -53,13 +53,12 @@ def quadrature(
     size = len(like)
     steps = min(steps, size)
     at_once = max(1, min(probes, BASIS_BYTES // (steps * like.nbytes)))
-    hvps = 0
+    hvps, report = 0, progress or no_progress
 
     def counted(vectors: Tensor, running: list[int]) -> Tensor:
         nonlocal hvps
         hvps += len(vectors)
-        if progress:
-            progress(min(1.0, hvps / (probes * steps)))
+        report(min(1.0, hvps / (probes * steps)))
         return products(vectors)
 
     rules: list[tuple[Array, Array]] = []
@@ -241,10 +240,11 @@ def trace(
         2.0
     """
     positive("products", products, least=6)
-    h, size = exact_products(problem, theta, HessianOptions(kind, part))
+    options = HessianOptions(kind, part)
+    h, size = exact_products(problem, theta, options)
     like = start_vector(problem, seed, size)
     if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
-        pyhessian_engine.check(problem, kind, part)
+        pyhessian_engine.check(problem, options)
         draws = pyhessian_engine.trace_samples(problem, theta, products=products, seed=seed)
         return Trace(*mean_and_error(draws), products, draws)
     return hutchpp(h, like, products=products, seed=seed, progress=progress)

@@ -24,11 +24,24 @@ from landscape._version import __version__
 from landscape.core.errors import FailedError, InputError
 from landscape.core.files import open_regular, replacing
 from landscape.core.progress import Progress
-from landscape.data.images import FILES, places
 
 # Seconds without an answer, bytes that are read at once, and the slowest download: bytes a second (ours).
 TIMEOUT, BLOCK, PACE = 30.0, 1 << 18, 2e4
 MOST = 1 << 30  # bytes of one file, unpacked or not: more than any of them has (ours)
+
+
+FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+
+
+def places(root: Path, name: str, folder: str, file: str) -> list[Path]:
+    """Where a loader looks for a file of a data set, in its order; a packed one may lie there unpacked."""
+    folders = dict.fromkeys((root / folder, root / name / folder, root / name, root))
+    return [place / each for place in folders for each in dict.fromkeys((file, file.removesuffix(".gz")))]
 
 
 @dataclass(frozen=True)

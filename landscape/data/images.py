@@ -34,6 +34,7 @@ from landscape.data.base import (
     file_stat,
     fingerprint,
 )
+from landscape.data.download import FILES, SOURCES, places
 from landscape.problem.batches import STREAM_BATCH, Stream
 
 
@@ -346,20 +347,6 @@ def digits(data_dir: str | Path | None = None, test_samples: int = 360, form: st
     return classification((x[:cut], y[:cut]), (x[cut:], y[cut:]), scale=16.0, classes=10)
 
 
-FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
-
-
-def places(root: Path, name: str, folder: str, file: str) -> list[Path]:
-    """Where a loader looks for a file of a data set, in its order; a packed one may lie there unpacked."""
-    folders = dict.fromkeys((root / folder, root / name / folder, root / name, root))
-    return [place / each for place in folders for each in dict.fromkeys((file, file.removesuffix(".gz")))]
-
-
 CLASSES = 10
 
 
@@ -443,18 +430,8 @@ def fashion_mnist(samples: int = 0, data_dir: str | Path | None = None) -> Datas
     return _load("fashion-mnist", samples, data_dir)
 
 
-# Name -> folder in the authors' archive, training files, test file, bytes of labels before an image (the last
-# one counts; CIFAR-100: coarse, fine), classes.
-BINARY = {
-    "cifar10": (
-        "cifar-10-batches-bin",
-        [f"data_batch_{i}.bin" for i in range(1, 6)],
-        "test_batch.bin",
-        1,
-        10,
-    ),
-    "cifar100": ("cifar-100-binary", ["train.bin"], "test.bin", 2, 100),
-}
+# Name -> bytes of labels before an image (the last one counts; CIFAR-100: coarse, fine), classes.
+BINARY = {"cifar10": (1, 10), "cifar100": (2, 100)}
 PIXELS = 3 * 32 * 32
 
 
@@ -475,7 +452,8 @@ def _load_cifar(
     name: str, data_dir: str | Path | None, normalize: bool, augment: bool, subset: int
 ) -> Dataset:
     positive("data.subset", subset, least=0)
-    archive, train_files, test_file, labels, classes = BINARY[name]
+    (labels, classes), archive = BINARY[name], SOURCES[name].folder
+    *train_files, test_file = (file.name for file in SOURCES[name].files)
     root = data_root(data_dir)
     images = root / name
     for folder in (path.parent for path in places(root, name, archive, test_file) if path.is_file()):

@@ -171,9 +171,7 @@ def _by_points(
         folded = None
     elif folded is not None:
         exact = folded if same else folded.converted(problem.dtype)
-        if not loss.agrees(
-            "folded", lambda few: folded_totals(few, exact, keep=False), forced=path != "auto"
-        ):
+        if not loss.agrees("folded", lambda few: folded_totals(few, exact), forced=path != "auto"):
             folded = None
     if folded is None and (path == "folded" or not same):
         raise InputError(

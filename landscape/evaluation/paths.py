@@ -467,7 +467,7 @@ class PlaneLoss:
         return False
 
 
-def folded_totals(loss: PlaneLoss, folded: FoldedForward, *, keep: bool) -> Totals:
+def folded_totals(loss: PlaneLoss, folded: FoldedForward, *, keep: bool = False) -> Totals:
     """The totals by a folded network. ``keep``: a copy of the data in its memory layout is kept."""
     problem = loss.problem
     laid_out = [(folded.inputs(x), y, count) for x, y, count in problem.chunks()] if keep else None

@@ -78,11 +78,8 @@ def merge_tree(loss: Array) -> MergeTree:
 
     for point in order.tolist():
         y, x = divmod(point, nx)
-        around = [
-            j * nx + i
-            for j in range(max(y - 1, 0), min(y + 2, ny))
-            for i in range(max(x - 1, 0), min(x + 2, nx))
-        ]
+        rows, columns = range(max(y - 1, 0), min(y + 2, ny)), range(max(x - 1, 0), min(x + 2, nx))
+        around = [j * nx + i for j in rows for i in columns]
         met = sorted({find(other) for other in around if root[other] >= 0}, key=rank.__getitem__)
         elder = met[0] if met else point
         root[point] = elder

@@ -277,22 +277,17 @@ class Jackknife:
         used = self._counts > 0
         gram, squares, counts = self._gram[np.ix_(used, used)], self._squares[used], self._counts[used]
         total2, square, count = gram.sum(), squares.sum(), counts.sum()
-        parts = self._parts(total2, square, count)
         left2 = total2 - 2 * gram.sum(1) + np.diag(gram)
-        left = self._parts(left2, square - squares, count - counts)
         k = len(counts)
         with np.errstate(divide="ignore", invalid="ignore"):
+            parts = from_sums(square, total2, count, self._batch)
+            left = from_sums(square - squares, left2, count - counts, self._batch)
             ratio, ratios = parts[0] / parts[1], left[0] / left[1]
             pseudo = [k * ratio - (k - 1) * ratios]
         pseudo += [k * whole - (k - 1) * part for whole, part in zip(parts, left, strict=True)]
         _, trace_error, norm2_error = (statistics.standard_error(values) for values in pseudo)
         both = statistics.covariance_of_means(pseudo[1], pseudo[2])
         return Scale(pseudo[0], float(parts[0]), trace_error, float(parts[1]), norm2_error, both)
-
-    def _parts(self, total2: Array, squares: Array, count: Array) -> tuple[Array, Array]:
-        """(tr Σ, ‖g‖²) from ‖Σ g_k‖², Σ ‖g_k‖² and the number of draws."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return from_sums(squares, total2, count, self._batch)
 
 
 class Learners(Jackknife):

@@ -15,10 +15,8 @@ from landscape.integrations.session import Recorded, batch_size, shallow_copy
 try:
     from transformers import TrainerCallback
 except ImportError as error:
-    raise ImportError(
-        "landscape.integrations.huggingface: transformers is not installed; pip install "
-        "'sgd-landscape[huggingface]'"
-    ) from error
+    why = "transformers is not installed; pip install 'sgd-landscape[huggingface]'"
+    raise ImportError(why) from error
 
 # The Trainer's samplers that order all samples by their length.
 EVEN = ("LengthGroupedSampler", "DistributedLengthGroupedSampler", "BatchRebalanceSampler")

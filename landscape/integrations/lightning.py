@@ -25,10 +25,7 @@ def _bases() -> tuple[type, ...]:
         with contextlib.suppress(ImportError):
             found.append(importlib.import_module(name).Callback)
     if not found:
-        raise ImportError(
-            "landscape.integrations.lightning: lightning is not installed; pip install "
-            "'sgd-landscape[lightning]'"
-        )
+        raise ImportError("lightning is not installed; pip install 'sgd-landscape[lightning]'")
     return tuple(found)
 
 

@@ -77,9 +77,8 @@ def film(frames: Sequence[Frame], algorithm: str) -> Film:
         # With a norm of its own: contourf changes the other one in each frame, which would reset the labels.
         surface.color_bar(figure, ax, copy.deepcopy(chosen.norm), surface.CMAP, "loss (nat)")
         lines = f"Lines: {LINES} levels between the lowest and the highest loss of the frame."
-        caption(
-            figure, f"{surface.settings(shown[:1])} Colours: {chosen.why}. {lines} Centre: w_a of the frame."
-        )
+        about = f"{surface.settings(shown[:1])} Colours: {chosen.why}."
+        caption(figure, f"{about} {lines} Centre: w_a of the frame.")
     values = [v for f in frames for v in (f.lr_lambda_max, f.limit) if np.isfinite(v)]
     top = 1.15 * max(values, default=2.0)
 
@@ -187,6 +186,4 @@ def check_film(path: Path) -> None:
     if path.suffix not in FORMATS:
         raise InputError(f"{path}: a film's name must end in {', '.join(FORMATS)}")
     if path.suffix == ".mp4" and shutil.which("ffmpeg") is None:
-        raise FailedError(
-            f"{path}: an .mp4 needs ffmpeg, which is not installed; install it, or write a .gif"
-        )
+        raise FailedError(f"{path}: an .mp4 needs ffmpeg, not installed here; install it, or write a .gif")

@@ -14,7 +14,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.plots import style
 from landscape.plots.drawing import draws
-from landscape.plots.picture import finish, panels, points, wrapped_panels
+from landscape.plots.picture import categories, finish, panels, points, wrapped_panels
 from landscape.results.curvature import BatchSharpness, Density, Disagreement, Spectrum
 from landscape.results.flatness import LearningCoefficient, Sharpness, Smoothing
 
@@ -34,17 +34,13 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     figure, (ax,) = panels(1, 1, 6.4, 3.9)
     dense = [r.density for r in results if r.density]
     at, floor = density_scale(dense, 2000)
-    names, tones = style.names_of(results, "spectrum"), style.colors_of([r.label for r in results])
-    for k, (r, label, color) in enumerate(zip(results, names, tones, strict=True)):
+    for k, (r, label, color) in enumerate(style.told(results, "spectrum")):
         if r.density:
             ax.plot(at, np.maximum(r.density.broadened(at), floor), color=color, label=label)
             label = "_"
         row = 0.05 if dense else 0.9 / len(results)  # one above the other: none hides another
         for value in r.values:
-            ax.plot(
-                [value, value], [row * k, row * (k + 0.9)], transform=ax.get_xaxis_transform(),
-                color=color, lw=1.5, label=label, clip_on=False,
-            )  # fmt: skip
+            ax.axvline(value, row * k, row * (k + 0.9), color=color, lw=1.5, label=label, clip_on=False)
             label = "_"
     if dense:
         ax.set(yscale="log", ylim=(floor, None), ylabel="spectral density (log scale)")
@@ -83,7 +79,7 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
     if not any(np.isfinite(r.trace) for r in results):
         raise InputError("spectrum: no eigenvalue, no density and no trace, there is nothing to draw")
     figure, (ax,) = panels(1, 1, 6.4, 1.5 + 0.4 * len(results))
-    for k, (r, color) in enumerate(zip(results, style.colors_of([r.label for r in results]), strict=True)):
+    for k, (r, _, color) in enumerate(style.told(results, "spectrum")):
         half = r.trace_interval()[1] - r.trace
         error = next((e for e in (half, r.trace_error) if np.isfinite(e)), 0.0)
         points(ax, r.trace, k, None, color, xerr=error, capsize=4)
@@ -148,8 +144,7 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     Error bars are one standard error over the learners.
     """
     figure, (shares, costs) = panels(1, 2, 4.6, 3.8)
-    names, tones = style.names_of(results, "result"), style.colors_of([r.label for r in results])
-    for r, color, name in zip(results, tones, names, strict=True):
+    for r, name, color in style.told(results, "result"):
         rank = np.arange(1, len(r.values) + 1)
         error = 100 * np.where(np.isfinite(r.spread_error), r.spread_error, 0.0)
         spread = 100 * np.cumsum(r.spread_share)
@@ -161,13 +156,12 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     shares.set_ylabel("share in their space (%)")
     place = np.arange(len(results))
     errors = [r.cost_error if np.isfinite(r.cost_error) else 0.0 for r in results]
-    bars = {"width": 0.38, "capsize": 3, "ecolor": "k"}
-    costs.bar(place - 0.2, [r.cost for r in results], yerr=errors, color=tones, **bars)
+    cost, tones = [r.cost for r in results], style.colors_of([r.label for r in results])
+    costs.bar(place - 0.2, cost, yerr=errors, color=tones, width=0.38, capsize=3, ecolor="k")
     extra = [r.learners_loss - r.loss for r in results]
     costs.bar(place + 0.2, extra, width=0.38, color="w", edgecolor=tones, hatch="//")
     costs.axhline(0, color="k", lw=0.8)
-    costs.set_xticks(place, [name.replace(", ", ",\n") for name in names])
-    costs.grid(False, axis="x")
+    categories(costs, style.names_of(results, "result"))
     costs.set_ylabel(f"{style.loss_of(results)} (nat)")
     costs.set_title("filled: ½ tr(HC); hatched: the learners'\nmean loss above that of $w_a$")
     shared = style.rows_of(results, "of the gradient in the spread", "of its sharp part in the spread")
@@ -202,10 +196,9 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
             ax.set_yscale("log")
         ax.set_xlabel("ρ (relative to each weight)" if results[0].adaptive else "ρ (distance)")
     else:
-        ax.set_xticks(range(len(labels)), [name.replace(", ", ",\n") for name in names])
+        categories(ax, names)
         ax.set_ylim(min(0.0, lowest), None)
         ax.margins(x=0.3)
-        ax.grid(False, axis="x")
     ax.set_ylabel(f"rise of the {style.loss_of(results)} (nat)")
     usual = style.headline([r for r in results if r.rho == max(r.rho for r in results)])
     return finish(figure, title or usual, _caption(results), [ax] * many, ncols=2)
@@ -214,18 +207,13 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
 def _caption(results: Sequence[Sharpness]) -> str:
     r = results[0]
     of = f"Minibatches of {r.m} from " if r.m else ""
-    drawn = (
-        f"; {style.rows_of(results, 'draws')}, error bars: one standard error"
-        if any(r.draws for r in results)
-        else ""
-    )
+    draws = style.rows_of(results, "draws")  # "" where nothing was drawn
+    drawn = f"; {draws}, error bars: one standard error" if draws else ""
     how = "mean over pairs of displacements ±δ"
     if r.kind == "worst":
         how = f"a lower bound, by at most {r.steps} gradients from each of {r.starts + 1} starts"
-    return (
-        f"{of}{style.samples_of(results)}; {how}{drawn}. Sharpness of this kind predicts generalisation "
-        "poorly (arXiv 2302.07011)."
-    )
+    known = "Sharpness of this kind predicts generalisation poorly (arXiv 2302.07011)."
+    return f"{of}{style.samples_of(results)}; {how}{drawn}. {known}"
 
 
 # The loss itself, and smoothed by the measured and by an isotropic spread.
@@ -290,8 +278,7 @@ def _draw_smoothed(rate: Axes, sharpness: Axes, loss: Axes, results: Sequence[Sm
 
 def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
     """Draw the share of the spread along each eigenvector, against that of an isotropic spread."""
-    tones = style.colors_of([r.label for r in results])
-    for r, name, color in zip(results, style.names_of(results, ""), tones, strict=True):
+    for r, name, color in style.told(results, ""):
         rank, share = np.arange(1, len(r.share) + 1), np.maximum(r.share, 0.1 / r.parameters)
         ax.plot(rank, share, marker="o", ms=4, label=name, color=color)
     ax.axhline(1 / results[0].parameters, color="#777777", lw=0.9, ls=":")

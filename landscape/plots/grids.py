@@ -12,12 +12,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.core.errors import InputError
+from landscape.core.hdf5 import Array
 from landscape.core.options import choose, positive
 from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, has_given_axes, panels, stacked_panels, wrapped_panels
 from landscape.plots.surface import CENTER, CMAP, LOWEST, POINT, Scale, color_bar, map_axes, scale
 from landscape.results.grids import Basins, HessianGrid, Line
+
+
+def starred(r: HessianGrid) -> Array:
+    """(ny, nx), the ratios in words, with a star where they cannot be trusted."""
+    pairs = zip(r.ratio.flat, r.trusted.flat, strict=True)
+    return np.reshape([f"{v:.2g}{'' if good else '*'}" for v, good in pairs], r.ratio.shape)
 
 
 @draws(HessianGrid)
@@ -44,13 +51,10 @@ def draw_hessian_grids(
     top = float(finite.max()) if finite.size and vmax is None else vmax or 1.0
     colours = sns.color_palette("rocket_r", as_cmap=True) if cmap is None else colormaps[cmap]
     for ax, r, name in zip(axes, results, style.names_of(results, "grid"), strict=True):
-        labels = [
-            f"{v:.2g}{'' if good else '*'}" for v, good in zip(r.ratio.flat, r.trusted.flat, strict=True)
-        ]
         sns.heatmap(
             r.ratio[::-1],  # a heatmap's first row is its top; y grows upwards
             ax=ax, vmin=0.0, vmax=top, cmap=colours, square=True, cbar=False,
-            annot=np.reshape(labels, r.ratio.shape)[::-1] if r.ratio.size <= 64 else None,
+            annot=starred(r)[::-1] if r.ratio.size <= 64 else None,
             fmt="", annot_kws={"fontsize": 8},
             xticklabels=[f"{v:.2g}" for v in r.x], yticklabels=[f"{v:.2g}" for v in r.y[::-1]],
         )  # fmt: skip

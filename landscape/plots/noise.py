@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from landscape.plots import style
 from landscape.plots.drawing import draws
-from landscape.plots.picture import finish, panels, points, wrapped_panels
+from landscape.plots.picture import categories, finish, panels, points, wrapped_panels
 from landscape.results.noise import CriticalBatch, NoiseAlignment, NoiseEstimate, NoiseScale
 
 ESTIMATES = {
@@ -41,8 +41,7 @@ def draw_noise(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
                 f"{value:.2g}", (i, max(value, smallest / 4)), ha="center", va="bottom", xytext=(0, 6),
                 textcoords="offset points", fontsize=8.5,
             )  # fmt: skip
-        ax.set_xticks(place, list(ESTIMATES.values()))
-        ax.grid(False, axis="x")
+        categories(ax, list(ESTIMATES.values()))
         drawn = f"{len(r.direct)} draws of {r.learners} × {r.local_batch}"
         ax.set(yscale="log", ylim=(smallest / 5, max(*values, smallest) * 6))
         ax.set_title(f"{style.paper_name(r.label)}\nα = {r.lr:g}, {drawn}")
@@ -94,8 +93,7 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     Error bars are one standard error over the draws.
     """
     figure, (power, curvature) = panels(1, 2, 4.6, 3.8)
-    names = style.names_of(results, "result")
-    for r, color, name in zip(results, style.colors_of([r.label for r in results]), names, strict=True):
+    for r, name, color in style.told(results, "result"):
         _draw_power(power, r, color, name)
     power.set(xlabel="eigenvalue $\\lambda_i$ of the Hessian (nat)", yscale="log")
     power.set_ylabel("variance of the gradient along $v_i$")
@@ -109,9 +107,8 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
         points(curvature, place + shift, value, error, label=label, **look)
     top = [r.values[0] for r in results]
     curvature.plot(place + 0.25, top, "_", color="#D55E00", ms=18, mew=2.5, label="$\\lambda_{max}$")
-    curvature.set_xticks(place, [name.replace(", ", ",\n") for name in names])
+    categories(curvature, style.names_of(results, "result"))
     curvature.margins(x=0.3)
-    curvature.grid(False, axis="x")
     curvature.set(ylim=(min(0.0, *(r.ias for r in results), 0.0), None), ylabel="curvature (nat)")
     curvature.legend(fontsize=8)
     text = (
@@ -142,14 +139,9 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
     """
     figure, (ax,) = panels(1, 1, 6.4, 4.0)
     first, allowed = results[0], 100 * results[0].tol
-    for r, color in zip(results, style.colors_of([r.label for r in results]), strict=True):
+    for r, name, color in style.told(results, ""):
         seen = np.isfinite(r.rise)
-        # The label names the step unless the run ended there.
-        name = (
-            style.paper_name(r.label)
-            if "step" in r.label
-            else f"{style.paper_name(r.label)}, step {r.step:,}"
-        )
+        name += "" if "step" in r.label else f", step {r.step:,}"  # unless the run ended there
         error = 100 * np.nan_to_num(r.rise_error[seen])
         points(ax, r.batch[seen], 100 * r.rise[seen], error, color, name, ls="-", ms=5)
         if np.isfinite(r.value):

@@ -79,12 +79,12 @@ class Picture(Figure):
 
     def suptitle(self, t: str, **options: Any) -> Text:
         """As in matplotlib, with lines broken where the picture ends."""
-        width = int(TITLE_CHARACTERS * self.get_size_inches()[0])
+        wrapper = textwrap.TextWrapper(
+            int(TITLE_CHARACTERS * self.get_size_inches()[0]), break_on_hyphens=False
+        )
+
         # A formula is not broken: its dollar signs must stay on one line.
-        lines = [
-            line if "$" in line else textwrap.fill(line, width, break_on_hyphens=False)
-            for line in t.split("\n")
-        ]
+        lines = [line if "$" in line else wrapper.fill(line) for line in t.split("\n")]
         return super().suptitle("\n".join(lines), **options)
 
     def get_caption(self) -> str:
@@ -112,9 +112,7 @@ class Picture(Figure):
         try:
             manager = window.canvas.manager
             if manager is None or type(manager).show is FigureManagerBase.show:
-                raise FailedError(
-                    "show: there is no window to show a picture in; write it to a file by plot(path=…)"
-                )
+                raise FailedError("show: there is no window for a picture; write a file by plot(path=…)")
             manager.canvas.figure = self
             self.set_canvas(manager.canvas)
             pyplot.show()
@@ -248,6 +246,12 @@ def points(
     """
     usual: dict[str, Any] = {"marker": "o", "ls": "none", "capsize": 3}
     ax.errorbar(x, y, error, color=color, label=label, **(usual | options))
+
+
+def categories(ax: Axes, names: Sequence[str]) -> None:
+    """Name the places 0, 1, … along x, each part of a name in a line, with no grid lines."""
+    ax.set_xticks(range(len(names)), [name.replace(", ", ",\n") for name in names])
+    ax.grid(False, axis="x")
 
 
 @contextlib.contextmanager

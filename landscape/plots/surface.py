@@ -90,9 +90,7 @@ def draw_surfaces(
         asked = {"log": log, "levels": levels, "vmax": vmax, "cmap": cmap, "labels": labels}
         for name, value in asked.items():
             if value not in (None, False):
-                raise InputError(
-                    f"--{name}: not allowed with style difference, its scale is symmetric around 0"
-                )
+                raise InputError(f"--{name}: not allowed with style difference, which has a scale of its own")
         return _draw_difference(results, title)
     chosen = scale([r.loss for r in results], log, levels, vmax)
     colours = CMAP if cmap is None else colormaps[cmap]
@@ -220,9 +218,7 @@ def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
     lines = (np.linspace(grid[0], grid[-1], PIXELS) for grid in (r.y, r.x))
     at = np.stack(np.meshgrid(*lines, indexing="ij"), axis=-1)
     relief = np.clip(height(at), 0.0, 1.0)  # a loss above the last level is drawn as a plateau
-    image = LIGHT.shade_rgb(
-        cmap(relief)[..., :3], HEIGHT * PIXELS * relief, blend_mode="soft", vert_exag=1.0, dx=1.0, dy=-1.0
-    )
+    image = LIGHT.shade_rgb(cmap(relief)[..., :3], HEIGHT * PIXELS * relief, blend_mode="soft", dy=-1.0)
     rgba = np.concatenate([image, (known(at) > 0.5)[..., None].astype(float)], axis=-1)
     extent = (r.x[0], r.x[-1], r.y[0], r.y[-1])
     ax.imshow(np.clip(rgba, 0, 1), extent=extent, origin="lower", interpolation="bilinear", aspect="equal")

@@ -20,7 +20,7 @@ from landscape.plots.drawing import draws, literal
 from landscape.plots.picture import finish, panels, points, wrapped_panels
 from landscape.results.comparison import Comparison, summary, verdict
 from landscape.results.shown import logarithmic
-from landscape.results.training import Escape, Minima, RunTimes, Stability, Sweep
+from landscape.results.training import Escape, Minima, RunTimes, Stability, Sweep, forms_with
 
 
 @draws(Stability)
@@ -34,7 +34,7 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
     for ax, r in zip(axes, results, strict=True):
         finite = np.isfinite(r.rates).all()
         if finite:
-            for name, rate, marker in zip(_momenta(r), r.rates, "osD", strict=True):
+            for name, rate, marker in zip(forms_with(r.momentum), r.rates, "osD", strict=True):
                 ax.plot(*without_bridge(r.delay, rate), marker=marker, ms=4, label=name)
         if np.isfinite(r.lr):
             star = {"marker": "*", "ms": 14, "mfc": "#E69F00", "mec": "k", "zorder": 5, "label": "the run"}
@@ -48,10 +48,6 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
     seen = f", preconditioned by {', '.join(by)}" if by else ""
     usual = f"Above a line training leaves the minimum ({style.splits(results)}{seen})"
     return finish(figure, title or usual, legend=axes, ncols=2 * min(3, len(axes)))
-
-
-def _momenta(r: Stability | Minima) -> tuple[str, str, str]:
-    return "no momentum", f"momentum {r.momentum:g}", f"shifted momentum {r.momentum:g}"
 
 
 def without_bridge(delay: Array, values: Array) -> tuple[Array, Array]:
@@ -78,7 +74,7 @@ def draw_minima(results: Sequence[Minima], title: str = "") -> Figure:
     """
     figure, axes = wrapped_panels(len(results), 5.6, 4.2, sharex=True, sharey=True)
     for ax, r in zip(axes, results, strict=True):
-        for f, (name, marker) in enumerate(zip(_momenta(r), "osD", strict=True)):
+        for f, (name, marker) in enumerate(zip(forms_with(r.momentum), "osD", strict=True)):
             line = without_bridge(r.delay, r.predicted[f])
             ax.plot(*line, color=f"C{f}", label=f"{name}: predicted")
             if 0 in r.delay:  # no line goes through it
@@ -227,9 +223,8 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
             ax.set_xscale("log", base=2)
             ax.xaxis.set_major_formatter(ticker.ScalarFormatter())
             ax.set_xticks(np.unique(r.workers).astype(int))
-            ax.set(
-                yscale="log", xlabel="workers (log scale)", title=f"{r.label}\nDPSGD, {order.upper()} order"
-            )
+            own = f"{r.label}\nDPSGD, {order.upper()} order"
+            ax.set(yscale="log", xlabel="workers (log scale)", title=own)
         style.decimal_labels(axes[2 * k].yaxis)
         axes[2 * k].set_ylabel("time a step (s, log scale)")
     usual = "Predicted time a step: SSGD, and DPSGD by topology"

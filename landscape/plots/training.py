@@ -93,9 +93,8 @@ _USUAL = (
     ("delta_2_full", r"$\Delta^{(2)} = \alpha^2\Vert\delta\Vert^2$", "log"),
 )
 # Of columns that a limit is drawn with: the column of the limit.
-LIMITS = dict.fromkeys(
-    ("lr_lambda_max", "lr_batch_sharpness", "lr_learner_batch_sharpness"), "lr_lambda_limit"
-)
+_OF_RULES = ("lr_lambda_max", "lr_batch_sharpness", "lr_learner_batch_sharpness")
+LIMITS = dict.fromkeys(_OF_RULES, "lr_lambda_limit")
 LIMITS |= {"lr_preconditioned_lambda_max": "lr_preconditioned_limit"}
 # Columns that change from step to step by more than they do over training: drawn as running median and
 # quartiles, of all seeds of a setting together, where they have this many values or more (ours).

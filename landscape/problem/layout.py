@@ -17,12 +17,7 @@ from landscape.core.errors import InputError
 from landscape.core.options import near
 
 Array = np.ndarray[Any, Any]
-NORM_LAYERS: tuple[type[nn.Module], ...] = (
-    nn.modules.batchnorm._NormBase,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.RMSNorm,
-)
+NORM_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 def gradients(

@@ -145,10 +145,7 @@ class Problem(MeanLoss):
                 self.batch_bytes = self.saved_bytes(*batch)
         self._weigh(count)
         if check != "off" and (where := self.data.nan()) and math.isnan(self.loss()):
-            raise InputError(
-                f"data: NaN in {where}, which makes the loss NaN; leave such samples out, or mask them in "
-                "the loss"
-            )
+            raise InputError(f"data: NaN in {where}, so that the loss is NaN; leave these out, or mask them")
         if self.draws and self.resident is not None:
             self.data.chunk_size = self.chunk  # copies in another precision draw for the same chunks
 

@@ -19,6 +19,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.plots.curvature import density_scale
+from landscape.plots.grids import starred
 from landscape.plots.noise import ESTIMATES
 from landscape.plots.style import paper_name, style
 from landscape.plots.surface import marks, scale
@@ -145,10 +146,8 @@ def _chart(k: int, surface: Surface) -> Chart:
     centre, low, high, *_ = (row.value for row in surface.describe())
     ny, nx = surface.loss.shape
     label = surface.label or f"surface {k}"
-    alt = (
-        f"Contours of the loss of {label} on {nx} × {ny} points, from {low:.4g} to {high:.4g}, "
-        f"{centre:.4g} near the centre."
-    )
+    ends = f"from {low:.4g} to {high:.4g}, {centre:.4g} near the centre"
+    alt = f"Contours of the loss of {label} on {nx} × {ny} points, {ends}."
     return Chart(f"surface-{k}", label, alt, {"surface": k})
 
 
@@ -222,10 +221,9 @@ def scrubber_section(contents: Contents) -> tuple[Section, list[dict[str, Any]]]
         "the plane nearest to the weights. The distance from the plane stands below. The contour is that of "
         "the file, around the run's end."
     )
-    name, title = "scrubber", "Learners along the run"
-    if not scrubbers:
-        return Section(name, title, missing=tuple(missing)), []
-    return Section(name, title, (text,), missing=tuple(missing), widget="scrubber"), scrubbers
+    widget = "scrubber" if scrubbers else ""
+    title = "Learners along the run"
+    return Section("scrubber", title, (text,), missing=tuple(missing), widget=widget), scrubbers
 
 
 def plane_of(run: Run) -> str:
@@ -303,16 +301,6 @@ def other_sections(contents: Contents) -> list[Section]:
     return made
 
 
-def _section(
-    name: str, title: str, text: str, results: Sequence[Result], charts: Sequence[Chart], table: Table,
-    missing: tuple[Missing, ...],
-) -> Section:  # fmt: skip
-    """A section about ``results``; without them it only says what is missing."""
-    if not results:
-        return Section(name, title, missing=missing)
-    return Section(name, title, (text,), tuple(charts), (table,), missing=missing)
-
-
 def picture_of(kind: str, results: Sequence[Result]) -> Picture | str:
     """The picture that ``landscape plot`` makes of results of one kind, or why there is none."""
     try:
@@ -347,8 +335,8 @@ def _ratios(contents: Contents) -> Section:
         "colour scale: low means nearly convex. A star marks points that did not converge; medians leave "
         "them out."
     )
-    table = parts.described("Hessian ratios", grids)
-    return _section("ratios", "Hessian ratios", text, grids, charts, table, missing)
+    tables = (parts.described("Hessian ratios", grids),)
+    return Section("ratios", "Hessian ratios", (text,), tuple(charts), tables, missing=missing)
 
 
 def _heatmap(grid: HessianGrid, top: float) -> dict[str, Any]:
@@ -358,11 +346,7 @@ def _heatmap(grid: HessianGrid, top: float) -> dict[str, Any]:
         "colorbar": {"thickness": 10, "title": {"text": "ratio"}},
     }  # fmt: skip
     if grid.ratio.size <= _ANNOTATED:
-        texts = [
-            [f"{v:.2g}{'' if c else '*'}" for v, c in zip(*row, strict=True)]
-            for row in zip(grid.ratio, grid.trusted, strict=True)
-        ]
-        heat |= {"text": texts, "texttemplate": "%{text}"}
+        heat |= {"text": starred(grid).tolist(), "texttemplate": "%{text}"}
     axes = (parts.axis(f"{name}, along direction {k}", type="category") for name, k in (("x", 1), ("y", 2)))
     return {"data": [heat], "layout": dict(zip(("xaxis", "yaxis"), axes, strict=True))}
 
@@ -371,10 +355,8 @@ def _colors(contents: Contents, results: Sequence[Result]) -> list[str]:
     """The colours of the runs that results belong to; others for those of no run, or of a run seen before."""
     lines = dict(zip(contents.runs, lines_of(contents.runs), strict=True))
     free = [color for color in _COLORS if color not in {line["color"] for line in lines.values()}]
-    return [
-        lines[run]["color"] if (run := contents.run_of(result)) else free[k % len(free)]
-        for k, result in enumerate(results)
-    ]
+    runs = map(contents.run_of, results)
+    return [lines[run]["color"] if run else free[k % len(free)] for k, run in enumerate(runs)]
 
 
 def _spectra(contents: Contents) -> Section:
@@ -388,9 +370,9 @@ def _spectra(contents: Contents) -> Section:
         "some eigenvalue lies within that distance, not necessarily the outermost. The error of the trace is "
         "one standard error. Error bars smaller than a dot are hidden by it."
     )
-    table = parts.described("Eigenvalues and traces", spectra, _SPECTRUM)
-    charts = [*_eigenvalues(labelled), *_densities(labelled)]
-    return _section("spectra", "Spectra", text, spectra, charts, table, missing)
+    tables = (parts.described("Eigenvalues and traces", spectra, _SPECTRUM),)
+    charts = (*_eigenvalues(labelled), *_densities(labelled))
+    return Section("spectra", "Spectra", (text,), charts, tables, missing=missing)
 
 
 def _eigenvalues(labelled: Sequence[tuple[Spectrum, str, str]]) -> list[Chart]:
@@ -451,9 +433,9 @@ def _noise(contents: Contents) -> Section:
         "Δ(2), the noise that the spread of the learners adds to a step, in squared weights. Errors are one "
         "standard error over the drawn minibatches; full batch and Eq. 4 are exact on the data."
     )
-    charts = [Chart("noise", "Δ(2) in four estimates", f"{'; '.join(words)}.", figure)]
-    table = parts.described("Estimates of Δ(2)", noises)
-    return _section("noise", "Noise of the spread", text, noises, charts, table, missing)
+    charts = (Chart("noise", "Δ(2) in four estimates", f"{'; '.join(words)}.", figure),) if noises else ()
+    tables = (parts.described("Estimates of Δ(2)", noises),)
+    return Section("noise", "Noise of the spread", (text,), charts, tables, missing=missing)
 
 
 def comparison_section(contents: Contents) -> Section:

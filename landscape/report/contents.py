@@ -106,10 +106,8 @@ def read(paths: Iterable[Path]) -> Contents:
             except FailedError as error:
                 notes.append(f"Left out: {printable(error)}")
     known = [(path, of) for path, of in loaded.values() if isinstance(of, Checkpoint)]
-    names = _names([checkpoint for _, checkpoint in known])
-    runs = tuple(
-        Run(of, path, hdf5.sha256(path), name) for (path, of), name in zip(known, names, strict=True)
-    )
+    named = zip(known, _names([checkpoint for _, checkpoint in known]), strict=True)
+    runs = tuple(Run(of, path, hdf5.sha256(path), name) for (path, of), name in named)
     results = [(path, of) for path, of in loaded.values() if not isinstance(of, Checkpoint)]
     return Contents(runs, tuple((_named(r), path) for path, of in results for r in of), tuple(notes))
 
@@ -180,9 +178,8 @@ def settings_of(runs: Sequence[Run]) -> list[Setting]:
     for k, run in enumerate(runs):
         places.setdefault(named.get(id(run.checkpoint), (-1, run.name)), []).append(k)
     tones = colors_of([runs[of[0]].checkpoint.algorithm for of in places.values()], _OTHERS)
-    return [
-        Setting(name, color, tuple(of)) for ((_, name), of), color in zip(places.items(), tones, strict=True)
-    ]
+    coloured = zip(places.items(), tones, strict=True)
+    return [Setting(name, color, tuple(of)) for ((_, name), of), color in coloured]
 
 
 def lines_of(runs: Sequence[Run]) -> list[dict[str, str]]:

@@ -88,9 +88,7 @@ def section(runs: Sequence[Run]) -> Section:
         f"logarithmic axis leaves zeros and negative values out, and begins at {FLOOR:g} of the median or "
         "above (drag it to see what is below)."
     )
-    return Section(
-        "curves", "Training", (text,) if charts else (), tuple(charts), missing=tuple(missing), runs=True
-    )
+    return Section("curves", "Training", (text,), tuple(charts), missing=tuple(missing), runs=True)
 
 
 def values_of(run: Run, column: str) -> tuple[Array, Array]:

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -178,9 +179,9 @@ def _flatness(contents: Contents) -> list[str]:
     """How far the loss rises over each plane, of groups with several surfaces over one span."""
     said = []
     for group in analyses.groups(contents):
-        rises = {
-            s.label: float(s.describe()[3].value) for _, s in group.surfaces
-        }  # the median, above the lowest
+        # The median, above the lowest.
+        rises = {s.label: float(s.describe()[3].value) for _, s in group.surfaces}
+
         spans = {s.span for _, s in group.surfaces}
         if len(rises) < 2 or len(spans) > 1 or not all(rise > 0 for rise in rises.values()):
             continue
@@ -206,22 +207,22 @@ def runs_section(contents: Contents) -> Section:
         "The error of a test error is the standard error of its test samples."
     )
     texts = tuple((f"Recipe of {r.name}", r.checkpoint.recipe) for r in contents.runs if r.checkpoint.recipe)
-    tables = (Table("Runs", _COLUMNS, rows),) if rows else ()  # a section without a table is left out
-    return Section("runs", "What was run, and on what", (text, *contents.notes), tables=tables, texts=texts)
+    words, tables = (text, *contents.notes), (Table("Runs", _COLUMNS, rows),)
+    return Section("runs", "What was run, and on what", words, tables=tables, texts=texts)
 
 
 def _run(run: Run) -> tuple[Cell, ...]:
     c = run.checkpoint
-    options = [", ".join(f"{k} = {v}" for k, v in of["options"].items()) for of in (c.model, c.data)]
-    model, data = (
-        f"{of['name'] or 'not known'} {more}".strip()
-        for of, more in zip((c.model, c.data), options, strict=True)
-    )
+
+    def named(of: dict[str, Any]) -> str:
+        options = ", ".join(f"{k} = {v}" for k, v in of["options"].items())
+        return f"{of['name'] or 'not known'} {options}".strip()
+
     lasts = (values_of(run, name)[1] for name in ("test_loss", "train_loss", "consensus", "wall_s"))
     return (
-        *text_cells(run.name, paper_name(c.algorithm), model),
+        *text_cells(run.name, paper_name(c.algorithm), named(c.model)),
         Cell(f"{c.layout.size:,}", c.layout.size),
-        *text_cells(data),
+        *text_cells(named(c.data)),
         *(number(float(v)) for v in (c.data["train"], c.learners, c.learners * c.local_batch, c.lr, c.seed)),
         Cell(f"{c.step:,}" + (" (diverged)" if c.diverged else ""), c.step),
         number(*last_test_error(run)),
@@ -247,7 +248,7 @@ def section(contents: Contents) -> Section:
             rows.append(("Run", run.name, how, error, again, f"{run.path}, SHA-256 {run.sha256[:12]}…"))
     columns = ("kind", "of", "how it was made", "its error", "the command that makes it again", "file")
     table = Table("Origin of the numbers", columns, tuple(text_cells(*row) for row in rows))
-    return Section("origins", "How each number was made", tables=(table,) if rows else ())
+    return Section("origins", "How each number was made", tables=(table,))
 
 
 def _error(result: Result) -> str:
@@ -292,9 +293,8 @@ def command(contents: Contents, result: Result, path: Path) -> str:
         options += ["--ends"] * bool(result.lowest) + ["--trace"] * math.isfinite(result.trace)
         options += ["--density"] * (result.density is not None)
         options += ["--kind", result.kind, "--seed", result.seed]
-        options += ["--part", result.part] * bool(result.part) + ["--precondition"] * bool(
-            result.precondition
-        )
+        options += ["--part", result.part] * bool(result.part)
+        options += ["--precondition"] * bool(result.precondition)
     elif isinstance(result, NoiseEstimate):
         options += ["--draws", len(result.direct), "--seed", result.seed]
     else:

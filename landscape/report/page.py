@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def _section(name: str, entry: dict[str, Any], folder: Path) -> Section:
         Table("Here and in the paper", ("what", "here", "paper"), rows),
     )
     words = (entry["claims"], verdict, gallery.made(entry).replace("`", ""))
-    return Section(name, title, words, tables=tuple(t for t in tables if t.rows), pictures=pictures)
+    return Section(name, title, words, tables=tables, pictures=pictures)
 
 
 EXTRA = "'sgd-landscape[report]'"
@@ -105,7 +106,9 @@ def build(given: Contents, title: str = "") -> Page:
     lines = zip(given.runs, lines_of(given.runs), strict=True)
     runs = [{"name": run.name, **line} for run, line in lines]
     data = analyses.data(given) | {"scrubbers": scrubbers, "runs": runs}
-    shown = tuple(s for s in sections if s.charts or s.tables or s.pictures or s.missing or s.widget)
+    # What a section says is about what it shows.
+    worded = (s if s.shows else replace(s, paragraphs=()) for s in sections)
+    shown = tuple(s for s in worded if s.shows or s.missing)
     return Page(title or _title(given), findings.sentences(given), shown, data)
 
 
@@ -131,13 +134,11 @@ def render(page: Page) -> str:
     if charts or any(section.widget for section in page.sections):
         plotly = optional("plotly.offline", "a report", EXTRA).get_plotlyjs()
         scripts.insert(0, plotly.replace("</script", "<\\/script"))
-    data = page.data | {
-        "charts": {c.name: {"title": chart_text(c.title), "figure": c.figure} for c in charts}
-    }
+    drawn = {chart.name: {"title": chart_text(chart.title), "figure": chart.figure} for chart in charts}
     text: str = template.render(
         page=page,
         version=__version__,
-        data=markup.Markup(script_json(data)),
+        data=markup.Markup(script_json(page.data | {"charts": drawn})),
         style=markup.Markup(_part("report.css")),
         scripts=[markup.Markup(script) for script in scripts],
         hashes=markup.Markup(" ".join(map(_source, scripts))),

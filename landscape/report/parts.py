@@ -78,7 +78,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page.
+    """A section of the page. A table without rows is left out.
 
     Attributes:
         name: its anchor.
@@ -98,6 +98,14 @@ class Section:
     widget: str = ""
     linked: str = ""
     runs: bool = False  # whether the checkboxes of the runs stand above its charts
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tables", tuple(table for table in self.tables if table.rows))
+
+    @property
+    def shows(self) -> bool:
+        """Whether there is more in it than what is missing."""
+        return bool(self.charts or self.tables or self.pictures or self.widget)
 
 
 @dataclass(frozen=True)

@@ -234,9 +234,8 @@ class Result:
         xarray = optional("xarray", "to_xarray", EXTRA)
         variables = {name: (d, value) for name, (d, value) in self._arrays().items() if value.size}
         dimensions = dict.fromkeys(d for names, _ in variables.values() for d in names)
-        coordinates: dict[str, Any] = {
-            d: list(labels) for d, labels in self.labels_of.items() if d in dimensions and d not in variables
-        }
+        named = [d for d in self.labels_of if d in dimensions and d not in variables]
+        coordinates: dict[str, Any] = {d: list(self.labels_of[d]) for d in named}
         coordinates |= {d: variables.pop(d) for d in dimensions if d in variables}
         dataset: xr.Dataset = xarray.Dataset(variables, coordinates, self._attributes())
         for name in self.units.keys() & dataset.variables.keys():
@@ -394,10 +393,8 @@ def save(results: Sequence[Result], path: str | Path) -> None:
         2
     """
     if isinstance(results, Result):
-        raise InputError(
-            f"results: a {type(results).__name__} is not allowed, it must be a list of results",
-            remedy="result.save(path)",
-        )
+        words = f"results: a {type(results).__name__} is not allowed, it must be a list of results"
+        raise InputError(words, remedy="result.save(path)")
     given: Any = results
     kinds = [type(r) for r in given] if isinstance(given, Sequence) else [type(given)]
     if not all(issubclass(k, Result) and k.schema == kinds[0].schema for k in kinds) or not kinds:

@@ -368,11 +368,8 @@ class BatchSharpness(Measurement):
                 error = self.lr * row.error
                 scaled.append(Row(f"{row.name}, times η", self.lr * float(row.value), error, note=note))
             rows = scaled + rows
-        return [
-            *rows,
-            Row("samples", self.samples),
-            converged(self.converged, f"not within {self.tol:.0%}, raise max_draws"),
-        ]
+        missed = f"not within {self.tol:.0%}, raise max_draws"
+        return [*rows, Row("samples", self.samples), converged(self.converged, missed)]
 
 
 @dataclass(frozen=True, kw_only=True)

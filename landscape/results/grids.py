@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -130,10 +130,9 @@ class Basins(Sourced):
         for k, rise in enumerate(self.rise):
             long, short = self.width[k]
             cut = ", cut by the edge" if self.cut[k] else ""
-            note = (
-                f"volume {self.volume[k]:.5g}, axes {long:.5g} × {short:.5g}, ratio {self.anisotropy[k]:.4g}"
-            )
-            rows.append(Row(f"area at a rise of {rise:.5g}", float(self.area[k]), note=note + cut))
+            note = f"volume {self.volume[k]:.5g}, axes {long:.5g} × {short:.5g}"
+            note += f", ratio {self.anisotropy[k]:.4g}{cut}"
+            rows.append(Row(f"area at a rise of {rise:.5g}", float(self.area[k]), note=note))
         return rows
 
 
@@ -211,9 +210,7 @@ class Interpolated(Measured):
 
     #: What a command may ask for otherwise and still go on with an earlier result. All other options that are
     #: fields must be equal.
-    may_differ: ClassVar[frozenset[str]] = frozenset(
-        ("span", "tolerance", "max_products", "path", "bn", "bn_samples")
-    )
+    may_differ: ClassVar[Set[str]] = {"span", "tolerance", "max_products", "path", "bn", "bn_samples"}
 
     tolerance: str = ""
     columns: Annotated[tuple[str, ...], "column"] = ()
@@ -260,10 +257,8 @@ class Interpolated(Measured):
             for name, error in zip(self.columns, self.stated_error, strict=True)
         ]
         unit = " of the range shown" if relative else ""
-        return (
-            f"interpolated from {self.evaluations:,} of {self.exact.size:,} points, error of "
-            f"{', '.join(errors)}{unit}"
-        )
+        of = f"interpolated from {self.evaluations:,} of {self.exact.size:,} points"
+        return f"{of}, error of {', '.join(errors)}{unit}"
 
 
 @dataclass(frozen=True)

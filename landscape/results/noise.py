@@ -8,15 +8,9 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
+from landscape.core import statistics
 from landscape.core.hdf5 import Array
-from landscape.core.statistics import (
-    Estimate,
-    error_of,
-    mean_and_error,
-    ratio_interval,
-    scale_of,
-    standard_error,
-)
+from landscape.core.statistics import Estimate
 from landscape.results.base import Measurement, Sourced
 from landscape.results.shown import Row, converged, eigenvalue, interval, percent
 
@@ -75,7 +69,7 @@ class NoiseEstimate(Sourced):
         rows = {}
         for name in ("direct", "full_batch", "eq4", "first_order", "delta_s", "delta_2", "delta_cross"):
             value = getattr(self, name)
-            rows[name] = mean_and_error(value) if np.ndim(value) else (float(value), 0.0)
+            rows[name] = statistics.mean_and_error(value) if np.ndim(value) else (float(value), 0.0)
         return rows
 
     def describe(self) -> list[Row]:
@@ -167,7 +161,7 @@ class NoiseScale(Measurement):
     @property
     def value(self) -> float:
         """B_simple at w_a, in samples; NaN where ‖g‖² is not told apart from 0."""
-        return scale_of(self.estimates, self.interval())
+        return statistics.scale_of(self.estimates, self.interval())
 
     def interval(self, level: float = 0.95, *, learners: bool = False) -> tuple[float, float]:
         """The confidence interval of ``value``, or of ``learner_value``, by Fieller's theorem.
@@ -196,22 +190,22 @@ class NoiseScale(Measurement):
             Estimate(getattr(self, f"{own}{name}"), getattr(self, f"{own}{name}_error"), freedom)
             for name in ("trace", "norm2")
         )
-        return ratio_interval(above, below, getattr(self, f"{own}covariance"), level)
+        return statistics.ratio_interval(above, below, getattr(self, f"{own}covariance"), level)
 
     @property
     def standard_error(self) -> float:
         """The standard error of ``value``."""
-        return standard_error(self.estimates)
+        return statistics.standard_error(self.estimates)
 
     @property
     def learner_value(self) -> float:
         """B_simple of the learners' mean gradient, in samples; NaN without them, or where ‖g‖² may be 0."""
-        return scale_of(self.learner_estimates, self.interval(learners=True))
+        return statistics.scale_of(self.learner_estimates, self.interval(learners=True))
 
     @property
     def learner_standard_error(self) -> float:
         """The standard error of ``learner_value``."""
-        return standard_error(self.learner_estimates)
+        return statistics.standard_error(self.learner_estimates)
 
     @property
     def resolved(self) -> bool:
@@ -394,7 +388,7 @@ class CriticalBatch(Measurement):
         mean = self.loss.mean(1)
         with np.errstate(invalid="ignore"):
             spread = self.loss / mean[0] - mean[:, None] / mean[0] ** 2 * self.loss[0]
-        return np.array([standard_error(row) for row in spread])
+        return np.array([statistics.standard_error(row) for row in spread])
 
     @property
     def value(self) -> float:
@@ -409,7 +403,7 @@ class CriticalBatch(Measurement):
         """
         n = self.loss.shape[1]
         left = np.array([self._crossing(np.delete(self.loss, k, 1)) for k in range(n)] if n > 1 else [])
-        return float(error_of(left)) if left.size and np.isfinite(left).all() else math.nan
+        return float(statistics.error_of(left)) if left.size and np.isfinite(left).all() else math.nan
 
     @property
     def bracket(self) -> tuple[float, float]:

@@ -199,11 +199,8 @@ def _picture(draw: Callable[[], Any]) -> str:
     buffer = io.BytesIO()
     try:
         draw().savefig(buffer, format="png", dpi=DPI)
-    except (
-        ArithmeticError,
-        LookupError,
-        ValueError,
-    ) as error:  # as for landscape plot: values without a place
+    # As for landscape plot: values without a place.
+    except (ArithmeticError, LookupError, ValueError) as error:
         return f"<i>no picture: {_escaped(_short(str(error)))}</i>"
     return f"<img alt='picture' src='data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}'>"
 

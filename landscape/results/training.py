@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -31,8 +32,12 @@ LEVEL = 0.95
 
 def limit_names(delays: Array, momentum: float) -> list[str]:
     """Names of the limits, by delay and then by form of momentum."""
-    forms = [FORMS[0], *(f"{form} {momentum:g}" for form in FORMS[1:])]
-    return [f"τ = {delay}, {form}" for delay in delays for form in forms]
+    return [f"τ = {delay}, {form}" for delay in delays for form in forms_with(momentum)]
+
+
+def forms_with(momentum: float) -> list[str]:
+    """Names of the forms with the momentum."""
+    return [FORMS[0], *(f"{form} {momentum:g}" for form in FORMS[1:])]
 
 
 @dataclass(frozen=True)
@@ -271,12 +276,8 @@ def median_rank(samples: int, level: float) -> int:
     """
     if not 0 < level < 1:
         raise InputError(f"level: {level} is not allowed, it must be > 0 and < 1")
-    outside, rank = 0.0, -1
-    while rank + 1 < (samples + 1) // 2:
-        outside += 2 * math.comb(samples, rank + 1) / 2**samples
-        if outside > 1 - level:
-            break
-        rank += 1
+    tails = itertools.accumulate(2 * math.comb(samples, k) / 2**samples for k in range((samples + 1) // 2))
+    rank = sum(1 for outside in tails if outside <= 1 - level) - 1
     if rank < 0:
         least = math.ceil(1 - math.log2(1 - level))
         raise InputError(f"seeds: {samples} is not allowed, a band of {level:g} needs at least {least}")

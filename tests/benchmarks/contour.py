@@ -8,7 +8,7 @@ import time
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import landscape
 from landscape.evaluation.evaluate import evaluator
@@ -107,38 +107,10 @@ def checks() -> None:
     )
 
 
-class Block(nn.Module):
-    """Two 3 × 3 convolutions and a shortcut."""
-
-    def __init__(self, fan_in: int, fan_out: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(fan_in, fan_out, 3, stride, 1, bias=False), nn.BatchNorm2d(fan_out), nn.ReLU(),
-            nn.Conv2d(fan_out, fan_out, 3, 1, 1, bias=False), nn.BatchNorm2d(fan_out),
-        )  # fmt: skip
-        plain = stride == 1 and fan_in == fan_out
-        self.shortcut = nn.Sequential() if plain else nn.Sequential(
-            nn.Conv2d(fan_in, fan_out, 1, stride, bias=False), nn.BatchNorm2d(fan_out)
-        )  # fmt: skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.body(x) + self.shortcut(x))
-
-
-def resnet18() -> nn.Module:
-    """The CIFAR form: 3 × 3 stem, 32 × 32 input, ten classes."""
-    blocks, fan_in = [], 64
-    for width, stride in ((64, 1), (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1)):
-        blocks.append(Block(fan_in, width, stride))
-        fan_in = width
-    stem = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
-
-
 def large() -> None:
     """ResNet-18 of CIFAR's size, 1,000 images, a point a round; filter-normalised directions."""
     torch.manual_seed(0)
-    model = resnet18()
+    model = landscape.models.build("resnet-18")
     with torch.no_grad():
         for _ in range(3):  # statistics that are not the initial ones
             model(torch.randn(64, 3, 32, 32))

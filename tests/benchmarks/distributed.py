@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 
@@ -23,6 +21,7 @@ from landscape.train.processes.process_group import Group
 from landscape.train.recipes import recipe
 from landscape.train.run.loop import Trainer
 from landscape.train.run.randomness import generator
+from tests.benchmarks.harness import on_shaped_link
 from tests.groups import together
 
 WIDTHS, LOCAL, STEPS, ROUNDS = [784, 2800, 2800, 10], 256, 10, 9
@@ -170,15 +169,9 @@ def main() -> None:
     gradient = report("loopback", needs)
     # Each process sends P float32 an exchange, through the one queue that loopback has.
     rate = 2 * 8 * 4 * sum(a * b for a, b in itertools.pairwise(WIDTHS)) / gradient
-    shape = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate:.0f}bit burst 1mb latency 200ms"
-    code = (
-        "from tests.benchmarks.distributed import report; report('shaped link', {'dpsgd against ddp': 1.15})"
-    )
-    if subprocess.run(["unshare", "--net", "sh", "-c", shape], capture_output=True).returncode:
-        print("shaped link: left out, this machine permits no network namespace with tc", flush=True)
-        return
-    subprocess.run(
-        ["unshare", "--net", "sh", "-c", f'{shape} && exec "$0" -c "$1"', sys.executable, code], check=True
+    on_shaped_link(
+        rate,
+        "from tests.benchmarks.distributed import report; report('shaped link', {'dpsgd against ddp': 1.15})",
     )
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import statistics
-import subprocess
-import sys
 from typing import Any
 
 import torch.distributed as dist
@@ -22,6 +20,7 @@ from landscape.train.planning.plan import Cluster, Link
 from landscape.train.processes.process_group import Group
 from landscape.train.recipes import recipe
 from landscape.train.run.loop import Trainer
+from tests.benchmarks.harness import on_shaped_link
 from tests.groups import together
 
 WIDTHS, LOCAL, STEPS, ROUNDS = [784, 2800, 2800, 10], 64, 10, 5
@@ -122,14 +121,8 @@ def main() -> None:
         costs = report("loopback", processes)
         bandwidth = costs.size / costs.gradient
         # What all send goes through the one queue that loopback is.
-        rate = f"{8 * processes * bandwidth:.0f}bit"
-        shape = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate} burst 1mb latency 200ms"
-        if subprocess.run(["unshare", "--net", "sh", "-c", shape], capture_output=True).returncode:
-            print("shaped link: left out, this machine permits no network namespace with tc", flush=True)
-            continue
         code = f"from tests.benchmarks.plan import report; report('shaped link', {processes}, {bandwidth})"
-        inside = ["unshare", "--net", "sh", "-c", f'{shape} && exec "$0" -c "$1"', sys.executable, code]
-        subprocess.run(inside, check=True)
+        on_shaped_link(8 * processes * bandwidth, code)
 
 
 if __name__ == "__main__":

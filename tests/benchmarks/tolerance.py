@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 import landscape
-from tests.benchmarks.contour import resnet18
 from tests.benchmarks.harness import compare, installed, mnist
 
 POINTS = 51
@@ -92,7 +91,7 @@ def patterns(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 def large() -> None:
     """ResNet-18 of CIFAR's size with BatchNorm, after 30 steps; filter-normalised directions."""
     torch.manual_seed(0)
-    model = resnet18()
+    model = landscape.models.build("resnet-18")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     for _ in range(30):
         x, y = patterns(64)

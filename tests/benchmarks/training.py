@@ -1,9 +1,13 @@
-"""Sixteen learners: of a small network against a loop over modules, of ResNet-18 against plain SGD."""
+"""Sixteen learners, of a small network against a loop over modules, of ResNet-18 against plain SGD; a recorder."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -129,3 +133,58 @@ def convolutional() -> None:
         f"training, ResNet-18, {LEARNERS} DPSGD learners × {BATCH // LEARNERS}, against plain SGD on {BATCH}",
         lambda: learners._step(learners.step + 1), plain, rounds=5, need=1 / 1.1,
     )  # fmt: skip
+
+
+# A loop of the user's own with a recorder against the same loop without one.
+
+RECORDED, RECORDED_STEPS = 128, 200  # a minibatch, steps
+# g of a recorded step: eight minibatches, beside fifty of the loop.
+SAMPLES = 1024
+
+
+def own_loop(
+    data: Any, recorder: Callable[[torch.nn.Module, Any], landscape.Recorder] | None
+) -> Callable[[], None]:
+    """RECORDED_STEPS steps of SGD with momentum; ``recorder(model, optimizer)`` makes what records them."""
+    torch.manual_seed(0)
+    model = landscape.models.build("mlp", widths=[784, 300, 100, 10])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    x, y = data.train
+    own = recorder(model, optimizer) if recorder else None
+
+    def run() -> None:
+        generator = torch.Generator().manual_seed(0)
+        for _ in range(RECORDED_STEPS):
+            rows = torch.randint(len(y), (RECORDED,), generator=generator)
+            optimizer.zero_grad()
+            data.loss(model(x[rows]), y[rows]).backward()
+            with own.step() if own else contextlib.nullcontext():
+                optimizer.step()
+
+    return run
+
+
+def recorded() -> None:
+    data = landscape.data.load(**mnist())
+    for title, every, need in (
+        (f"recorder on every 50th step, g from {SAMPLES:,} samples", 50, 0.65),
+        ("recorder, no step due", 0, 0.98),
+    ):
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+
+            def recorder(
+                model: torch.nn.Module,
+                optimizer: Any,
+                folder: str = folder,
+                every: int = every,
+                stack: contextlib.ExitStack = stack,
+            ) -> landscape.Recorder:
+                options = {"every": every, "samples": SAMPLES, "save_every": 0, "optimizer": optimizer}
+                return stack.enter_context(
+                    landscape.Recorder(folder, model, data.loss, data.train, **options)
+                )
+
+            compare(
+                f"own loop, 784-300-100-10, batch {RECORDED}, {title}, against no recorder",
+                own_loop(data, recorder), own_loop(data, None), rounds=9, need=need,
+            )  # fmt: skip

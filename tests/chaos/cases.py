@@ -12,20 +12,12 @@ import torch
 
 import landscape
 from landscape import Checkpoint
+from tests.conftest import TINY
 from tests.test_conformance import ANALYSES, COMMANDS
 
-RECIPE = """
-learners = 4
-batch = 40
-lr = 0.2
-steps = 60
-algorithm = { name = "dpsgd", mixing = "ring(1)" }
-model = { name = "mlp", widths = [6, 8, 3], activation = "tanh" }
-data = { name = "synthetic", samples = 200, dimension = 6, classes = 3 }
-decompose = { every = 3 }
-evaluate = { every = 7 }
-checkpoint = { every = 5 }
-"""
+RECIPE = TINY.replace("steps = 30", "steps = 60").replace(
+    "checkpoint = { every = 10 }", "checkpoint = { every = 5 }"
+)
 # How long a process may be silent (s), and how much longer nobody may wait for it. Four processes that start at
 # the same time on two busy cores were silent for 5 s.
 TIMEOUT, BEYOND = 15.0, 15.0

@@ -163,7 +163,7 @@ class DecentralizedDataParallel(nn.Module):
             Lost: where another process is lost.
         """
         if self.training and torch.is_grad_enabled():
-            _begin(self._stepper)
+            self._stepper.begin(in_forward=True)
         return self.module(*args, **keywords)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
@@ -303,11 +303,6 @@ class DecentralizedDataParallel(nn.Module):
             "DecentralizedDataParallel: it cannot be copied or pickled, it belongs to its optimizer and "
             "processes; copy its .module, or save its state_dict()"
         )
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _begin(stepper: Stepper) -> None:
-    stepper.begin(in_forward=True)
 
 
 def _check(model: Any, optimizer: Any) -> None:

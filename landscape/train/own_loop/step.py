@@ -62,6 +62,7 @@ class Stepper:
         with torch.no_grad(), torch.autocast(self.parameters.device.type, enabled=False):
             yield
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def begin(self, in_forward: bool) -> None:
         """Begin the next step, unless it has begun.
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from landscape.core.errors import InputError
-from landscape.core.options import near, positive
+from landscape.core.options import check_type, near, positive
 from landscape.train.recipes import recipe
 from landscape.train.recipes.recipe import Recipe
 
@@ -165,10 +165,8 @@ def read(name: str, settings: Iterable[str] = (), *, allow_code: bool = False) -
     cell = _cells()[name]
     changes = recipe.changed({}, settings)
     epochs, batch = changes.get("epochs", EPOCHS[cell.task]), changes.get("batch", cell.batch)
-    for key, value, kind in (("epochs", epochs, (int, float)), ("batch", batch, int)):
-        if isinstance(value, bool) or not isinstance(value, kind):
-            raise InputError(f"{key}: {value!r} is not allowed, it must be a number > 0")
-        positive(key, value)
+    positive("epochs", check_type("epochs", epochs, float))
+    positive("batch", check_type("batch", batch, int))
     data_changes = changes.get("data", {})
     samples = data_changes.get("subset") if isinstance(data_changes, dict) else 0
     samples = samples if isinstance(samples, int) and samples > 0 else SAMPLES[cell.task]
