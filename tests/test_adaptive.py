@@ -69,12 +69,12 @@ def test_the_stated_error_covers_the_true_one(name: str, seeds: range) -> None:
 # Of the 200: valleys whose errors were small in the loss and large in its logarithm, surfaces that are flat but
 # for rounding, and others that are hard in a way of their own.
 HARD = (
-    "rosenbrock 0.0", "rosenbrock 0.3", "rosenbrock 0.13", "himmelblau 0.0", "trough 0.1", "beale 0.0",
-    "flat 0.0", "flat 0.1", "shallow 0.2", "facets 0.1", "waves 0.7", "island 0.0",
+    "rosenbrock 0.0", "rosenbrock 0.3", "himmelblau 0.0", "rosenbrock 0.13", "trough 0.1", "beale 0.0",
+    "flat 0.0", "flat 0.1", "shallow 0.2", "facets 0.1", "island 0.0", "waves 0.7",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("name", slow_but(HARD[::2], HARD))
 def test_hard_surfaces_are_within_the_stated_error(name: str) -> None:
     found = measured(next(analytic(only=name)))
     assert found.true <= found.stated <= 1.0
@@ -92,7 +92,7 @@ def test_islands_of_nan_between_the_coarse_points_are_found(area: float) -> None
             1 + x * x + y * y, np.hypot(x - middle, y - middle) < np.sqrt(4 * area / np.pi), np.nan
         )
     )
-    for seed in range(4):
+    for seed in range(2):
         found, _, _ = interpolated(truth, Tolerance.parse("1%"), seed)
         assert np.array_equal(np.isnan(found), np.isnan(truth))
 
@@ -248,8 +248,7 @@ def test_an_unfinished_surface_goes_on_to_the_same_bits(monkeypatch: pytest.Monk
 def test_lines() -> None:
     problem = problems.mlp()
     direction = landscape.random_plane(problem).directions[0]
-    whole = landscape.line(problem, direction, 101, span=1.0)
-    some = landscape.line(problem, direction, 101, span=1.0, tolerance="1%")
+    whole, some = (landscape.line(problem, direction, 101, span=1.0, tolerance=t) for t in (None, "1%"))
     assert some.evaluations < 60
     np.testing.assert_array_equal(some.loss[some.done], whole.loss[some.done])
     assert np.abs(some.loss - whole.loss).max() <= 0.01 * np.ptp(whole.loss)

@@ -27,19 +27,13 @@ GRIDS = arrays(
 )
 
 
-def surface(loss: np.ndarray, directions: np.ndarray | None = None, **changes: object) -> Surface:
+def surface(loss: np.ndarray, directions: np.ndarray | None = None, /, **changes: object) -> Surface:
     """``loss`` (ny, nx) over [−1, 1]²."""
-    ny, nx = loss.shape
-    fields = {
-        "x": np.linspace(-1, 1, nx),
-        "y": np.linspace(-1, 1, ny),
-        "loss": loss,
-        "accuracy": loss,
-        "done": np.ones(loss.shape, bool),
-        "directions": np.eye(2) if directions is None else directions,
-    }
-    center = np.zeros(fields["directions"].shape[1])  # type: ignore[union-attr]
-    return dataclasses.replace(parabola(), **(fields | {"center": center} | changes))  # type: ignore[arg-type]
+    y, x = (np.linspace(-1, 1, n) for n in loss.shape)
+    directions = np.eye(2) if directions is None else directions
+    fields = {"x": x, "y": y, "loss": loss, "accuracy": loss, "done": np.ones(loss.shape, bool)}
+    fields |= {"directions": directions, "center": np.zeros(directions.shape[1])}
+    return dataclasses.replace(parabola(), **(fields | changes))  # type: ignore[arg-type]
 
 
 def wells(nx: int = 81, ny: int = 61) -> Surface:
@@ -48,6 +42,7 @@ def wells(nx: int = 81, ny: int = 61) -> Surface:
     return surface((x**2 - 0.25) ** 2 + x / 20 + y**2)
 
 
+@settings(max_examples=30)
 @given(GRIDS)
 def test_basins_are_the_components_of_every_level(loss: np.ndarray) -> None:
     tree = merge_tree(loss)
@@ -76,7 +71,7 @@ def test_a_simplified_tree_keeps_each_point_in_a_basin(loss: np.ndarray, least: 
         assert fewer.basin.ravel()[place] == k
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(st.lists(st.floats(-1.5, 1.5), min_size=6, max_size=6).filter(
     lambda v: np.linalg.norm(np.cross(v[:3], v[3:])) > 0.5
 ), st.floats(0.3, 30))  # fmt: skip
@@ -162,13 +157,8 @@ def test_the_walls_around_a_region_are_no_edge() -> None:
 
 def test_errors_of_interpolation_are_no_basins() -> None:
     whole = wells()
-    shallow = dataclasses.replace(
-        whole,
-        columns=("loss",),
-        stated_error=np.array([0.04]),
-        largest_error=np.array([0.01]),
-        tolerance="0.05",
-    )
+    errors = {"stated_error": np.array([0.04]), "largest_error": np.array([0.01])}
+    shallow = dataclasses.replace(whole, columns=("loss",), tolerance="0.05", **errors)
     assert whole.basins().least < 0.02
     assert shallow.basins().least == pytest.approx(0.08)
     assert len(shallow.basins().minimum) == 1
@@ -179,12 +169,10 @@ def test_errors_of_interpolation_are_no_basins() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda s: s.basins([0.0]), "rises: 0.0 is not allowed"),
         (lambda s: s.basins([0.1, 0.1]), "rises: .*different"),
         (lambda s: s.basins([]), "rises"),
         (lambda s: s.basins([np.nan]), "rises: nan"),
         (lambda s: s.basins(least=-1.0), "least: -1"),
-        (lambda s: s.basins(around="middle"), "around: 'middle' is not known.*center, lowest"),
         (lambda s: surface(s.loss[:1]).basins(), "2 × 2"),
         (lambda s: surface(s.loss * np.nan).basins(), "no value is finite"),
         (lambda s: surface(s.loss, np.ones((2, 3))).basins(), "directions: .*parallel"),
@@ -211,9 +199,8 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
     one_line(command("basins", tmp_path / "c-basins.h5"), 1, "landscape.basins", "surface")
     one_line(command("basins", tmp_path / "none.h5"), 1, "none.h5: no such file")
     part = wells()
-    dataclasses.replace(part, done=np.arange(part.done.size).reshape(part.done.shape) > 9).save(
-        tmp_path / "p.h5"
-    )
+    part.done[0, :9] = False
+    part.save(tmp_path / "p.h5")
     one_line(command("basins", tmp_path / "p.h5"), 1, "p.h5", "not finished")
 
 
@@ -226,17 +213,13 @@ def test_the_picture_compares_surfaces_of_one_kind() -> None:
     assert mixed.get_suptitle() == "Basins: 2, 2"
 
 
-def valley(
-    steepness: float = 1.0, directions: np.ndarray | None = None, count: int = 81, **changes: object
-) -> Surface:
+def valley(steepness: float = 1.0, directions: np.ndarray | None = None, **changes: object) -> Surface:
     """L = steepness × ‖θ‖² in the plane of two directions in three dimensions, exactly."""
     spread = np.array([[2.0, 0, 0], [0, 0.5, 0]]) if directions is None else directions
-    x = np.linspace(-1, 1, count)
+    x = np.linspace(-1, 1, 81)
     points = x[None, :, None] * spread[0] + x[:, None, None] * spread[1]
     loss = 0.1 + steepness * (points**2).sum(-1)
-    whole = {"x": x, "y": x, "loss": loss, "accuracy": loss, "done": loss > 0, "directions": spread}
-    center = {"center": np.ones(spread.shape[1])}
-    return dataclasses.replace(parabola(), **(center | whole | changes))  # type: ignore[arg-type]
+    return surface(loss, spread, **({"center": np.ones(spread.shape[1])} | changes))
 
 
 @given(
@@ -252,12 +235,6 @@ def test_profiles_are_in_distances_whatever_the_directions(entries: list[float])
     for quartile in (p.low, p.median, p.high):
         assert np.all(quartile >= 0.1 + p.distance**2 - 1e-9)
         assert np.all(quartile <= 0.1 + p.distance**2 + slack)
-
-
-def test_the_profile_ends_where_the_grid_does() -> None:
-    assert surfaces.profile(valley()).distance[-1] == pytest.approx(
-        0.5, rel=2e-3
-    )  # along the shorter direction
 
 
 def test_losses_that_are_not_finite_are_above_all_others() -> None:

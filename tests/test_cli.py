@@ -234,6 +234,7 @@ REFUSED: list[tuple[str, int, tuple[str, ...]]] = [
     ("contour cut.h5", 1, ("cut.h5", "not a readable HDF5 file")),
     ("contour mnist/ --data-dir .", 1, ("train-images-idx3-ubyte[.gz] is not in", "--data-dir")),
     ("plot dp -o file/x.png", 1, ("cannot be made",)),
+    ("plot dp --title $\\frac{$ -o p.png", 2, ("--title", "formula")),
     ("recipes mnist-fig2c-dpsgd", 2, ("did you mean 'mnist-fig2b-dpsgd'",)),
     ("train", 2, ("RECIPE",)),
     ("train --set lr=1", 2, ("--set",)),

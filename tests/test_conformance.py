@@ -215,7 +215,7 @@ TOPOLOGIES = [
 
 COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "info": (["{run}/last.h5"], {"none.h5": ["none.h5"]}),
-    "plot": (["{run}", "--dpi", "30", "-o", "{folder}/p.png"], {"none.h5": ["none.h5"], "p.gif": ["{run}", "-o", "{folder}/p.gif"]}),
+    "plot": (["{run}", "-o", "{folder}/p.png"], {"none.h5": ["none.h5"], "p.gif": ["{run}", "-o", "{folder}/p.gif"]}),
     "recipes": (["digits-ssgd"], {"digits-sgd": ["digits-sgd"]}),
     "stability": (["--delay", "0,1", "{run}/last.h5", "-o", "{folder}/s.h5"], {"delay": ["--delay", "x"]}),
     "watch": (["{run}"], {"nowhere": ["{folder}/nowhere"]}),

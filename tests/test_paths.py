@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 import landscape
 from landscape import FailedError, InputError, Problem
 from landscape.evaluation.evaluate import evaluator
-from landscape.evaluation.paths import fold
 from tests import problems
 
 
@@ -75,9 +75,15 @@ def residual() -> Problem:
     return problem
 
 
-@pytest.mark.parametrize("make", [problems.conv, residual, problems.linear_regression, problems.mlp])
-def test_folded_equals_plain(make: object) -> None:
-    assert callable(make)
+def batched() -> Problem:
+    problem = residual()
+    assert problem.tensors is not None
+    x, y = problem.tensors
+    return Problem(problem.model, problem.criterion, [(x[:20], y[:20]), (x[20:], y[20:])])
+
+
+@pytest.mark.parametrize("make", [problems.conv, residual, batched, problems.linear_regression, problems.mlp])
+def test_folded_equals_plain(make: Callable[[], Problem]) -> None:
     fast, plain = both(make(), "folded")
     torch.testing.assert_close(fast, plain, rtol=1e-10, atol=1e-12)
 
@@ -98,29 +104,38 @@ def test_the_problems_own_model_stays_as_it_is() -> None:
     assert all(p.grad is None for p in problem.model.parameters())
 
 
-def test_only_safe_pairs_are_folded() -> None:
-    folded = fold(residual().model, torch.float64)
-    assert folded is not None
-    assert [(p.convolution, p.norm) for p in folded._pairs] == [("a", "na"), ("b", "nb")]
-
-
-def test_batches_that_are_not_tensors_fold_too() -> None:
-    problem = residual()
-    assert problem.tensors is not None
-    x, y = problem.tensors
-    batches = Problem(problem.model, problem.criterion, [(x[:20], y[:20]), (x[20:], y[20:])])
-    fast, plain = both(batches, "folded")
-    torch.testing.assert_close(fast, plain, rtol=1e-10, atol=1e-12)
-
-
-def test_a_model_that_cannot_be_traced_goes_point_by_point_or_says_so() -> None:
+def branching() -> Problem:
     torch.manual_seed(0)
-    data = torch.randn(10, 1, 6, 6), torch.randint(2, (10,))
-    problem = Problem(Branching(), nn.functional.cross_entropy, data)
+    return Problem(
+        Branching(), nn.functional.cross_entropy, (torch.randn(10, 1, 6, 6), torch.randint(2, (10,)))
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (problems.conv, {"path": "batched"}, "needs a chain"),
+        (
+            problems.conv,
+            {"path": "pointwise", "precision": "bfloat16"},
+            "'pointwise' works in the model's own",
+        ),
+        (problems.mlp, {"path": "batched", "precision": "bfloat16"}, "'batched' needs a chain"),
+        (branching, {"path": "folded"}, "needs a model that torch.fx can trace"),
+        (problems.conv, {"path": "folded", "bn": "recalibrate"}, "BatchNorm statistics of the centre"),
+    ],
+)
+def test_a_path_that_is_not_there_is_refused(
+    make: Callable[[], Problem], options: dict[str, str], words: str
+) -> None:
+    problem = make()
     plane = landscape.random_plane(problem)
-    assert landscape.contour(problem, plane, grid=(2, 2)).path == "pointwise"
-    with pytest.raises(InputError, match="needs a model that torch.fx can trace"):
-        landscape.contour(problem, plane, grid=(2, 2), path="folded")
+    with pytest.raises(InputError, match=words):
+        landscape.contour(problem, plane, grid=(2, 2), **options)
+    if "precision" not in options:
+        bn = options.get("bn", "center")
+        fits = landscape.contour(problem, plane, grid=(1, 1), bn=bn)
+        assert fits.loss[0, 0] == pytest.approx(problem.with_batchnorm(bn, 1000).loss(), rel=1e-6)
 
 
 def test_bfloat16_is_near_and_returns_full_precision_losses() -> None:
@@ -128,27 +143,6 @@ def test_bfloat16_is_near_and_returns_full_precision_losses() -> None:
     assert fast.dtype == torch.float64
     np.testing.assert_allclose(fast, plain, rtol=0.03)
     assert not torch.equal(fast, plain)
-
-
-def test_bad_paths_and_precisions() -> None:
-    problem = problems.mlp()
-    plane = landscape.random_plane(problem)
-    for options, words in (
-        ({"precision": "half"}, "precision: 'half' is not known"),
-        ({"path": "batched", "precision": "bfloat16"}, "'batched' needs a chain"),
-        ({"path": "pointwise", "precision": "bfloat16"}, "'pointwise' works in the model's own precision"),
-    ):
-        with pytest.raises(InputError, match=words):
-            evaluator(problem, plane.center, plane.directions, 1, **options)
-
-
-def test_a_batchnorm_policy_is_not_folded_away() -> None:
-    problem = problems.conv()
-    plane = landscape.random_plane(problem)
-    s = landscape.contour(problem, plane, grid=(2, 2), bn="recalibrate", bn_samples=10)
-    assert s.path == "pointwise"
-    with pytest.raises(InputError, match="BatchNorm statistics of the centre"):
-        landscape.contour(problem, plane, grid=(2, 2), bn="recalibrate", bn_samples=10, path="folded")
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,8 +18,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 import landscape
 from landscape import InputError, Problem
 from landscape.problem.batches import Stream
-from tests import problems
-from tests.dense import agrees, dense_hessian, remedied
+from tests.dense import agrees, remedied
 
 Site = tuple[str, int]  # a file of the package, and a line
 
@@ -326,77 +324,6 @@ def test_each_remedy_of_the_package_is_run(made: list[Site]) -> None:
     assert missing == []
 
 
-# Options that a refusal names.
-
-
 def plain(**options: Any) -> Problem:
     torch.manual_seed(0)
     return Problem(net(), F.cross_entropy, (inputs(), classes()), **options)
-
-
-def residual() -> Problem:
-    def loss(u: Tensor, x: Tensor) -> Tensor:
-        return (torch.autograd.grad(u.sum(), x, create_graph=True)[0] - u).square().mean()
-
-    torch.manual_seed(0)
-    x = inputs(30, 1)
-    return Problem(net(1, 1), loss, (x, x))
-
-
-class Untraceable(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = net()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x if x.sum() > -1e9 else -x)  # type: ignore[no-any-return]
-
-
-def untraceable() -> Problem:
-    torch.manual_seed(0)
-    return Problem(Untraceable(), F.cross_entropy, (inputs(), classes()))
-
-
-def at_center(problem: Problem, **options: Any) -> tuple[float, float]:
-    surface = landscape.contour(problem, landscape.random_plane(problem), grid=(1, 1), **options)
-    return float(surface.loss[0, 0]), problem.loss()
-
-
-def top(problem: Problem, **options: Any) -> tuple[float, float]:
-    values = torch.linalg.eigvalsh(dense_hessian(problem))
-    largest = values[values.abs().argmax()]
-    return float(landscape.top_eigenvalues(problem, 1, tol=1e-7, **options).values[0]), float(largest)
-
-
-NAMED: dict[str, tuple[Callable[[], Problem], Callable[..., tuple[float, float]], dict[str, Any]]] = {
-    "path of another kind of model": (problems.conv, at_center, {"path": "batched"}),
-    "precision of a path": (problems.conv, at_center, {"path": "pointwise", "precision": "bfloat16"}),
-    "path that cannot be traced": (untraceable, at_center, {"path": "folded"}),
-    "kind of a dict": (problems.structured, top, {"kind": "gauss-newton"}),
-    "kind of a residual": (residual, top, {"kind": "gauss-newton"}),
-    "engine of two inputs": (problems.structured, top, {"engine": "pyhessian"}),
-    "engine of weight decay": (lambda: plain(weight_decay=0.1), top, {"engine": "pyhessian"}),
-    "engine of a residual": (residual, top, {"engine": "pyhessian"}),
-}
-
-
-@pytest.mark.filterwarnings("ignore::landscape.PathWarning")
-@pytest.mark.parametrize("name", NAMED)
-def test_an_option_that_is_named_gives_the_loss(name: str) -> None:
-    make, compute, options = NAMED[name]
-    if "engine" in options:
-        pytest.importorskip("pyhessian")
-    problem = make()
-    with pytest.raises(InputError) as caught:
-        compute(problem, **options)
-    text = str(caught.value)
-    others = re.search(r"(?:use|not in) (?:')?([\w-]+)(?:')?(?: and '(\w+)')?", text)
-    assert others
-    option = text.split(":")[0]
-    chosen = {**options, option: others[1]}
-    if "not in" in others[0]:  # the precision is what cannot be
-        chosen = {option: options[option]}
-    if others[2]:
-        chosen["precision"] = others[2]
-    got, expected = compute(problem, **chosen)
-    assert got == pytest.approx(expected, rel=1e-6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import hashlib
 import html.parser
 import itertools
@@ -102,8 +103,12 @@ def steps(**more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run of SSGD and one of DPSGD, and surfaces around both in one file, made once."""
-    folder = tmp_path_factory.mktemp("report")
+    return runs_in(tmp_path_factory.getbasetemp() / "report")
+
+
+@functools.cache
+def runs_in(folder: Path) -> Path:
+    """The folder with a run of SSGD and one of DPSGD, and surfaces around both in one file."""
     made = []
     for name in ("ssgd", "dpsgd"):
         launch.launch(recipe.read(f"digits-{name}", steps()), folder / name, device="cpu")

@@ -25,7 +25,7 @@ PLACES = ("/usr/lib/chromium/chromium", "chromium", "chromium-browser", "google-
 PROGRAM = next((found for name in PLACES if (found := shutil.which(name))), None)
 FLAGS = ("--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader", "--ignore-gpu-blocklist")
 
-pytestmark = pytest.mark.xdist_group("browser")  # one browser and one page for all tests here
+pytestmark = pytest.mark.xdist_group("report")  # the runs, the browser and the page are made once
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +168,7 @@ def test_cursors_are_linked(opened: Opened) -> None:
     assert "loss" not in other
 
 
+@pytest.mark.slow
 def test_the_scrubber_moves_the_learners(opened: Opened) -> None:
     page = opened.page
     dots = "() => JSON.stringify(document.getElementById('plot-scrub').data[2].x)"
@@ -229,16 +230,13 @@ def test_readable_on_a_narrow_screen_and_by_a_screen_reader(opened: Opened) -> N
     page = opened.page
     page.set_viewport_size({"width": 390, "height": 600})
     wait_for(lambda: page.evaluate("document.documentElement.scrollWidth") <= 390)
-    assert (
-        page.evaluate("""() => [...document.querySelectorAll("button, select, input")].filter((e) =>
-        !(e.textContent.trim() || e.getAttribute("aria-label") || e.closest("label")) && !e.closest(".plot")).length""")
-        == 0
-    )
-    assert (
-        page.evaluate("""() => [...document.querySelectorAll("[role=img], img")].filter((e) =>
-        (e.getAttribute("aria-label") ?? e.alt).length < 20).length""")
-        == 0
-    )
+    for without_a_name in (
+        """() => [...document.querySelectorAll("button, select, input")].filter((e) =>
+        !(e.textContent.trim() || e.getAttribute("aria-label") || e.closest("label")) && !e.closest(".plot")).length""",
+        """() => [...document.querySelectorAll("[role=img], img")].filter((e) =>
+        (e.getAttribute("aria-label") ?? e.alt).length < 20).length""",
+    ):
+        assert page.evaluate(without_a_name) == 0
     page.set_viewport_size({"width": 900, "height": 600})
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
@@ -96,11 +96,6 @@ def test_the_examples_are_of_every_kind() -> None:
         for name in registry.results.names()
         if name.startswith("landscape.") and "tests" not in name
     }
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_result_draws_itself(kind: str) -> None:
-    assert RESULTS[kind].plot(title="a title").get_suptitle() == "a title"
 
 
 def test_subclasses_are_drawn_and_saved_as_their_base_class(tmp_path: Path) -> None:
@@ -188,12 +183,6 @@ def test_tables_of_other_dimensions() -> None:
         RESULTS["surface"].to_dataframe("z x")
 
 
-def test_what_was_not_computed_is_left_out_of_data_sets() -> None:
-    none = np.zeros((0, 0))
-    spectrum = dataclasses.replace(RESULTS["spectrum"], nodes=none, weights=none)
-    assert set(spectrum.to_xarray().variables) == {"values", "residuals"}
-
-
 @pytest.mark.parametrize(("package", "method"), [("xarray", "to_xarray"), ("pandas", "to_dataframe")])
 def test_a_missing_extra_is_one_line(package: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
@@ -278,7 +267,8 @@ def test_rows_in_words(row: Row, number: str, text: str) -> None:
     assert (row.number, row.text) == (number, text)
 
 
-@given(st.text(max_size=300))
+@settings(max_examples=15)
+@given(st.text(max_size=99))
 def test_texts_are_escaped_in_notebooks(label: str) -> None:
     hostile = f"<script>alert('{label}')</script>"
     values: dict[str, Any] = {"label": hostile, hostile: (hostile, 2)}

@@ -174,7 +174,7 @@ def axes(results: list[Result]) -> None:
     named = any(ax.get_xlabel() or ax.get_ylabel() for ax in drawn)
     require(named, "nothing is drawn, or no axis has a name")
     with tempfile.TemporaryDirectory() as folder:
-        plots.save_figure(figure, Path(folder) / "drawing.png", dpi=30)
+        plots.save_figure(figure, Path(folder) / "drawing.png")
         require((Path(folder) / "drawing.png").read_bytes().startswith(b"\x89PNG"), "the file is no picture")
 
 
