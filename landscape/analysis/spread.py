@@ -344,7 +344,9 @@ def smoothing(
     spread = weights - mean
     variance = float(spread.double().square().sum()) / len(weights)
     if not 0 < variance < math.inf:
-        raise FailedError(f"weights: their consensus distance is {variance:g}, there is no spread to smooth by")
+        raise FailedError(
+            f"weights: their consensus distance is {variance:g}, there is no spread to smooth by"
+        )
     search, count = portion(progress, 0, 0.3), min(top, len(mean))
     eigen = top_eigenvalues(problem, count, tol, theta=mean, seed=seed, progress=search)
     products, _ = exact_products(problem, mean)
