@@ -76,7 +76,6 @@ def together(
 def _run(send: Any, variables: dict[str, str], timeout: float, function: Any, args: Any) -> None:
     os.environ.update(variables, GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     torch.set_num_threads(1)
-    process_group.BEAT = 0.25  # who fails waits some beats for the others to hear of it
     group = None
     try:
         group = Group(torch.device("cpu"), timeout)
@@ -85,6 +84,7 @@ def _run(send: Any, variables: dict[str, str], timeout: float, function: Any, ar
     except Exception as error:
         result = error
         if group:
+            process_group.BEAT = 0.5  # rank 0 waits four of them for the others to hear of it
             group.tell(str(error))
     send.send_bytes(
         pickle.dumps(result)
