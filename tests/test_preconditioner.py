@@ -72,12 +72,15 @@ def test_a_part_takes_its_part_of_the_diagonal() -> None:
 def test_bad_input_is_named() -> None:
     problem = problems.mlp()
     size = problem.layout.size
-    for p, match in (
+    wrong: tuple[tuple[Any, str], ...] = (
+        ([1.0] * size, "precondition: a list is not allowed, it must be a Preconditioner or a Tensor"),
+        ([], "precondition: a list"),
         (torch.ones(3), r"precondition: shape \(3,\)"),
         (torch.zeros(size), f"precondition: {size} of {size} numbers are not positive"),
         (torch.full((size,), torch.nan), "not positive and finite"),
         (torch.ones(size, 1), "diagonal"),
-    ):
+    )
+    for p, match in wrong:
         with pytest.raises(InputError, match=match):
             landscape.top_eigenvalues(problem, precondition=p)
         with pytest.raises(InputError, match=match):

@@ -460,4 +460,6 @@ def as_preconditioner(given: Preconditioner | Tensor | None) -> Preconditioner |
         >>> as_preconditioner(torch.tensor([1.0, 4.0])).name
         'given'
     """
+    if given is not None:
+        expect("precondition", given, Preconditioner, Tensor)
     return Preconditioner(given) if isinstance(given, Tensor) else given

@@ -66,7 +66,8 @@ class Tracked:
         everything = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
         chosen = self.module.state_dict().keys() & everything.keys() if saved else everything.keys()
         named = {self._own_name(name): t.detach() for name, t in everything.items() if name in chosen}
-        return {name: t for name, t in named.items() if name not in {slot.name for slot in self.layout.slots}}
+        trained = {slot.name for slot in self.layout.slots}
+        return {name: t for name, t in named.items() if name not in trained}
 
     def kept(self) -> dict[str, Tensor]:
         """Of :meth:`rest` what is saved, a row for the one learner, as files take it."""
@@ -122,7 +123,7 @@ class FlatParameters(Tracked):
                 raise _refusal(name, reason, "tied weights must be one Parameter under both names")
 
     def _check_optimizer(self) -> None:
-        own = {id(p) for p in self._known.values()}
+        own, optimized = {id(p) for p in self._known.values()}, set(self._groups)
         for group in self.optimizer.param_groups:
             for p in group["params"]:
                 if id(p) not in own:
@@ -131,7 +132,7 @@ class FlatParameters(Tracked):
                         "optimizer of model.parameters(), made after the last change of the model"
                     )
         for name, p in self.trained.items():
-            if id(p) not in self._groups:
+            if id(p) not in optimized:
                 raise InputError(f"optimizer: parameter '{name}' is not in it; add it, or freeze it")
 
     def check(self) -> None:
