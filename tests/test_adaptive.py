@@ -80,6 +80,16 @@ def test_hard_surfaces_are_within_the_stated_error(name: str) -> None:
     assert found.true <= found.stated <= 1.0
 
 
+def test_an_error_of_the_logarithm_is_shown_as_one_of_the_value() -> None:
+    at = np.linspace(-1.0, 1.0, 21)[:, None]
+    values, places = np.exp(2 * at[:, 0]), np.arange(0, 21, 2)  # linear in its logarithm, which is fitted
+    scale = Scale.of(values, Tolerance.parse("0.01"))
+    fit = adaptive._Fit(at, values, places, scale, [Interpolant(at[places], kernel) for kernel in KERNELS])
+    fitted, errors = np.log(values), np.full(21, 0.1)
+    np.testing.assert_allclose(fit.fitted(np.arange(21)), fitted, atol=1e-9)
+    np.testing.assert_allclose(fit.shown(fitted, errors), values * np.expm1(errors) / 0.01, rtol=1e-12)
+
+
 def test_a_network_that_is_flat_but_for_rounding_is_computed_at_all_points() -> None:
     assert network("untrained", "none", 3e-5).exact == 1.0
 
