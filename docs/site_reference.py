@@ -27,7 +27,7 @@ from landscape.data.images import image_set
 from landscape.data.speech import Features
 from landscape.models import convolutional
 from landscape.results.base import Result
-from landscape.train.recipes.recipe import Recipe
+from landscape.training.recipes.recipe import Recipe
 
 #: Tables of a recipe whose other keys depend on their name, and the registry of the names.
 NAMED_TABLES = {
@@ -278,7 +278,7 @@ GROUPS = {
     "analysis": ("Analyses", "Each takes a problem or a checkpoint and returns a result."),
     "curvature": ("Curvature", "Products with the Hessian, eigenvalues, trace and density."),
     "geometry": ("Surfaces", "What is computed on finished surfaces."),
-    "train": ("Training in your own loop", "Records, decentralised training and preconditioners."),
+    "training": ("Training in your own loop", "Records, decentralised training and preconditioners."),
     "checkpoint": ("Files", "Checkpoints of runs, and weights from other programs."),
     "results": ("Results", "Frozen dataclasses of arrays. Each saves, loads, draws and converts itself."),
     "core": ("Errors", "What a mistake or a failure raises."),
@@ -290,9 +290,9 @@ INTERFACES = (
     "landscape.results.base.Result",
     "landscape.results.grids.Interpolated",
     "landscape.results.base.Measurement",
-    "landscape.train.algorithms.base.Rule",
-    "landscape.train.topology.mixing.Mixing",
-    "landscape.train.optimizer.base.Optimizer",
+    "landscape.training.algorithms.base.Rule",
+    "landscape.training.topology.mixing.Mixing",
+    "landscape.training.optimizer.base.Optimizer",
 )
 #: Other types and errors that the descriptions name.
 TYPES = (
@@ -306,7 +306,7 @@ TYPES = (
     "landscape.results.base.Sourced",
     "landscape.results.shown.Row",
     "landscape.evaluation.grid.MismatchError",
-    "landscape.train.processes.process_group.Lost",
+    "landscape.training.processes.process_group.Lost",
 )
 
 

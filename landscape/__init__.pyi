@@ -4,7 +4,7 @@
 from landscape._version import __version__ as __version__
 from landscape import data as data
 from landscape import models as models
-from landscape import stability as stability
+from landscape import limits as limits
 from landscape.analysis.sharpness import batch_sharpness as batch_sharpness
 from landscape.analysis.compare import compare as compare
 from landscape.analysis.grids import contour as contour
@@ -64,8 +64,8 @@ from landscape.results.training import Escape as Escape
 from landscape.results.training import Minima as Minima
 from landscape.results.training import RunTimes as RunTimes
 from landscape.results.training import Sweep as Sweep
-from landscape.train.experiments.continued import critical_batch as critical_batch
-from landscape.train.own_loop.module import DecentralizedDataParallel as DecentralizedDataParallel
-from landscape.train.own_loop.recorder import Recorder as Recorder
-from landscape.train.processes.cluster import Cluster as Cluster
-from landscape.train.optimizer.preconditioning import preconditioner as preconditioner
+from landscape.training.experiments.continued import critical_batch as critical_batch
+from landscape.training.own_loop.module import DecentralizedDataParallel as DecentralizedDataParallel
+from landscape.training.own_loop.recorder import Recorder as Recorder
+from landscape.training.processes.cluster import Cluster as Cluster
+from landscape.training.optimizer.preconditioning import preconditioner as preconditioner

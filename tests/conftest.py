@@ -137,8 +137,8 @@ def tiny(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of ``tiny``, for tests that write nothing there."""
-    from landscape.train.recipes import recipe
-    from landscape.train.run import launch
+    from landscape.training.recipes import recipe
+    from landscape.training.run import launch
 
     folder = tmp_path_factory.mktemp("trained")
     launch.launch(recipe.from_values(recipe.parse(TINY, "tiny") | {"name": "tiny"}), folder)

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from landscape.train.processes import process_group
-from landscape.train.processes.process_group import Group
+from landscape.training.processes import process_group
+from landscape.training.processes.process_group import Group
 
 # The server imports these once, and every process is a fork of it: starting one takes no time. Test modules
 # import the last ones, and torch.optim imports torch._dynamo in its first step.
@@ -20,7 +20,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     [
         "tests.groups",
-        "landscape.train.run.launch",
+        "landscape.training.run.launch",
         "torch._dynamo",
         "hypothesis",
         "matplotlib.figure",

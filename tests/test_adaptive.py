@@ -18,8 +18,8 @@ from landscape.core.hdf5 import Array
 from landscape.evaluation import adaptive, grid
 from landscape.evaluation.adaptive import KERNELS, Interpolant, Scale, Tolerance, base_places, first_points
 from landscape.results.shown import logarithmic
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
 from tests import problems
 from tests.conftest import Command, slow_but
 from tests.surfaces import Measured, analytic, everything, interpolated, measured, network, true_error

@@ -14,19 +14,19 @@ from torch import Tensor
 
 import landscape
 from landscape import Checkpoint, FailedError, InputError, testing
+from landscape.limits import max_stable_step
 from landscape.problem.layout import Layout
-from landscape.stability import max_stable_step
 from landscape.testing.checks import RECIPE
-from landscape.train import algorithms
-from landscape.train.algorithms.async_sgd import AsyncSGD
-from landscape.train.algorithms.dpsgd import SGP
-from landscape.train.optimizer import SGD
-from landscape.train.processes.process_group import Group
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
-from landscape.train.run.loop import Trainer
-from landscape.train.run.randomness import generator
-from landscape.train.topology.mixing import Mixing
+from landscape.training import algorithms
+from landscape.training.algorithms.async_sgd import AsyncSGD
+from landscape.training.algorithms.dpsgd import SGP
+from landscape.training.optimizer import SGD
+from landscape.training.processes.process_group import Group
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
+from landscape.training.run.loop import Trainer
+from landscape.training.run.randomness import generator
+from landscape.training.topology.mixing import Mixing
 from tests.groups import together
 from tests.problems import assert_identity
 from tests.test_conformance import RULES

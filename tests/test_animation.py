@@ -14,8 +14,8 @@ import landscape
 from landscape.cli import plot
 from landscape.cli.analysis import Source
 from landscape.plots import animation
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
 from tests.conftest import Command
 from tests.examples import parabola
 from tests.test_cli import one_line

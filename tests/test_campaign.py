@@ -22,10 +22,10 @@ from landscape.paper.context import SCALES, Context, OutOfTimeError, Runs, Scale
 from landscape.paper.figure import Drawing, Figure
 from landscape.paper.record import POINTS, Record
 from landscape.results.training import Stability
-from landscape.train.recipes.recipe import Decompose, Evaluate, Save
-from landscape.train.run import launch
-from landscape.train.run.launch import Run, train
-from landscape.train.run.loop import Trainer
+from landscape.training.recipes.recipe import Decompose, Evaluate, Save
+from landscape.training.run import launch
+from landscape.training.run.launch import Run, train
+from landscape.training.run.loop import Trainer
 from tests.conftest import Command
 from tests.test_cli import one_line
 from tests.test_figures import small

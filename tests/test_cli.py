@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import landscape
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
 from tests.conftest import TINY, Command
 
 

@@ -23,11 +23,11 @@ from landscape import FailedError, InputError
 from landscape.core import files
 from landscape.evaluation import grid
 from landscape.evaluation.grid import Portions, compute_missing
-from landscape.train.processes import children
-from landscape.train.processes import cluster as module
-from landscape.train.processes.cluster import Cluster
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
+from landscape.training.processes import children
+from landscape.training.processes import cluster as module
+from landscape.training.processes.cluster import Cluster
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
 from tests import problems
 from tests.chaos.cases import contents, difference
 from tests.conftest import Command, wait_for

@@ -23,8 +23,8 @@ from landscape.cli.analysis import Analysis
 from landscape.core import registry
 from landscape.core.options import SPLIT
 from landscape.results.training import COLUMNS, texts
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
 from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line

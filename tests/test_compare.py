@@ -19,11 +19,11 @@ from landscape.analysis.quantities import BY_NAME, QUANTITIES, basin_widths
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.statistics import Estimate, holm, mcnemar, paired, welch
 from landscape.data.synthetic import mean_output
-from landscape.report import analyses
-from landscape.report.contents import read
+from landscape.reports import analyses
+from landscape.reports.contents import read
 from landscape.results.comparison import cell, footnotes, summary, verdict
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
 from tests import problems
 from tests.conftest import Command
 from tests.examples import comparison

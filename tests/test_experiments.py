@@ -17,14 +17,14 @@ import landscape
 from landscape import Escape, FailedError, InputError, Minima, Problem
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.data.synthetic import mean_output
+from landscape.limits import limits
 from landscape.results.noise import CriticalBatch
 from landscape.results.training import median_rank
-from landscape.stability import limits
-from landscape.train.experiments.continued import critical_batch
-from landscape.train.experiments.escapes import FACTOR, Start, escape_time, minima, run, search, sweep
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
-from landscape.train.run.loop import Trainer
+from landscape.training.experiments.continued import critical_batch
+from landscape.training.experiments.escapes import FACTOR, Start, escape_time, minima, run, search, sweep
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
+from landscape.training.run.loop import Trainer
 from tests import problems
 from tests.conftest import Command
 from tests.dense import dense_hessian

@@ -26,10 +26,10 @@ from landscape.paper.figures import communication, edge, landscapes, tables, tra
 from landscape.paper.verdicts import judged, outcome, rows_of, select
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import style
-from landscape.train.planning import plan
-from landscape.train.planning.plan import Cluster, Costs, Link, Stragglers
-from landscape.train.recipes import recipe
-from landscape.train.recipes.recipe import Decompose, Evaluate, Monitor, Recipe
+from landscape.training.planning import plan
+from landscape.training.planning.plan import Cluster, Costs, Link, Stragglers
+from landscape.training.recipes import recipe
+from landscape.training.recipes.recipe import Decompose, Evaluate, Monitor, Recipe
 from tests.conftest import Command
 from tests.test_cli import one_line
 

@@ -36,9 +36,9 @@ from landscape.core.files import Lock, printable, replacing, write_text
 from landscape.core.hdf5 import changed_copy
 from landscape.data.images import FILES, decode, read_idx
 from landscape.data.speech import read_wav
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
-from landscape.train.topology.mixing import read_matrix
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
+from landscape.training.topology.mixing import read_matrix
 from tests.conftest import Command
 from tests.fuzz import samples
 from tests.fuzz.mutations import sealed, unsealed

@@ -12,8 +12,8 @@ from torch import nn
 
 import landscape
 from landscape import Checkpoint, InputError, Problem
-from landscape.train.recipes.recipe import read
-from landscape.train.run.loop import Trainer
+from landscape.training.recipes.recipe import read
+from landscape.training.run.loop import Trainer
 
 WORDS = {"problem": "a Problem", "run": "a Checkpoint", "checkpoint": "a Checkpoint"}
 #: Arguments that functions cannot do without, for a model of 8 parameters.

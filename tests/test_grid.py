@@ -22,8 +22,8 @@ import landscape
 from landscape import InputError, Problem, Surface
 from landscape.evaluation import grid, paths
 from landscape.evaluation.grid import MismatchError, Portions, coincide, compute_missing, reused_points
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
 from tests import problems
 from tests.conftest import Command, wait_for
 from tests.groups import CONTEXT

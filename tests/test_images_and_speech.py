@@ -26,10 +26,10 @@ from landscape.core.progress import progress_bar
 from landscape.data import base, images, speech
 from landscape.data.images import augment
 from landscape.problem import data
-from landscape.train.processes.process_group import Group
-from landscape.train.recipes import recipe
-from landscape.train.run.loop import Trainer
-from landscape.train.run.randomness import generator
+from landscape.training.processes.process_group import Group
+from landscape.training.recipes import recipe
+from landscape.training.run.loop import Trainer
+from landscape.training.run.randomness import generator
 from tests.conftest import Command
 from tests.groups import together
 

@@ -20,11 +20,11 @@ from landscape.core import registry
 from landscape.core.errors import FailedError
 from landscape.plots.training import draw_training
 from landscape.problem.layout import average
-from landscape.train.instruments.base import Instrument, Moment
-from landscape.train.own_loop.recorder import Recorder
-from landscape.train.recipes import recipe
-from landscape.train.run.loop import Hooks, Trainer
-from landscape.train.run.randomness import generator
+from landscape.training.instruments.base import Instrument, Moment
+from landscape.training.own_loop.recorder import Recorder
+from landscape.training.recipes import recipe
+from landscape.training.run.loop import Hooks, Trainer
+from landscape.training.run.randomness import generator
 from tests import problems
 from tests.dense import dense_hessian
 from tests.test_batch_sharpness import dense

@@ -21,7 +21,7 @@ from landscape import Checkpoint, DecentralizedDataParallel, Preconditioner, Pro
 from landscape.analysis.learning_coefficient import Langevin
 from landscape.gradients.minibatches import draws, stream
 from landscape.problem.batches import take
-from landscape.train.processes.process_group import Group
+from landscape.training.processes.process_group import Group
 from tests import problems
 from tests.groups import together
 from tests.nets import norm_net

@@ -27,11 +27,11 @@ from landscape.core import errors, files, progress
 from landscape.core.files import Lock
 from landscape.data import base
 from landscape.evaluation import grid
-from landscape.train.processes import children
-from landscape.train.processes.children import Children
-from landscape.train.processes.process_group import Group, number
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
+from landscape.training.processes import children
+from landscape.training.processes.children import Children
+from landscape.training.processes.process_group import Group, number
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
 from tests.conftest import Command, wait_for
 from tests.groups import together
 
@@ -334,8 +334,8 @@ def booted(pid: int) -> bool:
 @linux
 def test_a_stopped_child_dies_with_its_parent() -> None:
     code = (
-        "import time; from landscape.train.processes.children import Children\n"
-        "with Children() as c: c.start('landscape.train.processes.children', ['os:getpid'], {}, piped=True, shown=False); time.sleep(600)"
+        "import time; from landscape.training.processes.children import Children\n"
+        "with Children() as c: c.start('landscape.training.processes.children', ['os:getpid'], {}, piped=True, shown=False); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as parent:
         try:

@@ -15,7 +15,7 @@ from landscape import InputError
 from landscape.core import registry
 from landscape.core.hdf5 import Array
 from landscape.testing import check_topology
-from landscape.train.topology.mixing import Mixing
+from landscape.training.topology.mixing import Mixing
 
 ALL = (
     "full", "ring(1)", "ring(3)", "torus", "torus(2x4)", "hypercube", "random-matching", "star", "exponential",

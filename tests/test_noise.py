@@ -20,8 +20,8 @@ from landscape.cli.instruments import gradient_points
 from landscape.data.synthetic import mean_output
 from landscape.gradients.minibatches import Jackknife, from_round, stream
 from landscape.results.shown import text_of
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
 from tests import problems
 from tests.conftest import Command
 from tests.test_cli import one_line

@@ -20,11 +20,11 @@ from landscape.core import registry
 from landscape.gradients.learners import Stack
 from landscape.problem.layout import average
 from landscape.testing import check_optimizer
-from landscape.train import optimizer
-from landscape.train.optimizer import torch_optim
-from landscape.train.recipes import recipe
-from landscape.train.recipes.recipe import Schedule
-from landscape.train.run.loop import Trainer
+from landscape.training import optimizer
+from landscape.training.optimizer import torch_optim
+from landscape.training.recipes import recipe
+from landscape.training.recipes.recipe import Schedule
+from landscape.training.run.loop import Trainer
 from tests import problems
 from tests.conftest import Command, slow_but
 

@@ -24,8 +24,8 @@ from landscape.cli import details
 from landscape.cli.commands import GROUPS
 from landscape.core import progress, registry
 from landscape.results.training import Escape
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
 from tests.conftest import Command
 from tests.test_cli import one_line
 

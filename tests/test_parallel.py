@@ -23,12 +23,12 @@ import landscape
 from landscape import DecentralizedDataParallel, InputError
 from landscape.checkpoint import user_code
 from landscape.testing.checks import RECIPE
-from landscape.train.processes.children import loopback
-from landscape.train.processes.process_group import Group, Lost
-from landscape.train.recipes import recipe
-from landscape.train.run import setup
-from landscape.train.run.loop import Trainer
-from landscape.train.run.randomness import generator
+from landscape.training.processes.children import loopback
+from landscape.training.processes.process_group import Group, Lost
+from landscape.training.recipes import recipe
+from landscape.training.run import setup
+from landscape.training.run.loop import Trainer
+from landscape.training.run.randomness import generator
 from tests.conftest import Command
 from tests.groups import free_port, together
 from tests.nets import norm_net

@@ -19,8 +19,8 @@ from landscape.core import registry
 from landscape.core.hdf5 import Array
 from landscape.core.options import quantity
 from landscape.results.training import RunTimes
-from landscape.train.planning.calibration import calibrate, calibrate_at_once, measure_link
-from landscape.train.planning.plan import (
+from landscape.training.planning.calibration import calibrate, calibrate_at_once, measure_link
+from landscape.training.planning.plan import (
     Cluster,
     Costs,
     Exchange,
@@ -33,9 +33,9 @@ from landscape.train.planning.plan import (
     planned_topologies,
     step_time,
 )
-from landscape.train.processes.comm import Plan
-from landscape.train.recipes import recipe
-from landscape.train.topology.mixing import Mixing
+from landscape.training.processes.comm import Plan
+from landscape.training.recipes import recipe
+from landscape.training.topology.mixing import Mixing
 from tests.conftest import Command
 
 ORDERS: tuple[Order, ...] = ("before", "during", "after")

@@ -32,8 +32,8 @@ from landscape.results.curvature import Spectrum
 from landscape.results.grids import HessianGrid
 from landscape.results.shown import running_quartiles
 from landscape.results.training import Stability
-from landscape.train.recipes import recipe
-from landscape.train.run.loop import Trainer
+from landscape.training.recipes import recipe
+from landscape.training.run.loop import Trainer
 from tests import problems
 from tests.conftest import slow_but
 from tests.examples import parabola

@@ -13,9 +13,9 @@ import torch
 import landscape
 from landscape import FailedError, InputError
 from landscape.gradients.minibatches import stream
-from landscape.train import optimizer
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
+from landscape.training import optimizer
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
 from tests import problems
 from tests.conftest import Command, slow_but
 from tests.test_cli import one_line

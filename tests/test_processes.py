@@ -24,15 +24,15 @@ from landscape import Checkpoint, FailedError, InputError
 from landscape.checkpoint.history import MONITORED, UNITS
 from landscape.core import files, registry
 from landscape.testing.checks import RECIPE
-from landscape.train.decomposition import estimate_gradient
-from landscape.train.processes import process_group
-from landscape.train.processes.comm import Comm, Plan, _bounds
-from landscape.train.processes.process_group import Group, Lost
-from landscape.train.processes.server import Server, Worker
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
-from landscape.train.run.loop import Trainer
-from landscape.train.run.randomness import generator
+from landscape.training.decomposition import estimate_gradient
+from landscape.training.processes import process_group
+from landscape.training.processes.comm import Comm, Plan, _bounds
+from landscape.training.processes.process_group import Group, Lost
+from landscape.training.processes.server import Server, Worker
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
+from landscape.training.run.loop import Trainer
+from landscape.training.run.randomness import generator
 from tests.conftest import Command, slow_but, wait_for
 from tests.groups import free_port, together
 from tests.problems import assert_identity

@@ -21,8 +21,8 @@ from landscape import FailedError, InputError
 from landscape.core.options import positive, toml_value
 from landscape.data import images
 from landscape.data.images import decode
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
 from tests.conftest import Command
 
 BUILT_IN = {

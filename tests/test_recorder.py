@@ -23,9 +23,9 @@ import landscape
 import landscape.plots
 from landscape import FailedError, InputError, Recorder
 from landscape.checkpoint.history import UNITS
-from landscape.train.own_loop.recorder import RecorderWarning
-from landscape.train.processes.process_group import Group
-from landscape.train.run.randomness import generator
+from landscape.training.own_loop.recorder import RecorderWarning
+from landscape.training.processes.process_group import Group
+from landscape.training.run.randomness import generator
 from tests.conftest import Command
 from tests.groups import together
 from tests.problems import assert_identity

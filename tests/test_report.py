@@ -31,14 +31,14 @@ from landscape.cli import report as report_command
 from landscape.core.errors import FailedError
 from landscape.core.files import printable
 from landscape.paper import gallery
-from landscape.report import analyses, contents, curves, findings, page
-from landscape.report.page import figures_page
-from landscape.report.parts import Missing, Page, Section, Table, chart_text, script_json, text_cells
+from landscape.reports import analyses, contents, curves, findings, page
+from landscape.reports.page import figures_page
+from landscape.reports.parts import Missing, Page, Section, Table, chart_text, script_json, text_cells
 from landscape.results.base import save
 from landscape.results.curvature import Spectrum
 from landscape.results.shown import in_words
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
 from tests.benchmarks import report as benchmark
 from tests.conftest import Command
 from tests.fuzz import samples

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from landscape.report import page as pages
+from landscape.reports import page as pages
 from tests.benchmarks import report as benchmark
 from tests.conftest import wait_for
 from tests.test_report import FILES, HOSTILE, MOST_BYTES, runs  # noqa: F401  (a fixture)

@@ -18,16 +18,16 @@ import landscape
 from landscape import FailedError, InputError, Problem
 from landscape.core import registry
 from landscape.gradients.learners import Stack
-from landscape.train import algorithms, decomposition, optimizer
-from landscape.train.algorithms.ssgd import SSGD
-from landscape.train.decomposition import Decomposer
-from landscape.train.optimizer import Optimizer
-from landscape.train.processes.comm import Comm
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
-from landscape.train.run.loop import Trainer
-from landscape.train.run.randomness import _NUMBERED, RESERVED, _stream, generator
-from landscape.train.topology.mixing import Mixing, expected_matching
+from landscape.training import algorithms, decomposition, optimizer
+from landscape.training.algorithms.ssgd import SSGD
+from landscape.training.decomposition import Decomposer
+from landscape.training.optimizer import Optimizer
+from landscape.training.processes.comm import Comm
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
+from landscape.training.run.loop import Trainer
+from landscape.training.run.randomness import _NUMBERED, RESERVED, _stream, generator
+from landscape.training.topology.mixing import Mixing, expected_matching
 
 
 @pytest.mark.parametrize("n", [4, 5])

@@ -23,8 +23,8 @@ from landscape.curvature.hessian import KINDS
 from landscape.curvature.lanczos import lanczos
 from landscape.curvature.trace import hutchpp, quadrature, signs
 from landscape.data.synthetic import mean_output
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
 from tests import problems
 from tests.conftest import Command, slow_but
 from tests.dense import dense_hessian

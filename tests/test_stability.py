@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from landscape import InputError
 from landscape.analysis.spectrum import stability
-from landscape.stability import FORMS, Setting, limits, lr_that_keeps_minima, max_stable_step, polynomials
-from landscape.stability.rules import (
+from landscape.limits import FORMS, Setting, limits, lr_that_keeps_minima, max_stable_step, polynomials
+from landscape.limits.rules import (
     max_matching_momentum_step,
     max_matching_step,
     max_mixing_step,
     max_period_step,
     max_random_delay_step,
 )
-from landscape.train.topology.mixing import expected_matching
+from landscape.training.topology.mixing import expected_matching
 from tests import problems
 from tests.conftest import Command
 

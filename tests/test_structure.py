@@ -17,8 +17,8 @@ pytestmark = pytest.mark.xdist_group("source")  # it is parsed once
 PACKAGE = Path(__file__).parents[1] / "landscape"
 # From the top: a room may import those after it. _version is a number that all may read.
 ROOMS = (
-    "__init__", "__main__", "testing", "cli", "integrations", "report", "paper", "train", "plots", "analysis", "checkpoint", "curvature", "gradients", "evaluation",
-    "geometry", "results", "stability", "models", "data", "problem", "core", "_version",
+    "__init__", "__main__", "testing", "cli", "integrations", "reports", "paper", "training", "plots", "analysis", "checkpoint", "curvature", "gradients", "evaluation",
+    "geometry", "results", "limits", "models", "data", "problem", "core", "_version",
 )  # fmt: skip
 
 
@@ -92,10 +92,10 @@ def test_the_package_has_only_rooms() -> None:
 
 @pytest.mark.skipif((PACKAGE.parent / "PKG-INFO").exists(), reason="an sdist has no links")
 def test_train_and_cli_are_links_into_the_package() -> None:
-    for name in ("train", "cli"):
+    for name, room in {"train": "training", "cli": "cli"}.items():
         link = PACKAGE.parent / name
         assert link.is_symlink()
-        assert link.resolve() == PACKAGE / name
+        assert link.resolve() == PACKAGE / room
 
 
 def loaded(code: str) -> set[str]:
@@ -120,7 +120,7 @@ HEAVY = {"matplotlib", "seaborn", "pandas", "sklearn", "xarray"}
             {*HEAVY, "torch", "numpy", "scipy", "h5py", "PIL", "landscape.cli.grids", "landscape.cli.train"},
         ),
         (
-            "import landscape, landscape.train.run.launch, landscape.train.run.loop, landscape.paper\n"
+            "import landscape, landscape.training.run.launch, landscape.training.run.loop, landscape.paper\n"
             "landscape.contour, landscape.load, landscape.data.names()\n"
             "from landscape.results import base, shown\n"
             "import landscape.cli.grids, landscape.cli.train, landscape.cli.figures",

@@ -18,8 +18,8 @@ import landscape
 from landscape import InputError, plots
 from landscape.core.options import toml_value
 from landscape.results.training import COLUMNS, Sweep, texts
-from landscape.train.experiments.sweep import Setting, canonical, folder_name, grid, search, split
-from landscape.train.recipes import recipe, table_recipes
+from landscape.training.experiments.sweep import Setting, canonical, folder_name, grid, search, split
+from landscape.training.recipes import recipe, table_recipes
 from tests.conftest import Command
 from tests.test_cli import one_line
 

@@ -19,12 +19,12 @@ from landscape import Checkpoint, FailedError, InputError
 from landscape.checkpoint import history
 from landscape.checkpoint.history import LEAST, HistoryWarning
 from landscape.core import hdf5
-from landscape.train.recipes import recipe
-from landscape.train.recipes.recipe import Init
-from landscape.train.run import launch
-from landscape.train.run.loop import Hooks, Trainer
-from landscape.train.run.setup import BLOCK, RECENT, History
-from landscape.train.topology.mixing import Mixing
+from landscape.training.recipes import recipe
+from landscape.training.recipes.recipe import Init
+from landscape.training.run import launch
+from landscape.training.run.loop import Hooks, Trainer
+from landscape.training.run.setup import BLOCK, RECENT, History
+from landscape.training.topology.mixing import Mixing
 from tests.conftest import Command
 
 

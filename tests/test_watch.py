@@ -19,8 +19,8 @@ import landscape
 from landscape.cli.watch import Row, curve, line, look, rows, view
 from landscape.core.files import Lock, in_use
 from landscape.core.progress import duration
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
 from tests.conftest import Command
 
 SMALL = (

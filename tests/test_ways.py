@@ -15,9 +15,9 @@ from landscape.gradients import learners
 from landscape.gradients.learners import Stack, Training
 from landscape.models import build
 from landscape.problem.problem import Problem
-from landscape.train.recipes.recipe import Recipe, from_values
-from landscape.train.run import setup
-from landscape.train.run.loop import Hooks, Trainer
+from landscape.training.recipes.recipe import Recipe, from_values
+from landscape.training.run import setup
+from landscape.training.run.loop import Hooks, Trainer
 from tests.conftest import slow_but
 
 

@@ -27,8 +27,8 @@ for name in landscape.__all__:
 
 from landscape.core.files import HAS_LOCKS
 from landscape.core.files import in_use
-from landscape.train.recipes import recipe
-from landscape.train.run import launch
+from landscape.training.recipes import recipe
+from landscape.training.run import launch
 assert not HAS_LOCKS
 from pathlib import Path
 

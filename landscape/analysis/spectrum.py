@@ -29,11 +29,11 @@ from landscape.curvature.trace import (
 )
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
+from landscape.limits import limits
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.curvature import Density, Spectrum, Trace
 from landscape.results.training import Stability
-from landscape.stability import limits
 
 
 def _spectrum_need(

@@ -31,7 +31,7 @@ from landscape.problem.problem import Loss, Problem
 
 SCHEMA = "landscape.checkpoint"
 IMPORTED = "import"  # the algorithm of imported weights (landscape.checkpoint.foreign_weights)
-RECORDED = "recorded"  # that of a loop of the user's own (landscape.train.own_loop.recorder)
+RECORDED = "recorded"  # that of a loop of the user's own (landscape.training.own_loop.recorder)
 
 DIVERGED = ("", "mean", "learners")
 _ATTRIBUTES: dict[str, type] = {
@@ -63,7 +63,7 @@ class Checkpoint:
         model: {"name", "options"}.
         data: {"name", "options", "train", "test", "fingerprint"}; train and test are numbers of samples.
         lr, local_batch: of the next step; at the end of a run, of the last.
-        seed: fixes all randomness, with the step (see ``landscape.train.run.randomness``).
+        seed: fixes all randomness, with the step (see ``landscape.training.run.randomness``).
         history, units: column -> (T,) float64, and column -> unit.
         buffers: name -> (n, …), each learner's BatchNorm statistics from its own minibatches.
         mean_buffers: name -> (…), those of w_a, re-estimated on a sample of the training set; empty if they

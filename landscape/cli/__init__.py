@@ -21,7 +21,7 @@ from landscape.cli import output
 from landscape.core import progress, registry
 from landscape.core.errors import explain
 from landscape.core.files import printable
-from landscape.train.processes import children
+from landscape.training.processes import children
 
 
 class Commands(click.Group):

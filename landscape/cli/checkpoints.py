@@ -21,7 +21,7 @@ from landscape.cli.output import values
 from landscape.core import hdf5
 from landscape.core.errors import FailedError, InputError
 from landscape.data.base import SPLITS
-from landscape.train.recipes.recipe import recipe_of
+from landscape.training.recipes.recipe import recipe_of
 
 
 @command(

@@ -16,7 +16,7 @@ from landscape.cli.options import command
 from landscape.core.errors import InputError
 from landscape.core.options import choose
 from landscape.results.comparison import Comparison, cell, footnotes, summary, verdict
-from landscape.train.optimizer.preconditioning import preconditioner
+from landscape.training.optimizer.preconditioning import preconditioner
 
 WIDTH = 110  # characters of a line of the table, but for its last column (ours)
 

@@ -23,14 +23,14 @@ from landscape.core.files import HAS_LOCKS
 from landscape.core.hdf5 import Array
 from landscape.core.progress import Progress
 from landscape.geometry.surfaces import median_rise
-from landscape.report import contents, page
-from landscape.report.parts import Page
+from landscape.reports import contents, page
+from landscape.reports.parts import Page
 from landscape.results.base import save
 from landscape.results.grids import Surface
 from landscape.results.noise import NoiseEstimate
-from landscape.train.processes.children import Pool
-from landscape.train.recipes import recipe
-from landscape.train.run.launch import Run, train_runs
+from landscape.training.processes.children import Pool
+from landscape.training.recipes import recipe
+from landscape.training.run.launch import Run, train_runs
 
 # From our trials: at rate 1 the outcome on the digits hangs on rounding, and so on the machine. At 0.5, the
 # only other rate tried, each of these seeds tells the same, also with another order of summation.

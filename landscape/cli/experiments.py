@@ -17,12 +17,12 @@ from landscape.core.memory import pick_device
 from landscape.core.options import positive
 from landscape.results.flatness import Smoothing
 from landscape.results.training import median_rank
-from landscape.train.experiments.continued import FACTORS, PATH_STEPS, SCALING, effective_rate, mean_path
-from landscape.train.experiments.continued import critical_batch as compute_critical_batch
-from landscape.train.experiments.escapes import VARY, sweep
-from landscape.train.experiments.escapes import minima as compute_minima
-from landscape.train.own_loop.flat import read_settings
-from landscape.train.recipes.recipe import recipe_of
+from landscape.training.experiments.continued import FACTORS, PATH_STEPS, SCALING, effective_rate, mean_path
+from landscape.training.experiments.continued import critical_batch as compute_critical_batch
+from landscape.training.experiments.escapes import VARY, sweep
+from landscape.training.experiments.escapes import minima as compute_minima
+from landscape.training.own_loop.flat import read_settings
+from landscape.training.recipes.recipe import recipe_of
 
 DELAYS = "0,1,2,4,8,16,32"
 

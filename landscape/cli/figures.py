@@ -19,8 +19,8 @@ from landscape.core.options import quantity
 from landscape.paper import figure, gallery, scales
 from landscape.paper.context import SCALES, Context, OutOfTimeError, Scale
 from landscape.paper.figure import Figure
-from landscape.train.processes.children import Pool
-from landscape.train.recipes.recipe import Recipe
+from landscape.training.processes.children import Pool
+from landscape.training.recipes.recipe import Recipe
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -130,7 +130,7 @@ def figures(
 def _report(folder: Path) -> None:
     """The gallery as one page."""
     from landscape.cli import report  # and matplotlib: only where it is used
-    from landscape.report.page import figures_page
+    from landscape.reports.page import figures_page
 
     report.finish(lambda: figures_page(folder), folder / "report.html")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from landscape import stability as limits
+from landscape import limits
 from landscape.analysis.learning_coefficient import learning_coefficient as compute_learning_coefficient
 from landscape.analysis.noise import GRADIENTS, estimate_noise
 from landscape.analysis.noise import noise_alignment as compute_noise_alignment
@@ -31,7 +31,7 @@ from landscape.curvature.pyhessian_engine import ENGINES
 from landscape.results.curvature import BatchSharpness, Spectrum
 from landscape.results.noise import NoiseEstimate, NoiseScale
 from landscape.results.training import Stability
-from landscape.train.optimizer.preconditioning import preconditioner
+from landscape.training.optimizer.preconditioning import preconditioner
 
 BATCH = 512  # Lau et al.'s on MNIST
 
@@ -410,7 +410,7 @@ def check_learners(jobs: Iterable[tuple[Checkpoint, int]], no_learners: bool) ->
 def gradient_points(run: Checkpoint) -> Tensor:
     """(n, P), where the learners of ``run`` take their gradients: at w_a if the update rule says so."""
     if run.has_recipe:
-        from landscape.train.recipes.recipe import recipe_of  # and training: only for runs
+        from landscape.training.recipes.recipe import recipe_of  # and training: only for runs
 
         if recipe_of(run).rule().at_mean:
             return run.mean.expand_as(run.weights)

@@ -16,11 +16,19 @@ from landscape.cli.options import command, group, numbers
 from landscape.core.memory import pick_device
 from landscape.core.options import positive, quantity
 from landscape.results.training import RunTimes
-from landscape.train.planning import calibration
-from landscape.train.planning.plan import ALL_REDUCE, SCALINGS, Cluster, Costs, Link, Stragglers, local_batch
-from landscape.train.planning.plan import plan as compute_plan
-from landscape.train.recipes import table_recipes
-from landscape.train.recipes.recipe import Recipe
+from landscape.training.planning import calibration
+from landscape.training.planning.plan import (
+    ALL_REDUCE,
+    SCALINGS,
+    Cluster,
+    Costs,
+    Link,
+    Stragglers,
+    local_batch,
+)
+from landscape.training.planning.plan import plan as compute_plan
+from landscape.training.recipes import table_recipes
+from landscape.training.recipes.recipe import Recipe
 
 _BYTES = {"B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "KiB/s": 2**10, "MiB/s": 2**20, "GiB/s": 2**30}
 _BITS = {"bit/s": 1 / 8, "kbit/s": 1e3 / 8, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "Tbit/s": 1e12 / 8}

@@ -22,10 +22,10 @@ from landscape.core.errors import InputError, explain
 from landscape.core.files import printable
 from landscape.core.options import positive
 from landscape.evaluation.grid import RESUMABLE, LostError
-from landscape.train.processes import children
-from landscape.train.processes.children import TIMEOUT, Executor, Pool
-from landscape.train.processes.cluster import Cluster
-from landscape.train.processes.process_group import Group, Lost, number, started_by_launcher
+from landscape.training.processes import children
+from landscape.training.processes.children import TIMEOUT, Executor, Pool
+from landscape.training.processes.cluster import Cluster
+from landscape.training.processes.process_group import Group, Lost, number, started_by_launcher
 
 # A share of a grid may take long; a process that ends or is silent is noticed without this limit.
 WAIT = datetime.timedelta(days=7)

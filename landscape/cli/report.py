@@ -15,9 +15,9 @@ from landscape.cli.grids import contour
 from landscape.cli.instruments import spectrum
 from landscape.cli.options import Group, command, option
 from landscape.core.errors import FailedError, InputError
-from landscape.report import analyses, contents, page
-from landscape.report.contents import Contents, Run
-from landscape.report.parts import Page
+from landscape.reports import analyses, contents, page
+from landscape.reports.contents import Contents, Run
+from landscape.reports.parts import Page
 from landscape.results.curvature import Spectrum
 from landscape.results.grids import Surface
 

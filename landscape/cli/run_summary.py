@@ -91,8 +91,8 @@ def known(run: Checkpoint) -> tuple[float, float | None, int]:
     """A run's learning rate, the limit of its update rule if it is known, and its delay."""
     if run.algorithm == IMPORTED:
         return math.nan, None, 0
-    from landscape.train.own_loop.flat import read_settings  # and training: only for runs
-    from landscape.train.recipes.recipe import recipe_of
+    from landscape.training.own_loop.flat import read_settings  # and training: only for runs
+    from landscape.training.recipes.recipe import recipe_of
 
     if run.algorithm == RECORDED:
         return run.lr, read_settings(run).get("monitor", {}).get("stability_limit"), 0

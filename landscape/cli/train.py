@@ -26,16 +26,16 @@ from landscape.core.errors import InputError
 from landscape.core.memory import pick_device
 from landscape.core.options import positive
 from landscape.results.training import Sweep
-from landscape.train.experiments import sweep as sweeping
-from landscape.train.processes import children
-from landscape.train.processes.children import TIMEOUT
-from landscape.train.processes.process_group import Group, started_by_launcher, worker_device
-from landscape.train.recipes import recipe, table_recipes
-from landscape.train.recipes.recipe import Recipe
-from landscape.train.run import launch
-from landscape.train.run.launch import train_runs
-from landscape.train.run.loop import Hooks
-from landscape.train.run.setup import Diverged, divergence_message
+from landscape.training.experiments import sweep as sweeping
+from landscape.training.processes import children
+from landscape.training.processes.children import TIMEOUT
+from landscape.training.processes.process_group import Group, started_by_launcher, worker_device
+from landscape.training.recipes import recipe, table_recipes
+from landscape.training.recipes.recipe import Recipe
+from landscape.training.run import launch
+from landscape.training.run.launch import train_runs
+from landscape.training.run.loop import Hooks
+from landscape.training.run.setup import Diverged, divergence_message
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -283,13 +283,15 @@ def load_plugins() -> None:
             )
 
 
-algorithms = Registry("algorithm", "algorithm.name", "landscape.train.algorithms", given=("learners", "seed"))
-topologies = Registry("topology", "algorithm.mixing", "landscape.train.topology")
-optimizers = Registry("optimizer", "optimizer.name", "landscape.train.optimizer")
+algorithms = Registry(
+    "algorithm", "algorithm.name", "landscape.training.algorithms", given=("learners", "seed")
+)
+topologies = Registry("topology", "algorithm.mixing", "landscape.training.topology")
+optimizers = Registry("optimizer", "optimizer.name", "landscape.training.optimizer")
 models = Registry("model", "model.name", "landscape.models")
 data_sets = Registry("data set", "data.name", "landscape.data", given=("data_dir",))
 results = Registry("result", "FILE", "landscape.results")
-instruments = Registry("instrument", "monitor.instruments", "landscape.train.instruments")
+instruments = Registry("instrument", "monitor.instruments", "landscape.training.instruments")
 drawings = Registry("drawing", "FILE", "landscape.plots")
 figures = Registry("figure", "NAME", "landscape.paper.figures", operator.attrgetter("draw"))
 commands = Registry("command", "COMMAND", "landscape.cli.commands", operator.attrgetter("callback"))

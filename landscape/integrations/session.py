@@ -26,10 +26,10 @@ from landscape.core.options import SPLIT, check_keywords, check_type, choose, po
 from landscape.evaluation.grid import axes
 from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance, Result
-from landscape.train.own_loop.flat import place
-from landscape.train.own_loop.observer import undisturbed
-from landscape.train.own_loop.recorder import Recorder, RecorderWarning
-from landscape.train.run.setup import due
+from landscape.training.own_loop.flat import place
+from landscape.training.own_loop.observer import undisturbed
+from landscape.training.own_loop.recorder import Recorder, RecorderWarning
+from landscape.training.run.setup import due
 
 EVERY = inspect.signature(Recorder).parameters["every"].default
 

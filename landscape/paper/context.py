@@ -35,11 +35,11 @@ from landscape.paper.verdicts import Rows
 from landscape.problem.problem import Problem
 from landscape.results import base
 from landscape.results.grids import HessianGrid, Surface
-from landscape.train.processes import children
-from landscape.train.recipes.recipe import Recipe
-from landscape.train.run import launch
-from landscape.train.run.launch import Run, train_runs
-from landscape.train.run.loop import Trainer
+from landscape.training.processes import children
+from landscape.training.recipes.recipe import Recipe
+from landscape.training.run import launch
+from landscape.training.run.launch import Run, train_runs
+from landscape.training.run.loop import Trainer
 
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")

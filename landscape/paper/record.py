@@ -26,8 +26,8 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import parse_toml
 from landscape.core.registry import version_of
 from landscape.problem.layout import Layout
-from landscape.train.recipes.recipe import Recipe, from_values, recipe_of
-from landscape.train.run.loop import Trainer
+from landscape.training.recipes.recipe import Recipe, from_values, recipe_of
+from landscape.training.run.loop import Trainer
 
 # Values that are stored of a column, evenly over its steps, and their digits; largest file that is read, in
 # bytes (ours).

@@ -14,10 +14,10 @@ from typing import Any
 from landscape.core.memory import pick_device
 from landscape.paper.context import Axes, Context, Runs, Scale, digest, runs_of
 from landscape.problem.batches import Stream
-from landscape.train.planning.calibration import calibrate
-from landscape.train.recipes import recipe
-from landscape.train.recipes import table_recipes as recipes
-from landscape.train.recipes.recipe import Recipe
+from landscape.training.planning.calibration import calibrate
+from landscape.training.recipes import recipe
+from landscape.training.recipes import table_recipes as recipes
+from landscape.training.recipes.recipe import Recipe
 
 # Of CIFAR-10, at laptop scale: images to train on, passes over them, and how many times smaller the batches
 # are, so that the largest (8192) leaves 10 steps a pass. Rates are those of the paper's batch.

@@ -217,8 +217,8 @@ def check_command(
 @functools.cache
 def trained() -> tempfile.TemporaryDirectory[str]:
     """The folder of the small run, which is trained once a process and goes with it."""
-    from landscape.train.recipes import recipe
-    from landscape.train.run.launch import launch
+    from landscape.training.recipes import recipe
+    from landscape.training.run.launch import launch
 
     folder = tempfile.TemporaryDirectory(prefix="landscape-testing-")
     launch(recipe.from_values(RECIPE), folder.name, device="cpu")

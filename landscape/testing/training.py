@@ -17,14 +17,14 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import registry
 from landscape.problem.layout import Layout, Slot
 from landscape.testing.checks import CHECKS, RECIPE, lent, refuses, require, run, same_bits
-from landscape.train import algorithms
-from landscape.train import optimizer as optimizers
-from landscape.train.algorithms.base import Rule
-from landscape.train.instruments.base import Instrument
-from landscape.train.optimizer.base import SGD, Optimizer
-from landscape.train.recipes import recipe
-from landscape.train.run.loop import Hooks, Trainer
-from landscape.train.topology.mixing import Mixing
+from landscape.training import algorithms
+from landscape.training import optimizer as optimizers
+from landscape.training.algorithms.base import Rule
+from landscape.training.instruments.base import Instrument
+from landscape.training.optimizer.base import SGD, Optimizer
+from landscape.training.recipes import recipe
+from landscape.training.run.loop import Hooks, Trainer
+from landscape.training.topology.mixing import Mixing
 
 #: Of the checks without a model.
 LAYOUT = Layout((Slot("w", (3, 4), 0, 12, "weight"), Slot("b", (3,), 12, 3, "bias")))
@@ -66,7 +66,7 @@ def check_rule(
         AssertionError: a check fails.
 
     Example:
-        >>> from landscape.train.algorithms.dpsgd import DPSGD
+        >>> from landscape.training.algorithms.dpsgd import DPSGD
         >>> check_rule(DPSGD, {"mixing": "ring(1)"}, refused={"order": "act"})
     """
     with lent(registry.algorithms, rule, "rule-under-test") as name:

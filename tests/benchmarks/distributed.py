@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 
 import landscape
-from landscape.train.processes.process_group import Group
-from landscape.train.recipes import recipe
-from landscape.train.run.loop import Trainer
-from landscape.train.run.randomness import generator
+from landscape.training.processes.process_group import Group
+from landscape.training.recipes import recipe
+from landscape.training.run.loop import Trainer
+from landscape.training.run.randomness import generator
 from tests.benchmarks.harness import on_shaped_link
 from tests.groups import together
 

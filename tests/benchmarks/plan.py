@@ -15,11 +15,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from landscape.train.planning import calibration, plan
-from landscape.train.planning.plan import Cluster, Link
-from landscape.train.processes.process_group import Group
-from landscape.train.recipes import recipe
-from landscape.train.run.loop import Trainer
+from landscape.training.planning import calibration, plan
+from landscape.training.planning.plan import Cluster, Link
+from landscape.training.processes.process_group import Group
+from landscape.training.recipes import recipe
+from landscape.training.run.loop import Trainer
 from tests.benchmarks.harness import on_shaped_link
 from tests.groups import together
 

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import landscape
-from landscape.train.recipes import recipe
-from landscape.train.run.loop import Trainer
-from landscape.train.run.randomness import generator
+from landscape.training.recipes import recipe
+from landscape.training.run.loop import Trainer
+from landscape.training.run.randomness import generator
 from tests.benchmarks.harness import compare, mnist
 
 LEARNERS, STEPS = 16, 40

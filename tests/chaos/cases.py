@@ -74,8 +74,8 @@ ALL += [case for case in _tabled() if case.words[0] not in {other.words[0] for o
 
 def prepare(base: Path) -> None:
     """Make in ``base`` what the commands work on."""
-    from landscape.train.recipes import recipe
-    from landscape.train.run import launch
+    from landscape.training.recipes import recipe
+    from landscape.training.run import launch
 
     base.mkdir(parents=True)
     (base / "tiny.toml").write_text(RECIPE)

@@ -28,7 +28,7 @@ from landscape.problem.layout import Layout, Slot
 from landscape.results import base
 from landscape.results.flatness import Smoothing
 from landscape.results.training import Escape, Minima, RunTimes, Stability, Sweep, texts
-from landscape.train.recipes import recipe
+from landscape.training.recipes import recipe
 from tests.examples import comparison
 
 RNG = np.random.default_rng(0)

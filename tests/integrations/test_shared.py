@@ -25,7 +25,7 @@ from landscape.integrations.session import (
     in_order,
     shallow_copy,
 )
-from landscape.train.own_loop.recorder import Recorder, RecorderWarning
+from landscape.training.own_loop.recorder import Recorder, RecorderWarning
 
 X, Y = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 2
 

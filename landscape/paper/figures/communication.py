@@ -20,9 +20,9 @@ from landscape.paper.verdicts import Effect, Rows, difference_effect, pair
 from landscape.plots.picture import panels, shared_legend
 from landscape.plots.style import color_of
 from landscape.results.training import RunTimes
-from landscape.train.planning import calibration, plan
-from landscape.train.planning.plan import Cluster, Costs, Link, Stragglers
-from landscape.train.recipes.recipe import read, recipe_of
+from landscape.training.planning import calibration, plan
+from landscape.training.planning.plan import Cluster, Costs, Link, Stragglers
+from landscape.training.recipes.recipe import read, recipe_of
 
 # ---- Predicted run time
 

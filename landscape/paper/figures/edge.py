@@ -35,7 +35,7 @@ from landscape.paper.verdicts import (
 )
 from landscape.plots.picture import panels, shared_legend
 from landscape.plots.style import color_of, decimal_labels, shades
-from landscape.train.topology.mixing import Mixing
+from landscape.training.topology.mixing import Mixing
 
 MIXINGS = ("full", "ring(2)", "ring(1)")
 COLORS = {"SSGD": color_of("ssgd"), **dict(zip(MIXINGS, shades(color_of("dpsgd"), 3), strict=True))}

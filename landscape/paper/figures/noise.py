@@ -20,7 +20,7 @@ from landscape.paper.verdicts import Effect, Rows, select, settings, stacked
 from landscape.plots.picture import panels, shared_legend
 from landscape.results.flatness import Smoothing
 from landscape.results.noise import NoiseEstimate
-from landscape.train.experiments import continued
+from landscape.training.experiments import continued
 
 # ---- Four numbers for Δ(2)
 

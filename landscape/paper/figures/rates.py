@@ -28,7 +28,7 @@ from landscape.paper.verdicts import (
 )
 from landscape.plots.picture import panels, shared_legend
 from landscape.plots.style import decimal_labels
-from landscape.train.recipes.recipe import Recipe
+from landscape.training.recipes.recipe import Recipe
 
 ERROR, SHARPNESS = "test_error_percent", "largest_lr_lambda_max"
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import ticker
 
-from landscape import plots, stability
+from landscape import limits, plots
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.context import Context, Runs, Scale, runs_of
 from landscape.paper.figure import Compared, Drawing, compare, figure, summary
@@ -21,9 +21,9 @@ from landscape.paper.verdicts import Effect, Rows, by_seed, pair, ratio_effect, 
 from landscape.plots.picture import panels
 from landscape.plots.tables import without_bridge
 from landscape.results.training import Escape, Minima
-from landscape.train.experiments.escapes import minima, sweep
-from landscape.train.recipes.recipe import Recipe, read, recipe_of
-from landscape.train.run.loop import Trainer
+from landscape.training.experiments.escapes import minima, sweep
+from landscape.training.recipes.recipe import Recipe, read, recipe_of
+from landscape.training.run.loop import Trainer
 
 # ---- The boundary
 
@@ -38,7 +38,7 @@ NAMED = ("no momentum", "momentum 0.9", "shifted momentum 0.9")
 
 
 def _limit(tau: int, m: float, form: Any) -> float:
-    return stability.max_stable_step(delay=tau, momentum=m, form=form)
+    return limits.max_stable_step(delay=tau, momentum=m, form=form)
 
 
 def _boundary(context: Context) -> Drawing:

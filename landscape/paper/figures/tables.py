@@ -43,7 +43,7 @@ from landscape.paper.verdicts import (
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import OTHER, color_of
 from landscape.problem.layout import Layout
-from landscape.train.recipes.table_recipes import BATCHES, NETWORKS, SPEECH_BATCHES
+from landscape.training.recipes.table_recipes import BATCHES, NETWORKS, SPEECH_BATCHES
 
 MIB = 2.0**20
 # "As good as": up to so many points of accuracy, or nats of loss, less (ours).

@@ -37,9 +37,9 @@ from landscape.paper.verdicts import (
 )
 from landscape.plots.picture import panels, shared_legend, wrapped_panels
 from landscape.plots.style import color_of
-from landscape.train.recipes import table_recipes
-from landscape.train.recipes.recipe import Recipe
-from landscape.train.recipes.table_recipes import BATCHES, NETWORKS, SPEECH_BATCHES
+from landscape.training.recipes import table_recipes
+from landscape.training.recipes.recipe import Recipe
+from landscape.training.recipes.table_recipes import BATCHES, NETWORKS, SPEECH_BATCHES
 
 # What the paper calls the networks.
 NAMED = dict(zip(NETWORKS, (

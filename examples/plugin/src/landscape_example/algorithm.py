@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from landscape.core.options import positive
-from landscape.train.algorithms.ssgd import SSGD
+from landscape.training.algorithms.ssgd import SSGD
 
 
 class ClippedSSGD(SSGD):

@@ -6,7 +6,7 @@ from landscape import plots
 from landscape.paper.context import Context, Runs, Scale, runs_of
 from landscape.paper.figure import Drawing, compare, figure, summary, test_error
 from landscape.paper.verdicts import Effect, Rows, difference_effect, pair
-from landscape.train.recipes import recipe
+from landscape.training.recipes import recipe
 
 NOTE = "all of it is ours"
 ALGORITHMS = {"ssgd": {"name": "ssgd"}, "clipped-ssgd": {"name": "clipped-ssgd", "max_norm": 0.5}}

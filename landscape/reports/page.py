@@ -1,0 +1,174 @@
+"""The page of a report: its sections, and the gallery of pictures."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from landscape._version import __version__
+from landscape.core.files import printable, read_regular, write_text
+from landscape.core.registry import optional
+from landscape.paper import gallery
+from landscape.plots.style import paper_name
+from landscape.reports import analyses, contents, curves, findings
+from landscape.reports.contents import Contents, lines_of
+from landscape.reports.parts import Page, Picture, Section, Table, chart_text, script_json, text_cells
+
+MAX_BYTES = 1 << 26  # of a picture that is read (ours)
+
+
+def figures_page(folder: Path) -> Page:
+    """The page about the figures that ``landscape figures`` wrote to ``folder``.
+
+    Raises:
+        FailedError: a damaged file, or a picture that cannot be read.
+    """
+    entries = gallery.entries_in(folder)
+    said = [f"{len(entries)} figures and tables of the papers.", gallery.counted(entries), gallery.RULES]
+    if any(not entry["outcome"] for entry in entries.values()):
+        said.append(gallery.NO_CONCLUSION)
+    rows = tuple(
+        text_cells(
+            f"{name}: {e['claims']}", f"{e['scale']}: {e['note']}", e["outcome"] or "–", gallery.sizes(e)
+        )
+        for name, e in entries.items()
+    )
+    heads = ("claim", "where tested", "outcome", "effect, with its interval")
+    verdicts = Section("verdicts", "The claims", (), tables=(Table("Claims and verdicts", heads, rows),))
+    sections = (verdicts, *(_section(name, entry, folder) for name, entry in entries.items()))
+    return Page("The figures and tables of the papers", tuple(filter(None, said)), sections)
+
+
+def _section(name: str, entry: dict[str, Any], folder: Path) -> Section:
+    verdict = f"The claim: {entry['outcome']}. {entry['verdict']}" if entry["outcome"] else entry["verdict"]
+    title, alt = f"{entry['where']}: {entry['title']}", f"{entry['title']}. {verdict}"
+    files = (read_regular(folder / Path(name).name, MAX_BYTES) for name in entry["pictures"])
+    pictures = tuple(Picture(title, alt, file) for file in files)
+    effects = tuple(text_cells(*gallery.effect_cells(effect)) for effect in entry["effects"])
+    rows = tuple(text_cells(e["what"], e["ours"], e["paper"]) for e in entry["compared"])
+    tables = (
+        Table("What the verdict rests on", ("where", "effect", "seeds", "the claim"), effects),
+        Table("Here and in the paper", ("what", "here", "paper"), rows),
+    )
+    words = (entry["claims"], verdict, gallery.made(entry).replace("`", ""))
+    return Section(name, title, words, tables=tables, pictures=pictures)
+
+
+EXTRA = "'sgd-landscape[report]'"
+_FOLDER = Path(__file__).parent
+
+
+def check_installed() -> None:
+    """Check that the packages for a report are there, before work is done for one.
+
+    Raises:
+        FailedError: plotly or jinja2 is not installed; the line says what to install.
+    """
+    optional("jinja2", "a report", EXTRA)
+    optional("plotly", "a report", EXTRA)
+
+
+def report(paths: Iterable[str | Path], path: str | Path, title: str = "") -> None:
+    """Write a report on runs, checkpoints and results to the HTML file ``path``.
+
+    Args:
+        paths: checkpoints, results, and folders of runs with the results in them.
+        path: of the page, which needs no other file and sends no request.
+        title: of the page. Default: the algorithms and data of the runs.
+
+    Raises:
+        FailedError: a file that cannot be read or written; plotly or jinja2 is not installed.
+
+    Example:
+        >>> report(["missing.h5"], "report.html")
+        Traceback (most recent call last):
+        landscape.core.errors.FailedError: missing.h5: no such file; ...
+    """
+    write(build(contents.read(map(Path, paths)), title), path)
+
+
+def build(given: Contents, title: str = "") -> Page:
+    """The page about ``given``."""
+    learners, scrubbers = analyses.scrubber_section(given)
+    sections = [
+        findings.runs_section(given),
+        curves.section(given.runs),
+        analyses.comparison_section(given),
+        *analyses.sections(given),
+        learners,
+        *analyses.other_sections(given),
+        findings.section(given),
+    ]
+    lines = zip(given.runs, lines_of(given.runs), strict=True)
+    runs = [{"name": run.name, **line} for run, line in lines]
+    data = analyses.data(given) | {"scrubbers": scrubbers, "runs": runs}
+    # What a section says is about what it shows.
+    worded = (s if s.shows else replace(s, paragraphs=()) for s in sections)
+    shown = tuple(s for s in worded if s.shows or s.missing)
+    return Page(title or _title(given), findings.sentences(given), shown, data)
+
+
+def write(page: Page, path: str | Path) -> None:
+    """Render ``page`` and write it to ``path``, which is replaced only once the new file is whole.
+
+    Raises:
+        FailedError: the file cannot be written; plotly or jinja2 is not installed.
+    """
+    write_text(path, render(page))
+
+
+def render(page: Page) -> str:
+    """The HTML of ``page``. The code of Plotly is in it only if there is something for it to draw."""
+    jinja2 = optional("jinja2", "a report", EXTRA)
+    markup = optional("markupsafe", "a report", EXTRA)
+    lines = {"trim_blocks": True, "lstrip_blocks": True}
+    strict = {"autoescape": True, "undefined": jinja2.StrictUndefined}
+    environment = jinja2.Environment(finalize=_visible, **strict, **lines)
+    template = environment.from_string(_part("template.html"))
+    charts = [chart for section in page.sections for chart in section.charts]
+    scripts = [_part("report.js")]
+    if charts or any(section.widget for section in page.sections):
+        plotly = optional("plotly.offline", "a report", EXTRA).get_plotlyjs()
+        scripts.insert(0, plotly.replace("</script", "<\\/script"))
+    drawn = {chart.name: {"title": chart_text(chart.title), "figure": chart.figure} for chart in charts}
+    text: str = template.render(
+        page=page,
+        version=__version__,
+        data=markup.Markup(script_json(page.data | {"charts": drawn})),
+        style=markup.Markup(_part("report.css")),
+        scripts=[markup.Markup(script) for script in scripts],
+        hashes=markup.Markup(" ".join(map(_source, scripts))),
+        image=_image,
+    )
+    return text
+
+
+def _part(name: str) -> str:
+    return read_regular(_FOLDER / name).decode()
+
+
+def _source(script: str) -> str:
+    """What allows ``script``, and no other, in the page's Content-Security-Policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _visible(value: Any) -> Any:
+    """Texts with characters that cannot be printed as escapes, but for the ends of lines."""
+    text = isinstance(value, str) and not hasattr(value, "__html__")  # which says that it is HTML
+    return "\n".join(map(printable, value.split("\n"))) if text else value
+
+
+def _image(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+def _title(given: Contents) -> str:
+    names = dict.fromkeys(run.checkpoint.algorithm for run in given.runs)
+    data = dict.fromkeys(run.checkpoint.data["name"] or "unknown data" for run in given.runs)
+    if not names:
+        return "Loss landscape"
+    return f"{' and '.join(map(paper_name, names))} on {', '.join(data)}"

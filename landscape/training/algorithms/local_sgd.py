@@ -1,0 +1,246 @@
+"""Local steps with an average every so many of them: local SGD, and the outer steps of SlowMo and DiLoCo."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.core import registry
+from landscape.core.errors import InputError
+from landscape.core.options import below_one, positive
+from landscape.limits.rules import max_period_step
+from landscape.training.algorithms.base import Rule
+from landscape.training.algorithms.dpsgd import DPSGD
+from landscape.training.optimizer.base import OptimizerMemory
+from landscape.training.topology.mixing import Mixing
+
+Buffers = Literal["keep", "reset", "average"]
+
+
+@registry.algorithms.add("local-sgd")
+class LocalSGD(Rule):
+    """w_j ← w_j − α u_j at every step, and w_j ← w_a after every ``period`` H of them (LocalSGD-2021).
+
+    H = 1 is synchronous SGD. torch's PeriodicModelAverager averages first after *one* local step: its
+    warmup_steps = start + H − 1 gives the steps of this rule.
+
+    Args:
+        period: H, the number of local steps between averages of all learners. Unit: steps.
+        start: So many synchronous steps first (post-local SGD, Lin et al. 2020); the first average of local
+            steps is that of step start + H. Unit: steps. Source: ours; 0 is plain local SGD.
+        nodes: So many nodes of equally many learners, which average among themselves (hierarchical local SGD,
+            Lin et al. 2020). Source: ours; 1 is plain local SGD.
+        node_period: Steps between the averages within a node; it must divide ``period``. Unit: steps. Source:
+            ours.
+        mixing: Steps in between are DPSGD's with this mixing matrix (gossip with periodic averaging, Chen et
+            al. 2021); "none": there is no exchange between averages. Source: LocalSGD-2021.
+        order: The order of these mixed steps, as for dpsgd. Source: DPSGD-2020, Eq. 2.
+        buffers: What happens to the optimizer's state at an average of all: it is kept, reset to zero, or
+            averaged, too. Source: torch's PostLocalSGDOptimizer.
+    """
+
+    label, color = "local SGD", "#E69F00"
+    lr_is_factor = True
+    #: The outer step at the average of a period, with its rate and its momentum.
+    outer: ClassVar[Literal["none", "slowmo", "nesterov"]] = "none"
+    outer_lr, outer_momentum = 1.0, 0.0
+
+    def __init__(
+        self,
+        learners: int,
+        seed: int,
+        period: int,
+        start: int = 0,
+        nodes: int = 1,
+        node_period: int = 1,
+        mixing: str = "none",
+        order: Literal["awc", "atc"] = "awc",
+        buffers: Buffers = "keep",
+    ) -> None:
+        super().__init__(learners, seed)
+        positive("algorithm.period", period, least=1)
+        positive("algorithm.start", start, least=0)
+        positive("algorithm.node_period", node_period, least=1)
+        if nodes < 1 or learners % nodes:
+            raise InputError(f"algorithm.nodes: {nodes} is not allowed, it must divide {learners} learners")
+        if nodes > 1 and mixing != "none":
+            raise InputError(
+                f"algorithm.nodes and algorithm.mixing: {nodes} and '{mixing}' are not allowed together"
+            )
+        if nodes > 1 and period % node_period:
+            raise InputError(
+                f"algorithm.node_period: {node_period} is not allowed, it must divide the period {period}"
+            )
+        self.period, self.first, self.node_period, self.buffers = period, start, node_period, buffers
+        self.nodes = Mixing(f"nodes({nodes})", learners, seed) if nodes > 1 else None
+        self.base = DPSGD(learners, seed, mixing, order) if mixing != "none" else None
+        self._averaged = 0
+
+    def _ends_period(self, step: int) -> bool:
+        """Whether ``step`` ends a period of local steps with the average of all."""
+        return step > self.first and (step - self.first) % self.period == 0
+
+    def begin(self, weights: Tensor, step: int) -> None:
+        self.synchronous = step <= self.first
+        if self.base:
+            self.base.comm = self.comm
+            if not self.synchronous:
+                self.base.begin(weights, step)
+
+    def gradient_points(self, weights: Tensor) -> Tensor:
+        return weights
+
+    def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
+        if self.base and step > self.first:
+            new = self.base.finish(weights, directions, lr, step)
+        else:
+            new = torch.sub(weights, directions, alpha=lr, out=self._new_weights(weights))
+        if self._ends_period(step) or step <= self.first:
+            mean = self.comm.fresh_mean(new, "outer")
+            return new.copy_(self._outer(mean, lr) if self._ends_period(step) else self._anchored(mean))
+        if self.nodes and (step - self.first) % self.node_period == 0:
+            new.copy_(self.comm.mix(new, self.nodes, step)())
+        return new
+
+    def _outer(self, mean: Tensor, lr: float) -> Tensor:
+        """(P,): where all learners go on from, given their mean after a period."""
+        return mean
+
+    def _anchored(self, mean: Tensor) -> Tensor:
+        """``mean`` (P,) after a synchronous step, from which an outer step may have to start."""
+        return mean
+
+    def update_optimizer_state(self, optimizer: OptimizerMemory, step: int) -> None:
+        # After synchronous steps all have the optimizer of the mean gradient.
+        average = step == self.first or (self._ends_period(step) and self.buffers == "average")
+        averaged = {k: t for k, t in optimizer.state.items() if average and k not in optimizer.counters}
+        self._averaged = len(averaged)
+        if average:
+            means = {k: self.comm.fresh_mean(t, "buffers").expand_as(t).clone() for k, t in averaged.items()}
+            optimizer.state = optimizer.state | means
+        elif self._ends_period(step) and self.buffers == "reset":
+            optimizer.reset()
+
+    def communication_cost(self, step: int) -> tuple[float, int]:
+        if step <= self.first:
+            return self.all_reduce, 1
+        vectors, rounds = self.base.communication_cost(step) if self.base else (0.0, 0)
+        if self._ends_period(step):
+            return vectors + self.all_reduce * (1 + self._averaged), rounds + 1
+        if self.nodes and (step - self.first) % self.node_period == 0:
+            size = np.count_nonzero(self.nodes.matrix(step)[0])  # learners of a node
+            return 2 * (size - 1) / size, 1
+        return vectors, rounds
+
+    def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
+        omegas, order = [1.0], "awc"
+        if self.base and self.learners > 1:
+            if momentum and self.buffers == "keep" and len(self.base.mixing.cycle) != 1:
+                return None
+            omegas, order = self.base.mixing.modes[0], self.base.order
+        outer = self.outer, self.outer_lr, self.outer_momentum
+        limit = max_period_step(self.period, momentum, form, omegas, order, self.buffers, *outer)
+        if not self.nodes or not momentum or self.buffers != "keep":
+            return limit
+        # Disagreement within a node loses x at its averages, and keeps v.
+        return None if self.outer != "none" else min(limit, max_period_step(self.node_period, momentum, form))
+
+
+class _Outer(LocalSGD):
+    """Local SGD whose averages are the gradients of an outer optimizer, at the ``anchor`` x_old."""
+
+    def start(self, weights: Tensor) -> None:
+        self.shared = {"anchor": weights[0].clone(), "slow_momentum": torch.zeros_like(weights[0])}
+
+    def _anchored(self, mean: Tensor) -> Tensor:
+        self.shared = self.shared | {"anchor": mean.clone()}
+        return mean
+
+    def _moved(self, anchor: Tensor, slow: Tensor) -> Tensor:
+        self.shared = {"anchor": anchor, "slow_momentum": slow}
+        return anchor
+
+    def follows_mean_direction(self, step: int) -> bool:
+        return not self._ends_period(step)
+
+
+@registry.algorithms.add("slowmo")
+class SlowMo(_Outer):
+    """After every ``period`` steps average to x̄, then u ← βu + (x_old − x̄)/γ, x_old ← x_old − a γ u.
+
+    γ is the learning rate of the period's last step (Wang et al. 2020, Algorithm 1; LocalSGD-2021). a = 1 and
+    β = 0 is local SGD, whose options it has.
+
+    Args:
+        slow_lr: a. Source: ours; with a = 1 the outer step without momentum is the average itself.
+        slow_momentum: β. Source: ours.
+    """
+
+    label, color = "SlowMo", "#CC79A7"
+    lr_is_factor = False
+    outer = "slowmo"
+
+    def __init__(
+        self,
+        learners: int,
+        seed: int,
+        period: int,
+        slow_lr: float = 1.0,
+        slow_momentum: float = 0.5,
+        start: int = 0,
+        nodes: int = 1,
+        node_period: int = 1,
+        mixing: str = "none",
+        order: Literal["awc", "atc"] = "awc",
+        buffers: Buffers = "keep",
+    ) -> None:
+        super().__init__(learners, seed, period, start, nodes, node_period, mixing, order, buffers)
+        positive("algorithm.slow_lr", slow_lr)
+        below_one("algorithm.slow_momentum", slow_momentum)
+        self.outer_lr, self.outer_momentum = slow_lr, slow_momentum
+
+    def _outer(self, mean: Tensor, lr: float) -> Tensor:
+        anchor, slow = self.shared["anchor"], self.outer_momentum * self.shared["slow_momentum"]
+        if lr:  # at the very end of a cosine schedule it is 0, and so is the step
+            slow = slow + (anchor - mean) / lr
+        return self._moved(anchor - self.outer_lr * lr * slow, slow)
+
+
+@registry.algorithms.add("diloco")
+class DiLoCo(_Outer):
+    """After every ``period`` steps Δ = x_old − x̄, v ← μv + Δ, x_old ← x_old − ν (Δ + μv): Nesterov's.
+
+    The rule is Algorithm 1 of Douillard et al. 2023. Their inner optimizer is AdamW, whose state is kept;
+    here it is the recipe's. ``period``, ``start`` and ``buffers`` are those of local SGD.
+
+    Args:
+        outer_lr: ν. Source: Douillard et al. 2023.
+        outer_momentum: μ. Source: Douillard et al. 2023.
+    """
+
+    label, color = "DiLoCo", "#332288"
+    outer = "nesterov"
+
+    def __init__(
+        self,
+        learners: int,
+        seed: int,
+        period: int,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.9,
+        start: int = 0,
+        buffers: Buffers = "keep",
+    ) -> None:
+        super().__init__(learners, seed, period, start, buffers=buffers)
+        positive("algorithm.outer_lr", outer_lr)
+        below_one("algorithm.outer_momentum", outer_momentum)
+        self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
+
+    def _outer(self, mean: Tensor, lr: float) -> Tensor:
+        anchor = self.shared["anchor"]
+        moved = anchor - mean
+        v = self.outer_momentum * self.shared["slow_momentum"] + moved
+        return self._moved(anchor - self.outer_lr * (moved + self.outer_momentum * v), v)

@@ -1,0 +1,319 @@
+"""Every step as effective learning rate and noise (DPSGD-2020, Eq. 3 and 4), for any update rule."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from landscape.core.errors import InputError
+from landscape.gradients.learners import Stack, Training
+from landscape.problem.problem import Problem
+from landscape.training.processes.comm import Comm
+from landscape.training.run.randomness import generator
+
+# Number of independent estimates of g from a sample (ours; a standard error is then within about 20%).
+GROUPS = 16
+# The columns that are 0 if all gradients are taken at the mean.
+DELTA_2 = ("delta_2", "delta_2_se", "delta_2_full", "delta_cross", "delta_cross_se")
+
+
+#: The columns of a step, from its new weights and learning rate.
+Columns = Callable[[Tensor, float], dict[str, float]]
+# Coordinates converted to float64 at a time, so that they stay in cache (ours).
+BLOCK = 2**16
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """∇L(w_a) as rows of independent estimates (k, P); one row if it is exact.
+
+    Each process has its share of the P coordinates, of g and of the projected vectors. Sums are in float64.
+    """
+
+    loss: float
+    rows: Tensor
+    comm: Comm
+
+    @property
+    def exact(self) -> bool:
+        return len(self.rows) == 1
+
+    def project(self, vectors: Sequence[Tensor]) -> Projection:
+        """The projections on g of m vectors (P_share,) that do not depend on the estimates."""
+        k, m = len(self.rows), len(vectors)
+        products = self.comm.totals(_products([*self.rows, *vectors]))
+        gg, dots, pairs = products[:k, :k], products[:k, k:].T, products[k:, k:]
+        if not self.exact:
+            each = (dots[:, :, None] + dots[:, None, :]) / 2  # (m, k, k)
+            both = (dots[:, None, :, None] * dots[None, :, None, :]).expand(m, m, k, k)
+            along, along_se = quotient((both + both.mT) / 2, gg)
+            norms = float(mean(gg)), float(standard_error(gg))
+            return Projection(*norms, *quotient(each, gg), pairs, pairs - along, along_se)
+        norm2 = float(gg) or float("nan")
+        # The projections themselves, so that small ones are not lost in differences.
+        along = dots[:, 0] / norm2
+        across = self.comm.totals(_products([self.rows[0], *vectors], along))[1:, 1:]
+        zero = torch.zeros_like(across)
+        return Projection(norm2, 0.0, along, zero[0], pairs, across, zero)
+
+
+@dataclass(frozen=True)
+class Projection:
+    """‖g‖² and, of m vectors, ``along`` ⟨v, g⟩/‖g‖² (m,), with standard errors, 0 where g is exact.
+
+    ``pairs`` (m, m): ⟨a, b⟩ of any two; ``across``: ⟨P⊥a, P⊥b⟩, P⊥ being the projector orthogonal to g.
+    Where g is estimated, each product of two means comes from independent samples, and numerator and
+    denominator of ⟨a, g⟩⟨b, g⟩/‖g‖² from the same: their errors are nearly the same and cancel, so that the
+    error of Δ goes with the noise η, not with the whole displacement. Quotients by ‖g‖² are NaN where
+    its estimate is not positive. ‖g‖² is NaN where g is exactly zero: nothing can be projected on it.
+    """
+
+    norm2: float
+    norm2_se: float
+    along: Tensor
+    along_se: Tensor
+    pairs: Tensor
+    across: Tensor
+    across_se: Tensor
+
+
+def step_columns(loss: float, found: Projection) -> dict[str, float]:
+    """The history's columns of a step of any rule, from L(w_a) and the projection of d."""
+    return {
+        "train_loss": loss,
+        "alpha_e": 0.0 - float(found.along[0]),  # 0, and not −0, where nothing moved
+        "alpha_e_se": float(found.along_se[0]),
+        "grad_norm2": found.norm2,
+        "grad_norm2_se": found.norm2_se,
+        "displacement2": float(found.pairs[0, 0]),
+        "delta": float(found.across[0, 0]),
+        "delta_se": float(found.across_se[0, 0]),
+    }
+
+
+def _products(vectors: Sequence[Tensor], along: Tensor | None = None) -> Tensor:
+    """⟨a, b⟩ (m, m) of any two, in float64; with ``along`` (m − 1,) of v_0 and v_i − along_i v_0."""
+    m, where = len(vectors), vectors[0].device
+    total = torch.zeros(m, m, dtype=torch.float64, device=where)
+    block = torch.empty(m, BLOCK, dtype=torch.float64, device=where)
+    for i in range(0, len(vectors[0]), BLOCK):
+        rows = block[:, : len(vectors[0]) - i]
+        for row, v in zip(rows, vectors, strict=True):
+            row.copy_(v[i : i + BLOCK])
+        if along is not None:
+            rows[1:].addr_(along, rows[0], alpha=-1)
+        total.addmm_(rows, rows.T)
+    return total
+
+
+def estimate_gradient(
+    problem: Problem,
+    theta: Tensor,
+    samples: int,
+    seed: int,
+    step: int,
+    comm: Comm | None = None,
+    batch: int = 0,
+) -> Gradient:
+    """g at ``theta``: exact over the whole training set if ``samples`` is 0, else from that many samples.
+
+    ``batch`` > 0 says that the loss of a sample depends on the batch it is in: the training set is then cut,
+    once and at random, into batches of at most ``batch`` samples (equal ±1), and L is the mean over these.
+    Estimates draw batches anew; their expectation is the mean over all batches that can be drawn. Each
+    process works on its share of the training set, of its batches, or of the GROUPS independent estimates.
+    The result is in memory of ``comm``, and valid until the next call.
+    """
+    comm = comm or Comm(1)
+    if samples == 0 and batch:
+        cut = fixed_batches(problem.samples, batch, seed)
+        loss, gradient = _over(problem, theta, cut[comm.share(len(cut))], problem.samples)
+        return Gradient(comm.total(loss)[0], comm.part_sum(gradient, "g")[None], comm)
+    if samples == 0:
+        part = problem.subset(comm.share(problem.samples)) if comm.size > 1 else problem
+        weight = part.terms / problem.terms
+        memory = comm.buffer("gradient", theta)
+        loss, gradient = part.loss_and_gradient(theta, out=memory) if weight else (0.0, memory.zero_())
+        exact = comm.part_sum(gradient.mul_(weight), "g")
+        return Gradient(comm.total(loss * weight)[0], exact[None], comm)
+    if samples % GROUPS:
+        raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")
+    draw = generator(seed, "decompose", step)
+    indices = torch.randint(problem.samples, (GROUPS, samples // GROUPS), generator=draw)
+    groups = indices[comm.share(GROUPS)].to(problem.device)
+    rows, losses = theta.new_empty(len(groups), len(theta)), 0.0
+    for row, group in zip(rows, groups, strict=True):
+        loss, row[:] = _over(problem, theta, _cut(group, batch or len(group)), len(group))
+        losses += loss
+    return Gradient(comm.total(losses)[0] / GROUPS, comm.parts(rows, GROUPS), comm)
+
+
+def fixed_batches(samples: int, batch: int, seed: int) -> tuple[Tensor, ...]:
+    """The numbers of a training set's samples, drawn once into batches of at most ``batch`` (equal ±1)."""
+    return _cut(torch.randperm(samples, generator=generator(seed, "decompose")), batch)
+
+
+def _cut(indices: Tensor, batch: int) -> tuple[Tensor, ...]:
+    return indices.tensor_split(-(-len(indices) // batch))
+
+
+def _over(problem: Problem, theta: Tensor, parts: Sequence[Tensor], samples: int) -> tuple[float, Tensor]:
+    """Loss and gradient of each of ``parts``, a batch, summed by their shares of ``samples``."""
+    total, gradient = 0.0, torch.zeros_like(theta)
+    for part in parts:
+        loss, g = problem.subset(part).loss_and_gradient(theta)
+        total += loss * len(part) / samples
+        gradient.add_(g, alpha=len(part) / samples)
+    return total, gradient
+
+
+@dataclass(frozen=True)
+class Decomposer:
+    """Decomposes steps of one run.
+
+    With BatchNorm, the learners' minibatch gradients are gradients of the loss with the minibatch's own
+    statistics, and so are those at the mean here. g is then the gradient of the same loss over the training
+    set, cut into fixed batches of ``batch`` samples, those that one statistic comes from in training (of
+    ``problem``, which takes each batch's statistics). Running statistics would be constants to the gradient,
+    of another function than the steps descend. Dropout and augmentation are in the minibatch gradients and
+    not in g: their effect counts as noise.
+
+    Several processes have rows of their own each, and share the work: g by samples, sums by coordinates. For
+    each process of N that costs 1/N of g and the traffic of two vectors of P numbers of the weights'
+    precision; the split one vector more ``at_mean``, else a gradient, two vectors and an all-reduce.
+
+    Args:
+        stack: computes the learners' gradients.
+        problem: the training set, whose gradient at w_a is g.
+        comm: the learners of this process, and the exchange with other processes.
+        samples: number of samples from which g is estimated; 0: all, exactly.
+        seed: of the samples.
+        batch: > 0 where a sample's loss depends on its batch; see :func:`estimate_gradient`.
+    """
+
+    stack: Stack
+    problem: Problem
+    comm: Comm
+    samples: int = 0
+    seed: int = 0
+    batch: int = 0
+
+    def begin(
+        self,
+        weights: Tensor,
+        x: Any,
+        y: Any,
+        gradients: Tensor,
+        step: int,
+        split: bool = True,
+        at_mean: bool = False,
+        training: Training | None = None,
+    ) -> Columns:
+        """Compute what needs no new weights: g, g_S and δ at w_a.
+
+        Args:
+            weights: those at the start of the step (n, P).
+            x: the learners' minibatches, with ``y``, of which the gradients at the mean are computed here.
+            gradients: the learners' minibatch gradients (n, P), where the rule took them.
+            step: counted from 1.
+            split: with the terms of Eq. 4. They must be left out where steps are not −α × gradient (with
+                momentum, weight decay, LARS, LAMB or an optimizer of torch's); α_e and Δ come from the
+                displacement and hold for all.
+            at_mean: whether the rule took all gradients at w_a, so that δ = 0.
+            training: the options with which the learners' minibatch gradients were taken.
+
+        Returns:
+            The history's columns, given the new weights (n, P) and the learning rate α.
+        """
+        comm, theta = self.comm, self.comm.mean(weights)
+        g = estimate_gradient(self.problem, theta, self.samples, self.seed, step, comm, self.batch)
+        parts: list[Tensor] = []
+        if split and at_mean:
+            parts = [comm.part_mean(gradients, "g_S")]
+        elif split:
+            gradients_at_mean = comm.buffer("gradients at w_a", gradients)
+            if training is not None:  # the learners' statistics are those of their own weights
+                training = dataclasses.replace(training, buffers={})
+            self.stack.gradients(theta.expand_as(gradients), x, y, out=gradients_at_mean, training=training)
+            delta = comm.part_mean(gradients, "δ", minus=gradients_at_mean)
+            parts = [comm.part_mean(gradients_at_mean, "g_S"), delta]
+        return functools.partial(_columns, comm, weights, g, parts)
+
+
+def _columns(
+    comm: Comm, weights: Tensor, g: Gradient, parts: list[Tensor], new: Tensor, lr: float
+) -> dict[str, float]:
+    """The history's columns for the step from ``weights`` (n, P) to ``new`` with learning rate α.
+
+    ``parts``: g_S and δ, g_S alone where δ = 0, nothing without the terms of Eq. 4.
+    """
+    # The mean of the differences: each is nearly free of rounding, which one of the means is not.
+    projected = g.project([comm.part_mean(new, "d", minus=weights), *parts])
+    pairs, across, errors = projected.pairs, projected.across, projected.across_se
+    columns = step_columns(g.loss, projected)
+    if not parts:
+        return columns
+    scale = lr**2
+    columns |= {"delta_s": scale * float(across[1, 1]), "delta_s_se": scale * float(errors[1, 1])}
+    if len(parts) == 1:
+        return columns | dict.fromkeys(DELTA_2, 0.0)
+    terms = across[2, 2], errors[2, 2], pairs[2, 2], 2 * across[1, 2], 2 * errors[1, 2]
+    return columns | {name: float(scale * term) for name, term in zip(DELTA_2, terms, strict=True)}
+
+
+def mean(h: Tensor) -> Tensor:
+    """(...,): the mean of ``h`` over all pairs of different estimates."""
+    k = h.shape[-1]
+    return _off(h).sum((-1, -2)) / (k * (k - 1))
+
+
+def covariance(a: Tensor, b: Tensor) -> Tensor:
+    """(...,): that of the means of ``a`` and ``b`` over pairs, without bias.
+
+    E of their product, less the product of their expectations, for which pairs with no estimate in common
+    stand. Needs four estimates or more.
+    """
+    return mean(a) * mean(b) - _apart(_off(a), _off(b))
+
+
+def standard_error(h: Tensor) -> Tensor:
+    """(...,): of the mean of ``h`` over pairs, √((4(k − 2) ζ₁ + 2 ζ₂)/(k(k − 1))), ζ's unbiased or 0.
+
+    ζ₁ is the covariance of pairs with one estimate in common, ζ₂ the variance of one pair. Where ζ₁ is 0 the
+    jackknife would state an error √2 times too large.
+    """
+    k, h = h.shape[-1], _off(h)
+    apart, squares = _apart(h, h), h.square().sum((-1, -2))
+    shared = (h.sum(-1).square().sum(-1) - squares) / (k * (k - 1) * (k - 2))
+    one, two = (shared - apart).clamp(min=0), (squares / (k * (k - 1)) - apart).clamp(min=0)
+    return ((4 * (k - 2) * one + 2 * two) / (k * (k - 1))).sqrt()
+
+
+def quotient(above: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
+    """mean(above)/mean(below), its bias of order 1/k taken off, and its standard error, (...,) each.
+
+    Both from the same estimates, so that what they have in common cancels. The error is that of the
+    linearised quotient. NaN where mean(below) is not positive, as the divisor is then unknown.
+    """
+    down = mean(below)
+    down = down.where(down > 0, torch.nan)
+    value = mean(above) / down
+    linear = (above - value[..., None, None] * below) / down[..., None, None]
+    return value + covariance(linear, below) / down, standard_error(linear)
+
+
+def _off(h: Tensor) -> Tensor:
+    return h.masked_fill(torch.eye(h.shape[-1], dtype=torch.bool, device=h.device), 0.0)
+
+
+def _apart(a: Tensor, b: Tensor) -> Tensor:
+    """The mean of a_ij b_kl over i, j, k, l that all differ, by inclusion and exclusion."""
+    k, both = a.shape[-1], (-1, -2)
+    shared = (a.sum(-1) * b.sum(-1)).sum(-1)
+    total = a.sum(both) * b.sum(both) - 4 * shared + 2 * (a * b).sum(both)
+    return total / (k * (k - 1) * (k - 2) * (k - 3))

@@ -1,0 +1,469 @@
+"""What an instrument is: a measurement that a run repeats; the instruments of a run, and their sample."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.core import registry
+from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
+from landscape.curvature.eigenvalues import exact_products
+from landscape.curvature.hessian import HessianOperator, Preconditioner
+from landscape.curvature.lanczos import Eigenpairs, lanczos, start_vector, warm_start
+from landscape.problem.problem import Problem
+from landscape.training.optimizer.base import Optimizer
+from landscape.training.optimizer.preconditioning import StatePreconditioner
+from landscape.training.processes.comm import Comm
+from landscape.training.recipes.recipe import Monitor, Recipe
+from landscape.training.run.randomness import generator
+
+STATE = "monitor_start"  # the name in a checkpoint of the vector near which the next search begins
+
+
+class Sample:
+    """Loss and Hessian of ``problem`` on ``monitor.samples`` of its samples, the work shared by ``comm``.
+
+    A Lanczos search begins at the sum of the eigenvectors of the previous search, plus a random vector of the
+    same norm, the same every time, so that an eigenvector orthogonal to them is not missed. It uses exact
+    products only: cheaper products are chosen by timing, on which the history's bits must not depend.
+    ``state`` is the sum, so that a resumed run gives the bits of one that never stopped.
+
+    Every process multiplies with its share of the sample, and all call the same methods in the same order;
+    rank 0 searches.
+
+    Attributes:
+        problem: that of the whole sample.
+        count: how many eigenvalues :meth:`top` gives.
+
+    Raises:
+        InputError: a model without second derivatives.
+    """
+
+    def __init__(self, monitor: Monitor, problem: Problem, comm: Comm, seed: int) -> None:
+        self._comm, self.count = comm, min(monitor.top, problem.layout.size)
+        self.state: dict[str, Tensor] = {}
+        self._found: tuple[int, Eigenpairs | None] = -1, None
+        HessianOperator(problem)  # refuses a model without second derivatives, before the first step
+        batch, samples = problem.batchnorm.samples, min(monitor.samples or problem.samples, problem.samples)
+        if batch:  # whole batches, as a sample's loss depends on its batch
+            samples = max(1, samples // batch) * batch
+        if samples < problem.samples:
+            order = torch.randperm(problem.samples, generator=generator(seed, "monitor"))
+            problem = problem.subset(order[:samples].sort().values)
+        self.problem = problem
+        self._random = start_vector(problem, seed)
+        share = comm.share(problem.samples)
+        if batch:  # a share would be cut into other batches than the whole set: rank 0 computes alone
+            share = slice(0, problem.samples if comm.rank == 0 else 0)
+        self._share = (share.stop - share.start) / problem.samples
+        self._local = problem.subset(share) if 0 < self._share < 1 else problem
+
+    def restore(self, shared: Mapping[str, Tensor]) -> None:
+        """Take ``state`` from a checkpoint, if it has one."""
+        if STATE in shared:
+            self.state = {STATE: shared[STATE].to(self._random)}
+
+    def top(self, step: int, theta: Tensor) -> Eigenpairs | None:
+        """The ``count`` largest eigenvalues at ``theta`` (P,) after ``step``, searched once a step.
+
+        None where the Hessian is not finite.
+        """
+        if self._found[0] != step:
+            pairs = self.search(theta, self.count, self.state.get(STATE))
+            self.state = {} if pairs is None else {STATE: pairs.vectors.sum(0)}
+            self._found = step, pairs
+        return self._found[1]
+
+    def gradient(self, theta: Tensor) -> Tensor:
+        """∇L (P,) at ``theta`` over the sample."""
+        part = self._local.gradient(theta) * self._share if self._share else torch.zeros_like(theta)
+        return self._comm.totals(part.double()).to(theta) if self._comm.size > 1 else part
+
+    def curvature(self, theta: Tensor) -> Callable[[Tensor], float]:
+        """v ↦ vᵀHv for the Hessian at ``theta``, and a v (P,) that all processes have."""
+        local = exact_products(self._local, theta)[0] if self._share else None
+
+        def along(v: Tensor) -> float:
+            product = local(v[None])[0] * self._share if local else torch.zeros_like(v)
+            return self._comm.total(float(v.double() @ product.double()))[0]
+
+        return along
+
+    def search(
+        self, theta: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None
+    ) -> Eigenpairs | None:
+        """The largest eigenvalues of H, or of P^{-1/2} H P^{-1/2}, with vectors (count, P), on all ranks.
+
+        Args:
+            theta: θ (P,).
+            count: how many.
+            near: the sum of eigenvectors at weights nearby; None: there are none yet.
+            precondition: P.
+        """
+        local = exact_products(self._local, theta)[0] if self._share else None
+        if local is not None and precondition is not None:
+            local = precondition.around(local, self.problem)
+        start = self._random if near is None else warm_start(near, self._random)
+        if self._comm.size == 1:
+            assert local is not None
+            with contextlib.suppress(_NotFiniteError):
+                return lanczos(lambda v: _finite(local(v[None])[0]), start, high=count)
+            return None
+
+        def shared(v: Tensor, going: float = 1.0) -> Tensor:
+            """H ``v`` for the ``v`` of rank 0, which all ranks receive; they stop if ``going`` is 0."""
+            sent = torch.cat((v.double(), v.new_tensor([going], dtype=torch.float64)))
+            sent = self._comm.totals(sent if self._comm.rank == 0 else torch.zeros_like(sent))
+            if not sent[-1]:
+                raise _StoppedError
+            product = local(sent[None, :-1].to(theta))[0] * self._share if local else sent[:-1] * 0
+            return self._comm.totals(product.double()).to(theta)
+
+        pairs: Eigenpairs | None = None
+        if self._comm.rank == 0:
+            with contextlib.suppress(_NotFiniteError):
+                pairs = lanczos(lambda v: _finite(shared(v)), start, high=count)
+            with contextlib.suppress(_StoppedError):
+                shared(start, going=0.0)
+        else:
+            with contextlib.suppress(_StoppedError):
+                while True:
+                    shared(start)
+        return self._broadcast(pairs, count, theta)
+
+    def _broadcast(self, pairs: Eigenpairs | None, count: int, theta: Tensor) -> Eigenpairs | None:
+        """The ``pairs`` of rank 0, on all ranks."""
+        table = torch.zeros(count, len(theta) + 3, dtype=torch.float64, device=theta.device)
+        if pairs is not None:
+            numbers = torch.stack((pairs.values, pairs.residuals), 1).to(table)
+            table = torch.cat((torch.ones_like(numbers[:, :1]), numbers, pairs.vectors.double()), 1)
+        table = self._comm.totals(table)
+        if not table[0, 0]:
+            return None
+        return Eigenpairs(table[:, 1].cpu(), table[:, 3:].to(theta), table[:, 2].cpu(), 0, True)
+
+
+class _NotFiniteError(Exception):
+    """A Hessian with NaN or infinities has no eigenvalues."""
+
+
+class _StoppedError(Exception):
+    """Rank 0 needs no further products."""
+
+
+def _finite(product: Tensor) -> Tensor:
+    if not bool(torch.isfinite(product).all()):
+        raise _NotFiniteError
+    return product
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The state of a run after a step.
+
+    Attributes:
+        step, lr: its number, counted from 1, and its learning rate α.
+        weights: of this process's learners (n_local, P).
+        points: where these take their gradients (n_local, P): for SSGD at w_a.
+        mean: w_a (P,).
+    """
+
+    step: int
+    lr: float
+    weights: Tensor
+    points: Tensor
+    mean: Tensor
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """The minibatch gradients of a step.
+
+    Attributes:
+        step: counted from 1.
+        points, rows: of this process's learners (n_local, P): where they were taken, and what they are; both
+            are overwritten later.
+    """
+
+    step: int
+    points: Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The run that instruments measure.
+
+    Attributes:
+        monitor: what is measured, and how.
+        problem: the loss that the steps descend, on the training set.
+        comm: the processes; all measure together, and have the same numbers.
+        seed: of the run.
+        learners, batch: n, and the samples of a step, all learners together; 0 where that is not known.
+        stability_limit: the largest stable ηλ of the rule with its optimizer, None where it is not known.
+        at_mean, synchronous: whether all learners take their gradients at w_a, or at another point together.
+        second: (step, learner, its point) -> a minibatch gradient (P,) of a learner of this process that is
+            independent of its gradient in that step; None where the steps are another's.
+        preconditioner: that of the optimizer at a moment, None where its state has none yet. Called with None
+            before the first step, it raises InputError for an optimizer that has none at all.
+    """
+
+    monitor: Monitor
+    problem: Problem
+    comm: Comm
+    seed: int
+    batch: int
+    stability_limit: float | None
+    preconditioner: Callable[[Moment | None], Preconditioner | None]
+    learners: int = 1
+    at_mean: bool = True
+    synchronous: bool = True
+    second: Callable[[int, int, Tensor], Tensor] | None = None
+
+    @functools.cached_property
+    def sample(self) -> Sample:
+        """The sample on which Hessians are taken."""
+        return Sample(self.monitor, self.problem, self.comm, self.seed)
+
+
+class Instrument(ABC):
+    """Measures a run every so many steps; :meth:`measure` gives one number for each of ``columns``.
+
+    An instrument is added to the registry under the name that ``monitor.instruments`` has, in this package or
+    in a plugin::
+
+        @registry.instruments.add("my-instrument")
+        class MyInstrument(Instrument):
+            name = "my-instrument"
+
+    Args:
+        run: what is measured. ``__init__`` raises InputError where that is not possible.
+    """
+
+    #: The name in the registry.
+    name = ""
+    #: The history's columns: name -> unit.
+    columns: ClassVar[Mapping[str, str]] = {}
+    #: Whether it takes the Hessian on the run's sample: it then refuses a model that has none.
+    on_sample = False
+    #: Whether it draws minibatches, and so must know the samples of a step.
+    on_minibatches = False
+
+    def __init__(self, run: Setting) -> None:
+        self.run = run
+        if self.on_minibatches:
+            self.needs_batch()
+        if self.on_sample:
+            _ = run.sample
+
+    @property
+    def key(self) -> str:
+        """The name in checkpoints of what it remembers."""
+        return f"monitor_{self.name}"
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        """What it remembers after ``step``: {} or one tensor, the same on all processes, under :attr:`key`.
+
+        It goes into checkpoints: with it a resumed run gives the bits of one that never stopped.
+        """
+        return {}
+
+    def restore(self, state: Tensor) -> None:  # noqa: B027 - most remember nothing
+        """Take the tensor of :meth:`state` from a checkpoint; not called where that has none."""
+
+    def see(self, gradients: Gradients) -> None:  # noqa: B027 - most instruments see no steps
+        """Take the gradients of a step; called for every step."""
+
+    @abstractmethod
+    def measure(self, now: Moment) -> dict[str, float]:
+        """Column -> number; a column that is left out is NaN in the history."""
+
+    def generator(self, now: Moment, part: str = "") -> torch.Generator:
+        """For random draws of this instrument at ``now``; ``part`` names one of several uses."""
+        return generator(self.run.seed, f"{self.key} {part}".rstrip(), now.step)
+
+    def needs_batch(self) -> int:
+        """The samples of a step; InputError where they are not known."""
+        if not self.run.batch:
+            raise InputError(
+                f"monitor.instruments: '{self.name}' needs the samples of a minibatch, which are not known; "
+                "give batch="
+            )
+        return self.run.batch
+
+
+def rounding(mean: Tensor) -> float:
+    """The consensus distance that equal learners can have by the rounding of their ``mean`` (P,)."""
+    return (torch.finfo(mean.dtype).eps * float(mean.norm())) ** 2
+
+
+def on_all(comm: Comm, row: Tensor | None, like: Tensor) -> Tensor:
+    """The ``row`` (P,) of the one process that has it, on all."""
+    if comm.size == 1:
+        assert row is not None
+        return row
+    return comm.totals(torch.zeros_like(like, dtype=torch.float64) if row is None else row.double()).to(like)
+
+
+#: The instrument that ``monitor.sharpness`` has measure at steps of its own.
+LAMBDA_MAX = "lambda-max"
+
+
+class Monitoring:
+    """Measures a run every ``monitor.every`` steps, and λ_max every ``monitor.sharpness``.
+
+    Args:
+        run: what is measured.
+        taken: names of columns that instruments may not have.
+
+    Attributes:
+        columns: of all instruments: name -> unit.
+
+    Raises:
+        InputError: for an instrument that cannot measure this run, or a column of a name that is taken.
+    """
+
+    def __init__(self, run: Setting, taken: Iterable[str] = ()) -> None:
+        self.run, settings = run, run.monitor
+        names = dict.fromkeys(([LAMBDA_MAX] if settings.sharpness else []) + list(settings.instruments))
+        #: Each instrument with the intervals at which it measures; 0: never.
+        self._instruments: list[tuple[Instrument, tuple[int, int]]] = []
+        self.columns: dict[str, str] = {}
+        for name in names:
+            instrument: Instrument = registry.instruments[name](run)
+            listed = settings.every if name in settings.instruments else 0
+            self._instruments.append((instrument, (listed, settings.sharpness * (name == LAMBDA_MAX))))
+            for column in instrument.columns:
+                if column in taken:
+                    raise InputError(
+                        f"monitor.instruments: '{name}' has the column '{column}', which the algorithm has"
+                    )
+            self.columns |= instrument.columns
+
+    @property
+    def turns(self) -> tuple[int, ...]:
+        """The intervals at which something is measured."""
+        return tuple(every for _, intervals in self._instruments for every in intervals if every)
+
+    def due(self, step: int) -> bool:
+        """Whether something is measured after ``step``."""
+        return any(step % every == 0 for every in self.turns)
+
+    def see(self, step: int, points: Tensor, rows: Tensor) -> None:
+        """Show the instruments the gradients of a step; arguments as of :class:`.Gradients`."""
+        for instrument, _ in self._instruments:
+            instrument.see(Gradients(step, points, rows))
+
+    def measure(self, step: int, lr: float, weights: Tensor) -> dict[str, float]:
+        """The columns of the instruments that are due after a step; arguments as of :class:`.Moment`.
+
+        Raises:
+            FailedError: for a column that an instrument does not declare.
+        """
+        mean, columns = self.run.comm.mean(weights), dict[str, float]()
+        now = Moment(step, lr, weights, mean.expand_as(weights) if self.run.at_mean else weights, mean)
+        for instrument, intervals in self._instruments:
+            if any(every and now.step % every == 0 for every in intervals):
+                found = instrument.measure(now)
+                for name in found:
+                    if name not in instrument.columns:
+                        raise FailedError(
+                            f"monitor.instruments: '{instrument.name}' records the column '{name}', which "
+                            "its class must declare with a unit in 'columns'"
+                        )
+                columns |= found
+        return columns
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        """What the instruments remember after ``step``, for a checkpoint."""
+        state = dict(self.run.sample.state) if "sample" in vars(self.run) else {}
+        for instrument, _ in self._instruments:
+            state |= instrument.state(step)
+        return state
+
+    def restore(self, shared: Mapping[str, Tensor]) -> None:
+        """Take that from a checkpoint."""
+        if "sample" in vars(self.run):
+            self.run.sample.restore(shared)
+        for instrument, _ in self._instruments:
+            if instrument.key in shared:
+                instrument.restore(shared[instrument.key])
+
+    def warning(self, row: Mapping[str, float], column: Callable[[str], Array]) -> str:
+        """A line where ``row`` is the first whose lr·λ_max exceeds the limit; "" if one before did.
+
+        Args:
+            row: the last of the history.
+            column: gives the history's column of a name.
+        """
+        if not row["lr_lambda_max"] > row["lr_lambda_limit"]:  # NaN where one is not known
+            return ""
+        if np.any(column("lr_lambda_max")[:-1] > column("lr_lambda_limit")[:-1]):
+            return ""
+        return (
+            f"step {row['step']:.0f}: lr·λ_max = {row['lr_lambda_max']:.3g} is above "
+            f"{row['lr_lambda_limit']:.4g}, up to which the steps are stable on a quadratic; told once, the "
+            "history has the rest"
+        )
+
+
+def of_run(
+    recipe: Recipe,
+    problem: Problem,
+    comm: Comm,
+    optimizer: Optimizer,
+    second: Callable[[int, int, Tensor], Tensor],
+) -> Monitoring:
+    """The instruments of a recipe's run.
+
+    Args:
+        recipe: of the run.
+        problem: the loss that its steps descend, on the training set.
+        comm: its processes.
+        optimizer: that makes its steps, whose state is read when it is measured.
+        second: as of :class:`Setting`.
+
+    Raises:
+        InputError: for an instrument that cannot measure this run.
+    """
+    rule = recipe.rule()
+
+    @functools.cache
+    def made() -> StatePreconditioner:
+        return StatePreconditioner(recipe, problem, "monitor.instruments")
+
+    def preconditioner(now: Moment | None) -> Preconditioner | None:
+        """That of the learners' mean state, at w_a."""
+        counters = made().counters
+        if now is None:
+            return None
+        state = {
+            name: rows[:1] if name in counters else comm.fresh_mean(rows, f"optimizer's {name}")[None]
+            for name, rows in optimizer.state.items()
+        }
+        draws = generator(recipe.seed, "monitor_preconditioner", now.step)
+        return made().at(now.mean, state, now.step, now.lr, draws)
+
+    setting = Setting(
+        recipe.monitor,
+        problem,
+        comm,
+        recipe.seed,
+        batch=recipe.batch,
+        stability_limit=recipe.stability_limit(),
+        preconditioner=preconditioner,
+        learners=recipe.learners,
+        at_mean=rule.at_mean,
+        synchronous=rule.synchronous,
+        second=second,
+    )
+    return Monitoring(setting, taken=rule.columns)

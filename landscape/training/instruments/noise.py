@@ -1,0 +1,229 @@
+"""The gradient noise along a run, its curvature, and the learners' disagreement in the sharp subspace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.analysis.spread import half_mean, shares
+from landscape.checkpoint.history import UNITS
+from landscape.core import registry, statistics
+from landscape.core.errors import InputError
+from landscape.core.hdf5 import Array
+from landscape.core.statistics import covariance_of_means, mean_and_error
+from landscape.gradients.minibatches import Jackknife, Minibatches, Scale, from_sums
+from landscape.training.instruments.base import Gradients, Instrument, Moment, Setting, on_all, rounding
+
+# Of a step's cost, the most that second gradients may take on average: 1/40 (ours).
+SHARE = 40
+
+
+@registry.instruments.add("noise-scale")
+class NoiseScale(Instrument):
+    """tr Σ/‖g‖² (McCandlish et al. 2018, arXiv:1812.06162), each part averaged over a window of steps.
+
+    Both parts are unbiased, and the value is the ratio of their averages, not the average of ratios. Where
+    all n learners take their gradients at one point, these give both parts at each step. Where learners have
+    points of their own, g is the mean of their own gradients; their spread would count as noise, so tr Σ
+    comes from a second gradient of one learner, in turn, every ⌈40/n⌉ steps: it takes 1/40 of the time of the
+    gradients (ours). The window is the steps since the last measurement. Errors come from the scatter within
+    it (of the ratio by the jackknife), in which changes of the weights count as noise, too. The ratio is NaN
+    where ‖g‖² is not told apart from 0: it has heavy tails there, and may come out as any number. The ends of
+    its 95% interval (Fieller's) have columns of their own; the upper one is then infinite.
+
+    In a loop of the user's own both parts come from ``monitor.draws`` fresh minibatches after a step.
+
+    Otherwise a step takes two passes over the learners' gradients; with several processes a reduce-scatter
+    and a sum of two numbers, too.
+    """
+
+    name = "noise-scale"
+    columns: ClassVar[Mapping[str, str]] = {
+        "noise_scale": "samples",
+        "noise_scale_se": "samples",
+        "noise_scale_low": "samples",
+        "noise_scale_high": "samples",
+        "noise_trace": "nat^2",
+        "noise_trace_se": "nat^2",
+        "noise_norm2": "nat^2",
+        "noise_norm2_se": "nat^2",
+    }
+    on_minibatches = True
+
+    def __init__(self, run: Setting) -> None:
+        super().__init__(run)
+        self._between = run.synchronous and run.learners > 1
+        self._every = 1 if self._between else -(-SHARE // run.learners)
+        #: The steps that have been seen, and of each ‖Σ_j g_j‖², and Σ_j ‖g_j‖² or the tr Σ of a learner.
+        self._steps: list[int] = []
+        self._sums: list[Tensor] = []
+
+    def see(self, gradients: Gradients) -> None:
+        comm, rows = self.run.comm, gradients.rows
+        mean = comm.part_sum(rows.sum(0), "noise scale")
+        if self._between:
+            flat = rows.flatten()
+            other = flat @ flat
+        else:
+            other = self._noise(gradients)
+        sums = torch.stack((mean @ mean, other))  # not read here: the host need not wait for a GPU
+        self._steps.append(gradients.step)
+        self._sums.append(comm.totals(sums.double()))
+
+    def _noise(self, gradients: Gradients) -> Tensor:
+        """B/2 ‖g_j − g_j'‖², whose mean is tr Σ, of the learner whose turn it is, if it is of this process.
+
+        0 of others, and NaN where it is nobody's turn.
+        """
+        run, (turn, rest) = self.run, divmod(gradients.step, self._every)
+        assert run.second is not None
+        if rest:
+            return gradients.rows.new_tensor(math.nan)
+        j = turn % run.learners
+        local = j - run.comm.local.start
+        if not 0 <= local < run.comm.n_local:
+            return gradients.rows.new_zeros(())
+        away = run.second(gradients.step, j, gradients.points[local]) - gradients.rows[local]
+        return away @ away * (self.run.batch // run.learners / 2)
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        kept = [k for k, s in enumerate(self._steps) if s <= step]  # a step that is undone has been seen
+        if not kept:
+            return {}
+        steps = torch.tensor([self._steps[k] for k in kept], dtype=torch.float64)
+        return {self.key: torch.cat((steps[:, None], self._table()[kept]), 1)}
+
+    def restore(self, state: Tensor) -> None:
+        self._steps = [int(step) for step in state[:, 0]]
+        self._sums = list(state[:, 1:])
+
+    def _table(self) -> Tensor:
+        """(steps, 2) float64 on the CPU."""
+        return torch.stack([each.to("cpu", torch.float64) for each in self._sums])
+
+    def measure(self, now: Moment) -> dict[str, float]:
+        if self.run.second is None:
+            return self._from_draws(now)
+        traces, norms2 = self._window()
+        if not len(traces):
+            return {}
+        parts = (*mean_and_error(traces), *mean_and_error(norms2), covariance_of_means(traces, norms2))
+        return _columns(Scale(statistics.ratio_estimates(traces, norms2), *parts))
+
+    def _window(self) -> tuple[Array, Array]:
+        """tr Σ and ‖g‖² of each step, or each stretch of steps up to a second gradient; the rest is kept."""
+        n, table = self.run.learners, self._table().numpy() if self._sums else np.zeros((0, 2))
+        ends = np.flatnonzero(np.array(self._steps) % self._every == 0) + 1
+        last = int(ends[-1]) if len(ends) else 0
+        self._steps, self._sums = self._steps[last:], self._sums[last:]
+        if self._between:
+            return from_sums(table[:, 1], table[:, 0], n, self.run.batch // n)
+        traces = table[ends - 1, 1]
+        means = (
+            np.array([part[:, 0].mean() for part in np.split(table[:last], ends[:-1])]) if last else traces
+        )
+        return traces, means / n**2 - traces / self.run.batch
+
+    def _from_draws(self, now: Moment) -> dict[str, float]:
+        draws, estimator = self.run.monitor.draws, Jackknife(now.mean, self.run.batch)
+        minibatches = Minibatches(self.run.problem, self.run.batch, self.generator(now))
+        for _, (drawn,) in zip(range(draws), minibatches, strict=False):
+            estimator.add(drawn.gradient(now.mean)[None])
+        return _columns(estimator.scale())
+
+
+def _columns(scale: Scale) -> dict[str, float]:
+    low, high = scale.interval()
+    return {
+        "noise_scale": scale.value,
+        "noise_scale_se": scale.standard_error if math.isfinite(scale.value) else math.nan,
+        "noise_scale_low": low,
+        "noise_scale_high": high,
+        "noise_trace": scale.trace,
+        "noise_trace_se": scale.trace_error,
+        "noise_norm2": scale.norm2,
+        "noise_norm2_se": scale.norm2_error,
+    }
+
+
+@registry.instruments.add("noise-alignment")
+class NoiseAlignment(Instrument):
+    """tr(HS)/tr S at w_a, S the second moment of minibatch gradients: the interaction-aware sharpness.
+
+    From ``monitor.draws`` fresh minibatches of the total batch, H on the sample of ``monitor.samples``; see
+    :func:`landscape.noise_alignment`. A draw takes a gradient over its minibatch and a product over the
+    sample.
+    """
+
+    name = "noise-alignment"
+    columns: ClassVar[Mapping[str, str]] = {"noise_alignment": "nat", "noise_alignment_se": "nat"}
+    on_sample = on_minibatches = True
+
+    def measure(self, now: Moment) -> dict[str, float]:
+        comm, draws = self.run.comm, self.run.monitor.draws
+        along, turns = self.run.sample.curvature(now.mean), range(draws)[comm.share(draws)]
+        minibatches = Minibatches(self.run.problem, self.run.batch, self.generator(now))
+        rows = np.zeros((draws, 2))
+        for k, (drawn,) in zip(range(draws), minibatches, strict=False):
+            gradient = on_all(comm, drawn.gradient(now.mean) if k in turns else None, now.mean)
+            rows[k] = along(gradient), float(gradient.double().square().sum())
+        value, error = statistics.ratio(rows[:, 0], rows[:, 1])
+        return {"noise_alignment": value, "noise_alignment_se": error}
+
+
+@registry.instruments.add("disagreement")
+class Disagreement(Instrument):
+    """The spread and the gradient in the space of the ``monitor.top`` largest eigenvalues, and ½ tr(HC).
+
+    H and the gradient are at w_a, on the sample of ``monitor.samples``; C = n⁻¹ Σ_j Δw_j Δw_jᵀ, so that
+    ½ tr(HC) is what the spread costs in loss to second order, in nats. Errors are those of
+    :func:`landscape.disagreement`, over the learners. Takes the products of the eigenvectors, which
+    "lambda-max" uses as well, and one for each learner.
+    """
+
+    name = "disagreement"
+    columns: ClassVar[Mapping[str, str]] = {
+        "spread_share": UNITS["spread_share"],
+        "spread_share_se": "1",
+        "gradient_share": "1",
+        "disagreement_cost": "nat",
+        "disagreement_cost_se": "nat",
+    }
+    on_sample = True
+
+    def __init__(self, run: Setting) -> None:
+        super().__init__(run)
+        if run.learners < 2:
+            raise InputError(
+                f"monitor.instruments: '{self.name}' is not allowed with 1 learner, at least 2 are needed"
+            )
+
+    def measure(self, now: Moment) -> dict[str, float]:
+        pairs = self.run.sample.top(now.step, now.mean)
+        if pairs is None:
+            return {}
+        comm, vectors = self.run.comm, pairs.vectors.double()
+        spread = now.weights - now.mean
+        along, curvature = self.run.sample.curvature(now.mean), np.zeros(self.run.learners)
+        for j in range(self.run.learners):
+            own = comm.local.start <= j < comm.local.stop
+            row = on_all(comm, spread[j - comm.local.start] if own else None, now.mean)
+            curvature[j] = along(row)
+        # Of each learner the squares along the eigenvectors, and its own square.
+        table = torch.zeros(self.run.learners, len(vectors) + 1, dtype=torch.float64)
+        rows = spread.double()
+        table[comm.local] = torch.cat((rows @ vectors.T, rows.norm(dim=1, keepdim=True)), 1).square().cpu()
+        squares = comm.totals(table).numpy()
+        gradient = self.run.sample.gradient(now.mean).double()
+        norm2 = float(gradient @ gradient)
+        columns = {"gradient_share": float((vectors @ gradient).square().sum()) / (norm2 or math.nan)}
+        if squares[:, -1].mean() > rounding(now.mean):  # else all learners have the same weights
+            share, error = shares(squares[:, :-1], squares[:, -1])
+            columns |= {"spread_share": float(share.sum()), "spread_share_se": float(error[-1])}
+        cost, cost_error = half_mean(curvature)
+        return columns | {"disagreement_cost": cost, "disagreement_cost_se": cost_error}

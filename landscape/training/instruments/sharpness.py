@@ -1,0 +1,206 @@
+"""Sharpness along a run: λ_max, plain and preconditioned, over minibatches, and as a rise of the loss."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from landscape.analysis.sharpness import sharpness
+from landscape.checkpoint.history import MONITORED, UNITS
+from landscape.core import registry
+from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
+from landscape.core.statistics import mean_and_error
+from landscape.curvature.hessian import gradient_curvature
+from landscape.gradients.minibatches import Minibatches
+from landscape.problem.problem import Problem
+from landscape.training.instruments.base import Instrument, Moment, Setting, rounding
+
+
+@registry.instruments.add("lambda-max")
+class LambdaMax(Instrument):
+    """λ_max of ∇²L at w_a, lr·λ_max, the rule's limit, and the share of the spread along top eigenvectors.
+
+    It is also measured every ``monitor.sharpness`` steps.
+    """
+
+    name = "lambda-max"
+    columns: ClassVar[Mapping[str, str]] = {column: UNITS[column] for column in MONITORED}
+    on_sample = True
+
+    def measure(self, now: Moment) -> dict[str, float]:
+        pairs = self.run.sample.top(now.step, now.mean)
+        if pairs is None:
+            return {}
+        spread = now.weights - now.mean
+        totals = self.run.comm.start_learners_mean(
+            float((spread @ pairs.vectors.T).double().square().sum()) / len(spread),
+            float(spread.double().square().sum()) / len(spread),
+        )
+        along, total = totals()
+        top, limit = float(pairs.values[0]), self.run.stability_limit
+        return {
+            "lambda_max": top,
+            "lambda_max_residual": float(pairs.residuals[0]),
+            "lr_lambda_max": now.lr * top,
+            "lr_lambda_limit": math.nan if limit is None else limit,
+            "spread_share": along / total if total > rounding(now.mean) else math.nan,
+        }
+
+
+@registry.instruments.add("preconditioned-lambda-max")
+class PreconditionedLambdaMax(Instrument):
+    """λ_max of P^{-1/2} H P^{-1/2} at w_a, P the optimizer's preconditioner there, with its own limit.
+
+    P and the limit are those of :func:`landscape.preconditioner`: of the learners' mean state.
+    """
+
+    name = "preconditioned-lambda-max"
+    columns: ClassVar[Mapping[str, str]] = {
+        "preconditioned_lambda_max": "nat",
+        "preconditioned_lambda_max_residual": "nat",
+        "lr_preconditioned_lambda_max": "1",
+        "lr_preconditioned_limit": "1",
+    }
+    on_sample = True
+
+    def __init__(self, run: Setting) -> None:
+        super().__init__(run)
+        run.preconditioner(None)
+        self._near: Tensor | None = None
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        return {} if self._near is None else {self.key: self._near}
+
+    def restore(self, state: Tensor) -> None:
+        self._near = state.to(self.run.problem.theta)
+
+    def measure(self, now: Moment) -> dict[str, float]:
+        seen = self.run.preconditioner(now)
+        pairs = None if seen is None else self.run.sample.search(now.mean, 1, self._near, seen)
+        self._near = None if pairs is None else pairs.vectors.sum(0)
+        if seen is None or pairs is None:
+            return {}
+        top = float(pairs.values[0])
+        return {
+            "preconditioned_lambda_max": top,
+            "preconditioned_lambda_max_residual": float(pairs.residuals[0]),
+            "lr_preconditioned_lambda_max": now.lr * top,
+            "lr_preconditioned_limit": seen.limit,
+        }
+
+
+@registry.instruments.add("batch-sharpness")
+class BatchSharpness(Instrument):
+    """E[gᵀHg/‖g‖²] (arXiv:2412.20553), over ``monitor.draws`` fresh minibatches of the training set.
+
+    At w_a with minibatches of the total batch and, with several learners, where each of them takes its
+    gradients, with the local one; see :func:`landscape.batch_sharpness`. A draw takes a gradient and a
+    product over its minibatch. NaN where a gradient is zero or not finite.
+    """
+
+    name = "batch-sharpness"
+    columns: ClassVar[Mapping[str, str]] = {
+        "batch_sharpness": "nat",
+        "batch_sharpness_se": "nat",
+        "lr_batch_sharpness": "1",
+        "lr_lambda_limit": "1",
+        "learner_batch_sharpness": "nat",
+        "learner_batch_sharpness_se": "nat",
+        "lr_learner_batch_sharpness": "1",
+    }
+    on_minibatches = True
+
+    def measure(self, now: Moment) -> dict[str, float]:
+        run = self.run
+        value, error = mean_and_error(self._drawn(now, now.mean[None], 1).mean(1))
+        columns = {
+            "batch_sharpness": value,
+            "batch_sharpness_se": error,
+            "lr_batch_sharpness": now.lr * value,
+            "lr_lambda_limit": math.nan if run.stability_limit is None else run.stability_limit,
+        }
+        if run.learners == 1:
+            return columns
+        value, error = mean_and_error(self._drawn(now, now.points, run.learners).mean(1))
+        return columns | {
+            "learner_batch_sharpness": value,
+            "learner_batch_sharpness_se": error,
+            "lr_learner_batch_sharpness": now.lr * value,
+        }
+
+    def _drawn(self, now: Moment, thetas: Tensor, learners: int) -> Array:
+        """(draws, learners): w_a's draws are shared by the processes; of learners each has its own."""
+        comm, draws = self.run.comm, self.run.monitor.draws
+        part = "learners" if learners > 1 else "mean"
+        minibatches = Minibatches(
+            self.run.problem, self.run.batch // learners, self.generator(now, part), learners
+        )
+        own = comm.local if learners > 1 else slice(0, 1)
+        turns = range(draws)[slice(None) if learners > 1 else comm.share(draws)]
+        table = torch.zeros(draws, learners, dtype=torch.float64)
+        for k, drawn in zip(range(draws), minibatches, strict=False):
+            if k in turns:
+                pairs = zip(drawn[own], thetas, strict=True)
+                table[k, own] = torch.tensor([_curvature(p, t) for p, t in pairs], dtype=torch.float64)
+        found: Array = comm.totals(table).numpy()
+        return found
+
+
+def _curvature(minibatch: Problem, theta: Tensor) -> float:
+    """gᵀHg/‖g‖²; NaN where it does not exist, since a run must not end for it."""
+    try:
+        return gradient_curvature(minibatch, theta)[0]
+    except FailedError:
+        return math.nan
+
+
+class _Rise(Instrument):
+    """Adaptive sharpness at w_a within ``monitor.rho``, on the run's sample; rank 0 measures it.
+
+    See :func:`landscape.sharpness`, whose defaults it has.
+    """
+
+    kind: ClassVar[str]
+    on_sample = True
+
+    def __init__(self, run: Setting) -> None:
+        super().__init__(run)
+        if not run.monitor.rho:
+            raise InputError(f"monitor.rho: missing, '{self.name}' is the rise of the loss within it")
+
+    def measure(self, now: Moment) -> dict[str, float]:
+        found = torch.zeros(len(self.columns), dtype=torch.float64)
+        if self.run.comm.rank == 0:
+            problem = copy.copy(self.run.sample.problem)
+            problem.theta = now.mean
+            result = sharpness(
+                problem, self.run.monitor.rho, self.kind,
+                max_draws=self.run.monitor.draws, seed=self.generator(now).initial_seed(),
+            )  # fmt: skip
+            found += torch.tensor([result.value, result.standard_error][: len(found)])
+        values = self.run.comm.totals(found).tolist()
+        if not all(math.isfinite(value) for value in values):
+            return {}
+        return dict(zip(self.columns, values, strict=True))
+
+
+@registry.instruments.add("worst-sharpness")
+class WorstSharpness(_Rise):
+    """The largest rise of the loss for ‖δ/|w|‖ ≤ ρ, in nats; a lower bound."""
+
+    name, kind = "worst-sharpness", "worst"
+    columns: ClassVar[Mapping[str, str]] = {"worst_sharpness": "nat"}
+
+
+@registry.instruments.add("average-sharpness")
+class AverageSharpness(_Rise):
+    """The mean rise of the loss for δ/|w| ~ N(0, ρ²), in nats, over ``monitor.draws`` pairs ±δ."""
+
+    name, kind = "average-sharpness", "average"
+    columns: ClassVar[Mapping[str, str]] = {"average_sharpness": "nat", "average_sharpness_se": "nat"}

@@ -1,0 +1,273 @@
+"""Optimizers: from a learner's gradient to its direction u_j, which the rule steps by −α.
+
+Their interface, SGD, and rates that adapt to each parameter tensor: LARS and LAMB, for large batches.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from landscape.core import registry
+from landscape.core.errors import FailedError, InputError
+from landscape.core.options import below_one, positive
+from landscape.problem.layout import Layout
+
+
+class OptimizerMemory(Protocol):
+    """What update rules read and change of an optimizer, this package's or a user's own.
+
+    Attributes:
+        counters, state: as of :class:`Optimizer`.
+    """
+
+    state: dict[str, Tensor]
+
+    @property
+    def counters(self) -> frozenset[str]: ...
+
+    def reset(self) -> None:
+        """Forget all steps so far."""
+
+
+def restored(group: str, like: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A checkpoint's ``group``, in the precision of ``like``. FailedError where one has another shape."""
+    for name, tensor in like.items():
+        shape = tuple(given[name].shape) if name in given else "nothing"
+        if shape != tuple(tensor.shape):
+            raise FailedError(
+                f"checkpoint: /{group}/{name} holds {shape}, its run needs {tuple(tensor.shape)}"
+            )
+    return {name: given[name].to(tensor) for name, tensor in like.items()}
+
+
+class Optimizer(ABC):
+    """Directions (n, P) from gradients (n, P); ``state`` name -> (n, …), saved as /optimizer/NAME.
+
+    A step's order: gradients at the rule's points p_j (n, P); weight decay at p_j; the optimizer's state;
+    u_j; the rule finishes (DPSGD in AWC order: w_j ← Σ_k M_jk w_k − α u_j). Each learner has a state of its
+    own, as when every worker runs its own ``torch.optim`` optimizer.
+
+    An optimizer is added to the registry under the name that recipes give, in this package or in a plugin;
+    the arguments of its ``__init__`` are the options of the recipe::
+
+        @registry.optimizers.add("my-optimizer")
+        class MyOptimizer(Optimizer): ...
+    """
+
+    #: Names of the state's tensors (n, P).
+    names: tuple[str, ...] = ()
+    #: Names of the tensors that only count steps: equal for all learners, and left out of averages.
+    counters: frozenset[str] = frozenset()
+    #: Whether the direction is linear in the gradients so far.
+    linear = True
+
+    #: Whether the direction is the gradient itself, which Eq. 4's split of the noise assumes.
+    direction_is_gradient = False
+    #: (m, form) as :func:`landscape.limits.max_stable_step` takes them; None if it is another kind.
+    heavy_ball: tuple[float, str] | None = None
+    #: (m, form, c): with its preconditioner P fixed, the steps are those of momentum m with rate c·α. m and
+    #: form as in :attr:`heavy_ball`; Adam's m ← β m + (1 − β) g has c = 1 − β. None where
+    #: :meth:`preconditioner` gives none.
+    preconditioned: tuple[float, str, float] | None = None
+
+    def __init__(self) -> None:
+        self.layout = Layout(())
+        #: A step replaces it and never writes to it, so that the step can be undone with the old one.
+        self.state: dict[str, Tensor] = {}
+
+    def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor | None:
+        """The diagonal of P (n, P) after ``step`` steps: with it the directions are P⁻¹ times a momentum.
+
+        None: the directions are no such product with a positive diagonal P.
+
+        Args:
+            points: (n, P), the weights.
+            gradients: (n, P), such as the next ones; LARS alone depends on them.
+            step: counted from 1.
+        """
+        return None
+
+    def start(self, layout: Layout, weights: Tensor) -> None:
+        """Set a state of zeros.
+
+        Args:
+            layout: of the parameter tensors in a row of weights.
+            weights: of this process's learners (n, P).
+        """
+        self.layout = layout
+        self.state = {name: torch.zeros_like(weights) for name in self.names}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take the state of a checkpoint, after :meth:`start`.
+
+        Args:
+            state: name -> (n, …).
+
+        Raises:
+            FailedError: where it is not this optimizer's, or not of so many learners.
+        """
+        self.state = restored("optimizer", self.state, state)
+
+    def reset(self) -> None:
+        """Forget all steps so far: the state is that of :meth:`start`."""
+        self.state = {name: torch.zeros_like(tensor) for name, tensor in self.state.items()}
+
+    @abstractmethod
+    def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
+        """The descent directions of the learners.
+
+        Args:
+            gradients: (n, P); they are not written to.
+            points: where they were taken (n, P).
+            lr: α of this step. The direction does not contain it: a change does not rescale momentum.
+            step: counted from 1.
+
+        Returns:
+            u (n, P).
+        """
+
+
+@registry.optimizers.add("sgd")
+class SGD(Optimizer):
+    """``torch.optim.SGD`` without dampening: g ← g + λ p; v ← m v + g; u = v, or Nesterov's u = g + m v.
+
+    Without momentum and weight decay u is the gradient.
+
+    Args:
+        momentum: m. Source: DPSGD-2020, Figure 2.
+        nesterov: Use Nesterov's form. Source: torch.optim.SGD.
+        weight_decay: λ. Source: DPSGD-2020, Figure 2.
+    """
+
+    def __init__(self, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> None:
+        super().__init__()
+        below_one("optimizer.momentum", momentum)
+        positive("optimizer.weight_decay", weight_decay, least=0)
+        if nesterov and not momentum:
+            raise InputError("optimizer.nesterov: true is not allowed without optimizer.momentum > 0")
+        self.momentum, self.nesterov, self.weight_decay = momentum, nesterov, weight_decay
+        self.names = ("momentum",) if momentum else ()
+        self.direction_is_gradient = not momentum and not weight_decay
+        self.heavy_ball = momentum, "nesterov" if nesterov else "ordinary"
+
+    def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
+        if self.weight_decay:
+            gradients = torch.add(gradients, points, alpha=self.weight_decay)
+        if not self.momentum:
+            return gradients
+        v = torch.add(gradients, self.state["momentum"], alpha=self.momentum)
+        self.state = {"momentum": v}
+        return torch.add(gradients, v, alpha=self.momentum) if self.nesterov else v
+
+
+@registry.optimizers.add("lars")
+class LARS(Optimizer):
+    """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg 2017, Algorithm 1), for large batches.
+
+    For each parameter tensor, biases and normalisation included: v ← m v + r (g + λ p), u = v,
+    r = ``trust`` ‖p‖ / (‖g‖ + λ ‖p‖). The variant of common implementations: the learning rate outside v, and
+    r = 1 where ‖p‖ or ‖g‖ is 0 (a tensor that starts at zero could never leave it).
+
+    Args:
+        momentum: m. Source: You, Gitman, Ginsburg 2017.
+        weight_decay: λ. Source: You, Gitman, Ginsburg 2017.
+        trust: The trust coefficient in r. Source: You, Gitman, Ginsburg 2017.
+    """
+
+    names = ("momentum",)
+    linear = False
+
+    def __init__(self, momentum: float = 0.9, weight_decay: float = 0.0005, trust: float = 0.001) -> None:
+        super().__init__()
+        below_one("optimizer.momentum", momentum)
+        positive("optimizer.weight_decay", weight_decay, least=0)
+        positive("optimizer.trust", trust)
+        self.momentum, self.weight_decay, self.trust = momentum, weight_decay, trust
+        self.preconditioned = momentum, "ordinary", 1.0
+
+    def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor:
+        return _scale(self.layout, torch.ones_like(points), 1 / self._ratios(points, gradients))
+
+    def _ratios(self, points: Tensor, gradients: Tensor) -> Tensor:
+        """r (n, slots)."""
+        w, g = _norms(self.layout, points), _norms(self.layout, gradients)
+        ratios = self.trust * w / (g + self.weight_decay * w)
+        return torch.where((w > 0) & (g > 0), ratios, 1.0)
+
+    def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
+        ratios = self._ratios(points, gradients)
+        scaled = _scale(self.layout, torch.add(gradients, points, alpha=self.weight_decay), ratios)
+        v = scaled.add_(self.state["momentum"], alpha=self.momentum)
+        self.state = {"momentum": v}
+        return v
+
+
+@registry.optimizers.add("lamb")
+class LAMB(Optimizer):
+    """LAMB (You et al. 2020, Algorithm 2, φ the identity): Adam, then a ratio for each parameter tensor.
+
+    m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g²; m̂ = m/(1 − β₁ᵗ), v̂ = v/(1 − β₂ᵗ); s = m̂/(√v̂ + ε) + λ p;
+    u = s ‖p‖/‖s‖ for each parameter tensor, biases and normalisation included, and u = s where either norm is
+    0, as in common implementations. Weight decay λ is decoupled.
+
+    Args:
+        beta1: β₁. Source: You et al. 2020, for BERT.
+        beta2: β₂. Source: You et al. 2020, for BERT.
+        epsilon: ε. Source: You et al. 2020, for BERT.
+        weight_decay: λ. Source: You et al. 2020, for BERT.
+    """
+
+    names = ("first_moment", "second_moment")
+    linear = False
+
+    def __init__(
+        self, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-6, weight_decay: float = 0.01
+    ) -> None:
+        super().__init__()
+        below_one("optimizer.beta1", beta1)
+        below_one("optimizer.beta2", beta2)
+        positive("optimizer.epsilon", epsilon)
+        positive("optimizer.weight_decay", weight_decay, least=0)
+        self.betas, self.epsilon, self.weight_decay = (beta1, beta2), epsilon, weight_decay
+        self.preconditioned = beta1, "ordinary", 1 - beta1
+
+    def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
+        beta1, beta2 = self.betas
+        first = self.state["first_moment"].lerp(gradients, 1 - beta1)
+        second = torch.addcmul(beta2 * self.state["second_moment"], gradients, gradients, value=1 - beta2)
+        self.state = {"first_moment": first, "second_moment": second}
+        s = torch.div(first, self._root(step)).add_(points, alpha=self.weight_decay)
+        return _scale(self.layout, s, self._ratios(points, s))
+
+    def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor:
+        root = self._root(step)
+        s = torch.div(self.state["first_moment"], root).add_(points, alpha=self.weight_decay)
+        return _scale(self.layout, root, 1 / self._ratios(points, s))
+
+    def _root(self, step: int) -> Tensor:
+        """(√v̂ + ε)(1 − β₁ᵗ), by which m is divided."""
+        beta1, beta2 = self.betas
+        root = (self.state["second_moment"] / (1 - beta2**step)).sqrt_().add_(self.epsilon)
+        return root.mul_(1 - beta1**step)
+
+    def _ratios(self, points: Tensor, s: Tensor) -> Tensor:
+        """‖p‖/‖s‖ (n, slots)."""
+        w, norms = _norms(self.layout, points), _norms(self.layout, s)
+        return torch.where((w > 0) & (norms > 0), w / norms, 1.0)
+
+
+def _norms(layout: Layout, v: Tensor) -> Tensor:
+    """(n, slots): the norm of each learner's part of each parameter tensor."""
+    return torch.stack([v[:, s.offset : s.offset + s.size].norm(dim=1) for s in layout.slots], dim=1)
+
+
+def _scale(layout: Layout, v: Tensor, ratios: Tensor) -> Tensor:
+    """``v`` (n, P), each parameter tensor of each learner times its ratio (n, slots); in place."""
+    for slot, ratio in zip(layout.slots, ratios.unbind(1), strict=True):
+        v[:, slot.offset : slot.offset + slot.size] *= ratio[:, None]
+    return v

@@ -1,0 +1,135 @@
+"""The preconditioner in the state of an optimizer: of a run as it goes, and of a checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from landscape.checkpoint.checkpoint import Checkpoint, check_learner
+from landscape.core.errors import FailedError, InputError
+from landscape.core.options import expect
+from landscape.curvature.hessian import Preconditioner
+from landscape.gradients.minibatches import Minibatches, stream
+from landscape.problem.problem import Problem
+from landscape.training import optimizer as optimizers
+from landscape.training.optimizer.base import Optimizer
+from landscape.training.recipes.recipe import Recipe, recipe_of
+
+
+def preconditioner(
+    checkpoint: Checkpoint, problem: Problem, learner: str | int = "mean", *, seed: int = 0
+) -> Preconditioner:
+    """The diagonal P with which Adam, AdamW, RMSprop, LARS or LAMB makes its next step, and its limit.
+
+    For Adam P = (√v̂ + ε)(1 − β₁ᵗ), v̂ the second moment corrected for its bias, as in Cohen et al. 2022
+    (arXiv:2207.14484); for LAMB that times ‖s‖/‖w‖ and for LARS (‖g‖ + λ‖w‖)/(trust ‖w‖), by parameter tensor
+    (ours). The limit on ηλ_max(P^{-1/2} H P^{-1/2}) is that of the update rule with the optimizer's momentum,
+    P being fixed and common to all learners: 2(1 + β₁)/(1 − β₁) = 38 for SSGD with Adam's β₁ = 0.9. A weight
+    decay in the recipe is left out.
+
+    Args:
+        checkpoint: of a run of ``landscape train``.
+        problem: its problem; LARS takes gradients of it, on minibatches of the run's size.
+        learner: "mean": the state averaged over the learners (ours; with SSGD all are equal), at w_a; or a
+            learner's number, with its own state and weights.
+        seed: draws these minibatches.
+
+    Returns:
+        P with the optimizer's learning rate and limit.
+
+    Raises:
+        InputError: another optimizer, or a learner that does not exist.
+        FailedError: a checkpoint that ``landscape train`` did not make, or of step 0.
+
+    Example:
+        >>> import torch, landscape
+        >>> landscape.Preconditioner(torch.tensor([1.0, 4.0]), name="torch:Adam", lr=0.1, limit=38.0).lr
+        0.1
+    """
+    expect("checkpoint", checkpoint, Checkpoint)
+    if not checkpoint.has_recipe:
+        raise FailedError(
+            f"{checkpoint.path or 'checkpoint'}: landscape train did not make it, so that its optimizer is "
+            "not known; give a landscape.Preconditioner"
+        )
+    made = StatePreconditioner(recipe_of(checkpoint), problem, "precondition")
+    if checkpoint.step < 1:
+        raise FailedError(f"{checkpoint.path or 'checkpoint'}: of step 0, the optimizer has no state yet")
+    check_learner(learner, checkpoint.learners)
+    if isinstance(learner, int):
+        theta = checkpoint.weights[learner]
+        state = {key: rows[learner : learner + 1] for key, rows in checkpoint.optimizer.items()}
+    else:
+        theta = checkpoint.mean
+        state = {key: _mean(key, rows, made.counters) for key, rows in checkpoint.optimizer.items()}
+    return made.at(theta.to(problem.theta), state, checkpoint.step, checkpoint.lr, stream(seed, 0))
+
+
+def _mean(name: str, rows: Tensor, counters: frozenset[str]) -> Tensor:
+    """The mean over the learners (1, …); of counters, which are equal, the first row."""
+    return rows[:1] if name in counters else rows.mean(0, keepdim=True)
+
+
+# Minibatches over which LARS's preconditioner, which depends on the gradient's norm, is averaged (ours).
+DRAWS = 8
+
+
+class StatePreconditioner:
+    """P and its limit, as :func:`landscape.preconditioner` describes them, from states of the optimizer.
+
+    Args:
+        recipe: of the run.
+        problem: its problem; LARS takes gradients of it, on minibatches of the run's size.
+        where: what asks for P, for the message.
+
+    Raises:
+        InputError: for an optimizer without a diagonal preconditioner.
+    """
+
+    def __init__(self, recipe: Recipe, problem: Problem, where: str) -> None:
+        self._recipe, self._problem = recipe, problem
+        self.name, options = recipe.part("optimizer")
+        self._optimizer: Optimizer = optimizers.make(self.name, options)
+        momentum = self._optimizer.preconditioned
+        if momentum is None:
+            raise InputError(
+                f"{where}: the optimizer '{self.name}' has no diagonal preconditioner (allowed: adam, "
+                "adamw, rmsprop, lars, lamb)"
+            )
+        m, form, factor = momentum
+        limit = recipe.rule().stability_limit(m, form)
+        self.limit = math.nan if limit is None else limit / factor
+
+    @property
+    def counters(self) -> frozenset[str]:
+        """The parts of a state that count steps: equal for all learners, and not to be averaged."""
+        return self._optimizer.counters
+
+    def at(
+        self, theta: Tensor, state: Mapping[str, Tensor], step: int, lr: float, draws: torch.Generator
+    ) -> Preconditioner:
+        """P after ``step`` steps.
+
+        Args:
+            theta: θ (P,).
+            state: name -> (1, …).
+            step: counted from 1.
+            lr: η.
+            draws: for LARS's minibatches.
+        """
+        self._optimizer.start(self._problem.layout, theta[None])
+        self._optimizer.restore(state)
+        gradients = self._gradients(theta, draws) if self.name == "lars" else torch.zeros_like(theta)[None]
+        diagonals = [self._optimizer.preconditioner(theta[None], g[None], step) for g in gradients]
+        known = torch.cat([d for d in diagonals if d is not None])
+        return Preconditioner(known.mean(0), name=self.name, lr=lr, limit=self.limit)
+
+    def _gradients(self, theta: Tensor, draws: torch.Generator) -> Tensor:
+        """(DRAWS, P), gradients of the minibatches that one state of the optimizer sees."""
+        recipe = self._recipe
+        size = recipe.local_batch * (recipe.learners if recipe.rule().synchronous else 1)
+        drawn = zip(range(DRAWS), Minibatches(self._problem, size, draws), strict=False)
+        return torch.stack([part.gradient(theta) for _, (part,) in drawn])

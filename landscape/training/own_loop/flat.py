@@ -1,0 +1,501 @@
+"""The user's own loop: its optimizer, its module's parameters (as one tensor, too), its processes."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from landscape import limits
+from landscape.checkpoint.checkpoint import Checkpoint, storable
+from landscape.core.errors import FailedError, InputError
+from landscape.curvature.hessian import Preconditioner
+from landscape.problem.layout import Layout
+from landscape.training.optimizer.torch_optim import preconditioned
+from landscape.training.optimizer.torch_optim import preconditioner as found_preconditioner
+from landscape.training.processes.process_group import Lost, first_line
+
+T = TypeVar("T")
+REMEDY = "make the change first, then a new optimizer and a new DecentralizedDataParallel"
+
+
+def check_module(model: Any) -> None:
+    """InputError unless ``model`` is a module with all of its parameters here."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model: a {type(model).__name__} is not allowed, it must be a torch.nn.Module")
+    if any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules()):
+        raise InputError("model: FSDP cuts its parameters into shards, they are needed whole (DDP)")
+    for name, p in model.named_parameters():
+        if nn.parameter.is_lazy(p):
+            raise _refusal(name, "has no shape yet", "run one batch through the model first")
+        if hasattr(p, "placements"):
+            raise _refusal(name, "is cut into shards (DTensor)", "it is needed whole (DDP)")
+
+
+class Tracked:
+    """The parameters and buffers of the user's module, under names of their own.
+
+    Args:
+        module: the user's.
+        layout: of its trainable parameters, with these names.
+        own_name: from the module's names to these.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout, own_name: Callable[[str], str]) -> None:
+        self.module, self.layout, self._own_name = module, layout, own_name
+
+    def named(self) -> dict[str, nn.Parameter]:
+        """Name -> parameter now."""
+        return {self._own_name(name): p for name, p in self.module.named_parameters()}
+
+    def rest(self, saved: bool = False) -> dict[str, Tensor]:
+        """Name -> frozen parameters and buffers, as they are; ``saved``: only those that state_dict has."""
+        everything = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        chosen = self.module.state_dict().keys() & everything.keys() if saved else everything.keys()
+        named = {self._own_name(name): t.detach() for name, t in everything.items() if name in chosen}
+        trained = {slot.name for slot in self.layout.slots}
+        return {name: t for name, t in named.items() if name not in trained}
+
+    def kept(self) -> dict[str, Tensor]:
+        """Of :meth:`rest` what is saved, a row for the one learner, as files take it."""
+        return {name: storable(t)[None].clone() for name, t in self.rest(saved=True).items()}
+
+
+class FlatParameters(Tracked):
+    """The trainable parameters of ``module`` as views of ``flat`` (1, P), in the order of ``layout``.
+
+    The Parameter objects stay the same, so that the optimizer's are these; only their memory is replaced. A
+    tied parameter is there once. ``trained`` name -> parameter.
+
+    Args:
+        module: the user's.
+        optimizer: its optimizer, which must have all trainable parameters and no others.
+
+    Raises:
+        InputError: for parameters that cannot lie in one piece of memory, or are not the optimizer's.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        slots = (dataclasses.replace(slot, name=plain(slot.name)) for slot in Layout.of(module).slots)
+        super().__init__(module, Layout(tuple(slots)), plain)
+        self.optimizer, self._known = optimizer, self.named()
+        self.trained = {name: p for name, p in self._known.items() if p.requires_grad}
+        self._groups = self._optimized()
+        self._check_parameters()
+        self._check_optimizer()
+        first = next(iter(self.trained.values()))
+        self.device = first.device
+        self.flat = torch.empty(1, self.layout.size, dtype=first.dtype, device=first.device)
+        self.views = [*self.layout.views(self.flat[0]).values()]
+        for p, view in zip(self.trained.values(), self.views, strict=True):
+            view.copy_(p.detach())
+            p.data = view
+
+    def _optimized(self) -> list[int]:
+        """The identities of the optimizer's parameters."""
+        return [id(p) for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _check_parameters(self) -> None:
+        if not self.trained:
+            raise InputError("model: it has no trainable parameter")
+        first, memory = next(iter(self.trained)), dict[int, str]()
+        for name, p in self.trained.items():
+            if p.device.type == "meta" or not p.is_floating_point():
+                raise _refusal(name, f"is {_kind(p)}", "parameters are real numbers with values")
+            if _kind(p) != (kind := _kind(self.trained[first])):
+                reason = f"is {_kind(p)}, '{first}' is {kind}"
+                raise _refusal(name, reason, "all trainable parameters must be alike; use autocast")
+            if p.numel() and (other := memory.setdefault(p.data_ptr(), name)) != name:
+                reason = f"shares the memory of '{other}'"
+                raise _refusal(name, reason, "tied weights must be one Parameter under both names")
+
+    def _check_optimizer(self) -> None:
+        own, optimized = {id(p) for p in self._known.values()}, set(self._groups)
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                if id(p) not in own:
+                    raise InputError(
+                        f"optimizer: its parameter of shape {tuple(p.shape)} is not the model's; give the "
+                        "optimizer of model.parameters(), made after the last change of the model"
+                    )
+        for name, p in self.trained.items():
+            if id(p) not in optimized:
+                raise InputError(f"optimizer: parameter '{name}' is not in it; add it, or freeze it")
+
+    def check(self) -> None:
+        """Raise InputError where the trained parameters are no longer the same; others may come and go."""
+        now = self.named()
+        for name, p in {**self._known, **now}.items():
+            before = self._known.get(name)
+            if now.get(name) is not before and (name in self.trained or p.requires_grad):
+                change = "added" if before is None else "replaced" if name in now else "removed"
+                raise _refusal(name, f"was {change}")
+            if p.requires_grad and name not in self.trained:
+                raise _refusal(name, "was frozen, now it is trained")
+        self._known = now
+        if self._optimized() != self._groups:
+            raise InputError(f"optimizer: its parameters have changed; {REMEDY}")
+        self.check_memory()
+
+    def check_memory(self) -> None:
+        """Raise InputError where parameters have another shape, precision or device.
+
+        New memory of the same kind, as ``p.data = …`` gives, is copied and given up.
+        """
+        for (name, p), view in zip(self.trained.items(), self.views, strict=True):
+            if p.data_ptr() == view.data_ptr() and p.shape == view.shape:  # as almost always
+                continue
+            if p.shape != view.shape:
+                raise _refusal(name, f"had shape {tuple(view.shape)}, now {tuple(p.shape)}")
+            if p.dtype != view.dtype or p.device != view.device:
+                raise _refusal(name, f"was {_kind(view)}, now {_kind(p)}")
+            view.copy_(p.detach().clone())
+            p.data = view
+
+
+def plain(name: str) -> str:
+    """The name of a parameter in the module that torch.compile wrapped."""
+    return name.replace("_orig_mod.", "")
+
+
+def _kind(p: Tensor) -> str:
+    return f"{str(p.dtype).removeprefix('torch.')} on {p.device}"
+
+
+def _refusal(name: str, change: str, remedy: str = REMEDY) -> InputError:
+    return InputError(f"model: parameter '{name}' {change}; {remedy}")
+
+
+class DefaultGroup:
+    """This process in the default process group; alone where there is none.
+
+    Args:
+        rank, size: its number, and that of all processes.
+        device: that of the exchanged tensors.
+
+    Raises:
+        InputError: where the group cannot exchange tensors of that device.
+    """
+
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.rank, self.size = rank, size
+        self.device, self.step = device, 0
+        backends = str(dist.get_backend_config()) if size > 1 else ""
+        if device.type == "cuda" and "nccl" not in backends and size > 1:
+            raise InputError(
+                f"model: it is on {device}, the process group exchanges by {backends}; call "
+                "init_process_group('nccl'), or leave the model on the CPU"
+            )
+
+    @contextlib.contextmanager
+    def naming(self) -> Iterator[None]:
+        """Turn torch's errors in the exchanges inside into one line."""
+        try:
+            yield
+        except RuntimeError as error:
+            words = first_line(error).split(". ")[0]
+            raise Lost(
+                f"rank {self.rank} of {self.size}: an exchange of step {self.step} failed, another process "
+                f"is lost or made fewer steps ({words}); go on from the last checkpoint"
+            ) from error
+
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """``tensor`` of rank 0, in memory of its own; its shape and precision are the same on all ranks."""
+        copied = tensor.detach().to(self.device, copy=True).contiguous()
+        if self.size > 1 and copied.numel():
+            with self.naming():
+                dist.broadcast(copied.view(-1).view(torch.uint8), 0)
+        return copied.to(tensor.device)
+
+    def gathered(self, mine: T) -> list[T]:
+        """What JSON can represent: that which each rank gives, in the order of the ranks."""
+        if self.size == 1:
+            return [mine]
+        raw = torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8, device=self.device)
+        length = torch.tensor([len(raw)], device=self.device)
+        lengths = [torch.zeros_like(length) for _ in range(self.size)]
+        with self.naming():
+            dist.all_gather(lengths, length)
+            padded = raw.new_zeros(max(int(n) for n in lengths))
+            padded[: len(raw)] = raw
+            texts = [torch.empty_like(padded) for _ in range(self.size)]
+            dist.all_gather(texts, padded)
+        return [json.loads(bytes(t[: int(n)].tolist())) for t, n in zip(texts, lengths, strict=True)]
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        """Raise InputError on every rank, with the first difference, unless ``facts`` are equal on all."""
+        first, *others = self.gathered(dict(facts))
+        for rank, theirs in enumerate(others, 1):
+            for name in {**first, **theirs}:
+                a, b = first.get(name, "missing"), theirs.get(name, "missing")
+                if a != b:
+                    raise InputError(f"{name}: {b} on rank {rank}, but {a} on rank 0; all must be the same")
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What fails inside fails on every rank: with its own error, or with a line that names the rank."""
+        error: InputError | None = None
+        try:
+            yield
+        except Lost:
+            raise
+        except InputError as raised:
+            error = raised
+        found = self.gathered("" if error is None else str(error))
+        if error is not None:
+            raise error
+        for rank, text in enumerate(found):
+            if text:
+                raise Lost(f"rank {rank}: {text}")
+
+
+#: The name in a checkpoint of which parameters have a state (n, parameter tensors): one that never had a
+#: gradient has none.
+PRESENT = "present"
+
+
+class OptimizerState:
+    """The state of one learner's torch optimizer as update rules take it, an :class:`.OptimizerMemory`.
+
+    ``state`` is read and written by rules that average it: name -> (1, …), for each name of torch's the
+    parameter tensors one after the other. All processes read it at the same step, since they compare first
+    whether theirs have the same parts.
+    """
+
+    def __init__(self, parameters: FlatParameters, group: DefaultGroup) -> None:
+        self._parameters, self._group = parameters, group
+        # Such as Adagrad's, which is made before the first step.
+        self._first = {p: copy.deepcopy(dict(s)) for p, s in self._states() if s}
+
+    def _states(self) -> list[tuple[torch.nn.Parameter, dict[str, Any]]]:
+        state = self._parameters.optimizer.state
+        return [(p, state.get(p, {})) for p in self._parameters.trained.values()]
+
+    def _parts(self) -> dict[str, list[Tensor]]:
+        """Name -> tensors of the parameters that have one."""
+        parts: dict[str, list[Tensor]] = {}
+        for _, state in self._states():
+            for key in sorted(k for k, v in state.items() if isinstance(v, Tensor)):
+                parts.setdefault(key, []).append(state[key])
+        return parts
+
+    @property
+    def counters(self) -> frozenset[str]:
+        """Names of tensors that count steps."""
+
+        def counts(t: Tensor) -> bool:
+            return t.dim() == 0 or not t.is_floating_point()
+
+        return frozenset(key for key, parts in self._parts().items() if any(map(counts, parts)))
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        parts = self._parts()
+        if self._group.size > 1:
+            shapes = [(name, key, tuple(v.shape)) for name, key, v in self._named()]
+            digest = hashlib.sha256(repr(shapes).encode()).hexdigest()
+            if len(set(self._group.gathered(digest))) > 1:
+                raise InputError(
+                    "optimizer: its state cannot be averaged, since on some process a parameter never had a "
+                    "gradient; use all parameters in the first step, or algorithm buffers='keep'"
+                )
+        return {
+            key: torch.cat([t.detach().flatten() for t in tensors])[None] for key, tensors in parts.items()
+        }
+
+    @state.setter
+    def state(self, rows: dict[str, Tensor]) -> None:
+        for key, tensors in self._parts().items():
+            sizes = [t.numel() for t in tensors]
+            for tensor, part in zip(tensors, torch.split(rows[key][0], sizes), strict=True):
+                tensor.copy_(part.view(tensor.shape))
+
+    def reset(self) -> None:
+        """The state is again that which the optimizer had when it was wrapped: none, for most."""
+        for p, _ in self._states():
+            self._parameters.optimizer.state.pop(p, None)
+            if p in self._first:
+                self._parameters.optimizer.state[p] = copy.deepcopy(self._first[p])
+
+    # Checkpoints.
+
+    def _named(self) -> list[tuple[str, str, Tensor]]:
+        """(parameter, name, tensor) of all tensors. FailedError for a state that is none."""
+        found = []
+        for name, (_, state) in zip(self._parameters.trained, self._states(), strict=True):
+            for key, value in sorted(state.items()):
+                if isinstance(value, Tensor):
+                    found.append((name, key, value.detach()))
+                elif value is not None:
+                    kind = type(value).__name__
+                    raise FailedError(f"optimizer: its state '{key}' is a {kind}, not a tensor")
+        return found
+
+    def rows(self) -> dict[str, Tensor]:
+        """For a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""
+        mine = {f"{name}.{key}": storable(value) for name, key, value in self._named()}
+        kinds: dict[str, list[Any]] = {}
+        own = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in mine.items()}
+        for theirs in self._group.gathered(own):
+            kinds |= theirs
+        device = self._parameters.device
+        rows = {
+            name: mine[name].to(device)[None].clone()
+            if name in mine
+            else torch.zeros(1, *shape, dtype=getattr(torch, dtype), device=device)
+            for name, (dtype, shape) in sorted(kinds.items())
+        }
+        has = [bool(state) for _, state in self._states()]
+        return rows | {PRESENT: torch.tensor([has], dtype=torch.uint8, device=device)}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take what :meth:`rows` gave, of this learner; the learning rates stay as they are.
+
+        Raises:
+            FailedError: where it does not fit the optimizer.
+        """
+        optimizer, trained = self._parameters.optimizer, self._parameters.trained
+        if PRESENT not in state or state[PRESENT].shape[1:] != (len(trained),):
+            raise FailedError("checkpoint: its /optimizer does not fit the model's parameters")
+        found: dict[str, dict[str, Tensor]] = {name: {} for name in trained}
+        for full, rows in state.items():
+            name, _, key = full.rpartition(".")
+            if name in found:
+                found[name][key] = rows[0].clone()
+        groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+        present = state[PRESENT][0].tolist()
+        for (name, p), has in zip(trained.items(), present, strict=True):
+            optimizer.state.pop(p, None)
+            if has:
+                group = groups[id(p)]
+                optimizer.state[p] = {key: _placed(t, p, group) for key, t in found[name].items()}
+
+
+def _placed(value: Tensor, p: Tensor, group: Mapping[str, Any]) -> Tensor:
+    """``value`` where and in the precision that torch's optimizers have it.
+
+    Their single numbers, such as the step, lie on the CPU unless a kernel on the device reads them.
+    """
+    if value.dim() == 0:
+        return value.to(p.device) if group.get("capturable") or group.get("fused") else value.cpu()
+    half = p.itemsize < 4 and value.is_floating_point()
+    return value.to(p.device, p.dtype if half else value.dtype)
+
+
+def class_path(model: nn.Module) -> str:
+    """MODULE:NAME of the model's class; of a script's its file, from which others can import it."""
+    module = type(model).__module__
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec else Path(file).stem if file else module
+    return f"{module}:{type(model).__qualname__}"
+
+
+def rate(optimizer: Any) -> float:
+    """The learning rate of all parameter groups; NaN where they differ, or there is no optimizer."""
+    if optimizer is None:
+        return math.nan
+    rates = {float(group.get("lr", math.nan)) for group in optimizer.param_groups}
+    return rates.pop() if len(rates) == 1 else math.nan
+
+
+def heavy_ball(optimizer: Any) -> tuple[float, str] | None:
+    """(momentum, form) of torch.optim.SGD, as limits of stability take them; None for what is not known."""
+    if type(optimizer) is not torch.optim.SGD:
+        return None
+    keys = ("lr", "momentum", "dampening", "nesterov", "maximize")
+    forms = {tuple(float(group[key]) for key in keys) for group in optimizer.param_groups}
+    _, momentum, dampening, nesterov, maximize = forms.pop()
+    if forms or maximize or not 0 <= momentum < 1 or (momentum and dampening):
+        return None
+    return momentum, "nesterov" if nesterov else "ordinary"
+
+
+def stability_limit(optimizer: Any) -> float | None:
+    """The largest stable ηλ of torch.optim.SGD in its form; None for what is not known."""
+    form = heavy_ball(optimizer)
+    return limits.max_stable_step(0, *form) if form else None
+
+
+def preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Preconditioner | None:
+    """That of torch's Adam, AdamW or RMSprop for all ``parameters``, with its limit; None before it has one.
+
+    Raises:
+        InputError: for another optimizer, or parameter groups with different options.
+    """
+    kind = type(optimizer)
+    names = ("betas", "eps", "amsgrad", "centered", "momentum", "maximize")
+    groups = optimizer.param_groups if optimizer is not None else [{}]
+    values = {name: groups[0][name] for name in names if name in groups[0]}
+    form = preconditioned(kind, values)
+    if form is None or any(group.get(name) != value for group in groups for name, value in values.items()):
+        words = "parameter groups with different options" if form else f"the optimizer '{kind.__name__}'"
+        raise InputError(
+            f"monitor.instruments: 'preconditioned-lambda-max' is not allowed with {words}, only with Adam, "
+            "AdamW or RMSprop of torch.optim with the same options for all parameters"
+        )
+    states = [optimizer.state.get(p, {}) for p in parameters]
+    if not all("step" in state for state in states):
+        return None
+    flat = {
+        key: torch.cat([state[key].detach().flatten() for state in states])[None]
+        for key, value in states[0].items()
+        if value is not None and key != "step"
+    }
+    pairs = zip(parameters, states, strict=True)
+    updates = torch.cat([torch.full((p.numel(),), float(state["step"])) for p, state in pairs])[None]
+    m, momentum_form, factor = form
+    diagonal = found_preconditioner(kind, values, flat, updates.to(parameters[0].device, torch.float64))[0]
+    limit = limits.max_stable_step(0, m, momentum_form) / factor
+    return Preconditioner(diagonal, name=kind.__name__, lr=rate(optimizer), limit=limit)
+
+
+def optimizer_table(optimizer: Any) -> dict[str, Any]:
+    """The class of a torch optimizer and its defaults: flags, finite numbers, text and lists, as TOML has."""
+    table: dict[str, Any] = {"name": type(optimizer).__name__}
+    for key, value in getattr(optimizer, "defaults", {}).items():
+        value = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
+        each = value if isinstance(value, (list, tuple)) else [value]
+        held = all(
+            isinstance(v, bool | int | str) or (isinstance(v, float) and math.isfinite(v)) for v in each
+        )
+        if held and re.fullmatch(r"[\w-]+", key):
+            table[key] = value
+    return table
+
+
+def read_settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
+    """The tables of its settings that a recorded checkpoint holds."""
+    return {name: table for name, table in checkpoint.settings.items() if isinstance(table, dict)}
+
+
+def has_group() -> bool:
+    """Whether torch.distributed has a default process group."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def place(what: str = "Recorder", why: str = "so that one rank alone records") -> tuple[int, int]:
+    """(rank, processes) of this process. InputError where there are several that know no group yet."""
+    if has_group():
+        return dist.get_rank(), dist.get_world_size()
+    size = os.environ.get("WORLD_SIZE", "1")
+    if size.isdecimal() and int(size) > 1:
+        raise InputError(
+            f"{what}: WORLD_SIZE is {size}, but torch.distributed knows no group yet; call "
+            f"init_process_group first, {why}"
+        )
+    return 0, 1

@@ -1,0 +1,321 @@
+"""A module whose copies in several processes train as the learners of a decentralised algorithm."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from landscape._version import __version__
+from landscape.core.errors import InputError
+from landscape.core.options import check_type, positive
+from landscape.problem.layout import independent_copy
+from landscape.training import algorithms
+from landscape.training.own_loop.flat import DefaultGroup, FlatParameters, check_module, place, plain
+from landscape.training.own_loop.step import Stepper, average_buffers, load, save
+
+_wrapped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+
+class DecentralizedDataParallel(nn.Module):
+    """One learner of decentralised SGD, in a loop of the user's own, with any ``torch.optim`` optimizer.
+
+    Its use is that of ``torch.nn.parallel.DistributedDataParallel``: one process a learner, started by
+    torchrun, in the default process group of torch.distributed. The rules are those of ``landscape train``
+    and give its numbers. Learner j steps by the displacement that its optimizer makes, whatever that is:
+    DPSGD in AWC order is w_j ← Σ_k M_jk w_k + (what ``optimizer.step()`` adds to w_j; DPSGD-2020, Eq. 2).
+    When ``optimizer.step()`` returns, the parameters are w_j(t+1), exchanges included (of ``ssgd`` they are
+    w_a(t+1), as under DistributedDataParallel). Exchanges that do not depend on the gradient run during the
+    forward and the backward pass.
+
+    All processes must make the same number of steps; a lost one ends the others with :class:`.Lost`, at once
+    or within the timeout of the process group. What is done to gradients before the step, such as clipping,
+    is done to the learner's own. A step that a GradScaler skips is one without a gradient: the learner
+    exchanges as in any other. A gradient that is None moves nothing, the parameter is mixed as the others.
+    A step in which the rule is synchronous (ssgd, the first ``start`` ones of local-sgd) averages gradients
+    in ``optimizer.step()``, or, with ``torch.optim.SGD``, the weights after it, which is the same.
+
+    The trainable parameters stay the same objects; their memory becomes part of one contiguous tensor. They
+    must have one precision and one device, and must not be replaced, reshaped or moved later; beside them the
+    wrapper needs memory for P numbers (but for dpsgd for 3 P), and for P of each learner received. Keys of
+    ``state_dict`` are ``module.NAME``, as DistributedDataParallel's, and ``_extra_state`` for the algorithm;
+    each process saves and loads its own, between steps.
+
+    Args:
+        model: any module; that of rank 0 is copied to the others, with its buffers.
+        optimizer: its optimizer, made before, with all of its trainable parameters. Its state is each
+            learner's own. One that needs a closure, such as LBFGS, is refused.
+        algorithm: an update rule of ``landscape train`` by name, such as ``dpsgd``, or a plugin's. The delay
+            of async-sgd is simulated.
+        average_buffers: average the module's floating-point buffers, such as BatchNorm's running statistics,
+            over the learners after each step. By default each learner has its own, as in ``landscape train``.
+        peak_lr: α_0 of dsgd-ac; by default the optimizer's learning rate now, or what a scheduler started
+            from.
+        seed: of the rule's random draws, such as random matchings.
+        options: those of the algorithm, as in recipes: ``mixing="ring(1)"``, ``order="atc"``, ``period=8``.
+            Defaults are those of ``landscape train``: of dpsgd ``mixing="full"``, ``order="awc"``.
+
+    Attributes:
+        module: the user's model.
+        steps: the number of steps made.
+
+    Raises:
+        InputError: for an argument, a model or an optimizer that is not allowed, or that is not the same on
+            all processes; for several processes (WORLD_SIZE) without a process group. In one process without
+            a group there is one learner.
+
+    Example:
+        >>> import torch, landscape
+        >>> model = torch.nn.Linear(3, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> model = landscape.DecentralizedDataParallel(model, optimizer, "local-sgd", period=4)
+        >>> for _ in range(3):
+        ...     optimizer.zero_grad()
+        ...     model(torch.randn(8, 3)).square().mean().backward()
+        ...     optimizer.step()
+        >>> model.steps, model.average_model().weight.equal(model.module.weight)
+        (3, True)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        algorithm: str = "dpsgd",
+        *,
+        average_buffers: bool = False,
+        peak_lr: float | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        _check(model, optimizer)
+        check_type("average_buffers", average_buffers, bool)
+        positive("seed", check_type("seed", seed, int), least=0)
+        rank, size = place("DecentralizedDataParallel", "so that each process is one learner")
+        options = algorithms.options(algorithm, options)
+        rule = algorithms.make(algorithm, options, learners=size, seed=seed)
+        if rule.measured:
+            raise InputError(
+                "algorithm.schedule: 'measured' is not allowed here, its workers need a server; use "
+                "landscape train --nproc"
+            )
+        self._algorithm = {"name": algorithm} | {k: v for k, v in options.items() if v is not None}
+        if rule.uses_peak_lr:
+            group = optimizer.param_groups[0]
+            rule.peak_lr = float(group.get("initial_lr", group["lr"]) if peak_lr is None else peak_lr)
+            positive("peak_lr", rule.peak_lr)
+            self._algorithm["peak_lr"] = rule.peak_lr
+        elif peak_lr is not None:
+            raise InputError(f"peak_lr: {peak_lr} is not allowed, algorithm '{algorithm}' does not use it")
+        self._seed = seed
+        parameters = FlatParameters(model, optimizer)
+        processes = DefaultGroup(rank, size, parameters.device)
+        self._share(model, parameters, processes, average_buffers)
+        self._stepper = Stepper(parameters, rule, processes, average_buffers)
+        _wrapped.add(optimizer)
+        self.module = model
+
+    def _share(
+        self, model: nn.Module, parameters: FlatParameters, group: DefaultGroup, average_buffers: bool
+    ) -> None:
+        """Check that all processes have the same, and take the weights and buffers of rank 0."""
+        tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        facts = {
+            "landscape": __version__,
+            "seed": str(self._seed),
+            "average_buffers": str(average_buffers),
+            "optimizer": type(parameters.optimizer).__name__,
+            **{f"algorithm.{key}": str(value) for key, value in self._algorithm.items()},
+            **{
+                f"model: '{plain(name)}'": f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}"
+                f"{'' if t.requires_grad else ', not trained'}"
+                for name, t in tensors.items()
+            },
+        }
+        group.agree(facts)
+        with torch.no_grad():
+            parameters.flat.copy_(group.broadcast(parameters.flat))
+            for name, tensor in tensors.items():
+                if plain(name) not in parameters.trained:
+                    tensor.copy_(group.broadcast(tensor))
+
+    @property
+    def steps(self) -> int:
+        """The number of steps made."""
+        return self._stepper.steps
+
+    @property
+    def wrapped_module(self) -> nn.Module:
+        """The user's model, for what unwraps modules."""
+        return self.module
+
+    def forward(self, *args: Any, **keywords: Any) -> Any:
+        """The module's; in training mode the next step begins, unless it has.
+
+        Raises:
+            InputError: for parameters that were replaced, frozen, reshaped or moved.
+            Lost: where another process is lost.
+        """
+        if self.training and torch.is_grad_enabled():
+            self._stepper.begin(in_forward=True)
+        return self.module(*args, **keywords)
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """For loops written for DistributedDataParallel: gradients add up here in any case.
+
+        Nothing is exchanged in a backward pass, so that passes before a step accumulate with or without it.
+
+        Returns:
+            A context that does nothing.
+
+        Example:
+            >>> import torch, landscape
+            >>> net = torch.nn.Linear(3, 2)
+            >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            >>> model = landscape.DecentralizedDataParallel(net, optimizer, "dpsgd")
+            >>> with model.no_sync():
+            ...     model(torch.ones(1, 3)).sum().backward()
+        """
+        return contextlib.nullcontext()
+
+    def average_model(self) -> nn.Module:
+        """A copy of the module with w_a, the mean of the learners' weights, to evaluate it.
+
+        All processes must call it, between steps. Its floating-point buffers are the learners' means;
+        BatchNorm's statistics at w_a differ from these, ``torch.optim.swa_utils.update_bn`` estimates them.
+
+        Returns:
+            The copy, which training does not change.
+
+        Raises:
+            InputError: within a step, and for a module that cannot be copied.
+            Lost: where another process is lost.
+
+        Example:
+            >>> import torch, landscape
+            >>> net = torch.nn.Linear(3, 2)
+            >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            >>> model = landscape.DecentralizedDataParallel(net, optimizer, "dpsgd")
+            >>> mean = model.average_model()  # one process: one learner
+            >>> mean.weight.equal(net.weight), mean is net
+            (True, False)
+        """
+        stepper = self._stepper
+        stepper.idle("average_model")
+        model = independent_copy(self.module)
+        with torch.no_grad():
+            mean = stepper.comm.fresh_mean(stepper.parameters.flat, "average model")
+            known = {plain(name): p for name, p in model.named_parameters()}
+            for name, view in stepper.parameters.layout.views(mean).items():
+                known[name].copy_(view)
+            average_buffers(model, stepper.comm)
+        return model
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write all learners, with the states of optimizer and algorithm, to one HDF5 file, atomically.
+
+        All processes must call it, between steps; rank 0 writes. ``landscape info``, ``contour``, ``line``
+        and the other commands take the file, with ``--model MODULE:NAME --data MODULE:NAME``.
+
+        Args:
+            path: ends in .h5; a file that is there is replaced.
+
+        Raises:
+            InputError: within a step, and for another ending.
+            FailedError: where the file cannot be written, or a state is no tensor.
+            Lost: where another process is lost.
+
+        Example:
+            >>> import tempfile
+            >>> import torch, landscape
+            >>> net = torch.nn.Linear(3, 2)
+            >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            >>> model = landscape.DecentralizedDataParallel(net, optimizer, "dpsgd")
+            >>> model.save_checkpoint(f"{tempfile.mkdtemp()}/last.h5")
+        """
+        self._stepper.idle("save_checkpoint")
+        save(self._stepper, Path(path), self._algorithm, self._seed)
+
+    def load_checkpoint(self, path: str | Path) -> int:
+        """Go on from a file of :meth:`save_checkpoint`: weights, buffers, optimizer and algorithm.
+
+        All processes must call it, between steps. Learning rates, a scheduler, a GradScaler and random
+        numbers are the loop's own; what depends on the step alone gives the numbers of an unbroken run.
+
+        Args:
+            path: the file, which each process reads.
+
+        Returns:
+            The number of steps made, which ``steps`` is from now on.
+
+        Raises:
+            InputError: within a step, and for a file of another algorithm or number of learners.
+            FailedError: for a file that is missing or damaged, or that does not fit the model.
+
+        Example:
+            >>> import tempfile
+            >>> import torch, landscape
+            >>> net = torch.nn.Linear(3, 2)
+            >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            >>> model = landscape.DecentralizedDataParallel(net, optimizer, "dpsgd")
+            >>> path = f"{tempfile.mkdtemp()}/last.h5"
+            >>> model.save_checkpoint(path)
+            >>> model.load_checkpoint(path)
+            0
+        """
+        self._stepper.idle("load_checkpoint")
+        with torch.no_grad():
+            load(self._stepper, Path(path), self._algorithm)
+        return self.steps
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The algorithm's own state, which ``state_dict`` holds as ``_extra_state``."""
+        rule = self._stepper.rule
+        parts = {"state": rule.state, "shared": rule.shared}
+        facts: dict[str, Any] = {"algorithm": self._algorithm["name"], "steps": self.steps}
+        return facts | {key: {name: t.clone() for name, t in part.items()} for key, part in parts.items()}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take what :meth:`get_extra_state` gave; ``load_state_dict`` calls it.
+
+        Raises:
+            InputError: within a step, and for the state of another algorithm.
+        """
+        self._stepper.idle("load_state_dict")
+        name = self._algorithm["name"]
+        if state["algorithm"] != name:
+            raise InputError(f"load_state_dict: the state is of '{state['algorithm']}', here is '{name}'")
+        self._stepper.rule.restore(state["state"], state["shared"])
+        self._stepper.steps = state["steps"]
+
+    def extra_repr(self) -> str:
+        comm, name = self._stepper.comm, self._algorithm["name"]
+        return f"{name}, learner {comm.rank} of {comm.size}, step {self.steps:,}"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise InputError(
+            "DecentralizedDataParallel: it cannot be copied or pickled, it belongs to its optimizer and "
+            "processes; copy its .module, or save its state_dict()"
+        )
+
+
+def _check(model: Any, optimizer: Any) -> None:
+    """InputError for what cannot be wrapped."""
+    check_module(model)
+    for m in model.modules():
+        if isinstance(m, (nn.DataParallel, nn.parallel.DistributedDataParallel, DecentralizedDataParallel)):
+            raise InputError(f"model: a {type(m).__name__} is not allowed, give the module inside it")
+    kind = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(f"optimizer: a {kind} is not allowed, it must be a torch.optim.Optimizer")
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise InputError(f"optimizer: {kind} is not allowed, it needs a closure: several losses a step")
+    if optimizer in _wrapped:
+        raise InputError("optimizer: it belongs to another DecentralizedDataParallel; make a new one")

@@ -1,0 +1,274 @@
+"""What is known of one step of a training loop of the user's own, found without disturbing that loop."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from landscape.core.errors import InputError
+from landscape.problem.batchnorm import has_batchnorm
+from landscape.problem.problem import Loss, Problem
+from landscape.training.decomposition import Gradient, estimate_gradient, fixed_batches, step_columns
+from landscape.training.instruments.base import Monitoring, Setting
+from landscape.training.own_loop.flat import Tracked, check_module, preconditioner, stability_limit
+from landscape.training.processes.comm import Comm
+from landscape.training.recipes.recipe import Monitor, build_table
+
+
+class Observer:
+    """The loss, its gradient and its sharpness at the weights that a module has, from copies of that module.
+
+    Args:
+        module: the user's, whose weights are read.
+        loss, data, test: as :class:`landscape.Problem` takes them; ``test`` None: there is none.
+        samples: g is estimated from so many; 0: all.
+        monitor: the table ``monitor`` of a recipe: what else is to be known.
+        batch, processes: a step has ``processes`` minibatches of ``batch`` samples; 0: not known.
+        seed: draws the samples.
+        optimizer: what makes the steps: one of torch's, or something else.
+        how: ``terms`` and ``randomness`` as :class:`landscape.Problem` takes them.
+
+    Raises InputError for what :class:`landscape.Problem` refuses, and for choices that do not fit the data.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss | None,
+        data: Any,
+        test: Any,
+        *,
+        samples: int,
+        monitor: Mapping[str, Any],
+        batch: int,
+        processes: int,
+        seed: int,
+        optimizer: Any,
+        **how: Any,
+    ) -> None:
+        check_module(module)
+        for name, split in (("data", data), ("test", test)):
+            _check_data(name, split)
+        first = next((p for p in module.parameters() if p.requires_grad and p.numel()), None)
+        half = first is not None and first.is_floating_point() and first.dtype.itemsize < 4
+        how["dtype"] = torch.float32 if half else None
+        self._device = first.device if first is not None else torch.device("cpu")
+        self._data, self._comm, self._samples, self._seed = (data, test), Comm(1), samples, seed
+        self._start: tuple[Tensor, Gradient] | None = None
+        norm = has_batchnorm(module)
+        if norm and isinstance(data, Dataset):
+            data = _in_batches(data, batch, seed)
+        with self._undisturbed():
+            self.train = Problem(module, loss, data, **how)
+            try:
+                self.test = None if test is None else Problem(module, loss, test, **how)
+            except InputError as error:
+                raise InputError(f"test: {error}") from error
+            self.parameters = Parameters(module, self.train)
+            # With BatchNorm, what the steps are compared with depends on the batches.
+            self._objective, self._batch = self.train, 0
+            _check_drawn("samples", samples, self.train)
+            if norm and self.train.indexed:
+                _check_batch(batch)
+            if norm:
+                self._objective = self.train.with_batchnorm("train", max(2, batch))
+                self._batch = batch if self.train.indexed else 0
+            values = {"samples": Monitor.samples if self.train.indexed else 0, **monitor}
+            table = build_table(Monitor, values, "monitor.")
+            _check_drawn("monitor.samples", table.samples, self.train)
+            self.monitor = Monitoring(
+                Setting(
+                    table,
+                    self._objective,
+                    self._comm,
+                    seed,
+                    batch=batch * processes,
+                    stability_limit=stability_limit(optimizer),
+                    preconditioner=lambda now: preconditioner(optimizer, self.parameters.trained()),
+                )
+            )
+
+    def _undisturbed(self) -> contextlib.AbstractContextManager[None]:
+        return undisturbed(self._device, *self._data)
+
+    def start(self, step: int) -> None:
+        """Take w and g = ∇L(w) before ``step`` is made."""
+        with self._undisturbed():
+            self.parameters.show(self._objective.model)
+            theta = self.parameters.flat()
+            g = estimate_gradient(
+                self._objective, theta, self._samples, self._seed, step, self._comm, self._batch
+            )
+        self._start = theta, g
+
+    def forget(self) -> None:
+        """The step that was started is none."""
+        self._start = None
+
+    def finish(self) -> dict[str, float]:
+        """The history's columns of the step that was started, if any, and of the test data after it."""
+        if self._start is None:
+            return {}
+        (theta, g), self._start = self._start, None
+        found = g.project([self.parameters.flat() - theta])
+        return step_columns(g.loss, found) | self.tested()
+
+    def tested(self) -> dict[str, float]:
+        """Loss and accuracy on the test data now, under the module's own statistics; {} without it."""
+        if self.test is None:
+            return {}
+        with self._undisturbed():
+            self.parameters.show(self.test.model)
+            loss, accuracy = self.test.evaluate(self.parameters.flat())
+        return {"test_loss": loss, "test_accuracy": accuracy}
+
+    def measured(self, step: int, lr: float) -> dict[str, float]:
+        """The columns of the instruments that are due after ``step``."""
+        with self._undisturbed():
+            self.parameters.show(self._objective.model)
+            return self.monitor.measure(step, lr, self.parameters.flat()[None])
+
+
+@contextlib.contextmanager
+def undisturbed(device: torch.device, *data: Any) -> Iterator[None]:
+    """Inside, gradients can be taken; afterwards all random generators are as they were before.
+
+    Those of torch, NumPy and Python, and those that a DataLoader among ``data`` was given.
+    """
+    own = {id(g): g for each in data for g in _generators(each)}.values()
+    states = [(g, g.get_state()) for g in own]
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the user's data may draw there)
+    devices = [device] if device.type == "cuda" else []
+    try:
+        with (
+            torch.random.fork_rng(devices=devices),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(device.type, enabled=False),
+        ):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        for generator, state in states:
+            generator.set_state(state)
+
+
+def _generators(data: Any) -> Iterator[torch.Generator]:
+    parts = [data, getattr(data, "sampler", None), getattr(data, "batch_sampler", None)]
+    for part in (*parts, *(getattr(part, "sampler", None) for part in parts)):
+        if isinstance(generator := getattr(part, "generator", None), torch.Generator):
+            yield generator
+
+
+def _check_batch(batch: int) -> None:
+    """InputError unless BatchNorm can have the statistics of so many samples."""
+    if batch < 2:
+        raise InputError(
+            f"batch: {batch} is not allowed with BatchNorm in the model, it must be how many samples are in "
+            "the loop's minibatches, at least 2"
+        )
+
+
+def _check_drawn(name: str, samples: int, problem: Problem) -> None:
+    """InputError where so many samples are to be drawn, and none can be."""
+    if samples and not problem.indexed:
+        raise InputError(f"{name}: {samples} is not allowed with data in batches; give (x, y), or {name} 0")
+
+
+def _in_batches(data: Dataset[Any], batch: int, seed: int) -> DataLoader[Any]:
+    """The samples of ``data`` in the batches that :func:`estimate_gradient` cuts tensors into.
+
+    Their statistics are those of batches drawn at random, as in training, in whatever order the samples are
+    stored. A data set that gives its samples one after another keeps its order.
+    """
+    _check_batch(batch)
+    if isinstance(data, IterableDataset):
+        return DataLoader(data, batch_size=batch)
+    batches = fixed_batches(len(data), batch, seed)  # type: ignore[arg-type]
+    return DataLoader(data, batch_sampler=[part.tolist() for part in batches])
+
+
+def _check_data(name: str, data: Any) -> None:
+    """InputError for a DataLoader with workers that last: a pass over it would end the user's own."""
+    if isinstance(data, DataLoader) and data.persistent_workers:
+        raise InputError(
+            f"{name}: a DataLoader with persistent_workers=True is not allowed, a pass of the recorder would "
+            "restart that of the loop; give one of its own, without"
+        )
+
+
+class Parameters(Tracked):
+    """The trainable parameters of the user's module, as one vector, and all else that it computes with.
+
+    They have the names that they have in the model of ``problem``, a copy of the module in which nothing is
+    wrapped by torch.compile and its like. Its layout must not change.
+    """
+
+    def __init__(self, module: nn.Module, problem: Problem) -> None:
+        kinds = (nn.Module.named_parameters, nn.Module.named_buffers)
+        pairs = [zip(named(module), named(problem.model), strict=True) for named in kinds]
+        names = {theirs: ours for pair in pairs for (theirs, _), (ours, _) in pair}
+        super().__init__(module, problem.layout, lambda name: names.get(name, name))
+        self._device, self._dtype = problem.device, problem.dtype
+        self._precisions = {name: p.dtype for name, p in self.named().items()}
+
+    def check(self) -> None:
+        """InputError that names a parameter which is not what it was."""
+        now = self.named()
+        known = {slot.name: slot.shape for slot in self.layout.slots}
+        for name in {**known, **now}:
+            if change := self._change(name, known.get(name), now.get(name)):
+                raise InputError(
+                    f"model: parameter '{name}' {change}; a recorder follows the parameters that it was made "
+                    "with: close it, and make a new one in another folder"
+                )
+        if [*known] != [name for name, p in now.items() if p.requires_grad]:
+            raise InputError("model: the order of its parameters has changed, a recorder needs the first one")
+
+    def _change(self, name: str, shape: tuple[int, ...] | None, p: nn.Parameter | None) -> str:
+        before = self._precisions.get(name)
+        if p is None:
+            return "is gone"
+        if before is None:
+            return "was added"
+        if p.dtype != before:
+            return f"was {str(before).removeprefix('torch.')}, now {str(p.dtype).removeprefix('torch.')}"
+        if p.requires_grad != (shape is not None):
+            return "was frozen" if p.requires_grad is False else "was frozen before, now it is trained"
+        if shape is not None and tuple(p.shape) != shape:
+            return f"had shape {shape}, now {tuple(p.shape)}"
+        return ""
+
+    @torch.no_grad()
+    def flat(self) -> Tensor:
+        """θ (P,) now, in memory of its own."""
+        theta = torch.empty(self.layout.size, device=self._device, dtype=self._dtype)
+        for view, p in zip(self.layout.views(theta).values(), self.trained(), strict=True):
+            view.copy_(p)
+        return theta
+
+    def trained(self) -> list[nn.Parameter]:
+        """The trainable parameters, in the order of θ."""
+        now = self.named()
+        return [now[slot.name] for slot in self.layout.slots]
+
+    @torch.no_grad()
+    def show(self, copy: nn.Module) -> None:
+        """Give ``copy``, a copy of the module, the frozen parameters and buffers that the module has now."""
+        theirs = {**dict(copy.named_parameters()), **dict(copy.named_buffers())}
+        for name, tensor in self.rest().items():
+            if name in theirs:  # of BatchNorm under its batch's own statistics there are none
+                if theirs[name].shape != tensor.shape:
+                    raise InputError(
+                        f"model: its buffer '{name}' had shape {tuple(theirs[name].shape)}, now "
+                        f"{tuple(tensor.shape)}; a recorder needs the first one"
+                    )
+                theirs[name].copy_(tensor)

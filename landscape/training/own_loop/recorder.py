@@ -1,0 +1,583 @@
+"""Record a training loop of the user's own: every step as effective rate and noise, in files as a run's."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import math
+import os
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from landscape.checkpoint import run_folder
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit
+from landscape.checkpoint.user_code import UserData
+from landscape.core import files
+from landscape.core.errors import FailedError, InputError
+from landscape.core.files import Lock
+from landscape.core.options import check_type, choose, positive, toml_text
+from landscape.core.registry import optional
+from landscape.problem.batches import as_tensors
+from landscape.problem.layout import Layout, unwrapped
+from landscape.problem.problem import Loss
+from landscape.training.decomposition import GROUPS
+from landscape.training.own_loop import flat as loop
+from landscape.training.own_loop.observer import Observer
+from landscape.training.run.launch import last_sound
+from landscape.training.run.setup import History, due
+
+# Columns of the history that a user may fill; the recorder, or nobody, fills the others.
+OPEN = ("loss", "consensus", "samples_per_s", "wait_s", "test_loss", "test_accuracy")
+_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+NEVER = 2**63  # a step that no loop reaches
+
+
+class Recorder:
+    """Records a training loop of any kind: its steps decomposed, its loss, its weights along the way.
+
+    Every ``every``-th step is decomposed whatever made it (DPSGD-2020, Eq. 3): d is what the step did to the
+    weights w, g = ∇L(w) before it, α_e = −⟨d, g⟩/‖g‖² and Δ = ‖d + α_e g‖², so that α_e²‖g‖² + Δ = ‖d‖². The
+    files step-NNNNNNN.h5 and last.h5 in ``folder`` are checkpoints with one learner, which every command
+    takes: ``landscape contour FOLDER --model MODULE:NAME --data MODULE:NAME``. They name the model's class
+    and never run it. A step that is not due costs a counter; one that is costs a gradient over the data.
+
+    The loop is left as it is: its random numbers, the gradients and the training mode of its model. Under
+    DistributedDataParallel rank 0 records, while the other ranks wait for it at their next exchange.
+
+    Args:
+        folder: where the files go; made where it is missing.
+        model: the module that is trained; of DistributedDataParallel, DataParallel and torch.compile the
+            one inside. θ are its trainable parameters, P in all; frozen ones and buffers go with each file.
+        loss, terms, randomness: ``loss(outputs, targets)``, a mean, or None; where samples contribute to it
+            unequally, ``terms(targets)``; and what to do with random numbers in eval mode; as
+            :class:`landscape.Problem` takes them.
+        data: the training set, as :class:`landscape.Problem` takes it: g is the gradient of its mean loss,
+            in eval mode (but see ``batch``), so that dropout and augmentation count as noise.
+        every: steps from one that is decomposed to the next; 0: none. Ours; for a large training set give
+            ``samples``, too: on MNIST in minibatches of 128, exact g takes as long as 360 steps of a small
+            network, g from 1,024 samples as 15.
+        test: data of the same kind; its loss, and accuracy where there is one, are evaluated after each step
+            that is decomposed, at the start and at the end.
+        optimizer: the one that makes the steps, for the columns lr and lr·λ_max and ``landscape stability``;
+            lr is NaN where its parameter groups have several.
+        samples: g is estimated from so many samples, drawn anew each time, with standard errors; a multiple
+            of 16. 0: all, exactly.
+        sharpness: steps from one λ_max to the next, on 2,000 samples of the training set, always the same
+            (all, where data comes in batches); 0: none.
+        monitor: what else is measured, as a recipe's table "monitor": {"instruments": ["noise-scale"]}.
+        save_every: steps from one step-NNNNNNN.h5 to the next; 0: only at the end. As the trainer's (500).
+        batch: samples in a minibatch of one process. Needed by most instruments, and by BatchNorm: g has the
+            statistics of such batches, cut once at random; data in batches, which needs none, keeps its own.
+        resume: go on with the run that is in ``folder``; begin one where there is none. True: from its last
+            file. A number: from that step, which the loop's own checkpoint is of; what was recorded of later
+            steps is deleted. The loop itself loads its weights.
+        scalars: "tensorboard", "wandb" or "trackio", or a list of them: where the numbers go, too.
+        seed: draws the samples.
+
+    Attributes:
+        steps: how many steps have been made.
+
+    Raises:
+        InputError: for an argument that is not allowed, and for a model, a loss or data that
+            :class:`landscape.Problem` refuses, in one line; in :meth:`step`, for parameters that are no
+            longer those of the start.
+        FailedError: for a folder that holds a run, that another process writes or that cannot be written;
+            for a package for ``scalars`` that is not installed.
+
+    Example:
+        >>> import tempfile, torch, landscape
+        >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
+        >>> x, y = torch.randn(20, 3), torch.randint(2, (20,))
+        >>> loss, optimizer = torch.nn.functional.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with landscape.Recorder(folder, model, loss, (x, y), every=2) as recorder:
+        ...     for _ in range(4):
+        ...         optimizer.zero_grad()
+        ...         loss(model(x), y).backward()
+        ...         with recorder.step():
+        ...             optimizer.step()
+        >>> landscape.load(f"{folder}/last.h5").history["alpha_e"][1:].round(4).tolist()  # row 0: the start
+        [0.1, 0.1]
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        model: nn.Module,
+        loss: Loss | None,
+        data: Any,
+        *,
+        every: int = 50,
+        test: Any = None,
+        optimizer: Any = None,
+        samples: int = 0,
+        sharpness: int = 0,
+        monitor: Mapping[str, Any] | None = None,
+        save_every: int = 500,
+        batch: int = 0,
+        resume: bool | int = False,
+        scalars: str | Sequence[str] | None = None,
+        seed: int = 0,
+        terms: Callable[[Any], Tensor] | None = None,
+        randomness: str | int = "refuse",
+    ) -> None:
+        self.folder, self.steps, self._every, self._samples = Path(folder), 0, every, samples
+        self._save_every, self._batch, self._seed = save_every, batch, seed
+        self._optimizer, self._resume, self._scalars = optimizer, resume, scalars
+        self._check_options()
+        self._phase, self._broken, self._next = IDLE, False, 1
+        self._process = os.getpid()
+        self._rank, self._world = loop.place()
+        self._closed = self._rank > 0
+        self._step: contextlib.AbstractContextManager[None] = Step(self)
+        if self._closed:
+            self._step = contextlib.nullcontext()
+            return
+        check_folder(self.folder, self._resume)
+        module = unwrapped(model) if isinstance(model, nn.Module) else model  # type: ignore[redundant-expr]
+        self._observer = Observer(
+            module,
+            loss,
+            data,
+            test,
+            samples=samples,
+            monitor={"sharpness": sharpness, **(monitor or {})},
+            batch=batch,
+            processes=self._world,
+            seed=seed,
+            optimizer=optimizer,
+            terms=terms,
+            randomness=randomness,
+        )
+        with contextlib.ExitStack() as opened:
+            self._open({"train": data} | ({} if test is None else {"test": test}), opened)
+            self._opened = opened.pop_all()
+        atexit.register(self._close_at_exit)
+
+    def _check_options(self) -> None:
+        for name in ("every", "samples", "save_every", "batch", "seed"):
+            value = check_type(name, getattr(self, f"_{name}"), int)
+            positive(name, value, least=0)
+        if self._samples % GROUPS:
+            allowed = f"it must be 0 (all) or a multiple of {GROUPS}"
+            raise InputError(f"samples: {self._samples} is not allowed, {allowed}")
+        if self._optimizer is not None and not hasattr(self._optimizer, "param_groups"):
+            name = type(self._optimizer).__name__
+            raise InputError(f"optimizer: a {name} is not allowed, it must be a torch.optim.Optimizer")
+        positive("resume", int(check_type("resume", self._resume, bool | int)), least=0)
+        writer_names(self._scalars)
+
+    def _open(self, splits: dict[str, Any], opened: contextlib.ExitStack) -> None:
+        """Take the folder, go on with what it holds, and write the first file."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            opened.enter_context(Lock(self.folder)).acquire()
+            files.remove_stale(self.folder)
+        except OSError as error:
+            raise FailedError(f"{self.folder}: cannot be written ({error.strerror})") from error
+        check_folder(self.folder, self._resume)
+        observer, train, test = self._observer, self._observer.train, self._observer.test
+        before = run_before(self.folder, self._resume, train.layout)
+        if before is not None:
+            self.steps = before.step if isinstance(self._resume, bool) else self._resume
+            for path in run_folder.named_like_a_run(self.folder):
+                if path.stem[5:].isdecimal() and int(path.stem[5:]) > self.steps:
+                    path.unlink()
+            observer.monitor.restore(before.shared)
+        self._history = History(RECORDED, observer.monitor.columns)
+        self._own = frozenset(self._history.units)
+        if before is not None:
+            kept = before.history["step"] <= self.steps
+            self._history.restore({name: c[kept] for name, c in before.history.items()}, before.units)
+        last = self._history.rows[-1:]
+        self._clock = time.perf_counter() - (last[0]["wall_s"] if last else 0.0)
+        self._lr, self._saved, self._logged = loop.rate(self._optimizer), self.steps, False
+        self._model = loop.class_path(observer.parameters.module)  # later __main__ has no file
+        self._facts = {
+            "name": "",
+            "options": {},
+            "train": train.samples,
+            "test": test.samples if test else 0,
+            "fingerprint": UserData({k: as_tensors(v) for k, v in splits.items()}, None).fingerprint,
+        }
+        names = writer_names(self._scalars)
+        self._writers = [open_writer(name, self.folder, self.steps, opened) for name in names]
+        self._resumed = before
+        if before is None:  # a history begins with its first step, or before
+            self._add(0, observer.tested())
+            self._write()
+        self._next = self._due_after(self.steps) if before is None else self.steps + 1
+
+    def step(self) -> contextlib.AbstractContextManager[None]:
+        """What stands around the optimizer's step: ``with recorder.step(): optimizer.step()``.
+
+        Whatever happens inside is one step, counted from 1; one that a GradScaler skips has d = 0.
+
+        Returns:
+            What a ``with`` statement enters.
+
+        Raises:
+            InputError: where it is called without ``with``, within another step or after :meth:`close`, and
+                for parameters that were added, frozen, or changed in shape or precision.
+
+        Example:
+            >>> import tempfile, torch, landscape
+            >>> model, folder, loss = torch.nn.Linear(3, 2), tempfile.mkdtemp(), torch.nn.functional.mse_loss
+            >>> recorder = landscape.Recorder(folder, model, loss, (torch.ones(9, 3), torch.ones(9, 2)))
+            >>> with recorder.step():
+            ...     _ = model.weight.data.mul_(0.9)  # any change of the weights is a step
+            >>> recorder.steps
+            1
+            >>> recorder.close()
+        """
+        if self._phase != IDLE or (self._closed and not self._rank):
+            raise InputError(
+                "step: the recorder is closed"
+                if self._closed
+                else "step: it needs a with statement of its own, with recorder.step(): optimizer.step()"
+            )
+        if not self._rank:
+            self._phase = ASKED
+        return self._step
+
+    def _due_after(self, step: int) -> int:
+        """The next step after ``step`` at which there is something to do."""
+        turns = self._every, *self._observer.monitor.turns, self._save_every
+        return min(((step // every + 1) * every for every in turns if every), default=NEVER)
+
+    def _before(self) -> None:
+        """What is to be known before a step that is due."""
+        self._phase, self._broken = IDLE, True  # if this fails
+        self._observer.parameters.check()
+        self._broken = False
+        self._lr = loop.rate(self._optimizer)
+        if self._resumed is not None:
+            self._go_on(self._resumed)
+        if due(self._every, self.steps + 1):
+            self._observer.start(self.steps + 1)
+
+    def _go_on(self, run: Checkpoint) -> None:
+        """At the first step after a resumption: warn of weights that are not the file's, or write them."""
+        self._resumed = None
+        if run.step != self.steps:
+            self._write()
+            return
+        theta, recorded = self._observer.parameters.flat(), run.weights[0]
+        if not torch.equal(theta.cpu().to(recorded.dtype), recorded):
+            warnings.warn(
+                f"{self.folder}: the model's weights are not those recorded at step {self.steps}; load them "
+                "before the loop goes on, or give resume=STEP, the step that they are of",
+                RecorderWarning,
+                stacklevel=5,
+            )
+
+    def _after(self) -> None:
+        """What is to be known after a step that is due."""
+        step = self.steps
+        self._next = self._due_after(step)
+        row = self._observer.finish()
+        if self._observer.monitor.due(step):
+            row |= self._observer.measured(step, self._lr)
+        if row:
+            self._add(step, row | {"lr": self._lr})
+        if due(self._save_every, step):
+            self._write()
+
+    def _row(self, step: int) -> dict[str, float] | None:
+        """The row of a late ``step``; None where nothing is known of it yet."""
+        return next((row for row in reversed(self._history.rows) if row["step"] == step), None)
+
+    def _add(self, step: int, values: dict[str, float]) -> None:
+        known = {name: value for name, value in values.items() if not math.isnan(value)}
+        row = self._row(step)
+        if row is None:
+            row = self._history.new_row(step, math.nan) | {"wall_s": time.perf_counter() - self._clock}
+            self._history.append(row)
+        row |= known
+        self._logged = True
+        for write in self._writers:
+            write(step, {name: value for name, value in known.items() if math.isfinite(value)})
+
+    def log(self, /, unit: str | None = None, **values: Any) -> None:
+        """Record numbers of the user's own, of the step that was made last: ``recorder.log(loss=loss)``.
+
+        Args:
+            unit: of all of them; default: that which the column has (of loss "nat"), or "1".
+            values: by name; one number each. A tensor is read at once, for which the host waits for a GPU.
+
+        Raises:
+            InputError: for a name that is a column of the recorder's own, another unit than before, and what
+                is not one number.
+
+        Example:
+            >>> import tempfile, torch, landscape
+            >>> model, folder, loss = torch.nn.Linear(3, 2), tempfile.mkdtemp(), torch.nn.functional.mse_loss
+            >>> recorder = landscape.Recorder(folder, model, loss, (torch.ones(9, 3), torch.ones(9, 2)))
+            >>> recorder.log(unit="s", data_time=0.1)
+            >>> recorder.close()
+            >>> landscape.load(f"{folder}/last.h5").history["data_time"].tolist()
+            [0.1]
+        """
+        if self._rank:
+            return
+        if self._closed:
+            raise InputError("log: the recorder is closed")
+        numbers = {name: number(name, value) for name, value in values.items()}
+        units = self._history.units
+        for name in numbers:
+            if not _NAME.fullmatch(name):
+                raise InputError(
+                    f"log: '{name}' is not allowed, use letters, digits, _, . and -, a letter first"
+                )
+            if name in self._own and name not in OPEN:
+                raise InputError(f"log: '{name}' is a column of the recorder's own, choose another name")
+            known = units[name] = units.get(name) or unit or "1"  # "": a file did not say
+            if unit is not None and unit != known:
+                raise InputError(f"log: the unit of '{name}' is '{known}', '{unit}' is not allowed any more")
+        self._add(self.steps + (self._phase == INSIDE), numbers)
+
+    def checkpoint(self) -> Path | None:
+        """Write step-NNNNNNN.h5 and last.h5 of the weights now.
+
+        Returns:
+            The path of the former; None on other ranks than 0.
+
+        Raises:
+            InputError: for parameters that are no longer those of the start, and within a step.
+            FailedError: where the files cannot be written.
+
+        Example:
+            >>> import tempfile, torch, landscape
+            >>> model, folder, loss = torch.nn.Linear(3, 2), tempfile.mkdtemp(), torch.nn.functional.mse_loss
+            >>> recorder = landscape.Recorder(folder, model, loss, (torch.ones(9, 3), torch.ones(9, 2)))
+            >>> recorder.checkpoint().name
+            'step-0000000.h5'
+            >>> recorder.close()
+        """
+        if self._rank:
+            return None
+        if self._closed or self._phase != IDLE:
+            raise InputError("checkpoint: the recorder is closed, or within a step")
+        return self._write()
+
+    def _write(self) -> Path:
+        observer = self._observer
+        observer.parameters.check()
+        batch, limit = self._batch * self._world, loop.stability_limit(self._optimizer)
+        monitor = dataclasses.asdict(observer.monitor.run.monitor)
+        settings: dict[str, Any] = {  # with the keys of a recipe, whose place they take
+            "name": self.folder.resolve().name,
+            "seed": self._seed,
+            "decompose": {"every": self._every, "samples": self._samples},
+            "checkpoint": {"every": self._save_every},
+            "monitor": monitor | ({} if limit is None else {"stability_limit": limit}),
+        }
+        if self._optimizer is not None:
+            settings["optimizer"] = loop.optimizer_table(self._optimizer)
+        state = Checkpoint(
+            weights=observer.parameters.flat()[None],
+            layout=observer.train.layout,
+            step=self.steps,
+            epoch=self.steps * batch / observer.train.samples if batch else math.nan,
+            algorithm=RECORDED,
+            recipe=toml_text(settings),
+            model={"name": self._model, "options": {}},
+            data=self._facts,
+            lr=self._lr,
+            local_batch=self._batch,
+            seed=self._seed,
+            history=self._history.columns(),
+            units=self._history.units,
+            buffers=observer.parameters.kept(),
+            shared=observer.monitor.state(self.steps),
+        )
+        path = run_folder.write(state, self.folder, self._save_every)
+        self._saved, self._logged = self.steps, False
+        return path
+
+    def close(self) -> None:
+        """Write what is not written yet, with the loss on the test data, and give the folder back.
+
+        The end of a with statement on the recorder, or of the process, does so, too. After an exception
+        within a step nothing is written: the weights may be half changed.
+
+        Raises:
+            FailedError: where the files cannot be written.
+
+        Example:
+            >>> import tempfile, torch, landscape
+            >>> model, folder, loss = torch.nn.Linear(3, 2), tempfile.mkdtemp(), torch.nn.functional.mse_loss
+            >>> recorder = landscape.Recorder(folder, model, loss, (torch.ones(9, 3), torch.ones(9, 2)))
+            >>> recorder.close()
+            >>> recorder
+            Recorder('...', step 0)
+        """
+        if self._closed or os.getpid() != self._process:
+            return
+        atexit.unregister(self._close_at_exit)
+        try:
+            if not self._broken and self._phase != INSIDE:
+                tested = math.isfinite((self._row(self.steps) or {}).get("test_loss", math.nan))
+                if self._observer.test is not None and not tested:
+                    self._add(self.steps, self._observer.tested())
+                if self.steps != self._saved or self._logged:
+                    self._write()
+        finally:
+            self._closed = True
+            self._opened.close()
+
+    def _close_at_exit(self) -> None:
+        try:
+            self.close()
+        except InputError as error:
+            print(f"landscape: {error}", file=sys.stderr)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = f"rank {self._rank}, which does not record" if self._rank else f"step {self.steps:,}"
+        return f"Recorder({str(self.folder)!r}, {state})"
+
+
+# What a with statement around a step is at: not asked for, asked for, entered.
+IDLE, ASKED, INSIDE = 0, 1, 2
+
+
+class RecorderWarning(UserWarning):
+    """What is recorded may not be what the user means."""
+
+
+class Step:
+    """What ``with recorder.step():`` enters: one object for all steps, so that one costs two comparisons."""
+
+    __slots__ = ("_recorder",)
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def __enter__(self) -> None:
+        recorder = self._recorder
+        if recorder.steps + 1 >= recorder._next:
+            recorder._before()
+        recorder._phase = INSIDE
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        recorder = self._recorder
+        recorder._phase = IDLE
+        recorder._broken = kind is not None
+        if kind is not None:
+            recorder._observer.forget()
+            return
+        recorder.steps += 1
+        if recorder.steps >= recorder._next:
+            recorder._after()
+
+
+def number(name: str, value: Any) -> float:
+    """``value`` as a float; InputError where it is not one number."""
+    try:
+        return float(value.detach() if isinstance(value, Tensor) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
+        raise InputError(f"log: {name}: {kind} is not allowed, it must be one number") from error
+
+
+def check_folder(folder: Path, resume: bool | int) -> None:
+    """FailedError where ``folder`` holds a run that is not to be resumed."""
+    taken = run_folder.named_like_a_run(folder) if folder.is_dir() else []
+    if taken and resume is False:
+        raise FailedError(
+            f"{folder}: holds a run already ({taken[0].name}); give resume=True to go on with it, or another "
+            "folder"
+        )
+
+
+def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint | None:
+    """The last state of the recorded run in ``folder``; None where there is none.
+
+    Raises FailedError for a run of another kind or model, and where there is none to go on with at a step.
+    """
+    if not run_folder.named_like_a_run(folder):
+        if resume and not isinstance(resume, bool):
+            raise FailedError(f"resume: {resume} is not allowed, {folder} holds no run to go on with")
+        return None
+    run = last_sound(folder, learners=lambda n: slice(0, n))
+    if run.algorithm != RECORDED:
+        raise FailedError(f"{folder}: its run is of '{run.algorithm}', not a recorder's; give another folder")
+    check_fit(folder, run.layout, layout)
+    return run
+
+
+# Under which numbers stand in a run that the user's loop writes to as well.
+PREFIX = "landscape/"
+#: Takes the numbers of one step by name; those of the same step may come in parts.
+Write = Callable[[int, Mapping[str, float]], object]
+WRITERS = ("tensorboard", "wandb", "trackio")
+
+
+def writer_names(scalars: str | Sequence[str] | None) -> list[str]:
+    """The writers asked for, none where it is None; InputError for a name that is not known."""
+    if scalars is not None and not isinstance(scalars, (str, list, tuple)):
+        raise InputError(f"scalars: {scalars!r} is not allowed, it must be one of {', '.join(WRITERS)}")
+    each = [scalars] if isinstance(scalars, str) else scalars or []
+    return [choose("scalars", name, WRITERS) for name in each]
+
+
+def open_writer(name: str, folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
+    """The writer called ``name``, for a run in ``folder`` that has done ``step`` steps; ``opened`` closes it.
+
+    Raises FailedError where its package is missing or refuses.
+    """
+    try:
+        package = optional(name, "scalars", f"{name}, or leave scalars out")
+        if name == "tensorboard":
+            return _tensorboard(folder, step, opened)
+        return _tracked(package, folder, opened)
+    except InputError:
+        raise
+    except Exception as error:  # whatever the package, or the service behind it, says
+        words = " ".join(str(error).split())[:200]
+        raise FailedError(f"scalars: '{name}' cannot be used ({type(error).__name__}: {words})") from error
+
+
+def _tensorboard(folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
+    """Event files in the folder "tensorboard" of the run."""
+    module = optional("torch.utils.tensorboard", "scalars", "tensorboard, or leave scalars out")
+    # What an unbroken run has not written yet is taken back where one goes on from an earlier step.
+    writer = module.SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
+    opened.callback(writer.close)
+
+    def write(step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+
+    return write
+
+
+def _tracked(tracker: Any, folder: Path, opened: contextlib.ExitStack) -> Write:
+    """A run of Weights & Biases, or of trackio, which has the same functions.
+
+    That of the user's loop where one is active, under names of their own and with the step beside them; else
+    a new one in the project "landscape", called as the folder.
+    """
+    current = getattr(getattr(tracker, "context_vars", None), "current_run", None)  # trackio's
+    active = current.get() if current else getattr(tracker, "run", None)
+    if active is not None:  # whose steps are the user's
+        return lambda step, values: active.log(
+            {f"{PREFIX}{k}": v for k, v in values.items()} | {f"{PREFIX}step": step}
+        )
+    run = tracker.init(project="landscape", name=folder.name)
+    opened.callback(run.finish)
+    return lambda step, values: run.log(dict(values), step=step)

@@ -1,0 +1,365 @@
+"""A step of one learner around the user's optimizer, and checkpoints of all learners, as the trainer's."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit, storable
+from landscape.checkpoint.history import UNITS
+from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
+from landscape.core.options import toml_text
+from landscape.problem.layout import unwrapped
+from landscape.training.algorithms.base import Rule
+from landscape.training.own_loop import flat as loop
+from landscape.training.own_loop.flat import DefaultGroup, FlatParameters, OptimizerState
+from landscape.training.processes.comm import Comm
+
+
+class Stepper:
+    """Runs an update rule around ``optimizer.step``, by hooks.
+
+    Step t of learner j: at the first forward pass in training mode w_j is copied, the exchanges that do not
+    need the gradient start, and the parameters are those at which the rule takes gradients. After
+    ``optimizer.step`` the displacement is what the parameters have moved since, whoever moved them; the rule
+    makes w_j(t+1) from it, which the parameters then hold.
+    """
+
+    def __init__(
+        self,
+        parameters: FlatParameters,
+        rule: Rule,
+        group: DefaultGroup,
+        average_buffers: bool,
+    ) -> None:
+        self.parameters, self.rule, self.group = parameters, rule, group
+        self.comm, self.state = Comm(group.size, group), OptimizerState(parameters, group)
+        self.steps, self.begun = 0, False
+        self._average_buffers = average_buffers
+        flat = parameters.flat
+        #: w_j (1, P) at the start of the step that has begun.
+        self.weights = torch.empty_like(flat)
+        self._points, self._rate = self.weights, self._rate_of_step()
+        self._gradients = Gradients(parameters, self.comm)
+        rule.comm = self.comm
+        rule.start(flat)
+        parameters.optimizer.register_step_pre_hook(self._before)
+        parameters.optimizer.register_step_post_hook(self._after)
+
+    @contextlib.contextmanager
+    def _plainly(self) -> Iterator[None]:
+        """Inside, arithmetic is that of the parameters' precision, and nothing is recorded."""
+        with torch.no_grad(), torch.autocast(self.parameters.device.type, enabled=False):
+            yield
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def begin(self, in_forward: bool) -> None:
+        """Begin the next step, unless it has begun.
+
+        Raises:
+            InputError: for parameters that are no longer those that were wrapped; outside a forward pass, for
+                a rule that takes gradients elsewhere than at the weights.
+        """
+        if self.begun:
+            return
+        if self.group.size == 1 and loop.has_group() and dist.get_world_size() > 1:
+            raise InputError(
+                "DecentralizedDataParallel: it was made before the process group, and has one learner; call "
+                "init_process_group first"
+            )
+        with self._plainly():
+            self.parameters.check()
+            step = self.steps + 1
+            self.group.step = step
+            self.weights.copy_(self.parameters.flat)
+            if self.rule.at_mean:  # since the end of the step before
+                self.comm.hold_mean(self.weights)
+            self.rule.begin(self.weights, step)
+            self._points = self.rule.gradient_points(self.weights)
+            if self._points.data_ptr() != self.weights.data_ptr():
+                if not in_forward:
+                    raise InputError(
+                        "model: this algorithm takes gradients at older weights, which the parameters hold "
+                        "only after a forward pass of the DecentralizedDataParallel itself in training mode"
+                    )
+                self.parameters.flat.copy_(self._points)
+            self.begun = True
+
+    def _before(self, optimizer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """Before the optimizer's step."""
+        self.begin(in_forward=False)
+        with self._plainly():
+            closure = any(callable(given) for given in (*args, *keywords.values()))
+            if closure and self.rule.synchronous and self.comm.size > 1:
+                raise InputError(
+                    "optimizer: step(closure) is not allowed in a synchronous step, whose gradients are "
+                    "averaged before it; call backward first, and step() without a closure"
+                )
+            self._rate = self._rate_of_step()
+            self._gradients.prepare(self.rule.synchronous)
+
+    def _rate_of_step(self) -> float:
+        """The learning rate for the rule; 1 where only its product with the directions matters."""
+        if self.rule.lr_is_factor:
+            return 1.0
+        rates = {float(group["lr"]) for group in self.parameters.optimizer.param_groups if "lr" in group}
+        if len(rates) != 1:
+            given = ", ".join(f"{rate:g}" for rate in sorted(rates)) or "none"
+            raise InputError(
+                f"optimizer: this algorithm needs one learning rate for all parameter groups, they have "
+                f"{given}; give all of them the same"
+            )
+        return rates.pop()
+
+    def _after(self, optimizer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """After the optimizer's step."""
+        step, flat = self.steps + 1, self.parameters.flat
+        with self._plainly():
+            self._gradients.restore()
+            self.parameters.check_memory()
+            new = self.rule.finish_moved(self.weights, self._points, flat, self._rate, step)
+            if new.data_ptr() != flat.data_ptr():
+                flat.copy_(new)
+            self.rule.update_optimizer_state(self.state, step)
+            if self.rule.at_mean and self.comm.size > 1:
+                flat.copy_(self.comm.fresh_mean(flat, "weights"))
+            if self._average_buffers:
+                average_buffers(self.parameters.module, self.comm)
+        self.steps, self.begun = step, False
+
+    def idle(self, what: str) -> None:
+        """Raise InputError where ``what`` is called within a step, when the parameters are not w_j."""
+        if self.begun:
+            raise InputError(
+                f"{what}: not allowed between a forward pass in training mode and optimizer.step(); call it "
+                "after the step"
+            )
+
+
+def average_buffers(module: nn.Module, comm: Comm) -> None:
+    """Replace the floating-point buffers of ``module`` by their mean over the learners, in one exchange."""
+    tensors = [b for b in module.buffers() if b.is_floating_point()]
+    if not tensors or comm.size == 1:
+        return
+    dtype = torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+    assert comm.group is not None
+    flat = torch.cat([t.detach().flatten().to(comm.group.device, dtype) for t in tensors])
+    mean = comm.fresh_mean(flat[None], "module buffers")
+    for tensor, part in zip(tensors, torch.split(mean, [t.numel() for t in tensors]), strict=True):
+        tensor.copy_(part.view(tensor.shape))
+
+
+class Gradients:
+    """The gradients of one learner: unscaled, and averaged where the update rule is synchronous.
+
+    A GradScaler calls ``optimizer.step`` of an optimizer that says that it supports scaling even if gradients
+    overflowed, and tells it the scale. The optimizer is made to say so: an overflow is then a step without
+    gradients, in which this learner exchanges as in any other, instead of a step that it misses.
+    """
+
+    def __init__(self, parameters: FlatParameters, comm: Comm) -> None:
+        self._parameters, self._comm = parameters, comm
+        self._optimizer = parameters.optimizer
+        #: Whether its displacement is linear in all gradients: averages may then be taken afterwards.
+        self._linear = type(self._optimizer) is torch.optim.SGD
+        self._hidden: list[Tensor | None] | None = None
+        self._optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+
+    def prepare(self, synchronous: bool) -> None:
+        """Make the gradients those of the step, before the optimizer uses them."""
+        overflow = self._unscale()
+        if synchronous and self._comm.size > 1:
+            overflow = self._agree(overflow)
+        if overflow:
+            self._hidden = [p.grad for p in self._parameters.trained.values()]
+            for p in self._parameters.trained.values():
+                p.grad = None
+        elif synchronous and self._comm.size > 1 and not self._linear:
+            self._average()
+
+    def restore(self) -> None:
+        """Give back the gradients that an overflow took away for the step."""
+        if self._hidden is not None:
+            for p, grad in zip(self._parameters.trained.values(), self._hidden, strict=True):
+                p.grad = grad
+            self._hidden = None
+
+    def _unscale(self) -> bool:
+        """Divide by the scale of a GradScaler that called the step; whether it found an overflow."""
+        found, scale = (getattr(self._optimizer, name, None) for name in ("found_inf", "grad_scale"))
+        if found is None:
+            return False
+        # Only fused optimizers take these; the scaler deletes them after the step.
+        self._optimizer.found_inf = self._optimizer.grad_scale = None  # type: ignore[attr-defined]
+        if float(found):
+            return True
+        if scale is not None:
+            factor = float(scale.double().reciprocal().float())
+            for p in self._parameters.trained.values():
+                if p.grad is not None:
+                    p.grad.mul_(factor)
+        return False
+
+    def _agree(self, overflow: bool) -> bool:
+        """Whether any process found an overflow; a gradient that only others have becomes zeros here."""
+        parameters = [*self._parameters.trained.values()]
+        here = [float(overflow), *(float(p.grad is not None) for p in parameters)]
+        found, *counts = self._comm.total(*here)
+        if not found:
+            for p, count in zip(parameters, counts, strict=True):
+                if p.grad is None and count:
+                    p.grad = torch.zeros_like(p)
+        return bool(found)
+
+    def _average(self) -> None:
+        """Replace the gradients by their mean over the learners."""
+        flat = self._comm.buffer("own gradients", self._parameters.flat)
+        views = self._parameters.layout.views(flat[0])
+        for name, p in self._parameters.trained.items():
+            if p.grad is None:
+                views[name].zero_()
+            elif p.grad.layout != torch.strided:
+                raise InputError(
+                    f"model: the gradient of '{name}' is sparse, which a synchronous step cannot average; "
+                    "use sparse=False, torch.optim.SGD, or an algorithm such as dpsgd"
+                )
+            else:
+                views[name].copy_(p.grad)
+        mean = self._parameters.layout.views(self._comm.fresh_mean(flat, "gradients"))
+        for name, p in self._parameters.trained.items():
+            if p.grad is not None:
+                p.grad.copy_(mean[name])
+
+
+def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) -> None:
+    """Write a checkpoint with all learners to ``path``: rank 0 does, and gets the rows of the others.
+
+    Args:
+        algorithm: the name of the rule and its options.
+        seed: of the rule's random draws.
+
+    Raises:
+        FailedError: on every rank where rank 0 cannot write there.
+    """
+    parameters, comm, rule = stepper.parameters, stepper.comm, stepper.rule
+    with stepper.group.together():
+        if comm.rank == 0:
+            _check_writable(path)
+    momentum = loop.heavy_ball(parameters.optimizer)
+    limit = rule.stability_limit(*momentum) if momentum else None
+    state = Checkpoint(
+        weights=storable(parameters.flat),
+        layout=parameters.layout,
+        step=stepper.steps,
+        epoch=math.nan,
+        algorithm=RECORDED,
+        recipe=toml_text(
+            {
+                "name": path.resolve().parent.name,
+                "seed": seed,
+                "algorithm": algorithm,
+                "optimizer": loop.optimizer_table(parameters.optimizer),
+                "monitor": {} if limit is None else {"stability_limit": limit},
+            },
+        ),
+        model={"name": loop.class_path(unwrapped(parameters.module)), "options": {}},
+        data={"name": "", "options": {}, "train": 0, "test": 0, "fingerprint": ""},
+        lr=loop.rate(parameters.optimizer),
+        local_batch=0,
+        seed=seed,
+        history=_history(stepper),
+        buffers={name: t.to(parameters.device) for name, t in parameters.kept().items()},
+        optimizer=stepper.state.rows(),
+        rule={name: storable(t) for name, t in rule.state.items()},
+        shared={name: storable(t) for name, t in rule.shared.items()},
+    )
+    with stepper.group.together():  # nobody goes on before the file is there
+        if comm.rank:
+            for tensor in state.stacked().values():
+                comm.send_rows(tensor)
+        else:  # an error comes after all rows were received: the file takes them even from a full disk
+            state.save(path, comm.learners, comm.rows)
+
+
+def _history(stepper: Stepper) -> dict[str, Array]:
+    """Two rows, of the start, where all learners are equal, and of now: the learning rate, the spread."""
+    flat, comm = stepper.parameters.flat, stepper.comm
+    spread = (flat - comm.fresh_mean(flat, "weights")).flatten()
+    values = {
+        "step": float(stepper.steps),
+        "consensus": comm.total(float(spread @ spread))[0] / comm.learners,
+        "lr": loop.rate(stepper.parameters.optimizer),
+    }
+    rows = [{"step": 0.0, "consensus": 0.0}, values][0 if stepper.steps else 1 :]
+    return {column: np.array([row.get(column, math.nan) for row in rows]) for column in UNITS}
+
+
+def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
+    """Take weights, buffers, and the states of optimizer and rule from a file of :func:`save`.
+
+    Raises:
+        FailedError: on every rank where one cannot read the file, or it does not fit.
+        InputError: for a file of another algorithm, or of another number of learners.
+    """
+    with stepper.group.together():
+        _load(stepper, path, algorithm)
+
+
+def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
+    comm, parameters, rule = stepper.comm, stepper.parameters, stepper.rule
+    learners: list[int] = []
+
+    def own(n: int) -> slice:
+        learners.append(n)
+        return comm.local
+
+    run = Checkpoint.load(path, own)
+    settings = loop.read_settings(run)
+    if run.algorithm != RECORDED or "algorithm" not in settings:
+        raise FailedError(f"{path}: is not of a DecentralizedDataParallel; give one of save_checkpoint")
+    if learners[0] != comm.learners:
+        raise InputError(f"{path}: holds {learners[0]} learners, here are {comm.learners}; start as many")
+    before = settings["algorithm"]
+    for key in {**before, **algorithm}:
+        old, new = before.get(key), algorithm.get(key)
+        if old != new:
+            raise InputError(f"algorithm.{key}: {new!r} is not allowed, {path} has {old!r}")
+    made = settings.get("optimizer", {}).get("name")
+    kind = type(parameters.optimizer).__name__
+    if made != kind:
+        raise InputError(f"optimizer: {kind} is not allowed, {path} has the state of {made}")
+    check_fit(path, run.layout, parameters.layout)
+    rest = parameters.rest(saved=True)
+    if run.buffers.keys() != rest.keys():
+        different = sorted(run.buffers.keys() ^ rest.keys())[0]
+        raise FailedError(f"{path}: buffer '{different}' is not in both the file and the model")
+    rule.restore(run.rule, run.shared)
+    stepper.state.restore(run.optimizer)
+    parameters.flat.copy_(run.weights)
+    for name, tensor in rest.items():
+        tensor.copy_(run.buffers[name][0])
+    stepper.steps = run.step
+
+
+def _check_writable(path: Path) -> None:
+    """InputError where ``path`` cannot be written, before the others begin to send."""
+    if path.suffix != ".h5":
+        raise InputError(f"path: {path} is not allowed, its name must end in .h5")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise FailedError(f"{path}: is a folder, a file is needed")
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise FailedError(f"{path}: cannot be written ({error.strerror})") from error

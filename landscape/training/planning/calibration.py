@@ -1,0 +1,221 @@
+"""The time of a step on this machine: short measurements of the computing, and of loopback."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+
+from landscape.core.errors import FailedError
+from landscape.core.options import parse_toml
+from landscape.training.algorithms.ssgd import SSGD
+from landscape.training.planning.plan import Costs, Link
+from landscape.training.processes import children
+from landscape.training.processes.children import loopback
+from landscape.training.processes.comm import Comm, Plan
+from landscape.training.recipes.recipe import Decompose, Evaluate, Recipe, from_values
+from landscape.training.run.loop import Trainer
+from landscape.training.run.randomness import generator
+
+# A measurement goes on for this long (s), and for this many times at least (ours: medians within percents).
+SECONDS, TIMES = 1.0, 5
+# How long processes wait for each other (ours: programs start, and data is read, on a busy machine).
+TIMEOUT = datetime.timedelta(seconds=300)
+
+
+def calibrate(
+    recipe: Recipe,
+    learners_per_worker: int,
+    local_batch: int,
+    *,
+    device: torch.device | str = "cpu",
+    data_dir: Any = None,
+    ready: Callable[[], object] = lambda: None,
+) -> Costs:
+    """Measure for some seconds the computing of a process in a step of ``recipe``.
+
+    Args:
+        recipe: the run.
+        learners_per_worker: the process's learners.
+        local_batch: samples of each.
+        device: where it computes; on the CPU with as many threads as torch is set to.
+        data_dir: where data sets are looked for.
+        ready: called before the clock starts.
+
+    Returns:
+        Medians over the measured steps.
+
+    Raises:
+        InputError, FailedError: as reading the data and building the model do.
+    """
+    still = dataclasses.replace(  # its rate is so small that the weights stay where they are
+        recipe, learners=learners_per_worker, batch=learners_per_worker * local_batch, lr=1e-12, steps=10**9,
+        algorithm={"name": "ssgd"}, decompose=Decompose(every=0), evaluate=Evaluate(every=0),
+    )  # fmt: skip
+    trainer = Trainer(still, device=device, data_dir=data_dir)
+    trainer.rule = rule = _Clocked(learners_per_worker, recipe.seed, trainer.train.device)
+    trainer.comm = rule.comm = _Alone(learners_per_worker)
+    weights = trainer.weights
+    width = weights.shape[1]
+    four = Plan([0, 1, 2, 3], [], torch.eye(learners_per_worker), torch.full((learners_per_worker, 4), 0.25))
+    received, out = weights[:1].repeat(4, 1), torch.empty_like(weights)
+
+    def step() -> None:
+        trainer._step(trainer.step + 1)
+        trainer.history.rows.clear()
+
+    def mix() -> None:
+        four.apply(weights, received, out)
+
+    def noise() -> None:
+        drawn = torch.randn(width, generator=generator(0, "noise", 1))
+        torch.add(weights, drawn.to(weights), alpha=0.1)
+
+    def draw() -> None:
+        torch.randint(trainer.train.samples, (1000, 100), generator=generator(0, "batch", 1))
+
+    ready()
+    rows, begun = list[list[float]](), time.perf_counter()
+    while len(rows) <= TIMES or time.perf_counter() - begun < SECONDS:
+        clocks = [rule.now()]
+        for call in (step, mix, noise, draw):
+            call()
+            clocks.append(rule.now())
+        whole, *parts = np.diff(clocks).tolist()
+        rows.append([rule.gradient, whole - rule.gradient, *parts])
+    gradient, update, mixing, noisy, drawing = np.median(rows[1:], axis=0).tolist()  # the first warms up
+    return Costs(
+        gradient=gradient,
+        update=update,
+        mix=mixing / 4,
+        noise=noisy,
+        draw=drawing / 100_000,
+        parameters=width,
+        size=width * weights.element_size(),
+        linear=trainer.optimizer.linear,
+    )
+
+
+class _Alone(Comm):
+    """One process of several without the exchanges: it does the computing of such a process only."""
+
+    def __init__(self, learners: int) -> None:
+        super().__init__(learners)
+        self.size = 2
+
+    def _start_mean(self, rows: Tensor, use: str) -> Callable[[], Tensor]:
+        total = torch.sum(rows, 0, out=self.buffer(use, rows[0])).div_(self.learners)
+        return lambda: total
+
+    def start_learners_mean(self, *values: float) -> Callable[[], list[float]]:
+        return lambda: list(values)
+
+
+class _Clocked(SSGD):
+    """SSGD that measures the seconds of its last gradient, ``gradient``, from points to finish."""
+
+    gradient = _begun = 0.0
+
+    def __init__(self, learners: int, seed: int, device: torch.device) -> None:
+        super().__init__(learners, seed)
+        self.device = device
+
+    def now(self) -> float:
+        """The time (s), with nothing still queued on the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def gradient_points(self, weights: Tensor) -> Tensor:
+        points = super().gradient_points(weights)
+        self._begun = self.now()
+        return points
+
+    def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
+        self.gradient = self.now() - self._begun
+        return super().finish(weights, directions, lr, step)
+
+
+def calibrate_at_once(
+    recipe: Recipe, learners_per_worker: int, local_batch: int, processes: int, *, data_dir: Any = None
+) -> Costs:
+    """The mean of :func:`calibrate` over ``processes`` that run at the same time on this machine's CPU.
+
+    They share its cores and its memory as the workers of one machine do, with as many threads each as
+    ``landscape train --nproc`` gives them. Raises FailedError where they cannot meet.
+    """
+    arguments = [recipe.to_toml(), learners_per_worker, local_batch, data_dir and os.fspath(data_dir)]
+    means: dict[str, Any] = _at_once(processes, "calibrate", arguments, "--per-machine")
+    whole = {"linear": bool(means["linear"]), **{n: int(means[n]) for n in ("size", "parameters")}}
+    return Costs(**(means | whole))
+
+
+def _calibrate(
+    rank: int, processes: int, toml: str, learners_per_worker: int, local_batch: int, data_dir: Any
+) -> dict[str, float]:
+    recipe, ready = from_values(parse_toml(toml, "recipe")), dist.barrier
+    return vars(calibrate(recipe, learners_per_worker, local_batch, data_dir=data_dir, ready=ready))
+
+
+def measure_link(size: int, processes: int = 2) -> Link:
+    """Latency and bandwidth over loopback, of ``processes`` that exchange ``size`` bytes all at once.
+
+    Each sends to the next and receives from the one before, as an exchange of ``Comm`` does.
+    Raises FailedError where the processes cannot meet.
+    """
+    return Link(**_at_once(processes, "exchange", [size], "--bandwidth, --latency"))
+
+
+def _exchange(rank: int, processes: int, size: int) -> dict[str, float]:
+    medians = []
+    for count, times in ((1, 300), (max(1, size // 4), 15)):
+        sent, received = torch.zeros(count), torch.zeros(count)
+        seconds = []
+        for _ in range(times):
+            clock = time.perf_counter()
+            to_next = dist.P2POp(dist.isend, sent, (rank + 1) % processes)
+            from_last = dist.P2POp(dist.irecv, received, (rank - 1) % processes)
+            for work in dist.batch_isend_irecv([to_next, from_last]):
+                work.wait()
+            seconds.append(time.perf_counter() - clock)
+        medians.append(statistics.median(seconds[1:]))
+    latency, whole = medians
+    # If the bytes take no time compared with the latency, the bandwidth is only known to be large.
+    return {"latency": latency, "bandwidth": size / max(whole - latency, 1e-3 * whole)}
+
+
+def _at_once(processes: int, work: str, arguments: list[Any], option: str) -> dict[str, float]:
+    """The mean over the ranks of the results of ``work(rank, processes, *arguments)``, at the same time."""
+    results: dict[int, dict[str, float]] = {}
+    threads = None if "OMP_NUM_THREADS" in os.environ else os.cpu_count()
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [[work, rank, processes, f"{folder}/store", *arguments] for rank in range(processes)]
+        try:
+            children.Pool(processes, threads).run(f"{__name__}:_member", jobs, results.__setitem__)
+        except children.JobError as error:
+            if error.known:
+                raise
+            raise FailedError(f"{option}: {processes} processes cannot be measured here ({error})") from error
+    return {name: statistics.mean(each[name] for each in results.values()) for name in results[0]}
+
+
+def _member(work: str, rank: int, processes: int, store: str, *arguments: Any) -> dict[str, float]:
+    """One process of :func:`_at_once`."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
+    file = FileStore(store, processes)
+    dist.init_process_group("gloo", store=file, rank=rank, world_size=processes, timeout=TIMEOUT)
+    result = (_exchange if work == "exchange" else _calibrate)(rank, processes, *arguments)
+    dist.barrier()
+    dist.destroy_process_group()
+    return result

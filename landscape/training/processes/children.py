@@ -1,0 +1,458 @@
+"""Child processes on this machine, which end with this process: for independent jobs, and for ``--nproc``.
+
+A :class:`Pool` does independent jobs. :func:`start` runs this command in several processes, which compute one
+result together. They meet in a private folder, without an open port, and exchange over the loopback
+interface. The launcher itself computes nothing: it watches the processes, ends all of them when one fails or
+shows no sign of life, restarts them while restarts remain, and reports a failure in one line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import pkgutil
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Protocol, Self
+
+from landscape.core.errors import FailedError, InputError, explain
+from landscape.core.files import HAS_LOCKS, lock_descriptor
+from landscape.training.processes import boot
+
+# Interval of the checks of the children (s), short enough not to delay a short command noticeably.
+CHECK_INTERVAL = 0.05
+FOLDER = "landscape-processes-"
+#: The environment variable with the folder of the board, for the processes that ``--nproc`` started.
+BOARD = "LANDSCAPE_BOARD"
+LOCKED_WITHIN = 60.0  # a new folder is locked within this time (s)
+
+
+class FolderBoard:
+    """Texts by name that processes of this machine share, in a file for each: without a port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _write(self, name: str, text: str) -> Path:
+        path = self.folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def set(self, name: str, text: str) -> None:
+        """Write ``text``."""
+        os.replace(self._write(name, text), self.folder / name)
+
+    def get(self, name: str) -> str:
+        """The text; "" if there is none."""
+        try:
+            return (self.folder / name).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return ""
+
+    def first(self, name: str, text: str) -> bool:
+        """Write ``text`` if there is none yet; whether the text is ``text`` then."""
+        path = self._write(name, text)
+        try:
+            os.link(path, self.folder / name)
+        except FileExistsError:
+            return self.get(name) == text
+        finally:
+            path.unlink()
+        return True
+
+
+def of_launcher() -> FolderBoard | None:
+    """The board of the launcher that started this process with ``--nproc``; None if there is none."""
+    return FolderBoard(Path(os.environ[BOARD])) if BOARD in os.environ else None
+
+
+class Child:
+    """A process that runs ``MODULE.main()`` of this package; ``number`` is its index among the children."""
+
+    def __init__(
+        self, number: int, process: subprocess.Popen[bytes], link: socket.socket, errors: Path
+    ) -> None:
+        self.number, self.process, self.link, self.errors = number, process, link, errors
+        #: Seconds without a sign of life, not counting the time in which this process itself was stopped.
+        self.silent = 0.0
+
+    @property
+    def ended(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs."""
+        return self.process.poll()
+
+    def exit_description(self) -> str:
+        """ "was killed by SIGNAL" or "ended with CODE", after it has ended."""
+        code = self.process.returncode
+        return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with {code}"
+
+    def stderr_text(self) -> str:
+        """The text that it wrote to stderr; "" if it shares this process's stderr."""
+        return self.errors.read_text(errors="replace") if self.errors.exists() else ""
+
+
+class Children:
+    """Child processes, and a private folder, which is deleted after them.
+
+    A context manager: at its end all children have ended.
+    """
+
+    def __init__(self) -> None:
+        if not HAS_LOCKS:
+            raise InputError("--nproc, --jobs: this system has no processes that share sockets; use 1")
+        _sweep()
+        self.all: list[Child] = []
+        try:
+            self.folder = Path(tempfile.mkdtemp(prefix=FOLDER))
+            self._lock = os.open(self.folder, os.O_RDONLY)
+        except OSError as error:
+            raise FailedError(f"TMPDIR: no folder for temporary files ({error.strerror})") from error
+        lock_descriptor(self._lock, wait=True)
+        self._checked = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def start(
+        self, module: str, words: Sequence[str], environment: Mapping[str, str], *, piped: bool, shown: bool
+    ) -> Child:
+        """Start ``module``'s main with ``words``.
+
+        With ``shown`` its output goes to this process's stdout and stderr; otherwise stderr goes to a file
+        and stdout is dropped. With ``piped`` its stdin and stdout are pipes to this process.
+        """
+        number = len(self.all)
+        parent_end, child_end = socket.socketpair()
+        parent_end.setblocking(False)
+        errors = self.folder / f"errors-{number}"
+        settings = {**environment, boot.LINK: str(child_end.fileno())}
+        with child_end, contextlib.nullcontext() if shown else errors.open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-P", boot.__file__, module, *words],
+                env={**os.environ, **settings},
+                stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else None if shown else subprocess.DEVNULL,
+                stderr=stderr,
+                pass_fds=[child_end.fileno()],
+            )
+        child = Child(number, process, parent_end, errors)
+        self.all.append(child)
+        return child
+
+    def check(self, *streams: IO[bytes]) -> list[IO[bytes]]:
+        """Read the children's signs of life; the ``streams`` that can be read now, or within a moment."""
+        ready = select.select(streams, [], [], CHECK_INTERVAL)[0]
+        now = time.monotonic()
+        # At most one beat is counted, as this process itself may have been stopped.
+        passed, self._checked = min(now - self._checked, boot.BEAT), now
+        for child in self.all:
+            child.silent += passed
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                if child.link.recv(2**16):
+                    child.silent = 0.0
+        return ready
+
+    def __exit__(self, *raised: object) -> None:
+        # The children that still run are killed; files are written atomically, so that none is damaged.
+        for child in self.all:
+            if child.ended is None:
+                child.process.kill()
+        for child in self.all:
+            child.process.wait()
+            child.link.close()
+            for stream in (child.process.stdin, child.process.stdout):
+                if stream:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL of 9."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def loopback() -> str:
+    """The name of this machine's loopback interface."""
+    return next((name for _, name in socket.if_nameindex() if name.startswith("lo")), "lo")
+
+
+def threads_each(processes: int, threads: int | None) -> dict[str, str]:
+    """The environment in which each of ``processes`` takes its share of ``threads`` threads, if given."""
+    if threads is None:
+        return {}
+    share = str(max(1, threads // processes))
+    return {"OMP_NUM_THREADS": share, "MKL_NUM_THREADS": share}
+
+
+def _sweep() -> None:
+    """Remove the folders of processes that were killed: they are this user's, and their locks are free."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        try:
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            state = os.fstat(handle)
+            old = state.st_uid == os.getuid() and time.time() - state.st_mtime > LOCKED_WITHIN
+            if old and lock_descriptor(handle):
+                shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            os.close(handle)
+
+
+# How long a process may show no sign of life, and any exchange of a group may take (s): the default of
+# torch's NCCL groups.
+TIMEOUT = 600.0
+GOES_ON = "the same command goes on"
+
+
+class JobError(FailedError):
+    """A job that failed: its ``number`` among the jobs, and the reason; ``known``: an error for the user."""
+
+    def __init__(self, number: int, words: str, known: bool = False) -> None:
+        super().__init__(words)
+        self.number, self.known = number, known
+
+
+class Executor(Protocol):
+    """What does independent jobs: a :class:`Pool`, or a :class:`.cluster.Cluster` of several machines."""
+
+    def run(self, function: str, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]) -> None:
+        """Call ``function`` with the arguments of each job.
+
+        Args:
+            function: MODULE:NAME, MODULE being of this package.
+            done: takes a job's number and its result, in the order in which the jobs end.
+
+        Raises:
+            FailedError: as soon as a job fails; the others are ended then. A :class:`JobError` where it
+                failed in another process.
+        """
+
+
+@dataclass(frozen=True)
+class Pool:
+    """``nproc`` processes of this machine.
+
+    Attributes:
+        nproc: how many jobs are done at a time.
+        threads: shared by the processes; None: as the environment has it for each.
+        timeout: limit of the time without a sign of life of a process (s).
+        place: gives further environment variables of a process, by its number.
+    """
+
+    nproc: int = 1
+    threads: int | None = None
+    timeout: float = TIMEOUT
+    place: Callable[[int], dict[str, str]] = lambda number: {}
+
+    def run(self, function: str, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]) -> None:
+        """As of :class:`Executor`; arguments and results are such that JSON can represent them."""
+        waiting = list(enumerate(jobs))[::-1]
+        with Children() as children:
+            shared = threads_each(self.nproc, self.threads)
+            for number in range(min(self.nproc, len(jobs))):
+                children.start(__name__, [function], shared | self.place(number), piped=True, shown=False)
+            busy = {child: _give(child, waiting) for child in children.all}
+            for _ in jobs:
+                child, answer = self._next_answer(children, busy)
+                number = busy.pop(child)
+                if "failed" in answer:
+                    sys.stderr.write(answer["trace"])
+                    raise JobError(number, answer["failed"], answer["known"])
+                if waiting:
+                    busy[child] = _give(child, waiting)
+                done(number, answer["result"])
+
+    def _next_answer(self, children: Children, busy: Mapping[Child, int]) -> tuple[Child, dict[str, Any]]:
+        """The next child that answers, with its answer; JobError for one that has ended or is silent."""
+        pipes = {child.process.stdout: child for child in busy}
+        while True:
+            for pipe in children.check(*filter(None, pipes)):
+                child = pipes[pipe]
+                if line := pipe.readline():
+                    return child, json.loads(line)
+                child.process.wait()
+                ending = f"its process {child.exit_description()}; {_last_line(child)}"
+                raise JobError(busy[child], f"{ending}{GOES_ON}")
+            for child, job in busy.items():
+                if child.silent > self.timeout:
+                    raise JobError(job, f"its process was lost, no sign of life for {self.timeout:g} s")
+
+
+def reason(error: Exception) -> tuple[str, bool]:
+    """Why a job failed, and whether it is an error for the user, and none of this package."""
+    known = explain(error)
+    return (str(known), True) if known else (f"{type(error).__name__}: {error}", False)
+
+
+def _give(child: Child, waiting: list[tuple[int, Sequence[Any]]]) -> int:
+    number, arguments = waiting.pop()
+    assert child.process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it has ended, which is noticed when its answer is read
+        child.process.stdin.write(json.dumps(list(arguments)).encode() + b"\n")
+        child.process.stdin.flush()
+    return number
+
+
+def _last_line(child: Child) -> str:
+    """The last line that a process wrote to stderr, with a semicolon."""
+    lines = child.stderr_text().strip().splitlines()
+    return f"{lines[-1]}; " if lines else ""
+
+
+def main() -> None:
+    """The main of a process: reads jobs from stdin, a line each, and writes results to stdout."""
+    function = pkgutil.resolve_name(sys.argv[1])
+    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
+        os.dup2(2, 1)
+        for line in sys.stdin:
+            try:
+                answer: dict[str, Any] = {"result": function(*json.loads(line))}
+            except Exception as error:
+                words, known = reason(error)
+                trace = "" if known else traceback.format_exc()
+                answer = {"failed": words, "known": known, "trace": trace}
+            answers.write(json.dumps(answer) + "\n")
+
+
+# After one process has ended with an error, the others have this long to end by themselves (s).
+GRACE = 5.0
+# In place of an exit code in a report: the process did not fail itself, another one was lost.
+LOST = 75
+
+
+class Broken(FailedError):
+    """A process was lost, and all processes may be restarted."""
+
+
+def start(
+    words: Sequence[str],
+    nproc: int,
+    *,
+    timeout: float,
+    threads: int | None,
+    restarts: int = 0,
+    hint: Callable[[], str],
+    log: Path | None = None,
+) -> int:
+    """Run the command ``words`` in ``nproc`` processes; the exit code when all have ended.
+
+    Args:
+        timeout: limit of the time without a sign of life of a process (s).
+        threads: shared by the processes; None: as the environment has it for each.
+        restarts: how often all processes are restarted after one was lost.
+        hint: gives the words that tell the user how to go on after a process was lost.
+        log: a file for starts and failures, written if the parent of its folder exists.
+
+    Raises FailedError (InputError for bad usage) with the message of the process that failed first, or with
+    the rank that was lost.
+    """
+    for attempt in range(restarts + 1):
+        with Children() as children:
+            environment = {
+                "WORLD_SIZE": str(nproc),
+                "LOCAL_WORLD_SIZE": str(nproc),
+                "TORCHELASTIC_RESTART_COUNT": str(attempt),
+                BOARD: str(children.folder),
+                "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback()),
+                "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", loopback()),
+                **threads_each(nproc, threads),
+            }
+            for rank in range(nproc):
+                ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                children.start("landscape.cli", words, environment | ranks, piped=False, shown=rank == 0)
+            pids = ", ".join(str(child.process.pid) for child in children.all)
+            _log(log, f"start {attempt}: processes {pids}")
+            try:
+                return _watch(children, timeout)
+            except InputError as error:
+                _log(log, str(error))
+                if not isinstance(error, Broken):
+                    raise
+                if attempt == restarts:
+                    line, advice = str(error), hint()
+                    raise FailedError(line if advice in line else f"{line}; {advice}") from error
+    raise AssertionError("unreachable")
+
+
+def _watch(children: Children, timeout: float) -> int:
+    """The exit code, once all have ended; raises as :func:`start` does."""
+    failures, deadline = FolderBoard(children.folder), 0.0
+    while True:
+        children.check()
+        lost = [child for child in children.all if (child.ended or 0) < 0]
+        if lost:
+            raise Broken(f"{_name(lost[0], children)} {lost[0].exit_description()}")
+        if line := failures.get("failure"):
+            _, code, words = line.split(" ", 2)
+            kinds = {InputError.exit_code: InputError, LOST: Broken}
+            raise kinds.get(int(code), FailedError)(words)
+        ended = [child for child in children.all if child.ended is not None]
+        if len(ended) == len(children.all):
+            return _code(children)
+        if any(child.ended for child in ended):
+            deadline = deadline or time.monotonic() + GRACE
+            if time.monotonic() > deadline:
+                return _code(children)
+        silent = [child for child in children.all if child.ended is None and child.silent > timeout]
+        if silent:
+            names = " and ".join(_name(child, children) for child in silent)
+            raise Broken(f"{names} lost, no sign of life for {timeout:g} s")
+
+
+def _code(children: Children) -> int:
+    """The common exit code; raises Broken if a process ended with an error that it did not report."""
+    failed = [child for child in children.all if child.ended in (1, 2)]
+    if not failed:
+        return max(child.ended or 0 for child in children.all)
+    sys.stderr.write(failed[0].stderr_text())
+    raise Broken(f"{_name(failed[0], children)} {failed[0].exit_description()}")
+
+
+def _name(child: Child, children: Children) -> str:
+    return f"rank {child.number} of {len(children.all)}"
+
+
+def stamped(line: str) -> str:
+    """The line of a log, with the time."""
+    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S}Z {line}\n"
+
+
+def _log(path: Path | None, line: str) -> None:
+    """Append to the log of a run whose folder exists; an error in writing it is ignored."""
+    if path and path.parent.parent.is_dir():
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(stamped(line))
+
+
+def report(message: str, code: int) -> bool:
+    """Report a failure to the launcher of this process, which prints it; False if there is no launcher.
+
+    If another process has reported a failure before, that one is printed.
+    """
+    failures = of_launcher()
+    if failures:
+        with contextlib.suppress(OSError):  # the launcher has ended, and cannot read it
+            failures.first("failure", f"{os.environ.get('RANK', 0)} {code} {message}")
+    return failures is not None

@@ -1,0 +1,367 @@
+"""The learners of this process, and its exchanges with the processes that hold the other learners."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from landscape.core.errors import InputError
+from landscape.core.hdf5 import Array
+from landscape.problem.layout import average
+from landscape.problem.problem import Problem
+from landscape.training.topology.mixing import Mixing, averages_all, combine
+
+
+class Processes(Protocol):
+    """What exchanges need of the processes that share the learners: those of the default process group.
+
+    ``step`` is the number of the step that this process is in.
+    """
+
+    rank: int
+    size: int
+    step: int
+    device: torch.device
+
+    def naming(self) -> contextlib.AbstractContextManager[None]:
+        """Turn torch's errors in the exchanges inside into an error that names the lost rank."""
+
+
+class Comm:
+    """This process's part of ``learners`` learners: rows ``local`` of the (n, P) buffer.
+
+    Without a ``group``, or in a group of one, that is all of them. Raises InputError for fewer learners than
+    processes; an exchange that fails raises :class:`.Lost`, which names the rank.
+    """
+
+    def __init__(self, learners: int, group: Processes | None = None) -> None:
+        self.learners, self.group = learners, group
+        self.rank, self.size = (group.rank, group.size) if group else (0, 1)
+        if learners < self.size:
+            raise InputError(
+                f"learners: {learners} cannot be spread over {self.size} processes, each holds at least one"
+            )
+        self.bounds = _bounds(learners, self.size)
+        self.local = slice(self.bounds[self.rank], self.bounds[self.rank + 1])
+        #: The number of learners of this process.
+        self.n_local = self.local.stop - self.local.start
+        #: Seconds that this process has waited for the other processes.
+        self.waited = 0.0
+        # Turns torch's errors inside, also those of starting an exchange, into the name of the lost rank.
+        self._naming = group.naming if group else contextlib.nullcontext
+        self._device = group.device if group else torch.device("cpu")
+        self._mean: tuple[Tensor, int, Callable[[], Tensor]] | None = None
+        self._plans: dict[tuple[str, int] | None, Plan] = {}
+        self._buffers: dict[str, Tensor] = {}
+
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Add the time of the block to ``waited``, and name a rank that is lost in it."""
+        cuda = self._device.type == "cuda"
+        if cuda:  # NCCL only queues: the host waits here to time the exchange
+            torch.cuda.current_stream().synchronize()
+        clock = time.perf_counter()
+        try:
+            with self._naming():
+                yield
+                if cuda:
+                    torch.cuda.current_stream().synchronize()
+        finally:
+            self.waited += time.perf_counter() - clock
+
+    # Means and sums over all processes.
+
+    def mean(self, rows: Tensor) -> Tensor:
+        """The mean (P,) over all n learners, of which ``rows`` (n_local, P) are this process's.
+
+        The mean of the last tensor is stored, as a step ends and the next begins at the same weights. It is
+        valid until the mean of another tensor is computed or started.
+        """
+        return self.start_mean(rows)()
+
+    def start_mean(self, rows: Tensor) -> Callable[[], Tensor]:
+        """Start :meth:`mean`, so that the exchange overlaps with the computing until it is called."""
+        if self._mean is None or self._mean[0] is not rows or self._mean[1] != rows._version:
+            if self._mean is not None:
+                self._mean[2]()  # its memory is used for the new one
+            self._mean = rows, rows._version, functools.cache(self._start_mean(rows, "mean"))
+        return self._mean[2]
+
+    def hold_mean(self, rows: Tensor) -> None:
+        """Store row 0 of ``rows`` (n_local, P) as their :meth:`mean`, as all n learners are equal."""
+        self._mean = rows, rows._version, lambda: rows[0]
+
+    def fresh_mean(self, rows: Tensor, use: str = "") -> Tensor:
+        """The mean (P,) as :meth:`mean`, not stored; valid until the next call with the same ``use``."""
+        return self._start_mean(rows, use)()
+
+    def _start_mean(self, rows: Tensor, use: str) -> Callable[[], Tensor]:
+        if self.size == 1:
+            return lambda: average(rows)
+        total = self.buffer(use, rows[0])
+        # Divided before the exchange: one pass over memory less where a process has one learner.
+        if len(rows) == 1:
+            torch.div(rows[0], self.learners, out=total)
+        else:
+            torch.sum(rows, 0, out=total).div_(self.learners)
+        if self.size == 2:  # for 40 MB an exchange and a sum cost 22 ms of processor time, an all-reduce 27
+            received, peer = self.buffer(f"{use}, received", total), 1 - self.rank
+            ways = (dist.isend, total), (dist.irecv, received)
+            works = self._post([dist.P2POp(way, tensor, peer, tag=self.learners) for way, tensor in ways])
+            return lambda: self._finished(works, total).add_(received)
+        with self._naming():
+            work = dist.all_reduce(total, async_op=True)
+        return lambda: self._finished([work], total)
+
+    def _finished(self, works: list[dist.Work], result: Tensor) -> Tensor:
+        with self._waiting():
+            for work in works:
+                work.wait()
+        return result
+
+    def totals(self, values: Tensor) -> Tensor:
+        """``values`` (float64, the same shape on all ranks) summed over the processes."""
+        if self.size == 1:
+            return values
+        total = values.detach().to(self._device, torch.float64, copy=True)
+        with self._waiting():
+            dist.all_reduce(total)
+        return total.to(values.device)
+
+    def total(self, *values: float) -> list[float]:
+        """Each of ``values`` summed over the processes."""
+        sums: list[float] = self.totals(torch.tensor(values, dtype=torch.float64)).tolist()
+        return sums
+
+    def evaluate(self, problem: Problem, theta: Tensor) -> tuple[float, float]:
+        """(mean loss, accuracy) at ``theta``, each process doing its share of the samples."""
+        if self.size == 1:
+            return problem.evaluate(theta)
+        part = problem.subset(self.share(problem.samples))
+        loss, accuracy = part.evaluate(theta) if part.terms else (0.0, 0.0)
+        shares = loss * part.terms / problem.terms, accuracy * part.samples / problem.samples
+        loss, accuracy = self.total(*shares)
+        return loss, accuracy
+
+    def start_learners_mean(self, *values: float) -> Callable[[], list[float]]:
+        """Start the mean over all learners of numbers that are means over this process's learners.
+
+        The call returned waits and gives them.
+        """
+        if self.size == 1:
+            return lambda: list(values)
+        share = self.n_local / self.learners
+        total = torch.tensor(values, dtype=torch.float64, device=self._device).mul_(share)
+        with self._naming():
+            work = dist.all_reduce(total, async_op=True)
+        return lambda: self._finished([work], total).tolist()
+
+    def buffer(self, use: str, like: Tensor) -> Tensor:
+        """Memory of the shape of ``like`` that every step uses again: new memory costs as much as sums."""
+        old = self._buffers.get(use)
+        if old is None or old.shape != like.shape or old.dtype != like.dtype:
+            self._buffers[use] = old = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+        return old
+
+    # Work and coordinates split over the processes.
+
+    def share(self, count: int) -> slice:
+        """This process's share of ``count`` samples, coordinates or the like; empty if there are too few."""
+        bounds = _bounds(count, self.size)
+        return slice(bounds[self.rank], bounds[self.rank + 1])
+
+    def part_sum(self, vector: Tensor, use: str) -> Tensor:
+        """Σ over the processes of ``vector`` (P,), of which each process keeps its :meth:`share`.
+
+        Of several processes, valid until the next of the same ``use``.
+        """
+        if self.size == 1:
+            return vector
+        widths = np.diff(_bounds(len(vector), self.size)).tolist()
+        width = widths[self.rank]
+        # A reduce-scatter; that of gloo takes twice as long, and cannot cut a vector unevenly.
+        received = self.buffer("parts", vector[:width].expand(self.size, -1))
+        self._all_to_all(received, vector.contiguous(), [width] * self.size, widths)
+        return torch.sum(received, 0, out=self.buffer(use, received[0]))
+
+    def part_mean(self, rows: Tensor, use: str, minus: Tensor | None = None) -> Tensor:
+        """The mean over all learners of ``rows``, or of rows − minus, (n_local, P) each, in their precision.
+
+        Each process keeps its :meth:`share` of the columns, as in :meth:`part_sum`. Sums over its own
+        learners are in float64.
+        """
+        if len(rows) == 1:
+            buffer = self.buffer("sent", rows[0])
+            total = rows[0] if minus is None else torch.sub(rows[0], minus[0], out=buffer)
+        else:
+            exact = torch.zeros_like(rows[0], dtype=torch.float64)
+            for j, row in enumerate(rows):
+                exact += row if minus is None else row - minus[j]
+            total = exact.to(rows.dtype)
+        # With one process the sum is the caller's tensor, which must not be divided in place.
+        return total / self.learners if self.size == 1 else self.part_sum(total, use).div_(self.learners)
+
+    def parts(self, vectors: Tensor, count: int) -> Tensor:
+        """(count, P_share): of ``count`` vectors (P,) the coordinates that are this process's :meth:`share`.
+
+        ``vectors`` (k, P) are this process's share of them.
+        """
+        if self.size == 1:
+            return vectors
+        counts, widths = (np.diff(_bounds(k, self.size)) for k in (count, vectors.shape[1]))
+        sent = torch.cat([part.flatten() for part in torch.split(vectors, widths.tolist(), 1)])
+        gathered = vectors.new_empty(count, widths[self.rank])
+        received, given = counts * widths[self.rank], widths * len(vectors)
+        return self._all_to_all(gathered, sent, received.tolist(), given.tolist())
+
+    def _all_to_all(self, out: Tensor, sent: Tensor, received: list[int], given: list[int]) -> Tensor:
+        """``out``, filled with as many numbers from each process as ``received`` says."""
+        with self._naming():
+            work = dist.all_to_all_single(out.view(-1), sent, received, given, async_op=True)
+        return self._finished([work], out)
+
+    # Exchange with neighbours.
+
+    def mix(self, weights: Tensor, mixing: Mixing, step: int) -> Exchange:
+        """Start the exchange that Σ_k M_jk w_k needs; what is returned waits and gives it, (n_local, P).
+
+        ``weights`` (n_local, P) must stay as they are until then. Each row is sent once to each process that
+        has a neighbour of it; a matrix that averages more than two is an all-reduce.
+        """
+        turn = (mixing.spec, (step - 1) % len(mixing.cycle)) if mixing.cycle else None
+        return self.combine(weights, mixing.matrix(step), turn)
+
+    def combine(self, weights: Tensor, matrix: Array, plan_of: tuple[str, int] | None = None) -> Exchange:
+        """:meth:`mix` by any ``matrix`` (n, n) whose rows sum to 1; ``plan_of`` names one that recurs."""
+        if self.size == 1:
+            return Exchange(weights, lambda: combine(weights, matrix))
+        if averages_all(matrix):
+            mean = self._start_mean(weights, "mixed")
+            return Exchange(weights, lambda: mean().expand_as(weights))
+        plan = self._plans.get(plan_of) or Plan.of(matrix, self.bounds, self.rank)
+        if plan_of:
+            self._plans[plan_of] = plan
+        received = self.buffer("received", weights[:1].expand(len(plan.receive), -1))
+        rows = dict(zip(plan.receive, received, strict=True))
+        transfers = [
+            dist.P2POp(dist.isend, weights[learner - self.local.start], peer, tag=learner)
+            if learner not in rows
+            else dist.P2POp(dist.irecv, rows[learner], peer, tag=learner)
+            for learner, peer in plan.transfers
+        ]
+        works = self._post(transfers)
+        arrived = functools.partial(self._finished, works, received)
+        return Exchange(
+            weights,
+            lambda: plan.apply(weights, arrived(), self.buffer("mixed", weights)),
+            (lambda out: plan.pull(out, weights, arrived())) if len(weights) == 1 else None,
+        )
+
+    def _post(self, transfers: list[dist.P2POp]) -> list[dist.Work]:
+        """Start point-to-point transfers as one batch."""
+        with self._naming():
+            return dist.batch_isend_irecv(transfers) if transfers else []
+
+    # Learners one at a time, for checkpoints.
+
+    def rows(self, local: Tensor) -> Iterator[Tensor]:
+        """On rank 0: one by one the n rows of a tensor, ``local`` (n_local, …) being this process's part.
+
+        A row is valid until the next one, so that memory for one is enough. The other ranks call
+        :meth:`send_rows`.
+        """
+        yield from local
+        row = torch.empty_like(local[0])
+        for holder in range(1, self.size):
+            for _ in range(self.bounds[holder], self.bounds[holder + 1]):
+                yield self._finished(self._post([dist.P2POp(dist.irecv, row, holder)]), row)
+
+    def send_rows(self, local: Tensor) -> None:
+        """On the other ranks: send the rows of ``local`` (n_local, …) to rank 0, which is in :meth:`rows`."""
+        for row in local:
+            self._finished(self._post([dist.P2POp(dist.isend, row.contiguous(), 0)]), row)
+
+
+def _bounds(count: int, parts: int) -> list[int]:
+    return [count * r // parts for r in range(parts + 1)]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An exchange of ``weights`` (n_local, P) that has been started: one of its two ways is used, once.
+
+    ``mixed`` waits and gives Σ_k M_jk w_k, (n_local, P). ``pull``, where there is one, adds
+    Σ_k M_jk (w_k − w_j) to its argument in less time.
+    """
+
+    weights: Tensor
+    mixed: Callable[[], Tensor]
+    pull: Callable[[Tensor], Tensor] | None = None
+
+    def __call__(self) -> Tensor:
+        return self.mixed()
+
+    def add_to(self, out: Tensor) -> Tensor:
+        """Wait, and add Σ_k M_jk (w_k − w_j) to ``out`` (n_local, P), in place."""
+        return self.pull(out) if self.pull else out.add_(self.mixed() - self.weights)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The messages of one process under one mixing matrix, and its entries of the matrix.
+
+    ``receive``: the other processes' learners it needs. ``transfers``: (learner, the other process), in the
+    order of (learner, receiver), which all processes share: NCCL hangs if matching ones differ in order.
+    ``local_block`` (n_local, n_local) and ``remote_block`` (n_local, len(receive)): the entries of M for its
+    own learners and for those that it receives.
+    """
+
+    receive: list[int]
+    transfers: list[tuple[int, int]]
+    local_block: Tensor
+    remote_block: Tensor
+
+    @classmethod
+    def of(cls, matrix: Array, bounds: list[int], rank: int) -> Plan:
+        """The plan of ``rank``, which holds the learners bounds[rank]…bounds[rank + 1] − 1."""
+        a, b = bounds[rank], bounds[rank + 1]
+        holder = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
+        sources = (matrix[a:b] != 0).any(0)
+        receive = [int(k) for k in np.flatnonzero(sources) if not a <= k < b]
+        receivers = np.logical_or.reduceat(matrix[:, a:b] != 0, bounds[:-1], axis=0)  # (processes, n_local)
+        sent = [(a + int(k), int(receiver)) for k, receiver in np.argwhere(receivers.T) if receiver != rank]
+        transfers = sorted([*sent, *((k, int(holder[k])) for k in receive)])
+        local, remote = matrix[a:b, a:b], matrix[a:b][:, receive]
+        return cls(receive, transfers, torch.from_numpy(local.copy()), torch.from_numpy(remote.copy()))
+
+    def apply(self, weights: Tensor, received: Tensor, out: Tensor) -> Tensor:
+        """Σ_k M_jk w_k for this process's learners j; uses up ``received``, and ``out`` if it needs it.
+
+        Mixes differences from the first local row, as :meth:`Mixing.apply` does from the mean, so that
+        rounding in the matrix does not let the mean drift.
+        """
+        if len(weights) == len(received) == 1:  # a pair: one pass over memory
+            return torch.lerp(weights, received, float(self.remote_block), out=received)
+        origin = weights[0]
+        mixed = origin.expand_as(weights)
+        if len(weights) > 1:
+            mixed = torch.addmm(mixed, self.local_block.to(weights), weights - origin, out=out)
+        if len(received):
+            mixed = torch.addmm(mixed, self.remote_block.to(weights), received.sub_(origin), out=out)
+        return mixed
+
+    def pull(self, out: Tensor, weights: Tensor, received: Tensor) -> Tensor:
+        """Add Σ_k M_jk (w_k − w_j) to ``out``, of one local learner; uses up ``received``."""
+        received.sub_(weights)
+        if len(received) == 1:
+            return out.add_(received, alpha=float(self.remote_block))
+        return out.addmm_(self.remote_block.to(weights), received) if len(received) else out

@@ -1,0 +1,473 @@
+"""The processes of one run: their rendezvous, their signs of life, and the rank that was lost.
+
+Process groups and their collectives are torch.distributed's. In addition a board holds a sign of life of each
+rank and the first failure, so that the remaining processes can report the cause. Under ``--nproc`` it is a
+private folder. Otherwise it is a store of torch's on rank 0, or on torchrun's agent, at MASTER_ADDR and
+MASTER_PORT.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import hashlib
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
+
+from landscape import _version
+from landscape.core.errors import FailedError, InputError
+from landscape.core.memory import pick_device
+from landscape.core.progress import calm
+from landscape.training.processes.children import BOARD, TIMEOUT, FolderBoard, loopback, of_launcher, stamped
+
+T = TypeVar("T")
+
+# Interval of the signs of life, and the silence after which a process counts as lost (s). Ours: long enough
+# for writing one learner to a checkpoint, which holds Python's lock.
+BEAT, LOST_AFTER = 1.0, 10.0
+
+
+class Lost(FailedError):
+    """Another process is lost, or failed first; the message names its rank."""
+
+
+class StoreBoard:
+    """As :class:`FolderBoard`, in a key of a store of torch's for each text; its errors are RuntimeErrors."""
+
+    def __init__(self, store: PrefixStore) -> None:
+        self.store = store
+
+    def set(self, name: str, text: str) -> None:
+        self.store.set(name, text)
+
+    def get(self, name: str) -> str:
+        return self.store.get(name).decode() if self.store.check([name]) else ""
+
+    def first(self, name: str, text: str) -> bool:
+        return bool(self.store.compare_set(name, "", text).decode() == text)
+
+
+Board = FolderBoard | StoreBoard
+PAUSE = 0.05  # seconds between two attempts to connect
+
+
+class Group:
+    """This process in the group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
+
+    Under ``--nproc`` the processes meet in a private folder of the launcher's, without an address.
+
+    Args:
+        device: that of the exchanged tensors: gloo on the CPU, NCCL on GPUs.
+        timeout: limit of the rendezvous, and of the time without a sign of life of a rank (s).
+        wait: limit of an exchange; by default ``timeout``.
+
+    Raises InputError for variables that are missing or wrong, FailedError where a port is in use or a rank
+    does not come in time.
+    """
+
+    def __init__(
+        self, device: torch.device, timeout: float = TIMEOUT, wait: datetime.timedelta | None = None
+    ) -> None:
+        self.rank, self.size = number("RANK", 0), number("WORLD_SIZE", 1)
+        self.local_rank = number("LOCAL_RANK", 0, self.rank)
+        self.attempt = number("TORCHELASTIC_RESTART_COUNT", 0, 0)
+        self.device, self.timeout, self.step = device, timeout, 0
+        if self.rank >= self.size:
+            raise InputError(f"RANK: {self.rank} is not allowed, WORLD_SIZE is {self.size}")
+        self.backend = "nccl" if device.type == "cuda" else "gloo"
+        self._stop, self._failure, self._failure_beats = threading.Event(), "", 0
+        # Whether the board is lost, and the number of beats without an answer of it.
+        self._board_lost, self._unanswered = False, 0
+        # The last sign of life of each rank, the seconds since it changed, and how often it has changed.
+        self._signs = dict.fromkeys(range(self.size), "")
+        self._silent = dict.fromkeys(range(self.size), 0.0)
+        self._changes = dict.fromkeys(range(self.size), 0)
+        self._parent = os.getppid()
+        store, self._board, self._beats = self._join_board()
+        self._meet()
+        init = functools.partial(
+            dist.init_process_group,
+            self.backend,
+            store=store,
+            rank=self.rank,
+            world_size=self.size,
+            timeout=wait or datetime.timedelta(seconds=timeout),
+            device_id=device if device.type == "cuda" else None,
+        )
+        try:  # NCCL belongs to the thread it is started in
+            init() if self.backend == "nccl" else within(timeout + LOST_AFTER, init)
+        except (RuntimeError, TimeoutError) as error:
+            raise FailedError(f"rank {self.rank}: the processes cannot meet ({first_line(error)})") from error
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _join_board(self) -> tuple[Any, Board, Board]:
+        """The store for torch, the board for facts and failures, and a separate connection for beats."""
+        self._hosts = False
+        if BOARD in os.environ:
+            folder = Path(os.environ[BOARD])
+            texts = FolderBoard(folder)
+            return FileStore(str(folder / "store"), self.size), texts, texts
+        address, port = os.environ.get("MASTER_ADDR", ""), number("MASTER_PORT", 1, most=65535)
+        if not address:
+            raise InputError("MASTER_ADDR: missing; it is the address of rank 0's machine")
+        if is_loopback(address):  # the exchanges' own sockets, too
+            for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+                os.environ.setdefault(name, loopback())
+        # torch's elastic agents hold a store there; without an agent, rank 0 holds one.
+        self._hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        stores = connect(address, port, self.rank, self._hosts, self.timeout)
+        first, second = (PrefixStore(f"landscape/{self.attempt}", store) for store in stores)
+        return PrefixStore("group", first), StoreBoard(first), StoreBoard(second)
+
+    def _meet(self) -> None:
+        """Wait for every rank; each writes the number of ranks that it expects."""
+        self._set("here", str(self.size))
+        deadline = time.monotonic() + self.timeout
+        for rank in range(self.size):
+            size = self._wait(f"here-{rank}", deadline)
+            if not size:
+                missing = [r for r in range(self.size) if not self._wait(f"here-{r}", 0.0)]
+                raise FailedError(f"{_ranks(missing)} of {self.size} did not come within {self.timeout:g} s")
+            if size != str(self.size):
+                raise FailedError(f"WORLD_SIZE: {self.size} on rank {self.rank}, but {size} on rank {rank}")
+
+    def _set(self, name: str, text: str) -> None:
+        self._ask(lambda: self._board.set(f"{name}-{self.rank}", text))
+
+    def _wait(self, name: str, deadline: float) -> str:
+        """The text ``name`` on the board, "" if it does not come in time."""
+        while not (text := self._ask(lambda: self._board.get(name))) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return text
+
+    def _ask(self, call: Callable[[], T]) -> T:
+        """``call()`` on the board, which may not answer if rank 0 holds it."""
+        try:
+            return within(min(self.timeout, LOST_AFTER), call)
+        except (RuntimeError, OSError) as error:  # a TimeoutError is an OSError
+            raise Lost(self._no_answer(error)) from error
+
+    def _no_answer(self, error: BaseException | str) -> str:
+        words = error if isinstance(error, str) else first_line(error)
+        return f"rank 0 of {self.size} was lost: its store does not answer ({words})"
+
+    def after_first(self) -> None:
+        """Return once rank 0 has called this, too."""
+        if self.rank == 0:
+            self._set("begun", "begun")
+        elif not self._wait("begun-0", time.monotonic() + self.timeout):
+            raise self.diagnose(TimeoutError(f"rank 0 did not begin within {self.timeout:g} s"))
+
+    def agree(self, facts: dict[str, str]) -> None:
+        """Raise FailedError on every rank if ``facts`` (and the code) are not the same on all of them."""
+        facts = {**versions(), **facts}
+        self._set("facts", json.dumps(facts))
+        deadline = time.monotonic() + self.timeout
+        if self.rank == 0:
+            theirs = {rank: self._wait(f"facts-{rank}", deadline) for rank in range(1, self.size)}
+            self._ask(lambda: self._board.set("agreed", f"agreed: {_difference(facts, theirs)}"))
+        answer = self._wait("agreed", deadline + 2 * BEAT)
+        if not answer:
+            raise self.diagnose(TimeoutError(f"no agreement within {self.timeout:g} s"))
+        if difference := answer.partition(": ")[2]:
+            raise FailedError(difference)
+
+    def _beat(self) -> None:
+        """Every BEAT seconds write a sign of life, read those of the others, and end this process if needed.
+
+        It ends if its parent has ended, if another rank has reported a failure and this one still waits in an
+        exchange (which cannot be cancelled), or if a rank is silent for too long.
+        """
+        pending: threading.Thread | None = None
+        while not self._stop.wait(BEAT):
+            self._unanswered = self._unanswered + 1 if pending and pending.is_alive() else 0
+            if not self._unanswered:
+                pending = threading.Thread(target=self._exchange_signs, daemon=True)
+                pending.start()
+            for rank in self._silent:
+                self._silent[rank] += BEAT * (rank != self.rank)
+            if self._failure_beats > 2 or os.getppid() != self._parent:
+                os._exit(1)
+            if max(self._silent.values()) > max(self.timeout, LOST_AFTER) + 2 * BEAT:
+                self._give_up()
+
+    def _exchange_signs(self) -> None:
+        """Write and read the signs of life once; this may hang with the board."""
+        try:
+            count = int(self._signs[self.rank].partition(" ")[0] or 0) + 1
+            self._signs[self.rank] = f"{count} {self.step}"
+            self._beats.set(f"beat-{self.rank}", self._signs[self.rank])
+            for rank in set(self._silent) - {self.rank}:
+                sign = self._beats.get(f"beat-{rank}")
+                if sign != self._signs[rank]:
+                    self._signs[rank], self._silent[rank] = sign, 0.0
+                    self._changes[rank] += 1
+            self._failure = self._beats.get("failure")
+            self._failure_beats += bool(self._failure)
+        except (RuntimeError, OSError):  # the store is lost, which the exchanges notice
+            self._board_lost = True
+
+    def _give_up(self) -> None:
+        """End this process, with a message if no other rank has reported one."""
+        line = self._lost(max(self.timeout, LOST_AFTER))
+        if self.tell(line) and not of_launcher():
+            print(f"landscape: {line}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    def _lost(self, limit: float, words: str = "") -> str:
+        """Who is lost: rank 0 with the board, or the ranks silent for ``limit`` seconds; "" if nobody is."""
+        silent = [rank for rank, seconds in self._silent.items() if seconds >= limit]
+        if self._board_lost or (self._unanswered > 2 and 0 in silent):
+            return self._no_answer(words or f"for {limit:g} s")
+        line = f"{_ranks(silent)} of {self.size} lost, no sign of life for {limit:g} s"
+        return line + f" ({words})" * bool(words) if silent else ""
+
+    def diagnose(self, error: BaseException) -> Lost:
+        """The reason why an exchange failed: the failure that another rank reported, or the silent ranks."""
+        words, before = first_line(error), dict(self._changes)
+        deadline = time.monotonic() + 2 * LOST_AFTER  # a busy machine reads a rank's last sign late
+        while time.monotonic() < deadline and not (self._failure or self._board_lost):
+            # The first new sign may be the last one of a rank that is lost; the second shows that it lives.
+            waiting = [rank for rank, count in self._changes.items() if count < before[rank] + 2]
+            if all(self._silent[rank] >= LOST_AFTER for rank in waiting if rank != self.rank):
+                break
+            time.sleep(BEAT / 4)
+        if self._failure:
+            return Lost(self._failure.split(" ", 2)[2])
+        if lost := self._lost(LOST_AFTER, words):
+            return Lost(lost)
+        steps = {rank: int(sign.partition(" ")[2] or -1) for rank, sign in self._signs.items()}
+        behind = [rank for rank, step in steps.items() if step < max(steps.values())]
+        late = f"; {_ranks(behind)} only at step {steps[behind[0]]}" if behind else ""
+        return Lost(f"an exchange of rank {self.rank} failed, though all ranks live ({words}){late}")
+
+    @contextlib.contextmanager
+    def naming(self) -> Iterator[None]:
+        """Turn torch's errors in the exchanges inside into an error that names the lost rank."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.diagnose(error) from error
+
+    def tell(self, message: str, code: int = 1) -> bool:
+        """Report ``message`` to the other ranks; False if another failure was reported before."""
+        self._stop.set()
+        report = failure(self.rank, code, message)
+        try:
+            first: bool = within(2 * BEAT, lambda: self._board.first("failure", report))
+        except (RuntimeError, OSError):
+            return True  # no other rank is left
+        if self._hosts:
+            time.sleep(4 * BEAT)  # time for the other ranks to read it, as the store ends with this process
+        return first
+
+    def close(self) -> None:
+        """Leave the group when all ranks are done."""
+        with contextlib.suppress(RuntimeError):
+            dist.barrier()
+        self._stop.set()
+        dist.destroy_process_group()
+
+
+def _difference(facts: dict[str, str], theirs: dict[int, str]) -> str:
+    """The first of ``facts`` that differs on another rank; ``theirs``: rank -> its facts."""
+    for rank, text in theirs.items():
+        if not text:
+            return f"rank {rank} did not come to its first step in time"
+        other = json.loads(text)
+        for name, mine in facts.items():
+            if other.get(name) != mine:
+                return f"{name}: {other.get(name)} on rank {rank}, but {mine} on rank 0"
+    return ""
+
+
+def failure(rank: int, code: int, message: str) -> str:
+    """The text of a failure on a board: rank, exit code and message."""
+    return f"{rank} {code} {' '.join(message.split())}"
+
+
+def started_by_launcher() -> bool:
+    """Whether a launcher (--nproc, torchrun, srun …) started this process as one of several."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+@contextlib.contextmanager
+def log_to(path: Path) -> Iterator[Callable[[str], None]]:
+    """Open a log; the function that it yields appends a line with the time.
+
+    Output of C libraries to stderr goes to the log, too; that of Python still goes to stderr.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        opened = path.open("ab")
+    except OSError as error:
+        raise FailedError(f"{path}: cannot be written ({error.strerror})") from error
+
+    def log(line: str) -> None:
+        file.write(stamped(line))
+
+    file, console, before = calm(opened.fileno()), os.dup(2), sys.stderr
+    with opened:
+        before.flush()
+        os.dup2(opened.fileno(), 2)
+        sys.stderr = calm(console)
+        try:
+            yield log
+        finally:
+            os.dup2(console, 2)
+            sys.stderr = before
+            os.close(console)
+
+
+def code_fingerprint() -> str:
+    """SHA-256 (hex) of the package's Python files, by which the ranks check that they run the same code."""
+    root, digest = Path(_version.__file__).parent, hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """The versions of this package, with its code, and of PyTorch, which decide about the numbers."""
+    own = f"{_version.__version__} ({code_fingerprint()[:12]})"
+    return {"landscape": own, "torch": str(torch.__version__)}
+
+
+def where() -> str:
+    """The names of this machine and process, for logs."""
+    return f"{socket.gethostname()}, process {os.getpid()}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    names = ", ".join(map(str, ranks))
+    return f"rank {names}" if len(ranks) == 1 else f"ranks {names}"
+
+
+def number(name: str, least: int, usual: int | None = None, most: int | None = None) -> int:
+    """The whole number in the environment variable ``name``; InputError where it is none, or not allowed."""
+    text = os.environ.get(name, "" if usual is None else str(usual))
+    good = text.isascii() and text.isdigit() and len(text) < 10
+    if not good or not least <= int(text) <= (int(text) if most is None else most):
+        allowed = f"a whole number ≥ {least}" if most is None else f"a whole number from {least} to {most}"
+        raise InputError(f"{name}: {text!r} is not allowed, it must be {allowed}")
+    return int(text)
+
+
+def worker_device(name: str) -> torch.device:
+    """The device of a process that a launcher started: the CPU, or the GPU of its LOCAL_RANK.
+
+    Raises InputError where more processes than GPUs are on this machine: NCCL needs a GPU for each.
+    """
+    device = pick_device(name)
+    if device.type == "cpu":
+        return device
+    processes, gpus = number("LOCAL_WORLD_SIZE", 1, 1), torch.cuda.device_count()
+    local = number("LOCAL_RANK", 0, 0)
+    if max(processes, local + 1) > gpus:
+        raise InputError(
+            f"--device: '{name}' is not allowed, {processes} processes here need a GPU each and there are "
+            f"{gpus}; start fewer, or use cpu"
+        )
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """``call()``; TimeoutError if it takes longer. Its thread goes on, as torch's calls cannot be ended."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([result], seconds).done:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return result.result()
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error of torch's, without the place in torch's sources."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    return line.rpartition("] ")[2][:160] if line.startswith("[/") else line[:160]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` is a loopback address, which only this machine can reach."""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def connect(host: str, port: int, rank: int, serve: bool, timeout: float) -> tuple[TCPStore, TCPStore]:
+    """Two connections to the store at ``host``, so that a call on one does not wait for a call on the other.
+
+    With ``serve`` this process holds the store. It listens at a loopback address only, if ``host`` is one,
+    and otherwise at all addresses of this machine, as ``host`` may be none of them. Raises FailedError if the
+    port is in use, or no store answers within ``timeout`` seconds.
+    """
+    deadline, listener = time.monotonic() + timeout, _listen(host, port) if serve else None
+
+    def store(hosts: bool, fd: int | None) -> TCPStore:
+        limit = datetime.timedelta(seconds=timeout)
+        return TCPStore(
+            address, port, None, hosts, limit, wait_for_workers=False, master_listen_fd=fd, use_libuv=True
+        )
+
+    try:
+        address = _reach(host, port, deadline)
+        first, second = (
+            within(max(0.1, deadline - time.monotonic()), functools.partial(store, hosts, fd))
+            for hosts, fd in ((serve, listener.detach() if listener else None), (False, None))
+        )
+    except (RuntimeError, OSError) as error:  # torch's are RuntimeErrors
+        where = f"{host}:{port} ({first_line(error)})"
+        raise FailedError(f"rank {rank}: rank 0 does not answer at {where}") from error
+    finally:
+        if listener:
+            listener.close()
+    return first, second
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        if is_loopback(host):
+            address, family = ("::1", socket.AF_INET6) if host == "::1" else (host, socket.AF_INET)
+            address = "127.0.0.1" if address == "localhost" else address
+            return socket.create_server((address, port), family=family, backlog=1024)
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
+        return socket.create_server(("", port), backlog=1024)
+    except OSError as error:
+        words = os.strerror(error.errno or 0)  # the error's own text would repeat the address
+        raise FailedError(f"MASTER_PORT: {port} cannot be used on {host} ({words})") from error
+
+
+def _reach(host: str, port: int, deadline: float) -> str:
+    """The address of ``host`` at which a server listens; repeated here, as torch warns at each attempt."""
+    error: OSError = TimeoutError("no answer")
+    while True:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise error
+        try:
+            name = "127.0.0.1" if host == "localhost" else host
+            with socket.create_connection((name, port), timeout=remaining) as reached:
+                return str(reached.getpeername()[0])
+        except OSError as latest:
+            error = latest
+            with contextlib.suppress(InterruptedError):
+                time.sleep(PAUSE)

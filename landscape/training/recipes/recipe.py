@@ -1,0 +1,535 @@
+"""Recipes: the settings of a run, checked, and the schedule of its learning rate."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+import tomllib
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from landscape import data, models
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
+from landscape.checkpoint.user_code import Spec, is_user_defined
+from landscape.core import registry
+from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
+from landscape.core.options import (
+    MAX_DEPTH,
+    bounded_toml,
+    check_type,
+    choose,
+    positive,
+    toml_text,
+    toml_value,
+    type_hints,
+)
+from landscape.core.options import parse_toml as parse
+from landscape.gradients.learners import Precision
+from landscape.training import algorithms, optimizer
+from landscape.training.topology.mixing import is_file, known_matrices
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """lr(t) = lr · scaling · warm-up · factor^(milestones passed) · anneal^(units since warm-up) · cosine.
+
+    Every part is off by default: Figure 2's constant rate. Lengths are in ``unit``, steps or epochs (passes
+    over the training set, t·nB/samples after step t), so that at step t, p(t) is t in that unit.
+    DPSGD-2020's speech recipe is unit "epochs", base_batch 256, warmup 10, anneal 1/√2 = 0.7071 (as we read
+    it).
+
+    Attributes:
+        unit: The unit of the lengths below. Source: ours.
+        base_batch: b of the linear scaling rule: the rate is × nB/b, and ``lr`` is the rate for batch b. 0:
+            no scaling. Unit: samples. Source: ours; the rule is DPSGD-2020's, section 4.
+        warmup: W: the rate is × p/W until p = W. Unit: ``schedule.unit``. Source: ours; the linear ramp is
+            DPSGD-2020's, section 4.2, from where it starts is ours.
+        milestones: The rate is × ``factor`` for each milestone m with p > m. Unit: ``schedule.unit``. Source:
+            ours; none.
+        factor: The factor at a milestone. Source: DPSGD-2020, section 4.1.
+        anneal: The rate is × ``anneal`` at the start of each unit after the warm-up, the first included.
+            Source: ours; 1 changes nothing.
+        cosine: C: the rate is × ½(1 + cos πx), x = (p(t) − p(1) − W)/C from 0 to 1, to zero C units after the
+            warm-up; 0: no cosine. Its length is its own, not ``steps``, so that a run may be made longer.
+            Unit: ``schedule.unit``. Source: ours.
+    """
+
+    unit: Literal["steps", "epochs"] = "steps"
+    base_batch: int = 0
+    warmup: float = 0.0
+    milestones: list[float] = field(default_factory=list)
+    factor: float = 0.1
+    anneal: float = 1.0
+    cosine: float = 0.0
+
+    def __post_init__(self) -> None:
+        for key in ("base_batch", "warmup", "cosine"):
+            positive(f"schedule.{key}", getattr(self, key), least=0)
+        for key in ("factor", "anneal"):
+            positive(f"schedule.{key}", getattr(self, key))
+        if any(not 0 <= m < math.inf for m in self.milestones):
+            raise InputError(
+                f"schedule.milestones: {self.milestones} is not allowed, they must be finite numbers ≥ 0"
+            )
+
+    def peak_lr(self, lr: float, batch: int) -> float:
+        """The rate after the warm-up: ``lr`` scaled to the total ``batch`` nB."""
+        return lr * batch / self.base_batch if self.base_batch else lr
+
+    def at(self, lr: float, step: int, batch: int, samples: int) -> float:
+        """The rate of one step.
+
+        Args:
+            lr: α of the recipe.
+            step: counted from 1.
+            batch: the total batch nB.
+            samples: those of the training set.
+        """
+
+        def position(t: int) -> float:
+            return t * batch / samples if self.unit == "epochs" else t
+
+        p = position(step)
+        rate = self.peak_lr(lr, batch)
+        if p < self.warmup:
+            rate *= p / self.warmup
+        rate *= self.factor ** sum(p > m for m in self.milestones)
+        rate *= self.anneal ** math.ceil(max(0.0, p - self.warmup))
+        if self.cosine:
+            x = (p - position(1) - self.warmup) / self.cosine
+            rate *= (1 + math.cos(math.pi * min(1.0, max(0.0, x)))) / 2
+        return float(rate)
+
+
+MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
+
+
+@dataclass(frozen=True)
+class Decompose:
+    """How often a step is decomposed into effective learning rate and noise, and from how many samples.
+
+    Attributes:
+        every: Decompose every so many steps; 0: none. Unit: steps. Source: ours; every 10th step costs about
+            as much as the training itself at Figure 2's size, and resolves its curves.
+        samples: Number of training samples from which g is estimated; 0: all, so that g is exact. Unit:
+            samples. Source: ours; 0 is the definition.
+        split: Record the terms of Eq. 4, too. They take one more gradient where learners have weights of
+            their own. Source: ours.
+    """
+
+    every: int = 10
+    samples: int = 0
+    split: bool = True
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """How often w_a is evaluated on the test set.
+
+    Attributes:
+        every: Evaluate loss and accuracy every so many steps; 0: only at the end. Unit: steps. Source: ours.
+        bn_samples: Training samples, always the same ones, on which BatchNorm's statistics are re-estimated
+            at w_a before an evaluation. Unit: samples. Source: ours; a statistic over 5,000 samples has a
+            standard error of 1.4%.
+    """
+
+    every: int = 100
+    bn_samples: int = 5000
+
+
+@dataclass(frozen=True)
+class Save:
+    """How often a checkpoint is written; one is always written at the end.
+
+    Attributes:
+        every: Write a file step-NNNNNNN.h5 every so many steps; 0: only at the end. Unit: steps. Source:
+            ours.
+    """
+
+    every: int = 500
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """What is measured along the run besides its steps, at w_a and at the learners' weights.
+
+    Attributes:
+        sharpness: Measure λ_max of the loss at w_a every so many steps; 0: never. Unit: steps. Source: ours;
+            at Figure 2's settings every 50 steps cost about an eighth of the run.
+        samples: Training samples for Hessians, always the same ones; 0: all. Unit: samples. Source: ours; at
+            Figure 2's settings λ_max on 2,000 samples is within 10% of that on 10,000.
+        top: Number of leading eigenvectors, for the share of the learners' spread that lies along them.
+            Source: ours.
+        instruments: Names of instruments that measure every ``every`` steps, such as "batch-sharpness".
+            Source: ours.
+        every: How often the instruments measure. Unit: steps. Source: ours.
+        draws: Minibatches that an instrument draws each time. Source: ours; a standard error from 16 is right
+            to 18%.
+        rho: Radius of "worst-sharpness" and "average-sharpness", which need one. Source: ours.
+    """
+
+    sharpness: int = 0
+    samples: int = 2000
+    top: int = 3
+    instruments: list[str] = field(default_factory=list)
+    every: int = 50
+    draws: int = 16
+    rho: float = 0.0
+
+    def __post_init__(self) -> None:
+        for key, least in {"sharpness": 0, "samples": 0, "top": 1, "every": 1, "draws": 2, "rho": 0}.items():
+            positive(f"monitor.{key}", getattr(self, key), least=least)
+        for name in self.instruments:
+            registry.instruments[name]  # refuses one that is not known
+
+
+@dataclass(frozen=True)
+class Diverge:
+    """The bounds beyond which a run counts as diverged.
+
+    Attributes:
+        loss: The mean has diverged if its loss is not finite or above this. Unit: nat. Source: ours; runs at
+            Figure 2(a)'s rate peaked at 1,272 in a burst and came back.
+        consensus: The learners have diverged if for ten steps in a row the consensus distance exceeds this
+            many times the larger of ‖w_a‖² now and at the start, while the mean's loss is still below
+            ``diverge.loss``. Source: ours; where one learner throws the mean along the ratio stays near n −
+            1, and only disagreement that grows by itself stays far beyond.
+    """
+
+    loss: float = 1e4
+    consensus: float = 100.0
+
+
+@dataclass(frozen=True)
+class Init:
+    """The initial weights.
+
+    Attributes:
+        checkpoint: File whose w_a and BatchNorm statistics are the initial ones; "": new weights. A resumed
+            run does not need the file. Source: ours; "" is training from scratch.
+        sha256: SHA-256 of the file's bytes. If it is missing, the run sets it; otherwise the file must match.
+            Source: ours.
+    """
+
+    checkpoint: str = ""
+    sha256: str = ""
+
+
+BUILT_IN = Path(__file__).parent
+# The tables whose name may be MODULE:NAME.
+CODE = ("model", "data")
+# The tables with a name, and where it is looked up.
+PARTS: dict[str, Any] = {"algorithm": algorithms, "optimizer": optimizer, "model": models, "data": data}
+# The least value of each number that has one; None: it must be above 0.
+LEAST = {
+    "learners": 1, "batch": 1, "accumulate": 1, "lr": None, "steps": 0, "seed": 0, "decompose.every": 0,
+    "decompose.samples": 0, "evaluate.every": 0, "checkpoint.every": 0, "evaluate.bn_samples": 2,
+    "diverge.loss": None, "diverge.consensus": None,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All settings of a run. The reference of recipe keys is made from this docstring and its tables'.
+
+    ``algorithm``, ``model``, ``data`` and ``optimizer`` are tables with a ``name`` and the options of that
+    part.
+
+    Attributes:
+        name: A name for messages and plots. Source: the name of the recipe's file.
+        learners: Number of learners n.
+        batch: Total batch nB of a step. It must be divisible by n. Unit: samples.
+        lr: Learning rate α; with ``schedule.base_batch`` the rate for that batch.
+        steps: Length of the run. Unit: steps.
+        seed: Seed of the initial weights, the minibatches and all other random numbers. Source: ours.
+        dtype: Precision of weights, optimizer state and passes over whole data sets. Source: PyTorch's.
+        precision: "bfloat16" runs the network on minibatches under autocast, on CPU as well as CUDA. Source:
+            ours; "full" changes no number.
+        accumulate: Number of microbatches in which each local minibatch is computed. Source: ours; 1 is the
+            whole minibatch at once.
+        sampling: "replacement" draws minibatches with replacement. "all" takes the whole training set in each
+            step, a share a learner in order, so that gradients have no sampling noise; the training set must
+            then have ``batch`` samples. Source: ours; the paper does not say how it draws.
+    """
+
+    name: str
+    learners: int
+    batch: int
+    lr: float
+    steps: int
+    algorithm: dict[str, Any]
+    model: dict[str, Any]
+    data: dict[str, Any]
+    seed: int = 0
+    dtype: Literal["float32", "float64"] = "float32"
+    precision: Precision = "full"
+    accumulate: int = 1
+    sampling: Literal["replacement", "all"] = "replacement"
+    optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "sgd"} | optimizer.options("sgd", {}))
+    schedule: Schedule = field(default_factory=Schedule)
+    decompose: Decompose = field(default_factory=Decompose)
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    checkpoint: Save = field(default_factory=Save)
+    monitor: Monitor = field(default_factory=Monitor)
+    diverge: Diverge = field(default_factory=Diverge)
+    init: Init = field(default_factory=Init)
+    #: Mixing matrices by the names of their files, each read once: stored in checkpoints, no key of a recipe.
+    matrices: dict[str, Array] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for key, least in LEAST.items():
+            positive(key, operator.attrgetter(key)(self), least=least)
+        if self.batch % self.learners:
+            raise InputError(
+                f"batch: {self.batch} is not divisible by {self.learners} learners; "
+                f"{self.batch // self.learners * self.learners or self.learners} would be"
+            )
+        if self.local_batch % self.accumulate:
+            raise InputError(
+                f"accumulate: {self.accumulate} is not allowed, it must divide the local batch of "
+                f"{self.local_batch}"
+            )
+        if self.precision == "bfloat16" and self.dtype == "float64":
+            raise InputError("precision: 'bfloat16' is not allowed with dtype 'float64', only with 'float32'")
+        most = torch.finfo(getattr(torch, self.dtype)).max
+        if self.schedule.peak_lr(self.lr, self.batch) > most:
+            raise InputError(f"lr: {self.lr} is not allowed, {self.dtype} holds numbers up to {most:.4g}")
+        if self.init.sha256 and not self.init.checkpoint:
+            raise InputError("init.sha256: not allowed without init.checkpoint, whose it is")
+        # The options of the parts are checked here, before any data is read.
+        self.rule()
+        optimizer.make(*self.part("optimizer"))
+        self.spec("model")
+        self.spec("data")
+
+    def part(self, table: str) -> tuple[str, dict[str, Any]]:
+        """(name, options) of the table "algorithm", "model", "data" or "optimizer" (by default SGD)."""
+        values = ({"name": "sgd"} if table == "optimizer" else {}) | getattr(self, table)
+        if "name" not in values:
+            raise InputError(f"{table}.name: missing, and there is no default")
+        name = str(values.pop("name"))
+        return (optimizer.full_name(name) if table == "optimizer" else name), values
+
+    def spec(self, table: str) -> Spec:
+        """A table with a name, checked, its defaults filled in; MODULE:NAME is not imported here."""
+        name, given = self.part(table)
+        code = table in CODE and is_user_defined(name)
+        return Spec(name, given if code else PARTS[table].options(name, given), called=True)
+
+    @property
+    def names_code(self) -> bool:
+        """Whether its model or data is MODULE:NAME."""
+        return any(self.spec(table).user_defined for table in CODE)
+
+    def rule(self) -> algorithms.Rule:
+        """A new update rule, as the table "algorithm" says."""
+        with known_matrices(self.matrices):
+            rule: algorithms.Rule = algorithms.make(
+                *self.part("algorithm"), learners=self.learners, seed=self.seed
+            )
+        rule.peak_lr = self.schedule.peak_lr(self.lr, self.batch)
+        return rule
+
+    def stability_limit(self) -> float | None:
+        """The largest ηλ at which the rule with its optimizer is stable on a quadratic; None: not known."""
+        momentum = optimizer.make(*self.part("optimizer")).heavy_ball
+        return self.rule().stability_limit(*momentum) if momentum else None
+
+    def describe(self) -> str:
+        """The rule's line for the user with this optimizer, such as its mixing and limit; may be ""."""
+        momentum = optimizer.make(*self.part("optimizer")).heavy_ball
+        return self.rule().describe(*momentum) if momentum else self.rule().describe(None)
+
+    @property
+    def local_batch(self) -> int:
+        """B."""
+        return self.batch // self.learners
+
+    def rate(self, step: int, samples: int) -> float:
+        """α at ``step``, counted from 1, with ``samples`` in the training set."""
+        return self.schedule.at(self.lr, step, self.batch, samples)
+
+    def values(self) -> dict[str, Any]:
+        """All keys, nested."""
+        values = dataclasses.asdict(self)
+        del values["matrices"]
+        return values
+
+    def to_toml(self) -> str:
+        """The whole recipe, defaults included, as TOML that reads back to an equal recipe."""
+        specs = {table: self.spec(table) for table in PARTS}
+        named = {table: {"name": spec.name, **spec.options} for table, spec in specs.items()}
+        return toml_text(self.values() | named)
+
+
+def built_in() -> list[str]:
+    """The names of the recipes that come with the package."""
+    return sorted(path.stem for path in BUILT_IN.glob("*.toml"))
+
+
+def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False) -> Recipe:
+    """The recipe of a built-in name or TOML file, changed by settings.
+
+    Args:
+        recipe: a name (:func:`built_in`) or the path of a TOML file.
+        settings: "KEY=VALUE" with dotted keys.
+        allow_code: a file may name code, MODULE:NAME, that is to be run; without it only the settings may.
+
+    Returns:
+        The checked recipe.
+
+    Raises:
+        InputError: for a name, key or value that is not allowed.
+        FailedError: for a file that cannot be read.
+
+    Example:
+        >>> recipe = read("digits-dpsgd", ["lr=0.5", "algorithm.mixing=ring(1)"])
+        >>> recipe.lr, recipe.learners, recipe.rule().mixing.spec
+        (0.5, 5, 'ring(1)')
+    """
+    path = BUILT_IN / f"{recipe}.toml"
+    if recipe not in built_in():
+        path = Path(recipe)
+        if path.suffix != ".toml":
+            choose("recipe", recipe, built_in())
+    try:
+        values = parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise FailedError(f"{path}: cannot be read as a recipe ({error})") from error
+    values.setdefault("name", path.stem)
+    settings = list(settings)
+    values, typed = changed(values, settings), changed({}, settings)
+    for table in CODE if not allow_code else ():
+        name, typed_name = (
+            v[table].get("name") if isinstance(v.get(table), dict) else "" for v in (values, typed)
+        )
+        if isinstance(name, str) and is_user_defined(name) and typed_name != name:
+            raise InputError(
+                f"{path}: {table}.name = {toml_value(name)} is code, which a file may name only with "
+                f"--allow-code; or type it, --set {table}.name={name}"
+            )
+    return from_values(values)
+
+
+def changed(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """Change ``values`` by "KEY=VALUE" ``settings`` (dotted keys), and return it."""
+    for setting in settings:
+        key, value = key_and_value(setting)
+        *tables, last = key.split(".")
+        if len(tables) > MAX_DEPTH:
+            raise InputError(
+                f"--set: a key of {len(tables) + 1} parts is not allowed, at most {MAX_DEPTH} are"
+            )
+        inner = values
+        for table in tables:
+            inner = inner.setdefault(table, {})
+            if not isinstance(inner, dict):
+                raise InputError(f"--set: '{key}' is not allowed, '{table}' is not a table")
+        inner[last] = parse_value(value)
+    return values
+
+
+def key_and_value(setting: str) -> tuple[str, str]:
+    """("lr", "0.5") of "lr=0.5"; InputError where it is not of that form.
+
+    Example:
+        >>> key_and_value("lr=0.5")
+        ('lr', '0.5')
+    """
+    key, equals, text = setting.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"--set: '{setting}' is not allowed, it must be KEY=VALUE, such as lr=0.5")
+    return key.strip(), text
+
+
+def parse_value(written: str) -> Any:
+    """A TOML value; other text is a string without quotes, as in algorithm.name=dpsgd.
+
+    Example:
+        >>> parse_value("0.5"), parse_value("[1, 2]"), parse_value("dpsgd")
+        (0.5, [1, 2], 'dpsgd')
+    """
+    try:
+        return tomllib.loads(f"v = {written}")["v"]
+    except tomllib.TOMLDecodeError:
+        return written
+    except (RecursionError, ValueError) as error:
+        shown = f"{written[:20]}…" if len(written) > 20 else written
+        raise InputError(f"--set: '{shown}' is not allowed ({' '.join(str(error).split())})") from error
+
+
+def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
+    """A checked recipe from nested values; unknown keys and wrong types are InputErrors that name the key.
+
+    ``matrix`` stands for the file that the table "algorithm" names, if it does.
+    """
+    rule = bounded_toml(values, "recipe").get("algorithm", {})
+    files = [v for v in rule.values() if is_file(v)] if isinstance(rule, dict) else []
+    matrices = {} if matrix is None else {str(Path(name)): matrix for name in files}
+    return typing.cast(Recipe, build_table(Recipe, values, "", matrices=matrices))
+
+
+def recipe_of(checkpoint: Checkpoint) -> Recipe:
+    """The recipe that a checkpoint's run followed, with the mixing matrix that it began with.
+
+    Raises FailedError for one that ``landscape train`` did not make.
+    """
+    if not checkpoint.has_recipe:
+        how = "imported" if checkpoint.algorithm == IMPORTED else "recorded in a loop of the user's own"
+        raise FailedError(
+            f"{checkpoint.path or 'checkpoint'}: it was {how}; a run of landscape train is needed"
+        )
+    matrix = checkpoint.shared.get(MATRIX)
+    return from_values(checkpoint.settings, None if matrix is None else matrix.cpu().numpy())
+
+
+def continued(run: Checkpoint, /, **changes: Any) -> Recipe:
+    """The recipe of one that goes on from ``run``, without what is recorded along the way.
+
+    Raises FailedError where there is none, or where it names code, which a file cannot bring in.
+    """
+    recipe = recipe_of(run)
+    if recipe.names_code:
+        raise FailedError(
+            f"{run.path}: its recipe names code, which a file may not bring in; the run cannot be continued"
+        )
+    quiet: dict[str, Any] = {"decompose": Decompose(every=0), "monitor": Monitor()}
+    evaluate = dataclasses.replace(recipe.evaluate, every=0)
+    return dataclasses.replace(recipe, evaluate=evaluate, **quiet, **changes)
+
+
+def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **given: Any) -> Any:
+    """A table of a recipe, a dataclass ``kind``, from its ``values``; ``given`` are no keys.
+
+    Raises:
+        InputError: for unknown keys and wrong types; it names the key, with ``prefix`` before it.
+
+    Example:
+        >>> build_table(Monitor, {"every": 10}, "monitor.").every
+        10
+    """
+    hints = type_hints(kind)
+    fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in given}
+    built = {}
+    for key, value in values.items():
+        choose(f"recipe key {prefix}{key}", key, fields)
+        if dataclasses.is_dataclass(hints[key]):
+            if not isinstance(value, dict):
+                raise InputError(f"{prefix}{key}: {value!r} is not allowed, it must be a table")
+            built[key] = build_table(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
+        elif typing.get_origin(hints[key]) is dict:
+            built[key] = check_type(f"{prefix}{key}", value, dict)
+        else:
+            built[key] = check_type(f"{prefix}{key}", value, hints[key])
+    for name, f in fields.items():
+        no_default = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+        if name not in built and no_default:
+            raise InputError(f"recipe key {prefix}{name}: missing, and there is no default")
+    return kind(**built, **given)

@@ -1,0 +1,174 @@
+"""A recipe for every cell of DPSGD-2020's Tables 2, 3 and 5, and for Tables 4 and 6 with open speech data.
+
+CIFAR-10, sections 4 and 4.1 (DESIGN, settings): 320 epochs, ×0.1 after 160 and 240, momentum 0.9, weight
+decay 5e-4, crops and flips, normalised channels; 16 learners, DPSGD mixing with one random partner a step.
+The paper gives neither how many learners Table 2's runs have, nor how noise is spread over them.
+
+Speech, section 4.2: the paper's network, 10 epochs of warm-up and 10 of annealing by 1/√2. Switchboard has
+four million samples and a baseline batch of 256; the spoken digits have 3,856, so that all batches are a
+sixteenth of the paper's and rates are those of batch 16. That, the imbalance of 4 between the digits and the
+optimizer, which is plain SGD, are ours.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from landscape.core.errors import InputError
+from landscape.core.options import check_type, near, positive
+from landscape.training.recipes import recipe
+from landscape.training.recipes.recipe import Recipe
+
+NETWORKS = (
+    "efficientnet-b0", "senet-18", "vgg-19", "resnet-18", "densenet-121", "mobilenet", "mobilenet-v2",
+    "shufflenet-v2", "googlenet", "resnext-29",
+)  # fmt: skip
+# The total batches of Table 3, and those that stand for Table 4's.
+BATCHES, SPEECH_BATCHES = (1024, 2048, 4096, 8192), (128, 256, 512)
+# The training samples of each task, which turn epochs into steps: images, and windows of 21 frames.
+SAMPLES = {"cifar10": 50_000, "speech": 3_856}
+EPOCHS = {"cifar10": 320.0, "speech": 20.0}
+# σ of SSGD* at the largest batch, the best that the paper found (section 4.3).
+SIGMA = {"efficientnet-b0": 0.04, "senet-18": 0.01, "lstm": 0.01}
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    "sgd": {"name": "ssgd"},  # of one learner
+    "ssgd": {"name": "ssgd"},
+    "dpsgd": {"name": "dpsgd", "mixing": "random-matching"},
+    "ssgd-noise": {"name": "ssgd*"},
+}
+
+
+@dataclass(frozen=True)
+class Series:
+    """Cells of one table: all ``models`` × ``batches`` × ``algorithms`` × ``rates``.
+
+    ``rates`` are for batch ``base`` and scaled linearly to others; ``base`` 0: not scaled.
+    """
+
+    where: str
+    task: str
+    models: tuple[str, ...]
+    batches: tuple[int, ...]
+    algorithms: tuple[str, ...]
+    rates: tuple[float, ...] = (0.1,)
+    base: int = 1024
+    rate_in_name: bool = False
+
+    @property
+    def pattern(self) -> str:
+        """The names, as a shell would write them: cifar10/NETWORK-b{1024,2048}-{ssgd,dpsgd}."""
+        model = "NETWORK" if self.models == NETWORKS else _braces(self.models)
+        rate = f"-lr{_braces(self.rates)}" if self.rate_in_name else ""
+        return f"{self.task}/{model}-b{_braces(self.batches)}-{_braces(self.algorithms)}{rate}"
+
+
+def _braces(words: Iterable[Any]) -> str:
+    texts = [str(word) for word in words]
+    return texts[0] if len(texts) == 1 else f"{{{','.join(texts)}}}"
+
+
+_BOTH, _LSTM = ("ssgd", "dpsgd"), ("lstm",)
+SERIES = (
+    Series("Tables 2 and 3, baseline", "cifar10", NETWORKS, (128,), ("sgd",), base=0),
+    # One learner up to batch 512 is ours; Table 2's 1024 is the first cell of Table 3.
+    Series("Table 2", "cifar10", NETWORKS, (256, 512), ("sgd",), base=0),
+    Series("Table 3", "cifar10", NETWORKS, BATCHES, _BOTH),
+    Series("Table 2", "cifar10", NETWORKS, (2048, 4096, 8192), ("ssgd",), base=0, rate_in_name=True),
+    Series("Table 5", "cifar10", NETWORKS, (8192,), _BOTH, (0.4, 0.2), 8192, rate_in_name=True),
+    Series("Figure 1", "cifar10", ("efficientnet-b0", "senet-18"), (8192,), ("ssgd-noise",)),
+    Series("as Table 4, batches / 16", "speech", _LSTM, SPEECH_BATCHES, _BOTH, base=16),
+    Series(
+        "as Table 6", "speech", _LSTM, (256, 512), _BOTH, (0.05, 0.025, 0.0125), 16, rate_in_name=True
+    ),
+    Series("as Figure 1", "speech", _LSTM, (512,), ("ssgd-noise",), base=16),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The parameters of one recipe; ``rate`` is for batch ``base``, or for any if that is 0."""
+
+    task: str
+    model: str
+    batch: int
+    algorithm: str
+    rate: float
+    base: int
+
+    def values(self, epochs: float, batch: int, samples: int) -> dict[str, Any]:
+        """The recipe's tables, for a run of ``epochs`` over ``samples`` at total ``batch``.
+
+        A shorter run has the whole schedule, in proportion. The loss on the test set 32 times, and four
+        checkpoints: ours.
+        """
+        share = epochs / EPOCHS[self.task]
+        steps = max(1, round(epochs * samples / batch))
+        algorithm = dict(ALGORITHMS[self.algorithm])
+        if self.algorithm == "ssgd-noise":
+            algorithm["sigma"] = SIGMA[self.model]
+        values: dict[str, Any] = {
+            "learners": 1 if self.algorithm == "sgd" else 16,
+            "batch": batch,
+            "lr": self.rate,
+            "steps": steps,
+            "algorithm": algorithm,
+            "model": {"name": self.model},
+            "schedule": {"unit": "epochs", "base_batch": self.base},
+            "decompose": {"every": 0},
+            "evaluate": {"every": -(-steps // 32)},
+            "checkpoint": {"every": -(-steps // 4)},
+        }
+        if self.task == "cifar10":
+            values["optimizer"] = {"name": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
+            values["data"] = {"name": "cifar10", "augment": True}
+            values["schedule"] |= {"milestones": [160 * share, 240 * share], "factor": 0.1}
+        else:
+            values["model"]["classes"] = 100
+            values["data"] = {"name": "spoken-digits", "imbalance": 4.0}
+            values["schedule"] |= {"warmup": 10 * share, "anneal": round(0.5 ** (0.5 / share), 6)}
+        return values
+
+
+@functools.cache
+def _cells() -> dict[str, Cell]:
+    cells = {}
+    for s in SERIES:
+        for model, batch, algorithm, rate in itertools.product(s.models, s.batches, s.algorithms, s.rates):
+            suffix = f"-lr{rate:g}" if s.rate_in_name else ""
+            name = f"{s.task}/{model}-b{batch}-{algorithm}{suffix}"
+            assert name not in cells
+            cells[name] = Cell(s.task, model, batch, algorithm, rate, s.base)
+    return cells
+
+
+def names() -> list[str]:
+    """The built-in recipes of the tables, table by table, after the others."""
+    return [*recipe.built_in(), *_cells()]
+
+
+def read(name: str, settings: Iterable[str] = (), *, allow_code: bool = False) -> Recipe:
+    """As :func:`landscape.training.recipes.recipe.read`, with the tables' recipes among the built-in ones.
+
+    These take one more key, ``epochs``: it shortens the run with its schedule. ``batch`` keeps the epochs.
+    """
+    settings = list(settings)
+    if name not in _cells():
+        if name.partition("/")[0] in SAMPLES and not name.endswith(".toml"):
+            raise InputError(
+                f"recipe: '{name}' is not known{near(name, _cells())} ('landscape recipes' lists them)"
+            )
+        return recipe.read(name, settings, allow_code=allow_code)
+    cell = _cells()[name]
+    changes = recipe.changed({}, settings)
+    epochs, batch = changes.get("epochs", EPOCHS[cell.task]), changes.get("batch", cell.batch)
+    positive("epochs", check_type("epochs", epochs, float))
+    positive("batch", check_type("batch", batch, int))
+    data_changes = changes.get("data", {})
+    samples = data_changes.get("subset") if isinstance(data_changes, dict) else 0
+    samples = samples if isinstance(samples, int) and samples > 0 else SAMPLES[cell.task]
+    rest = [s for s in settings if recipe.key_and_value(s)[0] != "epochs"]
+    return recipe.from_values(recipe.changed({"name": name} | cell.values(epochs, batch, samples), rest))

@@ -1,0 +1,427 @@
+"""Start or resume a run in a folder, never touching another run's files; and runs as independent jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import socket
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from landscape.checkpoint import run_folder
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core import files
+from landscape.core.errors import FailedError, InputError
+from landscape.core.files import Lock, printable, wait_until_free
+from landscape.core.hdf5 import DamageWarning
+from landscape.core.memory import pick_device
+from landscape.core.options import parse_toml
+from landscape.core.progress import Progress
+from landscape.data.base import data_root, fingerprint
+from landscape.training.algorithms.async_sgd import AsyncSGD
+from landscape.training.processes import children
+from landscape.training.processes.cluster import end_if_unwanted
+from landscape.training.processes.comm import Comm
+from landscape.training.processes.process_group import Group, Lost, log_to, where
+from landscape.training.processes.server import Server, Worker
+from landscape.training.recipes.recipe import Recipe, from_values, read, recipe_of
+from landscape.training.run.loop import Hooks, Trainer
+from landscape.training.run.setup import divergence_message
+
+
+def launch(
+    recipe: Recipe | None,
+    folder: str | Path,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    device: str = "auto",
+    data_dir: Any = None,
+    hooks: Hooks | None = None,
+    group: Group | None = None,
+    allow_code: bool = False,
+) -> Checkpoint:
+    """Train ``recipe`` in ``folder``: writes recipe.toml, step-NNNNNNN.h5 and last.h5.
+
+    With a ``group`` each of its processes calls this and returns its learners; rank 0 writes the files, and
+    each writes logs/rank-R.log. In asynchronous SGD with measured delays rank 0 is the server, and the other
+    ranks are its workers, which return the last weights without a history.
+
+    Args:
+        recipe: may be None with ``resume``: then that of the folder's run.
+        resume: continue from last.h5 (or start, if there is none yet). The recipe must equal the folder's,
+            except for ``steps``, which may be larger.
+        force: delete the checkpoints of a run that is in the folder first; nothing else is deleted.
+        device: "auto" (CUDA where there is a GPU), "cpu" or "cuda".
+        data_dir: the folder of data sets.
+        hooks: functions to call during the run; ``save`` is replaced.
+        group: the processes that share the run; None: there is only this one.
+        allow_code: run the code that the folder's recipe names as MODULE:NAME if ``recipe`` is None.
+
+    Returns:
+        The end of the run.
+
+    Raises:
+        InputError: for options that exclude each other, or a recipe whose parts do not fit.
+        FailedError: for a folder that holds another run, that another process uses, or that cannot be
+            written or resumed.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     end = launch(read("saddle-dpsgd", ["steps=3"]), folder)
+        ...     end.step, sorted(path.name for path in Path(folder).glob("*.h5"))
+        (3, ['last.h5', 'step-0000000.h5', 'step-0000003.h5'])
+    """
+    folder, first = Path(folder), group is None or group.rank == 0
+    with Lock(folder) as lock:
+        if first and run_folder.named_like_a_run(folder):
+            lock.acquire()
+        if group:  # nobody reads a checkpoint that another command may still replace
+            group.after_first()
+        present = check_folder(folder, resume=resume, force=force)
+        checkpoint, chosen = _resumed(folder, recipe, group, allow_code) if resume else (None, recipe)
+        if chosen is None:
+            raise InputError(
+                "RECIPE: missing; give a name (see 'landscape recipes'), a .toml file, or --resume"
+            )
+        hooks, place = dataclasses.replace(hooks or Hooks()), group.device if group else pick_device(device)
+        trainer = trainer_class(chosen, group)(
+            chosen, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks, group=group
+        )
+        chosen = trainer.recipe
+        hooks.save = functools.partial(_save, folder=folder, comm=trainer.comm, every=chosen.checkpoint.every)
+        if group:
+            start = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
+            start["mixing matrix"] = fingerprint(chosen.matrices.values())
+            group.agree(_flat(chosen.values()) | start)
+        try:  # after all checks, so that a mistake leaves no file there
+            folder.mkdir(parents=True, exist_ok=True)
+            if first:
+                lock.acquire()
+                if not present and run_folder.named_like_a_run(folder):
+                    raise FailedError(f"{folder}: another process has started a run there meanwhile")
+                files.remove_stale(folder)
+                for path in present if force else []:
+                    path.unlink(missing_ok=True)
+                files.write_text(folder / "recipe.toml", chosen.to_toml())
+        except OSError as error:
+            raise FailedError(f"{folder}: cannot be written ({error.strerror})") from error
+        hooks.message(_headline(trainer))
+        return trainer.run() if group is None else _run_in_group(trainer, folder, group)
+
+
+def _headline(trainer: Trainer) -> str:
+    """The line that a run begins with."""
+    recipe = trainer.recipe
+    n, lr = recipe.learners, recipe.schedule.peak_lr(recipe.lr, recipe.batch)
+    return (
+        f"{recipe.name}: {trainer.algorithm}, {n} learner{'s' * (n > 1)} × {recipe.local_batch} samples, "
+        f"{recipe.part('optimizer')[0]}, lr {lr:g}, step {trainer.step} to {recipe.steps}, seed {recipe.seed}"
+    )
+
+
+def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
+    """Run ``trainer``, that of one of several processes, with a log."""
+    hooks = trainer.hooks
+    with log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
+        who = f"rank {group.rank} of {group.size}, {trainer.describe_part()}"
+        log(f"{who}, on {group.device}; {where()}; {group.backend}")
+        tell, save = hooks.message, hooks.save
+
+        def message(line: str) -> None:
+            log(line)
+            tell(line)
+
+        def save_and_log(checkpoint: Checkpoint) -> None:
+            save(checkpoint)
+            log(f"step {checkpoint.step} is safe{trainer.history.pace(trainer.recipe.batch)}")
+
+        hooks.message, hooks.save = message, save_and_log
+        if group.attempt:
+            message(f"restart {group.attempt}: from step {trainer.step}")
+        try:
+            end = trainer.run()
+            if end.diverged:
+                log(divergence_message(end))
+            return end
+        except Lost as error:
+            line = f"{error}; --resume goes on from {folder / 'last.h5'}"
+            log(line)
+            raise Lost(line) from error
+        except Exception as error:
+            log(f"{type(error).__name__}: {error}")
+            raise
+
+
+def trainer_class(recipe: Recipe, group: Group | None) -> type[Trainer]:
+    """The class that this process runs: Trainer, or with measured delays Server or Worker.
+
+    Raises InputError where measured delays need another number of processes.
+    """
+    rule = recipe.rule()
+    if not rule.measured:
+        return Trainer
+    assert isinstance(rule, AsyncSGD)
+    size, workers = group.size if group else 1, rule.delay + 1
+    if size != workers + 1:
+        raise InputError(
+            f"--nproc: {size} is not allowed, algorithm.schedule 'measured' with delay {rule.delay} needs "
+            f"{workers + 1}, a server and {workers} worker{'s' * (workers > 1)}"
+        )
+    assert group is not None
+    return Server if group.rank == 0 else Worker
+
+
+def check_folder(folder: Path, *, resume: bool, force: bool) -> list[Path]:
+    """The files of a run in ``folder``; FailedError if there are any, and neither option is given.
+
+    With ``force`` also if another file has the name of one, as it would be deleted.
+    """
+    if resume and force:
+        raise InputError("--resume and --force: only one of the two is allowed")
+    present = run_folder.named_like_a_run(folder)
+    if present and not (resume or force):
+        raise FailedError(
+            f"{folder}: holds a run already ({present[0].name}); give --resume, --force or another -o"
+        )
+    for path in present if force else []:
+        if not run_folder.of_a_run(path):
+            raise FailedError(
+                f"--force: {path} is no checkpoint of a run, it is not deleted; move it or give another -o"
+            )
+    return present
+
+
+def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
+    """The end of the run of ``recipe`` in ``folder``, its history but no weights; None if it has none yet.
+
+    Raises FailedError where ``folder`` holds a run of another recipe.
+    """
+    if not (folder / "last.h5").exists():
+        _resumed(folder, recipe)
+        return None
+    checkpoint = last_sound(folder, learners=lambda n: slice(0))
+    _checked_recipe(recipe_of(checkpoint), recipe, folder)
+    return checkpoint if checkpoint.diverged or checkpoint.step == recipe.steps else None
+
+
+def last_sound(folder: Path, learners: Callable[[int], slice]) -> Checkpoint:
+    """The checkpoint last.h5 or, if that is damaged, the newest step file that is sound, with a warning.
+
+    ``learners`` as of :meth:`.Checkpoint.load`.
+
+    Raises FailedError, about last.h5, where no file of the run is sound.
+    """
+    try:
+        return Checkpoint.load(folder / "last.h5", learners)
+    except FailedError as error:
+        steps = [p for p in run_folder.named_like_a_run(folder) if p.name.startswith("step-")]
+        for path in reversed(steps):
+            with contextlib.suppress(FailedError):
+                checkpoint = Checkpoint.load(path, learners)
+                warnings.warn(
+                    f"{printable(error)}; {printable(path.name)} takes its place", DamageWarning, stacklevel=3
+                )
+                return checkpoint
+        raise
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested values by dotted key, as text."""
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": str(value)}
+        flat |= inner
+    return flat
+
+
+def _resumed(
+    folder: Path, recipe: Recipe | None, group: Group | None = None, allow_code: bool = True
+) -> tuple[Checkpoint | None, Recipe | None]:
+    """The checkpoint from which the run in ``folder`` goes on, None at its start; ``recipe`` or its own."""
+    checkpoint, stored = None, None
+    if (folder / "last.h5").exists():
+
+        def local(learners: int) -> slice:
+            """This process's learners: all of them where they are fewer than processes, as with a server."""
+            return Comm(learners, group if group and learners >= group.size else None).local
+
+        checkpoint = last_sound(folder, local)
+        stored = recipe_of(checkpoint)
+    elif (folder / "recipe.toml").exists():  # stopped before its first checkpoint: the same steps again
+        stored = read(str(folder / "recipe.toml"), allow_code=True)  # what it names is checked below
+    elif recipe is None:
+        raise FailedError(f"{folder}: holds no run to resume (no last.h5); give a RECIPE to start one")
+    if stored is None:
+        return checkpoint, recipe
+    if recipe is not None:
+        return checkpoint, _checked_recipe(stored, recipe, folder)
+    if stored.names_code and not allow_code:
+        raise FailedError(
+            f"{folder}: its recipe names code (MODULE:NAME), which is run only with --allow-code; or give "
+            "the RECIPE again with --resume"
+        )
+    return checkpoint, stored
+
+
+def _checked_recipe(stored: Recipe, given: Recipe, folder: Path) -> Recipe:
+    """``given``; FailedError with the key if more than ``steps`` differs from ``stored``."""
+    if given.init.checkpoint == stored.init.checkpoint and not given.init.sha256:
+        given = dataclasses.replace(given, init=stored.init)
+    if given.steps < stored.steps:
+        raise FailedError(
+            f"{folder}: its run has steps = {stored.steps}, resuming it with {given.steps} is not allowed"
+        )
+    before = dataclasses.replace(stored, steps=given.steps).to_toml().splitlines()
+    after = given.to_toml().splitlines()
+    for a, b in zip(before, after, strict=False):
+        if a != b:
+            raise FailedError(
+                f"{folder}: its run has {a}, resuming it with {b} is not allowed; only steps may grow"
+            )
+    for path, matrix in given.matrices.items():
+        if not np.array_equal(stored.matrices[path], matrix):
+            raise FailedError(
+                f"{folder}: {path} holds another matrix than its run began with; leave RECIPE out to go on "
+                "with the run's own"
+            )
+    return given
+
+
+def _save(checkpoint: Checkpoint, folder: Path, comm: Comm, every: int) -> None:
+    """Write step-NNNNNNN.h5 and last.h5: rank 0 does, and gets the others' learners one at a time."""
+    if comm.rank > 0:
+        for tensor in checkpoint.stacked().values():
+            comm.send_rows(tensor)
+        return
+    run_folder.write(checkpoint, folder, every, comm.learners, comm.rows)
+
+
+NOT_SHARED = "runs on a cluster need a folder that all machines share, under the same path"
+# NFS keeps what it knows of a directory for so long (acdirmax, s).
+NFS_SECONDS = 60.0
+# NFS keeps the locks of a machine that was lost for 90 s (the lease of Linux's server), and a worker whose
+# command was killed ends its job after the step that it is at (ours).
+LOCKED_SECONDS = 180.0
+
+
+@dataclass(frozen=True)
+class Run:
+    """``recipe`` in ``folder``."""
+
+    recipe: Recipe
+    folder: Path
+
+
+#: Takes a run as it ends, and its seconds; None where the time was over before its end.
+Ended = Callable[[Run, float | None], None]
+
+
+class _OutOfTime(Exception):
+    """It is later than a run may go on."""
+
+
+def train_runs(
+    runs: Sequence[Run],
+    ended: Ended,
+    progress: Progress,
+    *,
+    executor: children.Executor,
+    device: str,
+    data_dir: str | None,
+    until: float | None = None,
+) -> None:
+    """Train ``runs`` by ``executor``, or go on with them; here, where that is a pool with one process to use.
+
+    Args:
+        ended: takes each run as it ends.
+        progress: takes the share of the present run that is done, where it is made here.
+        until: as of :func:`train`.
+
+    Raises:
+        FailedError: a run failed, or its folder is not visible both here and where it was trained.
+    """
+    if isinstance(executor, children.Pool) and min(executor.nproc, len(runs)) <= 1:
+        for run in runs:
+            ended(run, train(run, device, data_dir, until, lambda done, total: progress(done / total)))
+        return
+
+    def done(number: int, seconds: float | None) -> None:
+        run = runs[number]
+        if seconds is not None and not _visible(run.folder):
+            raise FailedError(f"{run.folder}: the run has ended elsewhere, but {NOT_SHARED}")
+        ended(run, seconds)
+
+    for run in runs:
+        run.folder.parent.mkdir(parents=True, exist_ok=True)
+    data = os.path.abspath(data_root(data_dir))  # workers may have another current folder
+    patience = 0.0 if isinstance(executor, children.Pool) else LOCKED_SECONDS
+    jobs = [
+        [run.recipe.to_toml(), os.path.abspath(run.folder), device, data, until, patience] for run in runs
+    ]
+    try:
+        executor.run(f"{__name__}:train_elsewhere", jobs, done)
+    except children.JobError as error:
+        raise FailedError(f"{runs[error.number].folder}: {error}") from error
+
+
+def _visible(folder: Path) -> bool:
+    """Whether the files of a run that has ended elsewhere can be seen: over NFS after a while."""
+    deadline = time.monotonic() + NFS_SECONDS
+    while "last.h5" not in (os.listdir(folder) if folder.is_dir() else ()):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+    return True
+
+
+def train_elsewhere(
+    toml: str, folder: str, device: str, data_dir: str, until: float | None, patience: float
+) -> float | None:
+    """:func:`train`, with the recipe as text: a job for an executor, whose workers may be elsewhere.
+
+    For ``patience`` seconds it waits for another worker that has the run.
+    """
+    run = Run(from_values(parse_toml(toml, folder)), Path(folder))
+    if not run.folder.parent.is_dir():
+        raise FailedError(f"{run.folder.parent}: no such folder on {socket.gethostname()}; {NOT_SHARED}")
+    wait_until_free(run.folder, patience)
+    return train(run, device, data_dir, until, lambda done, total: end_if_unwanted())
+
+
+def train(
+    run: Run,
+    device: str,
+    data_dir: str | None,
+    until: float | None = None,
+    step: Callable[[int, int], None] = lambda done, total: None,
+) -> float | None:
+    """Train ``run``, or go on with it; seconds.
+
+    At the time ``until``, as time.time() has it, the run stops and the result is None: it goes on from its
+    last checkpoint. ``step`` takes, after each step, how many are done and how many there are.
+    """
+
+    def after(done: int, total: int) -> None:
+        step(done, total)
+        if until is not None and done < total and time.time() > until:
+            raise _OutOfTime
+
+    clock = time.perf_counter()
+    try:
+        if until is not None and time.time() > until:
+            raise _OutOfTime
+        hooks = Hooks(step=after)
+        launch(run.recipe, run.folder, resume=True, device=device, data_dir=data_dir, hooks=hooks)
+    except _OutOfTime:
+        return None
+    return time.perf_counter() - clock

@@ -1,0 +1,378 @@
+"""The one training loop, for every update rule."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from landscape.checkpoint import user_code
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.registry import numerics
+from landscape.gradients.learners import Stack, Training
+from landscape.problem.batchnorm import has_batchnorm
+from landscape.problem.problem import Problem
+from landscape.training import optimizer
+from landscape.training.decomposition import Columns, Decomposer
+from landscape.training.instruments.base import Monitoring, of_run
+from landscape.training.processes.comm import Comm
+from landscape.training.processes.process_group import Group
+from landscape.training.recipes.recipe import MATRIX, Recipe
+from landscape.training.run import setup
+from landscape.training.run.setup import (
+    Buffers,
+    DivergenceTest,
+    History,
+    Row,
+    Sampler,
+    Trial,
+    check_compatibility,
+    due,
+)
+
+START = "start_norm2"  # the name in a checkpoint of ‖w_a‖² at the start, if that was another run's end
+
+
+@dataclass
+class Hooks:
+    """The functions that the loop calls during a run.
+
+    Attributes:
+        save: takes a checkpoint when one is due; the checkpoint owns its tensors and does not change later.
+        message: takes a line for the user.
+        step: takes the number of steps done and the total, after each step.
+    """
+
+    save: Callable[[Checkpoint], None] = lambda checkpoint: None
+    message: Callable[[str], None] = lambda line: None
+    step: Callable[[int, int], None] = lambda done, total: None
+
+
+@numerics(1)
+class Trainer:
+    """A run in memory: :meth:`run` takes it to its last step, from the start or from a checkpoint.
+
+    The weights of this process's learners are one (n_local, P) tensor; without a ``group`` of processes they
+    are all n. Random draws depend on the seed and the step alone, so that a run resumed from any of its
+    checkpoints gives the bits of one that never stopped; with another number of processes, only the rounding
+    of sums differs.
+
+    Args:
+        recipe: the run's.
+        checkpoint: the state to resume from, with this process's learners; None: the start of the run.
+        device: that of weights and data.
+        data_dir: the folder of data sets.
+        hooks: the functions to call; by default there are none.
+        group: the processes that share the learners; None: this process has all of them.
+
+    Raises:
+        InputError: where the parts of the recipe do not fit together.
+        FailedError: where the data is missing, or differs from the data that the checkpoint was trained on.
+
+    Example:
+        >>> from landscape.training.recipes.recipe import read
+        >>> end = Trainer(read("saddle-dpsgd", ["steps=3", "decompose.every=1"])).run()
+        >>> end.step, end.history["step"].tolist()
+        (3, [1.0, 2.0, 3.0])
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        checkpoint: Checkpoint | None = None,
+        device: torch.device | str = "cpu",
+        data_dir: Any = None,
+        hooks: Hooks | None = None,
+        group: Group | None = None,
+    ) -> None:
+        self.comm = Comm(recipe.learners, group)
+        recipe, start = (recipe, None) if checkpoint else setup.read(recipe)
+        self.recipe, self.hooks = recipe, hooks or Hooks()
+        self._load_problems(start, checkpoint, device, data_dir)
+        self.algorithm, self.rule = recipe.part("algorithm")[0], recipe.rule()
+        self.rule.comm = self.comm
+        self.weights = self.train.theta.repeat(self.comm.n_local, 1)
+        self.rule.start(self.weights)
+        self._gradients = torch.empty_like(self.weights)
+        self.optimizer = optimizer.make(*recipe.part("optimizer"))
+        self.optimizer.start(self.train.layout, self.weights)
+        # With BatchNorm, the loss whose gradient steps are compared with depends on the batches, too.
+        batch, objective = 0, self.train
+        if has_batchnorm(self.train.model):
+            batch = recipe.local_batch // recipe.accumulate
+            objective = self.train.with_batchnorm("train", batch)
+        self.decomposer = Decomposer(
+            self.stack, objective, self.comm, recipe.decompose.samples, recipe.seed, batch
+        )
+        second = functools.partial(self.minibatches.second_gradient, self.stack)
+        self.monitor: Monitoring = of_run(recipe, objective, self.comm, self.optimizer, second)
+        self.history = History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
+        self.divergence = DivergenceTest(recipe.diverge, float(self.train.theta @ self.train.theta))
+        self.step, self.diverged, self.diverged_at = 0, "", -1
+        self._pending: PendingStep | None = None
+        if checkpoint:
+            self._restore(checkpoint)
+
+    def _load_problems(
+        self,
+        start: Checkpoint | None,
+        checkpoint: Checkpoint | None,
+        device: torch.device | str,
+        data_dir: Any,
+    ) -> None:
+        """Load data and model and make the objects that use them; from ``checkpoint``, if there is one."""
+        recipe = self.recipe
+        source, self.model = recipe.spec("data"), recipe.spec("model")
+        dataset = user_code.load_data("data", source, data_dir)
+        if checkpoint:
+            checkpoint.check_data(dataset)
+        dtype = getattr(torch, recipe.dtype)
+        model = setup.network(recipe, dataset, start)
+        self.train, self.test = (
+            Problem(model, dataset.loss, dataset.split(split), device=device, dtype=dtype)
+            for split in ("train", "test")
+        )
+        self.stack = Stack(self.train, recipe.accumulate, recipe.precision)
+        self.trial = Trial(self.stack, self.comm)
+        self.buffers = Buffers(self.train, self.test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
+        if checkpoint:
+            self.buffers.restore(checkpoint.buffers)
+        check_compatibility(recipe, self.model, dataset, (self.train, self.test), self.stack, self.buffers)
+        self.minibatches = Sampler(recipe, self.train, getattr(dataset, "augment", None))
+        self.data = {
+            "name": source.name,
+            "options": source.options,
+            "train": self.train.samples,
+            "test": self.test.samples,
+            "fingerprint": dataset.fingerprint,
+        }
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        self.weights = checkpoint.weights.to(self.weights)
+        self.optimizer.restore(checkpoint.optimizer)
+        self.rule.restore(checkpoint.rule, checkpoint.shared)
+        self.monitor.restore(checkpoint.shared)
+        self.trial.restore(checkpoint.shared)
+        if START in checkpoint.shared:
+            self.divergence = DivergenceTest(self.recipe.diverge, float(checkpoint.shared[START]))
+        self.step, self.diverged = checkpoint.step, checkpoint.diverged
+        self.diverged_at = checkpoint.diverged_at
+        self.history.restore(checkpoint.history, checkpoint.units)
+        tested = due(self.recipe.evaluate.every, self.step)
+        if self.history.rows and self.step < self.recipe.steps and not tested:
+            # The run ended here and was evaluated; a longer run is not evaluated at this step.
+            self.history.rows[-1] |= {"test_loss": math.nan, "test_accuracy": math.nan}
+
+    def run(self) -> Checkpoint:
+        """Train to the last step, or until the run diverges.
+
+        Returns:
+            The final state, which the hook ``save`` has taken, too.
+
+        Raises:
+            Lost: where another process of the group is lost.
+        """
+        every = self.recipe.checkpoint.every
+        if description := self.recipe.describe():
+            self.hooks.message(description)
+        if self.step == 0:
+            self.hooks.save(self.checkpoint())
+        while self.step < self.recipe.steps and not self.diverged:
+            self._step(self.step + 1)
+            if self.step < self.recipe.steps and due(every, self.step) and not self.diverged:
+                self.hooks.save(self.checkpoint())
+        if self.history.rows and math.isnan(self.history.rows[-1]["test_loss"]):
+            self.history.rows[-1] |= self.buffers.test(self.weights, self.step)
+        final = self.checkpoint()
+        if self.step > 0 or self.diverged:
+            self.hooks.save(final)
+        return final
+
+    def _step(self, t: int) -> None:
+        """Step ``t``, counted from 1: w(t−1) -> w(t)."""
+        clock, waited = time.perf_counter(), self.comm.waited
+        if self.comm.group:
+            self.comm.group.step = t
+        recipe, weights, state = self.recipe, self.weights, self._state()
+        lr, decomposed = recipe.rate(t, self.train.samples), due(recipe.decompose.every, t)
+        # The exchanges of the rule, and of the mean where it is needed, overlap with the gradients.
+        self.rule.begin(weights, t)
+        if decomposed:
+            self.comm.start_mean(weights)
+        points = self.rule.gradient_points(weights)
+        x, y = self._minibatches(t)
+        training = self.buffers.training(t)
+        losses = self._compute_gradients(points, x, y, training)
+        if not self._previous_step_holds(t, state):
+            return
+        self.monitor.see(t, points, self._gradients)
+        columns: Columns | None = None
+        if decomposed:
+            split = recipe.decompose.split and self.optimizer.direction_is_gradient
+            split = split and self.rule.follows_mean_direction(t)
+            columns = self.decomposer.begin(
+                weights, x, y, self._gradients, t, split, self.rule.at_mean, training
+            )
+        gradients = self._gradients
+        if self.rule.synchronous and not self.optimizer.linear:
+            gradients = self.comm.fresh_mean(gradients).expand_as(gradients)
+        directions = self.optimizer.directions(gradients, points, lr, t)
+        new = self.rule.finish(weights, directions, lr, t)
+        self.rule.update_optimizer_state(self.optimizer, t)
+        # The spread is measured where w_a is computed anyway or cheaply, or where it may exceed its bound.
+        measured = self.comm.size == 1 or decomposed or t == recipe.steps
+        measured |= due(recipe.evaluate.every, t) or self.divergence.needs_spread(self.history.rows)
+        if measured or self.rule.at_mean:  # the next step's gradients are taken there
+            self.comm.start_mean(new)
+        row = self.history.new_row(t, lr)
+        if columns is not None:
+            self.history.record(row, columns(new, lr))
+        # Without a mean the exchange only shows whether all weights are finite. The differences overwrite the
+        # memory of the gradients.
+        mean = self.comm.mean(new) if measured else None
+        spread = (new if mean is None else torch.sub(new, mean, out=self._gradients)).flatten()
+        loss, squares = float(losses.double().mean()), float(spread @ spread) / len(new)
+        results = self.comm.start_learners_mean(loss, squares)
+        self._pending = PendingStep(row, weights, state, mean, results)
+        self.weights, self.step = new, t
+        self.history.append(row)
+        # With several processes a step waits for the other processes' losses of the step before only.
+        if measured or due(recipe.checkpoint.every, t) or self.monitor.due(t):
+            self._complete_pending()
+        if self.step == t:
+            self._record(row, time.perf_counter() - clock, self.comm.waited - waited)
+
+    def _minibatches(self, t: int) -> tuple[Any, Any]:
+        """(x (n_local, B, ...), y (n_local, B, ...)) of step ``t``."""
+        return self.minibatches.draw(t, self.recipe.learners, self.comm.local)
+
+    def _compute_gradients(self, points: Tensor, x: Any, y: Any, training: Training) -> Tensor:
+        """Write the learners' gradients at ``points`` to ``_gradients``; their losses (n_local,)."""
+        self.trial.decide(points, x, y, training, self.recipe.model)
+        return self.stack.gradients(points, x, y, out=self._gradients, training=training)
+
+    def _previous_step_holds(self, t: int, state: State) -> bool:
+        """Complete the step before ``t``; False if the run diverged in it.
+
+        Step ``t``, which has begun with ``state``, is then undone, once its exchanges are finished.
+        """
+        if self._pending is None:
+            return True
+        weights = self.weights
+        self._complete_pending()
+        if not self.diverged:
+            return True
+        self.weights = self.weights.clone()
+        after = state if self.step == t - 1 else self._state()
+        self.rule.finish(weights, self._gradients, 0.0, t)
+        self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.local = after
+        return False
+
+    def _complete_pending(self) -> None:
+        """Wait for the pending step's mean loss, and test the run for divergence."""
+        pending, self._pending = self._pending, None
+        assert pending is not None
+        row, (loss, squares) = pending.row, pending.results()
+        row["loss"], row["consensus"] = loss, math.nan if pending.mean is None else squares
+        within = self.divergence.bounds_loss(loss) and math.isfinite(squares)
+        if within and not self.divergence.learners_apart(self.history.rows, pending.mean):
+            return
+        # By the training loss of w_a: before the step, where the learners' loss was, or after it if only the
+        # spread exceeds its bound.
+        mean = self.comm.mean(self.weights)
+        if not self.divergence.bounds_loss(loss) or not bool(torch.isfinite(mean).all()):
+            mean = self.comm.mean(pending.weights)
+        holds = self.divergence.bounds_loss(self.buffers.training_loss(mean))
+        self.diverged_at, self.diverged = self.step, "learners" if holds else "mean"
+        if not math.isfinite(squares + loss):
+            # The step ended in weights that are not finite: the last finite state stays.
+            self.weights, self.step = pending.weights, self.step - 1
+            self.history.rows.pop()
+            self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.local = pending.state
+
+    def _record(self, row: Row, seconds: float, waited: float) -> None:
+        """Complete the ``row`` of the last step, evaluate where that is due, and call the hooks."""
+        t, rows = self.step, self.history.rows
+        row["wall_s"] = (rows[-2]["wall_s"] if len(rows) > 1 else 0.0) + seconds
+        row["samples_per_s"], row["wait_s"] = self.recipe.batch / seconds, waited
+        vectors, row["comm_rounds"] = self.rule.communication_cost(t)
+        row["comm_bytes"] = vectors * self.weights[0].nbytes
+        self.history.record(row, self.rule.record(t))
+        if due(self.recipe.evaluate.every, t):
+            row |= self.buffers.test(self.weights, t)
+        if self.monitor.due(t):
+            self.history.record(row, self.monitor.measure(t, row["lr"], self.weights))
+            if warning := self.monitor.warning(row, self.history.column):
+                self.hooks.message(warning)
+        self.hooks.step(t, self.recipe.steps)
+
+    def _state(self) -> State:
+        """The state that a step changes in addition to the weights."""
+        buffers = {name: rows.clone() for name, rows in self.buffers.local.items()}
+        return self.optimizer.state, self.rule.state, self.rule.shared, buffers
+
+    def describe_part(self) -> str:
+        """For logs: the learners of this process."""
+        return f"learners {self.comm.local.start} to {self.comm.local.stop - 1}"
+
+    def checkpoint(self) -> Checkpoint:
+        """The present state of the run, in copies: later steps overwrite the run's memory."""
+        recipe = self.recipe
+        shared = self.rule.shared | self.trial.state | self.monitor.state(self.step)
+        if recipe.init.checkpoint:  # the file may be missing when the run is resumed
+            shared = shared | {START: torch.tensor(self.divergence.start_norm2, dtype=torch.float64)}
+        for matrix in recipe.matrices.values():
+            shared = shared | {MATRIX: torch.from_numpy(matrix)}
+        return Checkpoint(
+            weights=self.weights.clone(),
+            layout=self.train.layout,
+            step=self.step,
+            epoch=self.step * recipe.batch / self.train.samples,
+            algorithm=self.algorithm,
+            recipe=recipe.to_toml(),
+            model={"name": self.model.name, "options": self.model.options},
+            data=self.data,
+            lr=recipe.rate(min(self.step + 1, max(1, recipe.steps)), self.train.samples),
+            local_batch=recipe.local_batch,
+            seed=recipe.seed,
+            history=self.history.columns(),
+            units=dict(self.history.units),
+            buffers=self.buffers.rows(),
+            mean_buffers=_copied(self.buffers.statistics(self.weights, self.step)),
+            optimizer=_copied(self.optimizer.state),
+            rule=_copied(self.rule.state),
+            shared=_copied(shared),
+            diverged_at=self.diverged_at,
+            diverged=self.diverged,
+        )
+
+
+def _copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in tensors.items()}
+
+
+#: The state that a step changes in addition to the weights: of the optimizer, the rule (two) and the buffers.
+State = tuple[dict[str, Tensor], ...]
+
+
+@dataclass(frozen=True)
+class PendingStep:
+    """A step that is done except for the all-reduce of its loss, and the state before it, to undo it.
+
+    ``row`` of the history; ``weights`` (n_local, P) and ``state`` before the step; ``mean`` w_a (P,) after
+    it, where it is known; ``results`` waits for the all-reduce and gives the mean over all learners of their
+    loss and of ‖w_j − w_a‖², or of ‖w_j‖² where w_a is not known.
+    """
+
+    row: Row
+    weights: Tensor
+    state: State
+    mean: Tensor | None
+    results: Callable[[], list[float]]

@@ -1,0 +1,463 @@
+"""The parts of a run: its history, the test for divergence, initial weights, buffers, minibatches, checks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from landscape.checkpoint import user_code
+from landscape.checkpoint.checkpoint import Checkpoint, set_tensors
+from landscape.checkpoint.history import UNITS
+from landscape.checkpoint.user_code import Spec, UserData
+from landscape.core import hdf5
+from landscape.core.errors import FailedError, InputError
+from landscape.core.hdf5 import Array
+from landscape.data.base import Dataset, cached
+from landscape.gradients.learners import Stack, Training
+from landscape.problem.batches import call, fixed_randomness, named_tensors
+from landscape.problem.batchnorm import buffer_names, has_batchnorm, sample_parts
+from landscape.problem.problem import Problem
+from landscape.training.decomposition import GROUPS
+from landscape.training.processes.comm import Comm
+from landscape.training.recipes.recipe import Diverge, Recipe
+from landscape.training.run.randomness import generator
+
+Row = dict[str, float]
+
+
+def due(every: int, step: int) -> bool:
+    """Whether ``step`` is one of every ``every``-th; 0: none is."""
+    return bool(every) and step % every == 0
+
+
+# Number of last rows for the mean speed in logs (ours).
+RECENT = 100
+# Rows of a block of the history (ours): a row in it takes 8 bytes a column, as a dict 1.2 kB.
+BLOCK = 1000
+
+
+class History:
+    """The steps of a run so far: the last ones as rows that can still change, those before as arrays.
+
+    Args:
+        algorithm: the name of the update rule, for messages.
+        columns: the columns that the rule adds to those of every run: name -> unit.
+    """
+
+    def __init__(self, algorithm: str, columns: Mapping[str, str]) -> None:
+        self.algorithm = algorithm
+        #: Column -> unit.
+        self.units = {**UNITS, **columns}
+        #: The last rows: all of them, or at least RECENT.
+        self.rows: list[Row] = []
+        self._blocks: list[dict[str, Array]] = []
+
+    def new_row(self, step: int, lr: float) -> Row:
+        """A row that is not among ``rows`` yet: NaN in all columns but these two."""
+        return dict.fromkeys(self.units, math.nan) | {"step": step, "lr": lr}
+
+    def append(self, row: Row) -> None:
+        """Add ``row``, the last one; it may be changed until RECENT others follow."""
+        self.rows.append(row)
+        if len(self.rows) >= BLOCK + RECENT:
+            old, self.rows = self.rows[:BLOCK], self.rows[BLOCK:]
+            self._blocks.append({name: _column(old, name) for name in self.units})
+
+    def record(self, row: Row, values: Mapping[str, float]) -> None:
+        """Write ``values`` to ``row``.
+
+        Raises:
+            FailedError: for a column that is not declared.
+        """
+        for name in values:
+            if name not in self.units:
+                raise FailedError(
+                    f"algorithm.name: '{self.algorithm}' records the column '{name}', which its class must "
+                    "declare with a unit in 'columns'"
+                )
+        row |= values
+
+    def restore(self, columns: Mapping[str, Array], units: Mapping[str, str]) -> None:
+        """Take the rows of a checkpoint; columns that this run does not record are NaN in later rows."""
+        self.units |= units
+        length = len(next(iter(columns.values()), ()))
+        whole = {name: columns.get(name, np.full(length, np.nan)) for name in self.units}
+        first = max(0, length - RECENT)
+        self._blocks = [{name: column[:first] for name, column in whole.items()}] if first else []
+        last = zip(*(column[first:].tolist() for column in whole.values()), strict=True)
+        self.rows = [dict(zip(whole, row, strict=True)) for row in last]
+
+    def column(self, name: str) -> Array:
+        """(T,) float64, a copy."""
+        blocks = (block.get(name, np.full(len(block["step"]), np.nan)) for block in self._blocks)
+        return np.concatenate([*blocks, _column(self.rows, name)])
+
+    def columns(self) -> dict[str, Array]:
+        """Column -> (T,) float64, copies."""
+        return {name: self.column(name) for name in self.units}
+
+    def pace(self, batch: int) -> str:
+        """For logs: the speed of the last steps and the share of waiting; "" before the first step.
+
+        Args:
+            batch: samples a step.
+        """
+        recent = self.rows[-RECENT:]
+        if not recent:
+            return ""
+        seconds = sum(batch / row["samples_per_s"] for row in recent)
+        waited = sum(row["wait_s"] for row in recent)
+        speed = len(recent) * batch / seconds
+        return f"; {speed:.0f} samples/s, {100 * waited / seconds:.0f}% of the time waiting"
+
+
+def _column(rows: Sequence[Row], name: str) -> Array:
+    return np.array([row.get(name, math.nan) for row in rows], dtype=np.float64)  # columns may be added later
+
+
+# Consecutive steps in which the spread must exceed its bound (ours): a burst, such as one huge gradient, is
+# shorter, and under SSGD the learners are equal again after one step.
+PERSISTENT = 10
+
+
+class Diverged(FailedError):
+    """A run that diverged: its files are whole, and end with the last finite state."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class DivergenceTest:
+    """The bounds on loss and spread that :class:`landscape.training.recipes.recipe.Diverge` describes.
+
+    ``start_norm2`` is ‖w_a‖² at the start of the run.
+    """
+
+    bounds: Diverge
+    start_norm2: float
+
+    def needs_spread(self, rows: Sequence[Row]) -> bool:
+        """Whether the last measured spread may exceed its bound, so that the next one must be measured."""
+        return bool(rows) and rows[-1]["consensus"] > self.bounds.consensus * self.start_norm2
+
+    def bounds_loss(self, loss: float) -> bool:
+        """Whether ``loss`` is within its bound; not of NaN."""
+        return loss <= self.bounds.loss
+
+    def learners_apart(self, rows: Sequence[Row], mean: Tensor | None) -> bool:
+        """Whether the spread exceeded its bound in all of the last steps.
+
+        Args:
+            rows: the history, the newest step included.
+            mean: w_a (P,) after the newest step, None where it is not known.
+        """
+        recent = [row["consensus"] for row in rows[-PERSISTENT:]]
+        if mean is None or len(recent) < PERSISTENT:
+            return False
+        bound = self.bounds.consensus * max(float(mean @ mean), self.start_norm2)
+        return all(spread > bound for spread in recent)
+
+
+def divergence_message(end: Checkpoint) -> str:
+    """One line about a run that diverged."""
+    reasons = {
+        "mean": "the mean's loss left all bounds",
+        "learners": "the learners drifted apart without bound while the mean's loss stays within its own",
+    }
+    return f"diverged at step {end.diverged_at}: {reasons[end.diverged]}; the last finite state is kept"
+
+
+class Buffers:
+    """The BatchNorm statistics of this process's learners, and of the mean, which is evaluated with them.
+
+    ``local`` name -> (n_local, ...); empty for a network without BatchNorm. The statistics of the mean are
+    estimated from ``samples`` samples of the training set.
+    """
+
+    def __init__(self, train: Problem, test: Problem, comm: Comm, seed: int, samples: int) -> None:
+        self._train, self._test, self._comm = train, test, comm
+        self._seed, self._samples = seed, samples
+        model, trained = train.model, {slot.name for slot in train.layout.slots}
+        state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        saved = model.state_dict().keys() - trained
+        saved_tensors = {name: t.detach() for name, t in state.items() if name in saved}
+        learners = set(buffer_names(model))
+        self.local = {
+            name: _rows(t, comm.n_local).clone() for name, t in saved_tensors.items() if name in learners
+        }
+        # The step whose mean the problems have the statistics of, and these.
+        self._step, self._statistics = -1, dict[str, Tensor]()
+        #: Frozen parameters and constants, the same for all learners.
+        self._fixed = {name: t for name, t in saved_tensors.items() if name not in learners}
+
+    def check(self, model: nn.Module, samples: int) -> None:
+        """Raise InputError if ``model``, in training mode, does not train by ``samples`` samples at a time.
+
+        That is where BatchNorm has one number a channel, or the model has a state of another kind.
+        """
+        x, _ = self._train.gather(torch.zeros(min(2, samples), dtype=torch.long))
+        try:
+            with torch.no_grad(), fixed_randomness(self._train.device, 0, self._train.draws_elsewhere):
+                call(model, self._train.layout.views(self._train.theta), x)
+        except ValueError as error:
+            raise InputError(
+                f"batch: {samples} sample{'s' * (samples > 1)} a learner at a time cannot be trained on "
+                f"({' '.join(str(error).split())[:120]})"
+            ) from error
+        now = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        for name, tensor in self._fixed.items():
+            if not torch.equal(now[name], tensor):
+                raise InputError(
+                    f"model: its buffer '{name}' changes in training, which learners of their own are not "
+                    "given; only the statistics of BatchNorm may"
+                )
+
+    def training(self, step: int) -> Training:
+        """The options of a training pass of this process's learners at ``step``: buffers and seeds."""
+
+        def seed(learner: int, micro: int) -> int:
+            index = self._comm.local.start + learner
+            return generator(self._seed, "dropout", step, index, micro).initial_seed()
+
+        return Training(self.local, seed)
+
+    def at_mean(self, theta: Tensor) -> dict[str, Tensor]:
+        """Name -> statistics at ``theta`` = w_a, which the problems for training and test are given, too.
+
+        An average over batches of 250 samples, which the processes share.
+        """
+        if not self.local:
+            return {}
+        parts = sample_parts(self._train.samples, self._samples)
+        share = parts[self._comm.share(len(parts))]
+        statistics = self._train.batchnorm_statistics(theta, (self._train.gather(part)[0] for part in share))
+        weight = len(share) / len(parts)
+        statistics = {
+            name: self._comm.totals(value.double() * weight).to(value.dtype)
+            for name, value in statistics.items()
+            if value.is_floating_point()
+        }
+        self._set(statistics)
+        return statistics
+
+    def _set(self, values: Mapping[str, Tensor]) -> None:
+        for problem in (self._train, self._test):
+            set_tensors(problem.model, values)
+
+    def statistics(self, weights: Tensor, step: int) -> dict[str, Tensor]:
+        """:meth:`at_mean` of ``weights`` (n_local, P) after ``step``, computed once a step."""
+        if self.local and self._step != step:
+            self._step, self._statistics = step, self.at_mean(self._comm.mean(weights))
+        return self._statistics
+
+    def test(self, weights: Tensor, step: int) -> Row:
+        """The history's columns of w_a on the test set; arguments as of :meth:`statistics`."""
+        self.statistics(weights, step)
+        mean, comm = self._comm.mean(weights), self._comm
+        if self._test.indexed or comm.size == 1:
+            loss, accuracy = comm.evaluate(self._test, mean)
+        else:
+            # Batches cannot be shared: all processes evaluate them, so that none waits, and rank 0's result
+            # counts.
+            result = self._test.evaluate(mean)
+            loss, accuracy = comm.total(*(result if comm.rank == 0 else (0.0, 0.0)))
+        return {"test_loss": loss, "test_accuracy": accuracy}
+
+    def training_loss(self, mean: Tensor) -> float:
+        """The loss of any ``mean`` (P,) on the training set, with the statistics of these weights."""
+        self._step, self._statistics = -1, self.at_mean(mean)
+        return self._comm.evaluate(self._train, mean)[0]
+
+    def rows(self) -> dict[str, Tensor]:
+        """The buffers for a checkpoint, name -> (n_local, ...)."""
+        local = {name: t.clone() for name, t in self.local.items()}  # the next step changes them in place
+        return {**local, **{name: _rows(t.clone(), self._comm.n_local) for name, t in self._fixed.items()}}
+
+    def restore(self, rows: Mapping[str, Tensor]) -> None:
+        """Take the buffers of a checkpoint. FailedError if it lacks a learner's statistics."""
+        for name in self.local:
+            if name not in rows:
+                raise FailedError(f"checkpoint: holds no buffer '{name}', it cannot be resumed")
+            self.local[name] = rows[name].to(self.local[name], copy=True)
+        self._set({name: rows[name][0] for name in self._fixed if name in rows})
+
+
+def _rows(tensor: Tensor, count: int) -> Tensor:
+    return tensor.expand(count, *tensor.shape)
+
+
+def read(recipe: Recipe) -> tuple[Recipe, Checkpoint | None]:
+    """``recipe`` with the SHA-256 of its ``init.checkpoint``, and that file; None where it names none.
+
+    Raises FailedError where the file cannot be read, or is not the one whose SHA-256 the recipe has.
+    """
+    path, expected = recipe.init.checkpoint, recipe.init.sha256
+    if not path:
+        return recipe, None
+    start, digest = Checkpoint.load(path), hdf5.sha256(path)
+    if expected and digest != expected:
+        raise FailedError(
+            f"init.checkpoint: {path} has SHA-256 {digest[:12]}…, the recipe's init.sha256 is "
+            f"{expected[:12]}…"
+        )
+    return dataclasses.replace(recipe, init=dataclasses.replace(recipe.init, sha256=digest)), start
+
+
+def network(recipe: Recipe, data: Dataset | user_code.UserData, start: Checkpoint | None) -> nn.Module:
+    """The recipe's model at w_a of ``start``, with the BatchNorm statistics of w_a; new where that is None.
+
+    Raises FailedError where the weights of ``start`` are not finite or do not fit the model.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator(recipe.seed, "init").initial_seed())
+        model = user_code.build_model("model", recipe.spec("model"))
+    if start is None:
+        return model
+    problem = start.problem("train", model=model, data=data, dtype=getattr(torch, recipe.dtype))
+    set_tensors(problem.model, problem.layout.views(problem.theta))
+    return problem.model
+
+
+STATE = "stack.batched"
+
+
+class Trial:
+    """The choice for ``stack``; ``state`` is its form in checkpoints, empty before the first step."""
+
+    def __init__(self, stack: Stack, comm: Comm) -> None:
+        self._stack, self._comm = stack, comm
+        self.state: dict[str, Tensor] = {}
+
+    def restore(self, shared: Mapping[str, Tensor]) -> None:
+        """The choice of a checkpoint; one that more processes wrote has none."""
+        if STATE in shared:
+            self.state = {STATE: shared[STATE]}
+            self._stack.batched = bool(shared[STATE])
+
+    def decide(self, weights: Tensor, x: Any, y: Any, training: Training, model: dict[str, Any]) -> None:
+        """Choose, unless that is done, by a trial with these arguments of :meth:`Stack.gradients`.
+
+        Rank 0 decides for all. There is nothing to choose for a chain, or where a process has one learner.
+        """
+        stack, comm = self._stack, self._comm
+        if self.state or stack.steps is not None or comm.learners == comm.size:
+            return
+        pays = 0.0
+        if comm.rank == 0:
+            shapes = [
+                [list(t.shape), str(t.dtype)] for tree in (weights, x, y) for _, t in named_tensors(tree)
+            ]
+            place = (
+                torch.cuda.get_device_name(weights.device) if weights.is_cuda else f"{os.cpu_count()} cores"
+            )
+            what = [model, shapes, stack.accumulate, stack.precision, place, torch.get_num_threads()]
+
+            def trial() -> dict[str, np.ndarray[Any, Any]]:
+                return {"batched": np.array([stack.batching_pays(weights, x, y, training)])}
+
+            result = cached("trial", Path(), [], json.dumps([*what, str(torch.__version__)]), trial)
+            pays = float(result["batched"][0])
+        stack.batched = bool(comm.total(pays)[0])
+        self.state = {STATE: torch.tensor([stack.batched], dtype=torch.uint8)}
+
+
+def check_compatibility(
+    recipe: Recipe,
+    model: Spec,
+    dataset: Dataset | UserData,
+    problems: tuple[Problem, Problem],
+    stack: Stack,
+    buffers: Buffers,
+) -> None:
+    """Raise InputError where model, data (``problems``: train, test) and device are not compatible."""
+    train, samples = problems[0], recipe.decompose.samples
+    if samples % GROUPS:
+        raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")
+    on_gpu = train.device.type == "cuda"
+    if recipe.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported(False):
+        raise InputError("precision: 'bfloat16' is not allowed, this GPU does not compute in it; use 'full'")
+    micro = recipe.local_batch // recipe.accumulate
+    if has_batchnorm(train.model) and 0 < samples < GROUPS * micro:
+        raise InputError(
+            f"decompose.samples: {samples} is not allowed, BatchNorm needs at least {GROUPS} batches of "
+            f"{micro} samples"
+        )
+    if isinstance(dataset, Dataset):
+        first, y = train.gather(torch.zeros(1, dtype=torch.long))
+        outputs = train.outputs(train.theta, first)
+        needed = (dataset.classes, *y.shape[1:])
+        if dataset.classes and outputs.shape[1:] != needed:
+            raise InputError(
+                f"model: '{model.name}' has outputs of shape {tuple(outputs.shape[1:])}, "
+                f"data '{recipe.part('data')[0]}' needs {needed}"
+            )
+    else:
+        train.gather(torch.zeros(1, dtype=torch.long))  # refuses batches, which cannot be drawn from
+    if stack.steps is None:
+        buffers.check(stack.training_model, micro)
+    if recipe.sampling == "all" and recipe.batch != train.samples:
+        raise InputError(
+            f"sampling: 'all' is not allowed with batch {recipe.batch}, it must be "
+            f"{train.samples}, the samples of the training set"
+        )
+
+
+# Before the purposes of the draws of a step, for those of a second gradient.
+OTHER = "second "
+
+
+class Sampler:
+    """Draws minibatches from the training set as :class:`.Recipe` says (``sampling``, ``seed``).
+
+    Args:
+        recipe: the run's.
+        train: the training set, as a problem.
+        augment: the data set's random changes of inputs (B, …), given a generator; None for none.
+    """
+
+    def __init__(self, recipe: Recipe, train: Problem, augment: Callable[..., Tensor] | None) -> None:
+        self._recipe, self._train, self.augment = recipe, train, augment
+
+    def draw(self, step: int, learners: int, local: slice, other: str = "") -> tuple[Any, Any]:
+        """(x (n_local, B, …), y (n_local, B, …)) of ``step``, of the ``local`` ones of ``learners``.
+
+        The draws and the augmentation of a learner do not depend on the number of processes. ``other`` names
+        a further, independent draw at the same step.
+        """
+        size, seed, samples = self._recipe.local_batch, self._recipe.seed, self._train.samples
+        if self._recipe.sampling == "all":
+            drawn = torch.arange(samples).view(-1, size).expand(learners, size)
+        else:
+            drawn = torch.randint(samples, (learners, size), generator=generator(seed, f"{other}batch", step))
+        x, y = self._train.gather(drawn[local])
+        if self.augment is not None:
+            draws = [generator(seed, f"{other}augment", step, j) for j in range(local.start, local.stop)]
+            x = torch.stack([self.augment(rows, draw) for rows, draw in zip(x, draws, strict=True)])
+        return x, y
+
+    def second_gradient(self, stack: Stack, step: int, learner: int, point: Tensor) -> Tensor:
+        """(P,), the gradient of ``learner`` at ``point`` (P,), independent of that of its ``step``.
+
+        On a further minibatch of the same size, with augmentation and dropout of its own. As in a step
+        BatchNorm takes the minibatch's statistics; the learner's running ones stay as they are. ``stack``
+        computes the gradients of the steps.
+        """
+        recipe = self._recipe
+        x, y = self.draw(step, recipe.learners, slice(learner, learner + 1), OTHER)
+
+        def seed(_: int, micro: int) -> int:
+            return generator(recipe.seed, f"{OTHER}dropout", step, learner, micro).initial_seed()
+
+        out = torch.empty_like(point)[None]
+        stack.gradients(point[None], x, y, out=out, training=Training({}, seed))
+        return out[0]
