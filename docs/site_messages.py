@@ -14,7 +14,7 @@ PACKAGE = Path(landscape.__file__).parent
 #: The errors that end a command with one line, as :mod:`landscape.core.errors` and its users define them.
 ERRORS = {
     "InputError",
-    "FailedError",
+    "OperationError",
     "MismatchError",
     "LostError",
     "Lost",

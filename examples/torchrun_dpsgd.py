@@ -53,5 +53,5 @@ def main(folder: str = "runs/learners", steps: int = 200) -> None:
 if __name__ == "__main__":
     try:
         main(*sys.argv[1:2])
-    except landscape.FailedError as error:  # another process is lost
+    except landscape.OperationError as error:  # another process is lost
         sys.exit(f"torchrun_dpsgd.py: {error}")

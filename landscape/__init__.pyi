@@ -26,8 +26,9 @@ from landscape.analysis.spectrum import spectrum as spectrum
 from landscape.checkpoint.checkpoint import Checkpoint as Checkpoint
 from landscape.checkpoint.run_folder import load as load
 from landscape.checkpoint.foreign_weights import import_state as import_state
-from landscape.core.errors import FailedError as FailedError
 from landscape.core.errors import InputError as InputError
+from landscape.core.errors import LandscapeError as LandscapeError
+from landscape.core.errors import OperationError as OperationError
 from landscape.core.errors import PathWarning as PathWarning
 from landscape.core.errors import ProblemWarning as ProblemWarning
 from landscape.curvature.trace import density as density

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import landscape
-from landscape import Checkpoint, FailedError, InputError, testing
+from landscape import Checkpoint, InputError, OperationError, testing
 from landscape.limits import max_stable_step
 from landscape.problem.layout import Layout
 from landscape.testing.checks import RECIPE
@@ -480,7 +480,7 @@ def test_another_rules_state_is_refused(tmp_path: Path) -> None:
         "slow_momentum": (83,),
     }
     end.shared.pop("anchor")
-    with pytest.raises(FailedError, match="/shared/anchor holds nothing, its run needs \\(83,\\)"):
+    with pytest.raises(OperationError, match="/shared/anchor holds nothing, its run needs \\(83,\\)"):
         Trainer(recipe.from_values(values), checkpoint=end)
 
 

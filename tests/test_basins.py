@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from scipy import ndimage
 
 import landscape
-from landscape import FailedError, InputError, Surface, plots
+from landscape import InputError, OperationError, Surface, plots
 from landscape.geometry import surfaces
 from landscape.geometry.surfaces import merge_tree
 from landscape.plots.surface import finding
@@ -143,7 +143,7 @@ def test_losses_that_are_not_finite_are_walls() -> None:
     assert np.isfinite(found.smad)
     assert found.basin[3, 3] == -1
     assert (found.basin[:, 44] == -1).all()
-    with pytest.raises(FailedError, match="around: 'center'"):
+    with pytest.raises(OperationError, match="around: 'center'"):
         surface(np.where(np.abs(loss) > -1, loss, 0) + np.where(np.arange(81) == 40, np.nan, 0)).basins()
 
 

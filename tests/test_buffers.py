@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import landscape
-from landscape import Checkpoint, FailedError, InputError
+from landscape import Checkpoint, InputError, OperationError
 from landscape.checkpoint.history import UNITS
 from landscape.gradients.learners import Training
 from landscape.problem.batchnorm import sample_parts
@@ -329,7 +329,7 @@ def test_a_checkpoint_without_statistics_is_not_resumed(tmp_path: Path) -> None:
     end = launch.launch(chosen(steps=5), tmp_path)
     end.buffers = {}
     end.save(tmp_path / "last.h5")
-    with pytest.raises(FailedError, match=r"holds no buffer '1.running_mean'"):
+    with pytest.raises(OperationError, match=r"holds no buffer '1.running_mean'"):
         launch.launch(chosen(steps=9), tmp_path, resume=True)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import landscape
 from landscape.core import registry
-from landscape.core.errors import FailedError
+from landscape.core.errors import OperationError
 from landscape.core.registry import version_of
 from landscape.paper import figure, gallery
 from landscape.paper.context import SCALES, Context, OutOfTimeError, Runs, Scale, WeightsNeededError, identity
@@ -76,7 +76,7 @@ def test_a_damaged_record_is_one_line(tmp_path: Path, text: str) -> None:
     path = tmp_path / "records" / f"{identity(small())}.json"
     path.parent.mkdir()
     path.write_text(text)
-    with pytest.raises(FailedError, match="damaged .*delete it"):
+    with pytest.raises(OperationError, match="damaged .*delete it"):
         Context(tmp_path).missing([small()])
 
 

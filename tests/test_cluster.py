@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import landscape
-from landscape import FailedError, InputError
+from landscape import InputError, OperationError
 from landscape.core import files
 from landscape.evaluation import grid
 from landscape.evaluation.grid import Portions, compute_missing
@@ -72,7 +72,7 @@ def test_a_grid_has_the_same_bits_and_a_failure_is_one_line(
         for name in here.shapes:
             np.testing.assert_array_equal(getattr(here, name), getattr(there, name))
 
-    with pytest.raises(FailedError, match="--cluster: model, loss and data cannot be sent .* 'generator'"):
+    with pytest.raises(OperationError, match="--cluster: model, loss and data cannot be sent .* 'generator'"):
         local.run((_ for _ in ()).send, [[None]], print)
     with pytest.raises(children.JobError, match="ZeroDivisionError") as caught:
         local.run("operator:truediv", [[1, 1], [1, 0]], lambda number, result: None)
@@ -110,7 +110,7 @@ class Backwards:
     ) -> None:
         for number in reversed(range(len(jobs))):
             if number == self.fails:
-                raise FailedError("a job failed")
+                raise OperationError("a job failed")
             self.sizes.append(len(jobs[number][0]))
             done(number, function(*jobs[number]))
 
@@ -132,7 +132,7 @@ def test_points_are_jobs_of_whole_blocks_and_a_failure_saves_the_others(
         return Portions(4, 2, lambda: saved.append(int(done.sum())), cluster=workers, progress=shares.append)
 
     first = Backwards(fails=1)
-    with pytest.raises(FailedError, match="a job failed"):
+    with pytest.raises(OperationError, match="a job failed"):
         compute_missing(points, done, {"v": v}, compute, portions(first))
     assert first.sizes == [3, 4, 4, 4]
     assert saved == [4, 8, 12, 16, 16]
@@ -198,7 +198,9 @@ def test_a_folder_that_is_not_shared_is_named(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toml = recipe.read(str(tiny)).to_toml()
-    with pytest.raises(FailedError, match="no such folder on .*; runs on a cluster need a folder that all"):
+    with pytest.raises(
+        OperationError, match="no such folder on .*; runs on a cluster need a folder that all"
+    ):
         launch.train_elsewhere(toml, str(tmp_path / "no" / "run"), "cpu", "", None, 0.0)
 
     class Elsewhere:
@@ -207,7 +209,7 @@ def test_a_folder_that_is_not_shared_is_named(
 
     monkeypatch.setattr(launch, "NFS_SECONDS", 0.1)
     run = launch.Run(recipe.read(str(tiny)), tmp_path / "run")
-    with pytest.raises(FailedError, match="run: the run has ended elsewhere, but runs on a cluster need"):
+    with pytest.raises(OperationError, match="run: the run has ended elsewhere, but runs on a cluster need"):
         launch.train_runs(
             [run], lambda run, seconds: None, print, executor=Elsewhere(), device="cpu", data_dir=None
         )
@@ -226,7 +228,7 @@ def test_a_run_that_another_worker_has_is_waited_for(
         assert launch.train_elsewhere(toml, str(folder), "cpu", "", None, 10.0)
     with files.Lock(folder) as other:
         other.acquire()
-        with pytest.raises(FailedError, match="in use by process"):
+        with pytest.raises(OperationError, match="in use by process"):
             launch.train_elsewhere(toml, str(folder), "cpu", "", None, 0.1)
 
 

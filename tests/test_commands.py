@@ -274,7 +274,7 @@ def test_pictures_show_themselves_and_leave_nothing_open(
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
     assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
     assert surface.plot("surface").axes[0].name == "3d"
-    with pytest.raises(landscape.FailedError, match=r"path="):
+    with pytest.raises(landscape.OperationError, match=r"path="):
         figure.show()
     # Where there are windows, one shows it until it is closed.
     shown = []

@@ -68,7 +68,7 @@ def raises(function: Any) -> bool:
         isinstance(node, ast.Raise)
         and isinstance(node.exc, ast.Call)
         and isinstance(node.exc.func, ast.Name)
-        and node.exc.func.id in ("InputError", "FailedError", "ValueError", "TypeError")
+        and node.exc.func.id in ("InputError", "OperationError", "ValueError", "TypeError")
         for node in ast.walk(tree)
     )
 

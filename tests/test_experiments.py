@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import landscape
-from landscape import Escape, FailedError, InputError, Minima, Problem
+from landscape import Escape, InputError, Minima, OperationError, Problem
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.data.synthetic import mean_output
 from landscape.limits import limits
@@ -75,9 +75,9 @@ def test_the_search_widens_and_gives_up() -> None:
     assert low <= 0.2 < high <= 1.01 * low
     low, high, _ = search(lambda lr: end if lr <= 7.0 else None, 1.0, 0.01)
     assert low <= 7.0 < high <= 1.01 * low
-    with pytest.raises(FailedError, match="training leaves it even at lr"):
+    with pytest.raises(OperationError, match="training leaves it even at lr"):
         search(lambda lr: None, 1.0, 0.1)
-    with pytest.raises(FailedError, match="training stays even at lr"):
+    with pytest.raises(OperationError, match="training stays even at lr"):
         search(lambda lr: end, 1.0, 0.1)
     with pytest.raises(InputError, match="λ_max with weight decay is -1, it must be > 0"):
         minima(problems.quadratic([-1.0, -2.0]), [0])
@@ -240,5 +240,5 @@ def test_what_cannot_be_measured_is_refused() -> None:
     ):
         with pytest.raises(InputError, match=words):
             critical_batch(run, **arguments)  # type: ignore[arg-type]
-    with pytest.raises(FailedError, match="diverged"):
+    with pytest.raises(OperationError, match="diverged"):
         critical_batch(dataclasses.replace(run, diverged="mean"))

@@ -18,7 +18,7 @@ from PIL import Image
 import landscape
 from landscape import data
 from landscape.checkpoint.history import UNITS
-from landscape.core.errors import FailedError
+from landscape.core.errors import OperationError
 from landscape.paper import figure, gallery, scales
 from landscape.paper.context import SCALES, Context, Scale, identity
 from landscape.paper.figure import Compared, Drawing
@@ -159,7 +159,7 @@ def test_a_figure_without_runs_is_made_with_data_and_a_page(tmp_path: Path, comm
     assert "![" in page.read_text()
     assert "landscape figures delay-boundary --scale laptop" in page.read_text()
     kept.write_text("{")
-    with pytest.raises(FailedError, match=r"delay-boundary\.json: damaged"):
+    with pytest.raises(OperationError, match=r"delay-boundary\.json: damaged"):
         gallery.page(tmp_path)
 
 

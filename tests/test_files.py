@@ -28,7 +28,7 @@ import safetensors.torch
 import torch
 
 import landscape
-from landscape import FailedError, InputError, data
+from landscape import InputError, OperationError, data
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.foreign_weights import read_state
 from landscape.core import files, hdf5
@@ -128,7 +128,7 @@ def test_nothing_but_the_data_in_a_file_is_read(name: str, seal: bool, sound: Pa
     shutil.copy(sound / "checkpoint.h5", tmp_path / "other.h5")
     path = changed(sound / "checkpoint.h5", tmp_path / "x.h5", instead(W, change), seal)
     for load in (Checkpoint.load, landscape.load):
-        with pytest.raises(FailedError, match="/weights") as caught:
+        with pytest.raises(OperationError, match="/weights") as caught:
             load(path)
         assert "x.h5" in str(caught.value)
         assert words in str(caught.value)
@@ -141,7 +141,7 @@ def test_a_small_file_takes_little_memory(sound: Path, tmp_path: Path) -> None:
 
     path = changed(sound / "surface.h5", tmp_path / "x.h5", instead("loss", bomb))
     assert path.stat().st_size < 1_000_000
-    with pytest.raises(FailedError, match="/loss: shape .* is too much for a file of"):
+    with pytest.raises(OperationError, match="/loss: shape .* is too much for a file of"):
         landscape.load(path)
 
 
@@ -197,7 +197,7 @@ from landscape.core import hdf5
 for path in sys.argv[1:]:
     try:
         landscape.load(path)
-    except landscape.FailedError:
+    except landscape.OperationError:
         hdf5._examiner.stop()
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
@@ -217,7 +217,7 @@ def test_a_forged_checksum_opens_no_door(sound: Path, tmp_path: Path, command: C
         path.write_bytes(sealed(forge(raw)))
         hdf5._examiner.stop()
         begun = time.monotonic()
-        with pytest.raises(FailedError, match=re.escape(words)):
+        with pytest.raises(OperationError, match=re.escape(words)):
             landscape.load(path)
         assert time.monotonic() - begun < hdf5.PATIENCE
         one_line(command("info", path), 1, path.name, words)
@@ -244,7 +244,7 @@ def test_what_this_process_wrote_is_not_examined(
         landscape.load(tmp_path / "b.h5")
     assert len(asked) == 1
     with (
-        pytest.raises(FailedError, match="b.h5: is not as this process wrote it"),
+        pytest.raises(OperationError, match="b.h5: is not as this process wrote it"),
         changed_copy(tmp_path / "b.h5", tmp_path / "c.h5"),
     ):
         pass
@@ -259,7 +259,7 @@ def test_every_flipped_bit_is_noticed(sound: Path, tmp_path: Path) -> None:
         flipped = bytearray(raw)
         flipped[place] ^= 0x40
         path.write_bytes(flipped)
-        with pytest.raises(FailedError, match="x.h5: damaged, its checksum does not fit"):
+        with pytest.raises(OperationError, match="x.h5: damaged, its checksum does not fit"):
             landscape.load(path)
 
 
@@ -294,7 +294,7 @@ def test_a_file_that_hdf5_loops_or_crashes_over_harms_only_the_examiner(
     assert process is not None
     os.kill(process.pid, how)
     begun = time.monotonic()
-    with pytest.raises(FailedError, match=f"1.h5: damaged .*{words}"):
+    with pytest.raises(OperationError, match=f"1.h5: damaged .*{words}"):
         landscape.load(paths[1])
     assert time.monotonic() - begun < 10
     monkeypatch.undo()
@@ -480,7 +480,7 @@ def test_a_lock_is_a_file_of_its_own(
     run.mkdir()
     victim.write_text("mine")
     ODD_LOCKS[kind](run / ".lock", victim)
-    with pytest.raises(FailedError, match=r"run/\.lock: is a link, a folder"):
+    with pytest.raises(OperationError, match=r"run/\.lock: is a link, a folder"):
         Lock(run).acquire()
     if kind in ("pipe", "folder", "device"):
         one_line(command("watch", run), 1, ".lock: is no regular file")
@@ -495,7 +495,7 @@ def test_a_lock_is_a_file_of_its_own(
         return lock(descriptor)
 
     monkeypatch.setattr(files, "lock_descriptor", swapped)
-    with pytest.raises(FailedError, match=r"run/\.lock: is a link, a folder"):
+    with pytest.raises(OperationError, match=r"run/\.lock: is a link, a folder"):
         Lock(run).acquire()
     assert victim.read_text() == "mine"
 
@@ -528,7 +528,7 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_newest_sound_one(tiny: Path,
     assert Checkpoint.load(last).step == whole.step
     for path in (last, *steps):
         path.write_bytes(b"")
-    with pytest.raises(FailedError, match="last.h5: not a readable"):
+    with pytest.raises(OperationError, match="last.h5: not a readable"):
         launch.launch(None, folder, resume=True)
 
 
@@ -536,7 +536,7 @@ def test_idx_files_take_no_more_than_they_should(tmp_path: Path) -> None:
     path = tmp_path / FILES[0]
     header = b"\0\0\x08\x04" + (65536).to_bytes(4, "big") * 4
     path.write_bytes(header + bytes(9))
-    with pytest.raises(FailedError, match=f"{FILES[0]}: its header promises"):
+    with pytest.raises(OperationError, match=f"{FILES[0]}: its header promises"):
         read_idx(path)
     for suffix, shape, words in ((".gz", (9, 3, 3), "more bytes"), (".gz", (1 << 20, 99, 99), "promises")):
         packed = io.BytesIO()
@@ -547,13 +547,13 @@ def test_idx_files_take_no_more_than_they_should(tmp_path: Path) -> None:
             for _ in range(20):
                 file.write(bytes(1 << 20))
         path.with_suffix(suffix).write_bytes(packed.getvalue())
-        with pytest.raises(FailedError, match=words):
+        with pytest.raises(OperationError, match=words):
             read_idx(path.with_suffix(suffix))
     for i, name in enumerate(FILES):
         array = np.zeros((12, 2, 2), np.uint8) if i % 2 == 0 else np.arange(12, dtype=np.uint8)
         (tmp_path / name).write_bytes(samples.idx(array))
     path.with_suffix(".gz").unlink()
-    with pytest.raises(FailedError, match="labels .* go up to 11, allowed: 0…9"):
+    with pytest.raises(OperationError, match="labels .* go up to 11, allowed: 0…9"):
         data.load("mnist", data_dir=tmp_path)
 
 
@@ -577,7 +577,7 @@ def test_only_regular_files_are_read(kind: str, tmp_path: Path, command: Command
             os.mkfifo(path)
         else:
             path.mkdir()
-        with pytest.raises(FailedError, match=name):
+        with pytest.raises(OperationError, match=name):
             read(path)
 
 
@@ -596,7 +596,7 @@ def test_matrices_of_damaged_headers(tmp_path: Path) -> None:
         assert "\n" not in str(caught.value)
     for text in (b"", b"\xff\xfe1,2", b"1,2\n3", b"x"):
         (tmp_path / "m.csv").write_bytes(text)
-        with pytest.raises(FailedError, match="m.csv"):
+        with pytest.raises(OperationError, match="m.csv"):
             read_matrix("mixing", tmp_path / "m.csv", 4)
     (tmp_path / "m.npy").write_bytes(good)
     np.testing.assert_array_equal(read_matrix("mixing", tmp_path / "m.npy", 4), np.full((4, 4), 0.25))
@@ -617,12 +617,12 @@ def test_tensors_that_are_not_plain_numbers_are_refused(tmp_path: Path) -> None:
         torch.zeros(shape, dtype=torch.complex64): "complex64",
     }.items():
         torch.save({**state, "0.weight": value}, tmp_path / "n.pt")
-        with pytest.raises(FailedError, match="n.pt: '0.weight'.*" + words):
+        with pytest.raises(OperationError, match="n.pt: '0.weight'.*" + words):
             landscape.import_state(tmp_path / "n.pt", samples.net())
     safetensors.torch.save_file(
         {**state, "0.weight": torch.zeros(shape, dtype=torch.int8)}, tmp_path / "n.safetensors"
     )
-    with pytest.raises(FailedError, match="'0.weight' holds int8"):
+    with pytest.raises(OperationError, match="'0.weight' holds int8"):
         landscape.import_state(tmp_path / "n.safetensors", samples.net())
     torch.save(
         {key: value.double() if value.is_floating_point() else value for key, value in state.items()},
@@ -637,7 +637,7 @@ def test_archives_that_unpack_to_more_than_themselves_are_refused(tmp_path: Path
         for name in old.namelist():
             data = bytes(10_000_000) if "/data/" in name else old.read(name)
             new.writestr(name, data, zipfile.ZIP_DEFLATED)
-    with pytest.raises(FailedError, match="n.pt: not as torch.save writes"):
+    with pytest.raises(OperationError, match="n.pt: not as torch.save writes"):
         read_state(tmp_path / "n.pt")
 
 
@@ -648,10 +648,10 @@ def test_wav_files_whose_chunks_lie(tmp_path: Path) -> None:
     for place in (16, 20, 22, 24, 34, 40):  # sizes of chunks, format, channels, rate, bits
         for number in (b"\0\0\0\0", b"\xff\xff\xff\xff", b"\x05\0\0\x80"):
             path.write_bytes(raw[:place] + number + raw[place + 4 :])
-            with pytest.raises(FailedError, match="s.wav"):
+            with pytest.raises(OperationError, match="s.wav"):
                 read_wav(path, 8000)
     path.write_bytes(raw[:6])
-    with pytest.raises(FailedError, match="s.wav: cannot be read as a wav file \\(it ends too soon\\)"):
+    with pytest.raises(OperationError, match="s.wav: cannot be read as a wav file \\(it ends too soon\\)"):
         read_wav(path, 8000)
 
 

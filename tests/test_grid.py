@@ -213,7 +213,7 @@ def test_processes_share_a_grid_and_a_failure_names_its_rank(tmp_path: Path, end
     np.testing.assert_array_equal(found[0]["v"][done], expected[done])
     assert not done.all()
     if ending == "words":
-        assert said[0] == f"FailedError: rank 1 failed (ValueError: too hot); {grid.RESUMABLE}"
+        assert said[0] == f"OperationError: rank 1 failed (ValueError: too hot); {grid.RESUMABLE}"
         assert said[1] == "ValueError: too hot"
         assert found[0]["saved"][-1] == done.sum() == 7  # of the second portion, what the first one found
     else:

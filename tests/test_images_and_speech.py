@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import landscape
-from landscape import FailedError, InputError, Problem
+from landscape import InputError, OperationError, Problem
 from landscape.core.options import positive
 from landscape.core.progress import progress_bar
 from landscape.data import base, images, speech
@@ -43,7 +43,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refused(name: str, *words: str, **options: Any) -> None:
     """Loading fails with one line that has the ``words``."""
-    with pytest.raises((FailedError, InputError)) as caught:
+    with pytest.raises((OperationError, InputError)) as caught:
         landscape.data.load(name, **options)
     one_line(caught, *words)
 
@@ -283,7 +283,7 @@ def test_streamed_images_are_those_in_memory(
         torch.testing.assert_close(x, y)
     torch.testing.assert_close(a.subset(indices).gradient(), b.subset(indices).gradient())
     (tmp_path / "train" / "bee" / "2.png").write_text("no image")
-    with pytest.raises(FailedError) as caught:
+    with pytest.raises(OperationError) as caught:
         b.evaluate()
     one_line(caught, "2.png: cannot be decoded as an image")
 
@@ -670,5 +670,5 @@ def test_any_bytes_are_a_recording_or_a_clear_error(
     for place in data.draw(st.lists(st.integers(0, len(raw) - 1), max_size=4)):
         raw[place] = data.draw(st.integers(0, 255))
     path.write_bytes(raw[: data.draw(st.integers(0, len(raw)))])
-    with contextlib.suppress(FailedError):  # any other exception fails the test
+    with contextlib.suppress(OperationError):  # any other exception fails the test
         assert speech.read_wav(path, 8000).dtype == np.float32

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import landscape
-from landscape import FailedError, InputError, Problem
+from landscape import InputError, OperationError, Problem
 from landscape.checkpoint import user_code
 from landscape.checkpoint.user_code import as_data, load_loss, parse
 from tests import problems
@@ -285,7 +285,7 @@ def test_code_is_neither_unpickled_nor_imported_by_reading(folder: Path, command
     run = landscape.load("net.h5")
     assert command("info", "net.h5")[0] == 0
     for call in (run.problem, lambda: run.problem(data=(torch.zeros(2, 1, 6, 6), torch.zeros(2)))):
-        with pytest.raises(FailedError, match="give --"):
+        with pytest.raises(OperationError, match="give --"):
             call()
     one_line(command("contour", "net.h5"), 1, "net.h5: its data is 'mine:images'", "give --data mine:images")
     one_line(
@@ -454,15 +454,15 @@ def test_from_python_the_model_names_itself(tmp_path: Path) -> None:
     assert np.isnan(back.lr)
     with h5py.File(tmp_path / "net.h5") as file:
         assert file.attrs["schema"] == "landscape.checkpoint"
-    with pytest.raises(FailedError, match="its data is not known; give --data MODULE:NAME"):
+    with pytest.raises(OperationError, match="its data is not known; give --data MODULE:NAME"):
         back.problem(model=model)
     with pytest.raises(
-        FailedError, match=r"do not fit the model: 'conv.weight' is \(3, 1, 3, 3\) in the file, missing"
+        OperationError, match=r"do not fit the model: 'conv.weight' is \(3, 1, 3, 3\) in the file, missing"
     ):
         back.problem(model=nn.Linear(3, 2), data=unseen())
     wider = problems.SmallConv()
     wider.norm = nn.BatchNorm2d(3, track_running_stats=False)
-    with pytest.raises(FailedError, match="its buffer 'norm.running_mean'|its buffer 'norm.num_batches"):
+    with pytest.raises(OperationError, match="its buffer 'norm.running_mean'|its buffer 'norm.num_batches"):
         back.problem(model=wider, data=unseen())
 
 

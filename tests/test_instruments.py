@@ -17,7 +17,7 @@ import landscape
 from landscape import Checkpoint, InputError, Problem
 from landscape.checkpoint.history import MONITORED
 from landscape.core import registry
-from landscape.core.errors import FailedError
+from landscape.core.errors import OperationError
 from landscape.plots.training import draw_training
 from landscape.problem.layout import average
 from landscape.training.instruments.base import Instrument, Moment
@@ -266,7 +266,9 @@ def test_an_instrument_of_ones_own_declares_its_columns(
         end = trainer.run()
         assert end.history["norm"][-1] == pytest.approx(float(end.mean.norm()))
         return
-    with pytest.raises(FailedError, match="'norm' records the column 'norm', which its class must declare"):
+    with pytest.raises(
+        OperationError, match="'norm' records the column 'norm', which its class must declare"
+    ):
         trainer.run()
 
 

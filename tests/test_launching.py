@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import landscape
-from landscape import FailedError, InputError
+from landscape import InputError, OperationError
 from landscape.checkpoint import run_folder
 from landscape.core import errors, files, progress
 from landscape.core.files import Lock
@@ -108,7 +108,7 @@ def test_no_object_is_pickled_on_the_wire() -> None:
         assert set(re.findall(r"\.(\w+_object(?:_list)?)\b", path.read_text())) <= {"is_object"}, path
     assert grid._part(_sent({"v": np.arange(3.0)}, ["x", 1.5]))[1] == ["x", 1.5]
     for foreign in (pickle.dumps(InputError("x")), b"", b"\xff" * 64, _sent({"v": np.array(["x"])}, [])):
-        with pytest.raises(FailedError):
+        with pytest.raises(OperationError):
             grid._part(foreign)
 
 
@@ -425,7 +425,7 @@ def test_a_run_that_another_process_starts_meanwhile_is_not_touched(
         return real(*args)
 
     monkeypatch.setattr(launch, "trainer_class", slow)
-    with pytest.raises(FailedError, match="another process has started a run there"):
+    with pytest.raises(OperationError, match="another process has started a run there"):
         launch.launch(mine, other)
     assert landscape.load(other / "last.h5").seed == 1
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import landscape
-from landscape import FailedError, InputError, Problem
+from landscape import InputError, OperationError, Problem
 from landscape.analysis.learning_coefficient import Langevin
 from landscape.gradients.minibatches import stream
 from tests import problems
@@ -155,7 +155,7 @@ def test_the_error_bars_cover_the_truth() -> None:
     ids=["runs away", "heats up", "does not mix", "no minimum"],
 )
 def test_refused_in_words(make: Callable[[], Problem], options: dict[str, float], words: str) -> None:
-    with pytest.raises(FailedError, match=words) as caught:
+    with pytest.raises(OperationError, match=words) as caught:
         landscape.learning_coefficient(
             make(), **{"batch": 64, "localization": 1.0, "max_steps": 1000, "max_rhat": 1.05, **options}
         )  # type: ignore[arg-type]
@@ -174,7 +174,7 @@ def test_without_arviz_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "arviz_stats", None)
     with pytest.raises(
-        FailedError, match=r"arviz_stats is not installed; pip install 'sgd-landscape\[bayes\]'"
+        OperationError, match=r"arviz_stats is not installed; pip install 'sgd-landscape\[bayes\]'"
     ):
         landscape.learning_coefficient(regression(), 8)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import landscape
-from landscape import FailedError, InputError, Problem
+from landscape import InputError, OperationError, Problem
 from landscape.evaluation.paths import fold
 from landscape.models.convolutional import NETWORKS, scaled
 from landscape.problem.losses import correct
@@ -169,7 +169,7 @@ def test_imagenets_networks_say_what_to_install(name: str, monkeypatch: pytest.M
         monkeypatch.setitem(sys.modules, module, None)  # what importing then says is what Python says of none
     assert name in landscape.models.names()
     assert landscape.models.options(name, {}) == {"classes": 1000}
-    with pytest.raises(FailedError) as caught:
+    with pytest.raises(OperationError) as caught:
         landscape.models.build(name)
     assert str(caught.value).startswith(f"model '{name}': torchvision is not installed")
     assert "pip install 'sgd-landscape[imagenet]'" in str(caught.value)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import landscape
-from landscape import FailedError, InputError, Problem
+from landscape import InputError, OperationError, Problem
 from landscape.analysis.noise import exponent
 from landscape.cli.instruments import gradient_points
 from landscape.data.synthetic import mean_output
@@ -278,7 +278,7 @@ def test_bad_input_of_the_scale_is_named() -> None:
         with pytest.raises(InputError, match=match):
             landscape.noise_scale(problem, 4, weights=weights)
     wild = torch.full((4,), 1e308, dtype=torch.float64)
-    with pytest.raises(FailedError, match="not finite"):
+    with pytest.raises(OperationError, match="not finite"):
         landscape.noise_scale(Problem(problem.model, mean_output, problem.tensors or (), theta=wild), 4)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import landscape
-from landscape import FailedError, InputError
+from landscape import InputError, OperationError
 from landscape.core import registry
 from landscape.gradients.learners import Stack
 from landscape.problem.layout import average
@@ -337,7 +337,7 @@ def test_a_checkpoint_without_its_state_is_refused(tiny: Path) -> None:
     r = chosen(tiny, optimizer=KINDS["adamw"], steps=2)
     stored = Trainer(r).run()
     stored.optimizer = {}
-    with pytest.raises(FailedError, match="holds nothing, its run needs"):
+    with pytest.raises(OperationError, match="holds nothing, its run needs"):
         Trainer(r, checkpoint=stored)
 
 

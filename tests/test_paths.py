@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import landscape
-from landscape import FailedError, InputError, Problem
+from landscape import InputError, OperationError, Problem
 from landscape.evaluation.evaluate import evaluator
 from tests import problems
 
@@ -166,5 +166,5 @@ def test_auto_falls_back_where_compiling_fails(monkeypatch: pytest.MonkeyPatch) 
         s = landscape.contour(problem, landscape.random_plane(problem), grid=(4, 4))
     assert s.path == "batched"
     assert np.isfinite(s.loss).all()
-    with pytest.raises(FailedError, match=r"path: 'compiled' fails here \(no compiler\); use 'batched'"):
+    with pytest.raises(OperationError, match=r"path: 'compiled' fails here \(no compiler\); use 'batched'"):
         landscape.contour(problem, landscape.random_plane(problem), grid=(4, 4), path="compiled")

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import landscape
-from landscape import FailedError, InputError
+from landscape import InputError, OperationError
 from landscape.cli.options import numbers
 from landscape.cli.plan import BANDWIDTHS, TIMES
 from landscape.core import registry
@@ -220,7 +220,7 @@ def test_processes_are_measured_at_once(tiny: Path) -> None:
     costs = calibrate_at_once(recipe.read(str(tiny)), 1, 10, 2)
     assert costs.parameters == 6 * 8 + 8 + 8 * 3 + 3
     missing = recipe.read("mnist-fig2a-dpsgd")
-    with pytest.raises(FailedError, match="mnist") as caught:
+    with pytest.raises(OperationError, match="mnist") as caught:
         calibrate_at_once(missing, 1, 10, 2, data_dir=tiny.parent)
     assert "\n" not in str(caught.value)
 

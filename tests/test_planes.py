@@ -16,7 +16,7 @@ from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
 import landscape
-from landscape import FailedError, InputError, Problem
+from landscape import InputError, OperationError, Problem
 from landscape.problem.batchnorm import BATCH, sample_parts
 from tests import problems
 
@@ -118,7 +118,7 @@ def test_planes_that_cannot_be_are_refused() -> None:
             make(problem, thetas)
     with pytest.raises(InputError, match="labels: 1 for 3"):
         pca(problem, [a, b, c], ["one"])
-    with pytest.raises(FailedError, match="did not bring the eigenvectors"):
+    with pytest.raises(OperationError, match="did not bring the eigenvectors"):
         landscape.eigen_plane(problem, tol=1e-12, max_products=3)
     with pytest.raises(InputError, match="did you mean 'bias\\+norm'"):
         landscape.random_plane(problem, ignore="bias_norm")
@@ -302,5 +302,5 @@ def test_surfaces_from_before_there_were_markers_load(tmp_path: Path) -> None:
     assert (old.labels, old.markers.shape) == ((), (0, 2))
     with h5py.File(tmp_path / "s.h5", "a") as file:
         file["markers"] = np.zeros((3, 2))
-    with pytest.raises(FailedError, match=r"labels has shape \(0,\)"):
+    with pytest.raises(OperationError, match=r"labels has shape \(0,\)"):
         landscape.load(tmp_path / "s.h5")

@@ -21,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.testing.compare import compare_images
 
 import landscape
-from landscape import FailedError, InputError, Surface, plots
+from landscape import InputError, OperationError, Surface, plots
 from landscape.core import registry
 from landscape.geometry import surfaces
 from landscape.plots.picture import caption, panels
@@ -369,7 +369,7 @@ def test_vts_has_every_point_in_vtks_order(surface: Surface, tmp_path: Path) -> 
     y, x = np.meshgrid(surface.y, surface.x, indexing="ij")  # x runs fastest
     z = np.where(np.isnan(holes.loss), np.nanmin(holes.loss), holes.loss)
     np.testing.assert_array_equal(arrays["points"].reshape(-1, 3), np.stack([x, y, z], -1).reshape(-1, 3))
-    with pytest.raises(FailedError, match="cannot be written"):
+    with pytest.raises(OperationError, match="cannot be written"):
         landscape.save_vts(surface, tmp_path / "none" / "t.vts")
     assert [p.name for p in tmp_path.iterdir()] == ["s.vts"]
 

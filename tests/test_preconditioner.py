@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import landscape
-from landscape import FailedError, InputError
+from landscape import InputError, OperationError
 from landscape.gradients.minibatches import stream
 from landscape.training import optimizer
 from landscape.training.recipes import recipe
@@ -204,10 +204,10 @@ def test_the_command_and_what_it_refuses(tiny: Path, tmp_path: Path, command: Co
     one_line(command("spectrum", tmp_path / "sgd", "--precondition"), 2, "precondition: the optimizer 'sgd'")
     run = landscape.load(tmp_path / "adam" / "step-0000000.h5")
     assert isinstance(run, landscape.Checkpoint)
-    with pytest.raises(FailedError, match="step 0"):
+    with pytest.raises(OperationError, match="step 0"):
         landscape.preconditioner(run, run.problem())
     theirs = dataclasses.replace(run, algorithm="recorded", recipe="")
     with pytest.raises(
-        FailedError, match=r"landscape train did not make it.*give a landscape.Preconditioner"
+        OperationError, match=r"landscape train did not make it.*give a landscape.Preconditioner"
     ):
         landscape.preconditioner(theirs, run.problem())

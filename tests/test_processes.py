@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import landscape
-from landscape import Checkpoint, FailedError, InputError
+from landscape import Checkpoint, InputError, OperationError
 from landscape.checkpoint.history import MONITORED, UNITS
 from landscape.core import files, registry
 from landscape.testing.checks import RECIPE
@@ -411,11 +411,13 @@ def test_all_ranks_go_on_from_the_checkpoint_that_is_there_when_the_folder_is_th
 
 def test_what_keeps_processes_from_meeting_is_said_in_a_line() -> None:
     wrong = together(2, nothing, environment={1: {"WORLD_SIZE": "3"}}, timeout=2.0)
-    assert all(isinstance(error, FailedError) for error in wrong)  # rank 1 may only see that rank 0 has gone
+    assert all(
+        isinstance(error, OperationError) for error in wrong
+    )  # rank 1 may only see that rank 0 has gone
     assert str(wrong[0]) == "WORLD_SIZE: 2 on rank 0, but 3 on rank 1"
     for code, words in ((False, "lr: 0.1 on rank 1, but 0.2 on rank 0"), (True, "(of 1) on rank 1, but")):
         for error in together(2, disagree, code):
-            assert isinstance(error, FailedError)
+            assert isinstance(error, OperationError)
             assert words in str(error)
 
 

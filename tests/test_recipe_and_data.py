@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import landscape
-from landscape import FailedError, InputError
+from landscape import InputError, OperationError
 from landscape.core.options import positive, toml_value
 from landscape.data import images
 from landscape.data.images import decode
@@ -121,10 +121,10 @@ def test_bad_settings_name_the_key_and_what_is_allowed(setting: str, message: st
     ("name", "content", "kind", "message"),
     [
         ("digits-sgd", None, InputError, "did you mean 'digits-ssgd'"),
-        ("none.toml", None, FailedError, "none.toml: cannot be read"),
+        ("none.toml", None, OperationError, "none.toml: cannot be read"),
         ("bad.toml", b"lr = = 3", InputError, "bad.toml: not valid TOML"),
         ("short.toml", b"lr = 1.0", InputError, "recipe key learners: missing"),
-        ("bytes.toml", b"\xff\xfe\x00", FailedError, "cannot be read as a recipe"),
+        ("bytes.toml", b"\xff\xfe\x00", OperationError, "cannot be read as a recipe"),
     ],
 )
 def test_recipe_files_that_cannot_be_read(
@@ -179,7 +179,7 @@ def test_any_bytes_are_an_array_or_a_clear_error(
     folder = tmp_path_factory.mktemp("idx")
     for path in (folder / "x", folder / "x.gz"):
         path.write_bytes(raw)
-        with contextlib.suppress(FailedError):  # any other exception fails the test
+        with contextlib.suppress(OperationError):  # any other exception fails the test
             assert images.read_idx(path).dtype == np.uint8
 
 
@@ -194,22 +194,22 @@ def test_idx_files_read_back_and_truncated_ones_are_refused(
     raw = path.read_bytes()
     if 0 < cut < len(raw):
         path.write_bytes(raw[:-cut])
-        with pytest.raises(FailedError):
+        with pytest.raises(OperationError):
             images.read_idx(path)
 
 
 def test_missing_and_damaged_data_say_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(
-        FailedError, match=r"train-images-idx3-ubyte\[.gz\] is not in .* download the four IDX files"
+        OperationError, match=r"train-images-idx3-ubyte\[.gz\] is not in .* download the four IDX files"
     ):
         landscape.data.load("mnist", data_dir=tmp_path)
     write_mnist(tmp_path / "mnist", ".gz")
     path = tmp_path / "mnist" / f"{images.FILES[0]}.gz"
     path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(FailedError, match="cannot be read .* download it again"):
+    with pytest.raises(OperationError, match="cannot be read .* download it again"):
         landscape.data.load("mnist", data_dir=tmp_path)
     write_idx(path, np.zeros((3, 4, 4), np.uint8))
-    with pytest.raises(FailedError, match=r"shape \(3, 4, 4\) and its labels \(30,\)"):
+    with pytest.raises(OperationError, match=r"shape \(3, 4, 4\) and its labels \(30,\)"):
         landscape.data.load("mnist", data_dir=tmp_path)
     with pytest.raises(InputError, match="data: 'colour' is not known"):
         landscape.data.load("digits", colour=True)
@@ -326,5 +326,5 @@ def test_an_image_that_is_another_kind_of_file_starts_nothing(tmp_path: Path) ->
     """A .png that is EPS, which PIL would give to Ghostscript."""
     eps = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
     (tmp_path / "a.png").write_text(eps)
-    with pytest.raises(FailedError, match=r"a.png: cannot be decoded as an image \(cannot identify"):
+    with pytest.raises(OperationError, match=r"a.png: cannot be decoded as an image \(cannot identify"):
         decode(tmp_path / "a.png", 8, 0.0)

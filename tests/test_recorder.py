@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 import landscape
 import landscape.plots
-from landscape import FailedError, InputError, Recorder
+from landscape import InputError, OperationError, Recorder
 from landscape.checkpoint.history import UNITS
 from landscape.training.own_loop.recorder import RecorderWarning
 from landscape.training.processes.process_group import Group
@@ -435,15 +435,15 @@ def test_resume_with_other_weights_warns_and_another_model_is_refused(tmp_path: 
     model = net()
     with Recorder(tmp_path, model, F.cross_entropy, digits(), resume=True) as recorder:
         loop(recorder, model, plain(model.parameters()), 3)
-    with pytest.raises(FailedError, match=r"holds a run already.*resume=True"):
+    with pytest.raises(OperationError, match=r"holds a run already.*resume=True"):
         Recorder(tmp_path, model, F.cross_entropy, digits())
     other = net(norm=True)
-    with pytest.raises(FailedError, match=r"norm\.weight"):
+    with pytest.raises(OperationError, match=r"norm\.weight"):
         Recorder(tmp_path, other, F.cross_entropy, digits(), batch=16, resume=True)
     recorder = Recorder(tmp_path, net(), F.cross_entropy, digits(), resume=True)
     with recorder, pytest.warns(RecorderWarning, match="step 3"):
         loop(recorder, model, plain(model.parameters()), 1)
-    with pytest.raises(FailedError, match="resume: 5"):
+    with pytest.raises(OperationError, match="resume: 5"):
         Recorder(tmp_path / "none", net(), F.cross_entropy, digits(), resume=5)
     assert not (tmp_path / "none" / "last.h5").exists()
 
@@ -644,16 +644,16 @@ def test_bad_input_is_one_line_and_leaves_no_trace(
 def test_folders_of_others_are_refused(tmp_path: Path, tiny: Path, command: Command) -> None:
     run = tmp_path / "run"
     assert command("train", tiny, "--set", "steps=2", "-o", run, "-q")[0] == 0
-    with pytest.raises(FailedError, match="holds a run already"):
+    with pytest.raises(OperationError, match="holds a run already"):
         Recorder(run, net(), F.cross_entropy, digits())
-    with pytest.raises(FailedError, match="'dpsgd'"):
+    with pytest.raises(OperationError, match="'dpsgd'"):
         Recorder(run, net(), F.cross_entropy, digits(), resume=True)
     mine = tmp_path / "mine"
-    with Recorder(mine, net(), F.cross_entropy, digits()), pytest.raises(FailedError, match="in use"):
+    with Recorder(mine, net(), F.cross_entropy, digits()), pytest.raises(OperationError, match="in use"):
         Recorder(mine, net(), F.cross_entropy, digits(), resume=True)
     one_line(command("train", "--resume", "-o", mine), 1, "recorded")
     (tmp_path / "file").touch()
-    with pytest.raises(FailedError, match="file"):
+    with pytest.raises(OperationError, match="file"):
         Recorder(tmp_path / "file", net(), F.cross_entropy, digits())
 
 
@@ -732,7 +732,7 @@ def test_numbers_go_to_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_tracker_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("tensorboard", "wandb", "trackio"):
         monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(FailedError, match=f"scalars: {name} is not installed; pip install {name}"):
+        with pytest.raises(OperationError, match=f"scalars: {name} is not installed; pip install {name}"):
             Recorder(tmp_path / name, net(), F.cross_entropy, digits(), scalars=name)
         with Recorder(tmp_path / name, net(), F.cross_entropy, digits()):
             pass  # nothing was left there
@@ -743,7 +743,7 @@ def test_a_tracker_that_fails_closes_those_before_it(tmp_path: Path, monkeypatch
     monkeypatch.setattr(second, "init", {}.__getitem__)
     monkeypatch.setitem(sys.modules, "trackio", first)
     monkeypatch.setitem(sys.modules, "wandb", second)
-    with pytest.raises(FailedError, match=r"scalars: 'wandb' cannot be used \(TypeError: "):
+    with pytest.raises(OperationError, match=r"scalars: 'wandb' cannot be used \(TypeError: "):
         Recorder(tmp_path / "mine", net(), F.cross_entropy, digits(), scalars=["trackio", "wandb"])
     assert first.calls[-1] == "finish"
     with Recorder(tmp_path / "mine", net(), F.cross_entropy, digits()):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from landscape.core import registry
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.registry import PluginWarning, Registry
 
 
@@ -55,7 +55,7 @@ def test_a_declared_entry_is_imported_when_used(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(InputError, match="'two'.*elsewhere.two.*declared_here.two"):
         kinds.declare("two", "elsewhere:two")
     for name, place in (("absent", "declared_here:three"), ("lost", "no_such_module_at_all:x")):
-        with pytest.raises(FailedError, match=f"model '{name}': {place}"):
+        with pytest.raises(OperationError, match=f"model '{name}': {place}"):
             kinds[name]
     monkeypatch.delitem(sys.modules, "declared_here")
 

@@ -265,7 +265,7 @@ def sites() -> Iterator[tuple[Site, int]]:
         for node in ast.walk(ast.parse(file.read_text())):
             made = isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
                 "InputError",
-                "FailedError",
+                "OperationError",
             )
             if made and len(node.args) + len(node.keywords) > 1:  # type: ignore[attr-defined]
                 yield (str(file), node.lineno), node.end_lineno  # type: ignore[attr-defined]

@@ -28,7 +28,7 @@ from landscape.analysis.planes import learners_plane
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import analysis
 from landscape.cli import report as report_command
-from landscape.core.errors import FailedError
+from landscape.core.errors import OperationError
 from landscape.core.files import printable
 from landscape.paper import gallery
 from landscape.reports import analyses, contents, curves, findings, page
@@ -217,7 +217,7 @@ def test_bad_use_is_one_line(
     assert not (tmp_path / "x.html").exists()
     # Of a command that ends with a report, the rest is done.
     report_command.finish(lambda: Page("a", (), ()), tmp_path / "x.html")
-    with pytest.raises(FailedError, match="plotly"):
+    with pytest.raises(OperationError, match="plotly"):
         page.check_installed()
 
 

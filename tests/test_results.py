@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 import landscape
-from landscape import FailedError, InputError, Surface, plots
+from landscape import InputError, OperationError, Surface, plots
 from landscape.cli import details
 from landscape.core import registry
 from landscape.plots.drawing import drawing_of, draws
@@ -186,7 +186,7 @@ def test_tables_of_other_dimensions() -> None:
 @pytest.mark.parametrize(("package", "method"), [("xarray", "to_xarray"), ("pandas", "to_dataframe")])
 def test_a_missing_extra_is_one_line(package: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(FailedError, match=rf"{method}.*{package}.*frames") as caught:
+    with pytest.raises(OperationError, match=rf"{method}.*{package}.*frames") as caught:
         getattr(heights(), method)()
     assert "\n" not in str(caught.value)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import landscape
-from landscape import FailedError, InputError, Problem
+from landscape import InputError, OperationError, Problem
 from landscape.core import registry
 from landscape.gradients.learners import Stack
 from landscape.training import algorithms, decomposition, optimizer
@@ -74,7 +74,7 @@ def test_matrices_that_cannot_be_read(tmp_path: Path) -> None:
     pickled = tmp_path / "p.npy"
     np.save(pickled, np.array([{"a": 1}], dtype=object), allow_pickle=True)
     for path in (tmp_path / "none.csv", pickled):
-        with pytest.raises(FailedError, match=f"{path.name} cannot be read"):
+        with pytest.raises(OperationError, match=f"{path.name} cannot be read"):
             Mixing(str(path), 1, 0)
 
 
@@ -205,7 +205,7 @@ def test_a_recipe_names_them_and_the_file_has_their_columns(tiny: Path, tmp_path
 
 def test_a_column_that_is_not_declared_is_not_dropped_in_silence(tiny: Path) -> None:
     trainer = Trainer(recipe.read(str(tiny), ["algorithm={name='undeclared'}"]))
-    with pytest.raises(FailedError, match="'undeclared'.*'jitter'"):
+    with pytest.raises(OperationError, match="'undeclared'.*'jitter'"):
         trainer.run()
 
 
@@ -214,7 +214,7 @@ def test_what_the_loop_has_is_not_declared_again() -> None:
         type("Bad", (SSGD,), {"columns": {"loss": "1"}})
     with pytest.raises(InputError, match="purpose 'batch'"):
         type("Bad", (SSGD,), {"purposes": ("batch",)})
-    with pytest.raises(FailedError, match=r"SSGD.*'jitter'"):
+    with pytest.raises(OperationError, match=r"SSGD.*'jitter'"):
         SSGD(2, 0).generator("jitter", 1)
 
 
@@ -237,7 +237,7 @@ def test_files_with_columns_that_nobody_knows_here_are_read_kept_and_resumed(
     assert np.isnan(longer.history["foreign"][20:]).all()
     assert landscape.load(tmp_path / "last.h5").units["foreign"] == "furlong"
     run.history["nameless"] = np.zeros(20)
-    with pytest.raises(FailedError, match="'nameless'"):
+    with pytest.raises(OperationError, match="'nameless'"):
         run.save(tmp_path / "bad.h5")
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import landscape
-from landscape import FailedError, HessianOperator, InputError, Problem
+from landscape import HessianOperator, InputError, OperationError, Problem
 from landscape.curvature.hessian import KINDS
 from landscape.curvature.lanczos import lanczos
 from landscape.curvature.trace import hutchpp, quadrature, signs
@@ -379,7 +379,9 @@ def test_bad_arguments_name_themselves(call, words: str) -> None:  # type: ignor
 
 def test_pyhessian_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyhessian", None)
-    with pytest.raises(FailedError, match=r"engine 'pyhessian': pyhessian is not installed; .*\[pyhessian\]"):
+    with pytest.raises(
+        OperationError, match=r"engine 'pyhessian': pyhessian is not installed; .*\[pyhessian\]"
+    ):
         landscape.trace(problems.mlp(), engine="pyhessian")
 
 

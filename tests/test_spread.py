@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import landscape
-from landscape import FailedError, InputError, Problem, plots, smoothing
+from landscape import InputError, OperationError, Problem, plots, smoothing
 from landscape.analysis.spread import displacement
 from landscape.data.synthetic import mean_output
 from tests import problems
@@ -173,7 +173,7 @@ def test_the_command_of_disagreement_is_the_function(trained: Path, tmp_path: Pa
     torch.save(landscape.models.build("mlp", widths=[6, 8, 3]).state_dict(), tmp_path / "one.pt")
     own = ("--model", "mlp(widths=[6, 8, 3])", "--data", "synthetic")
     one_line(command("disagreement", tmp_path / "one.pt", *own), 2, "one.pt: learners: 1", "≥ 2")
-    with pytest.raises(FailedError):
+    with pytest.raises(OperationError):
         landscape.disagreement(run.weights[:1].expand(2, -1), problem=run.problem())
 
 
@@ -277,7 +277,7 @@ def test_displacements_have_the_covariance_they_are_named_for() -> None:
 
 def test_what_cannot_be_smoothed_is_refused() -> None:
     problem = problems.quadratic(EIGENVALUES)
-    with pytest.raises(FailedError, match="their consensus distance is 0, there is no spread"):
+    with pytest.raises(OperationError, match="their consensus distance is 0, there is no spread"):
         smoothing(problem, torch.ones(3, 4, dtype=torch.float64))
     for weights, words in (
         (learners(4, n=1), "learners: 1 is not allowed"),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import landscape
-from landscape import FailedError
+from landscape import OperationError
 from landscape.core import hdf5
 from landscape.results import base
 from tests import problems
@@ -48,7 +48,7 @@ def test_results_come_back_as_they_were_alone_and_in_groups(tmp_path: Path, kind
             np.testing.assert_array_equal(before, after)
             assert type(before) is type(after)
     assert type(result).load(tmp_path / "one.h5")
-    with pytest.raises(FailedError, match="one landscape"):
+    with pytest.raises(OperationError, match="one landscape"):
         type(result).load(tmp_path / "two.h5")
 
 
@@ -78,7 +78,7 @@ try:
         result.save(sys.argv[1])
     finally:  # what measures the coverage of this process writes at its end
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-except landscape.FailedError as error:
+except landscape.OperationError as error:
     sys.exit(0 if f"{sys.argv[1]}: cannot be written (File too large)" == str(error) else str(error))
 sys.exit("it was written")
 """

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import landscape
-from landscape import Checkpoint, FailedError, InputError
+from landscape import Checkpoint, InputError, OperationError
 from landscape.checkpoint import history
 from landscape.checkpoint.history import LEAST, HistoryWarning
 from landscape.core import hdf5
@@ -64,9 +64,9 @@ def test_a_finished_run_may_go_on_to_more_steps_with_the_same_bits(tiny: Path, t
     short, long = (recipe.read(str(tiny), [f"steps={n}", *settings]) for n in (17, 30))
     launch.launch(short, tmp_path / "a")
     same_bits(launch.launch(long, tmp_path / "a", resume=True), launch.launch(long, tmp_path / "b"))
-    with pytest.raises(FailedError, match="steps = 30, resuming it with 17"):
+    with pytest.raises(OperationError, match="steps = 30, resuming it with 17"):
         launch.launch(short, tmp_path / "a", resume=True)
-    with pytest.raises(FailedError, match=r"its run has lr = 0.2, resuming it with lr = 0.1"):
+    with pytest.raises(OperationError, match=r"its run has lr = 0.2, resuming it with lr = 0.1"):
         launch.launch(recipe.read(str(tiny), ["lr=0.1", *settings]), tmp_path / "a", resume=True)
 
 
@@ -166,7 +166,7 @@ def test_another_runs_folder_is_refused_and_force_clears_it(tiny: Path, tmp_path
     chosen = recipe.read(str(tiny))
     launch.launch(chosen, tmp_path / "run")
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    with pytest.raises(FailedError, match="holds a run already"):
+    with pytest.raises(OperationError, match="holds a run already"):
         launch.launch(chosen, tmp_path / "run")
     short = recipe.read(str(tiny), ["steps=5"])
     launch.launch(short, tmp_path / "run", force=True)
@@ -176,7 +176,7 @@ def test_another_runs_folder_is_refused_and_force_clears_it(tiny: Path, tmp_path
 
 def test_a_failed_start_leaves_no_folder(tiny: Path, tmp_path: Path) -> None:
     wrong = recipe.read(str(tiny), ["data.name=mnist", "data={name='mnist'}"])
-    with pytest.raises(FailedError, match="download the four IDX files"):
+    with pytest.raises(OperationError, match="download the four IDX files"):
         launch.launch(wrong, tmp_path / "run", data_dir=tmp_path)
     for settings, message in (
         ("model.widths=[5, 3]", r"model and data do not fit.*inputs \(12, 6\)"),
@@ -194,7 +194,7 @@ def test_other_data_than_the_runs_is_refused(tiny: Path, tmp_path: Path) -> None
     launch.launch(recipe.read(str(tiny)), tmp_path / "run")
     end = landscape.load(tmp_path / "run" / "last.h5")
     end.data["options"]["seed"] = 1  # the same name and sizes, other samples
-    with pytest.raises(FailedError, match="fingerprint"):
+    with pytest.raises(OperationError, match="fingerprint"):
         end.problem()
     with pytest.raises(InputError, match="learner: 4 is not allowed, it must be 'mean' or 0…3"):
         end.problem(learner=4)
@@ -360,7 +360,7 @@ def test_such_a_run_is_resumed_to_the_bit_without_the_file(tiny: Path, first: Pa
             same_bits(end, launch.launch(None, folder, resume=True))
     # A RECIPE that says nothing of the SHA-256 is the same; another file is not.
     same_bits(other, launch.launch(calm, tmp_path / "calm", resume=True))
-    with pytest.raises(FailedError, match=r"resuming it with checkpoint = \"\" is not allowed"):
+    with pytest.raises(OperationError, match=r"resuming it with checkpoint = \"\" is not allowed"):
         launch.launch(recipe.read(str(tiny)), tmp_path / "calm", resume=True)
     trainer = Trainer(chosen, checkpoint=landscape.load(tmp_path / "whole" / "step-0000000.h5"))
     assert trainer.divergence.start_norm2 == pytest.approx(float(trainer.weights[0] @ trainer.weights[0]))

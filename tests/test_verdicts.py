@@ -13,7 +13,7 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
-from landscape.core.errors import FailedError
+from landscape.core.errors import OperationError
 from landscape.paper import figure, gallery
 from landscape.paper.figures import edge, rates, tables
 from landscape.paper.figures.training_curves import ends
@@ -104,7 +104,7 @@ def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> 
     assert "**not tested here**" in gallery.page(tmp_path).read_text(encoding="utf-8")
     assert json.loads((tmp_path / "flatness.json").read_text())["outcome"] == "not tested here"
     (tmp_path / "flatness.csv").unlink()
-    with pytest.raises(FailedError, match="flatness.csv"):
+    with pytest.raises(OperationError, match="flatness.csv"):
         gallery.page(tmp_path)
 
 

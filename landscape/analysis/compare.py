@@ -28,7 +28,7 @@ from landscape.analysis.quantities import (
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import SPLIT, below_one, choose, expect, positive
 from landscape.core.progress import Progress, portion
 from landscape.core.statistics import Difference, Estimate, holm, mcnemar, paired, welch
@@ -52,7 +52,7 @@ def _at_equal_loss(
 
     Raises:
         InputError: a run that is not of a file.
-        FailedError: a run with no checkpoint within ``tolerance``, relative to the loss, or a loss that is
+        OperationError: a run with no checkpoint within ``tolerance``, relative to the loss, or a loss that is
             not finite.
     """
     runs = [entry.run for entry in entries if entry.run]
@@ -64,14 +64,14 @@ def _at_equal_loss(
     losses = [problem_of(run, SPLIT).loss() for run in runs]
     for run, loss in zip(runs, losses, strict=True):
         if not math.isfinite(loss):
-            raise FailedError(f"{run.path}: its training loss is {loss:g}, so that no other can be equal")
+            raise OperationError(f"{run.path}: its training loss is {loss:g}, so that no other can be equal")
     target = max(losses)
     highest = runs[losses.index(target)]
     taken = []
     for entry, run, loss in zip(entries, runs, losses, strict=True):
         near, found = (run, loss) if loss == target else _nearest(run, loss, target, problem_of)
         if abs(found - target) > tolerance * abs(target):
-            raise FailedError(
+            raise OperationError(
                 f"{run.path}: no checkpoint of its run has a training loss within {tolerance:.0%} of "
                 f"{target:.4g}, that of {highest.path}; the nearest is step {near.step:,} with {found:.4g}. "
                 "Save more of them (checkpoint.every), or allow a larger loss tolerance"
@@ -320,7 +320,7 @@ def compare(
         InputError: fewer than two checkpoints, an unknown quantity, a number that is not allowed, a batch
             that is missing, a group that has a checkpoint or a seed twice, or an only quantity that cannot be
             measured.
-        FailedError: no checkpoint near the loss asked for.
+        OperationError: no checkpoint near the loss asked for.
 
     Example:
         >>> import torch, landscape
@@ -377,7 +377,7 @@ def compare(
 class _Column(NamedTuple):
     """What was measured of one checkpoint: a cell for each quantity, or why it could not be."""
 
-    cells: list[Measured | InputError]
+    cells: list[Measured | LandscapeError]
     setting: dict[str, Any]
     parameters: int
     eps: float
@@ -387,12 +387,12 @@ def _measured(
     subject: Subject, quantities: Sequence[Quantity], settings: Settings, progress: Progress
 ) -> _Column:
     """All quantities of one checkpoint."""
-    problem, cells = subject.problem, list[Measured | InputError]()
+    problem, cells = subject.problem, list[Measured | LandscapeError]()
     for k, quantity in enumerate(quantities):
         part = portion(progress, k / len(quantities), (k + 1) / len(quantities))
         try:
             cells.append(quantity.measure(subject, settings, part))
-        except InputError as error:  # it is told in the table's notes
+        except LandscapeError as error:  # it is told in the table's notes
             cells.append(error)
         part(1.0)
     return _Column(cells, setting(problem), problem.layout.size, torch.finfo(problem.dtype).eps)
@@ -412,7 +412,7 @@ def _rows(
     found = []
     for q, quantity in enumerate(quantities):
         cells = [column.cells[q] for column in columns]
-        refused = [cell for cell in cells if isinstance(cell, InputError)]
+        refused = [cell for cell in cells if isinstance(cell, LandscapeError)]
         if len(refused) < len(cells):
             known = [c if isinstance(c, Measured) else Measured(math.nan, math.nan) for c in cells]
             found.append(Row.of(quantity, known, side_of, grouped))
@@ -426,7 +426,7 @@ def _notes(quantities: Sequence[Quantity], columns: Sequence[_Column], labels: S
     said = []
     for q, quantity in enumerate(quantities):
         each = [(label, column.cells[q]) for label, column in zip(labels, columns, strict=True)]
-        refused = [(label, str(cell)) for label, cell in each if isinstance(cell, InputError)]
+        refused = [(label, str(cell)) for label, cell in each if isinstance(cell, LandscapeError)]
         if refused:
             at = f" at {'; '.join(label for label, _ in refused)}"
             place = "" if len(refused) == len(columns) else at

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import expect, positive
@@ -203,8 +203,8 @@ def learning_coefficient(
 
     Raises:
         InputError: a number that is not allowed, data without numbered samples, or a penalty.
-        FailedError: ArviZ is not installed, or there is no estimate: chains that leave w*, do not mix or heat
-            up, or a negative value. The line says what to change.
+        OperationError: ArviZ is not installed, or there is no estimate: chains that leave w*, do not mix or
+            heat up, or a negative value. The line says what to change.
 
     Example:
         >>> import torch, landscape
@@ -350,7 +350,7 @@ def _tuned(run_of: Callable[[float], Langevin], size: float) -> Langevin:
 
 
 def _refuse(found: _Summary, run: Langevin, max_rhat: float) -> None:
-    """Raise FailedError where the chains give no estimate; the line says what to change."""
+    """Raise OperationError where the chains give no estimate; the line says what to change."""
     now, steps = f"(now {run.step_size:.3g})", f"{run.steps:,} steps"
     localization = f"localization (now {run.localization:g})"
     value = found.rise - found.heating
@@ -382,4 +382,4 @@ def _refuse(found: _Summary, run: Langevin, max_rhat: float) -> None:
         )
     else:
         return
-    raise FailedError(f"learning_coefficient: {reason}")
+    raise OperationError(f"learning_coefficient: {reason}")

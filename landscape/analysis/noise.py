@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from landscape.core import statistics
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, expect, positive
@@ -222,7 +222,7 @@ def noise_scale(
     Raises:
         InputError: a batch, tol or number of draws that is not allowed, or weights of another shape or of
             one learner.
-        FailedError: gradients that are not finite.
+        OperationError: gradients that are not finite.
 
     Example:
         >>> import torch, landscape
@@ -286,7 +286,7 @@ def _scale(
 
 def _finite(gradients: Tensor) -> Tensor:
     if not bool(torch.isfinite(gradients).all()):
-        raise FailedError("weights: the gradient is not finite at these weights")
+        raise OperationError("weights: the gradient is not finite at these weights")
     return gradients
 
 

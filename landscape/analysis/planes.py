@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, expect, positive
@@ -122,7 +122,7 @@ def between(
 
     Raises:
         InputError: another number of vectors.
-        FailedError: vectors that are equal, lie on one line or are not finite.
+        OperationError: vectors that are equal, lie on one line or are not finite.
 
     Example:
         >>> import torch, landscape
@@ -140,13 +140,13 @@ def between(
     first = rows[1] - rows[0]
     limit = _rounding(problem, rows)
     if first.norm() <= limit:
-        raise FailedError("between: the first two weight vectors are equal, they must differ")
+        raise OperationError("between: the first two weight vectors are equal, they must differ")
     drawn = len(rows) == 2
     second = random_plane(problem, seed=seed).directions[0].double() if drawn else rows[2] - rows[0]
     for _ in range(2):  # once more, for orthogonality to rounding
         second = second - first * (second @ first) / (first @ first)
     if second.norm() <= limit:
-        raise FailedError("between: the weight vectors lie on one line; use `landscape line` for it")
+        raise OperationError("between: the weight vectors lie on one line; use `landscape line` for it")
     second = second * (first.norm() / second.norm())
     directions = torch.stack((first, second))
     corners = _coordinates(rows[0], directions, rows)
@@ -174,7 +174,7 @@ def pca_plane(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Seque
 
     Raises:
         InputError: fewer than three.
-        FailedError: weights that lie on one line or are not finite.
+        OperationError: weights that lie on one line or are not finite.
 
     Example:
         >>> import torch, landscape
@@ -209,7 +209,7 @@ def learners_plane(problem: Problem, weights: Tensor) -> Plane:
 
     Raises:
         InputError: fewer than three.
-        FailedError: learners that are equal, lie on one line or are not finite.
+        OperationError: learners that are equal, lie on one line or are not finite.
 
     Example:
         >>> import torch, landscape
@@ -262,7 +262,7 @@ def eigen_plane(
 
     Raises:
         InputError: a model with one parameter, or a tol that is not positive.
-        FailedError: eigenvectors that did not converge.
+        OperationError: eigenvectors that did not converge.
 
     Example:
         >>> import torch, landscape
@@ -276,7 +276,7 @@ def eigen_plane(
         raise InputError("eigen: the model has one parameter, a plane needs at least 2")
     ends = extreme_eigenvalues(problem, tol, max_products=max_products, seed=seed, progress=progress)
     if not ends.converged:
-        raise FailedError(
+        raise OperationError(
             f"eigen: {ends.hvps} products did not bring the eigenvectors to a residual of {tol:g}; "
             "allow a larger tolerance or more products"
         )
@@ -317,7 +317,7 @@ def _rows(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Sequence[
         if theta.shape != problem.theta.shape:
             raise InputError(f"{name}: shape {tuple(theta.shape)}, needed is {tuple(problem.theta.shape)}")
         if not bool(torch.isfinite(theta).all()):
-            raise FailedError(f"{name}: its weights are NaN or infinite, all must be finite")
+            raise OperationError(f"{name}: its weights are NaN or infinite, all must be finite")
     return torch.stack([theta.detach().to(problem.device, torch.float64) for theta in thetas])
 
 
@@ -331,9 +331,9 @@ def _components(problem: Problem, rows: Tensor, mean: Tensor, what: str) -> tupl
     _, s, vt = torch.linalg.svd(rows - mean, full_matrices=False)
     limit = _rounding(problem, rows)
     if s[0] <= limit:
-        raise FailedError(f"{what}: all {len(rows)} are equal, a plane needs at least 3 that differ")
+        raise OperationError(f"{what}: all {len(rows)} are equal, a plane needs at least 3 that differ")
     if s[1] <= limit:
-        raise FailedError(f"{what}: all {len(rows)} lie on one line, a plane needs at least 3 that do not")
+        raise OperationError(f"{what}: all {len(rows)} lie on one line, a plane needs at least 3 that do not")
     shares = s**2 / (s**2).sum()
     return vt[:2], shares[:2].cpu().numpy()
 

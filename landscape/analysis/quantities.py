@@ -16,7 +16,7 @@ from landscape.analysis.planes import random_plane
 from landscape.analysis.sharpness import batch_sharpness, sharpness
 from landscape.analysis.spread import TOP_K, disagreement
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import SPLIT, positive
 from landscape.core.progress import Progress, no_progress
@@ -62,7 +62,7 @@ def basin_widths(
 
     Raises:
         InputError: a rise that is not positive, or a model with one parameter.
-        FailedError: a loss that is not finite, a rise that rounding hides, or one that is never reached in
+        OperationError: a loss that is not finite, a rise that rounding hides, or one that is never reached in
             some direction.
 
     Example:
@@ -87,9 +87,9 @@ def basin_widths(
         loss = evaluator(problem, problem.theta, unit, ANGLES)
         base = float(loss(torch.zeros(1, 2, dtype=torch.float64))["loss"][0])
         if not math.isfinite(base):
-            raise FailedError(f"weights: the loss there is {base:g}, so that nothing rises above it")
+            raise OperationError(f"weights: the loss there is {base:g}, so that nothing rises above it")
         if rise < LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
-            raise FailedError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; raise it")
+            raise OperationError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; raise it")
 
         def risen(distance: Array, loss: Evaluator = loss, base: float = base) -> Array:
             values = loss(circle * torch.from_numpy(distance)[:, None])["loss"].numpy() - base
@@ -124,7 +124,7 @@ def _distances(risen: Callable[[Array], Array], rise: float, start: Array) -> Ar
         between = np.where(inside, secant, (low + high) / 2)
         other = np.where(np.isinf(high), FACTOR * at, between)
         at = np.where(done, at, other)
-    raise FailedError(f"rise: the loss does not rise by {rise:g} in all directions; give a smaller rise")
+    raise OperationError(f"rise: the loss does not rise by {rise:g} in all directions; give a smaller rise")
 
 
 # Tolerance of the ends of the spectrum: the bounds on them are then a few percent, with a tenth more products
@@ -281,7 +281,7 @@ def _test_error(subject: Subject, settings: Settings, progress: Progress) -> Mea
     shares = [correct_shares(z, y, whole.criterion) for z, y in outputs]
     wrong = 100 * (1 - torch.cat([share.cpu() for share in shares]).numpy())
     if not np.isfinite(wrong).all():
-        raise FailedError("test error: the data has no class labels")
+        raise OperationError("test error: the data has no class labels")
     return Measured.mean(wrong)
 
 
@@ -294,7 +294,7 @@ def _ratio(subject: Subject, settings: Settings, progress: Progress) -> Measured
     ends = subject.ends
     slack = subject.rounding(max(ends.max, -ends.min))
     if not ends.max > slack:
-        raise FailedError("ratio: λ_max is not above 0")
+        raise OperationError("ratio: λ_max is not above 0")
     lowest, highest = ends.bounds[0] - slack, ends.min + slack  # of λ_min
     value = abs(ends.min) / ends.max
     most = max(-lowest, highest) / (ends.max - slack)

@@ -310,7 +310,7 @@ def batch_sharpness(
     Raises:
         InputError: a batch, tol or number of draws that is not allowed, or weights of another
             shape.
-        FailedError: a minibatch whose gradient is zero or not finite.
+        OperationError: a minibatch whose gradient is zero or not finite.
 
     Example:
         >>> import torch, landscape

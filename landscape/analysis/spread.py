@@ -19,7 +19,7 @@ from torch import Tensor
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import statistics
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded, spare
 from landscape.core.options import SPLIT, expect, positive
@@ -94,7 +94,7 @@ def disagreement(
     Raises:
         InputError: fewer than 2 learners, a ``top_k`` that is not allowed, weights of another length, or
             weights without a problem.
-        FailedError: all learners have the same weights.
+        OperationError: all learners have the same weights.
 
     Example:
         >>> import torch, landscape
@@ -111,7 +111,7 @@ def disagreement(
     spread = _Spread(weights)
     mean, consensus = spread.mean, spread.consensus
     if not 0 < consensus < math.inf:
-        raise FailedError(f"weights: their consensus distance is {consensus:g}, there is no disagreement")
+        raise OperationError(f"weights: their consensus distance is {consensus:g}, there is no disagreement")
     pairs = top_eigenvalues(
         problem, top_k, tol, theta=mean, search=search, max_products=max_products, seed=seed,
         progress=portion(progress, 0, 0.6),
@@ -325,7 +325,7 @@ def smoothing(
 
     Raises:
         InputError: fewer than 2 learners or pairs.
-        FailedError: all learners have the same weights.
+        OperationError: all learners have the same weights.
 
     Example:
         >>> import torch, landscape
@@ -344,7 +344,7 @@ def smoothing(
     spread = weights - mean
     variance = float(spread.double().square().sum()) / len(weights)
     if not 0 < variance < math.inf:
-        raise FailedError(
+        raise OperationError(
             f"weights: their consensus distance is {variance:g}, there is no spread to smooth by"
         )
     search, count = portion(progress, 0, 0.3), min(top, len(mean))

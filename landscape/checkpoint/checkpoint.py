@@ -22,7 +22,7 @@ from landscape import models
 from landscape.checkpoint import history
 from landscape.checkpoint.user_code import UserData, as_data, command_text, is_user_defined
 from landscape.core import hdf5
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import SPLIT, parse_toml
 from landscape.data.base import Dataset
 from landscape.problem.batchnorm import has_batchnorm
@@ -117,12 +117,12 @@ class Checkpoint:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The values in ``recipe``; none for imported weights. FailedError where they cannot be read."""
+        """The values in ``recipe``; none for imported weights. OperationError where they cannot be read."""
         try:
             where = f"{self.path or 'checkpoint'}: recipe"
             return {} if self.algorithm == IMPORTED else parse_toml(self.recipe, where)
-        except InputError as error:
-            raise FailedError(str(error)) from error
+        except LandscapeError as error:
+            raise OperationError(str(error)) from error
 
     @property
     def learners(self) -> int:
@@ -179,8 +179,8 @@ class Checkpoint:
 
         Raises:
             InputError: a split or learner that does not exist.
-            FailedError: data that is missing or differs from the run's data; weights that are not finite or
-                do not fit the model.
+            OperationError: data that is missing or differs from the run's data; weights that are not finite
+                or do not fit the model.
 
         Example:
             >>> import tempfile, torch, landscape
@@ -195,12 +195,12 @@ class Checkpoint:
         where = str(self.path or "checkpoint")
         theta = self.mean if isinstance(learner, str) else self.weights[learner]
         if not bool(torch.isfinite(theta).all()):
-            raise FailedError(f"{where}: its weights are NaN or infinite, all must be finite")
+            raise OperationError(f"{where}: its weights are NaN or infinite, all must be finite")
         name = self.data["name"]
         if data is None and (is_user_defined(name) or not name):
             of = f"data is '{name}', which a file cannot bring along" if name else "data is not known"
             hint = command_text(name, self.data["options"]) if name else "MODULE:NAME"
-            raise FailedError(f"{where}: its {of}; give --data {hint} (from Python, data=…)")
+            raise OperationError(f"{where}: its {of}; give --data {hint} (from Python, data=…)")
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
         pick = _mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
         rows = {key: pick(value) for key, value in self.buffers.items()}
@@ -223,11 +223,11 @@ class Checkpoint:
     def _network(self, where: str, given: nn.Module | Callable[[], nn.Module] | None) -> nn.Module:
         """The model of the run, or a copy of the ``given`` one.
 
-        FailedError for a model that is code of the user's and not given, or does not fit.
+        OperationError for a model that is code of the user's and not given, or does not fit.
         """
         name, options = self.model["name"], self.model["options"]
         if given is None and is_user_defined(name):
-            raise FailedError(
+            raise OperationError(
                 f"{where}: its model is '{name}', code that a file cannot bring along; give --model "
                 f"{command_text(name, options)} (from Python, model=…)"
             )
@@ -248,7 +248,7 @@ class Checkpoint:
             The data set, its fingerprint checked.
 
         Raises:
-            FailedError: data that is missing or has another fingerprint.
+            OperationError: data that is missing or has another fingerprint.
 
         Example:
             >>> import tempfile, torch, landscape
@@ -270,7 +270,7 @@ class Checkpoint:
             dataset: the data.
 
         Raises:
-            FailedError: another fingerprint.
+            OperationError: another fingerprint.
 
         Example:
             >>> import tempfile, torch, landscape
@@ -279,10 +279,10 @@ class Checkpoint:
             >>> run = landscape.import_state(f"{folder}/net.pt", model)
             >>> run.check_data(landscape.data.load("digits"))
             Traceback (most recent call last):
-            landscape.core.errors.FailedError: checkpoint: trained on data ...
+            landscape.core.errors.OperationError: checkpoint: trained on data ...
         """
         if dataset.fingerprint != self.data["fingerprint"]:
-            raise FailedError(
+            raise OperationError(
                 f"{self.path or 'checkpoint'}: trained on data '{self.data['name']}' with fingerprint "
                 f"{self.data['fingerprint'][:12]}…, but this data has {dataset.fingerprint[:12]}…"
             )
@@ -315,7 +315,7 @@ class Checkpoint:
             rows: goes through all n rows of a tensor of :meth:`stacked`, one at a time.
 
         Raises:
-            FailedError: the file cannot be written.
+            OperationError: the file cannot be written.
 
         Example:
             >>> import tempfile, torch, landscape
@@ -366,12 +366,12 @@ class Checkpoint:
             The checkpoint.
 
         Raises:
-            FailedError: the file is missing, damaged, of a newer version, or no checkpoint.
+            OperationError: the file is missing, damaged, of a newer version, or no checkpoint.
 
         Example:
             >>> Checkpoint.load("missing.h5")
             Traceback (most recent call last):
-            landscape.core.errors.FailedError: missing.h5: no such file; ...
+            landscape.core.errors.OperationError: missing.h5: no such file; ...
         """
         with hdf5.reading(path, SCHEMA) as file:
             weights = hdf5.dataset(file, "weights", "f", 2)
@@ -474,11 +474,11 @@ def _check_layout(layout: Layout) -> None:
 
 
 def _set_buffers(where: str, network: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Set buffers, and parameters that are not trained, by name; FailedError for one that does not fit."""
+    """Set buffers, and parameters that are not trained, by name; OperationError for one that does not fit."""
     known = {**dict(network.named_parameters()), **dict(network.named_buffers())}
     for key, value in values.items():
         if key not in known or known[key].shape != value.shape:
-            raise FailedError(f"{where}: its buffer '{key}' {tuple(value.shape)} does not fit the model")
+            raise OperationError(f"{where}: its buffer '{key}' {tuple(value.shape)} does not fit the model")
     set_tensors(network, values)
 
 
@@ -489,7 +489,7 @@ def check_learner(learner: str | int, learners: int) -> None:
 
 
 def check_fit(where: str | Path, file: Layout, model: Layout) -> None:
-    """FailedError, with the first difference, unless the two layouts are the same."""
+    """OperationError, with the first difference, unless the two layouts are the same."""
     if file == model:
         return
     shapes, needed = ({slot.name: slot.shape for slot in layout.slots} for layout in (file, model))
@@ -498,7 +498,7 @@ def check_fit(where: str | Path, file: Layout, model: Layout) -> None:
     if different:
         here, there = shapes.get(different[0], "missing"), needed.get(different[0], "missing or frozen")
         misfit = f"'{different[0]}' is {here} in the file, {there} in the model"
-    raise FailedError(f"{where}: its weights do not fit the model: {misfit}")
+    raise OperationError(f"{where}: its weights do not fit the model: {misfit}")
 
 
 def _mean_buffer(rows: Tensor) -> Tensor:

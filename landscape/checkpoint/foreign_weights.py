@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint, storable
 from landscape.checkpoint.history import UNITS
 from landscape.core import hdf5
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.files import open_regular
 from landscape.core.options import near
 from landscape.problem.layout import Layout
@@ -41,14 +41,14 @@ Message = Callable[[str], None]
 def read_state(path: str | Path, message: Message = lambda line: None) -> dict[str, Any]:
     """Name -> tensor of a .pt, .pth, .bin, .ckpt or .safetensors file; ``message`` of what was unwrapped.
 
-    Raises FailedError for a file that is missing, damaged, holds no state, or could only be read by running
-    code from it; InputError for another suffix.
+    Raises OperationError for a file that is missing, damaged, holds no state, or could only be read by
+    running code from it; InputError for another suffix.
     """
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise InputError(f"STATE: '{path}' is not allowed, its name must end in {', '.join(SUFFIXES)}")
     if not path.exists():
-        raise FailedError(f"{path}: no such file; a state that torch.save or safetensors wrote is needed")
+        raise OperationError(f"{path}: no such file; a state that torch.save or safetensors wrote is needed")
     with open_regular(path) as file:
         _check_archive(path, file)
     try:
@@ -58,7 +58,7 @@ def read_state(path: str | Path, message: Message = lambda line: None) -> dict[s
             warnings.simplefilter("ignore")
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        raise FailedError(
+        raise OperationError(
             f"{path}: not a file of weights alone, and code from a file is never run; write one by "
             "torch.save(model.state_dict(), …) or safetensors; from a Lightning checkpoint that you trust by "
             f"torch.save(torch.load({path.name!r}, weights_only=False)['state_dict'], '{path.stem}.pt')"
@@ -71,17 +71,17 @@ def read_state(path: str | Path, message: Message = lambda line: None) -> dict[s
             loaded = loaded[key]
     state = loaded if isinstance(loaded, Mapping) else {}
     if not any(isinstance(value, Tensor) for value in state.values()):
-        raise FailedError(f"{path}: holds no tensors by name, a model's state_dict() is needed")
+        raise OperationError(f"{path}: holds no tensors by name, a model's state_dict() is needed")
     return {str(name): value for name, value in state.items()}
 
 
-def _unreadable(path: Path, error: Exception) -> FailedError:
+def _unreadable(path: Path, error: Exception) -> OperationError:
     words = " ".join(str(error).split())[:120]
-    return FailedError(f"{path}: not a readable state file ({type(error).__name__}: {words})")
+    return OperationError(f"{path}: not a readable state file ({type(error).__name__}: {words})")
 
 
 def _check_archive(path: Path, file: IO[bytes]) -> None:
-    """FailedError for a zip archive, which a .pt file is, that unpacks to more than itself."""
+    """OperationError for a zip archive, which a .pt file is, that unpacks to more than itself."""
     if path.suffix == ".safetensors" or file.read(2) != b"PK":
         return
     length = file.seek(0, 2)
@@ -93,7 +93,7 @@ def _check_archive(path: Path, file: IO[bytes]) -> None:
         raise _unreadable(path, error) from error
     if packed or total > length:
         what = f"its part {packed[0].filename} is compressed" if packed else f"its parts have {total:,} bytes"
-        raise FailedError(f"{path}: not as torch.save writes a file of {length:,} bytes, {what}")
+        raise OperationError(f"{path}: not as torch.save writes a file of {length:,} bytes, {what}")
 
 
 # The types of numbers that a parameter or buffer of floats, or of integers, can be read from.
@@ -141,7 +141,7 @@ def _unwrapped(path: Path, state: dict[str, Any], names: set[str], message: Mess
 
 
 def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> dict[str, Tensor]:
-    """The model's names -> the tensors of the state; FailedError names the first tensor that does not fit.
+    """The model's names -> the tensors of the state; OperationError names the first tensor that does not fit.
 
     One of several tied names is sufficient, and BatchNorm's counts may be missing (files older than PyTorch
     0.4.1 have none).
@@ -150,7 +150,7 @@ def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> d
     tensors = {key: value for key, value in known.items() if isinstance(value, Tensor)}
     for key in state:
         if key not in known:
-            raise FailedError(f"{path}: '{key}' is not in the model {name}{near(key, known)}")
+            raise OperationError(f"{path}: '{key}' is not in the model {name}{near(key, known)}")
     groups: dict[int, list[str]] = {}
     for key, value in tensors.items():
         groups.setdefault(id(value), []).append(key)
@@ -160,18 +160,18 @@ def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> d
         if not names and keys[0].endswith("num_batches_tracked"):
             continue
         if not names:
-            raise FailedError(f"{path}: it lacks '{keys[0]}' of the model {name}{near(keys[0], state)}")
+            raise OperationError(f"{path}: it lacks '{keys[0]}' of the model {name}{near(keys[0], state)}")
         for key in names:
             value, shape = state[key], tuple(tensors[key].shape)
             if not isinstance(value, Tensor) or tuple(value.shape) != shape:
                 what = f"has shape {tuple(value.shape)}" if isinstance(value, Tensor) else "is no tensor"
-                raise FailedError(f"{path}: '{key}' {what}, the model {name} needs shape {shape}")
+                raise OperationError(f"{path}: '{key}' {what}, the model {name} needs shape {shape}")
             if why := _unfit(value, tensors[key]):
-                raise FailedError(f"{path}: '{key}' {why}")
+                raise OperationError(f"{path}: '{key}' {why}")
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-                raise FailedError(f"{path}: '{key}' holds NaN or infinite numbers, all must be finite")
+                raise OperationError(f"{path}: '{key}' holds NaN or infinite numbers, all must be finite")
             if key != names[0] and not torch.equal(value, state[names[0]]):
-                raise FailedError(f"{path}: '{names[0]}' and '{key}' differ, but are one tensor in {name}")
+                raise OperationError(f"{path}: '{names[0]}' and '{key}' differ, but are one tensor in {name}")
         fitted[keys[0]] = state[names[0]]
     return fitted
 
@@ -203,7 +203,7 @@ def import_state(
 
     Raises:
         InputError: for a model without trainable parameters.
-        FailedError: for a file that cannot be read or does not fit; it names the parameter.
+        OperationError: for a file that cannot be read or does not fit; it names the parameter.
 
     Example:
         >>> import tempfile, torch, landscape

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 from landscape.core import hdf5
-from landscape.core.errors import FailedError
+from landscape.core.errors import OperationError
 from landscape.core.files import printable
 from landscape.core.hdf5 import Array
 
@@ -82,14 +82,14 @@ def write(file: h5py.File, history: History, units: Mapping[str, str]) -> None:
         units: column -> unit, of all of them.
 
     Raises:
-        FailedError: for a column without a unit.
+        OperationError: for a column without a unit.
     """
     if "history" in file:
         del file["history"]
     group = file.create_group("history")
     for name, column in history.items():
         if name not in units:
-            raise FailedError(f"history: the column '{name}' has no unit, it must be declared with one")
+            raise OperationError(f"history: the column '{name}' has no unit, it must be declared with one")
         group.create_dataset(name, data=column).attrs["unit"] = units[name]
 
 
@@ -135,7 +135,7 @@ def completed(history: History, path: Path) -> History:
         numbered = other.stem[5:]
         if other == path or (numbered.isdecimal() and int(numbered) < history["step"][0]):
             continue
-        with contextlib.suppress(FailedError), hdf5.reading(other, warn=False) as file:
+        with contextlib.suppress(OperationError), hdf5.reading(other, warn=False) as file:
             history = _joined(read(hdf5.group(file, "history"))[0], history)
     if len(history["step"]) and history["step"][0] > 1:
         warnings.warn(

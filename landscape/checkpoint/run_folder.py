@@ -12,7 +12,7 @@ from torch import Tensor
 from landscape.checkpoint import history
 from landscape.checkpoint.checkpoint import IMPORTED, SCHEMA, Checkpoint
 from landscape.core import hdf5
-from landscape.core.errors import FailedError
+from landscape.core.errors import OperationError
 from landscape.results import base
 
 _STEP = re.compile(r"step-\d{7,}\.h5")
@@ -41,18 +41,18 @@ def write(
 
 
 def checkpoint_in(path: Path) -> Path:
-    """``path``, or the last checkpoint of the run whose folder it is. FailedError for a folder without."""
+    """``path``, or the last checkpoint of the run whose folder it is. OperationError for a folder without."""
     if not path.is_dir():
         return path
     if not (path / "last.h5").is_file():
-        raise FailedError(f"{path}: a folder without a last.h5, a run's folder or a checkpoint is needed")
+        raise OperationError(f"{path}: a folder without a last.h5, a run's folder or a checkpoint is needed")
     return path / "last.h5"
 
 
 def steps(folder: Path) -> list[Path]:
     """The checkpoints step-*.h5 in ``folder``, sorted by name, without other files with such names.
 
-    FailedError for a step-NNNNNNN.h5 that cannot be read: it must be a damaged checkpoint.
+    OperationError for a step-NNNNNNN.h5 that cannot be read: it must be a damaged checkpoint.
     """
     return [path for path in sorted(folder.glob("step-*.h5")) if _holds_weights(path)]
 
@@ -70,7 +70,7 @@ def of_a_run(path: Path) -> bool:
     try:
         with hdf5.reading(path, SCHEMA, warn=False) as file:
             return bool(file.attrs["algorithm"] != IMPORTED)
-    except FailedError:
+    except OperationError:
         return False
 
 
@@ -78,7 +78,7 @@ def _holds_weights(path: Path) -> bool:
     try:
         with hdf5.reading(path, warn=False) as file:
             return bool(file.attrs["schema"] == SCHEMA)
-    except FailedError:
+    except OperationError:
         if _STEP.fullmatch(path.name):
             raise
         return False
@@ -94,12 +94,12 @@ def load(path: str | Path) -> Checkpoint | base.Result | list[base.Result]:
         A :class:`Checkpoint`, a result, or a list where the file holds several results.
 
     Raises:
-        FailedError: a file that is missing, truncated, foreign or of a newer version.
+        OperationError: a file that is missing, truncated, foreign or of a newer version.
 
     Example:
         >>> load("missing.h5")
         Traceback (most recent call last):
-        landscape.core.errors.FailedError: missing.h5: no such file; ...
+        landscape.core.errors.OperationError: missing.h5: no such file; ...
     """
     with hdf5.reading(path, warn=False) as file:
         schema = file.attrs["schema"]

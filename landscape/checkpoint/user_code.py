@@ -26,7 +26,7 @@ from torch import nn
 
 from landscape import data as datasets
 from landscape import models
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import choose, near, toml_value
 from landscape.core.registry import Registry, look_in
 from landscape.data.base import Dataset, fingerprint
@@ -116,18 +116,18 @@ def _make(where: str, spec: Spec) -> Any:
         return value
     try:
         return value(**spec.options)
-    except InputError:
+    except LandscapeError:
         raise
     except Exception as error:  # any error of the user's function
         raise _failed(where, spec.name, error) from error
 
 
-def _failed(where: str, what: str, error: Exception) -> FailedError:
+def _failed(where: str, what: str, error: Exception) -> OperationError:
     """One line with the place in the user's code that raised ``error``."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
     at = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     words = " ".join(str(error).split())[:200]
-    return FailedError(f"{where}: {what} failed: {type(error).__name__}: {words}{at}")
+    return OperationError(f"{where}: {what} failed: {type(error).__name__}: {words}{at}")
 
 
 def build_model(where: str, spec: Spec) -> nn.Module:

@@ -22,7 +22,7 @@ from landscape.cli import common
 from landscape.cli.completion import Choice
 from landscape.cli.options import SHARED, Group, Settings, described, group, is_plain, option, options_of
 from landscape.core import hdf5, registry
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.memory import pick_device
 from landscape.core.options import SPLIT
 from landscape.core.progress import Progress
@@ -132,7 +132,7 @@ class Source:
     def other_data(self, checkpoint: Checkpoint) -> str:
         """The name of the data if it is certainly not the checkpoint's data; "" otherwise.
 
-        FailedError for data with the name of the checkpoint's data but another fingerprint.
+        OperationError for data with the name of the checkpoint's data but another fingerprint.
         """
         known = checkpoint.data
         spec = self.data_spec
@@ -149,19 +149,19 @@ class Source:
         if left_out or (fingerprint and known["fingerprint"]):
             whole = user_code.command_text(known["name"], known["options"])
             cause = f"options are missing, give --data {whole}" if left_out else "random without a seed?"
-            raise FailedError(
+            raise OperationError(
                 f"--data: {spec.name} is not the data of {checkpoint.path}: "
                 f"fingerprint {fingerprint[:12]}…, not {known['fingerprint'][:12]}… ({cause})"
             )
         return ""
 
     def check_model(self, checkpoint: Checkpoint) -> None:
-        """FailedError for the name of the checkpoint's model without its options."""
+        """OperationError for the name of the checkpoint's model without its options."""
         spec = self.model_spec
         typed = user_code.parse("--model", self.model).options if self.model else {}
         if spec and _left_out(spec, typed, checkpoint.model):
             whole = user_code.command_text(checkpoint.model["name"], checkpoint.model["options"])
-            raise FailedError(
+            raise OperationError(
                 f"--model: {spec.name} without its options is not the model of {checkpoint.path}; give "
                 f"--model {whole}"
             )

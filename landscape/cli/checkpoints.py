@@ -19,7 +19,7 @@ from landscape.cli.completion import paths
 from landscape.cli.options import SHARED, command
 from landscape.cli.output import values
 from landscape.core import hdf5
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.data.base import SPLITS
 from landscape.training.recipes.recipe import recipe_of
 
@@ -55,7 +55,7 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
     if path.suffix != ".h5":
         raise InputError(f"-o: '{path}' is not allowed, a checkpoint's name must end in .h5")
     if path.exists():
-        raise FailedError(f"-o: {path} exists already, it is not overwritten; give another name")
+        raise OperationError(f"-o: {path} exists already, it is not overwritten; give another name")
     checkpoint = compute_import_state(
         states,
         source.build_model(),
@@ -163,7 +163,7 @@ def _rule(c: Checkpoint) -> str:
     """What the update rule says of itself, such as its mixing; a matrix file may be gone by now."""
     try:
         return recipe_of(c).describe()
-    except FailedError as error:
+    except OperationError as error:
         return str(error)
 
 

@@ -18,7 +18,7 @@ from landscape.cli.output import message as message
 from landscape.cli.output import results as results
 from landscape.cli.output import values as values
 from landscape.core import hdf5, progress
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.files import Lock
 from landscape.core.progress import Progress
 from landscape.results import base
@@ -54,9 +54,9 @@ def check_targets(path: Path | None, picture: str | None, force: bool) -> None:
         with hdf5.reading(path) as file:
             schema = str(file.attrs["schema"])
         if schema == SCHEMA:
-            raise FailedError(f"-o: {path} is a checkpoint, it is not overwritten; give another name")
+            raise OperationError(f"-o: {path} is a checkpoint, it is not overwritten; give another name")
         if not force:
-            raise FailedError(
+            raise OperationError(
                 f"-o: {path} holds a finished {schema}; give --force to replace it, or another -o "
                 "(landscape plot draws it)"
             )
@@ -80,9 +80,9 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FailedError(f"{folder}: cannot be made ({error.strerror})") from error
+        raise OperationError(f"{folder}: cannot be made ({error.strerror})") from error
     if not os.access(folder, os.W_OK):
-        raise FailedError(f"{folder}: cannot be written to (Permission denied)")
+        raise OperationError(f"{folder}: cannot be written to (Permission denied)")
 
 
 def describe(result: base.Result) -> None:

@@ -13,7 +13,7 @@ import click
 from landscape.cli import common, processes
 from landscape.cli.completion import Choice, names
 from landscape.cli.options import FOLDER, command, group
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.files import printable
 from landscape.core.options import quantity
 from landscape.paper import figure, gallery, scales
@@ -112,7 +112,7 @@ def figures(
                 done += made
                 waiting += [] if ended else [entry.name]
             common.values("", figures=done)
-        except FailedError as error:
+        except OperationError as error:
             if not every and len(chosen) == 1:
                 raise
             skipped.append(entry.name)
@@ -124,7 +124,7 @@ def figures(
     if waiting:
         common.message(f"--budget: {budget} are used; the same command goes on with {', '.join(waiting)}")
     if skipped:
-        raise FailedError(f"{len(skipped)} of {len(chosen)} figures were skipped: {', '.join(skipped)}")
+        raise OperationError(f"{len(skipped)} of {len(chosen)} figures were skipped: {', '.join(skipped)}")
 
 
 def _report(folder: Path) -> None:
@@ -155,7 +155,7 @@ def _plan(entry: Figure, context: Context) -> dict[str, Any]:
 
 
 def _missing(context: Context) -> list[Recipe]:
-    """The runs that have not ended, whose data sets are there. FailedError says what to download."""
+    """The runs that have not ended, whose data sets are there. OperationError says what to download."""
     missing = context.missing()
     for spec in (recipe.spec("data") for recipe in missing):
         context.dataset(spec.name, spec.options)

@@ -33,7 +33,7 @@ from landscape.cli.completion import Choice
 from landscape.cli.options import command, group
 from landscape.cli.processes import Processes, Team
 from landscape.core import hdf5
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.evaluation.grid import MismatchError, axes, coincide, difference, reused_points
 from landscape.geometry.surfaces import AROUND
 from landscape.problem.problem import Problem
@@ -100,33 +100,35 @@ def make_plane(chosen: Chosen, problem: Problem, group: list[Checkpoint], seed: 
         if kind == "learners":
             return learners_plane(problem, run.weights)
         return eigen_plane(problem, seed=seed)
-    except InputError as error:
-        raise FailedError(f"{run.path}: {error}") from error
+    except LandscapeError as error:
+        raise OperationError(f"{run.path}: {error}") from error
 
 
 def same_layout(runs: list[Checkpoint]) -> None:
-    """FailedError unless all weights have the same names and shapes, so that a direction fits them all."""
+    """OperationError unless all weights have the same names and shapes, so that a direction fits them all."""
     first = runs[0]
     for run in runs[1:]:
         if run.layout != first.layout:
-            raise FailedError(
+            raise OperationError(
                 f"{run.path}: its layout of {run.layout.size:,} weights is not that of {first.path} "
                 f"({first.layout.size:,}); they share no directions"
             )
 
 
 def same_network(runs: list[Checkpoint]) -> None:
-    """FailedError unless all checkpoints hold weights of one network, trained on the same data."""
+    """OperationError unless all checkpoints hold weights of one network, trained on the same data."""
     same_layout(runs)
     first = runs[0]
     for run in runs[1:]:
         if run.model != first.model:
-            raise FailedError(
+            raise OperationError(
                 f"{run.path}: its model {run.model['name']} {run.model['options']} is not that of "
                 f"{first.path}, {first.model['name']} {first.model['options']}"
             )
         if run.data["fingerprint"] != first.data["fingerprint"]:
-            raise FailedError(f"{run.path}: trained on other data than {first.path}; both must have the same")
+            raise OperationError(
+                f"{run.path}: trained on other data than {first.path}; both must have the same"
+            )
 
 
 def trajectory(run: Checkpoint) -> list[Checkpoint]:
@@ -138,7 +140,7 @@ def trajectory(run: Checkpoint) -> list[Checkpoint]:
         by_step.setdefault(saved.step, saved)  # a copy under another name is not taken twice
     earlier = [by_step[step] for step in sorted(by_step) if step < run.step]
     if len(earlier) < 2:
-        raise FailedError(
+        raise OperationError(
             f"{run.path}: {len(earlier)} earlier step-*.h5 in its folder, '--plane pca' needs at least 2 "
             "(see checkpoint.every)"
         )
@@ -153,10 +155,10 @@ def titles(runs: list[Checkpoint]) -> list[str]:
 
 
 def ends(problem: Problem, runs: list[Checkpoint]) -> torch.Tensor:
-    """The means (2, P) of two checkpoints, where the problem is. FailedError for what is not finite."""
+    """The means (2, P) of two checkpoints, where the problem is. OperationError for what is not finite."""
     for run in runs:
         if not bool(torch.isfinite(run.mean).all()):
-            raise FailedError(f"{run.path}: its weights are NaN or infinite, all must be finite")
+            raise OperationError(f"{run.path}: its weights are NaN or infinite, all must be finite")
     return torch.stack([run.mean for run in runs]).to(problem.theta)
 
 
@@ -167,7 +169,7 @@ class GridFile(Generic[R]):
     """Results of ``kind``, one for each of ``origins`` (where it comes from), in the file ``path``.
 
     Results in the file of the same checkpoints, with the same values in the fields ``wanted``, are resumed.
-    FailedError where the file has anything that would be lost, except with ``force``; then a message says
+    OperationError where the file has anything that would be lost, except with ``force``; then a message says
     why it is replaced.
     """
 
@@ -210,9 +212,9 @@ class GridFile(Generic[R]):
         return same
 
     def _replace(self, reason: str) -> None:
-        """Replace what the file holds; FailedError where that is not allowed."""
+        """Replace what the file holds; OperationError where that is not allowed."""
         if not self._force:
-            raise FailedError(
+            raise OperationError(
                 f"{self._path}: holds another result, {reason}; give --force to replace it, or another -o"
             )
         if reason not in self._reasons:
@@ -231,7 +233,7 @@ class GridFile(Generic[R]):
     def add(self, compute: Callable[..., R], team: Team, x: hdf5.Array, y: hdf5.Array) -> tuple[R, R | None]:
         """The next result, by ``compute(previous=…, save=…, group=…, cluster=…)``, and what it used.
 
-        ``x`` and ``y`` are the coordinates that it has. FailedError where it lacks points of the previous
+        ``x`` and ``y`` are the coordinates that it has. OperationError where it lacks points of the previous
         one, unless by force.
         """
         previous = self.previous
@@ -256,7 +258,7 @@ class GridFile(Generic[R]):
         before, after = int(previous.done.sum()), int(previous.done[np.ix_(up, across)].sum())
         if after < before and not self._force:
             nx, ny = len(previous.x), len(previous.y)
-            raise FailedError(
+            raise OperationError(
                 f"{self._path}: holds {before:,} points of a grid of {nx} × {ny} over [−{previous.span:g}, "
                 f"{previous.span:g}], of which {before - after:,} would be lost; give --force to replace "
                 f"them, another -o, or a grid that has them all, such as --grid {2 * nx - 1}x{2 * ny - 1}"
@@ -446,7 +448,11 @@ def _surfaces(path: Path) -> list[Surface]:
     found = load_results(path)
     for surface in found:
         if not isinstance(surface, Surface):
-            raise FailedError(f"{path}: holds a {surface.schema}, a surface of landscape contour is needed")
+            raise OperationError(
+                f"{path}: holds a {surface.schema}, a surface of landscape contour is needed"
+            )
         if not surface.done.all() and not surface.columns:
-            raise FailedError(f"{path}: is not finished, run its command again to compute the other points")
+            raise OperationError(
+                f"{path}: is not finished, run its command again to compute the other points"
+            )
     return [surface for surface in found if isinstance(surface, Surface)]

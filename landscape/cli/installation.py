@@ -23,7 +23,7 @@ from landscape import data, models
 from landscape.cli import common, details
 from landscape.cli.completion import Choice
 from landscape.cli.options import command
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.data.base import cache_folder, data_root
 from landscape.data.download import SOURCES, found
@@ -86,7 +86,7 @@ def doctor(data_dir: str | None) -> None:
                 common.values(f"{check.state:8} {check.name:18} {check.text}")
     common.values("", checks=[dataclasses.asdict(check) for check in checks])
     if failed := [check.name for check in checks if check.state == "FAILED"]:
-        raise FailedError(f"doctor: failed: {', '.join(failed)}")
+        raise OperationError(f"doctor: failed: {', '.join(failed)}")
 
 
 def _versions() -> Iterator[Check]:

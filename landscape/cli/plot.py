@@ -20,7 +20,7 @@ from landscape.cli.analysis import SOURCE, Source, about, open_problem
 from landscape.cli.completion import Choice
 from landscape.cli.options import command, group
 from landscape.cli.run_summary import known
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import positive
 from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import top_eigenvalues
@@ -138,11 +138,11 @@ def plot(
         if title:
             figure.suptitle(title)
         plots.save_figure(figure, picture, dpi)
-    except InputError:
+    except LandscapeError:
         raise
     except (ArithmeticError, LookupError, ValueError) as error:  # numbers that no axis takes
         words = " ".join(str(error).split())[:120]
-        raise FailedError(f"{', '.join(files)}: values that cannot be drawn ({words})") from error
+        raise OperationError(f"{', '.join(files)}: values that cannot be drawn ({words})") from error
     common.files(picture)
 
 
@@ -181,12 +181,12 @@ def checkpoints(last: Path, most: int) -> list[Checkpoint]:
     paths = [path for path in run_folder.steps(last.parent) if path != last]
     end = Checkpoint.load(last)
     if end.learners < 3:
-        raise FailedError(f"{last}: {end.learners} learners span no plane, a film needs at least 3")
+        raise OperationError(f"{last}: {end.learners} learners span no plane, a film needs at least 3")
     before = [Checkpoint.load(path, whole_history=False) for path in paths]
     saved = [run for run in before if run.step < end.step and run.weights.shape == end.weights.shape]
     moving = [run for run in [*saved, end] if bool((run.weights != run.weights[0]).any())]
     if len(moving) < 2:
-        raise FailedError(
+        raise OperationError(
             f"{last}: {len(moving)} checkpoints of its run have learners that differ, a film needs 2; "
             "train with --set checkpoint.every=N"
         )

@@ -14,7 +14,7 @@ from landscape.cli.analysis import SOURCE
 from landscape.cli.grids import contour
 from landscape.cli.instruments import spectrum
 from landscape.cli.options import Group, command, option
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.reports import analyses, contents, page
 from landscape.reports.contents import Contents, Run
 from landscape.reports.parts import Page
@@ -65,7 +65,7 @@ def finish(make: Callable[[], Page], path: Path) -> None:
     """End a command with a report; where a package for it is missing, a line says what to install."""
     try:
         page.check_installed()
-    except FailedError as error:
+    except OperationError as error:
         common.message(str(error))
         return
     page.write(make(), path)

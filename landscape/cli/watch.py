@@ -20,7 +20,7 @@ from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.cli import common, output
 from landscape.cli.options import FOLDER, command
 from landscape.cli.run_summary import against, latest, numbers
-from landscape.core.errors import FailedError
+from landscape.core.errors import OperationError
 from landscape.core.files import in_use, printable
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
@@ -84,7 +84,7 @@ def watch(*, folder: str, once: bool, every: float = 1.0) -> None:
     table = sys.stdout.isatty() and not output.current().as_json
     if once:
         if status.end is None:
-            raise FailedError(f"{place}: its run has not written a file yet")
+            raise OperationError(f"{place}: its run has not written a file yet")
         if table:
             Console().print(view(status))
         else:
@@ -129,22 +129,22 @@ def look(folder: Path) -> Status:
     """The status of the run in ``folder``; its lock is not taken, and of its file only the history is read.
 
     Raises:
-        FailedError: no such folder, one without a run, or a damaged file.
+        OperationError: no such folder, one without a run, or a damaged file.
     """
     if not folder.is_dir():
-        raise FailedError(f"{folder}: no such folder; the folder of a run is needed")
+        raise OperationError(f"{folder}: no such folder; the folder of a run is needed")
     written = in_use(folder)  # before the file: a run that ends in between has then written its last one
     last = folder / "last.h5"
     if not last.exists():
         if not written and not (folder / "recipe.toml").exists():
-            raise FailedError(
+            raise OperationError(
                 f"{folder}: a folder without a run; that of landscape train or a Recorder is needed"
             )
         return Status(folder, None, 0, "waiting" if written else "stopped", math.nan, math.nan)
     age = max(0.0, time.time() - last.stat().st_mtime)
     end = Checkpoint.load(last, learners=lambda n: slice(0))
     if end.algorithm == IMPORTED:
-        raise FailedError(f"{last}: imported weights, there is no run to watch")
+        raise OperationError(f"{last}: imported weights, there is no run to watch")
     steps = end.settings.get("steps", 0) if end.has_recipe else 0
     if end.diverged:
         state = "diverged"

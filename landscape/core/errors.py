@@ -6,39 +6,49 @@ import re
 import sys
 
 
-class InputError(ValueError):
-    """A user's mistake: one line that names the option or file, the value, and what is allowed.
-
-    The command line prints the line and exits with ``exit_code``: 2 for bad usage, 1 where a file or a run
-    failed.
+class LandscapeError(Exception):
+    """What the package says of a request that it does not fulfil: one line, which the command line prints.
 
     Args:
-        message: the line.
+        message: the line: the parameter, option or file, the value, and what is allowed.
         remedy: Python code that makes the call right, added to the line: an expression in ``landscape``,
             ``torch``, and the caller's ``model``, ``loss`` and ``data``.
 
+    Attributes:
+        exit_code: with which the command ends.
+
     Example:
-        >>> raise InputError("--grid: 0 is not allowed, it must be ≥ 1")
-        Traceback (most recent call last):
-        landscape.core.errors.InputError: --grid: 0 is not allowed, it must be ≥ 1
+        >>> import landscape
+        >>> issubclass(landscape.InputError, landscape.LandscapeError)
+        True
     """
 
-    exit_code = 2
+    exit_code = 1
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(f"{message}; use {remedy}" if remedy else message)
         self.remedy = remedy
 
 
-class FailedError(InputError):
-    """A valid request that cannot be met, such as a damaged file or missing data.
+class InputError(LandscapeError, ValueError):
+    """A user's mistake in a call or a command, which ends with exit code 2.
 
     Example:
-        >>> FailedError("run.h5: no such file").exit_code
-        1
+        >>> raise InputError("grid: 0 is not allowed, it must be ≥ 1")
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: grid: 0 is not allowed, it must be ≥ 1
     """
 
-    exit_code = 1
+    exit_code = 2
+
+
+class OperationError(LandscapeError):
+    """A valid request that cannot be met, such as a damaged file or missing data; exit code 1.
+
+    Example:
+        >>> OperationError("run.h5: no such file").exit_code
+        1
+    """
 
 
 class PathWarning(UserWarning):
@@ -71,9 +81,9 @@ REMEDY = (
 )
 
 
-def explain(error: BaseException) -> InputError | None:
+def explain(error: BaseException) -> LandscapeError | None:
     """``error`` as a line for the user, if this machine caused it; None for a defect of the code."""
-    if isinstance(error, InputError):
+    if isinstance(error, LandscapeError):
         return error
     words = " ".join(str(error).split())
     torch = sys.modules.get("torch")  # where it was not imported, the error is not its own
@@ -81,8 +91,8 @@ def explain(error: BaseException) -> InputError | None:
     if memory or (isinstance(error, RuntimeError) and _NO_MEMORY.search(words.lower())):
         wanted = re.search(r"(?:tried to allocate|allocate) (\d[\d.]* ?\w+)", words)
         size = f", {wanted[1]} more were needed" if wanted else ""
-        return FailedError(f"there is not enough memory{size}; {REMEDY}")
+        return OperationError(f"there is not enough memory{size}; {REMEDY}")
     if isinstance(error, OSError) and error.strerror:
         name = f"{error.filename}: " if error.filename is not None else ""
-        return FailedError(f"{name}{error.strerror}")
+        return OperationError(f"{name}{error.strerror}")
     return None

@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import filelock
 
-from landscape.core.errors import FailedError
+from landscape.core.errors import OperationError
 
 try:
     import fcntl
@@ -109,7 +109,7 @@ def replacing(path: str | Path) -> Iterator[CalmFile]:
     first.
 
     Raises:
-        FailedError: the folder does not exist, or there is no permission or no space.
+        OperationError: the folder does not exist, or there is no permission or no space.
 
     Example:
         >>> import tempfile
@@ -141,7 +141,7 @@ def replacing(path: str | Path) -> Iterator[CalmFile]:
             finally:
                 os.close(handle)
     except OSError as error:
-        raise FailedError(f"{path}: cannot be written ({error.strerror or error})") from error
+        raise OperationError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
         with contextlib.suppress(OSError):
             if temporary is not None:
@@ -166,7 +166,7 @@ def write_text(path: str | Path, text: str) -> None:
     """Write ``text`` as UTF-8; ``path`` is replaced only once the new file is whole.
 
     Raises:
-        FailedError: the file cannot be written.
+        OperationError: the file cannot be written.
 
     Example:
         >>> import tempfile
@@ -213,18 +213,18 @@ def open_regular(path: str | Path, most: int | None = None) -> io.BufferedReader
         most: largest allowed size in bytes; None: no limit.
 
     Raises:
-        FailedError: the file is missing, no regular file or too large, or cannot be read.
+        OperationError: the file is missing, no regular file or too large, or cannot be read.
 
     Example:
         >>> open_regular("/dev/zero")
         Traceback (most recent call last):
-        landscape.core.errors.FailedError: /dev/zero: is no regular file but ...; a file is needed
+        landscape.core.errors.OperationError: /dev/zero: is no regular file but ...; a file is needed
     """
     try:
         handle = os.open(path, os.O_RDONLY | _NO_WAIT | _CLOSED | _BINARY)
     except (OSError, ValueError) as error:
         words = getattr(error, "strerror", None) or error
-        raise FailedError(f"{path}: cannot be read ({words})") from error
+        raise OperationError(f"{path}: cannot be read ({words})") from error
     status, problem = os.fstat(handle), ""
     if not stat.S_ISREG(status.st_mode):
         problem = "is no regular file but a folder, a device or a pipe; a file is needed"
@@ -232,7 +232,7 @@ def open_regular(path: str | Path, most: int | None = None) -> io.BufferedReader
         problem = f"has {status.st_size:,} bytes, at most {most:,} are read"
     if problem:
         os.close(handle)
-        raise FailedError(f"{path}: {problem}")
+        raise OperationError(f"{path}: {problem}")
     return os.fdopen(handle, "rb")
 
 
@@ -243,7 +243,7 @@ def read_regular(path: str | Path, most: int | None = None) -> bytes:
         most: largest allowed size in bytes; None: no limit.
 
     Raises:
-        FailedError: the file is missing, no regular file or too large, or cannot be read.
+        OperationError: the file is missing, no regular file or too large, or cannot be read.
 
     Example:
         >>> len(read_regular(__file__, most=1_000_000)) > 1000
@@ -253,7 +253,7 @@ def read_regular(path: str | Path, most: int | None = None) -> bytes:
         try:
             return file.read()
         except (OSError, MemoryError) as error:
-            raise FailedError(f"{path}: cannot be read ({str(error) or 'too little memory'})") from error
+            raise OperationError(f"{path}: cannot be read ({str(error) or 'too little memory'})") from error
 
 
 def printable(text: object) -> str:
@@ -304,8 +304,8 @@ def alone(folder: Path) -> Iterator[None]:
 def _locked(path: Path, seconds: float, *, make: bool = True) -> int | None:
     """A descriptor of the lock's file ``path``, locked; None where another process has it for ``seconds``.
 
-    Raises OSError where there are no locks, FailedError for what is no file of its own: whoever may write the
-    folder could else have the lock's text written to a file of somebody else.
+    Raises OSError where there are no locks, OperationError for what is no file of its own: whoever may write
+    the folder could else have the lock's text written to a file of somebody else.
     """
     end = time.monotonic() + seconds
     while True:
@@ -313,12 +313,12 @@ def _locked(path: Path, seconds: float, *, make: bool = True) -> int | None:
             handle = os.open(path, os.O_RDWR | (os.O_CREAT if make else 0) | SAFE, 0o666)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                raise FailedError(f"{path}: {_ODD}") from error
+                raise OperationError(f"{path}: {_ODD}") from error
             raise
         status = os.fstat(handle)
         try:
             if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-                raise FailedError(f"{path}: {_ODD}")
+                raise OperationError(f"{path}: {_ODD}")
             if lock_descriptor(handle) and _has_name(handle, path):  # not one that its holder just removed
                 return handle
         except BaseException as error:
@@ -365,7 +365,7 @@ class Lock:
         """Take the lock, if this object does not have it already.
 
         Raises:
-            FailedError: another process has the lock, or its file cannot be written.
+            OperationError: another process has the lock, or its file cannot be written.
         """
         if self._free:
             return
@@ -379,9 +379,9 @@ class Lock:
                 file.acquire(timeout=PATIENCE, poll_interval=0.02)
                 self._free = file.release
         except filelock.Timeout as error:
-            raise FailedError(f"{self.path}: in use by {self._holder()}") from error
+            raise OperationError(f"{self.path}: in use by {self._holder()}") from error
         except PermissionError as error:
-            raise FailedError(f"{self._name}: cannot be written ({error.strerror})") from error
+            raise OperationError(f"{self._name}: cannot be written ({error.strerror})") from error
         except (OSError, NotImplementedError) as error:
             why = f"the file system has no locks ({getattr(error, 'strerror', 'not implemented')})"
             warnings.warn(f"{self.path}: {why}; do not let another process write there", stacklevel=2)
@@ -389,7 +389,7 @@ class Lock:
     def _take(self) -> None:
         """Lock the file, and write this process's name to the descriptor that has the lock."""
         if (handle := _locked(self._name, PATIENCE)) is None:
-            raise FailedError(f"{self.path}: in use by {self._holder()}")
+            raise OperationError(f"{self.path}: in use by {self._holder()}")
         self._free = weakref.finalize(self, os.close, handle)
         since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
         text = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
@@ -398,7 +398,7 @@ class Lock:
             os.write(handle, text.encode())
 
     def _holder(self) -> str:
-        with contextlib.suppress(FailedError, OSError), open_regular(self._name, TEXT) as file:
+        with contextlib.suppress(OperationError, OSError), open_regular(self._name, TEXT) as file:
             if line := file.read().decode("utf-8", "replace").strip()[:200]:
                 return f"{printable(line)}; wait for it, or name another place with -o"
         return "another process; wait for it, or name another place with -o"
@@ -439,7 +439,7 @@ def in_use(path: Path) -> bool:
     try:
         with open_regular(name, TEXT) as file:
             made, words = os.fstat(file.fileno()).st_mtime, file.read().decode("utf-8", "replace").split()
-    except FailedError:
+    except OperationError:
         if os.path.lexists(name):
             raise
         return False

@@ -33,7 +33,7 @@ import torch
 
 from landscape._version import __version__
 from landscape.core import hdf5_check
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import LandscapeError, OperationError
 from landscape.core.files import CalmFile, open_regular, printable, replacing
 from landscape.core.hdf5_check import first_words
 
@@ -83,7 +83,7 @@ def writing(path: str | Path, schema: str) -> Iterator[h5py.File]:
         schema: the name of the format, written as an attribute.
 
     Raises:
-        FailedError: the folder does not exist, or there is no permission or no space.
+        OperationError: the folder does not exist, or there is no permission or no space.
 
     Example:
         >>> import tempfile
@@ -110,7 +110,7 @@ def changed_copy(source: str | Path, target: str | Path) -> Iterator[h5py.File]:
     """A context with a copy of the HDF5 file ``source`` to be changed; it replaces ``target`` at the end.
 
     Raises:
-        FailedError: the folder does not exist, or there is no permission or no space.
+        OperationError: the folder does not exist, or there is no permission or no space.
 
     Example:
         >>> import tempfile
@@ -129,7 +129,7 @@ def changed_copy(source: str | Path, target: str | Path) -> Iterator[h5py.File]:
         if raw.error:
             raise raw.error
         if _verify(raw, source, check=True) not in _own:
-            raise FailedError(f"{source}: is not as this process wrote it; another one changed it")
+            raise OperationError(f"{source}: is not as this process wrote it; another one changed it")
         raw.truncate(raw.seek(0, os.SEEK_END) - _SEAL_LENGTH)
         with h5py.File(raw, "r+") as file:
             yield file
@@ -155,28 +155,28 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
         warn: whether to warn of a file without a checksum.
 
     Raises:
-        FailedError: the file is missing, damaged, of another program, of another format or of a newer
+        OperationError: the file is missing, damaged, of another program, of another format or of a newer
             version, or what the caller reads from it is missing.
 
     Example:
         >>> with reading("missing.h5") as file:
         ...     pass
         Traceback (most recent call last):
-        landscape.core.errors.FailedError: missing.h5: no such file; ...
+        landscape.core.errors.OperationError: missing.h5: no such file; ...
     """
     path = Path(path)
     if not path.exists():
-        raise FailedError(f"{path}: no such file; an .h5 file that landscape wrote is needed")
+        raise OperationError(f"{path}: no such file; an .h5 file that landscape wrote is needed")
     with _opened(path) as (file, sealed):
         try:
             actual = file.attrs.get("schema")
             if not isinstance(actual, str) or not re.fullmatch(r"landscape(\.\w+)+", actual):
-                raise FailedError(f"{path}: an HDF5 file, but not one that landscape wrote")
+                raise OperationError(f"{path}: an HDF5 file, but not one that landscape wrote")
             if schema is not None and actual != schema:
-                raise FailedError(f"{path}: holds a {actual}, a {schema} is needed")
+                raise OperationError(f"{path}: holds a {actual}, a {schema} is needed")
             newest = attribute(file, "version", int)
             if newest > VERSION:
-                raise FailedError(
+                raise OperationError(
                     f"{path}: {actual} version {newest} is newer than {VERSION}, the newest that "
                     f"landscape {__version__} reads; update landscape"
                 )
@@ -188,10 +188,10 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
                     stacklevel=3,
                 )
             yield file
-        except InputError:
+        except LandscapeError:
             raise
         except Exception as error:  # the file may contain anything, so every error is due to its content
-            raise FailedError(f"{path}: damaged or incomplete ({first_words(error)})") from error
+            raise OperationError(f"{path}: damaged or incomplete ({first_words(error)})") from error
 
 
 @contextlib.contextmanager
@@ -208,19 +208,19 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
             unknown = _known.get(key) != stamp and seal not in _own
             try:
                 if unknown and (problem := _examiner.ask(place, stamp[2])):
-                    raise FailedError(f"{path}: {problem}")
+                    raise OperationError(f"{path}: {problem}")
                 # Its writer may still have it locked for a moment, after it took its name as a whole file.
                 file = stack.enter_context(h5py.File(place, "r", locking=False if seal else None))
                 break
-            except (OSError, RuntimeError, FailedError) as error:
+            except (OSError, RuntimeError, OperationError) as error:
                 # HDF5 looks up the file's own name, which is none where another one has taken its place.
                 if left and os.path.exists(path) and os.stat(path).st_ino != stamp[1]:
                     continue
-                if isinstance(error, FailedError):
+                if isinstance(error, OperationError):
                     raise
-                raise FailedError(f"{path}: not a readable HDF5 file ({first_words(error)})") from error
+                raise OperationError(f"{path}: not a readable HDF5 file ({first_words(error)})") from error
         if _stamp(file.id.get_vfd_handle()) != stamp:
-            raise FailedError(f"{path}: was changed while it was opened; try again")
+            raise OperationError(f"{path}: was changed while it was opened; try again")
         _known[key] = stamp
         yield file, seal is not None
 
@@ -244,12 +244,12 @@ def _seal(raw: IO[bytes]) -> bytes | None:
 
 
 def _verify(raw: Any, path: str | Path, check: bool) -> bytes | None:
-    """The checksum in ``raw``, or None. With ``check``, raises FailedError unless it matches."""
+    """The checksum in ``raw``, or None. With ``check``, raises OperationError unless it matches."""
     try:
         seal = _seal(raw)
         raw.seek(0)
         if raw.read(len(SIGNATURE)) != SIGNATURE:
-            raise FailedError(f"{path}: not a readable HDF5 file (it does not begin as one)")
+            raise OperationError(f"{path}: not a readable HDF5 file (it does not begin as one)")
         if seal and check:
             digest, left = hashlib.sha256(SIGNATURE), os.fstat(raw.fileno()).st_size - _SEAL_LENGTH - 8
             buffer = memoryview(bytearray(1 << 18))  # small enough for the processor's cache
@@ -257,11 +257,11 @@ def _verify(raw: Any, path: str | Path, check: bool) -> bytes | None:
                 digest.update(buffer[:count])
                 left -= count
             if digest.hexdigest().encode() != seal:
-                raise FailedError(
+                raise OperationError(
                     f"{path}: damaged, its checksum does not fit; take a copy, or make it again"
                 )
     except OSError as error:
-        raise FailedError(f"{path}: cannot be read ({error.strerror})") from error
+        raise OperationError(f"{path}: cannot be read ({error.strerror})") from error
     return seal
 
 

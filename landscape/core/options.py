@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 from weakref import WeakKeyDictionary
 
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, LandscapeError
 
 # The default split of all analyses: the training set (ours). Training minimises its loss, so that Δ(2), the
 # limits on ηλ_max, the smoothing by the spread and the minima that delay leaves are defined by it; the other
@@ -261,7 +261,7 @@ def parse_toml(toml: str, where: str) -> dict[str, Any]:
         return bounded_toml(tomllib.loads(toml), where)
     except RecursionError as error:
         raise InputError(f"{where}: more than {MAX_DEPTH} tables or lists within each other") from error
-    except InputError:
+    except LandscapeError:
         raise
     except ValueError as error:  # TOMLDecodeError, or a number of too many digits
         raise InputError(f"{where}: not valid TOML ({error})") from error

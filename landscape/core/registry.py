@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from typing import Any, ClassVar, TypeVar
 
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.options import check_keywords, choose, positive
 
 T = TypeVar("T")
@@ -237,7 +237,7 @@ class Registry:
         return self[name](**own, **self.options(name, given))
 
     def _imported(self, name: str, place: str) -> Any:
-        """What a declared entry is; FailedError where the package that declared it does not have it."""
+        """What a declared entry is; OperationError where the package that declared it does not have it."""
         module, _, attribute = place.partition(":")
         try:
             return operator.attrgetter(attribute)(importlib.import_module(module))
@@ -245,7 +245,7 @@ class Registry:
             if module.partition(".")[0] == __name__.partition(".")[0]:
                 raise
             why = f"{place} cannot be imported ({type(error).__name__}: {error})"
-            raise FailedError(f"{self.kind} '{name}': {why}") from error
+            raise OperationError(f"{self.kind} '{name}': {why}") from error
 
     def _load_room(self) -> None:
         """Import the package's own entries, once."""
@@ -306,22 +306,22 @@ def optional(module: str, purpose: str, install: str) -> Any:
         install: what pip installs for it: a package, or an extra of this one.
 
     Raises:
-        FailedError: the module cannot be imported; the line names ``purpose`` and ``install``.
+        OperationError: the module cannot be imported; the line names ``purpose`` and ``install``.
 
     Example:
         >>> optional("json", "an example", "json").dumps([1])
         '[1]'
         >>> optional("no_such_module", "an example", "it")
         Traceback (most recent call last):
-        landscape.core.errors.FailedError: an example: no_such_module is not installed; pip install it
+        landscape.core.errors.OperationError: an example: no_such_module is not installed; pip install it
     """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
         if error.name not in (None, module, package):  # installed, but what it needs itself is missing
-            raise FailedError(f"{purpose}: {module} cannot be imported ({error})") from error
-        raise FailedError(f"{purpose}: {package} is not installed; pip install {install}") from error
+            raise OperationError(f"{purpose}: {module} cannot be imported ({error})") from error
+        raise OperationError(f"{purpose}: {package} is not installed; pip install {install}") from error
 
 
 class _Apart(importlib.abc.MetaPathFinder):

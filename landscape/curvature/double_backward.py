@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from landscape.core.errors import InputError, ProblemWarning
+from landscape.core.errors import InputError, LandscapeError, ProblemWarning
 from landscape.core.options import expect
 from landscape.problem.checks import moved
 from landscape.problem.layout import Slot, differentiable, gradients
@@ -73,7 +73,7 @@ def in_full_precision(problem: Problem) -> Problem:
     try:
         with torch.no_grad(), FullPrecision(full.dtype) as mode:
             first_loss(few, few.layout.views(few.theta))
-    except InputError:
+    except LandscapeError:
         raise
     except Exception as error:  # the user's model raises any kind of error where dtypes do not fit
         if not low and not mode.seen & {*LOW}:
@@ -202,7 +202,7 @@ def check_gradient(few: Problem, theta: Tensor, slots: Sequence[Slot]) -> None:
             with FullPrecision(dtype):
                 agrees = _is_derivative(part, slots)
             break
-        except InputError:
+        except LandscapeError:
             raise
         except Exception:  # the user's model raises any kind of error where dtypes do not fit
             if dtype == few.dtype:

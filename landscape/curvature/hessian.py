@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.memory import spare, with_saved_bytes
 from landscape.core.options import choose, expect, positive
 from landscape.curvature import double_backward
@@ -262,7 +262,7 @@ def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) ->
             if test(problem if dtype == problem.dtype else problem.to(dtype)):
                 return True
             tested = True
-        except InputError:
+        except LandscapeError:
             raise
         except Exception:  # the user's model raises any kind of error where dtypes do not fit
             if dtype == problem.dtype:
@@ -356,7 +356,7 @@ def gradient_curvature(problem: Problem, theta: Tensor | None = None) -> tuple[f
         theta: θ (P,); default: the problem's centre.
 
     Raises:
-        FailedError: a gradient that is zero, or numbers that are not finite.
+        OperationError: a gradient that is zero, or numbers that are not finite.
 
     Example:
         >>> import torch, landscape
@@ -371,9 +371,9 @@ def gradient_curvature(problem: Problem, theta: Tensor | None = None) -> tuple[f
     product = HessianOperator(problem, theta)(g)
     norm2, curved = float(g.double() @ g.double()), float(g.double() @ product.double())
     if not math.isfinite(norm2 + curved):
-        raise FailedError("weights: gradient or Hessian of a minibatch is not finite at these weights")
+        raise OperationError("weights: gradient or Hessian of a minibatch is not finite at these weights")
     if norm2 == 0:
-        raise FailedError(
+        raise OperationError(
             f"batch: the gradient of a minibatch of {problem.samples} samples is zero at these weights, so "
             "that there is no curvature along it"
         )

@@ -32,7 +32,7 @@ def load(name: str, *, data_dir: str | Path | None = None, **kwargs: Any) -> Dat
 
     Raises:
         InputError: for an unknown name or option.
-        FailedError: for files that are missing or damaged.
+        OperationError: for files that are missing or damaged.
 
     Example:
         >>> x, y = load("digits").train

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from landscape.core import hdf5
-from landscape.core.errors import FailedError
+from landscape.core.errors import OperationError
 from landscape.core.files import alone
 from landscape.core.options import choose
 from landscape.core.progress import progress_bar
@@ -130,7 +130,7 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
             folder = cache_folder()
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(alone(folder))
-        except (OSError, FailedError) as error:
+        except (OSError, OperationError) as error:
             words = str(error)
             if isinstance(error, OSError):
                 other = "LANDSCAPE_CACHE may name another folder"
@@ -146,7 +146,7 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
                     file.attrs["fingerprint"] = _fingerprint(arrays)
                     for key, array in arrays.items():
                         file[key] = array
-            except FailedError as error:
+            except OperationError as error:
                 warnings.warn(f"{error}; LANDSCAPE_CACHE may name another folder", stacklevel=2)
     return arrays
 
@@ -157,22 +157,22 @@ def _contiguous(make: Callable[[], Arrays]) -> Arrays:
 
 
 def cache_folder() -> Path:
-    """The folder of the cache; FailedError where no home folder is known and LANDSCAPE_CACHE is not set."""
+    """The folder of the cache; OperationError without a home folder and LANDSCAPE_CACHE."""
     folder = os.environ.get("LANDSCAPE_CACHE")
     if folder:
         return Path(folder)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "landscape")
     except RuntimeError as error:  # neither HOME nor an entry in the list of users, as in some containers
-        raise FailedError("there is no home folder for the cache; LANDSCAPE_CACHE may name one") from error
+        raise OperationError("there is no home folder for the cache; LANDSCAPE_CACHE may name one") from error
 
 
 def file_stat(root: Path, path: str) -> os.stat_result:
-    """Size and times of root/path; FailedError where it cannot be had, as of a link to nothing."""
+    """Size and times of root/path; OperationError where it cannot be had, as of a link to nothing."""
     try:
         return os.stat(os.path.join(root, path))
     except OSError as error:
-        raise FailedError(f"{root / path}: cannot be read ({error.strerror})") from error
+        raise OperationError(f"{root / path}: cannot be read ({error.strerror})") from error
 
 
 def _read(path: Path) -> Arrays | None:
@@ -183,7 +183,7 @@ def _read(path: Path) -> Arrays | None:
         with hdf5.reading(path, SCHEMA, warn=False) as file:
             arrays = {key: np.asarray(file[key]) for key in file}
             return arrays if _fingerprint(arrays) == file.attrs["fingerprint"] else None
-    except FailedError:
+    except OperationError:
         return None
 
 

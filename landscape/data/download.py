@@ -21,7 +21,7 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from landscape._version import __version__
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.files import open_regular, replacing
 from landscape.core.progress import Progress
 
@@ -183,8 +183,8 @@ def fetch(
 
     Raises:
         InputError: a mirror that is no http or https address.
-        FailedError: no mirror gives a file with the right checksum, a file that is there is another, or one
-            cannot be written.
+        OperationError: no mirror gives a file with the right checksum, a file that is there is another, or
+            one cannot be written.
     """
     if mirror is not None and not mirror.startswith(("http://", "https://")):
         raise InputError(f"--mirror: '{mirror}' is not allowed, it must be an http:// or https:// address")
@@ -213,7 +213,7 @@ def _existing(name: str, root: Path, file: File, force: bool) -> Path | None:
             if _is(path, file):
                 return path
             if path.parent == target.parent and not force:
-                raise FailedError(
+                raise OperationError(
                     f"{path}: is not the file of {name} (its checksum is another); move it away, or give "
                     "--force to replace it"
                 )
@@ -249,7 +249,7 @@ def _blocks_of(file: IO[bytes]) -> Iterator[bytes]:
     return iter(functools.partial(file.read, BLOCK), b"")
 
 
-def _write(blocks: Iterable[bytes], path: Path, sha256: str, wrong: FailedError) -> None:
+def _write(blocks: Iterable[bytes], path: Path, sha256: str, wrong: OperationError) -> None:
     """Write a file under its name once it is whole; ``wrong`` is raised where it has another checksum."""
     digest = hashlib.sha256()
     with replacing(path) as written:
@@ -260,7 +260,7 @@ def _write(blocks: Iterable[bytes], path: Path, sha256: str, wrong: FailedError)
             raise wrong
 
 
-class _MirrorError(FailedError):
+class _MirrorError(OperationError):
     """A mirror that does not give the file."""
 
 
@@ -282,7 +282,7 @@ def _download(
             failures.append(str(error))
             if mirror != mirrors[-1]:
                 message(f"{error}; trying the next mirror")
-    raise FailedError(
+    raise OperationError(
         f"{'; '.join(failures)}; try again, give --mirror, or put {file.name} into {path.parent} yourself"
     )
 
@@ -347,7 +347,7 @@ def _blocks(url: str, most: int, progress: Progress) -> Generator[bytes]:
             if done < size:
                 raise _MirrorError(f"{url}: broken off after {done:,} of {size:,} bytes")
     except (OSError, HTTPException, ValueError) as error:
-        if isinstance(error, FailedError):
+        if isinstance(error, OperationError):
             raise
         reason = getattr(error, "reason", error)
         if isinstance(error, HTTPError):  # an answer, too
@@ -366,11 +366,11 @@ def _extract(archive: Path, source: Source, missing: list[File], root: Path) -> 
                 opened = tar.extractfile(member) if file and member.isreg() else None
                 if not file or opened is None:
                     continue
-                wrong = FailedError(f"{archive}: the checksum of {member.name} in it is wrong")
+                wrong = OperationError(f"{archive}: the checksum of {member.name} in it is wrong")
                 _write(_blocks_of(opened), root / source.folder / file.name, file.sha256, wrong)
                 del wanted[member.name]
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise FailedError(f"{archive}: cannot be unpacked ({error}); delete it and try again") from error
+        raise OperationError(f"{archive}: cannot be unpacked ({error}); delete it and try again") from error
     if wanted:
-        raise FailedError(f"{archive}: lacks {', '.join(wanted)}")
+        raise OperationError(f"{archive}: lacks {', '.join(wanted)}")
     archive.unlink()

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Subset
 from torch.utils.data import Dataset as Samples
 
 from landscape.core import registry
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.files import open_regular, read_regular
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose, positive
@@ -124,18 +124,18 @@ def decode(path: Path, size: int, border: float) -> Array:
         # For some other formats, such as EPS, Pillow would start programs.
         with open_regular(path, MAX_BYTES) as file, Image.open(file, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise FailedError(
+                raise OperationError(
                     f"{path}: has {image.width} × {image.height} pixels, at most {MAX_PIXELS:,} are read"
                 )
             whole = image.convert("RGB")
             if size and (border or whole.size != (size, size)):
                 whole = ImageOps.fit(whole, (size, size), Image.Resampling.BILINEAR, bleed=border)
             return np.asarray(whole).transpose(2, 0, 1)
-    except FailedError:
+    except OperationError:
         raise
     except Exception as error:  # PIL's decoders raise errors of many kinds for damaged files
         words = " ".join(str(error).split())
-        raise FailedError(f"{path}: cannot be decoded as an image ({words})") from error
+        raise OperationError(f"{path}: cannot be decoded as an image ({words})") from error
 
 
 class ImageFiles(Samples[tuple[Tensor, int]]):
@@ -190,8 +190,8 @@ class ImageStream(Stream):
         loader = DataLoader(files, STREAM_BATCH, num_workers=self.workers, generator=torch.Generator())
         try:
             yield from loader
-        except FailedError as error:  # from a worker, its text is the worker's traceback
-            raise FailedError(str(error).rsplit("FailedError: ", 1)[-1].strip()) from error
+        except OperationError as error:  # from a worker, its text is the worker's traceback
+            raise OperationError(str(error).rsplit("OperationError: ", 1)[-1].strip()) from error
 
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -205,7 +205,7 @@ def listing(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
     """(classes, split -> (file below root, label)…) of root/train/CLASS/*.jpg|jpeg|png and root/test/CLASS/….
 
     Classes are sorted by name; files are in a fixed random order, so that consecutive batches contain all
-    classes. Raises FailedError for a split without classes, a class without images, or classes that
+    classes. Raises OperationError for a split without classes, a class without images, or classes that
     differ.
     """
     files_of_split: dict[str, list[tuple[str, int]]] = {}
@@ -215,18 +215,20 @@ def listing(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
             names = sorted(entry.name for entry in os.scandir(root / split) if entry.is_dir())
             listed = {name: sorted(os.listdir(root / split / name)) for name in names}
         except OSError as error:
-            raise FailedError(f"{error.filename}: cannot be read ({error.strerror})") from error
+            raise OperationError(f"{error.filename}: cannot be read ({error.strerror})") from error
         if split == "test" and names != classes:
             odd = sorted(set(names) ^ set(classes))
-            raise FailedError(f"{root}: train and test have different classes ({', '.join(odd[:5])})")
+            raise OperationError(f"{root}: train and test have different classes ({', '.join(odd[:5])})")
         if len(names) < 2:
-            raise FailedError(f"{root / split}: holds {len(names)} folders of images, one a class is needed")
+            raise OperationError(
+                f"{root / split}: holds {len(names)} folders of images, one a class is needed"
+            )
         classes, files_of_split[split] = names, []
         for label, name in enumerate(names):
             files = [file for file in listed[name] if file.lower().endswith(SUFFIXES)]
             if not files:
                 kinds = ", ".join(SUFFIXES)
-                raise FailedError(f"{root / split / name}: holds no image, a class needs one ({kinds})")
+                raise OperationError(f"{root / split / name}: holds no image, a class needs one ({kinds})")
             files_of_split[split] += [(f"{split}/{name}/{file}", label) for file in files]
         order = np.random.default_rng(0).permutation(len(files_of_split[split]))
         files_of_split[split] = [files_of_split[split][i] for i in order]
@@ -246,7 +248,7 @@ def folder_arrays(
         def one(path: str) -> Array:
             image = decode(root / path, size, border)
             if image.shape != shape:
-                raise FailedError(
+                raise OperationError(
                     f"{root / path}: is {image.shape[2]} × {image.shape[1]} pixels where {paths[0]} is "
                     f"{shape[2]} × {shape[1]}; give data.size to scale all to one"
                 )
@@ -352,7 +354,7 @@ CLASSES = 10
 
 
 def read_idx(path: Path) -> np.ndarray[Any, Any]:
-    """The uint8 array in an IDX file (gzip if its name ends so). FailedError if it is damaged, or too large.
+    """The uint8 array in an IDX file (gzip if its name ends so). OperationError if damaged or too large.
 
     Of a compressed file, only the number of bytes in the header is unpacked.
     """
@@ -362,19 +364,21 @@ def read_idx(path: Path) -> np.ndarray[Any, Any]:
             start = file.read(4)
             sizes = file.read(4 * start[3]) if len(start) == 4 else b""
             if start[:3] != b"\x00\x00\x08" or len(start) < 4 or len(sizes) < 4 * start[3]:
-                raise FailedError(f"{path}: not an IDX file of unsigned bytes (it starts with {start.hex()})")
+                raise OperationError(
+                    f"{path}: not an IDX file of unsigned bytes (it starts with {start.hex()})"
+                )
             shape = tuple(int(n) for n in np.frombuffer(sizes, ">u4"))
             count = math.prod(shape)
             if max(shape, default=0) > MAX_BYTES or count > MAX_BYTES:
-                raise FailedError(
+                raise OperationError(
                     f"{path}: its header promises {shape}, at most {MAX_BYTES:,} bytes are read"
                 )
             raw = file.read(count + 1)
         except (OSError, EOFError, zlib.error) as error:
-            raise FailedError(f"{path}: cannot be read ({error}); download it again") from error
+            raise OperationError(f"{path}: cannot be read ({error}); download it again") from error
     if len(raw) != count:
         size = "more" if len(raw) > count else len(raw)
-        raise FailedError(f"{path}: holds {size} bytes where its header says {count}; download it again")
+        raise OperationError(f"{path}: holds {size} bytes where its header says {count}; download it again")
     return np.frombuffer(raw, np.uint8).reshape(shape)
 
 
@@ -384,7 +388,7 @@ def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
     for file in FILES:
         here = (path for path in places(root, name, name, f"{file}.gz") if path.is_file())
         if (path := next(here, None)) is None:
-            raise FailedError(
+            raise OperationError(
                 f"data {name}: {file}[.gz] is not in {root / name} or {root}; download the four IDX files of "
                 f"{name} ({', '.join(FILES)}), put them there, and give the folder with --data-dir or "
                 "LANDSCAPE_DATA"
@@ -392,14 +396,16 @@ def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
         arrays.append(read_idx(path))
     for images, labels, file in ((arrays[0], arrays[1], FILES[0]), (arrays[2], arrays[3], FILES[2])):
         if images.ndim != 3 or labels.shape != images.shape[:1]:
-            raise FailedError(
+            raise OperationError(
                 f"data {name}: {file} has shape {images.shape} and its labels {labels.shape}; "
                 "they must be (N, height, width) and (N,)"
             )
         if images.size == 0:
-            raise FailedError(f"data {name}: {file} holds no pixel, shape {images.shape}; download it again")
+            raise OperationError(
+                f"data {name}: {file} holds no pixel, shape {images.shape}; download it again"
+            )
         if labels.max() >= CLASSES:
-            raise FailedError(
+            raise OperationError(
                 f"data {name}: the labels of {file} go up to {labels.max()}, allowed: 0…{CLASSES - 1}; "
                 "download them again"
             )
@@ -437,15 +443,17 @@ PIXELS = 3 * 32 * 32
 
 
 def read_binary(path: Path, labels: int, classes: int) -> tuple[Array, Array]:
-    """(images (N, 3, 32, 32) uint8, labels (N,) uint8) of one binary file; FailedError if it is damaged."""
+    """(images (N, 3, 32, 32) uint8, labels (N,) uint8) of one binary file; OperationError if damaged."""
     raw = np.frombuffer(bytearray(read_regular(path, MAX_BYTES)), np.uint8)
     record = labels + PIXELS
     if len(raw) == 0 or len(raw) % record:
-        raise FailedError(f"{path}: holds {len(raw)} bytes, no multiple of {record}; download it again")
+        raise OperationError(f"{path}: holds {len(raw)} bytes, no multiple of {record}; download it again")
     rows = raw.reshape(-1, record)
     y = rows[:, labels - 1].copy()
     if y.max() >= classes:
-        raise FailedError(f"{path}: holds the label {y.max()}, allowed: 0…{classes - 1}; download it again")
+        raise OperationError(
+            f"{path}: holds the label {y.max()}, allowed: 0…{classes - 1}; download it again"
+        )
     return rows[:, labels:].reshape(-1, 3, 32, 32), y
 
 
@@ -460,20 +468,20 @@ def _load_cifar(
     for folder in (path.parent for path in places(root, name, archive, test_file) if path.is_file()):
         missing = [file for file in train_files if not (folder / file).is_file()]
         if missing:
-            raise FailedError(f"data {name}: {folder / missing[0]} is missing; download the archive again")
+            raise OperationError(f"data {name}: {folder / missing[0]} is missing; download the archive again")
         *parts, test = [read_binary(folder / file, labels, classes) for file in (*train_files, test_file)]
         train = np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
         break
     else:
         if not (images / "train").is_dir():
-            raise FailedError(
+            raise OperationError(
                 f"data {name}: neither {root / archive / test_file} nor {images / 'train'} exists; download "
                 f"the binary version, or put images into {images}/train/CLASS and {images}/test/CLASS, and "
                 "give the folder with --data-dir or LANDSCAPE_DATA"
             )
         names, a = folder_arrays(name, images, 32)
         if len(names) != classes:
-            raise FailedError(f"{images / 'train'}: holds {len(names)} classes, {name} has {classes}")
+            raise OperationError(f"{images / 'train'}: holds {len(names)} classes, {name} has {classes}")
         train, test = ((a[f"x_{part}"], a[f"y_{part}"]) for part in ("train", "test"))
     return image_set(_some(train, subset), _some(test, subset), classes, normalize, augment)
 

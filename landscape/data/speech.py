@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from landscape.core import registry
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import open_regular
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
@@ -35,24 +35,24 @@ Utterance = tuple[str, int]
 
 
 def read_wav(path: Path, rate: int) -> Array:
-    """(samples,) float32 in [−1, 1) of a mono 16-bit PCM file; FailedError for any other."""
+    """(samples,) float32 in [−1, 1) of a mono 16-bit PCM file; OperationError for any other."""
     try:
         with open_regular(path, LONGEST) as bytes_, wave.open(bytes_) as file:
             form = file.getframerate(), file.getnchannels(), 8 * file.getsampwidth()
             raw = file.readframes(file.getnframes())
             promised = file.getnframes() * file.getnchannels() * file.getsampwidth()
-    except InputError:
+    except LandscapeError:
         raise
     except Exception as error:  # wave lets through whatever it stumbles over in a damaged chunk
         why = str(error) or "it ends too soon"  # EOFError comes without a word
-        raise FailedError(f"{path}: cannot be read as a wav file ({why})") from error
+        raise OperationError(f"{path}: cannot be read as a wav file ({why})") from error
     if form != (rate, 1, 16):
-        raise FailedError(
+        raise OperationError(
             f"{path}: has {form[0]} Hz, {form[1]} channels, {form[2]} bits; "
             f"{rate} Hz, 1 channel, 16 bits are needed (the rate is data.rate)"
         )
     if not raw or len(raw) != promised:
-        raise FailedError(f"{path}: holds {len(raw)} bytes of sound where its header says {promised}")
+        raise OperationError(f"{path}: holds {len(raw)} bytes of sound where its header says {promised}")
     sound: Array = np.frombuffer(raw, "<i2").astype(np.float32) / 2**15
     return sound
 
@@ -151,7 +151,7 @@ def _speech(
     """The data set of the recordings; every mel band is normalised over the frames of ``train``."""
     for split, utterances in (("train", train), ("test", test)):
         if not utterances:
-            raise FailedError(f"data {name}: no recording is left for {split}, each split needs one")
+            raise OperationError(f"data {name}: no recording is left for {split}, each split needs one")
     per_file = _log_mels(name, root, [file for file, _ in (*train, *test)], features)
     chosen = [thinned(utterances, classes, features.imbalance) for utterances in (train, test)]
     every = np.concatenate([per_file[file] for file, _ in chosen[0]]).astype(np.float64)
@@ -223,7 +223,7 @@ def spoken_digits(
     names = (re.fullmatch(r"(\d)_(\w+)_(\d+)\.wav", path.name) for path in sorted(root.glob("*.wav")))
     parts = [(int(m[1]), m[2], int(m[3]), m[0]) for m in names if m]
     if not parts:
-        raise FailedError(
+        raise OperationError(
             f"data spoken-digits: {root} holds no DIGIT_SPEAKER_INDEX.wav; put the recordings there and give "
             "the folder above it with --data-dir or LANDSCAPE_DATA"
         )
@@ -264,7 +264,9 @@ def speech_list(
     order = sorted(set(words), key=lambda word: (-words.count(word), word))
     for file, label in rows["test"]:
         if label not in order:
-            raise FailedError(f"{root / 'test.csv'}: {file} has the label '{label}', which train.csv has not")
+            raise OperationError(
+                f"{root / 'test.csv'}: {file} has the label '{label}', which train.csv has not"
+            )
     train, test = ([(f, order.index(label)) for f, label in rows[s]] for s in ("train", "test"))
     features = Features(rate, mels, context, positions, frames, imbalance)
     return _speech(root.name, root, train, test, len(order), features)
@@ -275,12 +277,12 @@ def _read_list(path: Path) -> list[tuple[str, str]]:
         with open_regular(path, LIST) as file, io.TextIOWrapper(file, encoding="utf-8", newline="") as text:
             rows = list(csv.DictReader(text))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FailedError(f"{path}: cannot be read ({error})") from error
+        raise OperationError(f"{path}: cannot be read ({error})") from error
     if not rows or not {"path", "label"} <= set(rows[0]):
-        raise FailedError(f"{path}: needs a first line 'path,label' and one line a recording")
+        raise OperationError(f"{path}: needs a first line 'path,label' and one line a recording")
     for number, row in enumerate(rows, start=2):
         if not row["path"] or not row["label"]:
-            raise FailedError(f"{path}: line {number} has no {'label' if row['path'] else 'path'}")
+            raise OperationError(f"{path}: line {number} has no {'label' if row['path'] else 'path'}")
         if not os.path.isfile(path.parent / row["path"]):  # which is False, too, of what can be no name
-            raise FailedError(f"{path}: line {number}: no file {path.parent / row['path']}")
+            raise OperationError(f"{path}: line {number}: no file {path.parent / row['path']}")
     return [(row["path"], row["label"]) for row in rows]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, no_progress, portion
@@ -125,7 +125,7 @@ class MismatchError(InputError):
     """An earlier result belongs to a different model, plane or setting and cannot be resumed."""
 
 
-class LostError(FailedError):
+class LostError(OperationError):
     """Another process of the group has ended without a reason."""
 
     words = "another process of the group has ended"
@@ -223,7 +223,7 @@ def compute_missing(
         portions: how the points are divided.
         places: numbers of the points that are asked for; default: all.
 
-    Raises FailedError, after the computed points were saved, if another process fails.
+    Raises OperationError, after the computed points were saved, if another process fails.
     """
     places = np.arange(len(done)) if places is None else places
     if portions.cluster is not None:
@@ -259,7 +259,7 @@ def compute_missing(
         if failure:
             raise failure
         if failures:
-            raise FailedError(f"rank {failures[0][0]} failed ({failures[0][1]}); {RESUMABLE}")
+            raise OperationError(f"rank {failures[0][0]} failed ({failures[0][1]}); {RESUMABLE}")
         pace = max(facts[1] for _, facts in parts) / -(-len(now) // size)  # seconds a block of the slowest
         seconds = max(PORTION_SECONDS, SAVE_SHARE * parts[0][1][2])
         portion_of = size * max(least, int(min(seconds / max(pace, 1e-9), whole)))
@@ -360,7 +360,7 @@ def _gather(arrays: Mapping[str, Array], facts: list[Any], group: dist.ProcessGr
 
 
 def _part(message: bytes) -> _Part:
-    """The columns of numbers and the facts in ``message``. FailedError for anything else."""
+    """The columns of numbers and the facts in ``message``. OperationError for anything else."""
     try:
         start = 8 + int.from_bytes(message[:8], "little")
         kinds, facts = json.loads(message[8:start])
@@ -372,7 +372,7 @@ def _part(message: bytes) -> _Part:
             arrays[name] = np.frombuffer(message, dtype, count, start).copy()
             start += arrays[name].nbytes
     except (ValueError, TypeError) as error:
-        raise FailedError(f"another process sent no part of a grid ({error}); {RESUMABLE}") from error
+        raise OperationError(f"another process sent no part of a grid ({error}); {RESUMABLE}") from error
     return arrays, facts
 
 

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from landscape.core.errors import FailedError, InputError, PathWarning
+from landscape.core.errors import InputError, OperationError, PathWarning
 from landscape.core.memory import MemoryBudget
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import call, tree_map
@@ -194,7 +194,7 @@ def compiled_totals(
 ) -> tuple[Totals, str]:
     """The batched totals under torch.compile, and "compiled"; without it, and "batched", where that fails.
 
-    With ``forced`` FailedError in place of these.
+    With ``forced`` OperationError in place of these.
     """
     problem, blocks = loss.problem, _Blocks(loss, steps)
     compiled = torch.compile(blocks.run, dynamic=False)
@@ -209,7 +209,7 @@ def compiled_totals(
     except Exception as error:  # no compiler, or one that fails: it raises what it likes
         reason = str(error).strip().split("\n")[0]
     if forced:
-        raise FailedError(f"path: 'compiled' fails here ({reason}); use 'batched'")
+        raise OperationError(f"path: 'compiled' fails here ({reason}); use 'batched'")
     warnings.warn(f"path: 'batched' in place of 'compiled' ({reason})", PathWarning, stacklevel=4)
     return blocks.totals(size), "batched"
 

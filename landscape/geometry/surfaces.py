@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose, positive
 from landscape.results.base import Provenance
@@ -225,7 +225,7 @@ def _default_rises(fine: FineGrid, edge: float) -> Array:
     """Equal steps up to the edge's rise; if it is never cut, or always, to the highest loss."""
     top = edge if 0 < edge < np.inf else fine.highest - fine.reference
     if not top > 0:
-        raise FailedError(f"rises: no loss is above that at the reference point, {fine.reference:.4g}")
+        raise OperationError(f"rises: no loss is above that at the reference point, {fine.reference:.4g}")
     return top * np.arange(1, RISES + 1) / RISES
 
 
@@ -267,13 +267,15 @@ def _loss_error(surface: Surface) -> float:
 
 
 def _start(surface: Surface, around: str, lowest: Sequence[float]) -> Sequence[float]:
-    """Where all regions begin. FailedError for a centre outside the grid, or beside a loss not finite."""
+    """Where all regions begin. OperationError for a centre outside the grid, or beside a loss not finite."""
     if around == "lowest":
         return lowest
     beside = [np.flatnonzero(np.abs(grid) < np.diff(grid).max()) for grid in (surface.y, surface.x)]
     inside = all(grid[0] <= 0 <= grid[-1] for grid in (surface.x, surface.y))
     if not inside or not np.isfinite(surface.loss[np.ix_(*beside)]).all():
-        raise FailedError(f"around: '{around}' is not on the grid, or its loss is not finite; give 'lowest'")
+        raise OperationError(
+            f"around: '{around}' is not on the grid, or its loss is not finite; give 'lowest'"
+        )
     return 0.0, 0.0
 
 
@@ -288,9 +290,9 @@ def basins_of(
         raise InputError(f"grid: {loss.shape[::-1]} points have no basins, 2 × 2 points are the fewest")
     finite = loss[np.isfinite(loss)]
     if not finite.size:
-        raise FailedError("loss: no value is finite, there is no basin")
+        raise OperationError("loss: no value is finite, there is no basin")
     if not independent(products):
-        raise FailedError("directions: they are parallel, zero or not finite, so that areas mean nothing")
+        raise OperationError("directions: they are parallel, zero or not finite, so that areas mean nothing")
     if least is None:
         least = max(LEAST * float(np.median(finite) - finite.min()), 2 * _loss_error(surface))
     positive("least", least, least=0)

@@ -26,7 +26,7 @@ def save_vts(surface: Surface, path: str | Path) -> None:
 
     Raises:
         InputError: another suffix, or no finite loss.
-        FailedError: the file cannot be written.
+        OperationError: the file cannot be written.
 
     Example:
         >>> import pathlib, tempfile

@@ -51,7 +51,7 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
         InputError: for an option that is not known or allowed; in training for what the recorder refuses,
             label smoothing or a loss of the Trainer's without ``loss``, a data set without a length or with a
             random collator (such as of masked words), and optimizers that step in the backward pass.
-        FailedError: in training, for a folder that the recorder refuses.
+        OperationError: in training, for a folder that the recorder refuses.
 
     Example::
 

@@ -61,7 +61,7 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
         InputError: for an option that is not known or allowed; at the start of the training for what the
             recorder refuses, several optimizers, shards of the parameters, batches that the Trainer changes
             on their way, and a ``training_step`` that cannot be evaluated on its own.
-        FailedError: at the start of the training, for a folder that the recorder refuses.
+        OperationError: at the start of the training, for a folder that the recorder refuses.
 
     Example::
 

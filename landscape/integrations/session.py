@@ -21,7 +21,7 @@ from landscape.analysis.planes import NORMS, random_plane
 from landscape.analysis.spectrum import spectrum
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, LandscapeError
 from landscape.core.options import SPLIT, check_keywords, check_type, choose, positive
 from landscape.evaluation.grid import axes
 from landscape.problem.problem import Loss, Problem
@@ -221,7 +221,7 @@ class Session:
                     result = picture.compute(problem, self._about(run.label, picture.split))
                     result.save(self.folder / f"{name}.h5")
                     result.plot(path=self.folder / f"{name}.png")
-            except (InputError, FailedError) as error:
+            except LandscapeError as error:
                 warnings.warn(f"{name}: not drawn: {error}", RecorderWarning, stacklevel=2)
 
 

@@ -24,7 +24,7 @@ from landscape.analysis.grids import contour, hessian_grid
 from landscape.analysis.planes import random_plane
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.core.errors import FailedError
+from landscape.core.errors import OperationError
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
 from landscape.core.memory import pick_device
@@ -151,7 +151,7 @@ class Context:
         Of a run that has ended without a record, that is written now.
 
         Raises:
-            FailedError: a damaged record, or a folder that holds a run of another recipe.
+            OperationError: a damaged record, or a folder that holds a run of another recipe.
         """
         assert self.records is not None
         path = self.records / f"{identity(recipe)}.json"
@@ -182,7 +182,7 @@ class Context:
         """Train ``recipes`` whose weights are not in FOLDER; an interrupted run resumes.
 
         Raises:
-            FailedError: a run could not be made.
+            OperationError: a run could not be made.
         """
         todo = [
             Run(recipe, folder)
@@ -285,7 +285,7 @@ class Context:
         )
 
     def dataset(self, name: str, options: Mapping[str, Any]) -> data.Dataset:
-        """A data set, which is read once. FailedError for a missing one says what to download."""
+        """A data set, which is read once. OperationError for a missing one says what to download."""
         key = digest(name, dict(options))
         if key not in self._data:
             self._data[key] = data.load(name, data_dir=self.data_dir, **options)
@@ -346,7 +346,7 @@ class Context:
         """The results in ``path``; None, with a message where it is damaged, if they must be computed."""
         try:
             return base.load_results(path) if path.exists() else None
-        except FailedError as error:
+        except OperationError as error:
             self.message(f"{error}; it is computed again")
             return None
 

@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image
 
 from landscape._version import __version__
-from landscape.core.errors import FailedError
+from landscape.core.errors import OperationError
 from landscape.core.files import read_regular, write_text
 from landscape.paper.context import Context, OutOfTimeError, WeightsNeededError
 from landscape.paper.figure import Drawing, Figure, get, names
@@ -63,7 +63,7 @@ def draw(entry: Figure, context: Context, folder: Path) -> tuple[Drawing, list[P
 
     Raises:
         OutOfTimeError: the budget is used before all is there that it needs.
-        FailedError: a run or a file could not be made.
+        OperationError: a run or a file could not be made.
     """
     from landscape.plots.style import style  # and matplotlib: only where something is drawn
 
@@ -179,7 +179,7 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
     The verdicts are computed from the CSV files, so that those of older versions are graded alike.
 
     Raises:
-        FailedError: a damaged or missing file.
+        OperationError: a damaged or missing file.
     """
     entries: dict[str, dict[str, Any]] = {}
     for name in names():
@@ -191,10 +191,10 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
                 path = path.with_suffix(".csv")
                 data = read_regular(path, MAX_BYTES).decode()
                 entries[name] = entry | verdict(name, entry["scale"], data)
-            except FailedError:
+            except OperationError:
                 raise
             except DAMAGED as error:
-                raise FailedError(f"{path}: damaged ({error}); make the figure again") from error
+                raise OperationError(f"{path}: damaged ({error}); make the figure again") from error
     return entries
 
 
@@ -225,7 +225,7 @@ def page(folder: Path) -> Path:
     The verdicts in the JSON files are brought up to date with their CSV files.
 
     Raises:
-        FailedError: a damaged file.
+        OperationError: a damaged file.
     """
     entries = entries_in(folder)
     for name, entry in entries.items():

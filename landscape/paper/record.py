@@ -20,7 +20,7 @@ import torch
 from landscape._version import __version__
 from landscape.checkpoint.checkpoint import DIVERGED, Checkpoint
 from landscape.checkpoint.history import UNITS
-from landscape.core.errors import FailedError
+from landscape.core.errors import OperationError
 from landscape.core.files import read_regular, write_text
 from landscape.core.hdf5 import Array
 from landscape.core.options import parse_toml
@@ -110,7 +110,7 @@ class Record:
         )
 
     def write(self, path: Path) -> None:
-        """Write to ``path``, a line for each key. Raises FailedError where it cannot be written."""
+        """Write to ``path``, a line for each key. Raises OperationError where it cannot be written."""
         end = self.checkpoint()
         values = vars(self) | {
             "recipe": self.recipe.to_toml(),
@@ -123,14 +123,14 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Read ``path``. Raises FailedError for a file that is damaged or no record."""
+        """Read ``path``. Raises OperationError for a file that is damaged or no record."""
         try:
             return _of_values(json.loads(read_regular(path, MAX_BYTES).decode()), str(path))
         except KeyError as error:
             words = f"it has no {error}"
         except (ArithmeticError, AttributeError, TypeError, ValueError, RecursionError) as error:
             words = " ".join(str(error).split())[:120]
-        raise FailedError(f"{path}: damaged ({words}); delete it to make its run again")
+        raise OperationError(f"{path}: damaged ({words}); delete it to make its run again")
 
 
 def _curves(history: Mapping[str, Array]) -> list[dict[str, Array]]:

@@ -81,7 +81,7 @@ def save_figure(figure: Figure, path: str | Path, dpi: float | None = None) -> N
 
     Raises:
         InputError: another suffix, or a dpi that is not allowed.
-        FailedError: the file cannot be written.
+        OperationError: the file cannot be written.
 
     Example:
         >>> import pathlib, tempfile

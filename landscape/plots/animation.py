@@ -15,7 +15,7 @@ from matplotlib import animation, ticker
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.files import read_regular, replacing
 from landscape.core.hdf5 import Array
 from landscape.core.progress import Progress
@@ -155,7 +155,7 @@ def save_film(made: Film, path: Path, fps: int, dpi: float, progress: Progress) 
 
     Raises:
         InputError: another suffix.
-        FailedError: ffmpeg is missing or fails, or the file cannot be written.
+        OperationError: ffmpeg is missing or fails, or the file cannot be written.
     """
     check_film(path)
     kind = animation.PillowWriter if path.suffix == ".gif" else animation.FFMpegWriter
@@ -171,7 +171,7 @@ def save_film(made: Film, path: Path, fps: int, dpi: float, progress: Progress) 
                     progress((k + 1) / made.count)
         except (OSError, RuntimeError) as error:
             words = " ".join(str(error).split())[:120]
-            raise FailedError(f"{path}: the film cannot be written ({words})") from error
+            raise OperationError(f"{path}: the film cannot be written ({words})") from error
         with replacing(path) as file:
             file.write(read_regular(target))
 
@@ -181,9 +181,9 @@ def check_film(path: Path) -> None:
 
     Raises:
         InputError: another suffix than .gif and .mp4.
-        FailedError: an .mp4 without ffmpeg.
+        OperationError: an .mp4 without ffmpeg.
     """
     if path.suffix not in FORMATS:
         raise InputError(f"{path}: a film's name must end in {', '.join(FORMATS)}")
     if path.suffix == ".mp4" and shutil.which("ffmpeg") is None:
-        raise FailedError(f"{path}: an .mp4 needs ffmpeg, not installed here; install it, or write a .gif")
+        raise OperationError(f"{path}: an .mp4 needs ffmpeg, not installed here; install it, or write a .gif")

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 
 # Characters of a title in an inch of a picture, at the size that style.mplstyle gives it.
 TITLE_CHARACTERS = 8.8
@@ -98,7 +98,7 @@ class Picture(Figure):
             warn: not used; matplotlib's own method has it.
 
         Raises:
-            FailedError: there is neither a notebook nor a screen.
+            OperationError: there is neither a notebook nor a screen.
         """
         ipython = sys.modules.get("IPython")
         shell = ipython.get_ipython() if ipython else None
@@ -112,7 +112,7 @@ class Picture(Figure):
         try:
             manager = window.canvas.manager
             if manager is None or type(manager).show is FigureManagerBase.show:
-                raise FailedError("show: there is no window for a picture; write a file by plot(path=…)")
+                raise OperationError("show: there is no window for a picture; write a file by plot(path=…)")
             manager.canvas.figure = self
             self.set_canvas(manager.canvas)
             pyplot.show()

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, LandscapeError
 from landscape.problem.batches import call, clone, named_tensors, random_state, strided, take
 from landscape.problem.data import PROBE
 from landscape.problem.losses import ClonedTargets, Terms, check_labels, output_loss, refuse_broadcasting
@@ -120,7 +120,7 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
                 after = random_state(problem.device)
             problem.draws_elsewhere = before[1] != after[1]
             break
-        except InputError:
+        except LandscapeError:
             raise
         except Exception as error:  # the user's model and loss raise any kind of error
             causes.append(error)
@@ -204,12 +204,12 @@ def check_problem(
     labels = data.resident[1] if data.resident else None
     try:
         loss, drawn = check_fit(problem, given[0], given[1], labels)
-    except InputError as error:  # the loss, or the model of a graph, may take no part of the data
+    except LandscapeError as error:  # the loss, or the model of a graph, may take no part of the data
         x, y = _more(problem, batch, x)
         given = clone((x, y))
         try:
             loss, drawn = check_fit(problem, given[0], given[1], labels)
-        except InputError:
+        except LandscapeError:
             raise error from error.__cause__
     if writes(x, given[0]):
         problem.model.register_forward_pre_hook(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, LandscapeError
 from landscape.core.memory import fits
 from landscape.problem.batches import (
     STREAM_BATCH,
@@ -267,7 +267,7 @@ class Data:
             return picked
         try:
             length = count_samples(x, y, alike=True)
-        except InputError:
+        except LandscapeError:
             return None
         return self._that_count(_different(y, length, count), x, y)
 
@@ -284,7 +284,7 @@ class Data:
             batches.append(take(batch, rows.to(self.device)))
         try:
             x, y = concatenate(batches)
-        except InputError:
+        except LandscapeError:
             return other
         return x, y
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from landscape.core.errors import InputError, ProblemWarning
+from landscape.core.errors import InputError, LandscapeError, ProblemWarning
 from landscape.core.memory import available_memory
 from landscape.problem.batches import count_samples, named_tensors, take
 from landscape.problem.data import Data, notable
@@ -273,7 +273,7 @@ def attempt(function: Callable[..., T], *args: Any) -> T | None:
     """What ``function(*args)`` gives; None where the user's model or loss does not take such samples."""
     try:
         return function(*args)
-    except InputError:
+    except LandscapeError:
         raise
     except Exception:  # they raise any kind of error
         return None
@@ -326,7 +326,7 @@ def check_mean(problem: MeanLoss, terms: Terms, batch: tuple[Any, Any], theta: T
             parts = parts.in_float64()
             if _all_combine(parts, rows, weights):
                 return
-        except InputError:
+        except LandscapeError:
             raise
         except Exception:  # the loss, or the model, does not take such a part
             if not problem.data.indexed and _even_parts_combine(parts, rows, terms):

@@ -16,7 +16,7 @@ from matplotlib.colors import LogNorm
 from landscape import plots
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.core.errors import InputError
+from landscape.core.errors import LandscapeError
 from landscape.core.hdf5 import Array
 from landscape.plots.curvature import density_scale
 from landscape.plots.grids import starred
@@ -308,7 +308,7 @@ def picture_of(kind: str, results: Sequence[Result]) -> Picture | str:
         buffer = io.BytesIO()
         with style():
             figure.savefig(buffer, format="png", dpi=110)
-    except InputError as error:
+    except LandscapeError as error:
         return f"{kind}: not drawn, {error}"
     except (ArithmeticError, LookupError, ValueError) as error:  # numbers that no axis takes
         return f"{kind}: values that cannot be drawn ({error})"

@@ -14,7 +14,7 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import SCHEMA, Checkpoint
 from landscape.checkpoint.user_code import is_user_defined
 from landscape.core import hdf5
-from landscape.core.errors import FailedError
+from landscape.core.errors import OperationError
 from landscape.core.files import printable
 from landscape.plots.style import colors_of, paper_name
 from landscape.plots.training import groups_of
@@ -85,7 +85,7 @@ def read(paths: Iterable[Path]) -> Contents:
     """Read checkpoints, results and folders of runs; a folder brings the results that lie in it.
 
     Raises:
-        FailedError: a file that is missing, damaged or of another program, or a folder without a run. A
+        OperationError: a file that is missing, damaged or of another program, or a folder without a run. A
             damaged result that was found in a folder is left out, with a note.
     """
     loaded: dict[Path, tuple[Path, Checkpoint | list[base.Result]]] = {}
@@ -103,7 +103,7 @@ def read(paths: Iterable[Path]) -> Contents:
             try:
                 if (schema := _schema(other)) != SCHEMA:
                     load(other, schema)
-            except FailedError as error:
+            except OperationError as error:
                 notes.append(f"Left out: {printable(error)}")
     known = [(path, of) for path, of in loaded.values() if isinstance(of, Checkpoint)]
     named = zip(known, _names([checkpoint for _, checkpoint in known]), strict=True)

@@ -25,7 +25,7 @@ def figures_page(folder: Path) -> Page:
     """The page about the figures that ``landscape figures`` wrote to ``folder``.
 
     Raises:
-        FailedError: a damaged file, or a picture that cannot be read.
+        OperationError: a damaged file, or a picture that cannot be read.
     """
     entries = gallery.entries_in(folder)
     said = [f"{len(entries)} figures and tables of the papers.", gallery.counted(entries), gallery.RULES]
@@ -66,7 +66,7 @@ def check_installed() -> None:
     """Check that the packages for a report are there, before work is done for one.
 
     Raises:
-        FailedError: plotly or jinja2 is not installed; the line says what to install.
+        OperationError: plotly or jinja2 is not installed; the line says what to install.
     """
     optional("jinja2", "a report", EXTRA)
     optional("plotly", "a report", EXTRA)
@@ -81,12 +81,12 @@ def report(paths: Iterable[str | Path], path: str | Path, title: str = "") -> No
         title: of the page. Default: the algorithms and data of the runs.
 
     Raises:
-        FailedError: a file that cannot be read or written; plotly or jinja2 is not installed.
+        OperationError: a file that cannot be read or written; plotly or jinja2 is not installed.
 
     Example:
         >>> report(["missing.h5"], "report.html")
         Traceback (most recent call last):
-        landscape.core.errors.FailedError: missing.h5: no such file; ...
+        landscape.core.errors.OperationError: missing.h5: no such file; ...
     """
     write(build(contents.read(map(Path, paths)), title), path)
 
@@ -116,7 +116,7 @@ def write(page: Page, path: str | Path) -> None:
     """Render ``page`` and write it to ``path``, which is replaced only once the new file is whole.
 
     Raises:
-        FailedError: the file cannot be written; plotly or jinja2 is not installed.
+        OperationError: the file cannot be written; plotly or jinja2 is not installed.
     """
     write_text(path, render(page))
 

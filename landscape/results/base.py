@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 
 from landscape.core import registry
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import LARGEST, Array, attribute, dataset, group, location, reading, writing
 from landscape.core.options import choose, type_hints
 from landscape.core.registry import optional
@@ -203,7 +203,7 @@ class Result:
 
         Raises:
             InputError: there is nothing finite to draw, or an argument is not allowed.
-            FailedError: ``path`` cannot be written.
+            OperationError: ``path`` cannot be written.
 
         Example:
             >>> escape.plot(title="Escape from a saddle").get_suptitle()
@@ -225,7 +225,7 @@ class Result:
             for numbers that were not computed, are left out.
 
         Raises:
-            FailedError: xarray is not installed.
+            OperationError: xarray is not installed.
 
         Example:
             >>> float(escape.to_xarray().times.sel(algorithms="ssgd", values=0.2).mean())
@@ -254,7 +254,7 @@ class Result:
             without coordinates. All fields that are no arrays are in ``attrs``.
 
         Raises:
-            FailedError: pandas is not installed.
+            OperationError: pandas is not installed.
             InputError: a dimension that the result does not have.
 
         Example:
@@ -305,7 +305,7 @@ class Result:
             path: the file.
 
         Raises:
-            FailedError: the file cannot be written.
+            OperationError: the file cannot be written.
 
         Example:
             >>> import tempfile
@@ -327,16 +327,18 @@ class Result:
             The result.
 
         Raises:
-            FailedError: the file holds something else or several results, is damaged or cannot be read.
+            OperationError: the file holds something else or several results, is damaged or cannot be read.
 
         Example:
             >>> Result.load("missing.h5")
             Traceback (most recent call last):
-            landscape.core.errors.FailedError: missing.h5: no such file; ...
+            landscape.core.errors.OperationError: missing.h5: no such file; ...
         """
         results = load_results(path)
         if len(results) != 1 or not isinstance(results[0], cls):
-            raise FailedError(f"{path}: holds {len(results)} {results[0].schema}, one {cls.schema} is needed")
+            raise OperationError(
+                f"{path}: holds {len(results)} {results[0].schema}, one {cls.schema} is needed"
+            )
         return results[0]
 
     def _write(self, group: h5py.Group) -> None:
@@ -383,7 +385,7 @@ def save(results: Sequence[Result], path: str | Path) -> None:
 
     Raises:
         InputError: anything else than a list of results of one kind.
-        FailedError: the file cannot be written.
+        OperationError: the file cannot be written.
 
     Example:
         >>> import tempfile
@@ -409,19 +411,19 @@ def load_results(path: str | Path) -> list[Result]:
     """Read all results in ``path``, in order.
 
     Raises:
-        FailedError: the file holds no results, is damaged, or cannot be read (see
+        OperationError: the file holds no results, is damaged, or cannot be read (see
             :func:`landscape.core.hdf5.reading`).
 
     Example:
         >>> load_results("missing.h5")
         Traceback (most recent call last):
-        landscape.core.errors.FailedError: missing.h5: no such file; ...
+        landscape.core.errors.OperationError: missing.h5: no such file; ...
     """
     with reading(path) as file:
         schema = str(file.attrs["schema"])
         if schema not in registry.results:
             known = ", ".join(registry.results.names())
-            raise FailedError(f"{path}: holds a {schema}, not a result (allowed: {known})")
+            raise OperationError(f"{path}: holds a {schema}, not a result (allowed: {known})")
         kind: type[Result] = registry.results[schema]
         numbers = {name for name in file if _NUMBER.fullmatch(name)}
         if numbers != {str(i) for i in range(len(numbers))}:

@@ -389,7 +389,7 @@ class Surface(Interpolated):
 
         Raises:
             InputError: a rise that is not positive, or an unknown ``around``.
-            FailedError: no finite loss, none at the centre, fewer than 2 × 2 points, parallel directions.
+            OperationError: no finite loss, none at the centre, fewer than 2 × 2 points, parallel directions.
 
         Example:
             >>> surface.basins([0.25]).area.round(1).tolist()  # π/4

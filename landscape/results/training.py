@@ -372,7 +372,7 @@ class Sweep(Result):
             A DataFrame with a row for each setting.
 
         Raises:
-            FailedError: pandas is not installed.
+            OperationError: pandas is not installed.
             InputError: a dimension that the result does not have.
 
         Example:
@@ -395,7 +395,7 @@ class Sweep(Result):
             path: the file, which is replaced.
 
         Raises:
-            FailedError: the file cannot be written.
+            OperationError: the file cannot be written.
 
         Example:
             >>> import pathlib, tempfile

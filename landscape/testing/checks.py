@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import registry
-from landscape.core.errors import InputError
+from landscape.core.errors import LandscapeError
 from landscape.core.options import choose
 from landscape.problem.problem import Problem
 from landscape.results.base import Result, load_results
@@ -57,7 +57,7 @@ def refuses(call: Callable[[Any], object], values: Mapping[str, Any], prefix: st
     for option, value in values.items():
         try:
             call({option: value})
-        except InputError as error:
+        except LandscapeError as error:
             text, shown = str(error), str(value.get("name") if isinstance(value, dict) else value)
             named = prefix + option in text and shown in text and "\n" not in text
             require(named, f"{option} = {value!r} is not refused in one line with both: {text}")

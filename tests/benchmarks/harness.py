@@ -72,7 +72,7 @@ def mnist() -> dict[str, Any]:
     """The data table of a recipe: MNIST where LANDSCAPE_DATA has it, else a mixture that times the same."""
     try:
         landscape.data.load("mnist")
-    except landscape.FailedError:
+    except landscape.OperationError:
         print("MNIST is not in LANDSCAPE_DATA: a Gaussian mixture of its shape stands in", flush=True)
         return MADE
     return {"name": "mnist"}

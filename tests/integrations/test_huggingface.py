@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, SequentialSampler
 
 import landscape
-from landscape import FailedError, InputError, Recorder
+from landscape import InputError, OperationError, Recorder
 from tests.problems import assert_identity
 
 transformers = pytest.importorskip(
@@ -224,9 +224,9 @@ def test_a_run_goes_on_from_a_checkpoint_of_the_trainers(tmp_path: Path) -> None
     for name in COLUMNS[:-1]:
         np.testing.assert_allclose(a.history[name], b.history[name], rtol=1e-6, atol=1e-12, err_msg=name)
     assert sorted(p.stem[-2:] for p in (tmp_path / "b").glob("step-*.h5")) == ["00", "04", "06", "08", "12"]
-    with pytest.raises(FailedError, match="holds a run already"):
+    with pytest.raises(OperationError, match="holds a run already"):
         train(gpt2(), LandscapeCallback(tmp_path / "b", **options), folder=tmp_path)
-    with pytest.raises(FailedError, match="resume: 6"):
+    with pytest.raises(OperationError, match="resume: 6"):
         train(gpt2(), LandscapeCallback(tmp_path / "c", **options), folder=tmp_path, resume=path)
 
 
@@ -351,7 +351,7 @@ def test_after_an_exception_the_next_training_begins_anew(tmp_path: Path) -> Non
     callback = LandscapeCallback(tmp_path / "a", every=1)
     with pytest.raises(RuntimeError, match="own"):
         train(gpt2(), callback, Failing(), folder=tmp_path)
-    with pytest.raises(FailedError, match="holds a run already"):
+    with pytest.raises(OperationError, match="holds a run already"):
         train(gpt2(), callback, folder=tmp_path)
     assert landscape.load(tmp_path / "a" / "last.h5").step == 3
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 import landscape
-from landscape import FailedError, InputError, Recorder
+from landscape import InputError, OperationError, Recorder
 from tests.problems import assert_identity
 from tests.test_recorder import Net, digits
 
@@ -243,7 +243,7 @@ def test_a_run_goes_on_from_a_checkpoint_of_lightnings(tmp_path: Path) -> None:
     trainer.fit(trainer.lightning_module, DataLoader(data(), BATCH))
     assert landscape.load(tmp_path / "b" / "last.h5").history["step"].tolist() == list(range(0, 17, 2))
     for again in (callback, LandscapeCallback(tmp_path / "b", **options)):
-        with pytest.raises(FailedError, match="holds a run already"):
+        with pytest.raises(OperationError, match="holds a run already"):
             fit(Module(), again, folder=tmp_path)
 
 

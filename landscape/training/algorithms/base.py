@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoint.history import UNITS
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.training.optimizer.base import OptimizerMemory, restored
 from landscape.training.processes.comm import Comm
 from landscape.training.run.randomness import RESERVED, generator
@@ -89,7 +89,7 @@ class Rule(ABC):
             shared: name -> (…).
 
         Raises:
-            FailedError: where they are not this rule's, or not of so many learners.
+            OperationError: where they are not this rule's, or not of so many learners.
         """
         self.state, self.shared = restored("rule", self.state, state), restored("shared", self.shared, shared)
 
@@ -210,10 +210,10 @@ class Rule(ABC):
             That of ``landscape.training.run.randomness.generator``.
 
         Raises:
-            FailedError: for a ``purpose`` that the class does not declare.
+            OperationError: for a ``purpose`` that the class does not declare.
         """
         if purpose not in self.purposes:
-            raise FailedError(
+            raise OperationError(
                 f"{type(self).__name__}: draws for '{purpose}', which its purposes do not declare "
                 f"({', '.join(self.purposes) or 'none'})"
             )

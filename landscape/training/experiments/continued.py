@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.options import choose, expect, positive
 from landscape.core.progress import Progress
 from landscape.core.registry import numerics
@@ -78,7 +78,7 @@ def critical_batch(
     Raises:
         InputError: no checkpoint, fewer than two factors, a batch that the learners cannot share, or branches
             too short.
-        FailedError: a run without a recipe, one whose recipe names code, or a run that diverged.
+        OperationError: a run without a recipe, one whose recipe names code, or a run that diverged.
 
     Example:
         >>> from landscape.training.recipes.recipe import read
@@ -91,7 +91,7 @@ def critical_batch(
     # The run's, without its schedule and what is recorded along the way.
     recipe = continued(run, schedule=Schedule())
     if run.diverged:
-        raise FailedError(f"{run.path or 'checkpoint'}: the run diverged, there is nothing to continue")
+        raise OperationError(f"{run.path or 'checkpoint'}: the run diverged, there is nothing to continue")
     chosen = scaling or ("sqrt" if recipe.part("optimizer")[0] in ROOT else "linear")
     choose("scaling", chosen, SCALING)
     for name, value in (("seeds", seeds), ("trained_samples", trained_samples or 1)):
@@ -176,7 +176,7 @@ def mean_path(
 ) -> Tensor:
     """w_a (S + 1, P) along ``steps`` S further steps of the run, in memory; fewer if it diverges.
 
-    Raises FailedError where the run's recipe names code, which a file cannot bring in.
+    Raises OperationError where the run's recipe names code, which a file cannot bring in.
     """
     recipe = continued(run, steps=run.step + steps, checkpoint=Save(every=1))
     path = [run.mean]

@@ -11,7 +11,7 @@ from typing import Unpack
 import numpy as np
 from torch import Tensor
 
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.options import positive
 from landscape.core.progress import Progress
 from landscape.core.registry import numerics
@@ -135,7 +135,7 @@ def minima(
 
     Raises:
         InputError: where the loss curves upwards in no direction.
-        FailedError: where training leaves at every rate, or at none.
+        OperationError: where training leaves at every rate, or at none.
     """
     positive("tol", tol)
     positive("weight_decay", weight_decay, least=0)
@@ -247,14 +247,16 @@ def search(
             break
         low, high = low / WIDEN, low
     else:
-        raise FailedError(f"minimum: training leaves it even at lr {high:.3g}; train it longer first")
+        raise OperationError(f"minimum: training leaves it even at lr {high:.3g}; train it longer first")
     for _ in range(ATTEMPTS):
         further = end_at(high)
         if further is None:
             break
         low, high, end = high, high * WIDEN, further
     else:
-        raise FailedError(f"minimum: training stays even at lr {low:.3g}, {low / predicted:.3g} × predicted")
+        raise OperationError(
+            f"minimum: training stays even at lr {low:.3g}, {low / predicted:.3g} × predicted"
+        )
     while high > low * (1 + tol):
         middle = math.sqrt(low * high)
         further = end_at(middle)

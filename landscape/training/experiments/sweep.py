@@ -174,7 +174,7 @@ class Runner:
     def run(self, settings: Iterable[Setting]) -> None:
         """Run every setting with every seed; runs that are in the folder are checked first, and not repeated.
 
-        Raises FailedError where a folder holds a run of another recipe than its name says.
+        Raises OperationError where a folder holds a run of another recipe than its name says.
         """
         waiting: dict[Path, tuple[Run, Setting, int]] = {}
         for setting, seed in itertools.product(settings, self.seeds):

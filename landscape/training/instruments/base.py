@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from landscape.core import registry
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.curvature.eigenvalues import exact_products
 from landscape.curvature.hessian import HessianOperator, Preconditioner
@@ -367,7 +367,7 @@ class Monitoring:
         """The columns of the instruments that are due after a step; arguments as of :class:`.Moment`.
 
         Raises:
-            FailedError: for a column that an instrument does not declare.
+            OperationError: for a column that an instrument does not declare.
         """
         mean, columns = self.run.comm.mean(weights), dict[str, float]()
         now = Moment(step, lr, weights, mean.expand_as(weights) if self.run.at_mean else weights, mean)
@@ -376,7 +376,7 @@ class Monitoring:
                 found = instrument.measure(now)
                 for name in found:
                     if name not in instrument.columns:
-                        raise FailedError(
+                        raise OperationError(
                             f"monitor.instruments: '{instrument.name}' records the column '{name}', which "
                             "its class must declare with a unit in 'columns'"
                         )

@@ -13,7 +13,7 @@ from torch import Tensor
 from landscape.analysis.sharpness import sharpness
 from landscape.checkpoint.history import MONITORED, UNITS
 from landscape.core import registry
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.hessian import gradient_curvature
@@ -156,7 +156,7 @@ def _curvature(minibatch: Problem, theta: Tensor) -> float:
     """gᵀHg/‖g‖²; NaN where it does not exist, since a run must not end for it."""
     try:
         return gradient_curvature(minibatch, theta)[0]
-    except FailedError:
+    except OperationError:
         return math.nan
 
 

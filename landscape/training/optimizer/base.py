@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from landscape.core import registry
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.options import below_one, positive
 from landscape.problem.layout import Layout
 
@@ -35,11 +35,11 @@ class OptimizerMemory(Protocol):
 
 
 def restored(group: str, like: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A checkpoint's ``group``, in the precision of ``like``. FailedError where one has another shape."""
+    """A checkpoint's ``group``, in the precision of ``like``. OperationError where one has another shape."""
     for name, tensor in like.items():
         shape = tuple(given[name].shape) if name in given else "nothing"
         if shape != tuple(tensor.shape):
-            raise FailedError(
+            raise OperationError(
                 f"checkpoint: /{group}/{name} holds {shape}, its run needs {tuple(tensor.shape)}"
             )
     return {name: given[name].to(tensor) for name, tensor in like.items()}
@@ -109,7 +109,7 @@ class Optimizer(ABC):
             state: name -> (n, …).
 
         Raises:
-            FailedError: where it is not this optimizer's, or not of so many learners.
+            OperationError: where it is not this optimizer's, or not of so many learners.
         """
         self.state = restored("optimizer", self.state, state)
 

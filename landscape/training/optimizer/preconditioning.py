@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoint.checkpoint import Checkpoint, check_learner
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.options import expect
 from landscape.curvature.hessian import Preconditioner
 from landscape.gradients.minibatches import Minibatches, stream
@@ -42,7 +42,7 @@ def preconditioner(
 
     Raises:
         InputError: another optimizer, or a learner that does not exist.
-        FailedError: a checkpoint that ``landscape train`` did not make, or of step 0.
+        OperationError: a checkpoint that ``landscape train`` did not make, or of step 0.
 
     Example:
         >>> import torch, landscape
@@ -51,13 +51,13 @@ def preconditioner(
     """
     expect("checkpoint", checkpoint, Checkpoint)
     if not checkpoint.has_recipe:
-        raise FailedError(
+        raise OperationError(
             f"{checkpoint.path or 'checkpoint'}: landscape train did not make it, so that its optimizer is "
             "not known; give a landscape.Preconditioner"
         )
     made = StatePreconditioner(recipe_of(checkpoint), problem, "precondition")
     if checkpoint.step < 1:
-        raise FailedError(f"{checkpoint.path or 'checkpoint'}: of step 0, the optimizer has no state yet")
+        raise OperationError(f"{checkpoint.path or 'checkpoint'}: of step 0, the optimizer has no state yet")
     check_learner(learner, checkpoint.learners)
     if isinstance(learner, int):
         theta = checkpoint.weights[learner]

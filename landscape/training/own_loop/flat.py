@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from landscape import limits
 from landscape.checkpoint.checkpoint import Checkpoint, storable
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.curvature.hessian import Preconditioner
 from landscape.problem.layout import Layout
 from landscape.training.optimizer.torch_optim import preconditioned
@@ -247,12 +247,12 @@ class DefaultGroup:
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """What fails inside fails on every rank: with its own error, or with a line that names the rank."""
-        error: InputError | None = None
+        error: LandscapeError | None = None
         try:
             yield
         except Lost:
             raise
-        except InputError as raised:
+        except LandscapeError as raised:
             error = raised
         found = self.gathered("" if error is None else str(error))
         if error is not None:
@@ -333,7 +333,7 @@ class OptimizerState:
     # Checkpoints.
 
     def _named(self) -> list[tuple[str, str, Tensor]]:
-        """(parameter, name, tensor) of all tensors. FailedError for a state that is none."""
+        """(parameter, name, tensor) of all tensors. OperationError for a state that is none."""
         found = []
         for name, (_, state) in zip(self._parameters.trained, self._states(), strict=True):
             for key, value in sorted(state.items()):
@@ -341,7 +341,7 @@ class OptimizerState:
                     found.append((name, key, value.detach()))
                 elif value is not None:
                     kind = type(value).__name__
-                    raise FailedError(f"optimizer: its state '{key}' is a {kind}, not a tensor")
+                    raise OperationError(f"optimizer: its state '{key}' is a {kind}, not a tensor")
         return found
 
     def rows(self) -> dict[str, Tensor]:
@@ -365,11 +365,11 @@ class OptimizerState:
         """Take what :meth:`rows` gave, of this learner; the learning rates stay as they are.
 
         Raises:
-            FailedError: where it does not fit the optimizer.
+            OperationError: where it does not fit the optimizer.
         """
         optimizer, trained = self._parameters.optimizer, self._parameters.trained
         if PRESENT not in state or state[PRESENT].shape[1:] != (len(trained),):
-            raise FailedError("checkpoint: its /optimizer does not fit the model's parameters")
+            raise OperationError("checkpoint: its /optimizer does not fit the model's parameters")
         found: dict[str, dict[str, Tensor]] = {name: {} for name in trained}
         for full, rows in state.items():
             name, _, key = full.rpartition(".")

@@ -228,7 +228,7 @@ class DecentralizedDataParallel(nn.Module):
 
         Raises:
             InputError: within a step, and for another ending.
-            FailedError: where the file cannot be written, or a state is no tensor.
+            OperationError: where the file cannot be written, or a state is no tensor.
             Lost: where another process is lost.
 
         Example:
@@ -256,7 +256,7 @@ class DecentralizedDataParallel(nn.Module):
 
         Raises:
             InputError: within a step, and for a file of another algorithm or number of learners.
-            FailedError: for a file that is missing or damaged, or that does not fit the model.
+            OperationError: for a file that is missing or damaged, or that does not fit the model.
 
         Example:
             >>> import tempfile

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, LandscapeError
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
 from landscape.training.decomposition import Gradient, estimate_gradient, fixed_batches, step_columns
@@ -69,7 +69,7 @@ class Observer:
             self.train = Problem(module, loss, data, **how)
             try:
                 self.test = None if test is None else Problem(module, loss, test, **how)
-            except InputError as error:
+            except LandscapeError as error:
                 raise InputError(f"test: {error}") from error
             self.parameters = Parameters(module, self.train)
             # With BatchNorm, what the steps are compared with depends on the batches.

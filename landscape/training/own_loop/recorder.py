@@ -22,7 +22,7 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit
 from landscape.checkpoint.user_code import UserData
 from landscape.core import files
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import Lock
 from landscape.core.options import check_type, choose, positive, toml_text
 from landscape.core.registry import optional
@@ -90,7 +90,7 @@ class Recorder:
         InputError: for an argument that is not allowed, and for a model, a loss or data that
             :class:`landscape.Problem` refuses, in one line; in :meth:`step`, for parameters that are no
             longer those of the start.
-        FailedError: for a folder that holds a run, that another process writes or that cannot be written;
+        OperationError: for a folder that holds a run, that another process writes or that cannot be written;
             for a package for ``scalars`` that is not installed.
 
     Example:
@@ -182,7 +182,7 @@ class Recorder:
             opened.enter_context(Lock(self.folder)).acquire()
             files.remove_stale(self.folder)
         except OSError as error:
-            raise FailedError(f"{self.folder}: cannot be written ({error.strerror})") from error
+            raise OperationError(f"{self.folder}: cannot be written ({error.strerror})") from error
         check_folder(self.folder, self._resume)
         observer, train, test = self._observer, self._observer.train, self._observer.test
         before = run_before(self.folder, self._resume, train.layout)
@@ -352,7 +352,7 @@ class Recorder:
 
         Raises:
             InputError: for parameters that are no longer those of the start, and within a step.
-            FailedError: where the files cannot be written.
+            OperationError: where the files cannot be written.
 
         Example:
             >>> import tempfile, torch, landscape
@@ -410,7 +410,7 @@ class Recorder:
         within a step nothing is written: the weights may be half changed.
 
         Raises:
-            FailedError: where the files cannot be written.
+            OperationError: where the files cannot be written.
 
         Example:
             >>> import tempfile, torch, landscape
@@ -437,7 +437,7 @@ class Recorder:
     def _close_at_exit(self) -> None:
         try:
             self.close()
-        except InputError as error:
+        except LandscapeError as error:
             print(f"landscape: {error}", file=sys.stderr)
 
     def __enter__(self) -> Self:
@@ -495,10 +495,10 @@ def number(name: str, value: Any) -> float:
 
 
 def check_folder(folder: Path, resume: bool | int) -> None:
-    """FailedError where ``folder`` holds a run that is not to be resumed."""
+    """OperationError where ``folder`` holds a run that is not to be resumed."""
     taken = run_folder.named_like_a_run(folder) if folder.is_dir() else []
     if taken and resume is False:
-        raise FailedError(
+        raise OperationError(
             f"{folder}: holds a run already ({taken[0].name}); give resume=True to go on with it, or another "
             "folder"
         )
@@ -507,15 +507,17 @@ def check_folder(folder: Path, resume: bool | int) -> None:
 def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint | None:
     """The last state of the recorded run in ``folder``; None where there is none.
 
-    Raises FailedError for a run of another kind or model, and where there is none to go on with at a step.
+    Raises OperationError for a run of another kind or model, and where there is none to go on with at a step.
     """
     if not run_folder.named_like_a_run(folder):
         if resume and not isinstance(resume, bool):
-            raise FailedError(f"resume: {resume} is not allowed, {folder} holds no run to go on with")
+            raise OperationError(f"resume: {resume} is not allowed, {folder} holds no run to go on with")
         return None
     run = last_sound(folder, learners=lambda n: slice(0, n))
     if run.algorithm != RECORDED:
-        raise FailedError(f"{folder}: its run is of '{run.algorithm}', not a recorder's; give another folder")
+        raise OperationError(
+            f"{folder}: its run is of '{run.algorithm}', not a recorder's; give another folder"
+        )
     check_fit(folder, run.layout, layout)
     return run
 
@@ -538,18 +540,18 @@ def writer_names(scalars: str | Sequence[str] | None) -> list[str]:
 def open_writer(name: str, folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
     """The writer called ``name``, for a run in ``folder`` that has done ``step`` steps; ``opened`` closes it.
 
-    Raises FailedError where its package is missing or refuses.
+    Raises OperationError where its package is missing or refuses.
     """
     try:
         package = optional(name, "scalars", f"{name}, or leave scalars out")
         if name == "tensorboard":
             return _tensorboard(folder, step, opened)
         return _tracked(package, folder, opened)
-    except InputError:
+    except LandscapeError:
         raise
     except Exception as error:  # whatever the package, or the service behind it, says
         words = " ".join(str(error).split())[:200]
-        raise FailedError(f"scalars: '{name}' cannot be used ({type(error).__name__}: {words})") from error
+        raise OperationError(f"scalars: '{name}' cannot be used ({type(error).__name__}: {words})") from error
 
 
 def _tensorboard(folder: Path, step: int, opened: contextlib.ExitStack) -> Write:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit, storable
 from landscape.checkpoint.history import UNITS
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import toml_text
 from landscape.problem.layout import unwrapped
@@ -249,7 +249,7 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
         seed: of the rule's random draws.
 
     Raises:
-        FailedError: on every rank where rank 0 cannot write there.
+        OperationError: on every rank where rank 0 cannot write there.
     """
     parameters, comm, rule = stepper.parameters, stepper.comm, stepper.rule
     with stepper.group.together():
@@ -308,7 +308,7 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     """Take weights, buffers, and the states of optimizer and rule from a file of :func:`save`.
 
     Raises:
-        FailedError: on every rank where one cannot read the file, or it does not fit.
+        OperationError: on every rank where one cannot read the file, or it does not fit.
         InputError: for a file of another algorithm, or of another number of learners.
     """
     with stepper.group.together():
@@ -326,7 +326,7 @@ def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     run = Checkpoint.load(path, own)
     settings = loop.read_settings(run)
     if run.algorithm != RECORDED or "algorithm" not in settings:
-        raise FailedError(f"{path}: is not of a DecentralizedDataParallel; give one of save_checkpoint")
+        raise OperationError(f"{path}: is not of a DecentralizedDataParallel; give one of save_checkpoint")
     if learners[0] != comm.learners:
         raise InputError(f"{path}: holds {learners[0]} learners, here are {comm.learners}; start as many")
     before = settings["algorithm"]
@@ -342,7 +342,7 @@ def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     rest = parameters.rest(saved=True)
     if run.buffers.keys() != rest.keys():
         different = sorted(run.buffers.keys() ^ rest.keys())[0]
-        raise FailedError(f"{path}: buffer '{different}' is not in both the file and the model")
+        raise OperationError(f"{path}: buffer '{different}' is not in both the file and the model")
     rule.restore(run.rule, run.shared)
     stepper.state.restore(run.optimizer)
     parameters.flat.copy_(run.weights)
@@ -358,8 +358,8 @@ def _check_writable(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
-            raise FailedError(f"{path}: is a folder, a file is needed")
+            raise OperationError(f"{path}: is a folder, a file is needed")
         with tempfile.TemporaryFile(dir=path.parent):
             pass
     except OSError as error:
-        raise FailedError(f"{path}: cannot be written ({error.strerror})") from error
+        raise OperationError(f"{path}: cannot be written ({error.strerror})") from error

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from landscape.core.errors import FailedError
+from landscape.core.errors import OperationError
 from landscape.core.options import parse_toml
 from landscape.training.algorithms.ssgd import SSGD
 from landscape.training.planning.plan import Costs, Link
@@ -57,7 +57,7 @@ def calibrate(
         Medians over the measured steps.
 
     Raises:
-        InputError, FailedError: as reading the data and building the model do.
+        InputError, OperationError: as reading the data and building the model do.
     """
     still = dataclasses.replace(  # its rate is so small that the weights stay where they are
         recipe, learners=learners_per_worker, batch=learners_per_worker * local_batch, lr=1e-12, steps=10**9,
@@ -153,7 +153,7 @@ def calibrate_at_once(
     """The mean of :func:`calibrate` over ``processes`` that run at the same time on this machine's CPU.
 
     They share its cores and its memory as the workers of one machine do, with as many threads each as
-    ``landscape train --nproc`` gives them. Raises FailedError where they cannot meet.
+    ``landscape train --nproc`` gives them. Raises OperationError where they cannot meet.
     """
     arguments = [recipe.to_toml(), learners_per_worker, local_batch, data_dir and os.fspath(data_dir)]
     means: dict[str, Any] = _at_once(processes, "calibrate", arguments, "--per-machine")
@@ -172,7 +172,7 @@ def measure_link(size: int, processes: int = 2) -> Link:
     """Latency and bandwidth over loopback, of ``processes`` that exchange ``size`` bytes all at once.
 
     Each sends to the next and receives from the one before, as an exchange of ``Comm`` does.
-    Raises FailedError where the processes cannot meet.
+    Raises OperationError where the processes cannot meet.
     """
     return Link(**_at_once(processes, "exchange", [size], "--bandwidth, --latency"))
 
@@ -206,7 +206,9 @@ def _at_once(processes: int, work: str, arguments: list[Any], option: str) -> di
         except children.JobError as error:
             if error.known:
                 raise
-            raise FailedError(f"{option}: {processes} processes cannot be measured here ({error})") from error
+            raise OperationError(
+                f"{option}: {processes} processes cannot be measured here ({error})"
+            ) from error
     return {name: statistics.mean(each[name] for each in results.values()) for name in results[0]}
 
 

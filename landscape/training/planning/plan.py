@@ -29,7 +29,7 @@ from typing import Any, Literal
 import numpy as np
 
 from landscape.core import registry
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, LandscapeError
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress
@@ -357,7 +357,7 @@ def plan(
         for spec in mixings or planned_topologies():
             try:
                 cases += decentralised(spec, measured, w, cluster, recipe.seed)
-            except InputError as refusal:
+            except LandscapeError as refusal:
                 message(f"{w} workers: left out, {refusal}")
         of_ssgd = math.nan
         for i, case in enumerate(cases):
@@ -417,7 +417,7 @@ def _check_possible(spec: str, learners: Sequence[int], seed: int) -> None:
         try:
             Mixing(spec, n, seed)
             return
-        except InputError:
+        except LandscapeError:
             if k == len(learners):
                 raise
 

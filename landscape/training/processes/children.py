@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
-from landscape.core.errors import FailedError, InputError, explain
+from landscape.core.errors import InputError, LandscapeError, OperationError, explain
 from landscape.core.files import HAS_LOCKS, lock_descriptor
 from landscape.training.processes import boot
 
@@ -119,7 +119,7 @@ class Children:
             self.folder = Path(tempfile.mkdtemp(prefix=FOLDER))
             self._lock = os.open(self.folder, os.O_RDONLY)
         except OSError as error:
-            raise FailedError(f"TMPDIR: no folder for temporary files ({error.strerror})") from error
+            raise OperationError(f"TMPDIR: no folder for temporary files ({error.strerror})") from error
         lock_descriptor(self._lock, wait=True)
         self._checked = time.monotonic()
 
@@ -224,7 +224,7 @@ TIMEOUT = 600.0
 GOES_ON = "the same command goes on"
 
 
-class JobError(FailedError):
+class JobError(OperationError):
     """A job that failed: its ``number`` among the jobs, and the reason; ``known``: an error for the user."""
 
     def __init__(self, number: int, words: str, known: bool = False) -> None:
@@ -243,7 +243,7 @@ class Executor(Protocol):
             done: takes a job's number and its result, in the order in which the jobs end.
 
         Raises:
-            FailedError: as soon as a job fails; the others are ended then. A :class:`JobError` where it
+            OperationError: as soon as a job fails; the others are ended then. A :class:`JobError` where it
                 failed in another process.
         """
 
@@ -340,7 +340,7 @@ GRACE = 5.0
 LOST = 75
 
 
-class Broken(FailedError):
+class Broken(OperationError):
     """A process was lost, and all processes may be restarted."""
 
 
@@ -363,8 +363,8 @@ def start(
         hint: gives the words that tell the user how to go on after a process was lost.
         log: a file for starts and failures, written if the parent of its folder exists.
 
-    Raises FailedError (InputError for bad usage) with the message of the process that failed first, or with
-    the rank that was lost.
+    Raises OperationError (InputError for bad usage) with the message of the process that failed first, or
+    with the rank that was lost.
     """
     for attempt in range(restarts + 1):
         with Children() as children:
@@ -384,13 +384,13 @@ def start(
             _log(log, f"start {attempt}: processes {pids}")
             try:
                 return _watch(children, timeout)
-            except InputError as error:
+            except LandscapeError as error:
                 _log(log, str(error))
                 if not isinstance(error, Broken):
                     raise
                 if attempt == restarts:
                     line, advice = str(error), hint()
-                    raise FailedError(line if advice in line else f"{line}; {advice}") from error
+                    raise OperationError(line if advice in line else f"{line}; {advice}") from error
     raise AssertionError("unreachable")
 
 
@@ -405,7 +405,7 @@ def _watch(children: Children, timeout: float) -> int:
         if line := failures.get("failure"):
             _, code, words = line.split(" ", 2)
             kinds = {InputError.exit_code: InputError, LOST: Broken}
-            raise kinds.get(int(code), FailedError)(words)
+            raise kinds.get(int(code), OperationError)(words)
         ended = [child for child in children.all if child.ended is not None]
         if len(ended) == len(children.all):
             return _code(children)

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from landscape import _version
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.registry import apart, look_in, optional
 from landscape.training.processes import children
 from landscape.training.processes.children import Children, threads_each
@@ -64,7 +64,7 @@ class Cluster:
 
     Raises:
         InputError: an address of another form.
-        FailedError: Dask is not installed, or no scheduler answers within 5 seconds.
+        OperationError: Dask is not installed, or no scheduler answers within 5 seconds.
 
     Example:
         >>> Cluster("local:0")
@@ -130,7 +130,9 @@ class Cluster:
                 )
             except (OSError, RuntimeError) as error:
                 words = " ".join(str(error).split())
-                raise FailedError(f"--cluster: {workers} local processes cannot start ({words})") from error
+                raise OperationError(
+                    f"--cluster: {workers} local processes cannot start ({words})"
+                ) from error
             with cluster:
                 yield cluster
 
@@ -143,7 +145,7 @@ class Cluster:
         except (OSError, RuntimeError, TypeError, ValueError) as error:  # two of them: of certificates
             client.close(timeout=CONNECT)  # Dask would do it at the end of this process, and take 10 s
             words = " ".join(str(error).split())
-            raise FailedError(f"--cluster: no Dask scheduler answers at {target} ({words})") from error
+            raise OperationError(f"--cluster: no Dask scheduler answers at {target} ({words})") from error
         return client
 
     @property
@@ -171,8 +173,8 @@ class Cluster:
             done: takes a job's number and its result, in the order in which the jobs end.
 
         Raises:
-            FailedError: as soon as a job fails; the others are given up then. Or for a function that cannot
-                be pickled.
+            OperationError: as soon as a job fails; the others are given up then. Or for a function that
+                cannot be pickled.
 
         Example:
             >>> def roots(cluster):  # in a script: with Cluster("local:2") as cluster: roots(cluster)
@@ -199,7 +201,7 @@ class Cluster:
                 payload = optional("cloudpickle", "--cluster", _EXTRA).dumps(function)
             except Exception as error:  # whatever the objects of the user raise
                 words = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                raise FailedError(
+                raise OperationError(
                     f"--cluster: model, loss and data cannot be sent to workers ({words})"
                 ) from error
             folder = None if isinstance(self._target, str) else os.getcwd()
@@ -266,13 +268,13 @@ _wanted: ContextVar[Callable[[], bool]] = ContextVar("wanted", default=lambda: T
 
 
 def end_if_unwanted() -> None:
-    """Called in long jobs now and then: FailedError where nobody waits for the result any more.
+    """Called in long jobs now and then: OperationError where nobody waits for the result any more.
 
     Example:
         >>> end_if_unwanted()  # this is no job of a cluster
     """
     if not _wanted.get()():
-        raise FailedError("the command that started this job has ended")
+        raise OperationError("the command that started this job has ended")
 
 
 @dataclass
@@ -313,15 +315,15 @@ class _Function:
         return self._function(*pickle.loads(job))
 
     def _check(self, worker: Any) -> None:
-        """FailedError if ``worker``, this one, is not as the command needs it."""
+        """OperationError if ``worker``, this one, is not as the command needs it."""
         if worker.state.nthreads > 1:
-            raise FailedError(
+            raise OperationError(
                 f"--cluster: worker {worker.address} does {worker.state.nthreads} jobs at once, 1 is "
                 "allowed; start it with --nthreads 1 (and several with --nworkers)"
             )
         for name, here in _versions().items():
             if here != self.versions.get(name):
-                raise FailedError(
+                raise OperationError(
                     f"--cluster: worker {worker.address} has {name} {here}, this command "
                     f"{self.versions.get(name)}; they must be the same"
                 )

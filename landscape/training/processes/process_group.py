@@ -28,7 +28,7 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from landscape import _version
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.memory import pick_device
 from landscape.core.progress import calm
 from landscape.training.processes.children import BOARD, TIMEOUT, FolderBoard, loopback, of_launcher, stamped
@@ -40,7 +40,7 @@ T = TypeVar("T")
 BEAT, LOST_AFTER = 1.0, 10.0
 
 
-class Lost(FailedError):
+class Lost(OperationError):
     """Another process is lost, or failed first; the message names its rank."""
 
 
@@ -74,7 +74,7 @@ class Group:
         timeout: limit of the rendezvous, and of the time without a sign of life of a rank (s).
         wait: limit of an exchange; by default ``timeout``.
 
-    Raises InputError for variables that are missing or wrong, FailedError where a port is in use or a rank
+    Raises InputError for variables that are missing or wrong, OperationError where a port is in use or a rank
     does not come in time.
     """
 
@@ -110,7 +110,9 @@ class Group:
         try:  # NCCL belongs to the thread it is started in
             init() if self.backend == "nccl" else within(timeout + LOST_AFTER, init)
         except (RuntimeError, TimeoutError) as error:
-            raise FailedError(f"rank {self.rank}: the processes cannot meet ({first_line(error)})") from error
+            raise OperationError(
+                f"rank {self.rank}: the processes cannot meet ({first_line(error)})"
+            ) from error
         threading.Thread(target=self._beat, daemon=True).start()
 
     def _join_board(self) -> tuple[Any, Board, Board]:
@@ -140,9 +142,13 @@ class Group:
             size = self._wait(f"here-{rank}", deadline)
             if not size:
                 missing = [r for r in range(self.size) if not self._wait(f"here-{r}", 0.0)]
-                raise FailedError(f"{_ranks(missing)} of {self.size} did not come within {self.timeout:g} s")
+                raise OperationError(
+                    f"{_ranks(missing)} of {self.size} did not come within {self.timeout:g} s"
+                )
             if size != str(self.size):
-                raise FailedError(f"WORLD_SIZE: {self.size} on rank {self.rank}, but {size} on rank {rank}")
+                raise OperationError(
+                    f"WORLD_SIZE: {self.size} on rank {self.rank}, but {size} on rank {rank}"
+                )
 
     def _set(self, name: str, text: str) -> None:
         self._ask(lambda: self._board.set(f"{name}-{self.rank}", text))
@@ -172,7 +178,7 @@ class Group:
             raise self.diagnose(TimeoutError(f"rank 0 did not begin within {self.timeout:g} s"))
 
     def agree(self, facts: dict[str, str]) -> None:
-        """Raise FailedError on every rank if ``facts`` (and the code) are not the same on all of them."""
+        """Raise OperationError on every rank if ``facts`` (and the code) are not the same on all of them."""
         facts = {**versions(), **facts}
         self._set("facts", json.dumps(facts))
         deadline = time.monotonic() + self.timeout
@@ -183,7 +189,7 @@ class Group:
         if not answer:
             raise self.diagnose(TimeoutError(f"no agreement within {self.timeout:g} s"))
         if difference := answer.partition(": ")[2]:
-            raise FailedError(difference)
+            raise OperationError(difference)
 
     def _beat(self) -> None:
         """Every BEAT seconds write a sign of life, read those of the others, and end this process if needed.
@@ -314,7 +320,7 @@ def log_to(path: Path) -> Iterator[Callable[[str], None]]:
         path.parent.mkdir(parents=True, exist_ok=True)
         opened = path.open("ab")
     except OSError as error:
-        raise FailedError(f"{path}: cannot be written ({error.strerror})") from error
+        raise OperationError(f"{path}: cannot be written ({error.strerror})") from error
 
     def log(line: str) -> None:
         file.write(stamped(line))
@@ -416,8 +422,8 @@ def connect(host: str, port: int, rank: int, serve: bool, timeout: float) -> tup
     """Two connections to the store at ``host``, so that a call on one does not wait for a call on the other.
 
     With ``serve`` this process holds the store. It listens at a loopback address only, if ``host`` is one,
-    and otherwise at all addresses of this machine, as ``host`` may be none of them. Raises FailedError if the
-    port is in use, or no store answers within ``timeout`` seconds.
+    and otherwise at all addresses of this machine, as ``host`` may be none of them. Raises OperationError if
+    the port is in use, or no store answers within ``timeout`` seconds.
     """
     deadline, listener = time.monotonic() + timeout, _listen(host, port) if serve else None
 
@@ -435,7 +441,7 @@ def connect(host: str, port: int, rank: int, serve: bool, timeout: float) -> tup
         )
     except (RuntimeError, OSError) as error:  # torch's are RuntimeErrors
         where = f"{host}:{port} ({first_line(error)})"
-        raise FailedError(f"rank {rank}: rank 0 does not answer at {where}") from error
+        raise OperationError(f"rank {rank}: rank 0 does not answer at {where}") from error
     finally:
         if listener:
             listener.close()
@@ -453,7 +459,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server(("", port), backlog=1024)
     except OSError as error:
         words = os.strerror(error.errno or 0)  # the error's own text would repeat the address
-        raise FailedError(f"MASTER_PORT: {port} cannot be used on {host} ({words})") from error
+        raise OperationError(f"MASTER_PORT: {port} cannot be used on {host} ({words})") from error
 
 
 def _reach(host: str, port: int, deadline: float) -> str:

@@ -18,7 +18,7 @@ from landscape import data, models
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.user_code import Spec, is_user_defined
 from landscape.core import registry
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import (
     MAX_DEPTH,
@@ -387,7 +387,7 @@ def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False)
 
     Raises:
         InputError: for a name, key or value that is not allowed.
-        FailedError: for a file that cannot be read.
+        OperationError: for a file that cannot be read.
 
     Example:
         >>> recipe = read("digits-dpsgd", ["lr=0.5", "algorithm.mixing=ring(1)"])
@@ -402,7 +402,7 @@ def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False)
     try:
         values = parse(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise FailedError(f"{path}: cannot be read as a recipe ({error})") from error
+        raise OperationError(f"{path}: cannot be read as a recipe ({error})") from error
     values.setdefault("name", path.stem)
     settings = list(settings)
     values, typed = changed(values, settings), changed({}, settings)
@@ -479,11 +479,11 @@ def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
 def recipe_of(checkpoint: Checkpoint) -> Recipe:
     """The recipe that a checkpoint's run followed, with the mixing matrix that it began with.
 
-    Raises FailedError for one that ``landscape train`` did not make.
+    Raises OperationError for one that ``landscape train`` did not make.
     """
     if not checkpoint.has_recipe:
         how = "imported" if checkpoint.algorithm == IMPORTED else "recorded in a loop of the user's own"
-        raise FailedError(
+        raise OperationError(
             f"{checkpoint.path or 'checkpoint'}: it was {how}; a run of landscape train is needed"
         )
     matrix = checkpoint.shared.get(MATRIX)
@@ -493,11 +493,11 @@ def recipe_of(checkpoint: Checkpoint) -> Recipe:
 def continued(run: Checkpoint, /, **changes: Any) -> Recipe:
     """The recipe of one that goes on from ``run``, without what is recorded along the way.
 
-    Raises FailedError where there is none, or where it names code, which a file cannot bring in.
+    Raises OperationError where there is none, or where it names code, which a file cannot bring in.
     """
     recipe = recipe_of(run)
     if recipe.names_code:
-        raise FailedError(
+        raise OperationError(
             f"{run.path}: its recipe names code, which a file may not bring in; the run cannot be continued"
         )
     quiet: dict[str, Any] = {"decompose": Decompose(every=0), "monitor": Monitor()}

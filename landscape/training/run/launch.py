@@ -19,7 +19,7 @@ import numpy as np
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import files
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.files import Lock, printable, wait_until_free
 from landscape.core.hdf5 import DamageWarning
 from landscape.core.memory import pick_device
@@ -71,7 +71,7 @@ def launch(
 
     Raises:
         InputError: for options that exclude each other, or a recipe whose parts do not fit.
-        FailedError: for a folder that holds another run, that another process uses, or that cannot be
+        OperationError: for a folder that holds another run, that another process uses, or that cannot be
             written or resumed.
 
     Example:
@@ -108,13 +108,13 @@ def launch(
             if first:
                 lock.acquire()
                 if not present and run_folder.named_like_a_run(folder):
-                    raise FailedError(f"{folder}: another process has started a run there meanwhile")
+                    raise OperationError(f"{folder}: another process has started a run there meanwhile")
                 files.remove_stale(folder)
                 for path in present if force else []:
                     path.unlink(missing_ok=True)
                 files.write_text(folder / "recipe.toml", chosen.to_toml())
         except OSError as error:
-            raise FailedError(f"{folder}: cannot be written ({error.strerror})") from error
+            raise OperationError(f"{folder}: cannot be written ({error.strerror})") from error
         hooks.message(_headline(trainer))
         return trainer.run() if group is None else _run_in_group(trainer, folder, group)
 
@@ -182,7 +182,7 @@ def trainer_class(recipe: Recipe, group: Group | None) -> type[Trainer]:
 
 
 def check_folder(folder: Path, *, resume: bool, force: bool) -> list[Path]:
-    """The files of a run in ``folder``; FailedError if there are any, and neither option is given.
+    """The files of a run in ``folder``; OperationError if there are any, and neither option is given.
 
     With ``force`` also if another file has the name of one, as it would be deleted.
     """
@@ -190,12 +190,12 @@ def check_folder(folder: Path, *, resume: bool, force: bool) -> list[Path]:
         raise InputError("--resume and --force: only one of the two is allowed")
     present = run_folder.named_like_a_run(folder)
     if present and not (resume or force):
-        raise FailedError(
+        raise OperationError(
             f"{folder}: holds a run already ({present[0].name}); give --resume, --force or another -o"
         )
     for path in present if force else []:
         if not run_folder.of_a_run(path):
-            raise FailedError(
+            raise OperationError(
                 f"--force: {path} is no checkpoint of a run, it is not deleted; move it or give another -o"
             )
     return present
@@ -204,7 +204,7 @@ def check_folder(folder: Path, *, resume: bool, force: bool) -> list[Path]:
 def ended(recipe: Recipe, folder: Path) -> Checkpoint | None:
     """The end of the run of ``recipe`` in ``folder``, its history but no weights; None if it has none yet.
 
-    Raises FailedError where ``folder`` holds a run of another recipe.
+    Raises OperationError where ``folder`` holds a run of another recipe.
     """
     if not (folder / "last.h5").exists():
         _resumed(folder, recipe)
@@ -219,14 +219,14 @@ def last_sound(folder: Path, learners: Callable[[int], slice]) -> Checkpoint:
 
     ``learners`` as of :meth:`.Checkpoint.load`.
 
-    Raises FailedError, about last.h5, where no file of the run is sound.
+    Raises OperationError, about last.h5, where no file of the run is sound.
     """
     try:
         return Checkpoint.load(folder / "last.h5", learners)
-    except FailedError as error:
+    except OperationError as error:
         steps = [p for p in run_folder.named_like_a_run(folder) if p.name.startswith("step-")]
         for path in reversed(steps):
-            with contextlib.suppress(FailedError):
+            with contextlib.suppress(OperationError):
                 checkpoint = Checkpoint.load(path, learners)
                 warnings.warn(
                     f"{printable(error)}; {printable(path.name)} takes its place", DamageWarning, stacklevel=3
@@ -260,13 +260,13 @@ def _resumed(
     elif (folder / "recipe.toml").exists():  # stopped before its first checkpoint: the same steps again
         stored = read(str(folder / "recipe.toml"), allow_code=True)  # what it names is checked below
     elif recipe is None:
-        raise FailedError(f"{folder}: holds no run to resume (no last.h5); give a RECIPE to start one")
+        raise OperationError(f"{folder}: holds no run to resume (no last.h5); give a RECIPE to start one")
     if stored is None:
         return checkpoint, recipe
     if recipe is not None:
         return checkpoint, _checked_recipe(stored, recipe, folder)
     if stored.names_code and not allow_code:
-        raise FailedError(
+        raise OperationError(
             f"{folder}: its recipe names code (MODULE:NAME), which is run only with --allow-code; or give "
             "the RECIPE again with --resume"
         )
@@ -274,23 +274,23 @@ def _resumed(
 
 
 def _checked_recipe(stored: Recipe, given: Recipe, folder: Path) -> Recipe:
-    """``given``; FailedError with the key if more than ``steps`` differs from ``stored``."""
+    """``given``; OperationError with the key if more than ``steps`` differs from ``stored``."""
     if given.init.checkpoint == stored.init.checkpoint and not given.init.sha256:
         given = dataclasses.replace(given, init=stored.init)
     if given.steps < stored.steps:
-        raise FailedError(
+        raise OperationError(
             f"{folder}: its run has steps = {stored.steps}, resuming it with {given.steps} is not allowed"
         )
     before = dataclasses.replace(stored, steps=given.steps).to_toml().splitlines()
     after = given.to_toml().splitlines()
     for a, b in zip(before, after, strict=False):
         if a != b:
-            raise FailedError(
+            raise OperationError(
                 f"{folder}: its run has {a}, resuming it with {b} is not allowed; only steps may grow"
             )
     for path, matrix in given.matrices.items():
         if not np.array_equal(stored.matrices[path], matrix):
-            raise FailedError(
+            raise OperationError(
                 f"{folder}: {path} holds another matrix than its run began with; leave RECIPE out to go on "
                 "with the run's own"
             )
@@ -348,7 +348,7 @@ def train_runs(
         until: as of :func:`train`.
 
     Raises:
-        FailedError: a run failed, or its folder is not visible both here and where it was trained.
+        OperationError: a run failed, or its folder is not visible both here and where it was trained.
     """
     if isinstance(executor, children.Pool) and min(executor.nproc, len(runs)) <= 1:
         for run in runs:
@@ -358,7 +358,7 @@ def train_runs(
     def done(number: int, seconds: float | None) -> None:
         run = runs[number]
         if seconds is not None and not _visible(run.folder):
-            raise FailedError(f"{run.folder}: the run has ended elsewhere, but {NOT_SHARED}")
+            raise OperationError(f"{run.folder}: the run has ended elsewhere, but {NOT_SHARED}")
         ended(run, seconds)
 
     for run in runs:
@@ -371,7 +371,7 @@ def train_runs(
     try:
         executor.run(f"{__name__}:train_elsewhere", jobs, done)
     except children.JobError as error:
-        raise FailedError(f"{runs[error.number].folder}: {error}") from error
+        raise OperationError(f"{runs[error.number].folder}: {error}") from error
 
 
 def _visible(folder: Path) -> bool:
@@ -393,7 +393,7 @@ def train_elsewhere(
     """
     run = Run(from_values(parse_toml(toml, folder)), Path(folder))
     if not run.folder.parent.is_dir():
-        raise FailedError(f"{run.folder.parent}: no such folder on {socket.gethostname()}; {NOT_SHARED}")
+        raise OperationError(f"{run.folder.parent}: no such folder on {socket.gethostname()}; {NOT_SHARED}")
     wait_until_free(run.folder, patience)
     return train(run, device, data_dir, until, lambda done, total: end_if_unwanted())
 

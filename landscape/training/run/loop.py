@@ -73,7 +73,7 @@ class Trainer:
 
     Raises:
         InputError: where the parts of the recipe do not fit together.
-        FailedError: where the data is missing, or differs from the data that the checkpoint was trained on.
+        OperationError: data that is missing, or differs from the data that the checkpoint was trained on.
 
     Example:
         >>> from landscape.training.recipes.recipe import read

@@ -20,7 +20,7 @@ from landscape.checkpoint.checkpoint import Checkpoint, set_tensors
 from landscape.checkpoint.history import UNITS
 from landscape.checkpoint.user_code import Spec, UserData
 from landscape.core import hdf5
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.data.base import Dataset, cached
 from landscape.gradients.learners import Stack, Training
@@ -77,11 +77,11 @@ class History:
         """Write ``values`` to ``row``.
 
         Raises:
-            FailedError: for a column that is not declared.
+            OperationError: for a column that is not declared.
         """
         for name in values:
             if name not in self.units:
-                raise FailedError(
+                raise OperationError(
                     f"algorithm.name: '{self.algorithm}' records the column '{name}', which its class must "
                     "declare with a unit in 'columns'"
                 )
@@ -130,7 +130,7 @@ def _column(rows: Sequence[Row], name: str) -> Array:
 PERSISTENT = 10
 
 
-class Diverged(FailedError):
+class Diverged(OperationError):
     """A run that diverged: its files are whole, and end with the last finite state."""
 
     exit_code = 3
@@ -284,10 +284,10 @@ class Buffers:
         return {**local, **{name: _rows(t.clone(), self._comm.n_local) for name, t in self._fixed.items()}}
 
     def restore(self, rows: Mapping[str, Tensor]) -> None:
-        """Take the buffers of a checkpoint. FailedError if it lacks a learner's statistics."""
+        """Take the buffers of a checkpoint. OperationError if it lacks a learner's statistics."""
         for name in self.local:
             if name not in rows:
-                raise FailedError(f"checkpoint: holds no buffer '{name}', it cannot be resumed")
+                raise OperationError(f"checkpoint: holds no buffer '{name}', it cannot be resumed")
             self.local[name] = rows[name].to(self.local[name], copy=True)
         self._set({name: rows[name][0] for name in self._fixed if name in rows})
 
@@ -299,14 +299,14 @@ def _rows(tensor: Tensor, count: int) -> Tensor:
 def read(recipe: Recipe) -> tuple[Recipe, Checkpoint | None]:
     """``recipe`` with the SHA-256 of its ``init.checkpoint``, and that file; None where it names none.
 
-    Raises FailedError where the file cannot be read, or is not the one whose SHA-256 the recipe has.
+    Raises OperationError where the file cannot be read, or is not the one whose SHA-256 the recipe has.
     """
     path, expected = recipe.init.checkpoint, recipe.init.sha256
     if not path:
         return recipe, None
     start, digest = Checkpoint.load(path), hdf5.sha256(path)
     if expected and digest != expected:
-        raise FailedError(
+        raise OperationError(
             f"init.checkpoint: {path} has SHA-256 {digest[:12]}…, the recipe's init.sha256 is "
             f"{expected[:12]}…"
         )
@@ -316,7 +316,7 @@ def read(recipe: Recipe) -> tuple[Recipe, Checkpoint | None]:
 def network(recipe: Recipe, data: Dataset | user_code.UserData, start: Checkpoint | None) -> nn.Module:
     """The recipe's model at w_a of ``start``, with the BatchNorm statistics of w_a; new where that is None.
 
-    Raises FailedError where the weights of ``start`` are not finite or do not fit the model.
+    Raises OperationError where the weights of ``start`` are not finite or do not fit the model.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(generator(recipe.seed, "init").initial_seed())

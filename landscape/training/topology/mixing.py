@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.core.errors import FailedError, InputError
+from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import open_regular
 from landscape.core.hdf5 import Array
 from landscape.core.registry import topologies
@@ -161,7 +161,7 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         found = [np.asarray(m, dtype=float) for m in topology(n, *arguments)]
         if topology is not random_matching:
             _check(found, n)
-    except InputError as reason:
+    except LandscapeError as reason:
         raise InputError(f"{where}: '{spec}' is not allowed with {n} learners, {reason}") from None
     return found
 
@@ -234,7 +234,7 @@ class Mixing:
 
     Raises:
         InputError: for a spec or matrix that is not allowed with n learners.
-        FailedError: for a file that cannot be read as a matrix.
+        OperationError: for a file that cannot be read as a matrix.
 
     Example:
         >>> Mixing("ring(1)", learners=4, seed=0).matrix(step=1)[0].round(3).tolist()
@@ -399,7 +399,7 @@ def read_matrix(
 ) -> Array:
     """The n × n matrix in ``path``, whose rows or columns (``sums``) or both must sum to 1.
 
-    ``where`` is the option that named it. Raises FailedError or InputError for any other.
+    ``where`` is the option that named it. Raises OperationError or InputError for any other.
     """
     matrices = _MATRICES.get()
     m = matrices[str(path)] if matrices and str(path) in matrices else _numbers(where, path)
@@ -439,4 +439,4 @@ def _numbers(where: str, path: Path) -> Array:
                 return np.loadtxt(lines, delimiter="," if path.suffix == ".csv" else None, ndmin=2)
     except Exception as error:  # numpy raises whatever a damaged header makes Python raise
         words = " ".join(str(error).split())[:120]
-        raise FailedError(f"{where}: {path} cannot be read as a matrix ({words})") from error
+        raise OperationError(f"{where}: {path} cannot be read as a matrix ({words})") from error
