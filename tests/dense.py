@@ -41,7 +41,7 @@ def agrees(problem: Problem, model: nn.Module, loss: Callable[[], Tensor]) -> No
     value, gradient, hessian = dense(model, loss)
     assert problem.loss() == pytest.approx(value, rel=1e-9)
     torch.testing.assert_close(problem.gradient(), gradient, rtol=1e-7, atol=1e-9)
-    plane, to = landscape.random_plane(problem), torch.stack((problem.theta, problem.theta + 1))
+    plane, to = landscape.random_plane(problem), torch.stack((problem.weights, problem.weights + 1))
     assert landscape.contour(problem, plane, grid=(1, 1)).loss[0, 0] == pytest.approx(value, rel=1e-9)
     assert landscape.line(problem, to, points=2).loss[0] == pytest.approx(value, rel=1e-9)
     ends = landscape.extreme_eigenvalues(problem, 1e-6)

@@ -52,7 +52,7 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
         ("curvature/hessian.py", "alpha=share", "alpha=1.0"),
         ("curvature/hessian.py", "self.slope, self.z, pushed", "self.slope, self.z, 2 * pushed"),
         ("curvature/hessian.py", "self.products += 1", "self.products += 2"),
-        ("curvature/hessian.py", "gradients(self.gradient, [self.theta], v, keep=True)[0]", "-gradients(self.gradient, [self.theta], v, keep=True)[0]"),
+        ("curvature/hessian.py", "gradients(self.gradient, [self.weights], v, keep=True)[0]", "-gradients(self.gradient, [self.weights], v, keep=True)[0]"),
         ("curvature/trace.py", "mul_(2).sub_(1)", "mul_(2).sub_(0.9)"),
         ("curvature/trace.py", "products - 2 * rank", "products - 3 * rank"),
         ("curvature/chain_hessian.py", "moved - p * moved.sum(1, keepdim=True)", "moved"),

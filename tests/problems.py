@@ -222,7 +222,7 @@ def textbook_hessian(problem: Problem) -> Tensor:
         return problem.criterion(problem.outputs(theta, x), y)
 
     with sdpa_kernel(SDPBackend.MATH):
-        h = torch.autograd.functional.hessian(loss, problem.theta)
+        h = torch.autograd.functional.hessian(loss, problem.weights)
     assert isinstance(h, Tensor)
     return h
 
@@ -240,7 +240,7 @@ def textbook_surface(
     for b in y:
         row = []
         for a in x:
-            theta = problem.theta + a * directions[0] + b * directions[1]
+            theta = problem.weights + a * directions[0] + b * directions[1]
             views = problem.layout.views(theta)
             with torch.no_grad():
                 for name, parameter in model.named_parameters():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import landscape
-from landscape import InputError, Problem, Surface
+from landscape import LandscapeError, Problem, Surface
 from landscape.core.hdf5 import Array
 from landscape.evaluation import adaptive, grid
 from landscape.evaluation.adaptive import KERNELS, Interpolant, Scale, Tolerance, base_places, first_points
@@ -190,7 +190,7 @@ def test_polynomials_are_met_exactly(degree: int, seed: int) -> None:
 def test_a_tolerance_is_positive_or_refused(value: str | float) -> None:
     try:
         tolerance = Tolerance.parse(value)
-    except InputError as error:
+    except LandscapeError as error:
         message = str(error)
     else:
         message = ""

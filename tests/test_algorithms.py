@@ -446,7 +446,7 @@ def against_post_local(group: Group) -> list[float]:
     ends = []
     for warmup in (6 + 4 - 1, 6):
         model = landscape.models.build("mlp", widths=[6, 8, 3], activation="tanh").double()
-        torch.nn.utils.vector_to_parameters(trainer.train.theta.clone(), model.parameters())
+        torch.nn.utils.vector_to_parameters(trainer.train.weights.clone(), model.parameters())
         local = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8)
         optimizer = PostLocalSGDOptimizer(local, PeriodicModelAverager(period=4, warmup_steps=warmup))
         for t in range(1, 25):

@@ -82,7 +82,7 @@ def test_loss_and_gradient_match_one_big_batch(name: str) -> None:
     problem.data.chunk_size = 4  # ragged, and with unequal numbers of terms
     assert problem.resident is not None
     x, y = problem.resident
-    theta = problem.theta + 0.1 * torch.randn_like(problem.theta)
+    theta = problem.weights + 0.1 * torch.randn_like(problem.weights)
     whole = float(problem.criterion(problem.outputs(theta, x), y))
     expected = problems.textbook_gradient(problem, theta)
     first = problem.samples // 2 + 3
@@ -100,7 +100,7 @@ def test_hessian_spectrum_and_grid_match_the_dense_matrix(name: str) -> None:
     problem = problems.STRUCTURED[name]()
     problem.data.chunk_size = 4
     dense = problems.textbook_hessian(problem)
-    v = torch.randn_like(problem.theta)
+    v = torch.randn_like(problem.weights)
     ragged = again(problem, batches_of(problem, (problem.samples - 2, 2)))
     for p in (problem, ragged):
         torch.testing.assert_close(landscape.HessianOperator(p)(v), dense @ v)
@@ -135,7 +135,7 @@ def test_contour_and_line_match_the_textbook_loop(name: str) -> None:
 )
 def test_noise_matches_the_textbook_draw_by_draw(name: str) -> None:
     problem = problems.STRUCTURED[name]()
-    weights = problem.theta + 0.05 * torch.randn(3, problem.layout.size, dtype=torch.float64)
+    weights = problem.weights + 0.05 * torch.randn(3, problem.layout.size, dtype=torch.float64)
     mean, batch = weights.mean(0), 5
     estimate = landscape.estimate_noise(problem, weights, 0.5, batch, draws=2, seed=9)
     generator = torch.Generator().manual_seed(9)
@@ -145,7 +145,7 @@ def test_noise_matches_the_textbook_draw_by_draw(name: str) -> None:
             part = problem.subset(indices)
             own, ours = (problems.textbook_gradient(part, w) for w in (weights[j], mean))
             delta += (own - ours) / 3
-            part.theta = mean
+            part.weights = mean
             first += problems.textbook_hessian(part) @ (weights[j] - mean) / 3
         assert estimate.direct[k] == pytest.approx(float(0.25 * delta @ delta), rel=1e-9)
         assert estimate.first_order[k] == pytest.approx(float(0.25 * first @ first), rel=1e-9)
@@ -201,7 +201,7 @@ def test_a_classifier_with_its_own_loss_has_accuracy_from_its_logits() -> None:
         model, lambda out, labels: F.cross_entropy(out.logits, labels), data, dtype=torch.float64
     )
     assert own.loss() == pytest.approx(given.loss(), rel=1e-12)
-    logits = own.outputs(own.theta, {k: v for k, v in data.items() if k != "labels"}).logits
+    logits = own.outputs(own.weights, {k: v for k, v in data.items() if k != "labels"}).logits
     expected = float((logits.argmax(1) == data["labels"]).double().mean())
     assert own.accuracy() == given.accuracy() == pytest.approx(expected)
 
@@ -297,7 +297,7 @@ def test_noise_of_a_random_model_gives_all_learners_the_same_numbers() -> None:
     data = torch.randn(30, 4), torch.randint(3, (30,))
     problem = Problem(Noisy(), F.cross_entropy, data, dtype=torch.float64, randomness="seed")
     problem.data.chunk_size = 12
-    weights = problem.theta + 1e-5 * torch.randn(4, problem.layout.size, dtype=torch.float64)
+    weights = problem.weights + 1e-5 * torch.randn(4, problem.layout.size, dtype=torch.float64)
     state = torch.get_rng_state()
     seeded = landscape.estimate_noise(problem, weights, 1.0, 8, draws=3)
     assert torch.equal(torch.get_rng_state(), state)

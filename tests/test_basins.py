@@ -13,7 +13,7 @@ from hypothesis.extra.numpy import arrays
 from scipy import ndimage
 
 import landscape
-from landscape import InputError, OperationError, Surface, plots
+from landscape import LandscapeError, OperationError, Surface, plots
 from landscape.geometry import surfaces
 from landscape.geometry.surfaces import merge_tree
 from landscape.plots.surface import finding
@@ -180,7 +180,7 @@ def test_errors_of_interpolation_are_no_basins() -> None:
     ],
 )  # fmt: skip
 def test_bad_input_is_one_line(call, words: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(InputError, match=words) as caught:
+    with pytest.raises(LandscapeError, match=words) as caught:
         call(parabola())
     assert "\n" not in str(caught.value)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import landscape
-from landscape import BatchSharpness, InputError, Problem
+from landscape import BatchSharpness, LandscapeError, Problem
 from landscape.data.synthetic import mean_output
 from landscape.gradients.minibatches import stream
 from tests import problems
@@ -33,7 +33,7 @@ def noisy(curvature_std: float, gradient_std: float = 0.0, samples: int = 500) -
 
 def along_gradient(problem: Problem) -> float:
     """wᵀH³w/wᵀH²w: the curvature of the quadratic along its gradient."""
-    h, w = problem.model.get_buffer("hessian"), problem.theta
+    h, w = problem.model.get_buffer("hessian"), problem.weights
     return float((w @ h @ h @ h @ w) / (w @ h @ h @ w))
 
 
@@ -42,7 +42,7 @@ def dense(problem: Problem, theta: Tensor, indices: Tensor) -> tuple[float, floa
     part = problem.subset(indices)
     g = problems.textbook_gradient(part, theta)
     own = copy.copy(part)
-    own.theta = theta
+    own.weights = theta
     return float(g @ problems.textbook_hessian(own) @ g / (g @ g)), float(g @ g)
 
 
@@ -57,12 +57,12 @@ def test_each_draw_is_that_of_the_dense_matrix(name: str) -> None:
     problem = {**problems.ALL, **problems.STRUCTURED}[name]()
     n, batch, draws = 2, 8, 2
     noise = torch.randn(n, problem.layout.size, dtype=torch.float64, generator=stream(5, 0))
-    weights = problem.theta + 0.1 * noise
+    weights = problem.weights + 0.1 * noise
     result = landscape.batch_sharpness(problem, batch, weights=weights, draws=draws, max_draws=draws, seed=3)
     total, local = stream(3, 0), stream(3, 1)
     for k in range(draws):
         indices = torch.randint(problem.samples, (1, batch), generator=total)[0]
-        curvature, norm2 = dense(problem, problem.theta, indices)
+        curvature, norm2 = dense(problem, problem.weights, indices)
         assert result.curvature[k] == pytest.approx(curvature, rel=1e-8)
         assert result.norm2[k] == pytest.approx(norm2, rel=1e-8)
         for j, own in enumerate(torch.randint(problem.samples, (n, batch // n), generator=local)):
@@ -116,8 +116,8 @@ def test_batchnorm_takes_the_statistics_of_minibatches_unless_it_is_told_otherwi
 
     for k in range(2):
         indices = torch.randint(23, (1, batch), generator=generator)[0]
-        g = torch.func.grad(loss)(problem.theta, indices)
-        h = torch.autograd.functional.hessian(lambda t, i=indices: loss(t, i), problem.theta)
+        g = torch.func.grad(loss)(problem.weights, indices)
+        h = torch.autograd.functional.hessian(lambda t, i=indices: loss(t, i), problem.weights)
         assert result.curvature[k] == pytest.approx(float(g @ h @ g / (g @ g)), rel=1e-7)
     assert result.batchnorm
     assert (result.bn, result.bn_samples) == (("train", batch) if bn == "center" else ("recalibrate", 23))
@@ -154,13 +154,13 @@ def test_batches_of_unequal_length_are_refused_in_words() -> None:
     ids = [torch.randint(7, (3, length)) for length in (4, 5)]
     batches = [{"input_ids": each, "labels": each} for each in ids]
     problem = Problem(problems.LanguageModel(True), None, batches)
-    with pytest.raises(InputError, match=r"shapes \(4,\) and \(5,\).*pad"):
+    with pytest.raises(LandscapeError, match=r"shapes \(4,\) and \(5,\).*pad"):
         landscape.batch_sharpness(problem, 4)
 
 
 def test_bad_input_is_named() -> None:
     problem, weights = noisy(0.1), torch.ones(2, 4, dtype=torch.float64)
-    flat = Problem(problem.model, mean_output, problem.tensors or (), theta=torch.zeros(4))
+    flat = Problem(problem.model, mean_output, problem.tensors or (), weights=torch.zeros(4))
     for match, of, batch, options in (
         ("batch: 1 .*≥ 2", problems.conv(), 1, {}),
         ("weights: shape", problem, 4, {"weights": torch.ones(2, 3)}),
@@ -169,7 +169,7 @@ def test_bad_input_is_named() -> None:
         ("local_batch: 0", problem, 4, {"weights": weights, "local_batch": 0}),
         ("gradient of a minibatch of 4 samples is zero", flat, 4, {}),
     ):
-        with pytest.raises(InputError, match=match):
+        with pytest.raises(LandscapeError, match=match):
             landscape.batch_sharpness(of, batch, **options)
 
 

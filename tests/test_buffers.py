@@ -65,7 +65,7 @@ def statistics(module: nn.Module) -> dict[str, Tensor]:
 def module_of(trainer: Trainer) -> nn.Module:
     """The run's network as it starts, as a plain module in training mode."""
     module = copy.deepcopy(trainer.train.model).train()
-    load(module, trainer, trainer.train.theta)
+    load(module, trainer, trainer.train.weights)
     return module
 
 
@@ -89,7 +89,7 @@ def test_learners_train_as_modules_of_their_own(algorithm: str, accumulate: int)
     trainer = Trainer(chosen(algorithm={"name": algorithm}, accumulate=accumulate))
     x, y = trainer.train.tensors or ()
     modules = [module_of(trainer) for _ in range(3)]
-    weights = trainer.train.theta.repeat(3, 1)
+    weights = trainer.train.weights.repeat(3, 1)
     for t in range(1, 13):
         rows = torch.randint(len(y), (3, 12), generator=generator(0, "batch", t))
         points = weights.mean(0).expand(3, -1) if algorithm == "ssgd" else weights
@@ -210,7 +210,7 @@ def test_g_is_the_gradient_of_the_loss_with_each_batchs_statistics() -> None:
     trainer = Trainer(chosen())
     module = module_of(trainer)
     x, y = trainer.train.tensors or ()
-    theta = trainer.train.theta + 0.05 * torch.randn(trainer.train.layout.size, dtype=torch.float64)
+    theta = trainer.train.weights + 0.05 * torch.randn(trainer.train.layout.size, dtype=torch.float64)
     load(module, trainer, theta)
     parts = torch.randperm(200, generator=generator(0, "decompose")).tensor_split(17)  # of 11 and 12 samples
     loss = sum(F.cross_entropy(module(x[part]), y[part]) * len(part) / 200 for part in parts)
@@ -239,7 +239,7 @@ def test_g_is_the_gradient_of_the_loss_with_each_batchs_statistics() -> None:
 def test_sampled_g_is_the_expected_gradient_of_a_minibatch() -> None:
     """960 estimates from a batch each against 960 minibatches, in units of their standard error."""
     trainer = Trainer(chosen())
-    theta = trainer.train.theta + 0.05
+    theta = trainer.train.weights + 0.05
     found = [
         estimate_gradient(trainer.decomposer.problem, theta, 192, 0, t, batch=12).rows for t in range(60)
     ]
@@ -276,7 +276,7 @@ def test_dropout_is_drawn_for_each_learner_step_and_microbatch() -> None:
     trainer = Trainer(chosen(model=DROPOUT | {"dropout": 0.5}))
     x, y = trainer.train.gather(torch.arange(12))
     same = [t.expand(3, *t.shape) for t in (x, y)]
-    points = trainer.train.theta.expand(3, -1)
+    points = trainer.train.weights.expand(3, -1)
 
     def gradients(step: int) -> Tensor:
         out = torch.empty(3, trainer.train.layout.size, dtype=torch.float64)

@@ -15,7 +15,7 @@ import pytest
 
 import landscape
 from landscape.core import registry
-from landscape.core.errors import OperationError
+from landscape.core.errors import LandscapeError, OperationError
 from landscape.core.registry import version_of
 from landscape.paper import figure, gallery
 from landscape.paper.context import SCALES, Context, OutOfTimeError, Runs, Scale, WeightsNeededError, identity
@@ -46,7 +46,7 @@ def test_a_record_holds_what_is_drawn_of_a_run(tmp_path: Path) -> None:
         np.testing.assert_allclose(read.history[name], end.history[name], rtol=1e-5, err_msg=name)
     assert record.checkpoints == (0, 4)
     assert read.weights.shape == (5, 0)
-    with pytest.raises(ValueError, match=r"fit|shape|match|size"):
+    with pytest.raises(LandscapeError, match=r"fit|shape|match|size"):
         read.problem("train").loss()
 
 

@@ -150,7 +150,7 @@ def test_another_minimum_is_told_apart_by_either_end(end: int, factor: float, ro
 
 def test_the_width_is_that_of_the_area_on_a_fine_grid() -> None:
     problem = problems.mlp()
-    problem.theta.mul_(0.5)
+    problem.weights.mul_(0.5)
     (width,) = basin_widths(problem, 0.02, 1, seed=3)
     (seed,) = np.random.SeedSequence(3).generate_state(1).tolist()
     plane = landscape.random_plane(problem, seed=seed)
@@ -450,7 +450,7 @@ def other_draws(seed: int) -> list[bool]:
     """Of one minimum, by its samples in another order."""
     names = ["batch-sharpness", "noise-scale", "noise-alignment"]
     problem = bowl(samples=300)
-    moved = Problem(problem.model, mean_output, problem.tensors or (), theta=problem.theta + 0.2)
+    moved = Problem(problem.model, mean_output, problem.tensors or (), weights=problem.weights + 0.2)
     result = landscape.compare([moved, permuted(moved, seed)], 20, only=names, draws=24, seed=seed)
     return [bool(result.told.any()), *(result.p[:, 0] <= 0.05)]
 

@@ -32,7 +32,7 @@ def learners(problem: Problem, n: int = 3, seed: int = 0) -> Tensor:
     """(n, P), weights around the problem's own."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(n, problem.layout.size, dtype=torch.float64, generator=generator)
-    return problem.theta + 0.1 * noise.to(problem.theta)
+    return problem.weights + 0.1 * noise.to(problem.weights)
 
 
 def of_learners(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,8 +48,10 @@ def disagreement(problem: Problem, *, seed: int = 0, drawn: Any = None, **option
 
 def independent(problem: Problem, seed: int) -> Tensor:
     """16 learners with standard deviation 2 in the first three coordinates and 0.5 in the others."""
-    sizes = np.where(np.arange(len(problem.theta)) < 3, 2.0, 0.5)
-    return problem.theta + torch.from_numpy(np.random.default_rng(seed).normal(size=(16, len(sizes))) * sizes)
+    sizes = np.where(np.arange(len(problem.weights)) < 3, 2.0, 0.5)
+    return problem.weights + torch.from_numpy(
+        np.random.default_rng(seed).normal(size=(16, len(sizes))) * sizes
+    )
 
 
 def at_minimum(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,7 +59,7 @@ def at_minimum(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def analysis(problem: Problem, **options: Any) -> Any:
         for _ in range(200):
-            problem.theta.sub_(problem.gradient(), alpha=0.5)
+            problem.weights.sub_(problem.gradient(), alpha=0.5)
         return function(problem, **options)
 
     return analysis
@@ -125,7 +127,7 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
         landscape.sharpness, {"rho": 0.3, "kind": "average", "max_draws": 8},
         {"command": ("sharpness", "--rho", "0.1", "--kind", "average", "--max-draws", "8"),
          "truth": Truth(on(least_squares), {"value": 0.09 * float(
-             (least_squares().tensors[0].square().mean(0) * least_squares().theta**2).sum())},  # type: ignore[index]
+             (least_squares().tensors[0].square().mean(0) * least_squares().weights**2).sum())},  # type: ignore[index]
              {"value": "standard_error"}, {"m": 4, "tol": 1e-9, "max_draws": 60}, draws=15)},
     ),
     "learning-coefficient": (
@@ -154,7 +156,7 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
          "truth": Truth(on(lambda: problems.quadratic(SPECTRUM)), {"values": np.array([4.0, 1.0]), "trace": 5.3}, rtol=1e-4)},
     ),
     "line": (
-        lambda problem, **options: landscape.line(problem, torch.ones_like(problem.theta), **options),
+        lambda problem, **options: landscape.line(problem, torch.ones_like(problem.weights), **options),
         {"points": 5, "span": 0.5},
         {"refused": {"points": 1, "bn": "no", "path": "no"}, "seeded": False,
          "truth": Truth(on(lambda: problems.quadratic(SPECTRUM, rotate=False)),

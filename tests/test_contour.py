@@ -23,7 +23,7 @@ def test_asymmetric_quadratic_matches_its_closed_form_and_is_not_transposed() ->
     s = landscape.contour(problem, plane, grid=(7, 4), span=0.8)
     assert s.loss.shape == (4, 7)
     h = problem.model.get_buffer("hessian").numpy()
-    u, v, c = *plane.directions.numpy(), problem.theta.numpy()
+    u, v, c = *plane.directions.numpy(), problem.weights.numpy()
     for i, y in enumerate(np.linspace(-0.8, 0.8, 4)):
         for j, x in enumerate(np.linspace(-0.8, 0.8, 7)):
             w = c + x * u + y * v
@@ -46,7 +46,7 @@ def test_every_path_weighs_a_ragged_last_chunk_by_its_samples(
     np.testing.assert_allclose(s.loss, expected, rtol=1e-10)
     assert problem.tensors is not None
     x, y = problem.tensors
-    theta = problem.theta + s.x[4] * plane.directions[0] + s.y[0] * plane.directions[1]
+    theta = problem.weights + s.x[4] * plane.directions[0] + s.y[0] * plane.directions[1]
     right = (problem.outputs(theta, x).argmax(1) == y).double().mean()
     assert s.accuracy[0, 4] == pytest.approx(float(right))
 
@@ -70,8 +70,8 @@ def test_batched_path_equals_pointwise(widths: list[int], activation: str, sampl
 
 def test_ties_between_outputs_count_as_argmax_counts_them() -> None:
     problem = problems.mlp(widths=(4, 3), samples=30)
-    dead = Problem(problem.model, problem.criterion, problem.tensors or (), theta=torch.zeros(15))
-    plane = landscape.Plane(dead.theta, torch.zeros(2, 15, dtype=torch.float64), "random", "none", 0)
+    dead = Problem(problem.model, problem.criterion, problem.tensors or (), weights=torch.zeros(15))
+    plane = landscape.Plane(dead.weights, torch.zeros(2, 15, dtype=torch.float64), "random", "none", 0)
     a = landscape.contour(dead, plane, grid=(2, 1), path="batched")
     b = landscape.contour(dead, plane, grid=(2, 1), path="pointwise")
     np.testing.assert_array_equal(a.accuracy, b.accuracy)
@@ -157,7 +157,7 @@ def test_random_directions_are_normal_and_the_same_everywhere() -> None:
 def test_normalised_directions_have_the_norms_of_the_weights(norm: str) -> None:
     """Of each filter, and nothing for biases and norms; or of each tensor. A tensor of zeros gives zero."""
     problem = problems.conv()
-    centers = problem.layout.views(problem.theta)
+    centers = problem.layout.views(problem.weights)
     centers["conv.bias"].zero_()
     for direction in landscape.random_plane(problem, norm=norm).directions:
         for slot in problem.layout.slots:

@@ -67,7 +67,7 @@ def test_products_of_a_chain_are_those_of_the_dense_matrix(
     monkeypatch.setattr("landscape.curvature.chain_hessian.MAX_CHUNK", 20)
     problem = CHAINS[name]()
     torch.manual_seed(1)
-    thetas = problem.theta + 0.3 * torch.randn(3, problem.layout.size, dtype=torch.float64)
+    thetas = problem.weights + 0.3 * torch.randn(3, problem.layout.size, dtype=torch.float64)
     vectors = torch.randn_like(thetas)
     dense = [dense_hessian(problem, theta, kind=kind) for theta in thetas]
     assert ChainHessian.saved_bytes(problem)
@@ -112,8 +112,8 @@ def fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_cheap_search_ends_with_exact_residuals(single: Problem) -> None:
     double = Problem(single.model, single.criterion, single.tensors, dtype=torch.float64)
-    h = ChainHessian(double, double.theta[None])
-    dense = torch.linalg.eigvalsh(h(torch.eye(len(double.theta), dtype=torch.float64)))
+    h = ChainHessian(double, double.weights[None])
+    dense = torch.linalg.eigvalsh(h(torch.eye(len(double.weights), dtype=torch.float64)))
     ends = landscape.extreme_eigenvalues(single)
     top = landscape.top_eigenvalues(single, 4)
     assert ends.converged
@@ -190,7 +190,7 @@ def test_corrections_lead_from_a_nearby_operator_to_the_true_one() -> None:
 
 
 def test_a_point_that_is_not_finite_leaves_the_others_their_samples(single: Problem) -> None:
-    thetas = torch.stack((single.theta, 1e30 * single.theta))
+    thetas = torch.stack((single.weights, 1e30 * single.weights))
     start = start_vector(single, 0)
     good, bad = eigenvalues.eigenpairs(single, thetas, start, SearchOptions(low=1))
     alone = landscape.extreme_eigenvalues(single)
@@ -263,7 +263,7 @@ def test_a_point_s_result_does_not_depend_on_what_is_computed_with_it(
 
 def test_a_grid_reaches_as_far_as_its_plane_s_markers() -> None:
     problem = problems.mlp(widths=(3, 4, 2), samples=20)
-    far = torch.stack((problem.theta, problem.theta + 1, problem.theta - problem.theta.flip(0)))
+    far = torch.stack((problem.weights, problem.weights + 1, problem.weights - problem.weights.flip(0)))
     plane = landscape.between(problem, far)
     g = landscape.hessian_grid(problem, plane, grid=(3, 1))
     assert g.span == plane.span > 0.5
@@ -276,7 +276,7 @@ def test_graphs_that_are_kept_in_part_leave_no_chunk_out(kind: str) -> None:
     problem = problems.mlp(widths=(6, 3, 3))
     problem.data.chunk_size = 8  # 7 chunks
     operator = HessianOperator(problem, kind=kind, graph_bytes=6_000)
-    v = torch.randn_like(problem.theta)
+    v = torch.randn_like(problem.weights)
     expected = dense_hessian(problem, kind=kind) @ v
     for _ in range(3):
         torch.testing.assert_close(operator(v), expected, rtol=1e-8, atol=1e-9)
@@ -317,7 +317,7 @@ def test_the_grid_is_not_transposed_and_each_point_is_its_own_spectrum() -> None
     for i in range(2):
         for j in range(3):
             theta = plane.center + g.x[j] * plane.directions[0] + g.y[i] * plane.directions[1]
-            moved = Problem(problem.model, problem.criterion, problem.tensors or (), theta=theta)
+            moved = Problem(problem.model, problem.criterion, problem.tensors or (), weights=theta)
             dense = torch.linalg.eigvalsh(problems.textbook_hessian(moved)).numpy()
             assert abs(g.lambda_min[i, j] - dense[0]) <= g.residual_min[i, j] + 1e-12
             assert abs(g.lambda_max[i, j] - dense[-1]) <= g.residual_max[i, j] + 1e-12
@@ -337,8 +337,8 @@ def test_a_hessian_that_is_not_finite_is_nan_and_not_converged(name: str) -> Non
     np.testing.assert_allclose(g.lambda_min, [[np.nan, ends.min, np.nan]], rtol=1e-6)
     assert g.converged.tolist() == [[False, True, False]]
     assert g.hvps[0, 0] <= 2  # it does not go on
-    theta = problem.theta + huge.directions[0]
-    there = Problem(problem.model, problem.criterion, problem.tensors or (), theta=theta)
+    theta = problem.weights + huge.directions[0]
+    there = Problem(problem.model, problem.criterion, problem.tensors or (), weights=theta)
     found = landscape.spectrum(there, 1, with_trace=True, with_density=True)
     assert not found.converged
     assert np.isnan([*found.values, *found.residuals, found.trace, found.density.moment(1)[0]]).all()  # type: ignore[union-attr]

@@ -59,7 +59,7 @@ def test_on_a_quadratic_training_leaves_where_the_roots_say(
 
 def test_a_run_is_the_recursion_of_delayed_steps() -> None:
     problem = problems.quadratic([0.5, 4.0], start=0.0)
-    start = problem.theta + 0.1
+    start = problem.weights + 0.1
     xs = [start] * 3
     for _ in range(25):
         xs.append(xs[-1] - 0.05 * problem.gradient(xs[-3]))
@@ -116,7 +116,7 @@ def test_the_saddle_has_the_hessian_and_minima_it_promises() -> None:
     model = landscape.models.build("saddle", dimension=4, unstable=2, descent=0.5, curvature=3.0)
     data = landscape.data.load("quadratic", dimension=4, curvature_std=1.0, gradient_std=0.1)
     problem = Problem(model, mean_output, data.train)
-    assert torch.equal(problem.theta, torch.zeros(4, dtype=torch.float64))
+    assert torch.equal(problem.weights, torch.zeros(4, dtype=torch.float64))
     assert problem.loss() == 0
     torch.testing.assert_close(problem.gradient(), torch.zeros(4).double(), atol=1e-14, rtol=0)
     hessian = torch.diag(torch.tensor([-0.5, -0.5, 3.0, 3.0])).double()

@@ -28,7 +28,7 @@ import safetensors.torch
 import torch
 
 import landscape
-from landscape import InputError, OperationError, data
+from landscape import LandscapeError, OperationError, data
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.foreign_weights import read_state
 from landscape.core import files, hdf5
@@ -591,7 +591,7 @@ def test_matrices_of_damaged_headers(tmp_path: Path) -> None:
         good.replace(b"(4, 4), }", b"(9999999999999, 9), }"[:9]),
     ):  # fmt: skip
         (tmp_path / "m.npy").write_bytes(raw)
-        with pytest.raises(InputError, match="mixing: .*m.npy") as caught:
+        with pytest.raises(LandscapeError, match="mixing: .*m.npy") as caught:
             read_matrix("mixing", tmp_path / "m.npy", 4)
         assert "\n" not in str(caught.value)
     for text in (b"", b"\xff\xfe1,2", b"1,2\n3", b"x"):

@@ -25,7 +25,6 @@ GIVEN: dict[str, Any] = {
     "plane": landscape.Plane(torch.zeros(8), torch.eye(2, 8), "random", "none", 0),
     "problem": None,
     "rho": 0.1,
-    "thetas": torch.randn(3, 8),
     "weights": torch.randn(3, 8),
 }
 

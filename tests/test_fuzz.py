@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 
 from landscape.checkpoint.foreign_weights import read_state
-from landscape.core.errors import InputError
+from landscape.core.errors import LandscapeError
 from landscape.core.files import printable
 from landscape.data.images import decode, read_binary, read_idx
 from landscape.data.speech import read_wav
@@ -80,7 +80,7 @@ def test_arbitrary_bytes_are_refused_in_one_line(
             decode(path, 4, 0.0)
         else:
             assert isinstance(read_idx(path), np.ndarray)
-    except InputError as error:
+    except LandscapeError as error:
         if "\n" in str(error) or name not in str(error):
             raise
 

@@ -118,7 +118,7 @@ def test_the_columns_are_those_of_dense_matrices(tiny: Path, algorithm: dict[str
 
 def problem_at(problem: Problem, theta: Tensor) -> Problem:
     assert problem.resident is not None
-    return Problem(problem.model, problem.criterion, problem.resident, theta=theta)
+    return Problem(problem.model, problem.criterion, problem.resident, weights=theta)
 
 
 def test_the_noise_scale_of_a_window_is_that_of_its_gradients(tiny: Path) -> None:

@@ -58,12 +58,12 @@ class Fresh:
 
 
 def perturbed(problem: Problem, n: int = 3) -> Tensor:
-    noise = torch.randn(n, len(problem.theta), dtype=torch.float64, generator=stream(7, 0))
-    return problem.theta + 0.03 * noise.to(problem.theta)
+    noise = torch.randn(n, len(problem.weights), dtype=torch.float64, generator=stream(7, 0))
+    return problem.weights + 0.03 * noise.to(problem.weights)
 
 
 def preconditioned(problem: Problem) -> Tensor:
-    p = torch.linspace(0.5, 2.0, len(problem.theta)).to(problem.theta)
+    p = torch.linspace(0.5, 2.0, len(problem.weights)).to(problem.weights)
     return landscape.top_eigenvalues(problem, 1, precondition=Preconditioner(p), tol=1e-6).values
 
 
@@ -73,7 +73,7 @@ def chains(problem: Problem) -> Any:
 
 def compared(problem: Problem) -> Any:
     moved = problem.on(problem.data)
-    moved.theta = perturbed(problem)[0]
+    moved.weights = perturbed(problem)[0]
     only = ["loss", "batch-sharpness", "sharpness-average"]
     return landscape.compare({"a": problem, "b": moved}, 4, only=only, draws=2, planes=2).value
 

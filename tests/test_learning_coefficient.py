@@ -35,7 +35,7 @@ def regression(scale: float = 1.0, samples: int = 500, spread: float = 1.0) -> P
     x = x * scale
     model = nn.Sequential(nn.Linear(4, 1, bias=False))
     theta = torch.linalg.lstsq(x, y).solution.flatten()
-    return Problem(model, half_squares, (x, y), theta=theta, dtype=torch.float64)
+    return Problem(model, half_squares, (x, y), weights=theta, dtype=torch.float64)
 
 
 def coefficient_of_a_quadratic(problem: Problem, localization: float) -> float:
@@ -50,7 +50,7 @@ def two_layers(m: int, h: int, n: int) -> Problem:
     x = math.sqrt(m) * torch.eye(m, dtype=torch.float64)  # of mean square 1
     model = nn.Sequential(nn.Linear(m, h, bias=False), nn.Linear(h, n, bias=False))
     theta, y = torch.zeros(h * (m + n)), torch.zeros(m, n, dtype=torch.float64)
-    return Problem(model, half_squares, (x, y), theta=theta, dtype=torch.float64)
+    return Problem(model, half_squares, (x, y), weights=theta, dtype=torch.float64)
 
 
 def exact_two_layers(m: int, h: int, n: int, nbeta: float, draws: int = 100_000) -> float:
@@ -69,7 +69,7 @@ def test_steps_are_those_of_the_algorithm() -> None:
     rise, heating, distance2 = sampler.run(steps)
     minibatches, noise = stream(5, 0), torch.Generator()
     noise.manual_seed(int(torch.randint(2**62, (), generator=stream(5, 1))))
-    start = problem.theta
+    start = problem.weights
     w = start.repeat(chains, 1)
     for t in range(steps):
         parts = [problem.subset(i) for i in torch.randint(30, (chains, batch), generator=minibatches)]
@@ -165,7 +165,7 @@ def test_refused_in_words(make: Callable[[], Problem], options: dict[str, float]
 def moved(by: float) -> Problem:
     """The regression at weights that are not its minimum."""
     problem = regression()
-    problem.theta.add_(by)
+    problem.weights.add_(by)
     return problem
 
 

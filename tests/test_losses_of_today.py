@@ -80,7 +80,7 @@ def test_it_is_so_beyond_the_samples_of_a_chunk() -> None:
     plane = landscape.random_plane(problem)
     assert problem.loss() == pytest.approx(true, rel=1e-5)
     assert landscape.contour(problem, plane, grid=(1, 1)).loss[0, 0] == pytest.approx(true, rel=1e-5)
-    to = torch.stack((problem.theta, problem.theta + 1))
+    to = torch.stack((problem.weights, problem.weights + 1))
     assert landscape.line(problem, to, points=3).loss[0] == pytest.approx(true, rel=1e-5)
 
 
@@ -422,7 +422,7 @@ DERIVATIVES: dict[str, Callable[[Problem], Any]] = {
     "noise_alignment": lambda p: landscape.noise_alignment(p, 10),
     "batch_sharpness": lambda p: landscape.batch_sharpness(p, 10),
     "learning_coefficient": lambda p: landscape.learning_coefficient(p, batch=10),
-    "noise": lambda p: landscape.estimate_noise(p, torch.randn(3, p.layout.size).to(p.theta), lr=0.1, local_batch=4),
+    "noise": lambda p: landscape.estimate_noise(p, torch.randn(3, p.layout.size).to(p.weights), lr=0.1, local_batch=4),
 }  # fmt: skip
 
 
@@ -451,7 +451,7 @@ def test_a_surface_and_a_line_agree_with_the_loss_of_the_problem() -> None:
             landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2), path=path)
         assert "use path" not in str(caught.value)
     with pytest.raises(InputError, match=r"by Problem\.loss\(\)"):
-        landscape.line(problem, problem.theta, points=3)
+        landscape.line(problem, problem.weights, points=3)
 
 
 def test_a_path_that_is_wrong_beyond_the_samples_of_its_comparison(monkeypatch: pytest.MonkeyPatch) -> None:

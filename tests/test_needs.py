@@ -59,7 +59,7 @@ def setting(width, samples):
     data = torch.randn(samples, width), torch.arange(samples) % 10
     problem = landscape.Problem(nn.Sequential(*layers, nn.Linear(width, 10)), nn.functional.cross_entropy, data)
     plane = landscape.random_plane(problem)
-    return problem, plane, problem.theta + 1e-3 * torch.stack([*plane.directions, -plane.directions[0]])
+    return problem, plane, problem.weights + 1e-3 * torch.stack([*plane.directions, -plane.directions[0]])
 
 for width, samples in [(10, 60), *{sizes}]:
     problem, plane, weights = setting(width, samples)
@@ -100,7 +100,7 @@ def small(samples: int = 30) -> Problem:
 def test_what_exceeds_max_memory_is_refused(name: str) -> None:
     problem = small()
     plane = landscape.random_plane(problem)
-    weights = problem.theta + torch.randn(3, problem.layout.size)
+    weights = problem.weights + torch.randn(3, problem.layout.size)
     names = {"landscape": landscape, "problem": problem, "plane": plane, "weights": weights}
     function, args, options = (*eval(CALLS[name], names), {})[:3]
     with pytest.raises(InputError, match=r"^max_memory: 1MiB is not enough, at least \d+MiB is needed"):

@@ -96,7 +96,7 @@ def test_the_analysis_can_fold_and_differentiate_twice(name: str) -> None:
     assert folded is not None
     with torch.no_grad():
         torch.testing.assert_close(
-            folded(folded.weights(problem.layout.views(problem.theta)), folded.inputs(x)), problem.model(x)
+            folded(folded.weights(problem.layout.views(problem.weights)), folded.inputs(x)), problem.model(x)
         )
     curvature_is_the_gradients_slope(problem)
 
@@ -105,7 +105,7 @@ def curvature_is_the_gradients_slope(problem: Problem) -> None:
     """Hv against a central difference of gradients, in float64."""
     v = torch.randn(problem.layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     v /= v.norm()
-    h, center = 1e-6, problem.theta
+    h, center = 1e-6, problem.weights
     slope = (problem.gradient(center + h * v) - problem.gradient(center - h * v)) / (2 * h)
     product = landscape.HessianOperator(problem)(v)
     assert float((product - slope).norm()) < 1e-3 * float(slope.norm()) + 1e-7

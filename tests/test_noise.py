@@ -37,7 +37,7 @@ def spread_quadratic(curvature_std: float, gradient_std: float) -> tuple[Problem
     )
     problem = Problem(model, mean_output, data.train)
     noise = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
-    return problem, problem.theta + 0.3 * noise
+    return problem, problem.weights + 0.3 * noise
 
 
 def test_with_one_common_hessian_all_but_eq4_vanish() -> None:
@@ -75,7 +75,7 @@ def test_with_varying_curvature_the_closed_form_lies_within_the_error_bar() -> N
 
 def test_a_network_matches_dense_matrices_draw_by_draw() -> None:
     problem = problems.mlp(samples=30)
-    weights = problem.theta + 0.2 * torch.randn(3, problem.layout.size, dtype=torch.float64)
+    weights = problem.weights + 0.2 * torch.randn(3, problem.layout.size, dtype=torch.float64)
     mean, lr, batch = weights.mean(0), 0.5, 6
     estimate = landscape.estimate_noise(problem, weights, lr, batch, draws=3, seed=9)
     generator = torch.Generator().manual_seed(9)
@@ -85,7 +85,7 @@ def test_a_network_matches_dense_matrices_draw_by_draw() -> None:
         delta, first, shared = 0, 0, 0
         for j, indices in enumerate(torch.randint(30, (3, batch), generator=generator)):
             part = problem.subset(indices)
-            at_mean = Problem(part.model, part.criterion, part.tensors or (), theta=mean)
+            at_mean = Problem(part.model, part.criterion, part.tensors or (), weights=mean)
             own, ours = (problems.textbook_gradient(part, w) for w in (weights[j], mean))
             delta, shared = delta + (own - ours) / 3, shared + ours / 3
             first = first + problems.textbook_hessian(at_mean) @ (weights[j] - mean) / 3
@@ -97,7 +97,7 @@ def test_a_network_matches_dense_matrices_draw_by_draw() -> None:
         assert estimate.delta_cross[k] == pytest.approx(float(2 * lr**2 * p_delta @ p_shared), rel=1e-8)
     full = sum(problems.textbook_gradient(problem, w) for w in weights) / 3 - g
     assert estimate.full_batch == pytest.approx(float(lr**2 * full @ full), rel=1e-9)
-    centred = Problem(problem.model, problem.criterion, problem.tensors or (), theta=mean)
+    centred = Problem(problem.model, problem.criterion, problem.tensors or (), weights=mean)
     h = problems.textbook_hessian(centred)
     assert estimate.eq4 == pytest.approx(float(lr**2 * ((weights - mean) @ h).square().sum() / 9), rel=1e-9)
     c = (weights - mean).T @ (weights - mean) / 9  # the weight covariance matrix as Eq. 4 writes it
@@ -111,7 +111,7 @@ def test_batchnorm_takes_the_statistics_of_minibatches() -> None:
     ).double()
     x, y = torch.randn(23, 5, dtype=torch.float64), torch.randint(3, (23,))
     problem = Problem(model, torch.nn.functional.cross_entropy, (x, y))
-    weights = problem.theta + 0.1 * torch.randn(2, problem.theta.numel(), dtype=torch.float64)
+    weights = problem.weights + 0.1 * torch.randn(2, problem.weights.numel(), dtype=torch.float64)
     estimate = landscape.estimate_noise(problem, weights, 0.3, local_batch=5, draws=2, seed=4)
 
     def gradient(theta: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
@@ -148,7 +148,7 @@ def noisy(gradient_std: float, samples: int = 500) -> Problem:
 
 def norm2(problem: Problem) -> float:
     """‖∇L‖² = wᵀH²w."""
-    return float((problem.model.get_buffer("hessian") @ problem.theta).square().sum())
+    return float((problem.model.get_buffer("hessian") @ problem.weights).square().sum())
 
 
 @pytest.mark.parametrize("name", [name for name in (*problems.ALL, *problems.STRUCTURED) if name != "conv"])
@@ -156,16 +156,16 @@ def test_each_draw_is_that_of_textbook_gradients(name: str) -> None:
     problem = {**problems.ALL, **problems.STRUCTURED}[name]()
     n, batch, draws = 2, 8, 16
     noise = torch.randn(n, problem.layout.size, dtype=torch.float64, generator=stream(5, 0))
-    weights = problem.theta + 0.1 * noise
+    weights = problem.weights + 0.1 * noise
     options: dict[str, Any] = {"draws": draws, "max_draws": draws, "seed": 3}
     result = landscape.noise_scale(problem, batch, weights=weights, **options)
     pairs = landscape.noise_scale(problem, batch, gradient="draws", **options)
     total, local = stream(3, 0), stream(3, 1)
-    g = problems.textbook_gradient(problem, problem.theta)
+    g = problems.textbook_gradient(problem, problem.weights)
     at_mean, rounds = [], []
     for _ in range(draws):
         indices = torch.randint(problem.samples, (1, batch), generator=total)[0]
-        at_mean.append(problems.textbook_gradient(problem.subset(indices), problem.theta))
+        at_mean.append(problems.textbook_gradient(problem.subset(indices), problem.weights))
         own = torch.randint(problem.samples, (n, batch // n), generator=local)
         rounds.append(
             torch.stack([problems.textbook_gradient(problem.subset(i), w) for i, w in zip(own, weights, strict=True)])
@@ -219,7 +219,7 @@ def test_a_round_is_the_sample_variance_and_the_mean_product_of_pairs(n: int, si
 def test_the_learners_have_the_closed_form_with_their_spread() -> None:
     problem = noisy(2.0)
     n, batch = 5, 30
-    weights = problem.theta + 0.2 * torch.randn(n, 4, dtype=torch.float64, generator=stream(1, 1))
+    weights = problem.weights + 0.2 * torch.randn(n, 4, dtype=torch.float64, generator=stream(1, 1))
     own = weights @ problem.model.get_buffer("hessian")  # each learner's mean gradient
     variance, square = float(own.var(0).sum()), float(own.mean(0).square().sum())
     result = landscape.noise_scale(problem, n * batch, weights=weights, tol=0.05, seed=3)
@@ -237,7 +237,7 @@ def test_without_noise_it_is_zero_and_at_a_minimum_it_is_not_resolved() -> None:
     exact = landscape.noise_scale(noisy(0.0), 4, max_draws=20)
     assert exact.value == pytest.approx(0, abs=1e-25)
     flat = noisy(1.0)
-    flat = Problem(flat.model, mean_output, flat.tensors or (), theta=torch.zeros(4))
+    flat = Problem(flat.model, mean_output, flat.tensors or (), weights=torch.zeros(4))
     result = landscape.noise_scale(flat, 4, gradient="draws", max_draws=40)
     assert not result.converged
     assert not result.resolved
@@ -279,7 +279,7 @@ def test_bad_input_of_the_scale_is_named() -> None:
             landscape.noise_scale(problem, 4, weights=weights)
     wild = torch.full((4,), 1e308, dtype=torch.float64)
     with pytest.raises(OperationError, match="not finite"):
-        landscape.noise_scale(Problem(problem.model, mean_output, problem.tensors or (), theta=wild), 4)
+        landscape.noise_scale(Problem(problem.model, mean_output, problem.tensors or (), weights=wild), 4)
 
 
 def test_the_command_takes_learners_where_their_gradients_are(
@@ -319,13 +319,13 @@ def test_alignment_matches_dense_matrices_draw_by_draw() -> None:
     problem, batch, count, k = problems.mlp(samples=30), 6, 11, 3
     found = landscape.noise_alignment(problem, batch, k, max_draws=count, seed=9)
     h = problems.textbook_hessian(problem)
-    g = problems.textbook_gradient(problem, problem.theta)
+    g = problems.textbook_gradient(problem, problem.weights)
     values, vectors = torch.linalg.eigh(h)
     vectors = vectors.flip(1)[:, :k]
     generator, rows = stream(9, 0), []
     for _ in range(count):
         indices = torch.randint(30, (batch,), generator=generator)
-        rows.append(problems.textbook_gradient(problem.subset(indices), problem.theta))
+        rows.append(problems.textbook_gradient(problem.subset(indices), problem.weights))
     drawn = torch.stack(rows)
     second = drawn.T @ drawn / count
     away = drawn - g

@@ -71,13 +71,13 @@ def test_a_graph_by_its_adjacency(form: str, nodes: int) -> None:
     assert [f"all {nodes:,} are evaluated at once" in str(w.message) for w in said] == [True] * (
         "list" not in form
     )
-    plain = Problem(Dense(a).double(), F.cross_entropy, [(x, y)], theta=problem.theta)
+    plain = Problem(Dense(a).double(), F.cross_entropy, [(x, y)], weights=problem.weights)
     expected = F.cross_entropy(model(x) if "buffer" in form else model(x, given), y).item()
     assert problem.loss() == pytest.approx(expected, rel=1e-12)
     torch.testing.assert_close(problem.gradient(), plain.gradient(), rtol=1e-9, atol=1e-12)
     surface = landscape.contour(problem, landscape.random_plane(problem), grid=(1, 1))
     assert surface.loss[0, 0] == pytest.approx(expected, rel=1e-12)
-    v = torch.ones_like(problem.theta)
+    v = torch.ones_like(problem.weights)
     torch.testing.assert_close(
         landscape.HessianOperator(problem)(v), landscape.HessianOperator(plain)(v), rtol=1e-9, atol=1e-12
     )
@@ -315,11 +315,11 @@ def test_no_target_at_all_is_refused_and_a_minibatch_without_one() -> None:
         model, lambda o, t: F.cross_entropy(o, t), (x[:20], y[:20]),
     )  # fmt: skip
     diverged = Problem(
-        model, F.mse_loss, (x, torch.zeros(40, 3)), theta=torch.full((39,), 1e200, dtype=torch.float64)
+        model, F.mse_loss, (x, torch.zeros(40, 3)), weights=torch.full((39,), 1e200, dtype=torch.float64)
     )
     assert diverged.loss() == float("inf")
     problem = Problem(model, nn.CrossEntropyLoss(), (x, y))
-    weights = problem.theta + 0.1 * torch.randn(4, problem.layout.size).double()
+    weights = problem.weights + 0.1 * torch.randn(4, problem.layout.size).double()
     with pytest.raises(InputError, match="a minibatch of 2 samples has only targets that are left out"):
         landscape.estimate_noise(problem, weights, lr=0.1, local_batch=2)
 

@@ -207,7 +207,7 @@ def test_microbatches_give_the_gradient_of_the_whole_and_bfloat16_is_near(
 ) -> None:
     problem = make()
     assert problem.tensors is not None
-    weights = problem.theta + 0.1 * torch.randn(3, problem.layout.size, dtype=torch.float64)
+    weights = problem.weights + 0.1 * torch.randn(3, problem.layout.size, dtype=torch.float64)
     indices = torch.randint(problem.samples, (3, 12))
     x, y = (t[indices] for t in problem.tensors)
     whole, parts = torch.empty_like(weights), torch.full_like(weights, torch.nan)
@@ -286,7 +286,7 @@ def each_by_torch(trainer: Trainer, kind: type[torch.optim.Optimizer], options: 
     r = trainer.recipe
     modules = [landscape.models.build("mlp", widths=[6, 8, 3], activation="tanh").double() for _ in range(4)]
     for module in modules:
-        torch.nn.utils.vector_to_parameters(trainer.train.theta.clone(), module.parameters())
+        torch.nn.utils.vector_to_parameters(trainer.train.weights.clone(), module.parameters())
     optimizers = [kind(m.parameters(), lr=r.lr, **options) for m in modules]  # type: ignore[call-arg]
 
     def vectors() -> Tensor:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import landscape
-from landscape import DecentralizedDataParallel, InputError
+from landscape import DecentralizedDataParallel, InputError, LandscapeError
 from landscape.checkpoint import user_code
 from landscape.testing.checks import RECIPE
 from landscape.training.processes.children import loopback
@@ -325,7 +325,7 @@ def refusals(*calls: Callable[[], object]) -> list[str]:
     """What each of ``calls`` says, a line."""
     said = []
     for call in calls:
-        with pytest.raises(InputError) as caught:
+        with pytest.raises(LandscapeError) as caught:
             call()
         said.append(str(caught.value))
         assert "\n" not in said[-1]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import landscape
-from landscape import InputError, OperationError
+from landscape import InputError, LandscapeError, OperationError
 from landscape.cli.options import numbers
 from landscape.cli.plan import BANDWIDTHS, TIMES
 from landscape.core import registry
@@ -65,7 +65,7 @@ def test_messages_are_those_that_the_processes_plan(workers: int, held: int, spe
     n = workers * held
     try:
         matrix = Mixing(spec, n, 3).matrix(step)
-    except InputError:
+    except LandscapeError:
         return
     waits, sent, received = messages(matrix, held)
     for rank in range(workers):

@@ -16,7 +16,7 @@ from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
 import landscape
-from landscape import InputError, OperationError, Problem
+from landscape import LandscapeError, OperationError, Problem
 from landscape.problem.batchnorm import BATCH, sample_parts
 from tests import problems
 
@@ -28,7 +28,7 @@ def reached(plane: landscape.Plane) -> Tensor:
 
 def scattered(problem: Problem, count: int, seed: int = 0) -> Tensor:
     torch.manual_seed(seed)
-    return problem.theta + torch.randn(count, problem.layout.size, dtype=problem.dtype)
+    return problem.weights + torch.randn(count, problem.layout.size, dtype=problem.dtype)
 
 
 MLP = functools.cache(problems.mlp)  # for tests with many examples
@@ -79,7 +79,7 @@ def test_what_the_learners_plane_leaves_is_the_tail_of_the_singular_values(n: in
 def test_float32_learners_close_to_each_other_keep_their_digits() -> None:
     single = problems.mlp()
     problem = Problem(single.model, single.criterion, single.tensors or (), dtype=torch.float32)
-    near = problem.theta + 1e-3 * torch.randn(3, problem.layout.size)
+    near = problem.weights + 1e-3 * torch.randn(3, problem.layout.size)
     plane = landscape.learners_plane(problem, near)
     exact = torch.linalg.svdvals(near.double() - near.double().mean(0)) ** 2
     np.testing.assert_allclose(plane.explained, (exact[:2] / exact.sum()).numpy(), rtol=1e-9)
@@ -114,20 +114,20 @@ def test_planes_that_cannot_be_are_refused() -> None:
         (learners, a.expand(4, -1), "learners: all 4 are equal"),
         (learners, torch.stack((a, b)), "2 learners span no plane"),
     ):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(LandscapeError, match=words):
             make(problem, thetas)
-    with pytest.raises(InputError, match="labels: 1 for 3"):
+    with pytest.raises(LandscapeError, match="labels: 1 for 3"):
         pca(problem, [a, b, c], ["one"])
     with pytest.raises(OperationError, match="did not bring the eigenvectors"):
         landscape.eigen_plane(problem, tol=1e-12, max_products=3)
-    with pytest.raises(InputError, match="did you mean 'bias\\+norm'"):
+    with pytest.raises(LandscapeError, match="did you mean 'bias\\+norm'"):
         landscape.random_plane(problem, ignore="bias_norm")
 
 
 @pytest.mark.parametrize("norm", ["none", "filter", "layer"])
 def test_ignoring_bias_and_norm_leaves_just_those_out(norm: str) -> None:
     problem = problems.conv()
-    zeros = problem.layout.views(problem.theta)
+    zeros = problem.layout.views(problem.weights)
     zeros["conv.bias"].zero_()  # and a zero bias, or filter, divides nothing by zero
     zeros["conv.weight"][0].zero_()
     inside, outside, usual = (
@@ -136,7 +136,7 @@ def test_ignoring_bias_and_norm_leaves_just_those_out(norm: str) -> None:
     assert usual.ignore == ("bias+norm" if norm == "filter" else "none")
     assert torch.equal(usual.directions, (outside if norm == "filter" else inside).directions)
     assert bool(torch.isfinite(inside.directions).all())
-    centers = problem.layout.views(problem.theta)
+    centers = problem.layout.views(problem.weights)
     for slot in problem.layout.slots:
         a, b = (problem.layout.views(p.directions)[slot.name] for p in (inside, outside))
         if slot.role == "weight":
@@ -184,7 +184,7 @@ def test_a_line_along_a_direction_is_a_row_of_the_surface() -> None:
         (plane.directions, 1.0, "runs from 0 to 1"),
         (plane.directions[:, :4], None, r"along: shape \(2, 4\)"),
     ):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(LandscapeError, match=words):
             landscape.line(problem, along, span=span)
 
 
@@ -258,7 +258,7 @@ def test_recalibration_draws_the_same_sample_at_every_point_and_call() -> None:
     own = problem.with_batchnorm("recalibrate", 11)
     assert own.batchnorm.samples == 11
     first = own.evaluate()
-    own.evaluate(problem.theta + 1)
+    own.evaluate(problem.weights + 1)
     assert own.evaluate() == first
     assert problem.with_batchnorm("recalibrate", 11).evaluate() == first
     parts = sample_parts(2 * BATCH + 1, 10**6)
@@ -272,7 +272,7 @@ def test_batches_given_as_such_serve_the_policies_too() -> None:
     listed = Problem(problem.model, problem.criterion, list(zip(x.split(10), y.split(10), strict=True)))
     again = listed.with_batchnorm("recalibrate", 15)
     assert again.batchnorm.samples == 20  # two whole batches of 10
-    model = at(problem, problem.theta)
+    model = at(problem, problem.weights)
     torch.optim.swa_utils.update_bn([x[:10], x[10:20]], model)
     assert again.loss() == pytest.approx(whole(problem, model.eval()), rel=1e-10)
     train = listed.with_batchnorm("train")

@@ -306,12 +306,14 @@ def test_a_difference_is_the_first_less_the_second_on_a_scale_around_zero(surfac
 
 def line(**options: Any) -> Any:
     problem = problems.mlp()
-    return landscape.line(problem, problem.theta + problem.theta.new_tensor([[1.0], [-1.0]]), 9, **options)
+    return landscape.line(
+        problem, problem.weights + problem.weights.new_tensor([[1.0], [-1.0]]), 9, **options
+    )
 
 
 def along() -> Any:
     quadratic = problems.quadratic([1.0, 2.0])
-    return landscape.line(quadratic, quadratic.theta, 5)
+    return landscape.line(quadratic, quadratic.weights, 5)
 
 
 def test_lines_show_loss_accuracy_and_barrier() -> None:

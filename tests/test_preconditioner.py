@@ -114,7 +114,7 @@ def test_a_momentum_of_one_gradient_moves_by_the_inverse_of_p(name: str) -> None
     problem = problems.mlp()
     size = problem.layout.size
     made = optimizer.make(name, OPTIMIZERS[name])
-    theta = problem.theta[None]
+    theta = problem.weights[None]
     made.start(problem.layout, theta)
     draws = torch.randn(30, 1, size, dtype=torch.float64, generator=stream(0, 0)) + 0.5
     momentum = torch.zeros_like(theta)

@@ -195,7 +195,7 @@ def against_ddp(group: Group) -> tuple[float, float]:
     """The largest difference of SSGD's mean from DDP's parameters, and how far both went, in float32."""
     chosen = recipe.from_values(BASE | CASES["ssgd"] | {"dtype": "float32", "learners": 2})
     trainer = Trainer(chosen, group=group)
-    start = trainer.train.theta.clone()
+    start = trainer.train.weights.clone()
     model = landscape.models.build("mlp", widths=[6, 8, 3], activation="tanh")
     torch.nn.utils.vector_to_parameters(start.clone(), model.parameters())
     ddp = torch.nn.parallel.DistributedDataParallel(model)
@@ -226,8 +226,8 @@ def of_unequal_terms(group: Group | None) -> list[float]:
     y = torch.where(torch.arange(21).remainder(7) < torch.arange(21) // 3, torch.arange(21) % 3, -100)
     problem = landscape.Problem(model, torch.nn.functional.cross_entropy, (x, y))
     comm = Comm(2, group)
-    g = estimate_gradient(problem, problem.theta, 0, 0, 1, comm)
-    return [comm.evaluate(problem, problem.theta)[0], g.loss, g.project([g.rows[0]]).norm2]
+    g = estimate_gradient(problem, problem.weights, 0, 0, 1, comm)
+    return [comm.evaluate(problem, problem.weights)[0], g.loss, g.project([g.rows[0]]).norm2]
 
 
 def test_shares_of_a_training_set_weigh_by_their_terms_of_the_loss() -> None:

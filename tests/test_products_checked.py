@@ -71,7 +71,7 @@ def test_weight_norm_is_right_although_pytorchs_second_derivative_is_not(old: bo
         h = F.linear(x.double(), g * v / norm, views["0.bias"]).tanh()
         return F.cross_entropy(F.linear(h, views["2.weight"], views["2.bias"]), y)
 
-    expected = torch.autograd.functional.hessian(loss, problem.theta)
+    expected = torch.autograd.functional.hessian(loss, problem.weights)
     torch.testing.assert_close(dense_hessian(problem), expected, rtol=1e-9, atol=1e-12)
     values = torch.linalg.eigvalsh(expected)
     ends = landscape.extreme_eigenvalues(problem, 1e-6)
@@ -286,7 +286,7 @@ def test_the_penalty_s_hessian_is_added_once(made: Callable[[], Problem], kind: 
     plain = made()
     problem = Problem(plain.model, plain.criterion, plain.resident, penalty=penalty, weight_decay=0.1)
     problem.data.chunk_size = plain.data.chunk_size = plain.samples // 3 + 1  # several chunks
-    bend = torch.autograd.functional.hessian(problem.penalty_value, problem.theta)
+    bend = torch.autograd.functional.hessian(problem.penalty_value, problem.weights)
     expected = dense_hessian(plain, kind=kind) + bend
     torch.testing.assert_close(dense_hessian(problem, kind=kind), expected)
     part = problem.layout.slots[-2].name
@@ -297,7 +297,7 @@ def test_the_penalty_s_hessian_is_added_once(made: Callable[[], Problem], kind: 
     assert (ends.min, ends.max) == pytest.approx((float(values[0]), float(values[-1])), rel=1e-5)
     traced = landscape.trace(problem, 3 * problem.layout.size, kind=kind)
     assert traced.value == pytest.approx(float(values.sum()))
-    thetas = problem.theta + 0.1 * torch.randn(2, len(problem.theta), dtype=torch.float64)
+    thetas = problem.weights + 0.1 * torch.randn(2, len(problem.weights), dtype=torch.float64)
     wanted, options = SearchOptions(low=1, tol=1e-6), HessianOptions(kind)
     pairs = eigenvalues.eigenpairs(problem, thetas, start_vector(problem, 0), wanted, options)
     for theta, found in zip(thetas, pairs, strict=True):

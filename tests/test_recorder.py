@@ -501,7 +501,7 @@ def test_half_precision_frozen_tied_and_unused_parameters(tmp_path: Path) -> Non
     assert run.weights.dtype == run.buffers["first.bias"].dtype == torch.float32
     assert run.history["alpha_e"][-1] == pytest.approx(0.1, rel=0.05)
     problem = run.problem("train", model=Odd(), data=(x.float(), y))
-    assert torch.equal(problem.theta, flat(model).float())
+    assert torch.equal(problem.weights, flat(model).float())
     truth = float(F.cross_entropy(model.float()(x.float()), y).detach())
     assert problem.loss() == pytest.approx(truth, rel=1e-5)
 
@@ -517,7 +517,7 @@ def test_parts_that_are_compiled_are_recorded_by_their_own_names(tmp_path: Path)
     run = landscape.load(tmp_path / "last.h5")
     assert "norm.weight" in {slot.name for slot in run.layout.slots}
     assert "norm.running_mean" in run.buffers
-    assert torch.equal(run.problem("train", model=net(norm=True), data=digits()).theta, flat(model))
+    assert torch.equal(run.problem("train", model=net(norm=True), data=digits()).weights, flat(model))
 
 
 @pytest.mark.slow

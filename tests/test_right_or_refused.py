@@ -90,7 +90,7 @@ def test_a_loss_that_holds_the_model_s_parameters_is_refused_and_penalty_is_the_
 def test_recalibrated_products_are_of_the_point_s_own_statistics() -> None:
     problem = Problem(seen(Net()), F.cross_entropy, (X, Y)).with_batchnorm("recalibrate", 64)
     first = landscape.extreme_eigenvalues(problem, tol=1e-9)
-    problem.loss(problem.theta + 0.3 * torch.randn_like(problem.theta))  # leaves other statistics behind
+    problem.loss(problem.weights + 0.3 * torch.randn_like(problem.weights))  # leaves other statistics behind
     assert landscape.extreme_eigenvalues(problem, tol=1e-9).max == pytest.approx(first.max, rel=1e-7)
     loss, gradient = problem.loss_and_gradient()
     assert loss == pytest.approx(problem.loss(), rel=1e-12)

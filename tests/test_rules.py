@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import landscape
-from landscape import InputError, OperationError, Problem
+from landscape import LandscapeError, OperationError, Problem
 from landscape.core import registry
 from landscape.gradients.learners import Stack
 from landscape.training import algorithms, decomposition, optimizer
@@ -66,7 +66,7 @@ def test_a_matrix_from_a_file(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:.*input contained no data")
 def test_bad_matrices(tmp_path: Path, text: str, match: str) -> None:
     (tmp_path / "m.csv").write_text(text)
-    with pytest.raises(InputError, match=match):
+    with pytest.raises(LandscapeError, match=match):
         Mixing(str(tmp_path / "m.csv"), 2, 0)
 
 
@@ -86,7 +86,7 @@ def test_identities_hold_in_float32(seed: int, order: str, lr: float) -> None:
     x, y = torch.randn(40, 5), torch.randint(3, (40,))
     problem = Problem(model, torch.nn.functional.cross_entropy, (x, y))
     stack = Stack(problem)
-    weights = problem.theta + 0.3 * torch.randn(4, problem.layout.size)
+    weights = problem.weights + 0.3 * torch.randn(4, problem.layout.size)
     indices = torch.randint(40, (4, 7))
     rule = algorithms.make("dpsgd", {"order": order}, learners=4, seed=seed)
     rule.begin(weights, 1)
@@ -109,7 +109,7 @@ def test_the_decomposition_by_a_sample_is_right_on_average_and_its_errors_are_of
     model = landscape.models.build("mlp", widths=[6, 8, 3], activation="tanh")
     data = landscape.data.load("synthetic", samples=3000, dimension=6, classes=3)
     problem = Problem(model, data.loss, data.train, dtype=torch.float64)
-    stack, at = Stack(problem), problem.theta + 0.05 * torch.randn(4, problem.layout.size).double()
+    stack, at = Stack(problem), problem.weights + 0.05 * torch.randn(4, problem.layout.size).double()
     drawn = torch.randint(problem.samples, (4, 200))
     x, y = problem.gather(drawn)
     own = torch.empty_like(at)
@@ -194,7 +194,7 @@ def test_a_recipe_names_them_and_the_file_has_their_columns(tiny: Path, tmp_path
     np.testing.assert_allclose(end.history["jitter"], draws)
     with h5py.File(tmp_path / "run" / "last.h5") as file:
         assert file["history/jitter"].attrs["unit"] == "1"
-    with pytest.raises(InputError, match=r"algorithm: 'widht'.*'width'"):
+    with pytest.raises(LandscapeError, match=r"algorithm: 'widht'.*'width'"):
         recipe.read(str(tiny), ["algorithm={name='jittered', widht=0.2}"])
     (tmp_path / "half").mkdir()
     (tmp_path / "run" / "step-0000010.h5").rename(tmp_path / "half" / "last.h5")
@@ -210,9 +210,9 @@ def test_a_column_that_is_not_declared_is_not_dropped_in_silence(tiny: Path) -> 
 
 
 def test_what_the_loop_has_is_not_declared_again() -> None:
-    with pytest.raises(InputError, match="column 'loss'"):
+    with pytest.raises(LandscapeError, match="column 'loss'"):
         type("Bad", (SSGD,), {"columns": {"loss": "1"}})
-    with pytest.raises(InputError, match="purpose 'batch'"):
+    with pytest.raises(LandscapeError, match="purpose 'batch'"):
         type("Bad", (SSGD,), {"purposes": ("batch",)})
     with pytest.raises(OperationError, match=r"SSGD.*'jitter'"):
         SSGD(2, 0).generator("jitter", 1)

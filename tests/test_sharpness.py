@@ -44,8 +44,8 @@ def test_a_quadratic_has_the_maximum_of_its_trust_region(
     spectrum: list[float], rho: float, adaptive: bool
 ) -> None:
     problem = problems.quadratic(spectrum)
-    problem.theta.copy_(torch.linspace(0.4, 1.3, len(spectrum)))
-    h, w = problem.model.get_buffer("hessian").numpy(), problem.theta.numpy()
+    problem.weights.copy_(torch.linspace(0.4, 1.3, len(spectrum)))
+    h, w = problem.model.get_buffer("hessian").numpy(), problem.weights.numpy()
     c = np.abs(w) if adaptive else np.ones_like(w)
     exact = largest(c[:, None] * h * c, c * (h @ w), rho)
     found = landscape.sharpness(problem, rho, adaptive=adaptive, steps=300, starts=4)
@@ -59,9 +59,9 @@ def test_a_quadratic_has_the_maximum_of_its_trust_region(
 @pytest.mark.slow
 def test_the_average_is_half_of_the_trace() -> None:
     problem = problems.quadratic([4.0, 1.0, 0.5, -0.2])
-    problem.theta.copy_(torch.tensor([0.5, 1.0, 2.0, -1.0]))
+    problem.weights.copy_(torch.tensor([0.5, 1.0, 2.0, -1.0]))
     h = problem.model.get_buffer("hessian").diagonal()
-    for adaptive, c2 in ((True, problem.theta**2), (False, torch.ones(4))):
+    for adaptive, c2 in ((True, problem.weights**2), (False, torch.ones(4))):
         found = landscape.sharpness(problem, 0.2, "average", adaptive=adaptive, tol=0.03, max_draws=20000)
         truth = 0.2**2 / 2 * float((h * c2).sum())
         assert abs(found.value - truth) < 4 * found.standard_error
@@ -88,7 +88,7 @@ def test_minibatches_match_dense_matrices_draw_by_draw() -> None:
     generator = stream(3, 0)
     assert problem.tensors is not None
     x, y = (t.numpy() for t in problem.tensors)
-    w = problem.theta.numpy()
+    w = problem.weights.numpy()
     c, exact = np.abs(w), []
     for _ in range(6):
         rows = torch.randint(400, (m,), generator=generator).numpy()
@@ -106,12 +106,12 @@ def test_smaller_minibatches_are_sharper() -> None:
 
 def test_adaptive_sharpness_does_not_see_the_scale_of_layers() -> None:
     problem = problems.mlp(activation="relu")
-    scaled = problem.theta.clone()
+    scaled = problem.weights.clone()
     views = problem.layout.views(scaled)
     names = [slot.name for slot in problem.layout.slots]
     for name, factor in zip(names[:3], (5.0, 5.0, 0.2), strict=True):  # weight and bias, and the next weight
         views[name].mul_(factor)
-    other = Problem(problem.model, problem.criterion, problem.resident, theta=scaled)
+    other = Problem(problem.model, problem.criterion, problem.resident, weights=scaled)
     assert other.loss() == pytest.approx(problem.loss())
     for options in ({"starts": 0}, {"kind": "average", "max_draws": 20}):
         one, two = (landscape.sharpness(p, 0.3, **options).value for p in (problem, other))  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def test_batchnorm_batches_and_weights_that_are_zero() -> None:
         assert one.value > 0 or kind == "average"
         assert (one.batchnorm, one.bn) == (True, "center")
     # BatchNorm's bias begins at 0, and stays there.
-    assert one.fixed == sum(int((t == 0).sum()) for t in problem.layout.views(problem.theta).values()) > 0
+    assert one.fixed == sum(int((t == 0).sum()) for t in problem.layout.views(problem.weights).values()) > 0
     assert landscape.sharpness(problem, 0.1, m=8, max_draws=3).batchnorm
     drawn = [landscape.sharpness(p, 0.1, m=8, max_draws=3).values for p in (problem, batches)]
     np.testing.assert_allclose(*drawn, rtol=1e-4)

@@ -36,8 +36,8 @@ def dense_gauss_newton(problem: Problem) -> Tensor:
     """JᵀH_L J (P, P) over all data as one batch, from the full Jacobian and the full Hessian in the outputs."""
     assert problem.tensors is not None
     x, y = problem.tensors
-    z = problem.outputs(problem.theta, x).detach()
-    jacobian = torch.autograd.functional.jacobian(lambda t: problem.outputs(t, x), problem.theta)
+    z = problem.outputs(problem.weights, x).detach()
+    jacobian = torch.autograd.functional.jacobian(lambda t: problem.outputs(t, x), problem.weights)
     curvature = torch.autograd.functional.hessian(lambda o: problem.criterion(o, y), z)
     j, h = jacobian.reshape(z.numel(), -1), curvature.reshape(z.numel(), z.numel())
     return j.T @ h @ j
@@ -85,7 +85,7 @@ def test_products_of_both_kinds_are_those_of_the_averaged_matrix(
     matrix = dense(problem, kind)
     torch.testing.assert_close(dense_hessian(problem, kind=kind), matrix, rtol=1e-7, atol=1e-9)
     operator = HessianOperator(problem, kind=kind, graph_bytes=graph_bytes)
-    v = torch.randn_like(problem.theta)
+    v = torch.randn_like(problem.weights)
     for _ in range(2):  # a kept graph serves more than once
         torch.testing.assert_close(operator(v), matrix @ v, rtol=1e-7, atol=1e-9)
     assert operator.products == 2
@@ -394,7 +394,7 @@ def test_batches_that_come_in_another_order_each_time() -> None:
             return ((x[i], y[i]) for i in torch.randperm(40).split(9))
 
     shuffled = Problem(problem.model, problem.criterion, Shuffled())
-    v = torch.randn_like(problem.theta)
+    v = torch.randn_like(problem.weights)
     expected = dense(problem) @ v
     for graph_bytes in (0, 50_000, 2**30):
         operator = HessianOperator(shuffled, graph_bytes=graph_bytes)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import landscape
-from landscape import InputError, OperationError, Problem, plots, smoothing
+from landscape import LandscapeError, OperationError, Problem, plots, smoothing
 from landscape.analysis.spread import displacement
 from landscape.data.synthetic import mean_output
 from tests import problems
@@ -26,12 +26,12 @@ def around(problem: Problem, n: int, scale: float = 0.1, seed: int = 0) -> torch
     """(n, P), weights around the problem's own."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(n, problem.layout.size, dtype=torch.float64, generator=generator)
-    return problem.theta + scale * noise.to(problem.theta)
+    return problem.weights + scale * noise.to(problem.weights)
 
 
 def check_against_dense(problem: Problem, weights: torch.Tensor, k: int, samples: int) -> None:
     mean, n = weights.mean(0), len(weights)
-    at_mean = Problem(problem.model, problem.criterion, problem.resident, theta=mean)
+    at_mean = Problem(problem.model, problem.criterion, problem.resident, weights=mean)
     h, g = problems.textbook_hessian(at_mean), problems.textbook_gradient(problem, mean)
     values, vectors = (t.flip(-1)[..., :k] for t in torch.linalg.eigh(h))
     spread = weights - mean
@@ -86,7 +86,7 @@ def test_known_numbers_of_a_quadratic() -> None:
     vectors = torch.linalg.eigh(problem.model.get_buffer("hessian")).eigenvectors.T.flip(0)
     # Deviations ±2 along the sharpest eigenvector, ±1 along the third.
     away = torch.stack([2 * vectors[0], -2 * vectors[0], vectors[2], -vectors[2]])
-    found = landscape.disagreement(problem.theta + away, 2, problem=problem, tol=1e-6)
+    found = landscape.disagreement(problem.weights + away, 2, problem=problem, tol=1e-6)
     np.testing.assert_allclose(found.spread_share, [0.8, 0], atol=1e-9)
     assert found.consensus == pytest.approx(2.5)
     assert found.cost == pytest.approx((4 * 9 + 1) / 4)
@@ -99,7 +99,7 @@ def test_the_mean_of_learners_in_float32_adds_nothing() -> None:
     model = torch.nn.Linear(50, 3)
     x, y = torch.randn(40, 50), torch.randint(3, (40,))
     problem = Problem(model, torch.nn.functional.cross_entropy, (x, y))
-    weights = problem.theta + 1e-5 * torch.randn(6, problem.theta.numel())  # close to rounding
+    weights = problem.weights + 1e-5 * torch.randn(6, problem.weights.numel())  # close to rounding
     found = landscape.disagreement(weights, 2, problem=problem)
     exact = landscape.disagreement(weights, 2, problem=problem.to(torch.float64))
     assert found.rank == 5
@@ -156,7 +156,7 @@ def test_batches_and_batchnorm_with_the_statistics_of_the_mean() -> None:
 def test_bad_input_is_one_line(change: dict[str, object], words: str) -> None:
     problem = problems.mlp()
     given = {"checkpoint": around(problem, 3), "problem": problem, **change}
-    with pytest.raises(InputError, match=words) as caught:
+    with pytest.raises(LandscapeError, match=words) as caught:
         landscape.disagreement(**given)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
@@ -248,7 +248,7 @@ def test_a_cosine_is_smoothed_as_its_transform_says(scale: float) -> None:
 @pytest.mark.parametrize("name", slow_but(["conv"], ["mlp relu", "conv"]))
 def test_the_fast_path_is_the_mean_of_dense_hessians(name: str) -> None:
     problem = problems.ALL[name]()
-    weights = problem.theta + learners(problem.layout.size, 0.1, 3)
+    weights = problem.weights + learners(problem.layout.size, 0.1, 3)
     found = smoothing(problem, weights, pairs=3, tol=1e-6, path=weights)
     mean = weights.mean(0)
     for k, kind in enumerate(("measured", "isotropic")):
@@ -283,5 +283,5 @@ def test_what_cannot_be_smoothed_is_refused() -> None:
         (learners(4, n=1), "learners: 1 is not allowed"),
         (learners(3), r"weights: shape \(5, 3\)"),
     ):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(LandscapeError, match=words):
             smoothing(problem, weights)

@@ -22,7 +22,7 @@ from tests import problems
 def results() -> list[base.Result]:
     problem = problems.mlp()
     plane = landscape.random_plane(problem, seed=3)
-    weights = problem.theta + 0.1 * problem.theta.new_tensor([[1.0], [-1.0]])
+    weights = problem.weights + 0.1 * problem.weights.new_tensor([[1.0], [-1.0]])
     return [
         landscape.contour(problem, plane, grid=(3, 2), label="a ‖label‖", split="test"),
         landscape.hessian_grid(problem, plane, grid=(2, 1)),

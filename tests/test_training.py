@@ -110,7 +110,7 @@ def test_a_checkpoint_comes_back_as_it_was(tiny: Path, tmp_path: Path) -> None:
     )
     problem = back.problem("test")
     assert problem.evaluate() == (back.history["test_loss"][-1], back.history["test_accuracy"][-1])
-    assert torch.equal(back.problem(learner=2).theta, back.weights[2])
+    assert torch.equal(back.problem(learner=2).weights, back.weights[2])
 
 
 def test_a_checkpoint_that_is_handed_over_never_changes(tiny: Path) -> None:
@@ -392,7 +392,7 @@ def test_what_cannot_be_started_from_is_said_in_a_line(
 def test_all_samples_at_each_step_are_gradient_descent(tiny: Path) -> None:
     settings = ["algorithm={name='ssgd'}", "sampling=all", "batch=200", "dtype=float64", "steps=10"]
     trainer = Trainer(recipe.read(str(tiny), settings))
-    theta = trainer.train.theta
+    theta = trainer.train.weights
     for _ in range(10):
         theta = theta - 0.2 * trainer.train.gradient(theta)
     torch.testing.assert_close(trainer.run().mean, theta, rtol=1e-12, atol=1e-12)

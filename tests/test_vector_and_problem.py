@@ -48,7 +48,7 @@ def test_tied_parameters_appear_once_and_frozen_ones_not() -> None:
     tied[2].weight = tied[0].weight
     problem = Problem(tied, nn.functional.mse_loss, (torch.randn(4, 3), torch.randn(4, 3)))
     assert problem.layout.size == 9
-    moved = problem.theta + 1
+    moved = problem.weights + 1
     shifted = copy.deepcopy(tied)
     with torch.no_grad():
         shifted[0].weight += 1
@@ -71,7 +71,7 @@ def test_gradients_have_no_graph_and_are_zero_where_nothing_depends() -> None:
 def test_gradient_matches_one_big_batch(name: str) -> None:
     problem = problems.ALL[name]()
     problem.data.chunk_size = 7  # several chunks, the last one ragged
-    theta = problem.theta + 0.1 * torch.randn_like(problem.theta)
+    theta = problem.weights + 0.1 * torch.randn_like(problem.weights)
     torch.testing.assert_close(problem.gradient(theta), problems.textbook_gradient(problem, theta))
 
 
@@ -95,8 +95,8 @@ def test_bad_problems_are_refused() -> None:
         (model, (x, y[:3]), {}, "inputs: 4 samples, but targets: 3"),
         (nn.ReLU(), (x, y), {}, "no trainable parameters"),
         (nn.Linear(2, 2, dtype=torch.complex64), (x, y), {}, "complex"),
-        (model, (x, y), {"theta": odd}, "1 of 6 are NaN"),
-        (model, (x, y), {"theta": torch.zeros(3)}, r"\(3,\), the model needs \(6,\)"),
+        (model, (x, y), {"weights": odd}, "1 of 6 are NaN"),
+        (model, (x, y), {"weights": torch.zeros(3)}, r"\(3,\), the model needs \(6,\)"),
     ]
     for module, data, options, words in given:
         with pytest.raises(InputError, match=words):

@@ -43,7 +43,7 @@ def buffers(model: torch.nn.Module, learners: int) -> dict[str, torch.Tensor]:
 def test_batched_learners_have_the_gradients_and_statistics_of_looped_ones(name: str, training: str) -> None:
     n, batch = 3, 4
     found = problem(build(name, width=0.25))
-    weights = found.theta + 0.01 * torch.randn(n, found.theta.numel(), dtype=torch.float64)
+    weights = found.weights + 0.01 * torch.randn(n, found.weights.numel(), dtype=torch.float64)
     x, y = (t.view(n, 2 * batch, *t.shape[1:]) for t in found.tensors or ())
     results = []
     for batched in (False, True):
@@ -68,12 +68,12 @@ def test_dropout_and_what_does_not_fit_are_looped(monkeypatch: pytest.MonkeyPatc
         torch.nn.Conv2d(3, 2, 3), torch.nn.Dropout(), torch.nn.Flatten(), torch.nn.Linear(1800, 10)
     )
     found = problem(model)
-    weights = found.theta.repeat(3, 1)
+    weights = found.weights.repeat(3, 1)
     x, y = (t.view(3, 8, *t.shape[1:]) for t in found.tensors or ())
     assert not Stack(found).batching_pays(weights, x, y, Training({}, lambda j, i: 0))
     plain = problem(build("lenet-5", width=0.25))
     monkeypatch.setattr(learners, "MAX_TIME_SHARE", 1e9)
-    weights = plain.theta.repeat(3, 1)
+    weights = plain.weights.repeat(3, 1)
     assert Stack(plain).batching_pays(weights, x, y, None)
     assert not Stack(plain).batched
     monkeypatch.setattr(learners, "MAX_BATCHED_BYTES", 1000)

@@ -20,7 +20,7 @@ from tests.test_first_argument import NEEDED, first, linear
 
 # Arguments with which a function uses all others, or is quick.
 MORE: dict[str, dict[str, Any]] = {
-    "between": {"thetas": torch.randn(2, 8)},
+    "between": {"weights": torch.randn(2, 8)},
     "contour": {"grid": 3},
     "noise_alignment": {"top_k": 2},
     "spectrum": {"ends": True, "with_trace": True, "with_density": True},
@@ -68,8 +68,8 @@ def test_a_bool_is_no_number(name: str, key: str) -> None:
         ("line", {"along": OTHER[0]}),
         ("estimate_noise", {"weights": OTHER}),
         ("smoothing", {"weights": OTHER}),
-        ("top_eigenvalues", {"theta": OTHER[0]}),
-        ("HessianOperator", {"theta": OTHER[0]}),
+        ("top_eigenvalues", {"weights": OTHER[0]}),
+        ("HessianOperator", {"weights": OTHER[0]}),
     ],
 )
 def test_what_belongs_to_another_model_is_refused(name: str, option: dict[str, Any]) -> None:
@@ -82,7 +82,7 @@ def test_a_plane_that_fits_in_part_is_refused() -> None:
     larger = Problem(nn.Linear(5, 2), nn.CrossEntropyLoss(), (torch.randn(9, 5), torch.zeros(9).long()))
     plane = landscape.random_plane(larger)
     refused("12 parameters, this one has 8", lambda: landscape.contour(problem, plane))
-    refused("P = 8", lambda: problem.loss(larger.theta))
+    refused("P = 8", lambda: problem.loss(larger.weights))
 
 
 @pytest.mark.parametrize("what", ["one", "none", "problem", "mixed"])
@@ -134,17 +134,17 @@ def test_a_mode_around_a_call_changes_no_number(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("batches", [False, True])
-@pytest.mark.parametrize("inside", ["data", "model", "theta", "all"])
+@pytest.mark.parametrize("inside", ["data", "model", "weights", "all"])
 def test_what_was_made_in_inference_mode_is_used_outside(inside: str, batches: bool) -> None:
     model, loss, (x, y) = linear()
     plain = Problem(model, loss, (x, y))
     with torch.inference_mode():
         model = linear()[0] if inside == "model" else model
         x = x.clone() if inside == "data" else x
-        theta = plain.theta.clone() if inside == "theta" else None
+        theta = plain.weights.clone() if inside == "weights" else None
         made = Problem(model, loss, (x, y)) if inside == "all" else None
     data = [(x[:9], y[:9]), (x[9:], y[9:])] if batches else (x, y)
-    problem = made or Problem(model, loss, data, theta=theta)
+    problem = made or Problem(model, loss, data, weights=theta)
     torch.testing.assert_close(problem.gradient(), plain.gradient())
     assert landscape.extreme_eigenvalues(problem).max == pytest.approx(
         landscape.extreme_eigenvalues(plain).max, rel=1e-4

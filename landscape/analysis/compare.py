@@ -94,7 +94,7 @@ def _nearest(run: Checkpoint, loss: float, target: float, problem_of: ProblemOf)
         same = (earlier.algorithm, earlier.seed, earlier.layout) == (run.algorithm, run.seed, run.layout)
         if not same or earlier.step >= run.step:
             continue
-        mean = earlier.mean.to(problem.theta)
+        mean = earlier.mean.to(problem.weights)
         value = problem_of(earlier, SPLIT).loss() if batchnorm else problem.loss(mean)
         if abs(value - target) < abs(found - target):
             best, found = earlier, value

@@ -53,7 +53,7 @@ def _contour_need(problem: Any, grid: Any, max_memory: Any, **_: Any) -> Need:
     """The moved weights and their outputs; or centre and directions in one, and a block of points."""
     blocks = 2 * BLOCK_BYTES if chain(problem) else 0
     held = SURFACE_POINT * needs.points(grid)
-    return needs.evaluated(problem, (4 if blocks else 2) + blocks / problem.theta.nbytes, held, max_memory)
+    return needs.evaluated(problem, (4 if blocks else 2) + blocks / problem.weights.nbytes, held, max_memory)
 
 
 @numerics(1)
@@ -137,7 +137,7 @@ def contour(
         wanted |= {} if path in ("auto", previous.path) else {"path": path}
         if at.take(previous, wanted, made_of, problem, previous.done):
             return previous
-        plane = previous.plane(problem.theta)  # the same numbers: the one given may differ by rounding
+        plane = previous.plane(problem.weights)  # the same numbers: the one given may differ by rounding
         path = previous.path if at.same else path
     count = at.done.size if at.tolerance is None else first_points(at.done.shape)
     run = evaluator(problem, plane.center, plane.directions, count, path=path, precision=precision)
@@ -170,8 +170,8 @@ def _setting(problem: Problem, plane: Plane, bn: str, precision: str) -> dict[st
 
 def _description(problem: Problem, plane: Plane, previous: Surface | None) -> dict[str, Any]:
     """The other fields of a surface that its values do not depend on."""
-    thetas = () if plane.thetas is None else plane.thetas
-    losses = [] if previous else [problem.loss(theta.to(problem.theta)) for theta in thetas]
+    thetas = () if plane.weights is None else plane.weights
+    losses = [] if previous else [problem.loss(theta.to(problem.weights)) for theta in thetas]
     return {
         "directions": as_array(plane.directions),
         "center": as_array(plane.center),
@@ -264,7 +264,7 @@ def line(
     size = problem.layout.size
     if along.shape not in ((size,), (2, size)):
         raise InputError(f"along: shape {tuple(along.shape)}, it must be ({size},) or (2, {size})")
-    along = along.to(problem.theta)
+    along = along.to(problem.weights)
     if along.dim() == 2:
         if span is not None:
             raise InputError("span: a line between two ends runs from 0 to 1, it has none")
@@ -274,7 +274,7 @@ def line(
         span = SPAN if span is None else span
         positive("span", span)
         kind, t = "direction", np.linspace(-span, span, points)
-        start, direction = problem.theta, along
+        start, direction = problem.weights, along
     problem = problem.with_batchnorm(bn, bn_samples)
     allowed = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)
     directions = torch.stack((direction, torch.zeros_like(direction)))

@@ -74,7 +74,7 @@ class Langevin:
         self._numbers, self.steps = list[Array](), 0
         self.step_size, self.nbeta, self.localization = step_size, nbeta, localization
         self._stack, self._along = Stack(problem), problem.along_weights
-        self._start = problem.theta.expand(chains, -1)
+        self._start = problem.weights.expand(chains, -1)
         self._weights, self._gradient = self._start.clone(), torch.empty_like(self._start)
         self._minibatches = draws(problem.data, chains, batch, stream(seed, 0), STEPS_A_PASS)
         noise = int(torch.randint(2**62, (), generator=stream(seed, 1)))
@@ -211,7 +211,7 @@ def learning_coefficient(
         >>> x, y = torch.randn(500, 2, generator=torch.manual_seed(0)), torch.zeros(500, 1)
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 1, bias=False))
         >>> problem = landscape.Problem(model, lambda out, y: 0.5 * (out - y).square().mean(), (x, y))
-        >>> problem.theta.zero_()  # the minimum of a regular model with 2 parameters
+        >>> problem.weights.zero_()  # the minimum of a regular model with 2 parameters
         tensor([0., 0.])
         >>> result = landscape.learning_coefficient(problem, 50, localization=1.0, chains=2, tol=0.5)
         >>> abs(result.value - 1) < 4 * result.standard_error
@@ -271,7 +271,7 @@ def learning_coefficient(
         steps=run.steps,
         burn_in=found.draws.shape[2] // 2,
         loss=problem.loss(),
-        weights_norm2=float(problem.theta.double().square().sum()),
+        weights_norm2=float(problem.weights.double().square().sum()),
         lambda_max=top,
         parameters=problem.layout.size,
         max_rhat=max_rhat,

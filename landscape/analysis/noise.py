@@ -97,7 +97,7 @@ def estimate_noise(
         >>> import torch, landscape
         >>> x, y = torch.randn(20, 3), torch.randint(2, (20,))
         >>> problem = landscape.Problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, (x, y))
-        >>> weights = problem.theta + 0.1 * torch.randn(4, 8)
+        >>> weights = problem.weights + 0.1 * torch.randn(4, 8)
         >>> landscape.estimate_noise(problem, weights, lr=0.1, local_batch=5, draws=3).direct.shape
         (3,)
     """
@@ -228,7 +228,7 @@ def noise_scale(
         >>> import torch, landscape
         >>> x, y = torch.tensor([[1.0], [1.0]]), torch.tensor([[-2.0], [0.0]])
         >>> model = torch.nn.Linear(1, 1, bias=False)
-        >>> problem = landscape.Problem(model, torch.nn.MSELoss(), (x, y), theta=torch.zeros(1))
+        >>> problem = landscape.Problem(model, torch.nn.MSELoss(), (x, y), weights=torch.zeros(1))
         >>> result = landscape.noise_scale(problem, 1)  # gradients 4 and 0
         >>> result.trace, result.norm2, result.value
         (4.0, 4.0, 1.0)
@@ -244,12 +244,12 @@ def noise_scale(
     if gradient == "whole":
         estimator = AroundWhole(_finite(at_mean.whole.gradient()), batch)
     else:
-        estimator = Jackknife(problem.theta, batch)
-    mean = _scale(at_mean, problem.theta[None], estimator, precision, portion(progress, 0, middle))
+        estimator = Jackknife(problem.weights, batch)
+    mean = _scale(at_mean, problem.weights[None], estimator, precision, portion(progress, 0, middle))
     measured, of_learners = [mean], dict[str, Any]()
     if thetas is not None:
         own = Minibatches(problem, local, stream(seed, 1), len(thetas))
-        own_gradients = Learners(problem.theta, len(thetas), local)
+        own_gradients = Learners(problem.weights, len(thetas), local)
         measured.append(_scale(own, thetas, own_gradients, precision, portion(progress, middle, 1)))
         of_learners = {f"learner_{name}": value for name, value in vars(measured[1]).items()}
         of_learners |= own_gradients.rounds()
@@ -440,7 +440,7 @@ def _terms_in_curvature(
     bent_gradient = products(gradient[None].to(problem.dtype))[0].double()
 
     def terms(parts: Sequence[Problem]) -> Array:
-        rows = torch.stack([part.gradient(problem.theta) for part in parts])
+        rows = torch.stack([part.gradient(problem.weights) for part in parts])
         bent, rows = products(rows).double(), rows.double()
         away, bent_away = rows - gradient, bent - bent_gradient
         pairs = ((rows, bent), (rows, rows), (away, bent_away), (away, away))

@@ -79,7 +79,7 @@ def random_plane(
     generator = torch.Generator().manual_seed(seed)
     directions = torch.empty(2, problem.layout.size, dtype=problem.dtype, device=problem.device)
     for direction in directions:
-        centers, views = problem.layout.views(problem.theta), problem.layout.views(direction)
+        centers, views = problem.layout.views(problem.weights), problem.layout.views(direction)
         for slot in problem.layout.slots:  # slot by slot: a float64 draw of all of θ would double the memory
             draw = torch.randn(slot.shape, dtype=torch.float64, generator=generator)
             views[slot.name].copy_(draw)
@@ -88,7 +88,7 @@ def random_plane(
             elif norm != "none":
                 _normalise(views[slot.name], centers[slot.name], norm)
     problem.along_weights(directions)
-    return Plane(problem.theta, directions, "random", norm, seed, ignore)
+    return Plane(problem.weights, directions, "random", norm, seed, ignore)
 
 
 def _normalise(direction: Tensor, center: Tensor, norm: str) -> None:
@@ -102,7 +102,7 @@ def _normalise(direction: Tensor, center: Tensor, norm: str) -> None:
 
 
 def between(
-    problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Sequence[str] = (), *, seed: int = 0
+    problem: Problem, weights: Sequence[Tensor] | Tensor, labels: Sequence[str] = (), *, seed: int = 0
 ) -> Plane:
     """The plane through three weight vectors, or through two and along a random direction.
 
@@ -112,7 +112,7 @@ def between(
 
     Args:
         problem: its parameters.
-        thetas: two or three vectors (P,), such as the means of checkpoints.
+        weights: two or three vectors (P,), such as the means of checkpoints.
         labels: their names; default w0, w1, w2.
         seed: of two vectors only, draws the normal vector whose part orthogonal to w1 − w0 is the second
             direction.
@@ -133,10 +133,10 @@ def between(
         [-0.5, 0.5]
     """
     expect("problem", problem, Problem)
-    if len(thetas) not in (2, 3):
-        raise InputError(f"between: {len(thetas)} weight vectors are not allowed, it takes two or three")
-    names = labels or [f"w{k}" for k in range(len(thetas))]
-    rows = _rows(problem, thetas, names)
+    if len(weights) not in (2, 3):
+        raise InputError(f"between: {len(weights)} weight vectors are not allowed, it takes two or three")
+    names = labels or [f"w{k}" for k in range(len(weights))]
+    rows = _rows(problem, weights, names)
     first = rows[1] - rows[0]
     limit = _rounding(problem, rows)
     if first.norm() <= limit:
@@ -157,7 +157,7 @@ def between(
     return _plane(problem, center, directions, "between", axes, rows, names, seed=seed if drawn else 0)
 
 
-def pca_plane(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Sequence[str] = ()) -> Plane:
+def pca_plane(problem: Problem, weights: Sequence[Tensor] | Tensor, labels: Sequence[str] = ()) -> Plane:
     """The first two principal components of a run's checkpoints, through the last of them.
 
     Directions have unit length, coordinates are distances between weights. Random walks in many dimensions
@@ -165,7 +165,7 @@ def pca_plane(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Seque
 
     Args:
         problem: its parameters.
-        thetas: (M, P), M ≥ 3, in order of time.
+        weights: (M, P), M ≥ 3, in order of time.
         labels: their names; default 0, 1, …
 
     Returns:
@@ -184,9 +184,9 @@ def pca_plane(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Seque
         (5, 2)
     """
     expect("problem", problem, Problem)
-    if len(thetas) < 3:
-        raise InputError(f"pca: {len(thetas)} checkpoints are too few, at least 3 are needed")
-    rows = _rows(problem, thetas, labels)
+    if len(weights) < 3:
+        raise InputError(f"pca: {len(weights)} checkpoints are too few, at least 3 are needed")
+    rows = _rows(problem, weights, labels)
     directions, explained = _components(problem, rows, rows.mean(0), "checkpoints")
     axes = tuple(f"component {k + 1}, {100 * share:.1f}% of variance" for k, share in enumerate(explained))
     return _plane(problem, rows[-1], directions, "pca", axes, rows, labels, seed=0, explained=explained)
@@ -281,7 +281,7 @@ def eigen_plane(
             "allow a larger tolerance or more products"
         )
     axes = f"eigenvector of λ_max = {ends.max:.3g}", f"eigenvector of λ_min = {ends.min:.3g}"
-    return Plane(problem.theta, ends.vectors.flip(0), "eigen", "none", seed, axes=axes)
+    return Plane(problem.weights, ends.vectors.flip(0), "eigen", "none", seed, axes=axes)
 
 
 def _plane(
@@ -296,14 +296,14 @@ def _plane(
 ) -> Plane:
     """A plane that shows the weight vectors ``rows`` (M, P) as markers, in the problem's precision."""
     return Plane(
-        center.to(problem.theta),
-        directions.to(problem.theta),
+        center.to(problem.weights),
+        directions.to(problem.weights),
         kind,
         "none",
         axes=axes,
         markers=_coordinates(center, directions, rows),
         labels=tuple(labels) or tuple(str(k) for k in range(len(rows))),
-        thetas=rows.to(problem.theta),
+        weights=rows.to(problem.weights),
         **more,
     )
 
@@ -314,8 +314,8 @@ def _rows(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Sequence[
         raise InputError(f"labels: {len(labels)} for {len(thetas)} weight vectors, each needs one")
     for k, theta in enumerate(thetas):
         name = labels[k] if labels else f"weight vector {k}"
-        if theta.shape != problem.theta.shape:
-            raise InputError(f"{name}: shape {tuple(theta.shape)}, needed is {tuple(problem.theta.shape)}")
+        if theta.shape != problem.weights.shape:
+            raise InputError(f"{name}: shape {tuple(theta.shape)}, needed is {tuple(problem.weights.shape)}")
         if not bool(torch.isfinite(theta).all()):
             raise OperationError(f"{name}: its weights are NaN or infinite, all must be finite")
     return torch.stack([theta.detach().to(problem.device, torch.float64) for theta in thetas])

@@ -69,7 +69,7 @@ def basin_widths(
         >>> import torch, landscape
         >>> x, y = 2**0.5 * torch.eye(2), torch.zeros(2, 1)
         >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
-        >>> problem.theta.zero_()
+        >>> problem.weights.zero_()
         tensor([0., 0.])
         >>> basin_widths(problem, 0.25, 2).round(2).tolist()  # ‖w‖² < 0.25
         [1.0, 1.0]
@@ -83,8 +83,8 @@ def basin_widths(
     circle = torch.stack((angles.cos(), angles.sin()), 1)
     for k, own in enumerate(np.random.SeedSequence(seed).generate_state(planes).tolist()):
         drawn = random_plane(problem, seed=own).directions.double()
-        unit = torch.linalg.qr(drawn.T)[0].T.to(problem.theta)
-        loss = evaluator(problem, problem.theta, unit, ANGLES)
+        unit = torch.linalg.qr(drawn.T)[0].T.to(problem.weights)
+        loss = evaluator(problem, problem.weights, unit, ANGLES)
         base = float(loss(torch.zeros(1, 2, dtype=torch.float64))["loss"][0])
         if not math.isfinite(base):
             raise OperationError(f"weights: the loss there is {base:g}, so that nothing rises above it")
@@ -277,7 +277,7 @@ def _test_error(subject: Subject, settings: Settings, progress: Progress) -> Mea
         raise InputError("test error: a problem alone has no test set, give the checkpoint")
     whole = subject.test()
     problem = whole.at()
-    outputs = ((problem.outputs(whole.theta, x), y) for x, y, _ in whole.chunks())
+    outputs = ((problem.outputs(whole.weights, x), y) for x, y, _ in whole.chunks())
     shares = [correct_shares(z, y, whole.criterion) for z, y in outputs]
     wrong = 100 * (1 - torch.cat([share.cpu() for share in shares]).numpy())
     if not np.isfinite(wrong).all():

@@ -65,11 +65,11 @@ def _largest_rise(
 
     def loss_and_slope(at: Tensor) -> tuple[float, Tensor]:
         """The loss at ε = ``at``, and its gradient in ε."""
-        theta = problem.theta + at if scale is None else torch.addcmul(problem.theta, scale, at)
+        theta = problem.weights + at if scale is None else torch.addcmul(problem.weights, scale, at)
         loss, gradient = problem.loss_and_gradient(theta)
         return loss, gradient if scale is None else gradient.mul_(scale)
 
-    base, slope = loss_and_slope(torch.zeros_like(problem.theta))
+    base, slope = loss_and_slope(torch.zeros_like(problem.weights))
     rise, residual, gradients = 0.0, 0.0, 1  # ε = 0 is allowed, too
     for start in ([slope] if float(slope.norm()) > 0 else []) + starts:
         highest, angle, used = _climb(loss_and_slope, rho, start, steps)
@@ -176,7 +176,7 @@ def sharpness(
         >>> import torch, landscape
         >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
         >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
-        >>> problem.theta.zero_()  # the minimum; H has the eigenvalues 1 and 9
+        >>> problem.weights.zero_()  # the minimum; H has the eigenvalues 1 and 9
         tensor([0., 0.])
         >>> round(landscape.sharpness(problem, 0.1, adaptive=False).value, 4)  # 9ρ²/2
         0.045
@@ -189,7 +189,7 @@ def sharpness(
         ("steps", steps, 1), ("starts", starts, 0), ("max_draws", max_draws, 2), ("seed", seed, 0)
     ):  # fmt: skip
         positive(name, value, least=least)
-    theta, rho = problem.theta, float(rho)
+    theta, rho = problem.weights, float(rho)
     scale = theta.abs() if adaptive else None
     if scale is not None and not bool(scale.any()):
         raise InputError("adaptive: all weights are 0, so that none could move; give adaptive=False")
@@ -244,7 +244,7 @@ def _mean_rise(part: Problem, scale: Tensor | None, shift: Tensor, base: float |
     """The mean rise at ±δ, in which odd terms cancel; ``base``: the loss at the centre, if known."""
     shift = shift if scale is None else shift * scale
     known = part.loss() if base is None else base
-    rise = (part.loss(part.theta + shift) + part.loss(part.theta - shift)) / 2 - known
+    rise = (part.loss(part.weights + shift) + part.loss(part.weights - shift)) / 2 - known
     return Ascent(rise, known, 0.0, 2 + (base is None))
 
 
@@ -325,7 +325,7 @@ def batch_sharpness(
     thetas, local = learners_of(problem, batch, weights, local_batch)
     at_mean = Minibatches(problem, batch, stream(seed, 0))
     part = 1 / (1 + (thetas is not None) + with_lambda_max)
-    curvature, norm2 = _curvatures(at_mean, problem.theta[None], precision, portion(progress, 0, part))
+    curvature, norm2 = _curvatures(at_mean, problem.weights[None], precision, portion(progress, 0, part))
     measured, of_learners = [curvature], dict[str, Any]()
     if thetas is not None:
         own = Minibatches(problem, local, stream(seed, 1), len(thetas))
@@ -354,11 +354,11 @@ def batch_sharpness(
     )
 
 
-def _curvatures(minibatches: Minibatches, thetas: Tensor, precision: Precision, progress: Progress) -> Array:
-    """(2, draws, n), curvature and ‖g‖² at ``thetas`` (n, P), until the mean is as exact as asked for."""
+def _curvatures(minibatches: Minibatches, weights: Tensor, precision: Precision, progress: Progress) -> Array:
+    """(2, draws, n), curvature and ‖g‖² at ``weights`` (n, P), until the mean is as exact as asked for."""
     rows: list[list[tuple[float, float]]] = []
     for drawn in minibatches:
-        rows.append([gradient_curvature(p, t) for p, t in zip(drawn, thetas, strict=True)])
+        rows.append([gradient_curvature(p, t) for p, t in zip(drawn, weights, strict=True)])
         value, error = mean_and_error(np.array(rows)[:, :, 0].mean(1))
         if precision.enough(len(rows), value, error, progress):
             break

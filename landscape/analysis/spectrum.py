@@ -141,7 +141,7 @@ def spectrum(
     if high and external:
         pairs = top_eigenvalues(problem, high, tol, engine=engine, max_products=max_products, seed=seed)
     elif high:
-        pairs = eigenpairs(problem, problem.theta[None], start, wanted, options, search=search)[0]
+        pairs = eigenpairs(problem, problem.weights[None], start, wanted, options, search=search)[0]
     if high:
         stage(0)(1.0)
     if with_trace and external:

@@ -113,7 +113,7 @@ def disagreement(
     if not 0 < consensus < math.inf:
         raise OperationError(f"weights: their consensus distance is {consensus:g}, there is no disagreement")
     pairs = top_eigenvalues(
-        problem, top_k, tol, theta=mean, search=search, max_products=max_products, seed=seed,
+        problem, top_k, tol, weights=mean, search=search, max_products=max_products, seed=seed,
         progress=portion(progress, 0, 0.6),
     )  # fmt: skip
     report(0.6)
@@ -348,7 +348,7 @@ def smoothing(
             f"weights: their consensus distance is {variance:g}, there is no spread to smooth by"
         )
     search, count = portion(progress, 0, 0.3), min(top, len(mean))
-    eigen = top_eigenvalues(problem, count, tol, theta=mean, seed=seed, progress=search)
+    eigen = top_eigenvalues(problem, count, tol, weights=mean, seed=seed, progress=search)
     products, _ = exact_products(problem, mean)
     along = (spread @ eigen.vectors.T).double().square().sum(0) / len(weights)
     trace_hs = sum(float(s.double() @ products(s[None])[0].double()) for s in spread) / len(weights)

@@ -210,7 +210,7 @@ class Checkpoint:
 
         def on(split: str) -> Problem:
             return Problem(
-                network, criterion, dataset.split(split), theta=theta, device=device, dtype=dtype,
+                network, criterion, dataset.split(split), weights=theta, device=device, dtype=dtype,
                 randomness=randomness,
             )  # fmt: skip
 

@@ -159,7 +159,7 @@ def ends(problem: Problem, runs: list[Checkpoint]) -> torch.Tensor:
     for run in runs:
         if not bool(torch.isfinite(run.mean).all()):
             raise OperationError(f"{run.path}: its weights are NaN or infinite, all must be finite")
-    return torch.stack([run.mean for run in runs]).to(problem.theta)
+    return torch.stack([run.mean for run in runs]).to(problem.weights)
 
 
 R = TypeVar("R", bound=Interpolated)
@@ -307,7 +307,7 @@ def compute_on_grid(
         for i, (group, progress) in enumerate(each(name, groups)):
             problem = analysis.problem(group[0])
             if chosen.kind == "eigen" and isinstance(file.previous, Surface):
-                plane = file.previous.plane(problem.theta)  # costly to find, and the same but for rounding
+                plane = file.previous.plane(problem.weights)  # costly to find, and the same but for rounding
             else:
                 plane = make_plane(chosen, problem, group, analysis.seed)
             partial = functools.partial(compute, problem, plane, **settings, progress=progress, **origins[i])

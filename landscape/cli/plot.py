@@ -215,8 +215,8 @@ def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame
         labels = tuple(f"learner {j}" for j in range(len(place)))
         axes = ("direction 1 of the spread", "direction 2 of the spread")
         plane = Plane(
-            problem.theta, directions, "learners", "none", 0, axes=axes, markers=markers,
-            labels=(*labels, "w_a"), thetas=torch.cat((run.weights, run.mean[None])).to(problem.theta),
+            problem.weights, directions, "learners", "none", 0, axes=axes, markers=markers,
+            labels=(*labels, "w_a"), weights=torch.cat((run.weights, run.mean[None])).to(problem.weights),
         )  # fmt: skip
         surface = contour(problem, plane, grid=film.film_grid, span=span, **about(run, "train"))
         history = _at(runs[-1], run.step)

@@ -69,22 +69,22 @@ class ChainHessian:
         kind: "hessian" or "gauss-newton" (see :class:`landscape.curvature.hessian.GaussNewtonChunk`).
     """
 
-    def __init__(self, problem: Problem, thetas: Tensor, *, kind: str = "hessian") -> None:
+    def __init__(self, problem: Problem, weights: Tensor, *, kind: str = "hessian") -> None:
         layers = _layers(problem)
         assert layers is not None
         assert problem.data.tensors is not None
         self.problem, self.layers = problem, layers
         self.full = kind == "hessian"
-        views = problem.layout.views(thetas)
+        views = problem.layout.views(weights)
         self.weights = [views[layer.step.weight] for layer in layers]
         x, y = problem.data.tensors
         widest = max(w.shape[1] for w in self.weights)
-        chunk = max(1, min(MAX_CHUNK, CHUNK_BYTES // (len(thetas) * widest * thetas.itemsize)))
+        chunk = max(1, min(MAX_CHUNK, CHUNK_BYTES // (len(weights) * widest * weights.itemsize)))
         pieces = zip(torch.split(x.flatten(1), chunk), torch.split(y, chunk), strict=True)
         self.chunks = [self._chunk(views, *piece) for piece in pieces]
         classes = y.dim() == 1 and not y.is_floating_point()
         self.softmax = classes and is_softmax_loss(problem.criterion)
-        self.penalties = penalty_hessians(problem, thetas.unbind())
+        self.penalties = penalty_hessians(problem, weights.unbind())
 
     @staticmethod
     def saved_bytes(problem: Problem) -> int | None:
@@ -94,7 +94,7 @@ class ChainHessian:
             return None
         shapes = {slot.name: slot.shape for slot in problem.layout.slots}
         widths = sum(shapes[layer.step.weight][0] for layer in layers)
-        return 4 * widths * problem.data.samples * problem.theta.itemsize
+        return 4 * widths * problem.data.samples * problem.weights.itemsize
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only the sets of weights ``rows``, in this order."""
@@ -206,8 +206,8 @@ class ChainHessian:
         return out
 
 
-def agrees(problem: Problem, theta: Tensor, kind: str = "hessian") -> bool:
-    """Whether the products of a chain are those of HessianOperator, on a few samples at ``theta`` (P,).
+def agrees(problem: Problem, weights: Tensor, kind: str = "hessian") -> bool:
+    """Whether the products of a chain are those of HessianOperator, on a few samples at ``weights`` (P,).
 
     Tested once a problem and kind, unless ``check`` is "off"; a PathWarning says where they differ.
     """
@@ -217,8 +217,8 @@ def agrees(problem: Problem, theta: Tensor, kind: str = "hessian") -> bool:
 
     def same(few: Problem) -> bool:
         generator = torch.Generator().manual_seed(0)
-        at = theta.to(few.dtype)
-        vectors = torch.randn(VECTORS, len(theta), dtype=torch.float64, generator=generator).to(at)
+        at = weights.to(few.dtype)
+        vectors = torch.randn(VECTORS, len(weights), dtype=torch.float64, generator=generator).to(at)
         exact = HessianOperator(few, at, kind=kind)
         expected = torch.stack([exact(v) for v in vectors])
         off = ChainHessian(few, at[None], kind=kind)(vectors) - expected

@@ -72,7 +72,7 @@ def in_full_precision(problem: Problem) -> Problem:
     few = full.on(full.data.few())
     try:
         with torch.no_grad(), FullPrecision(full.dtype) as mode:
-            first_loss(few, few.layout.views(few.theta))
+            first_loss(few, few.layout.views(few.weights))
     except LandscapeError:
         raise
     except Exception as error:  # the user's model raises any kind of error where dtypes do not fit
@@ -184,13 +184,13 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
         queue += new
 
 
-def check_gradient(few: Problem, theta: Tensor, slots: Sequence[Slot]) -> None:
-    """Raise InputError unless the gradient in ``slots`` is the derivative of the loss near ``theta`` (P,).
+def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None:
+    """Raise InputError unless the gradient in ``slots`` is the derivative of the loss near ``weights`` (P,).
 
     It is not where a part is detached, with straight-through estimators, and with phantom gradients: what its
     derivatives are then is no Hessian of the loss. It is compared with central differences of the loss, along
     itself and random directions, in float64 where the model runs in that, and at weights a little off
-    ``theta``, where no kink of ReLU or max pooling lies. Once a problem and part.
+    ``weights``, where no kink of ReLU or max pooling lies. Once a problem and part.
     """
     key = ("gradient", few.batchnorm.name, tuple(slot.name for slot in slots))
     if key in few.checked:
@@ -198,7 +198,7 @@ def check_gradient(few: Problem, theta: Tensor, slots: Sequence[Slot]) -> None:
     for dtype in dict.fromkeys((torch.float64, few.dtype)):
         try:
             part = few.to(dtype)
-            part.theta = theta.to(dtype)
+            part.weights = weights.to(dtype)
             with FullPrecision(dtype):
                 agrees = _is_derivative(part, slots)
             break
@@ -221,9 +221,9 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
     layout, places = problem.layout, [slice(slot.offset, slot.offset + slot.size) for slot in slots]
 
     def move(seed: int) -> Tensor:
-        return problem.along_weights(moved(problem, seed).sub_(problem.theta))
+        return problem.along_weights(moved(problem, seed).sub_(problem.weights))
 
-    at = problem.theta.add(move(0), alpha=0.01)
+    at = problem.weights.add(move(0), alpha=0.01)
     leaves = {name: view.detach().clone().requires_grad_() for name, view in layout.views(at).items()}
     with torch.enable_grad():
         value = differentiable(first_loss(problem, leaves))

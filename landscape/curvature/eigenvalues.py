@@ -111,7 +111,7 @@ def _bfloat16_serves(problem: Problem) -> bool:
     """Whether products with the data in bfloat16 are fast, and near enough on a few samples at the centre."""
     if problem.dtype != torch.float32 or not bfloat16_is_fast(problem.device):
         return False
-    few = ChainHessian(problem.on(problem.data.few()), problem.theta[None])
+    few = ChainHessian(problem.on(problem.data.few()), problem.weights[None])
     v = start_vector(problem, 0)[None]
     exact = few(v)
     return bool((few(v, torch.bfloat16) - exact).norm() <= BFLOAT16_ERROR * exact.norm())
@@ -125,23 +125,23 @@ MAX_POINTS = 16
 def points_at_once(problem: Problem) -> int:
     """The number of sets of weights for one call of :func:`eigenpairs` with bounded memory."""
     problem = in_full_precision(problem)
-    saved = _chain_bytes(problem, problem.theta, FULL_HESSIAN)
+    saved = _chain_bytes(problem, problem.weights, FULL_HESSIAN)
     if saved is None:
         return 1
-    basis = (MAX_BASIS + 1) * problem.theta.nbytes
+    basis = (MAX_BASIS + 1) * problem.weights.nbytes
     return max(1, min(MAX_POINTS, GRAPH_BYTES // saved, BASIS_BYTES // basis))
 
 
-def _chain_bytes(problem: Problem, theta: Tensor, options: HessianOptions) -> int | None:
+def _chain_bytes(problem: Problem, weights: Tensor, options: HessianOptions) -> int | None:
     """Bytes of a set of weights for the fast products of chains; None where these do not serve."""
     low = problem.checked.get(INSIDE)
     saved = ChainHessian.saved_bytes(problem) if options.part is None and not low else None
-    return saved if saved is not None and agrees(problem, theta, options.kind) else None
+    return saved if saved is not None and agrees(problem, weights, options.kind) else None
 
 
 def eigenpairs(
     problem: Problem,
-    thetas: Tensor,
+    weights: Tensor,
     start: Tensor,
     wanted: SearchOptions,
     options: HessianOptions = FULL_HESSIAN,
@@ -149,7 +149,7 @@ def eigenpairs(
     search: str = "auto",
     done: Callable[[], None] = lambda: None,
 ) -> list[Eigenpairs]:
-    """Eigenvalues of ∇²L at each of ``thetas`` (K, P).
+    """Eigenvalues of ∇²L at each of ``weights`` (K, P).
 
     Args:
         start: the first vector of every search, (P,) or (P',) for a part; see :func:`.search_eigenpairs`.
@@ -168,17 +168,17 @@ def eigenpairs(
     """
     choose("search", search, SEARCHES)
     if options.precondition:
-        products, _ = exact_products(problem, thetas[0], options)
+        products, _ = exact_products(problem, weights[0], options)
         pairs = lanczos(lambda v: products(v[None])[0], start, **vars(wanted))
         return [replace(pairs, search="exact, preconditioned")]
     problem = in_full_precision(problem)
-    thetas, kind = thetas.to(problem.theta), options.kind
-    saved = _chain_bytes(problem, thetas[0], options)
-    is_chain = saved is not None and saved * len(thetas) <= min(GRAPH_BYTES, spare())
-    one = ChainHessian(problem, thetas, kind=kind) if is_chain and len(thetas) == 1 else None
+    weights, kind = weights.to(problem.weights), options.kind
+    saved = _chain_bytes(problem, weights[0], options)
+    is_chain = saved is not None and saved * len(weights) <= min(GRAPH_BYTES, spare())
+    one = ChainHessian(problem, weights, kind=kind) if is_chain and len(weights) == 1 else None
     whole = Approximation(problem, problem.dtype)
     small = problem.layout.size < MIN_PARAMETERS or wanted.tol < MIN_TOL or not problem.separable
-    chosen = whole if search == "exact" or small else cheapest(problem, thetas, is_chain, one)
+    chosen = whole if search == "exact" or small else cheapest(problem, weights, is_chain, one)
 
     def found(at: Tensor, starts: list[Tensor], near: Approximation) -> list[Eigenpairs]:
         """Search at ``at`` with products of ``near``; verify and refine with exact ones."""
@@ -198,25 +198,25 @@ def eigenpairs(
         refined = (verify_and_refine(r, h, wanted.tol) for r, h in zip(results, verifying, strict=True))
         return [replace(pair, search=near.name(problem)) for pair in refined]
 
-    every = found(thetas, [start] * len(thetas), chosen)
+    every = found(weights, [start] * len(weights), chosen)
     missed = [i for i, p in enumerate(every) if not p.converged and p.hvps < wanted.max_products]
     if missed and chosen is not whole:
         starts = [warm_start(every[i].vectors.sum(0), start) for i in missed]
-        for i, again in zip(missed, found(thetas[missed], starts, whole), strict=True):
+        for i, again in zip(missed, found(weights[missed], starts, whole), strict=True):
             every[i] = replace(again, hvps=every[i].hvps + again.hvps)
     return every
 
 
 def exact_products(
-    problem: Problem, theta: Tensor | None = None, options: HessianOptions = FULL_HESSIAN
+    problem: Problem, weights: Tensor | None = None, options: HessianOptions = FULL_HESSIAN
 ) -> tuple[Products, int]:
     """The products of the matrix at θ with vectors (k, P), or (k, P') for a part, and that size.
 
     Raises InputError as :class:`landscape.HessianOperator`.
     """
     problem = in_full_precision(problem)
-    h = options.at(problem, theta)
-    at = (problem.theta if theta is None else theta).to(problem.dtype)
+    h = options.at(problem, weights)
+    at = (problem.weights if weights is None else weights).to(problem.dtype)
     saved = _chain_bytes(problem, at, options)
     products: Products = functools.partial(_rows, h)
     if saved is not None and saved <= min(GRAPH_BYTES, spare()):
@@ -257,7 +257,7 @@ def extreme_eigenvalues(
     problem: Problem,
     tol: float = TOL,
     *,
-    theta: Tensor | None = None,
+    weights: Tensor | None = None,
     kind: str = "hessian",
     part: Part = None,
     search: str = "auto",
@@ -271,7 +271,7 @@ def extreme_eigenvalues(
     Args:
         problem: the loss.
         tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
-        theta: θ (P,); default: the problem's centre.
+        weights: θ (P,); default: the problem's centre.
         kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         search: "auto": the search may use cheaper products, with the samples that have most of the curvature
@@ -299,8 +299,8 @@ def extreme_eigenvalues(
         (1.0, 9.0)
     """
     options, wanted = HessianOptions(kind, part), SearchOptions(1, 1, tol, max_products, progress)
-    start = start_vector(problem, seed, options.at(problem, theta).size)
-    at = problem.theta if theta is None else theta
+    start = start_vector(problem, seed, options.at(problem, weights).size)
+    at = problem.weights if weights is None else weights
     return ends_of(eigenpairs(problem, at[None], start, wanted, options, search=search)[0])
 
 
@@ -314,7 +314,7 @@ def top_eigenvalues(
     k: int = 1,
     tol: float = TOL,
     *,
-    theta: Tensor | None = None,
+    weights: Tensor | None = None,
     kind: str = "hessian",
     part: Part = None,
     precondition: Preconditioner | Tensor | None = None,
@@ -335,7 +335,7 @@ def top_eigenvalues(
         problem: the loss.
         k: how many, 1 ≤ k ≤ P.
         tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
-        theta: θ (P,); default: the problem's centre.
+        weights: θ (P,); default: the problem's centre.
         kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
@@ -371,16 +371,16 @@ def top_eigenvalues(
     """
     positive("k", k, least=1)
     options = HessianOptions(kind, part, as_preconditioner(precondition))
-    h = options.at(problem, theta)
+    h = options.at(problem, weights)
     if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
         pyhessian_engine.check(problem, options)
         if k != 1:
             raise InputError(f"k: {k} is not allowed with engine 'pyhessian', it must be 1")
-        value, v, hvps = pyhessian_engine.largest_magnitude(problem, theta, tol, max_products, seed)
+        value, v, hvps = pyhessian_engine.largest_magnitude(problem, weights, tol, max_products, seed)
         residual = float((h(v) - value * v).norm())
         pair = torch.tensor([[value], [residual]], dtype=torch.float64)
         return Eigenpairs(pair[0], v[None], pair[1], hvps + 1, residual <= tol * abs(value))
-    at = problem.theta if theta is None else theta
+    at = problem.weights if weights is None else weights
     first = start_vector(problem, seed, h.size)
     if start is not None:
         if start.shape != first.shape:

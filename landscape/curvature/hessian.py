@@ -120,18 +120,18 @@ KINDS = tuple(CHUNKS)
 class PenaltyHessian:
     """The products with ∇²R at one θ (P,), R the penalty and weight decay of a problem."""
 
-    def __init__(self, problem: Problem, theta: Tensor) -> None:
-        self.theta = theta.detach().clone().requires_grad_()
-        value = problem.penalty_value(self.theta)
-        self.gradient = torch.zeros_like(theta)
+    def __init__(self, problem: Problem, weights: Tensor) -> None:
+        self.weights = weights.detach().clone().requires_grad_()
+        value = problem.penalty_value(self.weights)
+        self.gradient = torch.zeros_like(weights)
         if value.requires_grad:
-            self.gradient = torch.autograd.grad(value, self.theta, create_graph=True)[0]
+            self.gradient = torch.autograd.grad(value, self.weights, create_graph=True)[0]
 
     def __call__(self, v: Tensor) -> Tensor:
         """∇²R·v, (P,) -> (P,)."""
         if not self.gradient.requires_grad:  # R is linear
             return torch.zeros_like(v)
-        return gradients(self.gradient, [self.theta], v, keep=True)[0]
+        return gradients(self.gradient, [self.weights], v, keep=True)[0]
 
 
 def penalty_hessians(problem: Problem, thetas: Sequence[Tensor]) -> list[PenaltyHessian]:
@@ -148,7 +148,7 @@ class HessianOperator:
 
     Args:
         problem: the loss.
-        theta: θ (P,); default: the problem's centre.
+        weights: θ (P,); default: the problem's centre.
         kind: "hessian", or "gauss-newton" for JᵀH_L J (see Schraudolph 2002, section 3), which is positive
             semi-definite for the usual losses.
         part: names or name prefixes of parameters, such as "1" or "1.weight": the diagonal block of these
@@ -174,7 +174,7 @@ class HessianOperator:
     def __init__(
         self,
         problem: Problem,
-        theta: Tensor | None = None,
+        weights: Tensor | None = None,
         *,
         kind: str = "hessian",
         part: Part = None,
@@ -185,19 +185,19 @@ class HessianOperator:
         positive("graph_bytes", graph_bytes, least=0)
         self.kind = choose("kind", kind, KINDS)
         problem = double_backward.in_full_precision(problem)
-        theta = (problem.theta if theta is None else theta).to(problem.dtype)
-        self.problem = problem.at(theta)
+        weights = (problem.weights if weights is None else weights).to(problem.dtype)
+        self.problem = problem.at(weights)
         self.slots = problem.layout.select(part)
         self.size = sum(slot.size for slot in self.slots)
-        views = problem.layout.views(theta)
+        views = problem.layout.views(weights)
         self._leaves = {k: v.detach().clone() for k, v in views.items()}
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
         self._graphs: list[tuple[Chunk, float]] = []
         self._budget = min(graph_bytes, spare())
         self._full = self._complete = False
-        self._penalties = penalty_hessians(problem, [theta])
+        self._penalties = penalty_hessians(problem, [weights])
         self.products = 0
-        check_symmetric(problem, theta, self)
+        check_symmetric(problem, weights, self)
 
     def __call__(self, v: Tensor) -> Tensor:
         """The product with ``v``, (size,) -> (size,); the sum over the chunks is in the precision of v."""
@@ -216,7 +216,7 @@ class HessianOperator:
             whole = v.new_zeros(self.problem.layout.size)
             for slot, piece in zip(self.slots, pieces, strict=True):
                 whole[slot.offset : slot.offset + slot.size] = piece
-            bent = penalty(whole.to(penalty.theta)).to(v)
+            bent = penalty(whole.to(penalty.weights)).to(v)
             total += torch.cat([bent[slot.offset : slot.offset + slot.size] for slot in self.slots])
         return total
 
@@ -270,7 +270,7 @@ def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) ->
     return not tested and test(problem)
 
 
-def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> None:
+def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) -> None:
     """Raise InputError if products differ from those of a symmetric matrix, which every Hessian is.
 
     On a few samples, vᵀ(Hu) and uᵀ(Hv) of random u, v differ by some ‖Hu‖ where a layer's second derivative
@@ -282,12 +282,12 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
         return
 
     def symmetric(few: Problem) -> bool:
-        leaves = {k: t.detach().clone() for k, t in few.layout.views(theta.to(few.dtype)).items()}
+        leaves = {k: t.detach().clone() for k, t in few.layout.views(weights.to(few.dtype)).items()}
         active = [leaves[slot.name].requires_grad_() for slot in made.slots]
         generator = torch.Generator().manual_seed(0)
         draw = []
         for _ in range(VECTORS):
-            normal = torch.randn(len(theta), dtype=torch.float64, generator=generator).to(few.theta)
+            normal = torch.randn(len(weights), dtype=torch.float64, generator=generator).to(few.weights)
             views = few.layout.views(few.along_weights(normal))
             draw.append([views[slot.name] for slot in made.slots])
         whole = [sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)]
@@ -318,7 +318,7 @@ def check_symmetric(problem: Problem, theta: Tensor, made: HessianOperator) -> N
         return True
 
     few = made.problem.on(problem.data.few())
-    double_backward.check_gradient(few, theta, made.slots)
+    double_backward.check_gradient(few, weights, made.slots)
     if not holds_but_for_rounding(few, symmetric):
         other = "" if made.kind == "gauss-newton" else ", or use kind 'gauss-newton'"
         raise InputError(
@@ -340,20 +340,20 @@ class HessianOptions:
     part: Part = None
     precondition: Preconditioner | None = None
 
-    def at(self, problem: Problem, theta: Tensor | None = None) -> HessianOperator:
-        """The matrix of ``problem`` at ``theta`` (P,)."""
-        return HessianOperator(problem, theta, kind=self.kind, part=self.part)
+    def at(self, problem: Problem, weights: Tensor | None = None) -> HessianOperator:
+        """The matrix of ``problem`` at ``weights`` (P,)."""
+        return HessianOperator(problem, weights, kind=self.kind, part=self.part)
 
 
 FULL_HESSIAN = HessianOptions()
 
 
-def gradient_curvature(problem: Problem, theta: Tensor | None = None) -> tuple[float, float]:
+def gradient_curvature(problem: Problem, weights: Tensor | None = None) -> tuple[float, float]:
     """gᵀHg/‖g‖² and ‖g‖², g = ∇L(θ) and H = ∇²L(θ), by one gradient and one product over all samples.
 
     Args:
         problem: the loss, such as that of one minibatch.
-        theta: θ (P,); default: the problem's centre.
+        weights: θ (P,); default: the problem's centre.
 
     Raises:
         OperationError: a gradient that is zero, or numbers that are not finite.
@@ -366,9 +366,9 @@ def gradient_curvature(problem: Problem, theta: Tensor | None = None) -> tuple[f
         1.0
     """
     problem = double_backward.in_full_precision(problem)
-    theta = (problem.theta if theta is None else theta).to(problem.dtype)
-    g = problem.gradient(theta)
-    product = HessianOperator(problem, theta)(g)
+    weights = (problem.weights if weights is None else weights).to(problem.dtype)
+    g = problem.gradient(weights)
+    product = HessianOperator(problem, weights)(g)
     norm2, curved = float(g.double() @ g.double()), float(g.double() @ product.double())
     if not math.isfinite(norm2 + curved):
         raise OperationError("weights: gradient or Hessian of a minibatch is not finite at these weights")

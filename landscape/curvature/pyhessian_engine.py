@@ -40,12 +40,12 @@ class _CountedBatches(list[tuple[Any, Any]]):
 
 
 @contextlib.contextmanager
-def _engine(problem: Problem, theta: Tensor | None, seed: int) -> Iterator[tuple[Any, _CountedBatches]]:
-    """A pyhessian object for a copy of the model at ``theta``, with random numbers from ``seed``."""
+def _engine(problem: Problem, weights: Tensor | None, seed: int) -> Iterator[tuple[Any, _CountedBatches]]:
+    """A pyhessian object for a copy of the model at ``weights``, with random numbers from ``seed``."""
     hessian = optional("pyhessian", "engine 'pyhessian'", EXTRA).hessian
     problem = in_full_precision(problem)
     model = copy.deepcopy(problem.model)
-    views = problem.layout.views(problem.theta if theta is None else theta)
+    views = problem.layout.views(problem.weights if weights is None else weights)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in views:
@@ -92,22 +92,22 @@ def check(problem: Problem, options: HessianOptions) -> None:
 
 
 def largest_magnitude(
-    problem: Problem, theta: Tensor | None, tol: float, max_products: int, seed: int
+    problem: Problem, weights: Tensor | None, tol: float, max_products: int, seed: int
 ) -> tuple[float, Tensor, int]:
     """(eigenvalue of largest magnitude, its unit vector (P,), products).
 
     Power iteration until the Rayleigh quotient changes by less than tol²/100 relative to itself: its error is
     of the order of the residual squared, and where convergence is slow one step removes little of it (ours).
     """
-    with _engine(problem, theta, seed) as (engine, batches):
+    with _engine(problem, weights, seed) as (engine, batches):
         values, vectors = engine.eigenvalues(maxIter=max_products, tol=tol**2 / 100)
-    flat = torch.cat([part.detach().flatten() for part in vectors[0]]).to(problem.theta)
+    flat = torch.cat([part.detach().flatten() for part in vectors[0]]).to(problem.weights)
     return float(values[0]), flat / flat.norm(), batches.passes
 
 
-def trace_samples(problem: Problem, theta: Tensor | None, *, products: int, seed: int) -> Array:
+def trace_samples(problem: Problem, weights: Tensor | None, *, products: int, seed: int) -> Array:
     """(products,) samples zᵀHz, z random signs, whose mean estimates the trace (Hutchinson 1990)."""
-    with _engine(problem, theta, seed) as (engine, _):
+    with _engine(problem, weights, seed) as (engine, _):
         # Its stopping rule ends at once where the running mean is negative, hence a tolerance of −∞.
         samples = engine.trace(maxIter=products, tol=-math.inf)
     return np.array(samples, dtype=np.float64)

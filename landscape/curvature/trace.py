@@ -90,7 +90,7 @@ def density_need(problem: Any, probes: Any, steps: Any, part: Any, **_: Any) -> 
     """The bases of the probes that are computed together."""
     size = needs.size(problem, part)
     basis = min(needs.count(steps), size)
-    at_once = max(1, min(needs.count(probes), BASIS_BYTES // (basis * size * int(problem.theta.itemsize))))
+    at_once = max(1, min(needs.count(probes), BASIS_BYTES // (basis * size * int(problem.weights.itemsize))))
     return needs.curved(problem, at_once * (basis + 4), part=part)
 
 
@@ -100,7 +100,7 @@ def density(
     probes: int = PROBES,
     steps: int = STEPS,
     *,
-    theta: Tensor | None = None,
+    weights: Tensor | None = None,
     kind: str = "hessian",
     part: Part = None,
     seed: int = 0,
@@ -114,7 +114,7 @@ def density(
         probes: random vectors, each of which gives one quadrature; 10 by default.
         steps: Lanczos steps, that is products, a probe; 80 by default. (Ghorbani, Krishnan and Xiao 2019 use
             these numbers for networks of all sizes.)
-        theta: θ (P,); default: the problem's centre.
+        weights: θ (P,); default: the problem's centre.
         kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         seed: draws the probes.
@@ -134,7 +134,7 @@ def density(
         >>> landscape.density(problem, probes=2, steps=5).nodes.shape
         (2, 5)
     """
-    h, size = exact_products(problem, theta, HessianOptions(kind, part))
+    h, size = exact_products(problem, weights, HessianOptions(kind, part))
     like = start_vector(problem, seed, size)
     return quadrature(h, like, probes=probes, steps=steps, seed=seed, progress=progress)
 
@@ -205,7 +205,7 @@ def trace(
     problem: Problem,
     products: int = TRACE_PRODUCTS,
     *,
-    theta: Tensor | None = None,
+    weights: Tensor | None = None,
     kind: str = "hessian",
     part: Part = None,
     engine: str = "landscape",
@@ -218,7 +218,7 @@ def trace(
     Args:
         problem: the loss.
         products: Hessian-vector products, at most; at least 6. A third of them are random samples.
-        theta: θ (P,); default: the problem's centre.
+        weights: θ (P,); default: the problem's centre.
         kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         engine: "landscape", or "pyhessian" to ask that package: plain Hutchinson samples, one a product.
@@ -241,10 +241,10 @@ def trace(
     """
     positive("products", products, least=6)
     options = HessianOptions(kind, part)
-    h, size = exact_products(problem, theta, options)
+    h, size = exact_products(problem, weights, options)
     like = start_vector(problem, seed, size)
     if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
         pyhessian_engine.check(problem, options)
-        draws = pyhessian_engine.trace_samples(problem, theta, products=products, seed=seed)
+        draws = pyhessian_engine.trace_samples(problem, weights, products=products, seed=seed)
         return Trace(*mean_and_error(draws), products, draws)
     return hutchpp(h, like, products=products, seed=seed, progress=progress)

@@ -161,7 +161,7 @@ def _by_points(
 ) -> tuple[str, int, Totals, Problem]:
     """The folded path, or the pointwise one."""
     problem, same = loss.problem, dtype == loss.problem.dtype
-    weights = problem.theta.nbytes  # the moved θ, one buffer for all points
+    weights = problem.weights.nbytes  # the moved θ, one buffer for all points
     low = problem.layout.size * dtype.itemsize
     # Statistics that are estimated at each point cannot be folded.
     foldable = path != "pointwise" and not problem.batchnorm.varies and problem.separable

@@ -71,7 +71,7 @@ def provenance(problem: Problem) -> tuple[str, ...]:
 def _probe_losses(problem: Problem) -> list[float]:
     few = problem.on(problem.data.few())
     generator = torch.Generator().manual_seed(0)
-    theta = problem.theta
+    theta = problem.weights
     moved = theta + 0.1 * theta.abs().mean() * torch.randn(len(theta), generator=generator).to(theta)
     return [few.loss(at) for at in (theta, moved)]
 

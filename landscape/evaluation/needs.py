@@ -29,7 +29,7 @@ PRODUCT, CHECK = 7, 14
 
 def need(problem: Any, vectors: float, activations: float = 1.0, other: float = 0.0) -> Need:
     """``vectors`` of P numbers, ``activations`` times what a chunk of data saves, and ``other`` bytes."""
-    return Need(problem.device, vectors * problem.theta.nbytes + activations * problem.chunk_bytes + other)
+    return Need(problem.device, vectors * problem.weights.nbytes + activations * problem.chunk_bytes + other)
 
 
 def evaluated(problem: Any, vectors: float, other: float, max_memory: Any) -> Need:
@@ -48,16 +48,16 @@ def curved(problem: Any, vectors: float, other: float = 0.0, part: Any = None) -
     ``vectors`` are those of the ``part`` of the parameters.
     """
     vectors *= size(problem, part) / problem.layout.size
-    full = max(1, 4 // int(problem.theta.itemsize))  # half precisions have their products in float32
+    full = max(1, 4 // int(problem.weights.itemsize))  # half precisions have their products in float32
     fixed = need(problem, full * max(CHECK, vectors + PRODUCT), TWICE, other).fixed
     chunks = math.ceil(problem.samples / problem.chunk) if problem.data.resident is not None else 1
-    graphs = (chunks - 1) * (TWICE * problem.chunk_bytes + problem.theta.nbytes)
+    graphs = (chunks - 1) * (TWICE * problem.chunk_bytes + problem.weights.nbytes)
     return Need(problem.device, fixed, min(GRAPH_BYTES, graphs))
 
 
 def double(problem: Any) -> float:
     """How many vectors of the problem's precision one in float64 takes."""
-    return 8 / int(problem.theta.itemsize)
+    return 8 / int(problem.weights.itemsize)
 
 
 def count(value: Any) -> int:
@@ -78,7 +78,7 @@ def size(problem: Any, part: Any) -> int:
 def basis(problem: Any, wanted: int, part: Any = None) -> int:
     """The vectors of a search for ``wanted`` eigenvalues: its basis, and each result with its image."""
     numbers = size(problem, part)
-    vectors = max(4 * wanted, min(MAX_BASIS, BASIS_BYTES // (numbers * int(problem.theta.itemsize))))
+    vectors = max(4 * wanted, min(MAX_BASIS, BASIS_BYTES // (numbers * int(problem.weights.itemsize))))
     return min(numbers, vectors) + 1 + 6 * wanted
 
 

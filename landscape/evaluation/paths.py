@@ -52,9 +52,9 @@ def block_size(
     linear = [step for step in steps if isinstance(step, LinearStep)]
     first, widest = shapes[linear[0].weight][0], max(shapes[step.weight][0] for step in linear)
     later = problem.layout.size - first * shapes[linear[0].weight][1]  # weights after the first layer
-    item = problem.theta.itemsize
+    item = problem.weights.itemsize
     # Center and directions in one tensor; for one sample the first products and one point's activations.
-    fixed = 3 * problem.theta.nbytes + ACTIVATION_COPIES * later * item
+    fixed = 3 * problem.weights.nbytes + ACTIVATION_COPIES * later * item
     sample = (3 * first + ACTIVATION_COPIES * widest) * item
     if fixed + sample > budget.remaining:
         if forced:
@@ -162,7 +162,7 @@ class _Blocks:
         By ``run``, such as the compiled one; default: without a compiler, all blocks in the same memory.
         """
         problem, samples, (chunk, block) = self.problem, self.problem.samples, size
-        run = run or functools.partial(self.run, memory=_Memory(problem.theta))
+        run = run or functools.partial(self.run, memory=_Memory(problem.weights))
 
         def totals(points: Tensor, progress: Progress) -> Tensor:
             rest = -len(points) % block  # the last point again, so that all blocks have one shape
@@ -407,10 +407,10 @@ class PlaneLoss:
     center: Tensor
     directions: Tensor
 
-    def move(self, a: float, b: float, theta: Tensor) -> Tensor:
-        """Write the weights (P,) at the point (a, b) to ``theta``, and return it."""
+    def move(self, a: float, b: float, weights: Tensor) -> Tensor:
+        """Write the weights (P,) at the point (a, b) to ``weights``, and return it."""
         u, v = self.directions
-        return torch.add(self.center, u, alpha=a, out=theta).add_(v, alpha=b)
+        return torch.add(self.center, u, alpha=a, out=weights).add_(v, alpha=b)
 
     def pointwise(self, points: Tensor, progress: Progress) -> Tensor:
         """The :data:`Totals` by the problem itself, point by point."""

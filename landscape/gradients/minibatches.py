@@ -255,10 +255,10 @@ class Jackknife:
     (Quenouille's jackknife). Sums of gradients are kept by group, not the gradients themselves.
     """
 
-    def __init__(self, theta: Tensor, batch: int) -> None:
-        groups = max(LEAST_GROUPS, min(GROUPS, GROUP_BYTES // (8 * len(theta))))
+    def __init__(self, weights: Tensor, batch: int) -> None:
+        groups = max(LEAST_GROUPS, min(GROUPS, GROUP_BYTES // (8 * len(weights))))
         self._batch, self.draws = batch, 0
-        self._sums = torch.zeros(groups, len(theta), dtype=torch.float64, device=theta.device)
+        self._sums = torch.zeros(groups, len(weights), dtype=torch.float64, device=weights.device)
         self._gram = np.zeros((groups, groups))
         self._squares, self._counts = np.zeros(groups), np.zeros(groups, dtype=int)
 
@@ -298,8 +298,8 @@ class Learners(Jackknife):
     would.
     """
 
-    def __init__(self, theta: Tensor, learners: int, batch: int) -> None:
-        super().__init__(theta, learners * batch)
+    def __init__(self, weights: Tensor, learners: int, batch: int) -> None:
+        super().__init__(weights, learners * batch)
         self._local_batch, self._rounds = batch, list[tuple[float, float]]()
 
     def add(self, gradients: Tensor) -> None:

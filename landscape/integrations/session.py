@@ -216,7 +216,7 @@ class Session:
                 with undisturbed(next(model.parameters()).device, *splits.values()):
                     problem = Problem(
                         model, self.loss, splits[picture.split], terms=terms,
-                        theta=run.weights[0], dtype=run.weights.dtype,
+                        weights=run.weights[0], dtype=run.weights.dtype,
                     )  # fmt: skip
                     result = picture.compute(problem, self._about(run.label, picture.split))
                     result.save(self.folder / f"{name}.h5")

@@ -63,8 +63,8 @@ class BatchNormPolicy:
     #: The statistics differ from point to point, so that they cannot be folded into a convolution.
     varies: ClassVar[bool] = False
 
-    def at(self, theta: Tensor) -> BatchNormPolicy:
-        """The policy with the statistics at ``theta`` (P,), fixed: derivatives at θ are taken with these."""
+    def at(self, weights: Tensor) -> BatchNormPolicy:
+        """The policy with the statistics at ``weights`` (P,), fixed: derivatives at θ are with these."""
         return self
 
     def to(self, dtype: torch.dtype) -> BatchNormPolicy:
@@ -98,14 +98,14 @@ class Estimator:
         return Estimator(copy.deepcopy(self._model).to(dtype), self._layout)
 
     @torch.no_grad()
-    def __call__(self, theta: Tensor, inputs: Iterable[Any]) -> dict[str, Tensor]:
-        """Buffer name -> statistics of ``inputs``, batches of inputs, at ``theta`` (P,)."""
+    def __call__(self, weights: Tensor, inputs: Iterable[Any]) -> dict[str, Tensor]:
+        """Buffer name -> statistics of ``inputs``, batches of inputs, at ``weights`` (P,)."""
         layers = tracked(self._model)
         for layer in layers:
             layer.reset_running_stats()
             layer.train()
         for x in inputs:
-            call(self._model, self._layout.views(theta), x)
+            call(self._model, self._layout.views(weights), x)
         for layer in layers:
             layer.eval()
         buffers = dict(self._model.named_buffers())
@@ -120,8 +120,8 @@ class Recalibration(BatchNormPolicy):
     inputs: tuple[Any, ...] = field(kw_only=True)
     varies: ClassVar[bool] = True
 
-    def at(self, theta: Tensor) -> BatchNormPolicy:
-        return BatchNormPolicy(self.name, self.samples, self.estimate(theta, self.inputs))
+    def at(self, weights: Tensor) -> BatchNormPolicy:
+        return BatchNormPolicy(self.name, self.samples, self.estimate(weights, self.inputs))
 
     def to(self, dtype: torch.dtype) -> BatchNormPolicy:
         inputs = tree_map(lambda t: t.to(dtype) if t.is_floating_point() else t, self.inputs)

@@ -30,7 +30,7 @@ MOVE = 0.1
 def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
     """θ moved at random by :data:`MOVE`: there samples have different losses, even of a model just made."""
     generator = torch.Generator().manual_seed(seed)
-    theta = problem.theta.clone()
+    theta = problem.weights.clone()
     for view in problem.layout.views(theta).values():
         if view.numel():
             size = float(view.detach().abs().float().mean()) + MOVE
@@ -114,7 +114,7 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
             inputs, targets = data.leaves(x, y)
             with problem.evaluating(0):
                 before = random_state(problem.device)
-                outputs = problem.outputs(problem.theta, inputs)
+                outputs = problem.outputs(problem.weights, inputs)
                 check_labels(problem.criterion, outputs, labels)
                 found: object = problem.criterion(outputs, targets)  # whatever the user's function gives
                 after = random_state(problem.device)
@@ -170,7 +170,7 @@ def check_original(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> No
         for p in parameters:
             p.mul_(1 + MOVE).add_(MOVE)
         after = _loss(problem, x, y)
-    if not torch.allclose(before, after, rtol=tolerance(problem.theta.dtype), atol=0, equal_nan=True):
+    if not torch.allclose(before, after, rtol=tolerance(problem.weights.dtype), atol=0, equal_nan=True):
         raise InputError(
             "loss: it changes with the values in the module that was given, beside those of the weights: it, "
             "or the model, uses that module's parameters; give a regulariser as Problem(…, penalty=…)"
@@ -200,7 +200,7 @@ def check_problem(
     data = problem.data
     x, y = data.pick(*batch, FULL_PROBE if full else PROBE)
     # Clones, until it is known whether model and loss write to their arguments.
-    given, before = clone((x, y)), problem.theta.clone()
+    given, before = clone((x, y)), problem.weights.clone()
     labels = data.resident[1] if data.resident else None
     try:
         loss, drawn = check_fit(problem, given[0], given[1], labels)
@@ -249,7 +249,7 @@ def check_passes(problem: MeanLoss, before: Tensor, first: Tensor, x: Any, y: An
 
     It may differ by a buffer that each pass updates.
     """
-    if not torch.equal(problem.theta, before):
+    if not torch.equal(problem.weights, before):
         raise InputError(
             "model: its forward pass writes to its own parameters (an embedding's max_norm?), so that other "
             "weights are evaluated than asked for; leave that out of forward, and bound them after each step "
@@ -291,12 +291,12 @@ def _loss(problem: MeanLoss, x: Any, y: Any, seed: int = 0) -> Tensor:
     """The loss of clones of some samples at the centre."""
     inputs, targets = fresh(problem, x, y)
     with problem.evaluating(seed):
-        return problem.criterion(problem.outputs(problem.theta, inputs), targets).detach()
+        return problem.criterion(problem.outputs(problem.weights, inputs), targets).detach()
 
 
 def _same(a: Tensor, b: Tensor, problem: MeanLoss) -> bool:
     """Whether two losses are the same but for rounding."""
-    allowed = max(tolerance(dtype) for dtype in (problem.theta.dtype, a.dtype))
+    allowed = max(tolerance(dtype) for dtype in (problem.weights.dtype, a.dtype))
     return torch.allclose(a, b, rtol=allowed, atol=allowed, equal_nan=True)
 
 
@@ -350,7 +350,7 @@ def check_leaves(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> Tens
 
     Returns the loss, of a pass that records gradients.
     """
-    given = problem.layout.leaves(problem.theta)
+    given = problem.layout.leaves(problem.weights)
     known = {id(leaf) for leaf in given.values()}
 
     def unknown_leaves() -> tuple[Tensor, list[list[Tensor]]]:
@@ -410,9 +410,9 @@ def _unknown_leaf(leaf: Tensor, model: nn.Module, original: nn.Module, *, of_los
     )
 
 
-def check_parameters(problem: MeanLoss, x: Any, y: Any, theta: Tensor) -> None:
-    """Raise InputError unless loss and gradient at ``theta`` are those of the module that holds it."""
-    given = problem.layout.leaves(theta)
+def check_parameters(problem: MeanLoss, x: Any, y: Any, weights: Tensor) -> None:
+    """Raise InputError unless loss and gradient at ``weights`` are those of the module that holds it."""
+    given = problem.layout.leaves(weights)
     a, b = fresh(problem, x, y), fresh(problem, x, y)
     with problem.evaluating(0):
         ours, slope = _loss_and_slope(lambda: problem.call(given, a[0]), problem, list(given.values()), a[1])
@@ -423,7 +423,7 @@ def check_parameters(problem: MeanLoss, x: Any, y: Any, theta: Tensor) -> None:
             for p, value in zip(parameters, given.values(), strict=True):
                 p.copy_(value)
         wanted, truth = _loss_and_slope(lambda: call(problem.model, {}, b[0]), problem, parameters, b[1])
-    allowed = tolerance(problem.theta.dtype)
+    allowed = tolerance(problem.weights.dtype)
     if not torch.allclose(ours, wanted, rtol=allowed, atol=allowed, equal_nan=True):
         raise InputError(
             f"model: with all parameters replaced its loss is {float(ours):.6g}, but {float(wanted):.6g} "

@@ -164,19 +164,21 @@ class Layout:
             raise InputError("part: an empty list is not allowed, it must name at least one parameter")
         return tuple(s for s in self.slots if s in chosen)
 
-    def views(self, theta: Tensor) -> dict[str, Tensor]:
-        """Name -> view of ``theta`` (..., P) in the parameter's shape (..., *shape). No copy.
+    def views(self, weights: Tensor) -> dict[str, Tensor]:
+        """Name -> view of ``weights`` (..., P) in the parameter's shape (..., *shape). No copy.
 
         InputError for weights of another model.
         """
-        if theta.shape[-1:] != (self.size,):
-            raise InputError(f"weights: shape {tuple(theta.shape)}, the last size must be P = {self.size}")
-        lead = theta.shape[:-1]
-        return {s.name: theta[..., s.offset : s.offset + s.size].view((*lead, *s.shape)) for s in self.slots}
+        if weights.shape[-1:] != (self.size,):
+            raise InputError(f"weights: shape {tuple(weights.shape)}, the last size must be P = {self.size}")
+        lead = weights.shape[:-1]
+        return {
+            s.name: weights[..., s.offset : s.offset + s.size].view((*lead, *s.shape)) for s in self.slots
+        }
 
-    def leaves(self, theta: Tensor) -> dict[str, Tensor]:
-        """:meth:`views` of ``theta`` (..., P) for which gradients are recorded."""
-        return {name: view.detach().requires_grad_() for name, view in self.views(theta).items()}
+    def leaves(self, weights: Tensor) -> dict[str, Tensor]:
+        """:meth:`views` of ``weights`` (..., P) for which gradients are recorded."""
+        return {name: view.detach().requires_grad_() for name, view in self.views(weights).items()}
 
     def flatten(self, tensors: Mapping[str, Tensor], lead: int = 0) -> Tensor:
         """Inverse of :meth:`views`: one (..., P) tensor from named ones with ``lead`` leading dimensions."""

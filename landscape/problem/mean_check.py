@@ -191,10 +191,10 @@ class Parts:
         data: where the samples come from.
     """
 
-    def __init__(self, problem: MeanLoss, batch: tuple[Any, Any], theta: Tensor, data: Data) -> None:
-        self.problem, self.data, self.theta, self._batch = problem, data, theta, batch
+    def __init__(self, problem: MeanLoss, batch: tuple[Any, Any], weights: Tensor, data: Data) -> None:
+        self.problem, self.data, self.weights, self._batch = problem, data, weights, batch
         self._known: dict[tuple[tuple[int, ...], int], float] = {}
-        self.eps = torch.finfo(theta.dtype).eps
+        self.eps = torch.finfo(weights.dtype).eps
 
     def in_float64(self) -> Parts:
         """The same in float64, where the model runs in it."""
@@ -202,7 +202,7 @@ class Parts:
         none.resident, none.batches = None, ()
         try:
             exact = self.problem.on(none).to(torch.float64)
-            parts = Parts(exact, self._batch, self.theta.double(), self.data)
+            parts = Parts(exact, self._batch, self.weights.double(), self.data)
             parts.loss([0])
         except Exception:  # a dtype that the model, or the loss, names itself
             return self
@@ -231,7 +231,7 @@ class Parts:
             inputs, targets = problem.data.leaves(*self.samples(rows))
             # What the loss says of so few samples is no news.
             with problem.evaluating(seed), warnings.catch_warnings(action="ignore"):
-                value = problem.criterion(problem.outputs(self.theta, inputs), targets).detach()
+                value = problem.criterion(problem.outputs(self.weights, inputs), targets).detach()
             # Hugging Face's causal models take the loss in float32 always.
             self.eps = max(self.eps, torch.finfo(value.dtype).eps)
             self._known[key] = float(value)
@@ -241,7 +241,7 @@ class Parts:
         """The largest difference that rounding makes; a batch of another size rounds otherwise."""
         return min(1000 * self.eps, 3 * math.sqrt(self.eps)) * max(map(abs, values))
 
-    def weights(self, terms: Callable[[Any, Any], Tensor], rows: Sequence[int]) -> Tensor:
+    def term_counts(self, terms: Callable[[Any, Any], Tensor], rows: Sequence[int]) -> Tensor:
         """(max(rows) + 1,) the terms of the samples ``rows``, by their numbers; 0 for others."""
         weights = torch.zeros(max(rows) + 1, dtype=torch.float64)
         weights[list(rows)] = terms(*self.samples(rows))
@@ -283,7 +283,7 @@ def attempt(function: Callable[..., T], *args: Any) -> T | None:
 def takes(problem: MeanLoss, x: Any) -> bool:
     """Whether the model takes the inputs ``x``: a model of a whole graph takes no part of it."""
     with problem.evaluating(0), warnings.catch_warnings(action="ignore"):
-        return attempt(problem.outputs, problem.theta, problem.data.leaves(x, None)[0]) is not None
+        return attempt(problem.outputs, problem.weights, problem.data.leaves(x, None)[0]) is not None
 
 
 def divided(rows: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
@@ -316,11 +316,11 @@ def check_mean(problem: MeanLoss, terms: Terms, batch: tuple[Any, Any], theta: T
     else:
         try:
             if not math.isfinite(parts.loss(rows)):
-                parts = Parts(problem, batch, problem.theta, problem.data)
+                parts = Parts(problem, batch, problem.weights, problem.data)
             if not math.isfinite(parts.loss(rows)):
                 _refuse_without_targets(parts, rows)
                 return
-            weights = parts.weights(terms, rows)
+            weights = parts.term_counts(terms, rows)
             if parts.eps <= FLOAT32 and _all_combine(parts, rows, weights, SURE):
                 return
             parts = parts.in_float64()
@@ -375,7 +375,7 @@ def _even_parts_combine(parts: Parts, rows: list[int], terms: Terms) -> bool:
     for k in (2, 3):
         ends = range(len(rows) // k, len(rows), len(rows) // k)
         if len(rows) % k == 0 and len(rows) > k:
-            combined = attempt(parts.combine, rows, ends, parts.weights(terms, rows))
+            combined = attempt(parts.combine, rows, ends, parts.term_counts(terms, rows))
             if combined is not None:
                 return combined
     return False
@@ -383,7 +383,7 @@ def _even_parts_combine(parts: Parts, rows: list[int], terms: Terms) -> bool:
 
 def _random_parts_combine(parts: Parts, rows: list[int], terms: Terms) -> bool:
     """Whether the losses of parts combine on average over random numbers, within their standard error."""
-    ends, weights = [2, 5] if len(rows) >= 6 else [1], parts.weights(terms, rows)
+    ends, weights = [2, 5] if len(rows) >= 6 else [1], parts.term_counts(terms, rows)
     differences = [parts.difference(rows, ends, weights, seed) for seed in range(RANDOM_PASSES)]
     drawn = torch.tensor(differences, dtype=torch.float64)
     error = float(drawn.std()) / math.sqrt(len(drawn))
@@ -399,7 +399,7 @@ def _refuse_without_targets(parts: Parts, rows: list[int]) -> None:
         return  # the targets are the reason
     if any(not bool(count(targets).any()) for count in candidates(targets)):
         with torch.no_grad(), parts.problem.evaluating(0):
-            outputs = parts.problem.outputs(parts.theta, inputs)
+            outputs = parts.problem.outputs(parts.weights, inputs)
         if all(bool(each.isfinite().all()) for _, each in named_tensors(outputs)):
             raise InputError("data: all its targets are left out of the loss, at least one must count")
 
@@ -432,7 +432,7 @@ def _count_found(parts: Parts, terms: Terms, rows: list[int]) -> bool:
 
 def _fits(count: Count, parts: Parts, rows: list[int]) -> bool:
     """Whether the losses of single samples combine by ``count`` to those of several sets of ``rows``."""
-    weights = parts.weights(lambda x, y: count(y), rows)
+    weights = parts.term_counts(lambda x, y: count(y), rows)
     if bool((weights < 0).any()) or len(set(weights[rows].tolist())) < 2:
         return False
     sets = (rows, rows[: len(rows) // 2], rows[len(rows) // 2 :], rows[::2], rows[1::2])
@@ -452,7 +452,7 @@ def _sources(parts: Parts) -> Iterator[tuple[Parts, Any]]:
         yield parts, parts.targets
         return
     for batch in map(parts.data.place, parts.data.pairs()):
-        yield Parts(parts.problem, batch, parts.theta, parts.data), batch[1]
+        yield Parts(parts.problem, batch, parts.weights, parts.data), batch[1]
 
 
 def _take_together(
@@ -464,7 +464,7 @@ def _take_together(
     inputs, targets = data.leaves(*data.samples_at(torch.tensor(rows), *batch))
     if takes(problem, inputs):
         with torch.no_grad(), problem.evaluating(0):
-            refuse_broadcasting(problem.criterion, problem.outputs(problem.theta, inputs), targets)
+            refuse_broadcasting(problem.criterion, problem.outputs(problem.weights, inputs), targets)
     if data.own_batches and not data.indexed:
         raise InputError(
             "loss: it mixes the samples of a batch, and a Dataset has no batches; give a DataLoader with the "

@@ -53,7 +53,7 @@ class MeanLoss:
     model: nn.Module
     criterion: Loss
     layout: Layout
-    theta: Tensor
+    weights: Tensor
     data: Data
     batchnorm: BatchNormPolicy
     batch_bytes: int
@@ -187,12 +187,12 @@ class MeanLoss:
         return part
 
     def batchnorm_statistics(
-        self, theta: Tensor | None = None, inputs: Iterable[Any] | None = None
+        self, weights: Tensor | None = None, inputs: Iterable[Any] | None = None
     ) -> dict[str, Tensor]:
         """The running statistics of BatchNorm, estimated at some weights.
 
         Args:
-            theta: weights (P,); default: the centre.
+            weights: (P,); default: the centre.
             inputs: batches of inputs; default: all of the data, in batches of 250 or as it comes.
 
         Returns:
@@ -209,8 +209,8 @@ class MeanLoss:
         if not bn_policies.tracked(self.model):
             return {}
         inputs = bn_policies.sample_inputs(self.data, self.samples) if inputs is None else inputs
-        theta = self.theta if theta is None else theta
-        return bn_policies.Estimator(self.model, self.layout)(theta, inputs)
+        weights = self.weights if weights is None else weights
+        return bn_policies.Estimator(self.model, self.layout)(weights, inputs)
 
     def _check_precision(self) -> None:
         """InputError under torch.autocast, where numbers would be those of a lower precision."""
@@ -220,11 +220,11 @@ class MeanLoss:
                 f'outside of it, or under torch.autocast("{self.device.type}", enabled=False)'
             )
 
-    def at(self, theta: Tensor | None = None) -> Self:
+    def at(self, weights: Tensor | None = None) -> Self:
         """The same with the BatchNorm statistics at some weights, fixed, for derivatives there.
 
         Args:
-            theta: weights (P,); default: the centre.
+            weights: (P,); default: the centre.
 
         Returns:
             This problem itself where the statistics do not depend on the weights.
@@ -234,7 +234,7 @@ class MeanLoss:
             True
         """
         self._check_precision()
-        policy = self.batchnorm.at(self.theta if theta is None else theta)
+        policy = self.batchnorm.at(self.weights if weights is None else weights)
         if policy is self.batchnorm:
             return self
         part = self.on(self.data)
@@ -251,11 +251,11 @@ class MeanLoss:
             A copy; this problem stays as it is.
 
         Example:
-            >>> problem.to(torch.float64).theta.dtype
+            >>> problem.to(torch.float64).weights.dtype
             torch.float64
         """
         other = self.on(self.data.to(dtype))
-        other.dtype, other.theta = dtype, self.theta.to(dtype)
+        other.dtype, other.weights = dtype, self.weights.to(dtype)
         other.model = copy.deepcopy(self.model).to(dtype)
         other.batchnorm = self.batchnorm.to(dtype)
         other.criterion = placed_loss(self.criterion, self.device, dtype)
@@ -294,11 +294,11 @@ class MeanLoss:
         buffers = self.batchnorm.buffers
         return call(self.model, {**buffers, **weights} if buffers else weights, x)
 
-    def outputs(self, theta: Tensor, x: Any) -> Any:
+    def outputs(self, weights: Tensor, x: Any) -> Any:
         """The model's outputs at some weights, differentiable in weights and inputs.
 
         Args:
-            theta: weights (P,).
+            weights: (P,).
             x: inputs, as the model takes them.
 
         Returns:
@@ -308,7 +308,7 @@ class MeanLoss:
             >>> problem.outputs(torch.tensor([1.0, 0.0, 0.0, 1.0]), x).tolist()
             [[1.0, 0.0], [0.0, 1.0]]
         """
-        return self.call(self.layout.views(theta), x)
+        return self.call(self.layout.views(weights), x)
 
     @contextlib.contextmanager
     def evaluating(self, seed: int | None) -> Iterator[None]:
@@ -344,7 +344,7 @@ class MeanLoss:
             >>> problem.saved_bytes(x, y) > 0
             True
         """
-        leaves = self.layout.leaves(self.theta)
+        leaves = self.layout.leaves(self.weights)
         x, y = self.data.leaves(x, y)
 
         def loss() -> Tensor:
@@ -425,28 +425,28 @@ class MeanLoss:
         """Whether a penalty or weight decay is added to the mean loss."""
         return self.penalty is not None or self.weight_decay > 0
 
-    def penalty_value(self, theta: Tensor) -> Tensor:
+    def penalty_value(self, weights: Tensor) -> Tensor:
         """The penalty and weight decay at some weights, differentiable.
 
         Args:
-            theta: weights (P,).
+            weights: (P,).
 
         Returns:
             One number, which :meth:`evaluate` adds to the mean over the samples.
 
         Example:
-            >>> problem.penalty_value(problem.theta).item()
+            >>> problem.penalty_value(problem.weights).item()
             0.0
         """
-        value = theta.new_zeros(()) if self.penalty is None else self.penalty(self.layout.views(theta))
-        return value + self.weight_decay / 2 * theta.square().sum()
+        value = weights.new_zeros(()) if self.penalty is None else self.penalty(self.layout.views(weights))
+        return value + self.weight_decay / 2 * weights.square().sum()
 
     @torch.no_grad()
-    def totals(self, theta: Tensor | None = None) -> Tensor:
+    def totals(self, weights: Tensor | None = None) -> Tensor:
         """The sums that :meth:`evaluate` divides by the number of samples; nothing waits for the device.
 
         Args:
-            theta: weights (P,); default: the centre.
+            weights: (P,); default: the centre.
 
         Returns:
             (2,) float64, on the device: the loss and the number of right answers.
@@ -455,42 +455,42 @@ class MeanLoss:
             >>> problem.totals(torch.tensor([1.0, 0.0, 0.0, 1.0]))[1].item()
             2.0
         """
-        theta = self.theta if theta is None else theta
-        problem = self.at(theta)
+        weights = self.weights if weights is None else weights
+        problem = self.at(weights)
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         for x, y, count, seed in self.parts():
             with self.evaluating(seed):
-                outputs = problem.outputs(theta, x)
+                outputs = problem.outputs(weights, x)
                 total[0] += self.criterion(outputs, y).detach().double() * count
             total[1] += correct(outputs, y, self.criterion) / max(1, self.draws)
         if self.regularised:
-            total[0] += self.penalty_value(theta).double() * self.samples
+            total[0] += self.penalty_value(weights).double() * self.samples
         return total
 
-    def evaluate(self, theta: Tensor | None = None) -> tuple[float, float]:
+    def evaluate(self, weights: Tensor | None = None) -> tuple[float, float]:
         """Mean loss and accuracy at some weights; sums are in float64.
 
         Args:
-            theta: weights (P,); default: the centre.
+            weights: (P,); default: the centre.
 
         Returns:
             (loss, accuracy). Accuracy is the share of samples whose largest output is the target; NaN where
             the outputs, or their ``logits``, are not (B, classes) with integer targets (B,).
 
         Example:
-            >>> loss, accuracy = problem.evaluate(theta=torch.tensor([1.0, 0.0, 0.0, 1.0]))
+            >>> loss, accuracy = problem.evaluate(weights=torch.tensor([1.0, 0.0, 0.0, 1.0]))
             >>> round(loss, 3), accuracy
             (0.313, 1.0)
         """
-        loss, right = (self.totals(theta) / self.samples).tolist()
+        loss, right = (self.totals(weights) / self.samples).tolist()
         return loss, right
 
     @bounded(lambda self, **_: Need(self.device, self.chunk_bytes))
-    def loss(self, theta: Tensor | None = None, *, max_memory: int | None = None) -> float:
+    def loss(self, weights: Tensor | None = None, *, max_memory: int | None = None) -> float:
         """Mean loss at some weights.
 
         Args:
-            theta: weights (P,); default: the centre.
+            weights: (P,); default: the centre.
             max_memory: bytes that the process may take, at most.
 
         Returns:
@@ -500,13 +500,13 @@ class MeanLoss:
             >>> round(problem.loss(torch.zeros(4)), 3)
             0.693
         """
-        return self.evaluate(theta)[0]
+        return self.evaluate(weights)[0]
 
-    def accuracy(self, theta: Tensor | None = None) -> float:
+    def accuracy(self, weights: Tensor | None = None) -> float:
         """Share of samples whose largest output is the target, at some weights.
 
         Args:
-            theta: weights (P,); default: the centre.
+            weights: (P,); default: the centre.
 
         Returns:
             Between 0 and 1; NaN where accuracy has no meaning, see :meth:`evaluate`.
@@ -515,15 +515,15 @@ class MeanLoss:
             >>> problem.accuracy(torch.tensor([1.0, 0.0, 0.0, 1.0]))
             1.0
         """
-        return self.evaluate(theta)[1]
+        return self.evaluate(weights)[1]
 
     def loss_and_gradient(
-        self, theta: Tensor | None = None, *, out: Tensor | None = None
+        self, weights: Tensor | None = None, *, out: Tensor | None = None
     ) -> tuple[float, Tensor]:
         """The mean loss over the whole data and its gradient at some weights.
 
         Args:
-            theta: weights (P,); default: the centre.
+            weights: (P,); default: the centre.
             out: memory (P,) for the gradient; default: fresh memory.
 
         Returns:
@@ -534,10 +534,10 @@ class MeanLoss:
             >>> round(loss, 3), gradient.tolist()
             (0.693, [-0.25, 0.25, 0.25, -0.25])
         """
-        theta = self.theta if theta is None else theta
-        leaves = self.layout.leaves(theta)
-        problem = self.at(theta)
-        total, gradient = 0.0, torch.empty_like(theta) if out is None else out
+        weights = self.weights if weights is None else weights
+        leaves = self.layout.leaves(weights)
+        problem = self.at(weights)
+        total, gradient = 0.0, torch.empty_like(weights) if out is None else out
         for i, (x, y, count, seed) in enumerate(self.parts()):
             with self.evaluating(seed):
                 value = self.criterion(problem.call(leaves, x), y) * (count / self.samples)
@@ -546,7 +546,7 @@ class MeanLoss:
                 view.copy_(part) if i == 0 else view.add_(part)
             total += float(value.detach())
         if self.regularised:
-            leaf = theta.detach().requires_grad_()
+            leaf = weights.detach().requires_grad_()
             with torch.enable_grad():
                 value = self.penalty_value(leaf)
             gradient += gradients(value, [leaf])[0]
@@ -554,12 +554,12 @@ class MeanLoss:
         return total, gradient
 
     # The parts of a chunk's gradient and their sum, besides the activations and their gradients.
-    @bounded(lambda self, **_: Need(self.device, 2 * (self.theta.nbytes + self.chunk_bytes)))
-    def gradient(self, theta: Tensor | None = None, *, max_memory: int | None = None) -> Tensor:
+    @bounded(lambda self, **_: Need(self.device, 2 * (self.weights.nbytes + self.chunk_bytes)))
+    def gradient(self, weights: Tensor | None = None, *, max_memory: int | None = None) -> Tensor:
         """The gradient of the mean loss over the whole data at some weights.
 
         Args:
-            theta: weights (P,); default: the centre.
+            weights: (P,); default: the centre.
             max_memory: bytes that the process may take, at most.
 
         Returns:
@@ -569,4 +569,4 @@ class MeanLoss:
             >>> problem.gradient(torch.zeros(4)).tolist()
             [-0.25, 0.25, 0.25, -0.25]
         """
-        return self.loss_and_gradient(theta)[1]
+        return self.loss_and_gradient(weights)[1]

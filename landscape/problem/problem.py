@@ -67,7 +67,7 @@ class Problem(MeanLoss):
             None. A dict, a tuple of two or a list of two tensors is moved to the device once, or in parts if
             it does not fit there; an iterable batch by batch. Minibatches can be drawn from such tensors, and
             from a :class:`.Stream`.
-        theta: weights (P,) to centre on; default: the model's parameters.
+        weights: (P,) to centre on; default: the model's parameters.
         device, dtype: default: those of the model's first parameter.
         terms: ``terms(targets)`` gives (B,), how many terms of the mean each sample contributes. Default: one
             each; for cross-entropy and negative log-likelihood of PyTorch, the number of its targets other
@@ -86,8 +86,8 @@ class Problem(MeanLoss):
             samples, at more weights; "off" does not test it.
 
     Attributes:
-        model, criterion, layout, theta: the copy of the model, the loss, the parameters' places in θ, and the
-            centre (P,).
+        model, criterion, layout, weights: the copy of the model, the loss, the parameters' places in θ, and
+            the centre (P,).
         data: the samples, on the device or in batches (:class:`landscape.problem.data.Data`).
         batchnorm: whose statistics BatchNorm uses (:class:`landscape.problem.batchnorm.BatchNormPolicy`).
 
@@ -110,7 +110,7 @@ class Problem(MeanLoss):
         loss: Loss | None,
         data: Any,
         *,
-        theta: Tensor | None = None,
+        weights: Tensor | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         terms: Callable[[Any], Tensor] | None = None,
@@ -132,7 +132,7 @@ class Problem(MeanLoss):
         self.batchnorm = batchnorm.BatchNormPolicy()
         # Verdicts of checks that were made once, such as of the symmetry of products; copies share them.
         self.checked: dict[tuple[Any, ...], bool] = {}
-        self._set_center(theta)
+        self._set_center(weights)
         self.data = Data(data, self.device, self.dtype, self.criterion is output_loss)
         count = Terms(self.criterion, terms)
         if self.data.samples or not self.data.indexed:
@@ -194,17 +194,17 @@ class Problem(MeanLoss):
             if isinstance(layer, nn.RNNBase) and not layer.dropout:  # the same function; but cuDNN's backward
                 layer.train()  # pass is there in training mode only
 
-    def _set_center(self, theta: Tensor | None) -> None:
+    def _set_center(self, weights: Tensor | None) -> None:
         named = dict(self.model.named_parameters())
         default = self.layout.flatten({s.name: named[s.name].detach() for s in self.layout.slots})
-        if theta is not None and theta.is_inference():
-            theta = theta.clone()
-        self.theta = default if theta is None else theta.detach().to(self.device, self.dtype)
-        given, needed = tuple(self.theta.shape), tuple(default.shape)
+        if weights is not None and weights.is_inference():
+            weights = weights.clone()
+        self.weights = default if weights is None else weights.detach().to(self.device, self.dtype)
+        given, needed = tuple(self.weights.shape), tuple(default.shape)
         if given != needed:
-            raise InputError(f"theta: shape {given}, the model needs {needed}")
-        if not bool(torch.isfinite(self.theta).all()):
-            bad = int((~torch.isfinite(self.theta)).sum())
+            raise InputError(f"weights: shape {given}, the model needs {needed}")
+        if not bool(torch.isfinite(self.weights).all()):
+            bad = int((~torch.isfinite(self.weights)).sum())
             raise InputError(f"weights: {bad} of {self.layout.size} are NaN or infinite, all must be finite")
 
 

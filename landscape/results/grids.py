@@ -154,7 +154,7 @@ class Plane:
         seed: of random directions.
         ignore: parameters that random directions do not change: "none" or "bias+norm".
         axes: what a step of length 1 along each direction means, for plots.
-        thetas: (M, P), the weight vectors that define the plane, if any.
+        weights: (M, P), the weight vectors that define the plane, if any.
         markers: (M, 2), their coordinates, or those of the nearest point of the plane; else (0, 2).
         labels: (M,), their names.
         explained: (2,), the share of their variance along each direction; (0,) if unknown.
@@ -176,7 +176,7 @@ class Plane:
     markers: Array = field(default_factory=lambda: np.zeros((0, 2)))
     labels: tuple[str, ...] = ()
     explained: Array = field(default_factory=lambda: np.zeros(0))
-    thetas: Tensor | None = None
+    weights: Tensor | None = None
 
     @property
     def span(self) -> float:
@@ -337,7 +337,7 @@ class Surface(Interpolated):
 
         Args:
             like: a tensor on the device and in the precision that the plane is wanted in, such as
-                ``problem.theta``.
+                ``problem.weights``.
 
         Returns:
             The plane of which this is a surface.

@@ -114,14 +114,14 @@ def _products(vectors: Sequence[Tensor], along: Tensor | None = None) -> Tensor:
 
 def estimate_gradient(
     problem: Problem,
-    theta: Tensor,
+    weights: Tensor,
     samples: int,
     seed: int,
     step: int,
     comm: Comm | None = None,
     batch: int = 0,
 ) -> Gradient:
-    """g at ``theta``: exact over the whole training set if ``samples`` is 0, else from that many samples.
+    """g at ``weights``: exact over the whole training set if ``samples`` is 0, else from that many samples.
 
     ``batch`` > 0 says that the loss of a sample depends on the batch it is in: the training set is then cut,
     once and at random, into batches of at most ``batch`` samples (equal ±1), and L is the mean over these.
@@ -132,13 +132,13 @@ def estimate_gradient(
     comm = comm or Comm(1)
     if samples == 0 and batch:
         cut = fixed_batches(problem.samples, batch, seed)
-        loss, gradient = _over(problem, theta, cut[comm.share(len(cut))], problem.samples)
+        loss, gradient = _over(problem, weights, cut[comm.share(len(cut))], problem.samples)
         return Gradient(comm.total(loss)[0], comm.part_sum(gradient, "g")[None], comm)
     if samples == 0:
         part = problem.subset(comm.share(problem.samples)) if comm.size > 1 else problem
         weight = part.terms / problem.terms
-        memory = comm.buffer("gradient", theta)
-        loss, gradient = part.loss_and_gradient(theta, out=memory) if weight else (0.0, memory.zero_())
+        memory = comm.buffer("gradient", weights)
+        loss, gradient = part.loss_and_gradient(weights, out=memory) if weight else (0.0, memory.zero_())
         exact = comm.part_sum(gradient.mul_(weight), "g")
         return Gradient(comm.total(loss * weight)[0], exact[None], comm)
     if samples % GROUPS:
@@ -146,9 +146,9 @@ def estimate_gradient(
     draw = generator(seed, "decompose", step)
     indices = torch.randint(problem.samples, (GROUPS, samples // GROUPS), generator=draw)
     groups = indices[comm.share(GROUPS)].to(problem.device)
-    rows, losses = theta.new_empty(len(groups), len(theta)), 0.0
+    rows, losses = weights.new_empty(len(groups), len(weights)), 0.0
     for row, group in zip(rows, groups, strict=True):
-        loss, row[:] = _over(problem, theta, _cut(group, batch or len(group)), len(group))
+        loss, row[:] = _over(problem, weights, _cut(group, batch or len(group)), len(group))
         losses += loss
     return Gradient(comm.total(losses)[0] / GROUPS, comm.parts(rows, GROUPS), comm)
 
@@ -162,11 +162,11 @@ def _cut(indices: Tensor, batch: int) -> tuple[Tensor, ...]:
     return indices.tensor_split(-(-len(indices) // batch))
 
 
-def _over(problem: Problem, theta: Tensor, parts: Sequence[Tensor], samples: int) -> tuple[float, Tensor]:
+def _over(problem: Problem, weights: Tensor, parts: Sequence[Tensor], samples: int) -> tuple[float, Tensor]:
     """Loss and gradient of each of ``parts``, a batch, summed by their shares of ``samples``."""
-    total, gradient = 0.0, torch.zeros_like(theta)
+    total, gradient = 0.0, torch.zeros_like(weights)
     for part in parts:
-        loss, g = problem.subset(part).loss_and_gradient(theta)
+        loss, g = problem.subset(part).loss_and_gradient(weights)
         total += loss * len(part) / samples
         gradient.add_(g, alpha=len(part) / samples)
     return total, gradient

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import landscape
-from landscape import InputError, Problem
+from landscape import LandscapeError, Problem
 from landscape.gradients.learners import Stack
 from tests.battery.case import Case
 from tests.battery.reference import Reference, mapped, tensors
@@ -61,7 +61,7 @@ class Findings:
         """Whatever is raised inside is a finding, unless it is the refusal that ``refused`` describes."""
         try:
             yield
-        except InputError as error:
+        except LandscapeError as error:
             text = str(error)
             if not refused or not re.search(refused, text):
                 self.wrong.append(f"{quantity}: refused: {text[:300]}")
@@ -146,7 +146,7 @@ def _first_order(compared: Compared) -> None:
     moved = theta + 0.1 * torch.linspace(-1, 1, len(theta), dtype=torch.float64)
     for name, at in (("", None), (" elsewhere", moved)):
         there = theta if at is None else at
-        given = None if at is None else at.to(problem.theta)
+        given = None if at is None else at.to(problem.weights)
         expected = reference.loss(there)
         with found.attempt(f"loss{name}"):
             found.compare(f"loss{name}", problem.loss(given), expected, tol)
@@ -172,7 +172,7 @@ def _surfaces(compared: Compared, paths: tuple[str, ...]) -> None:
         quantity = f"contour norm={norm} path={path}"
         # A path that is asked for by name, but is not there for this model, is refused; 'pointwise' always is there.
         forced = path not in ("auto", "pointwise")
-        with found.attempt(quantity), _unless(forced, InputError, "path: "):
+        with found.attempt(quantity), _unless(forced, LandscapeError, "path: "):
             plane = landscape.random_plane(problem, norm=norm, seed=1)
             s = landscape.contour(problem, plane, grid=GRID, span=SPAN, path=path)
             expected = reference.surface(theta, plane.directions, s.x.tolist(), s.y.tolist())
@@ -195,7 +195,7 @@ def _learners(compared: Compared) -> None:
         return
     tol, n = TOLERANCES[case.inside or problem.dtype][0], 3
     indices = torch.arange(4 * n).view(n, 4) % problem.samples
-    weights = torch.stack([theta + 0.05 * j for j in range(n)]).to(problem.theta)
+    weights = torch.stack([theta + 0.05 * j for j in range(n)]).to(problem.weights)
     with found.attempt("learners' gradients", "mixes its samples" if problem.data.mixes else ""):
         x, y = problem.gather(indices)
         out = torch.full_like(weights, 7.0)
@@ -221,7 +221,7 @@ def _second_order(compared: Compared, thorough: bool, ends: bool) -> None:
         found.wrong.append("reference: its Hessian is not symmetric")
     v = torch.linspace(-1, 1, p, dtype=torch.float64).cos()
     with found.attempt("Hessian product"):
-        got = landscape.HessianOperator(problem)(v.to(problem.theta))
+        got = landscape.HessianOperator(problem)(v.to(problem.weights))
         found.compare("Hessian product", got, h @ v, tol, radius)
     if not ends:
         return
@@ -281,7 +281,7 @@ def _gauss_newton(compared: Compared, v: Tensor, tol: float, search: float) -> N
         return
     g = reference.gauss_newton(theta)
     with found.attempt("Gauss-Newton", "" if g is not None else "gauss-newton"):
-        got = landscape.HessianOperator(problem, kind="gauss-newton")(v.to(problem.theta))
+        got = landscape.HessianOperator(problem, kind="gauss-newton")(v.to(problem.weights))
         if g is None:
             return
         radius = float(torch.linalg.eigvalsh(g)[-1])

@@ -48,7 +48,7 @@ def both_ends(problem: landscape.Problem) -> None:
     assert problem.tensors is not None
     x, y = problem.tensors
     parameters = list(problem.model.parameters())
-    size = len(problem.theta)
+    size = len(problem.weights)
     found: dict[str, list[np.ndarray]] = {"ours": [], "arpack": []}
     products = 0
     seeds = {name: itertools.count() for name in found}  # each round another start, the same for both

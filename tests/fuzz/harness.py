@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from landscape.core import hdf5
-from landscape.core.errors import InputError
+from landscape.core.errors import LandscapeError
 from tests.fuzz import samples
 from tests.fuzz.readers import READERS
 
@@ -59,7 +59,7 @@ def one(kind: str, number: int, folder: Path, raws: Sequence[bytes]) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             READERS[kind](raws[number % len(raws)], folder, rng)
-    except InputError as error:
+    except LandscapeError as error:
         return f"two lines: {error!s:.200}" if "\n" in str(error) else "refused"
     except BaseException as error:
         where = traceback.extract_tb(error.__traceback__)

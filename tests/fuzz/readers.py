@@ -16,7 +16,7 @@ import numpy as np
 import landscape
 import landscape.cli
 from landscape import data
-from landscape.core.errors import InputError
+from landscape.core.errors import LandscapeError
 from landscape.data import speech
 from landscape.data.images import FILES, decode, read_binary, read_idx
 from landscape.paper import gallery
@@ -47,7 +47,7 @@ def command(*words: str) -> None:
         if any(ord(c) < 32 and c != "\n" for c in out.getvalue() + err.getvalue()):
             raise Uncaught("control characters on the terminal") from None
         if stop.code:
-            raise InputError(lines[0]) from None
+            raise LandscapeError(lines[0]) from None
     finally:
         sys.argv = argv
 
@@ -170,7 +170,7 @@ def _environment(raw: bytes, folder: Path, rng: random.Random) -> None:
         return  # nothing depended on it
     if code not in (1, 2) or len(lines) != 1:
         raise Uncaught(f"{name}={text!r}: exit {code}, {lines[-3:]}")
-    raise InputError(lines[0])
+    raise LandscapeError(lines[0])
 
 
 READERS: dict[str, Reader] = {

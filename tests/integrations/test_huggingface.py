@@ -182,7 +182,7 @@ def test_samples_and_pictures(tmp_path: Path) -> None:
     surface, spectrum = (landscape.load(tmp_path / "a" / f"{name}.h5") for name in ("contour", "spectrum"))
     assert surface.loss.shape == (3, 4)
     problem = landscape.Problem(model, None, batches(Texts()))
-    torch.testing.assert_close(torch.from_numpy(surface.center), problem.theta)
+    torch.testing.assert_close(torch.from_numpy(surface.center), problem.weights)
     truth = landscape.top_eigenvalues(problem, 1).values[0]
     assert spectrum.values[0] == pytest.approx(float(truth), rel=2e-2)
     for name in ("contour.png", "spectrum.png"):

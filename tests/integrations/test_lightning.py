@@ -256,7 +256,7 @@ def test_pictures_at_the_end_and_samples(tmp_path: Path) -> None:
     surface, spectrum = (landscape.load(tmp_path / "a" / f"{name}.h5") for name in ("contour", "spectrum"))
     problem = landscape.Problem(module, F.cross_entropy, digits())
     assert surface.loss.shape == (3, 4)
-    torch.testing.assert_close(torch.from_numpy(surface.center), problem.theta)
+    torch.testing.assert_close(torch.from_numpy(surface.center), problem.weights)
     truth = landscape.top_eigenvalues(problem, 2).values
     np.testing.assert_allclose(spectrum.values, truth, rtol=1e-2)
     for name in ("contour.png", "spectrum.png"):

@@ -112,7 +112,7 @@ def test_a_session_records_draws_and_goes_on(tmp_path: Path) -> None:
     assert surface.loss.shape == (2, 3)
     assert (surface.split, surface.label) == ("test", f"{tmp_path.name}, step 5")
     problem = landscape.Problem(model, F.cross_entropy, (X, Y))
-    torch.testing.assert_close(torch.from_numpy(surface.center), problem.theta)
+    torch.testing.assert_close(torch.from_numpy(surface.center), problem.weights)
     assert spectrum.trace == pytest.approx(landscape.trace(problem).value, rel=1e-4)
     for name in ("contour.png", "spectrum.png"):
         assert (tmp_path / name).stat().st_size > 5_000

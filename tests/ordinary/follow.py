@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import landscape
-from landscape import InputError, Problem
+from landscape import LandscapeError, Problem
 from landscape.curvature import chain_hessian
 from landscape.evaluation import paths
 from landscape.problem import mean_loss
@@ -120,7 +120,7 @@ def _first(use: Use) -> Outcome:
     state = copy.deepcopy(dict(model.state_dict()))
     try:
         outcome = _chain(use, Problem(model, loss, data), Truth(use, use.total))
-    except InputError as error:
+    except LandscapeError as error:
         outcome = _refusal("refused", error)
     except Exception as error:  # what a first use must not end in
         outcome = Outcome("crash", _line(error))
@@ -130,7 +130,7 @@ def _first(use: Use) -> Outcome:
     return outcome
 
 
-def _refusal(kind: str, error: InputError) -> Outcome:
+def _refusal(kind: str, error: LandscapeError) -> Outcome:
     text = str(error)
     return Outcome("wrong", f"several lines: {text}") if "\n" in text else Outcome(kind, text, error.remedy)
 
@@ -154,7 +154,7 @@ def _chain(use: Use, problem: Problem, truth: Truth) -> Outcome:
         return Outcome("wrong", "; ".join(found.wrong))
     try:
         ends, trace = landscape.extreme_eigenvalues(problem), landscape.trace(problem)
-    except InputError as error:
+    except LandscapeError as error:
         return _refusal("refused_hessian", error)
     h = truth.hessian(theta, differences=use.differences)
     if not bool(h.isfinite().all()):

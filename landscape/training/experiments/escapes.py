@@ -144,11 +144,11 @@ def minima(
     curvature = float(top.values[0]) + weight_decay
     if not curvature > 0:
         raise InputError(f"minimum: λ_max with weight decay is {curvature:.3g}, it must be > 0")
-    loss, gradient = objective(problem, problem.theta, weight_decay)
-    displacement = DISPLACEMENT * float(problem.theta.norm()) or DISPLACEMENT
+    loss, gradient = objective(problem, problem.weights, weight_decay)
+    displacement = DISPLACEMENT * float(problem.weights.norm()) or DISPLACEMENT
     start = Start(
         problem,
-        problem.theta + displacement * top.vectors[0].to(problem.theta),
+        problem.weights + displacement * top.vectors[0].to(problem.weights),
         weight_decay,
         loss + 0.5 * curvature * (FACTOR * displacement) ** 2,
     )
@@ -159,7 +159,7 @@ def minima(
     for (f, k), count in np.ndenumerate(steps):
         end_at = functools.partial(run, start, int(count), delays[k], *settings[f])
         low, high, end = search(end_at, float(table[f, k]) / curvature, tol)
-        after = top_eigenvalues(problem, 1, theta=end, start=top.vectors[0], seed=seed)
+        after = top_eigenvalues(problem, 1, weights=end, start=top.vectors[0], seed=seed)
         for column, value in zip(columns.values(), (low, high, float(after.values[0])), strict=True):
             column[f, k] = value
         done += int(count)
@@ -182,15 +182,15 @@ class Start:
     """
 
     problem: Problem
-    theta: Tensor
+    weights: Tensor
     weight_decay: float
     ceiling: float
 
 
-def objective(problem: Problem, theta: Tensor, weight_decay: float) -> tuple[float, Tensor]:
-    """(L + ½ ``weight_decay`` ‖w‖², its gradient (P,)) at ``theta`` (P,), over all samples."""
-    loss, gradient = problem.loss_and_gradient(theta)
-    return loss + 0.5 * weight_decay * float(theta @ theta), gradient + weight_decay * theta
+def objective(problem: Problem, weights: Tensor, weight_decay: float) -> tuple[float, Tensor]:
+    """(L + ½ ``weight_decay`` ‖w‖², its gradient (P,)) at ``weights`` (P,), over all samples."""
+    loss, gradient = problem.loss_and_gradient(weights)
+    return loss + 0.5 * weight_decay * float(weights @ weights), gradient + weight_decay * weights
 
 
 def length(delay: int, momentum: float, shifted: float) -> int:
@@ -218,7 +218,7 @@ def run(start: Start, steps: int, delay: int, momentum: float, shifted: float, l
     """
     rule = rules.make("async-sgd", {"delay": delay, "shifted": shifted}, learners=1, seed=0)
     optimizer = SGD(momentum)
-    weights = start.theta[None].clone()
+    weights = start.weights[None].clone()
     rule.start(weights)
     optimizer.start(start.problem.layout, weights)
     for t in range(1, steps + 1):

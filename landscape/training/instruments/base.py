@@ -72,25 +72,25 @@ class Sample:
         if STATE in shared:
             self.state = {STATE: shared[STATE].to(self._random)}
 
-    def top(self, step: int, theta: Tensor) -> Eigenpairs | None:
-        """The ``count`` largest eigenvalues at ``theta`` (P,) after ``step``, searched once a step.
+    def top(self, step: int, weights: Tensor) -> Eigenpairs | None:
+        """The ``count`` largest eigenvalues at ``weights`` (P,) after ``step``, searched once a step.
 
         None where the Hessian is not finite.
         """
         if self._found[0] != step:
-            pairs = self.search(theta, self.count, self.state.get(STATE))
+            pairs = self.search(weights, self.count, self.state.get(STATE))
             self.state = {} if pairs is None else {STATE: pairs.vectors.sum(0)}
             self._found = step, pairs
         return self._found[1]
 
-    def gradient(self, theta: Tensor) -> Tensor:
-        """∇L (P,) at ``theta`` over the sample."""
-        part = self._local.gradient(theta) * self._share if self._share else torch.zeros_like(theta)
-        return self._comm.totals(part.double()).to(theta) if self._comm.size > 1 else part
+    def gradient(self, weights: Tensor) -> Tensor:
+        """∇L (P,) at ``weights`` over the sample."""
+        part = self._local.gradient(weights) * self._share if self._share else torch.zeros_like(weights)
+        return self._comm.totals(part.double()).to(weights) if self._comm.size > 1 else part
 
-    def curvature(self, theta: Tensor) -> Callable[[Tensor], float]:
-        """v ↦ vᵀHv for the Hessian at ``theta``, and a v (P,) that all processes have."""
-        local = exact_products(self._local, theta)[0] if self._share else None
+    def curvature(self, weights: Tensor) -> Callable[[Tensor], float]:
+        """v ↦ vᵀHv for the Hessian at ``weights``, and a v (P,) that all processes have."""
+        local = exact_products(self._local, weights)[0] if self._share else None
 
         def along(v: Tensor) -> float:
             product = local(v[None])[0] * self._share if local else torch.zeros_like(v)
@@ -99,17 +99,17 @@ class Sample:
         return along
 
     def search(
-        self, theta: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None
+        self, weights: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None
     ) -> Eigenpairs | None:
         """The largest eigenvalues of H, or of P^{-1/2} H P^{-1/2}, with vectors (count, P), on all ranks.
 
         Args:
-            theta: θ (P,).
+            weights: θ (P,).
             count: how many.
             near: the sum of eigenvectors at weights nearby; None: there are none yet.
             precondition: P.
         """
-        local = exact_products(self._local, theta)[0] if self._share else None
+        local = exact_products(self._local, weights)[0] if self._share else None
         if local is not None and precondition is not None:
             local = precondition.around(local, self.problem)
         start = self._random if near is None else warm_start(near, self._random)
@@ -125,8 +125,8 @@ class Sample:
             sent = self._comm.totals(sent if self._comm.rank == 0 else torch.zeros_like(sent))
             if not sent[-1]:
                 raise _StoppedError
-            product = local(sent[None, :-1].to(theta))[0] * self._share if local else sent[:-1] * 0
-            return self._comm.totals(product.double()).to(theta)
+            product = local(sent[None, :-1].to(weights))[0] * self._share if local else sent[:-1] * 0
+            return self._comm.totals(product.double()).to(weights)
 
         pairs: Eigenpairs | None = None
         if self._comm.rank == 0:
@@ -138,18 +138,18 @@ class Sample:
             with contextlib.suppress(_StoppedError):
                 while True:
                     shared(start)
-        return self._broadcast(pairs, count, theta)
+        return self._broadcast(pairs, count, weights)
 
-    def _broadcast(self, pairs: Eigenpairs | None, count: int, theta: Tensor) -> Eigenpairs | None:
+    def _broadcast(self, pairs: Eigenpairs | None, count: int, weights: Tensor) -> Eigenpairs | None:
         """The ``pairs`` of rank 0, on all ranks."""
-        table = torch.zeros(count, len(theta) + 3, dtype=torch.float64, device=theta.device)
+        table = torch.zeros(count, len(weights) + 3, dtype=torch.float64, device=weights.device)
         if pairs is not None:
             numbers = torch.stack((pairs.values, pairs.residuals), 1).to(table)
             table = torch.cat((torch.ones_like(numbers[:, :1]), numbers, pairs.vectors.double()), 1)
         table = self._comm.totals(table)
         if not table[0, 0]:
             return None
-        return Eigenpairs(table[:, 1].cpu(), table[:, 3:].to(theta), table[:, 2].cpu(), 0, True)
+        return Eigenpairs(table[:, 1].cpu(), table[:, 3:].to(weights), table[:, 2].cpu(), 0, True)
 
 
 class _NotFiniteError(Exception):

@@ -78,7 +78,7 @@ class PreconditionedLambdaMax(Instrument):
         return {} if self._near is None else {self.key: self._near}
 
     def restore(self, state: Tensor) -> None:
-        self._near = state.to(self.run.problem.theta)
+        self._near = state.to(self.run.problem.weights)
 
     def measure(self, now: Moment) -> dict[str, float]:
         seen = self.run.preconditioner(now)
@@ -134,7 +134,7 @@ class BatchSharpness(Instrument):
             "lr_learner_batch_sharpness": now.lr * value,
         }
 
-    def _drawn(self, now: Moment, thetas: Tensor, learners: int) -> Array:
+    def _drawn(self, now: Moment, weights: Tensor, learners: int) -> Array:
         """(draws, learners): w_a's draws are shared by the processes; of learners each has its own."""
         comm, draws = self.run.comm, self.run.monitor.draws
         part = "learners" if learners > 1 else "mean"
@@ -146,16 +146,16 @@ class BatchSharpness(Instrument):
         table = torch.zeros(draws, learners, dtype=torch.float64)
         for k, drawn in zip(range(draws), minibatches, strict=False):
             if k in turns:
-                pairs = zip(drawn[own], thetas, strict=True)
+                pairs = zip(drawn[own], weights, strict=True)
                 table[k, own] = torch.tensor([_curvature(p, t) for p, t in pairs], dtype=torch.float64)
         found: Array = comm.totals(table).numpy()
         return found
 
 
-def _curvature(minibatch: Problem, theta: Tensor) -> float:
+def _curvature(minibatch: Problem, weights: Tensor) -> float:
     """gᵀHg/‖g‖²; NaN where it does not exist, since a run must not end for it."""
     try:
-        return gradient_curvature(minibatch, theta)[0]
+        return gradient_curvature(minibatch, weights)[0]
     except OperationError:
         return math.nan
 
@@ -178,7 +178,7 @@ class _Rise(Instrument):
         found = torch.zeros(len(self.columns), dtype=torch.float64)
         if self.run.comm.rank == 0:
             problem = copy.copy(self.run.sample.problem)
-            problem.theta = now.mean
+            problem.weights = now.mean
             result = sharpness(
                 problem, self.run.monitor.rho, self.kind,
                 max_draws=self.run.monitor.draws, seed=self.generator(now).initial_seed(),

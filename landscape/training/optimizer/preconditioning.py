@@ -65,7 +65,7 @@ def preconditioner(
     else:
         theta = checkpoint.mean
         state = {key: _mean(key, rows, made.counters) for key, rows in checkpoint.optimizer.items()}
-    return made.at(theta.to(problem.theta), state, checkpoint.step, checkpoint.lr, stream(seed, 0))
+    return made.at(theta.to(problem.weights), state, checkpoint.step, checkpoint.lr, stream(seed, 0))
 
 
 def _mean(name: str, rows: Tensor, counters: frozenset[str]) -> Tensor:
@@ -109,27 +109,29 @@ class StatePreconditioner:
         return self._optimizer.counters
 
     def at(
-        self, theta: Tensor, state: Mapping[str, Tensor], step: int, lr: float, draws: torch.Generator
+        self, weights: Tensor, state: Mapping[str, Tensor], step: int, lr: float, draws: torch.Generator
     ) -> Preconditioner:
         """P after ``step`` steps.
 
         Args:
-            theta: θ (P,).
+            weights: θ (P,).
             state: name -> (1, …).
             step: counted from 1.
             lr: η.
             draws: for LARS's minibatches.
         """
-        self._optimizer.start(self._problem.layout, theta[None])
+        self._optimizer.start(self._problem.layout, weights[None])
         self._optimizer.restore(state)
-        gradients = self._gradients(theta, draws) if self.name == "lars" else torch.zeros_like(theta)[None]
-        diagonals = [self._optimizer.preconditioner(theta[None], g[None], step) for g in gradients]
+        gradients = (
+            self._gradients(weights, draws) if self.name == "lars" else torch.zeros_like(weights)[None]
+        )
+        diagonals = [self._optimizer.preconditioner(weights[None], g[None], step) for g in gradients]
         known = torch.cat([d for d in diagonals if d is not None])
         return Preconditioner(known.mean(0), name=self.name, lr=lr, limit=self.limit)
 
-    def _gradients(self, theta: Tensor, draws: torch.Generator) -> Tensor:
+    def _gradients(self, weights: Tensor, draws: torch.Generator) -> Tensor:
         """(DRAWS, P), gradients of the minibatches that one state of the optimizer sees."""
         recipe = self._recipe
         size = recipe.local_batch * (recipe.learners if recipe.rule().synchronous else 1)
         drawn = zip(range(DRAWS), Minibatches(self._problem, size, draws), strict=False)
-        return torch.stack([part.gradient(theta) for _, (part,) in drawn])
+        return torch.stack([part.gradient(weights) for _, (part,) in drawn])

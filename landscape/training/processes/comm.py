@@ -142,12 +142,12 @@ class Comm:
         sums: list[float] = self.totals(torch.tensor(values, dtype=torch.float64)).tolist()
         return sums
 
-    def evaluate(self, problem: Problem, theta: Tensor) -> tuple[float, float]:
-        """(mean loss, accuracy) at ``theta``, each process doing its share of the samples."""
+    def evaluate(self, problem: Problem, weights: Tensor) -> tuple[float, float]:
+        """(mean loss, accuracy) at ``weights``, each process doing its share of the samples."""
         if self.size == 1:
-            return problem.evaluate(theta)
+            return problem.evaluate(weights)
         part = problem.subset(self.share(problem.samples))
-        loss, accuracy = part.evaluate(theta) if part.terms else (0.0, 0.0)
+        loss, accuracy = part.evaluate(weights) if part.terms else (0.0, 0.0)
         shares = loss * part.terms / problem.terms, accuracy * part.samples / problem.samples
         loss, accuracy = self.total(*shares)
         return loss, accuracy

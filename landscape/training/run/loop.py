@@ -98,7 +98,7 @@ class Trainer:
         self._load_problems(start, checkpoint, device, data_dir)
         self.algorithm, self.rule = recipe.part("algorithm")[0], recipe.rule()
         self.rule.comm = self.comm
-        self.weights = self.train.theta.repeat(self.comm.n_local, 1)
+        self.weights = self.train.weights.repeat(self.comm.n_local, 1)
         self.rule.start(self.weights)
         self._gradients = torch.empty_like(self.weights)
         self.optimizer = optimizer.make(*recipe.part("optimizer"))
@@ -114,7 +114,7 @@ class Trainer:
         second = functools.partial(self.minibatches.second_gradient, self.stack)
         self.monitor: Monitoring = of_run(recipe, objective, self.comm, self.optimizer, second)
         self.history = History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
-        self.divergence = DivergenceTest(recipe.diverge, float(self.train.theta @ self.train.theta))
+        self.divergence = DivergenceTest(recipe.diverge, float(self.train.weights @ self.train.weights))
         self.step, self.diverged, self.diverged_at = 0, "", -1
         self._pending: PendingStep | None = None
         if checkpoint:

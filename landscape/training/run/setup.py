@@ -208,7 +208,7 @@ class Buffers:
         x, _ = self._train.gather(torch.zeros(min(2, samples), dtype=torch.long))
         try:
             with torch.no_grad(), fixed_randomness(self._train.device, 0, self._train.draws_elsewhere):
-                call(model, self._train.layout.views(self._train.theta), x)
+                call(model, self._train.layout.views(self._train.weights), x)
         except ValueError as error:
             raise InputError(
                 f"batch: {samples} sample{'s' * (samples > 1)} a learner at a time cannot be trained on "
@@ -231,8 +231,8 @@ class Buffers:
 
         return Training(self.local, seed)
 
-    def at_mean(self, theta: Tensor) -> dict[str, Tensor]:
-        """Name -> statistics at ``theta`` = w_a, which the problems for training and test are given, too.
+    def at_mean(self, weights: Tensor) -> dict[str, Tensor]:
+        """Name -> statistics at ``weights`` = w_a, which the problems for training and test are given, too.
 
         An average over batches of 250 samples, which the processes share.
         """
@@ -240,7 +240,9 @@ class Buffers:
             return {}
         parts = sample_parts(self._train.samples, self._samples)
         share = parts[self._comm.share(len(parts))]
-        statistics = self._train.batchnorm_statistics(theta, (self._train.gather(part)[0] for part in share))
+        statistics = self._train.batchnorm_statistics(
+            weights, (self._train.gather(part)[0] for part in share)
+        )
         weight = len(share) / len(parts)
         statistics = {
             name: self._comm.totals(value.double() * weight).to(value.dtype)
@@ -324,7 +326,7 @@ def network(recipe: Recipe, data: Dataset | user_code.UserData, start: Checkpoin
     if start is None:
         return model
     problem = start.problem("train", model=model, data=data, dtype=getattr(torch, recipe.dtype))
-    set_tensors(problem.model, problem.layout.views(problem.theta))
+    set_tensors(problem.model, problem.layout.views(problem.weights))
     return problem.model
 
 
@@ -394,7 +396,7 @@ def check_compatibility(
         )
     if isinstance(dataset, Dataset):
         first, y = train.gather(torch.zeros(1, dtype=torch.long))
-        outputs = train.outputs(train.theta, first)
+        outputs = train.outputs(train.weights, first)
         needed = (dataset.classes, *y.shape[1:])
         if dataset.classes and outputs.shape[1:] != needed:
             raise InputError(
