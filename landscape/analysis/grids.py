@@ -19,7 +19,7 @@ from landscape.core.progress import Progress
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
-from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, SearchOptions, ends_of, start_vector
+from landscape.curvature.search import MAX_PRODUCTS, TOL, SearchOptions, ends_of, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.adaptive import Tolerance, first_points
 from landscape.evaluation.evaluate import confirm, evaluator

@@ -15,7 +15,7 @@ from landscape.core.options import choose, positive
 from landscape.core.progress import Progress
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import extreme_eigenvalues
-from landscape.curvature.lanczos import MAX_PRODUCTS, TOL
+from landscape.curvature.search import MAX_PRODUCTS, TOL
 from landscape.evaluation import needs
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem, Run, problem_of
