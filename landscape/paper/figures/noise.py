@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from landscape import plots
-from landscape.analysis.noise import estimate_noise
+from landscape.analysis.noise import noise
 from landscape.analysis.spread import smoothing
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.statistics import mean_and_error
@@ -19,7 +19,7 @@ from landscape.paper.figure import Compared, Drawing, figure, summary
 from landscape.paper.verdicts import Effect, Rows, select, settings, stacked
 from landscape.plots.picture import panels, shared_legend
 from landscape.results.flatness import Smoothing
-from landscape.results.noise import NoiseEstimate
+from landscape.results.noise import Noise
 from landscape.training.experiments import continued
 
 # ---- Four numbers for Δ(2)
@@ -38,15 +38,13 @@ def _estimates(context: Context, key: str, run: Checkpoint) -> list[dict[str, An
     """The four numbers at every checkpoint of a run, form by form."""
     draws, points = context.pick(2, 16, 32), context.points(key)
 
-    def estimate(point: Point) -> NoiseEstimate:
+    def estimate(point: Point) -> Noise:
         run = point.load()
         problem, step = context.problem(run, "train"), str(run.step)
-        return estimate_noise(problem, run.weights, run.lr, run.local_batch, draws=draws, label=step)
+        return noise(problem, run.weights, run.lr, run.local_batch, draws=draws, label=step)
 
     known = {"draws": draws, "along": True}
-    estimates = context.cached(
-        NoiseEstimate, points, known, lambda: list(map(estimate, points)), (estimate_noise,)
-    )
+    estimates = context.cached(Noise, points, known, lambda: list(map(estimate, points)), (noise,))
     return [
         {"step": int(estimate.label), "estimate": name, "value": value, "standard_error": error}
         for name in _FORMS
