@@ -137,6 +137,6 @@ def drawing_of(kind: type) -> Callable[..., Figure]:
             drawing: Callable[..., Figure] = drawings[base.__name__]
             return drawing
     raise InputError(
-        f"FILE: a {kind.__name__} has no drawing (allowed: {', '.join(drawings.names())}); register one with "
-        "landscape.plots.drawing.draws"
+        f"results: a {kind.__name__} has no drawing (allowed: {', '.join(drawings.names())}); register one "
+        "with landscape.plugins.draws"
     )

@@ -21,7 +21,7 @@ from landscape.core.options import choose, positive
 from landscape.geometry import surfaces
 from landscape.plots import style
 from landscape.plots.drawing import draws
-from landscape.plots.picture import finish, panels, stacked_panels, wrapped_panels
+from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped_panels
 from landscape.results.grids import Plane, Surface
 from landscape.results.shown import LOG_RATIO, logarithmic
 
@@ -82,7 +82,7 @@ def draw_surfaces(
     """
     choose("style", style, STYLES)
     if cmap is not None:
-        choose("--cmap", cmap, colormaps)
+        choose("cmap", cmap, colormaps)
     for r in results:
         if min(r.loss.shape) < 2:
             raise InputError(f"grid: {r.loss.shape[::-1]} points cannot be drawn as contours, 2 × 2 can")
@@ -90,7 +90,7 @@ def draw_surfaces(
         asked = {"log": log, "levels": levels, "vmax": vmax, "cmap": cmap, "labels": labels}
         for name, value in asked.items():
             if value not in (None, False):
-                raise InputError(f"--{name}: not allowed with style difference, which has a scale of its own")
+                raise InputError(f"{name}: not allowed with style difference, which has a scale of its own")
         return _draw_difference(results, title)
     chosen = scale([r.loss for r in results], log, levels, vmax)
     colours = CMAP if cmap is None else colormaps[cmap]
@@ -104,7 +104,7 @@ def _draw_3d(results: Sequence[Surface], title: str, chosen: Scale, cmap: Any, v
 
     The markers are those of contours, at the height of the surface.
     """
-    figure, axes = wrapped_panels(len(results), 4.8, 4.5, subplot_kw={"projection": "3d"})
+    figure, axes = wrapped_panels(len(results), 4.8, 4.5, names="surface", subplot_kw={"projection": "3d"})
     highest = max(float(np.max(r.loss, initial=-np.inf, where=np.isfinite(r.loss))) for r in results)
     top = chosen.levels[-1] if vmax is not None else max(chosen.levels[-1], highest)
     for ax, r in zip(axes, results, strict=True):
@@ -150,7 +150,7 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
     if change.count() == 0:
         raise InputError("loss: no value is finite in both, there is nothing to draw")
     reach = max(float(np.abs(change).max()), 1e-12)
-    figure, (ax,) = panels(1, 1, 5.2, 4.8)
+    figure, (ax,) = panels(1, 1, 5.2, 4.8, ["difference"])
     norm = colors.Normalize(-reach, reach)
     map_axes(ax)
     label_axes(ax, a)
@@ -179,7 +179,8 @@ def _draw_contours(
     rise = surfaces.shared_rise(results)
     profiled = all(map(surfaces.has_profile, results))
     width = 5.0 if len(results) == 1 else 3.9
-    figure, axes, below = stacked_panels(len(results), width, (4.7, 1.7) if profiled else (4.7,))
+    kinds = {"surface": 4.7, "profile": 1.7} if profiled else {"surface": 4.7}
+    figure, axes, below = stacked_panels(len(results), width, kinds)
     for ax, r in zip(axes, results, strict=True):
         map_axes(ax)
         label_axes(ax, r)
@@ -246,7 +247,8 @@ def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Sca
             style.decimal_labels(ax.yaxis)
         else:
             ax.yaxis.set_major_locator(ticker.MaxNLocator(4))
-    axes[0].set_ylabel("loss (nat)")
+    for ax in leading(axes):
+        ax.set_ylabel("loss (nat)")
 
 
 def _caption(results: Sequence[Surface], why: str, rise: float, profiled: bool) -> str:
@@ -322,10 +324,10 @@ def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> t
         raise InputError("loss: no value is finite, there is nothing to draw")
     low, high, usual = float(finite.min()), float(finite.max()), float(np.quantile(finite, 0.98))
     if levels is not None:
-        positive("--levels", levels, least=2)
+        positive("levels", levels, least=2)
     if vmax is not None:
         if not np.isfinite(vmax) or vmax <= low:
-            raise InputError(f"--vmax: {vmax:g} is not allowed, it must be above the lowest loss, {low:.4g}")
+            raise InputError(f"vmax: {vmax:g} is not allowed, it must be above the lowest loss, {low:.4g}")
         return low, vmax
     return low, usual if usual > low and high - low > 2 * (usual - low) else high
 
@@ -333,7 +335,7 @@ def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> t
 def _is_logarithmic(low: float, high: float, log: bool | None) -> tuple[bool, str]:
     """Whether levels are at equal ratios, and why, for the caption."""
     if log and low <= 0:
-        raise InputError(f"--log: not allowed, the lowest loss is {low:.4g}; it must be > 0 (or --linear)")
+        raise InputError(f"log: not allowed, the lowest loss is {low:.4g}; it must be > 0")
     reason = "as asked"
     if log is None:
         log = logarithmic(np.array([low, high]))
