@@ -151,7 +151,7 @@ def disagreement(analysis: Analysis) -> None:
     )
 
 
-DELAYS = "0,1,3,7,31"  # DESIGN's table
+DELAYS = "0,1,3,7,31"  # the table of docs/explanation/stability.md
 HEADS = ("no momentum", "ordinary", "shifted")
 Limits = list[dict[str, float]]  # a row for each delay: "delay", and a value for each of HEADS
 
