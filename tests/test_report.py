@@ -374,7 +374,7 @@ def test_a_run_that_left_its_minimum_is_named(made: contents.Contents) -> None:
 def test_seeds_of_one_setting_are_one(runs: Path, tmp_path: Path) -> None:
     launch.launch(recipe.read("digits-dpsgd", steps(seed="1")), tmp_path / "other", device="cpu")
     two = contents.read([runs / "dpsgd", tmp_path / "other", runs / "ssgd"])
-    settings = findings.settings_of(two.runs)
+    settings = contents.seed_groups(two.runs)
     assert [(s.name, s.places) for s in settings] == [("DPSGD", (0, 1)), ("SSGD", (2,))]
     error = findings.test_error(two.runs, settings[0])
     assert error

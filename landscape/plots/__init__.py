@@ -7,7 +7,7 @@ Each kind of result has a drawing in a module of this package, which registers i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from landscape.checkpoint.run_folder import checkpoint_in, load
 from landscape.core.errors import InputError
 from landscape.core.files import replacing
-from landscape.plots.drawing import drawing_of
+from landscape.plots.drawing import drawing_of, each_of
 from landscape.plots.picture import OwnAxes, change, drawn_into
 from landscape.plots.style import style as _style
 
@@ -99,9 +99,8 @@ def draw(
 
 def _loaded(results: Any) -> list[Any]:
     """The results and runs in ``results``; those of files are read."""
-    several = isinstance(results, Iterable) and not isinstance(results, (str, Path))
     found: list[Any] = []
-    for each in results if several else [results]:
+    for each in each_of(results):
         read = load(checkpoint_in(Path(each))) if isinstance(each, (str, Path)) else each
         found += read if isinstance(read, list) else [read]
     return found

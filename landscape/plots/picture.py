@@ -176,8 +176,7 @@ class OwnAxes:
                     f"{self.where}: a {type(ax).__name__} is not allowed, it must be Axes of matplotlib"
                 )
             if ax.name != named[name].name:
-                needed = f"this picture needs '{named[name].name}'"
-                raise InputError(f"{self.where}: its projection is '{ax.name}', {needed}")
+                raise InputError(f"{self.where}: its projection is '{ax.name}', it must be '{named[name].name}'")
         self.given = given
         return [given.get(name, ax) for name, ax in named.items()]
 
@@ -241,7 +240,8 @@ def change(figure: Figure | OwnAxes, visuals: Mapping[str, Any]) -> None:
                 "" if look is False else figure.get_caption(), **({} if look is True else look or {})
             )
     except (AttributeError, TypeError, ValueError) as error:
-        raise InputError(f"visuals: '{name}': {' '.join(str(error).split())[:120]}") from error
+        words = " ".join(str(error).split())[:120]
+        raise InputError(f"visuals: '{name}': {words}, give properties of matplotlib's Artist.set") from error
 
 
 def _parts(figure: Figure) -> dict[str, list[Any]]:
