@@ -347,7 +347,7 @@ def test_results_of_every_kind(tmp_path: Path, command: Command) -> None:
 def test_sentences_say_what_the_runs_can_tell_apart(made: contents.Contents) -> None:
     said = findings.sentences(made)
     assert any("lr·λ_max in the last quarter" in s and "limit 1" in s for s in said)
-    one = findings.TestError(5.0, 1.0, 1.0, "")
+    one = findings.ErrorSummary(5.0, 1.0, 1.0, "")
     (undecided,) = findings._comparison({"A": one, "B": dataclasses.replace(one, mean=6.0)})
     assert "do not tell the two apart" in undecided
     (decided,) = findings._comparison({"A": one, "B": dataclasses.replace(one, mean=15.0)})

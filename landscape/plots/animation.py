@@ -95,7 +95,7 @@ def film(frames: Sequence[Frame], algorithm: str) -> Film:
     return Film(figure, draw, len(frames))
 
 
-def _draw_surface(ax: Axes, r: Surface, chosen: surface.Scale) -> None:
+def _draw_surface(ax: Axes, r: Surface, chosen: surface.LevelScale) -> None:
     masked = np.ma.masked_invalid(r.loss)
     surface.map_axes(ax)
     ax.contourf(r.x, r.y, masked, chosen.levels, extend="max", cmap=surface.CMAP, norm=chosen.norm)

@@ -34,7 +34,7 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     figure, (ax,) = panels(1, 1, 6.4, 3.9, ["spectrum"])
     dense = [r.density for r in results if r.density]
     at, floor = density_scale(dense, 2000)
-    for k, (r, label, color) in enumerate(style.told(results, "spectrum")):
+    for k, (r, label, color) in enumerate(style.labeled(results, "spectrum")):
         if r.density:
             ax.plot(at, np.maximum(r.density.broadened(at), floor), color=color, label=label)
             label = "_"
@@ -78,7 +78,7 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
     if not any(np.isfinite(r.trace) for r in results):
         raise InputError("spectrum: no eigenvalue, no density and no trace, there is nothing to draw")
     figure, (ax,) = panels(1, 1, 6.4, 1.5 + 0.4 * len(results), ["trace"])
-    for k, (r, _, color) in enumerate(style.told(results, "spectrum")):
+    for k, (r, _, color) in enumerate(style.labeled(results, "spectrum")):
         half = r.trace_interval()[1] - r.trace
         error = next((e for e in (half, r.trace_error) if np.isfinite(e)), 0.0)
         points(ax, r.trace, k, None, color, xerr=error, capsize=4)
@@ -143,7 +143,7 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     Error bars are one standard error over the learners.
     """
     figure, (shares, costs) = panels(1, 2, 4.6, 3.8, ["shares", "costs"])
-    for r, name, color in style.told(results, "result"):
+    for r, name, color in style.labeled(results, "result"):
         rank = np.arange(1, len(r.values) + 1)
         error = 100 * np.where(np.isfinite(r.spread_error), r.spread_error, 0.0)
         spread = 100 * np.cumsum(r.spread_share)
@@ -276,7 +276,7 @@ def _draw_smoothed(rate: Axes, sharpness: Axes, loss: Axes, results: Sequence[Sm
 
 def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
     """Draw the share of the spread along each eigenvector, against that of an isotropic spread."""
-    for r, name, color in style.told(results, ""):
+    for r, name, color in style.labeled(results, ""):
         rank, share = np.arange(1, len(r.share) + 1), np.maximum(r.share, 0.1 / r.parameters)
         ax.plot(rank, share, marker="o", ms=4, label=name, color=color)
     ax.axhline(1 / results[0].parameters, color="#777777", lw=0.9, ls=":")

@@ -17,7 +17,7 @@ from landscape.core.options import choose, positive
 from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped_panels
-from landscape.plots.surface import CENTER, CMAP, LOWEST, POINT, Scale, color_bar, map_axes, scale
+from landscape.plots.surface import CENTER, CMAP, LOWEST, POINT, LevelScale, color_bar, map_axes, scale
 from landscape.results.grids import Basins, HessianGrid, Line
 
 
@@ -129,7 +129,7 @@ def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
     return finish(figure, title or _basins_finding(results), _caption(results), legend, ncols=columns)
 
 
-def _draw_panel(ax: Axes, r: Basins, chosen: Scale) -> None:
+def _draw_panel(ax: Axes, r: Basins, chosen: LevelScale) -> None:
     """The contour on axes of distances along the two directions, which need not be orthogonal."""
     lengths = np.sqrt(np.diag(r.gram))
     x, y = r.x * lengths[0], r.y * lengths[1]

@@ -93,7 +93,7 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     Error bars are one standard error over the draws.
     """
     figure, (power, curvature) = panels(1, 2, 4.6, 3.8, ["power", "curvature"])
-    for r, name, color in style.told(results, "result"):
+    for r, name, color in style.labeled(results, "result"):
         _draw_power(power, r, color, name)
     power.set(xlabel="eigenvalue $\\lambda_i$ of the Hessian (nat)", yscale="log")
     power.set_ylabel("variance of the gradient along $v_i$")
@@ -138,7 +138,7 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
     """
     figure, (ax,) = panels(1, 1, 6.4, 4.0, ["rise"])
     first, allowed = results[0], 100 * results[0].tol
-    for r, name, color in style.told(results, ""):
+    for r, name, color in style.labeled(results, ""):
         seen = np.isfinite(r.rise)
         name += "" if "step" in r.label else f", step {r.step:,}"  # unless the run ended there
         error = 100 * np.nan_to_num(r.rise_error[seen])

@@ -176,7 +176,9 @@ class OwnAxes:
                     f"{self.where}: a {type(ax).__name__} is not allowed, it must be Axes of matplotlib"
                 )
             if ax.name != named[name].name:
-                raise InputError(f"{self.where}: its projection is '{ax.name}', it must be '{named[name].name}'")
+                raise InputError(
+                    f"{self.where}: its projection is '{ax.name}', it must be '{named[name].name}'"
+                )
         self.given = given
         return [given.get(name, ax) for name, ax in named.items()]
 

@@ -99,7 +99,9 @@ def draw_surfaces(
     return _draw_contours(results, title, chosen, colours, labels=labels, shaded=style == "hillshade")
 
 
-def _draw_3d(results: Sequence[Surface], title: str, chosen: Scale, cmap: Any, vmax: float | None) -> Figure:
+def _draw_3d(
+    results: Sequence[Surface], title: str, chosen: LevelScale, cmap: Any, vmax: float | None
+) -> Figure:
     """The loss as height above the plane, one panel for each surface, with shared heights and colours.
 
     The markers are those of contours, at the height of the surface.
@@ -168,7 +170,7 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
 
 
 def _draw_contours(
-    results: Sequence[Surface], title: str, chosen: Scale, cmap: Any, *, labels: bool, shaded: bool
+    results: Sequence[Surface], title: str, chosen: LevelScale, cmap: Any, *, labels: bool, shaded: bool
 ) -> Figure:
     """Contours, one panel for each surface, at shared levels and colours, each above its basin's profile.
 
@@ -225,7 +227,7 @@ def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
     ax.imshow(np.clip(rgba, 0, 1), extent=extent, origin="lower", interpolation="bilinear", aspect="equal")
 
 
-def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Scale, rise: float) -> None:
+def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: LevelScale, rise: float) -> None:
     """The loss against the distance: the panel's own with its quartiles, the others in grey."""
     curves = [surfaces.profile(r) for r in results]
     levels, log = chosen.levels, isinstance(chosen.norm, LogNorm)
@@ -268,7 +270,7 @@ def _caption(results: Sequence[Surface], why: str, rise: float, profiled: bool) 
 
 
 @dataclass(frozen=True)
-class Scale:
+class LevelScale:
     """Increasing ``levels``, the colour scale ``norm``, the ``step`` between lines and ``why`` it is so."""
 
     levels: Array
@@ -279,7 +281,7 @@ class Scale:
 
 def scale(
     losses: Sequence[Array], log: bool | None = None, levels: int | None = None, vmax: float | None = None
-) -> Scale:
+) -> LevelScale:
     """Levels, colour scale and texts for surfaces that are drawn together.
 
     The levels are 0.005 apart (DPSGD-2020, Figure 3) if that takes 4 to 40 lines, else at round numbers.
@@ -314,7 +316,7 @@ def scale(
     step = f"lines {float(chosen[1] - chosen[0]):.3g} apart"
     if ratios:
         step = f"each line {100 * (chosen[1] / chosen[0] - 1):.0f}% above the last"
-    return Scale(chosen, (LogNorm if ratios else colors.Normalize)(chosen[0], chosen[-1]), step, why)
+    return LevelScale(chosen, (LogNorm if ratios else colors.Normalize)(chosen[0], chosen[-1]), step, why)
 
 
 def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> tuple[float, float]:
