@@ -20,7 +20,7 @@ def parabola() -> Surface:
     loss = grid**2 + grid[:, None] ** 2
     return Surface(
         x=grid, y=grid, loss=loss, accuracy=loss, done=loss < 9, directions=np.eye(2), center=np.zeros(2),
-        kind="random", norm="none", seed=0, span=1.0, samples=1, dtype="float64", bn="center", path="batched",
+        kind="random", norm="none", seed=0, span=1.0, samples=1, dtype="float64", bn="center", method="batched",
     )  # fmt: skip
 
 

@@ -362,7 +362,7 @@ def network(name: str, norm: str, span: float, seed: int = 0) -> Measured:
     """The contour of a network on a random plane, against all of its points."""
     of = problem(name)
     plane = landscape.random_plane(of, norm=norm, seed=seed)
-    some = landscape.contour(of, plane, 51, span=span, tolerance="1%")
+    some = landscape.contour(of, plane, 51, span=span, interpolation_tol="1%")
     whole = landscape.contour(of, plane, 51, span=span, execution=landscape.Execution(previous=some))
     tolerance = Tolerance.parse("1%")
     stated = float(some.stated_error[0]) / tolerance.size if some.columns else 0.0

@@ -196,7 +196,7 @@ def test_a_tolerance_is_positive_or_refused(value: str | float) -> None:
         message = ""
         assert 0 < tolerance.size < (1 if tolerance.relative else np.inf)
         assert tolerance.relative == str(value).strip().endswith("%")
-    assert message.startswith("tolerance: ") or not message
+    assert message.startswith("interpolation_tol: ") or not message
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_exact_points_have_the_bits_of_the_full_grid(name: str) -> None:
     problem = problems.ALL[name]()
     plane = landscape.random_plane(problem, seed=3)
     whole = landscape.contour(problem, plane, (41, 37), span=0.5)
-    some = landscape.contour(problem, plane, (41, 37), span=0.5, tolerance="1%")
+    some = landscape.contour(problem, plane, (41, 37), span=0.5, interpolation_tol="1%")
     assert 200 < some.evaluations < 0.5 * some.done.size
     np.testing.assert_array_equal(some.loss[some.done], whole.loss[some.done])
     tolerance = Tolerance.parse("1%")
@@ -214,7 +214,7 @@ def test_exact_points_have_the_bits_of_the_full_grid(name: str) -> None:
     error = 0.01 * float(np.abs(scale(some.loss) - scale(whole.loss)).max())
     stated = dict(zip(some.columns, some.stated_error, strict=True))["loss"]
     assert error <= stated <= 0.01
-    assert some.tolerance == "1%"
+    assert some.interpolation_tol == "1%"
     assert some.checks in (adaptive.CHECKS[2], 2 * adaptive.CHECKS[2] // 3)
     assert float(some.largest_error[0]) <= stated
     again = landscape.contour(
@@ -232,14 +232,19 @@ def test_exact_points_have_the_bits_of_the_full_grid(name: str) -> None:
                 plane,
                 (41, 37),
                 span=0.5,
-                tolerance=tolerance,
+                interpolation_tol=tolerance,
                 execution=landscape.Execution(previous=some),
             )
             is some
         )
     assert (
         landscape.contour(
-            problem, plane, (41, 37), span=0.5, tolerance="1%", execution=landscape.Execution(previous=whole)
+            problem,
+            plane,
+            (41, 37),
+            span=0.5,
+            interpolation_tol="1%",
+            execution=landscape.Execution(previous=whole),
         )
         is whole
     )
@@ -247,7 +252,9 @@ def test_exact_points_have_the_bits_of_the_full_grid(name: str) -> None:
 
 def test_accuracy_is_left_out_where_it_is_too_rough() -> None:
     problem = problems.mlp(samples=20)  # steps of 5%
-    surface = landscape.contour(problem, landscape.random_plane(problem), (41, 41), span=1.0, tolerance="1%")
+    surface = landscape.contour(
+        problem, landscape.random_plane(problem), (41, 41), span=1.0, interpolation_tol="1%"
+    )
     assert surface.columns == ("loss",)
     assert np.array_equal(np.isnan(surface.accuracy), ~surface.done)
     assert np.isfinite(surface.loss).all()
@@ -260,7 +267,12 @@ def test_an_unfinished_surface_goes_on_to_the_same_bits(monkeypatch: pytest.Monk
     plane = landscape.random_plane(problem)
     saved: list[Surface] = []
     whole = landscape.contour(
-        problem, plane, (31, 29), span=2.0, tolerance="0.3%", execution=landscape.Execution(save=saved.append)
+        problem,
+        plane,
+        (31, 29),
+        span=2.0,
+        interpolation_tol="0.3%",
+        execution=landscape.Execution(save=saved.append),
     )
     assert len(saved) >= 5
     for surface in saved[:: len(saved) // 5]:
@@ -271,7 +283,7 @@ def test_an_unfinished_surface_goes_on_to_the_same_bits(monkeypatch: pytest.Monk
             plane,
             (31, 29),
             span=2.0,
-            tolerance="0.3%",
+            interpolation_tol="0.3%",
             execution=landscape.Execution(previous=surface),
         )
         np.testing.assert_array_equal(again.loss, whole.loss)
@@ -282,7 +294,9 @@ def test_an_unfinished_surface_goes_on_to_the_same_bits(monkeypatch: pytest.Monk
 def test_lines() -> None:
     problem = problems.mlp()
     direction = landscape.random_plane(problem).directions[0]
-    whole, some = (landscape.line(problem, direction, 101, span=1.0, tolerance=t) for t in (None, "1%"))
+    whole, some = (
+        landscape.line(problem, direction, 101, span=1.0, interpolation_tol=t) for t in (None, "1%")
+    )
     assert some.evaluations < 60
     np.testing.assert_array_equal(some.loss[some.done], whole.loss[some.done])
     assert np.abs(some.loss - whole.loss).max() <= 0.01 * np.ptp(whole.loss)
@@ -292,9 +306,9 @@ def test_lines() -> None:
 def test_hessian_grids() -> None:
     problem = problems.mlp(widths=(3, 3, 2), samples=15)
     plane = landscape.random_plane(problem)
-    few = landscape.hessian_grid(problem, plane, (23, 23), tolerance="2%", tol=1e-4)
+    few = landscape.hessian_grid(problem, plane, (23, 23), interpolation_tol="2%", residual_tol=1e-4)
     all_of_them = landscape.hessian_grid(
-        problem, plane, (23, 23), tol=1e-4, execution=landscape.Execution(previous=few)
+        problem, plane, (23, 23), residual_tol=1e-4, execution=landscape.Execution(previous=few)
     )
     assert few.evaluations < 0.5 * 529
     assert few.columns == ("lambda_min", "lambda_max", "ratio")
@@ -317,7 +331,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_command(run: Path, tmp_path: Path, command: Command) -> None:
     one, two, picture = tmp_path / "1.h5", tmp_path / "2.h5", tmp_path / "1.png"
-    wanted = ("contour", run, "--grid", "40", "--tolerance", "1%")
+    wanted = ("contour", run, "--grid", "40", "--interpolation-tol", "1%")
     code, printed, _ = command(*wanted, "-o", one, "--plot", picture)
     assert (code, printed.endswith(f"{one}\n{picture}\n")) == (0, True)
     assert "interpolated from 229 of 1,600 points, error of loss below" in printed
@@ -326,9 +340,9 @@ def test_the_command(run: Path, tmp_path: Path, command: Command) -> None:
     assert code == 0
     assert "229 of 1,600 points were in the file" in printed
     assert landscape.load(one).done.all()
-    one_line(command(*wanted[:-1], "much", "-o", two), 2, "tolerance: 'much' is not allowed", "1%")
+    one_line(command(*wanted[:-1], "much", "-o", two), 2, "interpolation-tol: 'much' is not allowed", "1%")
     code, printed, _ = command(
-        "line", run, "--tolerance", "1%", "-o", tmp_path / "line.h5", "--plot", picture
+        "line", run, "--interpolation-tol", "1%", "-o", tmp_path / "line.h5", "--plot", picture
     )
     assert code == 0
     assert "interpolated from 25 of 51 points" in printed
@@ -358,5 +372,5 @@ def test_data_is_seen_once_an_exact_point() -> None:
     problem = Problem(Plain(), nn.functional.cross_entropy, Batches(), check="off")
     plane = landscape.random_plane(problem)
     passes.clear()
-    surface = landscape.contour(problem, plane, 41, tolerance="1%", path="pointwise")
+    surface = landscape.contour(problem, plane, 41, interpolation_tol="1%", method="pointwise")
     assert surface.evaluations <= len(passes) <= surface.evaluations + 5

@@ -107,7 +107,7 @@ def test_hessian_spectrum_and_grid_match_the_dense_matrix(name: str) -> None:
         # With no memory for graphs every product builds them again.
         torch.testing.assert_close(landscape.HessianOperator(p, graph_bytes=0)(v), dense @ v)
     values = torch.linalg.eigvalsh(dense)
-    grid = landscape.hessian_grid(problem, landscape.random_plane(problem), grid=(1, 1), tol=1e-6)
+    grid = landscape.hessian_grid(problem, landscape.random_plane(problem), grid=(1, 1), residual_tol=1e-6)
     assert grid.lambda_max[0, 0] == pytest.approx(float(values[-1]), rel=1e-6)
     assert grid.lambda_min[0, 0] == pytest.approx(float(values[0]), rel=1e-6)
     top = landscape.spectrum(problem, 2, tol=1e-6, with_trace=True, products=3 * len(values))
@@ -233,9 +233,9 @@ def test_terms_can_be_given_and_class_weights_are_counted() -> None:
 def test_a_uniform_mask_keeps_the_fast_path() -> None:
     plain = problems.mlp()
     assert plain.tensors is not None
-    assert landscape.contour(plain, landscape.random_plane(plain), grid=(2, 2)).path == "batched"
+    assert landscape.contour(plain, landscape.random_plane(plain), grid=(2, 2)).method == "batched"
     masked = problems.masked_classes()
-    assert landscape.contour(masked, landscape.random_plane(masked), grid=(2, 2)).path != "batched"
+    assert landscape.contour(masked, landscape.random_plane(masked), grid=(2, 2)).method != "batched"
 
 
 def test_batchnorm_policies_take_structures() -> None:
@@ -259,8 +259,8 @@ def test_batchnorm_policies_take_structures() -> None:
             a = landscape.contour(problem, plane, grid=(2, 2), bn=bn, bn_samples=20)
             b = landscape.contour(plain, plane, grid=(2, 2), bn=bn, bn_samples=20)
             np.testing.assert_allclose(a.loss, b.loss, rtol=1e-10)
-    s = landscape.contour(named, landscape.random_plane(named), grid=(2, 2), path="folded")
-    t = landscape.contour(plain, landscape.random_plane(plain), grid=(2, 2), path="folded")
+    s = landscape.contour(named, landscape.random_plane(named), grid=(2, 2), method="folded")
+    t = landscape.contour(plain, landscape.random_plane(plain), grid=(2, 2), method="folded")
     np.testing.assert_allclose(s.loss, t.loss, rtol=1e-12)
 
 
@@ -275,7 +275,7 @@ def test_an_optional_input_is_not_traced_as_given() -> None:
     model.load_state_dict(plain.model.state_dict())
     problem = Problem(model, F.cross_entropy, plain.tensors, dtype=torch.float64)
     s = landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2))
-    assert s.path == "pointwise"
+    assert s.method == "pointwise"
     t = landscape.contour(plain, landscape.random_plane(plain), grid=(2, 2))
     np.testing.assert_allclose(s.loss, t.loss, rtol=1e-12)
 

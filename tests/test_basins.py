@@ -158,11 +158,11 @@ def test_the_walls_around_a_region_are_no_edge() -> None:
 def test_errors_of_interpolation_are_no_basins() -> None:
     whole = wells()
     errors = {"stated_error": np.array([0.04]), "largest_error": np.array([0.01])}
-    shallow = dataclasses.replace(whole, columns=("loss",), tolerance="0.05", **errors)
+    shallow = dataclasses.replace(whole, columns=("loss",), interpolation_tol="0.05", **errors)
     assert whole.basins().least < 0.02
     assert shallow.basins().least == pytest.approx(0.08)
     assert len(shallow.basins().minimum) == 1
-    share = dataclasses.replace(shallow, tolerance="5%")
+    share = dataclasses.replace(shallow, interpolation_tol="5%")
     assert share.basins().least == pytest.approx(0.08 * np.ptp(whole.loss))
 
 

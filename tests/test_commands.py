@@ -138,7 +138,7 @@ def test_one_split_by_default_in_every_command(copy: Path, command: Command) -> 
     sharpest = []
     for name, flags in (
         ("spectrum", ()),
-        ("hessian-grid", ("--grid", "1", "--tol", "0.001")),
+        ("hessian-grid", ("--grid", "1", "--residual-tol", "0.001")),
         ("noise", ("--draws", "2")),
     ):
         code, out, err = command(name, copy / "last.h5", *flags)

@@ -158,17 +158,17 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
     "line": (
         lambda problem, **options: landscape.line(problem, torch.ones_like(problem.weights), **options),
         {"points": 5, "span": 0.5},
-        {"refused": {"points": 1, "bn": "no", "path": "no"}, "seeded": False,
+        {"refused": {"points": 1, "bn": "no", "method": "no"}, "seeded": False,
          "truth": Truth(on(lambda: problems.quadratic(SPECTRUM, rotate=False)),
                         {"loss": 0.5 * sum(SPECTRUM) * (1 + np.linspace(-0.5, 0.5, 5)) ** 2})},
     ),
     "contour": (
         of_plane(landscape.contour), {"grid": (3, 4), "span": 0.5},
-        {"refused": {"grid": 0, "span": 0.0, "bn": "no", "path": "no", "precision": "no"}, "command": ("contour", "--grid", "3")},
+        {"refused": {"grid": 0, "span": 0.0, "bn": "no", "method": "no", "autocast": "no"}, "command": ("contour", "--grid", "3")},
     ),
     "hessian-grid": (
         of_plane(landscape.hessian_grid), {"grid": (2, 3), "span": 0.5},
-        {"refused": {"grid": 0, "span": 0.0, "tol": 0.0, "search": "no"}, "rtol": 1e-2, "command": ("hessian-grid", "--grid", "2"),
+        {"refused": {"grid": 0, "span": 0.0, "residual_tol": 0.0, "search": "no"}, "rtol": 1e-2, "command": ("hessian-grid", "--grid", "2"),
          "truth": Truth(on(lambda: problems.quadratic(SPECTRUM)), {"lambda_max": np.full((3, 2), 4.0)}, rtol=1e-3)},
     ),
 }  # fmt: skip

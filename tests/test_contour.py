@@ -41,7 +41,7 @@ def test_every_path_weighs_a_ragged_last_chunk_by_its_samples(
     problem = problems.mlp()  # 53 samples
     problem.data.chunk_size = 20
     plane = landscape.random_plane(problem, seed=1)
-    s = landscape.contour(problem, plane, grid=(5, 3), span=0.5, path=path)
+    s = landscape.contour(problem, plane, grid=(5, 3), span=0.5, method=path)
     expected = problems.textbook_surface(problem, plane.directions, s.x.tolist(), s.y.tolist())
     np.testing.assert_allclose(s.loss, expected, rtol=1e-10)
     assert problem.tensors is not None
@@ -61,7 +61,7 @@ def test_batched_path_equals_pointwise(widths: list[int], activation: str, sampl
     plane = landscape.random_plane(problem, seed=2)
     points = torch.randn(5, 2, dtype=torch.float64)
     both = [
-        evaluator(problem, plane.center, plane.directions, 5, path=path)(points)
+        evaluator(problem, plane.center, plane.directions, 5, method=path)(points)
         for path in ("batched", "pointwise")
     ]
     torch.testing.assert_close(both[0]["loss"], both[1]["loss"], rtol=1e-11, atol=1e-12)
@@ -72,8 +72,8 @@ def test_ties_between_outputs_count_as_argmax_counts_them() -> None:
     problem = problems.mlp(widths=(4, 3), samples=30)
     dead = Problem(problem.model, problem.criterion, problem.tensors or (), weights=torch.zeros(15))
     plane = landscape.Plane(dead.weights, torch.zeros(2, 15, dtype=torch.float64), "random", "none", 0)
-    a = landscape.contour(dead, plane, grid=(2, 1), path="batched")
-    b = landscape.contour(dead, plane, grid=(2, 1), path="pointwise")
+    a = landscape.contour(dead, plane, grid=(2, 1), method="batched")
+    b = landscape.contour(dead, plane, grid=(2, 1), method="pointwise")
     np.testing.assert_array_equal(a.accuracy, b.accuracy)
 
 
@@ -88,7 +88,7 @@ def test_losses_that_are_not_finite_stay_so() -> None:
     ):
         plane = landscape.random_plane(problem, seed=1)
         huge = landscape.Plane(plane.center, plane.directions * 1e200, "random", "none", 0)
-        s = landscape.contour(problem, huge, grid=(3, 3), span=1.0, path=path)
+        s = landscape.contour(problem, huge, grid=(3, 3), span=1.0, method=path)
         assert kind(s.loss[0, 0])
         assert np.isfinite(s.loss[1, 1])
         expected = problems.textbook_surface(problem, huge.directions, s.x.tolist(), s.y.tolist())
@@ -100,7 +100,7 @@ def test_one_sample_that_is_nan_is_not_left_out_of_the_mean(path: str) -> None:
     problem = problems.mlp()
     assert problem.tensors is not None
     problem.tensors[0][7, 0] = torch.nan
-    s = landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2), path=path)
+    s = landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2), method=path)
     assert np.isnan(s.loss).all()
     assert s.done.all()
 

@@ -258,7 +258,7 @@ def test_a_point_s_result_does_not_depend_on_what_is_computed_with_it(
     portions: list[int] = []
     execution = landscape.Execution(previous=known, save=lambda g: portions.append(int(g.done.sum())))
     again = landscape.hessian_grid(single, plane, grid=(3, 2), span=0.3, execution=execution)
-    for name in ("lambda_min", "lambda_max", "residual_min", "residual_max", "hvps"):
+    for name in ("lambda_min", "lambda_max", "residual_min", "residual_max", "products"):
         np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
     if not done:
         assert portions == [4]
@@ -315,7 +315,7 @@ def test_a_start_with_little_of_the_top_eigenvector_does_not_end_at_the_second()
 def test_the_grid_is_not_transposed_and_each_point_is_its_own_spectrum() -> None:
     problem = problems.mlp(widths=(3, 4, 2), samples=20)
     plane = landscape.random_plane(problem, seed=4)
-    g = landscape.hessian_grid(problem, plane, grid=(3, 2), span=1.0, tol=1e-4)
+    g = landscape.hessian_grid(problem, plane, grid=(3, 2), span=1.0, residual_tol=1e-4)
     assert g.ratio.shape == (2, 3)
     for i in range(2):
         for j in range(3):

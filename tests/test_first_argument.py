@@ -21,7 +21,7 @@ from landscape.training.run.loop import Trainer
 WORDS = {"problem": "a Problem", "run": "a Checkpoint", "checkpoint": "a Checkpoint"}
 #: Arguments that functions cannot do without, for a model of 8 parameters.
 GIVEN: dict[str, Any] = {
-    "along": torch.ones(8),
+    "direction": torch.ones(8),
     "batch": 4,
     "local_batch": 4,
     "lr": 0.1,
@@ -101,10 +101,12 @@ def test_a_run_stands_for_its_problem(name: str, path: Path) -> None:
     problem = run.problem()
     every: dict[str, Any] = {
         "plane": landscape.random_plane(problem),
-        "along": run.mean,
+        "direction": run.mean,
         "weights": torch.stack((run.mean, 1.1 * run.mean)),
         "grid": (2, 1),
     }
+    if name == "line":
+        del every["weights"]
     every = {key: value for key, value in every.items() if key in inspect.signature(function).parameters}
     of_run, of_problem = function(run, **every), function(problem, **every)
     for field in dataclasses.fields(of_run):

@@ -52,7 +52,7 @@ def test_a_surface_gone_on_with_has_the_bits_of_an_unbroken_one(
         np.testing.assert_array_equal(again.loss, whole.loss)
         np.testing.assert_array_equal(again.accuracy, whole.accuracy)
         assert again.done.all()
-        assert again.path == whole.path
+        assert again.method == whole.method
 
 
 def test_refining_computes_only_new_points() -> None:
@@ -105,8 +105,8 @@ def test_what_is_of_something_else_is_refused_with_the_reason() -> None:
     other("split is 'test' and not 'train'", split="train")
     other("source_sha256", source_sha256="b")
     other("bn is 'center' and not 'train'", bn="train", bn_samples=5)
-    other("precision is 'model' and not 'bfloat16'", precision="bfloat16")
-    other("path is", path="pointwise" if before.path == "folded" else "folded")
+    other("autocast is '' and not 'bfloat16'", autocast="bfloat16")
+    other("method is", method="pointwise" if before.method == "folded" else "folded")
     moved = Problem(problem.model, problem.criterion, (x, y), weights=problem.weights + 1e-6)
     other("center is another", moved, landscape.Plane(moved.weights, plane.directions, "random", "none", 0))
     turned = landscape.Plane(plane.center, plane.directions.flip(0), "random", "none", 0)
@@ -122,13 +122,13 @@ def test_bfloat16_states_its_error() -> None:
     problem = problems.conv()
     plane = landscape.random_plane(problem)
     own = landscape.contour(problem, plane, (3, 3))
-    low = landscape.contour(problem, plane, (3, 3), precision="bfloat16")
-    assert (own.precision, own.precision_error) == ("model", 0.0)
+    low = landscape.contour(problem, plane, (3, 3), autocast="bfloat16")
+    assert (own.autocast, own.autocast_error) == ("", 0.0)
     expected = max(abs(low.loss[1, 1] - own.loss[1, 1]), abs(low.loss[0, 0] - own.loss[0, 0]))
-    assert low.precision == "bfloat16"
-    assert 0 < low.precision_error == pytest.approx(expected)
+    assert low.autocast == "bfloat16"
+    assert 0 < low.autocast_error == pytest.approx(expected)
     with pytest.raises(InputError, match="'tf32' is not allowed here, it needs a float32 model on a CUDA"):
-        landscape.contour(problem, plane, (3, 3), precision="tf32")
+        landscape.contour(problem, plane, (3, 3), autocast="tf32")
 
 
 def test_portions_take_ten_seconds_and_saving_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,7 +304,7 @@ def test_a_killed_worker_is_named_and_what_is_done_is_kept(
     if not Path("/proc/self/task").exists():
         pytest.skip("finds the worker in /proc, which only Linux has")
     out = tmp_path / "c.h5"
-    wanted = ("contour", run / "last.h5", "--grid", "400", "--path", "batched", "-o", out)
+    wanted = ("contour", run / "last.h5", "--grid", "400", "--method", "batched", "-o", out)
     process = subprocess.Popen(
         [sys.executable, "-m", "landscape", *map(str, wanted), "--nproc", "3"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -329,7 +329,7 @@ def test_a_hessian_grid_is_the_same_in_portions_and_over_processes(
     first = landscape.load(tmp_path / "1.h5")
     assert bool(first.done.all())
     again = landscape.load(tmp_path / "2.h5")
-    for name in ("lambda_min", "lambda_max", "hvps"):
+    for name in ("lambda_min", "lambda_max", "products"):
         np.testing.assert_array_equal(getattr(again, name), getattr(first, name))
 
 

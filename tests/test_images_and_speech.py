@@ -308,7 +308,7 @@ def test_data_that_does_not_fit_the_device_is_moved_when_used(monkeypatch: pytes
     torch.testing.assert_close(whole.gradient(), part.gradient())
     plane = landscape.random_plane(whole)
     for path in ("auto", "folded", "pointwise"):
-        surfaces = [landscape.contour(p, plane, grid=(3, 2), path=path).loss for p in (whole, part)]
+        surfaces = [landscape.contour(p, plane, grid=(3, 2), method=path).loss for p in (whole, part)]
         np.testing.assert_allclose(*surfaces, rtol=1e-12)
     indices = torch.tensor([[3, 3], [359, 0]])
     for problem_of in (lambda p: p.subset(indices[1]), lambda p: p.subset(slice(7, 200)).subset(slice(90))):

@@ -168,7 +168,17 @@ def test_analyses_take_an_import(folder: Path, command: Command) -> None:
     assert command("import", "net.pt", *own)[0] == 0
     for args in (
         ("contour", "--grid", "1"),
-        ("hessian-grid", "--grid", "1", "--loss", "mine:smooth()", "--randomness", "seed", "--tol", "0.1"),
+        (
+            "hessian-grid",
+            "--grid",
+            "1",
+            "--loss",
+            "mine:smooth()",
+            "--randomness",
+            "seed",
+            "--residual-tol",
+            "0.1",
+        ),
         ("line", "--points", "2", "--bn", "recalibrate"),
     ):
         code, out, err = command(args[0], "net.h5", *args[1:], *own, "--split", "test")
@@ -257,7 +267,7 @@ def test_a_built_in_model_needs_no_option_later(folder: Path, command: Command) 
     run = landscape.load("mlp.h5")
     assert run.model == {"name": "mlp", "options": {"widths": [64, 5, 10], "activation": "relu"}}
     assert run.data["fingerprint"] == landscape.data.load("digits").fingerprint
-    assert landscape.load("mlp-contour.h5").path == "batched"
+    assert landscape.load("mlp-contour.h5").method == "batched"
 
 
 class Danger:

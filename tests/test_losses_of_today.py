@@ -81,7 +81,7 @@ def test_it_is_so_beyond_the_samples_of_a_chunk() -> None:
     assert problem.loss() == pytest.approx(true, rel=1e-5)
     assert landscape.contour(problem, plane, grid=(1, 1)).loss[0, 0] == pytest.approx(true, rel=1e-5)
     to = torch.stack((problem.weights, problem.weights + 1))
-    assert landscape.line(problem, to, points=3).loss[0] == pytest.approx(true, rel=1e-5)
+    assert landscape.line(problem, weights=to, points=3).loss[0] == pytest.approx(true, rel=1e-5)
 
 
 @pytest.mark.parametrize("loss", [nt_xent, dice])
@@ -448,7 +448,7 @@ def test_a_surface_and_a_line_agree_with_the_loss_of_the_problem() -> None:
     problem = Problem(Counting().double(), F.mse_loss, (inputs(100), inputs(100, 4)))
     for path in ("auto", "pointwise"):
         with pytest.raises(InputError, match=r"by Problem\.loss\(\) .*asked again") as caught:
-            landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2), path=path)
+            landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2), method=path)
         assert "use path" not in str(caught.value)
     with pytest.raises(InputError, match=r"by Problem\.loss\(\)"):
         landscape.line(problem, problem.weights, points=3)
@@ -466,7 +466,7 @@ def test_a_path_that_is_wrong_beyond_the_samples_of_its_comparison(monkeypatch: 
     monkeypatch.setattr(evaluate, "batched", wrong)
     with pytest.raises(InputError, match="the path 'batched' is wrong .* use path='pointwise'"):
         landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2))
-    surface = landscape.contour(problem, landscape.random_plane(problem), grid=(1, 1), path="pointwise")
+    surface = landscape.contour(problem, landscape.random_plane(problem), grid=(1, 1), method="pointwise")
     assert surface.loss[0, 0] == pytest.approx(problem.loss(), rel=1e-12)
 
 

@@ -51,10 +51,10 @@ problem = landscape.Problem(model, nn.functional.cross_entropy, (torch.randn(300
 plane = landscape.random_plane(problem)
 rows = {"batched": 200, "pointwise": 5, "folded": 5}
 for path in rows:
-    landscape.contour(problem, plane, grid=(10, 10), path=path)
+    landscape.contour(problem, plane, grid=(10, 10), method=path)
 first = peak()
 for path in rows:
-    landscape.contour(problem, plane, grid=(200, rows[path]), path=path)
+    landscape.contour(problem, plane, grid=(200, rows[path]), method=path)
 print(peak() - first)
 """
 
@@ -81,8 +81,8 @@ small = landscape.Problem(nn.Linear(2, 2), nn.functional.cross_entropy, (torch.o
 landscape.contour(small, landscape.random_plane(small), grid=(2, 2))  # its code is in memory from now on
 pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak of the check of the problem is another
 limit = memory_in_use(problem.device) + {room} * 2**20
-surface = landscape.contour(problem, plane, grid=(2, 2), path={path!r}, max_memory=limit)
-free = landscape.contour(problem, plane, grid=(2, 2), path={path!r}) if {check} else surface
+surface = landscape.contour(problem, plane, grid=(2, 2), method={path!r}, max_memory=limit)
+free = landscape.contour(problem, plane, grid=(2, 2), method={path!r}) if {check} else surface
 print(peak(), limit, abs(surface.loss / free.loss - 1).max())
 """
 

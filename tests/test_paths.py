@@ -21,8 +21,8 @@ def both(problem: Problem, path: str, **options: str) -> tuple[Tensor, Tensor]:
     plane = landscape.random_plane(problem, seed=4)
     points = 0.3 * torch.randn(7, 2, generator=torch.Generator().manual_seed(0))
     wanted = {path: options, "pointwise": {}}
-    runs = [evaluator(problem, plane.center, plane.directions, 7, path=p, **o) for p, o in wanted.items()]
-    assert runs[0].path == path
+    runs = [evaluator(problem, plane.center, plane.directions, 7, method=p, **o) for p, o in wanted.items()]
+    assert runs[0].method == path
     fast, plain = (run(points) for run in runs)
     assert torch.equal(fast["accuracy"].isnan(), plain["accuracy"].isnan())
     return fast["loss"], plain["loss"]
@@ -93,7 +93,7 @@ def test_the_problems_own_model_stays_as_it_is() -> None:
     before = copy.deepcopy(problem.model.state_dict())
     trained = [p.requires_grad for p in problem.model.parameters()]
     for path in ("folded", "pointwise"):
-        landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2), span=1.0, path=path)
+        landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2), span=1.0, method=path)
     problem.gradient(problem.weights + 1)
     landscape.extreme_eigenvalues(problem, weights=problem.weights + 1, tol=0.3)
     after = problem.model.state_dict()
@@ -114,15 +114,15 @@ def branching() -> Problem:
 @pytest.mark.parametrize(
     ("make", "options", "words"),
     [
-        (problems.conv, {"path": "batched"}, "needs a chain"),
+        (problems.conv, {"method": "batched"}, "needs a chain"),
         (
             problems.conv,
-            {"path": "pointwise", "precision": "bfloat16"},
+            {"method": "pointwise", "autocast": "bfloat16"},
             "'pointwise' works in the model's own",
         ),
-        (problems.mlp, {"path": "batched", "precision": "bfloat16"}, "'batched' needs a chain"),
-        (branching, {"path": "folded"}, "needs a model that torch.fx can trace"),
-        (problems.conv, {"path": "folded", "bn": "recalibrate"}, "BatchNorm statistics of the centre"),
+        (problems.mlp, {"method": "batched", "autocast": "bfloat16"}, "'batched' needs a chain"),
+        (branching, {"method": "folded"}, "needs a model that torch.fx can trace"),
+        (problems.conv, {"method": "folded", "bn": "recalibrate"}, "BatchNorm statistics of the centre"),
     ],
 )
 def test_a_path_that_is_not_there_is_refused(
@@ -132,7 +132,7 @@ def test_a_path_that_is_not_there_is_refused(
     plane = landscape.random_plane(problem)
     with pytest.raises(InputError, match=words):
         landscape.contour(problem, plane, grid=(2, 2), **options)
-    if "precision" not in options:
+    if "autocast" not in options:
         bn = options.get("bn", "center")
         fits = landscape.contour(problem, plane, grid=(1, 1), bn=bn)
         assert fits.loss[0, 0] == pytest.approx(problem.with_batchnorm(bn, 1000).loss(), rel=1e-6)
@@ -164,7 +164,7 @@ def test_auto_falls_back_where_compiling_fails(monkeypatch: pytest.MonkeyPatch) 
     problem = problems.mlp()
     with pytest.warns(landscape.PathWarning, match="no compiler"):
         s = landscape.contour(problem, landscape.random_plane(problem), grid=(4, 4))
-    assert s.path == "batched"
+    assert s.method == "batched"
     assert np.isfinite(s.loss).all()
-    with pytest.raises(OperationError, match=r"path: 'compiled' fails here \(no compiler\); use 'batched'"):
-        landscape.contour(problem, landscape.random_plane(problem), grid=(4, 4), path="compiled")
+    with pytest.raises(OperationError, match=r"method: 'compiled' fails here \(no compiler\); use 'batched'"):
+        landscape.contour(problem, landscape.random_plane(problem), grid=(4, 4), method="compiled")

@@ -90,7 +90,7 @@ def test_float32_learners_close_to_each_other_keep_their_digits() -> None:
 def test_eigen_plane_is_the_dense_hessians(name: str) -> None:
     problem = problems.ALL[name]()
     values, vectors = torch.linalg.eigh(problems.textbook_hessian(problem))
-    plane = landscape.eigen_plane(problem, tol=1e-8)
+    plane = landscape.eigen_plane(problem, residual_tol=1e-8)
     for direction, vector in zip(plane.directions, (vectors[:, -1], vectors[:, 0]), strict=True):
         assert abs(float(direction @ vector)) == pytest.approx(1, abs=1e-6)
         assert float(direction.norm()) == pytest.approx(1, abs=1e-9)
@@ -119,7 +119,7 @@ def test_planes_that_cannot_be_are_refused() -> None:
     with pytest.raises(LandscapeError, match="labels: 1 for 3"):
         pca(problem, [a, b, c], ["one"])
     with pytest.raises(OperationError, match="did not bring the eigenvectors"):
-        landscape.eigen_plane(problem, tol=1e-12, max_products=3)
+        landscape.eigen_plane(problem, residual_tol=1e-12, max_products=3)
     with pytest.raises(LandscapeError, match="did you mean 'bias\\+norm'"):
         landscape.random_plane(problem, ignore="bias_norm")
 
@@ -151,7 +151,7 @@ def test_ignoring_bias_and_norm_leaves_just_those_out(norm: str) -> None:
 def test_a_line_between_two_weights_is_the_textbook_loop(path: str) -> None:
     problem = problems.mlp()
     a, b = scattered(problem, 2)
-    found = landscape.line(problem, torch.stack((a, b)), 7, path=path)
+    found = landscape.line(problem, weights=torch.stack((a, b)), points=7, method=path)
     t = np.linspace(0, 1, 7)
     expected = np.array([problem.evaluate((1 - s) * a + s * b) for s in t])
     np.testing.assert_array_equal(found.t, t)
@@ -164,9 +164,9 @@ def test_a_line_between_two_weights_is_the_textbook_loop(path: str) -> None:
 def test_barriers_of_quadratics_have_closed_forms() -> None:
     valley, hill = problems.quadratic([2.0, 2.0]), problems.quadratic([-2.0, -2.0])
     ends = torch.tensor([[1.0, 0.0], [-1.0, 2.0]], dtype=torch.float64)
-    assert landscape.line(valley, ends).barrier == 0  # convex: never above the straight line
+    assert landscape.line(valley, weights=ends).barrier == 0  # convex: never above the straight line
     # L = −‖w‖² along a line of length ℓ lies t(1−t)ℓ² above its chord, at most ℓ²/4 = 8/4
-    assert landscape.line(hill, ends).barrier == pytest.approx(2.0, rel=1e-6)
+    assert landscape.line(hill, weights=ends).barrier == pytest.approx(2.0, rel=1e-6)
     t = np.linspace(0, 1, 3)
     assert np.isnan(landscape.barrier(t, np.array([0.0, np.nan, 0.0])))
     assert landscape.barrier(t, np.array([0.0, np.inf, 0.0])) == np.inf
@@ -179,13 +179,15 @@ def test_a_line_along_a_direction_is_a_row_of_the_surface() -> None:
     found = landscape.line(problem, plane.directions[0], 5, span=0.7)
     np.testing.assert_allclose(found.loss, surface.loss[1], rtol=1e-12)
     assert np.isnan(found.barrier)
-    for along, span, words in (
-        (plane.directions[0], -1.0, "span: -1.0"),
-        (plane.directions, 1.0, "runs from 0 to 1"),
-        (plane.directions[:, :4], None, r"along: shape \(2, 4\)"),
+    for vectors, span, words in (
+        ({"direction": plane.directions[0]}, -1.0, "span: -1.0"),
+        ({"weights": plane.directions}, 1.0, "runs from 0 to 1"),
+        ({}, None, "direction, weights: a line takes one"),
+        ({"direction": plane.directions[0], "weights": plane.directions}, None, "direction, weights: "),
+        ({"weights": plane.directions[:, :4]}, None, r"weights: shape \(2, 4\)"),
     ):
         with pytest.raises(LandscapeError, match=words):
-            landscape.line(problem, along, span=span)
+            landscape.line(problem, **vectors, span=span)
 
 
 def at(problem: Problem, theta: Tensor) -> nn.Module:
@@ -285,7 +287,7 @@ def test_without_batchnorm_the_policy_changes_nothing() -> None:
     plane = landscape.random_plane(problem)
     a, b = (landscape.contour(problem, plane, grid=(3, 2), bn=bn) for bn in ("center", "recalibrate"))
     np.testing.assert_array_equal(a.loss, b.loss)
-    assert b.path == "batched"
+    assert b.method == "batched"
     assert (b.batchnorm, b.bn_samples) == (False, 0)
 
 

@@ -128,8 +128,8 @@ def test_labels_of_one_row_end_above_the_titles_of_the_next(tmp_path: Path) -> N
     steps, numbers = np.linspace(-0.1, 0.1, 4), np.linspace(0.1, 0.4, 16).reshape(4, 4)
     grid = HessianGrid(
         x=steps, y=steps, lambda_min=-numbers, lambda_max=numbers / 0.3, ratio=0.3 * numbers,
-        residual_min=numbers, residual_max=numbers, hvps=numbers, converged=numbers > 0, kind="random",
-        norm="none", seed=0, span=0.1, tol=0.01, samples=1, dtype="float64", label="ResNet-18, SSGD, epoch 9.01",
+        residual_min=numbers, residual_max=numbers, products=numbers, converged=numbers > 0, kind="random",
+        norm="none", seed=0, span=0.1, residual_tol=0.01, samples=1, dtype="float64", label="ResNet-18, SSGD, epoch 9.01",
     )  # fmt: skip
     figure = plots.draw([grid] * 4)
     figure.suptitle("A title of one line")
@@ -360,9 +360,8 @@ def test_a_drawing_with_a_figure_of_its_own_takes_no_axes() -> None:
 
 def line(**options: Any) -> Any:
     problem = problems.mlp()
-    return landscape.line(
-        problem, problem.weights + problem.weights.new_tensor([[1.0], [-1.0]]), 9, **options
-    )
+    weights = problem.weights + problem.weights.new_tensor([[1.0], [-1.0]])
+    return landscape.line(problem, weights=weights, points=9, **options)
 
 
 def along() -> Any:
@@ -371,7 +370,7 @@ def along() -> Any:
 
 
 def test_lines_show_loss_accuracy_and_barrier() -> None:
-    inner = line(ends=("a", "b"))
+    inner = line(labels=("a", "b"))
     figure = plots.draw([inner])
     np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), inner.loss)
     np.testing.assert_array_equal(figure.axes[1].lines[0].get_ydata(), 100 * inner.accuracy)

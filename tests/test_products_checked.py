@@ -413,7 +413,9 @@ def test_every_function_of_curvature_has_float32_arithmetic_and_says_so_once(how
         moments = landscape.density(problem, 3, 20).moment(2)[0] * p
         assert moments == pytest.approx(float(values.square().sum()), rel=0.5)
         assert landscape.spectrum(problem, 1, tol=1e-3).values[0] == top
-        grid = landscape.hessian_grid(problem, landscape.random_plane(problem), grid=(1, 1), tol=1e-3)
+        grid = landscape.hessian_grid(
+            problem, landscape.random_plane(problem), grid=(1, 1), residual_tol=1e-3
+        )
         assert grid.lambda_max.item() == top
     assert len([w for w in seen if "float32 arithmetic" in str(w.message)]) == 1
 

@@ -251,7 +251,7 @@ def test_a_single_result_is_saved_as_it_is_said(tmp_path: Path) -> None:
 
 
 def result() -> landscape.Line:
-    return landscape.line(plain(), torch.zeros(2, 39).double(), points=2)
+    return landscape.line(plain(), weights=torch.zeros(2, 39).double(), points=2)
 
 
 def save_one() -> None:

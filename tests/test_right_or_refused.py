@@ -50,7 +50,7 @@ def test_the_folded_path_is_the_user_s_function_or_is_refused() -> None:
     problem = Problem(seen(Net(twice=True)), F.cross_entropy, (X, Y))
     plane = landscape.random_plane(problem, norm="filter")
     expected = problems.textbook_surface(problem, plane.directions, [-1.0, 0.0, 1.0], [-1.0, 1.0])
-    found = landscape.contour(problem, plane, grid=(3, 2), span=1.0, path="folded")
+    found = landscape.contour(problem, plane, grid=(3, 2), span=1.0, method="folded")
     np.testing.assert_allclose(found.loss, np.array(expected), rtol=1e-9)
     runs = [landscape.contour(problem, plane, grid=(2, 2)) for _ in range(3)]
     assert {run.path for run in runs} == {"folded"}
@@ -58,7 +58,7 @@ def test_the_folded_path_is_the_user_s_function_or_is_refused() -> None:
     hooked = seen(Net())
     hooked.register_forward_hook(lambda module, args, out: 10 * out)
     with pytest.raises(InputError, match="use 'pointwise'"):
-        landscape.contour(Problem(hooked, F.cross_entropy, (X, Y)), plane, grid=(2, 2), path="folded")
+        landscape.contour(Problem(hooked, F.cross_entropy, (X, Y)), plane, grid=(2, 2), method="folded")
 
 
 def test_a_loss_that_holds_the_model_s_parameters_is_refused_and_penalty_is_the_remedy() -> None:
@@ -81,7 +81,7 @@ def test_a_loss_that_holds_the_model_s_parameters_is_refused_and_penalty_is_the_
         shifted = landscape.extreme_eigenvalues(problem, tol=1e-9)
         assert (shifted.min, shifted.max) == pytest.approx((ends.min + 2e-2, ends.max + 2e-2), rel=1e-6)
         for path in ("batched", "pointwise"):
-            s = landscape.contour(problem, plane, grid=(2, 2), path=path)
+            s = landscape.contour(problem, plane, grid=(2, 2), method=path)
             theta = plane.center + s.x[1] * plane.directions[0] + s.y[0] * plane.directions[1]
             moved = plain.loss(theta) + 1e-2 * float(theta.square().sum())
             assert s.loss[0, 1] == pytest.approx(moved, rel=1e-9)
@@ -132,9 +132,9 @@ def test_the_error_of_a_lower_precision_is_measured_at_more_than_two_points() ->
     problem = Problem(model, F.cross_entropy, (X.float(), Y))
     plane = landscape.random_plane(problem)
     low, own = (
-        landscape.contour(problem, plane, grid=(4, 4), span=2.0, precision=p) for p in ("bfloat16", "model")
+        landscape.contour(problem, plane, grid=(4, 4), span=2.0, autocast=p) for p in ("bfloat16", "model")
     )
-    assert low.precision_error == pytest.approx(float(np.abs(low.loss - own.loss).max()), rel=1e-4)
+    assert low.autocast_error == pytest.approx(float(np.abs(low.loss - own.loss).max()), rel=1e-4)
 
 
 def test_how_much_is_checked_can_be_chosen() -> None:

@@ -64,8 +64,8 @@ def test_a_bool_is_no_number(name: str, key: str) -> None:
         ("contour", {"plane": landscape.Plane(OTHER[0], OTHER[:2], "random", "none", 0)}),
         ("hessian_grid", {"plane": landscape.Plane(OTHER[0], OTHER[:2], "random", "none", 0)}),
         ("contour", {"plane": torch.eye(2, 8)}),
-        ("line", {"along": [1.0] * 8}),
-        ("line", {"along": OTHER[0]}),
+        ("line", {"direction": [1.0] * 8}),
+        ("line", {"direction": OTHER[0]}),
         ("noise", {"weights": OTHER}),
         ("smoothing", {"weights": OTHER}),
         ("top_eigenvalues", {"weights": OTHER[0]}),
@@ -73,7 +73,7 @@ def test_a_bool_is_no_number(name: str, key: str) -> None:
     ],
 )
 def test_what_belongs_to_another_model_is_refused(name: str, option: dict[str, Any]) -> None:
-    refused("plane|along|weights", lambda: called(name, **option))
+    refused("plane|direction|weights", lambda: called(name, **option))
 
 
 def test_a_plane_that_fits_in_part_is_refused() -> None:

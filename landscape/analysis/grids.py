@@ -77,10 +77,10 @@ def contour(
     *,
     bn: str = "center",
     bn_samples: int = SAMPLES,
-    path: str = "auto",
-    precision: str = "model",
+    method: str = "auto",
+    autocast: str | None = None,
     max_memory: int | None = None,
-    tolerance: str | float | None = None,
+    interpolation_tol: str | float | None = None,
     into: ResultFile | None = None,
     execution: Execution | None = None,
     progress: Progress | None = None,
@@ -95,22 +95,23 @@ def contour(
             the plane has markers further out (``plane.span``). One number: the same for both axes.
         bn, bn_samples: whose statistics BatchNorm uses, "center", "recalibrate" or "train"; see
             :meth:`landscape.Problem.with_batchnorm`.
-        path: how the losses are computed. "batched" (chains of linear layers: many points at once),
+        method: how the losses are computed. "batched" (chains of linear layers: many points at once),
             "compiled" (the same under torch.compile), "folded" (BatchNorm folded into convolutions,
             channels-last layout), "pointwise" (any model, point by point) or "auto", the fastest that agrees
             with "pointwise" on a few samples.
-        precision: "model"; or, faster, "tf32" or "bfloat16": the largest error at up to 16 points is then
-            measured and kept with the result.
+        autocast: None; or, faster, products in "tf32" or "bfloat16": the largest error at up to 16 points is
+            then measured and kept with the result.
         max_memory: bytes that the process may take, at most.
-        tolerance: None: all points are exact (as in the papers). "1%" or 0.005: exact points are chosen, and
-            the others interpolated, until the estimated error of the loss is everywhere below this share of
-            the range shown (that of the logarithm, if the losses differ by more than a factor of 100), or
-            this number of nats. Smooth surfaces of 51 × 51 points need 229 exact ones for 1%; where half of
-            the points would be needed, or the loss is flat but for rounding, all are computed. An island that
-            covers less than 1.5% of the picture can be missed. See :mod:`landscape.evaluation.adaptive`.
+        interpolation_tol: None: all points are exact (as in the papers). "1%" or 0.005: exact points are
+            chosen, and the others interpolated, until the estimated error of the loss is everywhere below
+            this share of the range shown (that of the logarithm, if the losses differ by more than a factor
+            of 100), or this number of nats. Smooth surfaces of 51 × 51 points need 229 exact ones for 1%;
+            where half of the points would be needed, or the loss is flat but for rounding, all are computed.
+            An island that covers less than 1.5% of the picture can be missed. See
+            :mod:`landscape.evaluation.adaptive`.
         into: a file of :func:`landscape.open`, into which the surface is written, about every ten seconds and
             at the end. One that is there, unfinished or on another grid, is gone on with: the points in
-            common are not computed again. "auto" keeps the path of an unfinished surface.
+            common are not computed again. "auto" keeps the method of an unfinished surface.
         execution: the processes that compute it, and the earlier surface that it goes on with without a file,
             see :class:`landscape.Execution`.
         progress: called with the share of the work done.
@@ -121,9 +122,9 @@ def contour(
         y[i]·directions[1]. Losses that are not finite are kept as they are.
 
     Raises:
-        InputError: a grid below 1, a span that is not positive, an unknown option, a tolerance that is no
-            positive number and no share below 100%, a path or precision that the model cannot take, or a
-            bound on memory that is too small.
+        InputError: a grid below 1, a span that is not positive, an unknown option, an interpolation_tol that
+            is no positive number and no share below 100%, a method or autocast that the model cannot take, or
+            a bound on memory that is too small.
         MismatchError: an InputError, for an ``execution.previous`` of a different model, plane or setting.
         OperationError: the file ``into`` holds other results, or points that the grid does not have.
 
@@ -136,33 +137,33 @@ def contour(
         (3, 5)
     """
     problem = problem_of(problem)
-    at = PlaneGrid(problem, plane, grid, span, tolerance, dict.fromkeys(("loss", "accuracy"), float))
+    at = PlaneGrid(problem, plane, grid, span, interpolation_tol, dict.fromkeys(("loss", "accuracy"), float))
     problem = problem.with_batchnorm(bn, bn_samples)
-    own, made_of = _setting(problem, plane, bn, precision), provenance(problem)
+    own, made_of = _setting(problem, plane, bn, autocast), provenance(problem)
     same = _source(about) | own | {"center": plane.center, "directions": plane.directions}
-    same |= {} if path == "auto" else {"path": path}
+    same |= {} if method == "auto" else {"method": method}
     transport = _Transport(Surface, at, same, made_of, into, execution or Execution())
     previous = transport.previous
     if previous is not None:
         if at.take(previous, previous.done):
             return transport.end(previous)
         plane = previous.plane(problem.weights)  # the same numbers: the one given may differ by rounding
-        path = previous.path if at.same else path
+        method = previous.method if at.same else method
     count = at.done.size if at.tolerance is None else first_points(at.done.shape)
-    run = evaluator(problem, plane.center, plane.directions, count, path=path, precision=precision)
-    fields = own | _description(problem, plane, previous) | {"path": run.path, "provenance": made_of}
-    error = 0.0 if precision == "model" else math.nan
+    run = evaluator(problem, plane.center, plane.directions, count, method=method, autocast=autocast)
+    fields = own | _description(problem, plane, previous) | {"method": run.method, "provenance": made_of}
+    error = 0.0 if autocast is None else math.nan
 
     def surface() -> Surface:
-        return Surface(precision_error=error, **at.fields(), **fields, **about)
+        return Surface(autocast_error=error, **at.fields(), **fields, **about)
 
     dispatch = transport.dispatch(surface, progress, least=run.block)
     fields |= at.complete(run, dispatch, ("loss",), ("accuracy",), plane.seed)
-    if precision == "model":
+    if autocast is None:
         exact = np.where(at.done, at.columns["loss"], np.nan).ravel()
         confirm(run, plane.center, plane.directions, at.points, exact)
     else:
-        error = _precision_error(problem, plane, at)
+        error = _autocast_error(problem, plane, at)
     return transport.end(surface())
 
 
@@ -213,13 +214,13 @@ class _Transport(Generic[R]):
         return result
 
 
-def _setting(problem: Problem, plane: Plane, bn: str, precision: str) -> dict[str, Any]:
+def _setting(problem: Problem, plane: Plane, bn: str, autocast: str | None) -> dict[str, Any]:
     """The fields of a surface that must be equal for it to be resumed."""
     return {
         **{name: getattr(plane, name) for name in ("kind", "norm", "ignore", "seed")},
         **setting(problem),
         "bn": bn if bn != "center" else problem.batchnorm.name,  # the problem may have a policy already
-        "precision": precision,
+        "autocast": autocast or "",
     }
 
 
@@ -238,7 +239,7 @@ def _description(problem: Problem, plane: Plane, previous: Surface | None) -> di
     }
 
 
-def _precision_error(problem: Problem, plane: Plane, at: PlaneGrid) -> float:
+def _autocast_error(problem: Problem, plane: Plane, at: PlaneGrid) -> float:
     """The largest |difference| of the loss from that in the model's precision, at up to ERROR_POINTS points.
 
     These are the centre, the corners, the lowest and the highest loss, and others drawn at random, of those
@@ -268,15 +269,16 @@ def _line_need(problem: Any, points: Any, max_memory: Any, **_: Any) -> Need:
 @bounded(_line_need)
 def line(
     problem: Problem | Run,
-    along: Tensor,
+    direction: Tensor | None = None,
     points: int = POINTS,
     span: float | None = None,
     *,
-    ends: tuple[str, str] | tuple[()] = (),
+    weights: Tensor | None = None,
+    labels: tuple[str, str] | tuple[()] = (),
     bn: str = "center",
     bn_samples: int = SAMPLES,
-    path: str = "auto",
-    tolerance: str | float | None = None,
+    method: str = "auto",
+    interpolation_tol: str | float | None = None,
     max_memory: int | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
@@ -285,16 +287,17 @@ def line(
 
     Args:
         problem: the loss; its model is evaluated in eval mode. Or a run, on its training set.
-        along: (P,), a direction: the weights are center + t·along, t ∈ [−span, span]; or (2, P), two ends:
-            (1−t)·along[0] + t·along[1], t ∈ [0, 1], with the barrier between them.
+        direction: (P,): the line is center + t·direction, t ∈ [−span, span].
+        weights: (2, P), in place of a direction: the line (1−t)·weights[0] + t·weights[1], t ∈ [0, 1], with
+            the barrier between the two.
         points: how many, at least 2; 51 by default.
         span: of a direction; default 0.1, as of planes (DPSGD-2020, section 4.1).
-        ends: names of the two ends for plots.
+        labels: names of the two ``weights`` for plots.
         bn, bn_samples: whose statistics BatchNorm uses, "center", "recalibrate" or "train"; see
             :meth:`landscape.Problem.with_batchnorm`.
-        path: how the losses are computed; "auto" takes the fastest path that agrees with the model itself.
-        tolerance: as for :func:`landscape.contour`; of 51 points a smooth line needs 25 exact ones. Where
-            half of them do not suffice, all are computed.
+        method: how the losses are computed; "auto" takes the fastest one that agrees with the model itself.
+        interpolation_tol: as for :func:`landscape.contour`; of 51 points a smooth line needs 25 exact ones.
+            Where half of them do not suffice, all are computed.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -303,38 +306,43 @@ def line(
         t, loss and accuracy, (points,) each.
 
     Raises:
-        InputError: fewer than 2 points, a span that is not positive or for two ends, an ``along`` of another
-            shape, an unknown option, or a tolerance that is not allowed.
+        InputError: fewer than 2 points, a span that is not positive or for two weights, both or neither of
+            direction and weights, one of another shape, an unknown option, or an interpolation_tol that is
+            not allowed.
 
     Example:
         >>> import torch, landscape
         >>> x, y = torch.eye(2), torch.zeros(2, 1)
         >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
-        >>> landscape.line(problem, torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), points=3).loss.tolist()
+        >>> landscape.line(problem, weights=torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), points=3).loss.tolist()
         [0.5, 0.0, 0.5]
     """
     problem = problem_of(problem)
-    expect("along", along, Tensor)
     positive("points", points, least=2)
-    size = problem.layout.size
-    if along.shape not in ((size,), (2, size)):
-        raise InputError(f"along: shape {tuple(along.shape)}, it must be ({size},) or (2, {size})")
-    along = along.to(problem.weights)
-    if along.dim() == 2:
+    if (direction is None) == (weights is None):
+        raise InputError("direction, weights: a line takes one of the two, and not both")
+    size, name = problem.layout.size, "direction" if weights is None else "weights"
+    vectors, shape = (direction, (size,)) if weights is None else (weights, (2, size))
+    expect(name, vectors, Tensor)
+    assert vectors is not None
+    if vectors.shape != shape:
+        raise InputError(f"{name}: shape {tuple(vectors.shape)}, it must be {shape}")
+    vectors = vectors.to(problem.weights)
+    if name == "weights":
         if span is not None:
-            raise InputError("span: a line between two ends runs from 0 to 1, it has none")
+            raise InputError("span: a line between two weights runs from 0 to 1, it has none")
         kind, t = "interpolation", np.linspace(0, 1, points)
-        start, direction = along[0], along[1] - along[0]
+        start, direction = vectors[0], vectors[1] - vectors[0]
     else:
         span = SPAN if span is None else span
         positive("span", span)
         kind, t = "direction", np.linspace(-span, span, points)
-        start, direction = problem.weights, along
+        start, direction = problem.weights, vectors
     problem = problem.with_batchnorm(bn, bn_samples)
-    allowed = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)
+    allowed = None if interpolation_tol is None else Tolerance.parse(interpolation_tol, problem.dtype)
     directions = torch.stack((direction, torch.zeros_like(direction)))
     count = points if allowed is None else first_points((points,))
-    run = evaluator(problem, start, directions, count, path=path)
+    run = evaluator(problem, start, directions, count, method=method)
 
     columns: dict[str, Any] = {"loss": np.full(points, np.nan), "accuracy": np.full(points, np.nan)}
     done = np.zeros(points, bool)
@@ -350,8 +358,8 @@ def line(
         direction=as_array(direction),
         kind=kind,
         barrier=barrier(t, columns["loss"]) if kind == "interpolation" else float("nan"),
-        path=run.path,
-        ends=ends,
+        method=run.method,
+        labels=labels,
         **errors,
         **setting(problem),
         **about,
@@ -374,12 +382,12 @@ def hessian_grid(
     grid: int | tuple[int, int] = (4, 4),
     span: float | None = None,
     *,
-    tol: float = TOL,
+    residual_tol: float = TOL,
     max_products: int = MAX_PRODUCTS,
     search: str = "auto",
     bn: str = "center",
     bn_samples: int = SAMPLES,
-    tolerance: str | float | None = None,
+    interpolation_tol: str | float | None = None,
     into: ResultFile | None = None,
     execution: Execution | None = None,
     max_memory: int | None = None,
@@ -393,13 +401,14 @@ def hessian_grid(
         plane: centre and directions, such as :func:`landscape.random_plane` gives.
         grid, span: 4 × 4 points over x, y ∈ [−0.1, 0.1] by default (DPSGD-2020, section 4.1), over more if
             the plane has markers further out (``plane.span``). One number: the same for both axes.
-        tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
+        residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
+            zero.
         max_products: Hessian-vector products a point, at most.
         search: "auto" may search with cheaper products, whose results are verified and refined with exact
             ones; "exact": all products are exact.
         bn, bn_samples: whose statistics BatchNorm uses, as for :func:`landscape.contour`.
-        tolerance: as for :func:`landscape.contour`, of λ_min, λ_max and the ratio alike. It pays for grids
-            finer than about 20 × 20, and should not be below ``tol``.
+        interpolation_tol: as for :func:`landscape.contour`, of λ_min, λ_max and the ratio alike. It pays for
+            grids finer than about 20 × 20, and should not be below ``residual_tol``.
         into, execution: as for :func:`landscape.contour`; points that did not converge are computed again
             with another ``max_products``.
         max_memory: bytes that the process may take, at most.
@@ -407,11 +416,12 @@ def hessian_grid(
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        lambda_min, lambda_max, their residuals, ratio = |λ_min|/|λ_max|, hvps and converged, (ny, nx) each.
+        lambda_min, lambda_max, their residuals, ratio = |λ_min|/|λ_max|, products and
+        converged, (ny, nx) each.
 
     Raises:
-        InputError: a grid below 1, a span, tol or max_products that is not positive, or a tolerance that is
-            not allowed.
+        InputError: a grid below 1, a span, residual_tol or max_products that is not positive, or an
+            interpolation_tol that is not allowed.
         MismatchError, OperationError: as for :func:`landscape.contour`.
 
     Example:
@@ -424,10 +434,12 @@ def hessian_grid(
     """
     kinds: dict[str, type] = dict.fromkeys((*VALUES, *RESIDUALS), float)
     problem = problem_of(problem)
-    at = PlaneGrid(problem, plane, grid, span, tolerance, kinds | {"hvps": np.int64, "converged": bool})
-    wanted = SearchOptions(1, 1, tol, max_products)
+    at = PlaneGrid(
+        problem, plane, grid, span, interpolation_tol, kinds | {"products": np.int64, "converged": bool}
+    )
+    wanted = SearchOptions(1, 1, residual_tol, max_products)
     problem = problem.with_batchnorm(bn, bn_samples)
-    fields, made_of = _fields(problem, plane, wanted, search), provenance(problem)
+    fields, made_of = _fields(problem, plane, residual_tol, search), provenance(problem)
     transport = _Transport(HessianGrid, at, _source(about) | fields, made_of, into, execution or Execution())
     if (previous := transport.previous) is not None:
         # With other limits a point that did not converge is searched again.
@@ -445,13 +457,13 @@ def hessian_grid(
     return transport.end(result())
 
 
-def _fields(problem: Problem, plane: Plane, wanted: SearchOptions, search: str) -> dict[str, Any]:
+def _fields(problem: Problem, plane: Plane, residual_tol: float, search: str) -> dict[str, Any]:
     """The fields of a result that must be equal for it to be resumed, but for ``max_products``."""
     digest = hashlib.sha256(as_array(plane.center).tobytes())
     digest.update(as_array(plane.directions).tobytes())
     return {
         **{name: getattr(plane, name) for name in ("kind", "norm", "seed")},
-        "tol": wanted.tol,
+        "residual_tol": residual_tol,
         **setting(problem),
         "search": search,
         "randomness": problem.randomness,
@@ -482,7 +494,7 @@ def _ends_at(
             thetas = plane.center + points[i : i + at_once].to(plane.directions) @ plane.directions
             pairs += eigenpairs(problem, thetas, start, wanted, HessianOptions(), search=search, done=one)
         rows = [ends_of(each) for each in pairs]
-        names = {"lambda_min": "min", "lambda_max": "max", "hvps": "hvps", "converged": "converged"}
+        names = {"lambda_min": "min", "lambda_max": "max", "products": "hvps", "converged": "converged"}
         names |= {name: name for name in RESIDUALS}
         columns = {name: np.array([getattr(row, key) for row in rows]) for name, key in names.items()}
 

@@ -240,7 +240,7 @@ def _eigen_plane_need(problem: Any, **_: Any) -> Need:
 def eigen_plane(
     problem: Problem | Run,
     *,
-    tol: float = TOL,
+    residual_tol: float = TOL,
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
     max_memory: int | None = None,
@@ -253,7 +253,8 @@ def eigen_plane(
 
     Args:
         problem: the loss; or a run, on its training set.
-        tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
+        residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
+            zero.
         max_products: Hessian-vector products, at most.
         seed: draws the starting vector.
         max_memory: bytes that the process may take, at most.
@@ -263,7 +264,7 @@ def eigen_plane(
         A plane with the directions as they are, of length 1.
 
     Raises:
-        InputError: a model with one parameter, or a tol that is not positive.
+        InputError: a model with one parameter, or a residual_tol that is not positive.
         OperationError: eigenvectors that did not converge.
 
     Example:
@@ -276,11 +277,11 @@ def eigen_plane(
     problem = problem_of(problem)
     if problem.layout.size < 2:
         raise InputError("eigen: the model has one parameter, a plane needs at least 2")
-    ends = extreme_eigenvalues(problem, tol, max_products=max_products, seed=seed, progress=progress)
+    ends = extreme_eigenvalues(problem, residual_tol, max_products=max_products, seed=seed, progress=progress)
     if not ends.converged:
         raise OperationError(
-            f"eigen: {ends.hvps} products did not bring the eigenvectors to a residual of {tol:g}; "
-            "allow a larger tolerance or more products"
+            f"eigen: {ends.hvps} products did not bring the eigenvectors to a residual of {residual_tol:g}; "
+            "allow a larger residual_tol or more products"
         )
     axes = f"eigenvector of λ_max = {ends.max:.3g}", f"eigenvector of λ_min = {ends.min:.3g}"
     return Plane(problem.weights, ends.vectors.flip(0), "eigen", "none", seed, axes=axes)

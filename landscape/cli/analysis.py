@@ -28,7 +28,7 @@ from landscape.core.options import SPLIT
 from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import SEARCHES
 from landscape.data.base import Dataset
-from landscape.evaluation.evaluate import PATHS, PRECISIONS
+from landscape.evaluation.evaluate import AUTOCASTS, METHODS
 from landscape.problem.batchnorm import POLICIES
 from landscape.problem.problem import Loss, Problem
 from landscape.results import base
@@ -64,7 +64,7 @@ class GridType(click.ParamType):  # type: ignore[type-arg]  # no generic class i
 TABLE: Mapping[str, Settings] = {
     "grid": {"type": GridType(), "help": "Points: K, or KXxKY such as 51x25."},
     "span": {"help": "x and y run over [−span, span]. [default: 0.1, or what shows all markers]"},
-    "tolerance": {
+    "interpolation_tol": {
         "metavar": "SIZE",
         "help": "Compute exact points only until the others can be interpolated with an error below SIZE: 1% "
         "of the range shown, or a number such as 0.005. [default: all points are exact]",
@@ -75,11 +75,11 @@ TABLE: Mapping[str, Settings] = {
         "point) or train (those of the batch itself).",
     },
     "bn_samples": {"help": "Number of samples for recalibrate, and in a batch for train."},
-    "path": {"type": Choice(PATHS), "help": "How points are evaluated."},
-    "precision": {
-        "type": Choice(PRECISIONS),
-        "help": "Arithmetic: model (that of --dtype), bfloat16 (networks that torch.fx can trace), tf32 "
-        "(CUDA).",
+    "method": {"type": Choice(METHODS), "help": "How points are evaluated."},
+    "autocast": {
+        "type": Choice(AUTOCASTS),
+        "help": "Faster arithmetic: bfloat16 (networks that torch.fx can trace) or tf32 (CUDA). [default: "
+        "that of --dtype]",
     },
     "search": {
         "type": Choice(SEARCHES),

@@ -260,8 +260,8 @@ def contour(plane: Chosen, processes: Processes, analysis: Analysis) -> None:
     other defaults are those of the paper's figures.
 
     The result file is written during the computation; after an interruption, the same command resumes it.
-    With --tolerance 1% a smooth surface takes a tenth of the points; the error of the others is estimated and
-    kept. The same command without it computes them.
+    With --interpolation-tol 1% a smooth surface takes a tenth of the points; the error of the others is
+    estimated and kept. The same command without it computes them.
 
     Points in the file are not computed again: a grid of 49 contains all points of a grid of 25, a grid of 50
     only its corners. Points that the new grid does not contain, and results of other checkpoints or options,
@@ -297,7 +297,7 @@ def hessian_grid(plane: Chosen, processes: Processes, analysis: Analysis) -> Non
     analysis=analysis_options(
         compute_line,
         metavar="CKPT [CKPT]",
-        path=None,
+        method=None,
         span={"help": "One CKPT: t runs over [−span, span]. [default: 0.1]"},
     ),
 )
@@ -327,9 +327,9 @@ def line(*, norm: str = "none", ignore: str | None, analysis: Analysis) -> None:
         problem = analysis.problem(run)
         if others:
             first, last = titles(runs)
-            return compute_line(problem, ends(problem, runs), ends=(first, last), **settings)
-        along = random_plane(problem, norm=norm, seed=seed, ignore=ignore).directions[0]
-        return compute_line(problem, along, **settings)
+            return compute_line(problem, weights=ends(problem, runs), labels=(first, last), **settings)
+        direction = random_plane(problem, norm=norm, seed=seed, ignore=ignore).directions[0]
+        return compute_line(problem, direction, **settings)
 
     analysis.compute("line", [tuple(runs)], compute, kind, norm)
 

@@ -104,7 +104,7 @@ def _compiler() -> Iterator[Check]:
     """The C++ compiler that torch.compile takes on the CPU, as torch looks for it."""
     name = os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
     found = shutil.which(name)
-    need = f"{name} is not there; contour --path compiled needs it, other paths do not"
+    need = f"{name} is not there; contour --method compiled needs it, other methods do not"
     yield Check("C++ compiler", "ok" if found else "missing", found or need)
 
 

@@ -63,8 +63,8 @@ class Tolerance:
             size = math.nan
         if not 0 < size < (1 if relative else math.inf):
             raise InputError(
-                f"tolerance: {value!r} is not allowed, it must be a share of the range shown, such as '1%', "
-                "or a positive number in the unit of the values"
+                f"interpolation_tol: {value!r} is not allowed, it must be a share of the range shown, such "
+                "as '1%', or a positive number in the unit of the values"
             )
         return cls(size, relative, torch.finfo(dtype).eps)
 

@@ -49,9 +49,9 @@ from landscape.evaluation.paths import (
 )
 from landscape.problem.problem import LinearStep, Problem, Step, chain
 
-PATHS = ("auto", "batched", "compiled", "folded", "pointwise")
-# The dtype of the arithmetic; "model" and "tf32": that of the model.
-PRECISIONS = {"model": None, "tf32": None, "bfloat16": torch.bfloat16}
+METHODS = ("auto", "batched", "compiled", "folded", "pointwise")
+# The dtype of the arithmetic; "tf32": that of the model.
+AUTOCASTS = {"tf32": None, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ class Evaluator:
     it, with the chosen path, ``again``. ``parts`` is the problem in parts that fit into the memory.
     """
 
-    path: str
+    method: str
     block: int
     samples: int
-    precision: str
+    autocast: str | None
     totals: Totals
     parts: Problem
     again: Callable[[], Evaluator]
@@ -79,7 +79,7 @@ class Evaluator:
 
     @torch.no_grad()
     def __call__(self, points: Tensor, progress: Progress = no_progress) -> dict[str, Tensor]:
-        with _arithmetic(self.precision):
+        with _arithmetic(self.autocast):
             totals = self.totals(points, progress).cpu() / self.samples
         return {"loss": totals[:, 0], "accuracy": totals[:, 1]}
 
@@ -90,15 +90,15 @@ def evaluator(
     directions: Tensor,
     count: int,
     *,
-    path: str = "auto",
-    precision: str = "model",
+    method: str = "auto",
+    autocast: str | None = None,
     max_memory: int | None = None,
 ) -> Evaluator:
     """The path to evaluate ``count`` points of the plane through center (P,) along directions (2, P).
 
     Args:
-        path: one of PATHS; "auto" chooses by the kind of the model and a comparison on a few samples.
-        precision: "model": the model's dtype; "tf32": the same with TensorFloat-32 products, for float32 on
+        method: one of METHODS; "auto" chooses by the kind of the model and a comparison on a few samples.
+        autocast: None: the model's dtype; "tf32": the same with TensorFloat-32 products, for float32 on
             CUDA; "bfloat16": weights and inputs rounded to it, outputs and losses in float32, by the folded
             path.
         max_memory: bytes, by default the limit of the call that is under way; bounds the memory of the
@@ -107,41 +107,42 @@ def evaluator(
             is the caller's.
 
     Raises:
-        InputError: a path that the model cannot take, or a bound that is too small.
+        InputError: a method that the model cannot take, or a bound that is too small.
     """
-    choose("path", path, PATHS)
-    choose("precision", precision, PRECISIONS)
-    if precision == "tf32" and (problem.device.type != "cuda" or problem.dtype != torch.float32):
-        raise InputError("precision: 'tf32' is not allowed here, it needs a float32 model on a CUDA device")
+    choose("method", method, METHODS)
+    if autocast is not None:
+        choose("autocast", autocast, AUTOCASTS)
+    if autocast == "tf32" and (problem.device.type != "cuda" or problem.dtype != torch.float32):
+        raise InputError("autocast: 'tf32' is not allowed here, it needs a float32 model on a CUDA device")
     max_memory = limit() if max_memory is None else max_memory
     loss, budget = PlaneLoss(problem, center, directions), MemoryBudget.on(problem.device, max_memory)
-    steps, dtype = chain(problem), PRECISIONS[precision] or problem.dtype
+    steps, dtype = chain(problem), (AUTOCASTS[autocast] if autocast else None) or problem.dtype
     # The batched path is possible for a chain that starts with a linear layer.
     takes = steps is not None and isinstance(steps[0], LinearStep) and dtype == problem.dtype
-    if path in ("batched", "compiled") and not takes:
+    if method in ("batched", "compiled") and not takes:
         raise InputError(
-            f"path: '{path}' needs a chain of linear layers, tensor data and the model's own precision; "
+            f"method: '{method}' needs a chain of linear layers, tensor data and the model's own precision; "
             "use 'pointwise'"
         )
-    if path == "pointwise" and dtype != problem.dtype:
-        raise InputError(f"path: 'pointwise' works in the model's own precision, not in {precision}")
-    found, wanted = None, path
-    if steps is not None and takes and path not in ("pointwise", "folded"):
-        found = _by_blocks(loss, steps, count, path, precision, budget)
+    if method == "pointwise" and dtype != problem.dtype:
+        raise InputError(f"method: 'pointwise' works in the model's own precision, not in {autocast}")
+    found, wanted = None, method
+    if steps is not None and takes and method not in ("pointwise", "folded"):
+        found = _by_blocks(loss, steps, count, method, autocast, budget)
         wanted = "pointwise"
-    chosen, block, totals, parts = found or _by_points(loss, wanted, precision, dtype, budget)
+    chosen, block, totals, parts = found or _by_points(loss, wanted, autocast, dtype, budget)
     again = functools.partial(
         evaluator, problem, center, directions, count,
-        path=chosen, precision=precision, max_memory=max_memory,
+        method=chosen, autocast=autocast, max_memory=max_memory,
     )  # fmt: skip
-    return Evaluator(chosen, block, problem.samples, precision, totals, parts, again)
+    return Evaluator(chosen, block, problem.samples, autocast, totals, parts, again)
 
 
 def _by_blocks(
-    loss: PlaneLoss, steps: list[Step], count: int, path: str, precision: str, budget: MemoryBudget
+    loss: PlaneLoss, steps: list[Step], count: int, method: str, autocast: str | None, budget: MemoryBudget
 ) -> tuple[str, int, Totals, Problem] | None:
     """The batched path, or the compiled one; None if it has too little memory or is wrong for the model."""
-    problem, forced = loss.problem, path != "auto"
+    problem, forced = loss.problem, method != "auto"
     size = block_size(problem, steps, count, budget, forced=forced)
     if size is None or not loss.agrees(
         "batched", lambda few: batched(few, steps, (few.problem.samples, 3)), forced=forced
@@ -149,35 +150,35 @@ def _by_blocks(
         return None
     totals, chosen = batched(loss, steps, size), "batched"
     # The memory of a compiler has no bound.
-    if path == "compiled" or (not forced and budget.limit is None and long_enough(problem, steps, count)):
-        with _arithmetic(precision):
+    if method == "compiled" or (not forced and budget.limit is None and long_enough(problem, steps, count)):
+        with _arithmetic(autocast):
             totals, chosen = compiled_totals(loss, steps, size, forced=forced)
     parts = problem if budget.limit is None else problem.on(problem.data.in_chunks(size[0]))
     return chosen, size[1], loss.with_penalty(totals), parts
 
 
 def _by_points(
-    loss: PlaneLoss, path: str, precision: str, dtype: torch.dtype, budget: MemoryBudget
+    loss: PlaneLoss, method: str, autocast: str | None, dtype: torch.dtype, budget: MemoryBudget
 ) -> tuple[str, int, Totals, Problem]:
     """The folded path, or the pointwise one."""
     problem, same = loss.problem, dtype == loss.problem.dtype
     weights = problem.weights.nbytes  # the moved θ, one buffer for all points
     low = problem.layout.size * dtype.itemsize
     # Statistics that are estimated at each point cannot be folded.
-    foldable = path != "pointwise" and not problem.batchnorm.varies and problem.separable
+    foldable = method != "pointwise" and not problem.batchnorm.varies and problem.separable
     folded = fold(problem.model, dtype) if foldable else None
     pays = folded is not None and folded.convolves and weights + low <= budget.remaining
-    if path == "auto" and same and not pays:
+    if method == "auto" and same and not pays:
         folded = None
     elif folded is not None:
         exact = folded if same else folded.converted(problem.dtype)
-        if not loss.agrees("folded", lambda few: folded_totals(few, exact), forced=path != "auto"):
+        if not loss.agrees("folded", lambda few: folded_totals(few, exact), forced=method != "auto"):
             folded = None
-    if folded is None and (path == "folded" or not same):
+    if folded is None and (method == "folded" or not same):
         raise InputError(
-            f"path: '{path}' in precision '{precision}' needs a model that torch.fx can trace, "
-            "the BatchNorm statistics of the centre, and a loss that is a mean over samples; use 'pointwise' "
-            "and 'model'"
+            f"method: '{method}' with autocast {autocast or 'None'} needs a model that torch.fx can trace, "
+            "the BatchNorm statistics of the centre, and a loss that is a mean over samples; use "
+            "'pointwise', and no autocast"
         )
     smaller = max(1, problem.dtype.itemsize // dtype.itemsize)
     parts = _bounded(problem, budget, weights + (low if folded else 0), smaller)
@@ -210,8 +211,8 @@ def confirm(run: Evaluator, center: Tensor, directions: Tensor, points: Tensor, 
     if abs(value - plain) <= allowed:
         return
     again = problem.loss(theta)
-    cause = f"the path '{run.path}' is wrong for this model; use path='pointwise'"
-    if run.path == "pointwise" or not abs(again - plain) <= allowed:
+    cause = f"the method '{run.method}' is wrong for this model; use method='pointwise'"
+    if run.method == "pointwise" or not abs(again - plain) <= allowed:
         cause = f"it is {again:.8g} when asked again; the loss is random, or changes with each pass"
     raise InputError(
         f"model or loss: at the point ({a:.4g}, {b:.4g}) the loss is {value:.8g}, but by Problem.loss() it "
@@ -220,9 +221,9 @@ def confirm(run: Evaluator, center: Tensor, directions: Tensor, points: Tensor, 
 
 
 @contextlib.contextmanager
-def _arithmetic(precision: str) -> Iterator[None]:
+def _arithmetic(autocast: str | None) -> Iterator[None]:
     """PyTorch set to TensorFloat-32 products inside the block, where that is the precision."""
-    if precision != "tf32":
+    if autocast != "tf32":
         yield
         return
     before = torch.get_float32_matmul_precision()

@@ -464,7 +464,7 @@ def complete(
     if known.all():
         return {}
     return {
-        "tolerance": str(tolerance),
+        "interpolation_tol": str(tolerance),
         "columns": names,
         "stated_error": tolerance.size * np.array([outcome.stated[name] for name in names]),
         "largest_error": tolerance.size * np.array([outcome.largest[name] for name in names]),
@@ -479,7 +479,7 @@ def meets(previous: Interpolated, tolerance: Tolerance | None) -> bool:
         return True
     if tolerance is None or not previous.columns:
         return False
-    asked = Tolerance.parse(previous.tolerance)
+    asked = Tolerance.parse(previous.interpolation_tol)
     return asked.relative == tolerance.relative and asked.size <= tolerance.size
 
 
@@ -518,7 +518,7 @@ class PlaneGrid:
         plane: Plane,
         grid: int | tuple[int, int],
         span: float | None,
-        tolerance: str | float | None,
+        interpolation_tol: str | float | None,
         kinds: Mapping[str, type],
     ) -> None:
         expect("plane", plane, Plane)
@@ -531,7 +531,9 @@ class PlaneGrid:
         self.dtype = problem.dtype
         self.span = plane.span if span is None else span
         self.x, self.y = axes(grid, self.span)
-        self.tolerance = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)
+        self.tolerance = (
+            None if interpolation_tol is None else Tolerance.parse(interpolation_tol, problem.dtype)
+        )
         gx, gy = np.meshgrid(self.x, self.y)
         self.points = torch.from_numpy(np.stack((gx.ravel(), gy.ravel()), 1))
         self.columns: dict[str, Any] = {

@@ -209,8 +209,8 @@ def compiled_totals(
     except Exception as error:  # no compiler, or one that fails: it raises what it likes
         reason = str(error).strip().split("\n")[0]
     if forced:
-        raise OperationError(f"path: 'compiled' fails here ({reason}); use 'batched'")
-    warnings.warn(f"path: 'batched' in place of 'compiled' ({reason})", PathWarning, stacklevel=4)
+        raise OperationError(f"method: 'compiled' fails here ({reason}); use 'batched'")
+    warnings.warn(f"method: 'batched' in place of 'compiled' ({reason})", PathWarning, stacklevel=4)
     return blocks.totals(size), "batched"
 
 
@@ -437,7 +437,7 @@ class PlaneLoss:
         return both
 
     @torch.no_grad()
-    def agrees(self, path: str, fast: Callable[[PlaneLoss], Totals], *, forced: bool) -> bool:
+    def agrees(self, method: str, fast: Callable[[PlaneLoss], Totals], *, forced: bool) -> bool:
         """Whether ``fast`` gives the model's losses on a few samples, at three points of the plane.
 
         If not, a PathWarning, or InputError with ``forced``.
@@ -462,8 +462,8 @@ class PlaneLoss:
             losses = [float(sums[k, 0]) / samples for sums in (totals, expected)]
             reason = "its loss is {:.6g} where that of the model itself is {:.6g}".format(*losses)
         if forced:
-            raise InputError(f"path: '{path}' is not allowed for this model, {reason}; use 'pointwise'")
-        warnings.warn(f"path: 'pointwise' in place of '{path}', {reason}", PathWarning, stacklevel=4)
+            raise InputError(f"method: '{method}' is not allowed for this model, {reason}; use 'pointwise'")
+        warnings.warn(f"method: 'pointwise' in place of '{method}', {reason}", PathWarning, stacklevel=4)
         return False
 
 

@@ -257,13 +257,13 @@ def _loss_error(surface: Surface) -> float:
     """The largest stated error of a loss in nats, that of interpolation or of the precision."""
     finite = surface.loss[np.isfinite(surface.loss)]
     if "loss" not in surface.columns or not finite.size:
-        return surface.precision_error
+        return surface.autocast_error
     stated = float(surface.stated_error[surface.columns.index("loss")])
     if "loss" in surface.log_columns:  # a share of the range of the logarithms
         stated = float(np.median(finite) * np.expm1(stated * np.ptp(np.log(finite))))
-    elif surface.tolerance.endswith("%"):
+    elif surface.interpolation_tol.endswith("%"):
         stated *= float(np.ptp(finite))
-    return max(surface.precision_error, stated)
+    return max(surface.autocast_error, stated)
 
 
 def _start(surface: Surface, around: str, lowest: Sequence[float]) -> Sequence[float]:

@@ -35,7 +35,7 @@ def save_vts(surface: Surface, path: str | Path) -> None:
         >>> surface = Surface(
         ...     x=grid, y=grid, loss=loss, accuracy=loss, done=loss < 9, directions=np.eye(2),
         ...     center=np.zeros(2), kind="random", norm="none", seed=0, span=1.0, samples=1, dtype="float64",
-        ...     bn="center", path="batched")
+        ...     bn="center", method="batched")
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     save_vts(surface, f"{folder}/surface.vts")
         ...     pathlib.Path(f"{folder}/surface.vts").read_text().splitlines()[2]

@@ -23,7 +23,7 @@ from landscape.results.grids import Basins, HessianGrid, Line
 
 def starred(r: HessianGrid) -> Array:
     """(ny, nx), the ratios in words, with a star where they cannot be trusted."""
-    pairs = zip(r.ratio.flat, r.trusted.flat, strict=True)
+    pairs = zip(r.ratio.flat, r.usable.flat, strict=True)
     return np.reshape([f"{v:.2g}{'' if good else '*'}" for v, good in pairs], r.ratio.shape)
 
 
@@ -59,7 +59,7 @@ def draw_hessian_grids(
             xticklabels=[f"{v:.2g}" for v in r.x], yticklabels=[f"{v:.2g}" for v in r.y[::-1]],
         )  # fmt: skip
         ax.tick_params(axis="y", rotation=0)
-        good = r.ratio[r.trusted]
+        good = r.ratio[r.usable]
         middle = f"{np.median(good):.3g}" if good.size else "–"
         few = f" ({good.size} of {r.ratio.size} points)" if good.size < r.ratio.size else ""
         ax.set_title(f"{name}\nmedian {middle}{few}")
@@ -86,9 +86,9 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     top, below = axes[0], axes[1:]
     notes = [style.batchnorm_note(r) for r in results]
     shared = notes[0] if len({*notes}) == 1 else ""  # else each is in the legend
-    tones = style.colors_of([" to ".join(r.ends) or r.label for r in results])
+    tones = style.colors_of([" to ".join(r.labels) or r.label for r in results])
     for k, (r, color) in enumerate(zip(results, tones, strict=True)):
-        name = " to ".join(map(style.paper_name, r.ends)) or style.paper_name(r.label) or f"line {k + 1}"
+        name = " to ".join(map(style.paper_name, r.labels)) or style.paper_name(r.label) or f"line {k + 1}"
         name += f" (barrier {r.barrier:.3g})" * between + notes[k] * (not shared)
         # Points that are not finite leave a gap in the curve.
         top.plot(r.t, np.where(np.isfinite(r.loss), r.loss, np.nan), color=color, label=name)

@@ -192,8 +192,8 @@ class Interpolated(Measured):
     Subclasses have the field ``done``.
 
     Attributes:
-        tolerance: the error that was asked for, such as "1%" (of the range shown) or "0.005"; "" where all
-            points are exact or the computation is not finished.
+        interpolation_tol: the error that was asked for, such as "1%" (of the range shown) or "0.005"; ""
+            where all points are exact or the computation is not finished.
         columns: the names of the arrays that were interpolated; the tolerance is that of the first, and
             of all eigenvalues.
         stated_error: (columns,), a bound on the error at any point: a share of the range of the values as
@@ -210,9 +210,12 @@ class Interpolated(Measured):
 
     #: What a command may ask for otherwise and still go on with an earlier result. All other options that are
     #: fields must be equal.
-    may_differ: ClassVar[Set[str]] = {"span", "tolerance", "max_products", "path", "bn", "bn_samples"}
+    may_differ: ClassVar[Set[str]] = frozenset(
+        ("span", "interpolation_tol", "max_products", "method", "bn", "bn_samples")
+    )
+    renamed: ClassVar[Mapping[str, str]] = {"tolerance": "interpolation_tol", "path": "method"}
 
-    tolerance: str = ""
+    interpolation_tol: str = ""
     columns: Annotated[tuple[str, ...], "column"] = ()
     stated_error: Annotated[Array, "column"] = field(default_factory=lambda: np.zeros(0))
     largest_error: Annotated[Array, "column"] = field(default_factory=lambda: np.zeros(0))
@@ -245,13 +248,13 @@ class Interpolated(Measured):
             >>> t = np.array([0.0, 0.5, 1.0])
             >>> line = Line(
             ...     t=t, loss=t, accuracy=t, done=t < 2, start=t, direction=t, kind="direction", barrier=0.0,
-            ...     samples=1, dtype="float64", bn="center", batchnorm=False, bn_samples=0, path="batched")
+            ...     samples=1, dtype="float64", bn="center", batchnorm=False, bn_samples=0, method="batched")
             >>> line.interpolation()
             ''
         """
         if not self.columns:
             return ""
-        relative = self.tolerance.endswith("%")
+        relative = self.interpolation_tol.endswith("%")
         errors = [
             f"{name.replace('_', ' ')} below " + (f"{100 * error:.2g}%" if relative else f"{error:.2g}")
             for name, error in zip(self.columns, self.stated_error, strict=True)
@@ -271,7 +274,7 @@ class Surface(Interpolated):
         accuracy: (ny, nx), between 0 and 1; NaN without class labels, and between exact points if it is too
             rough to be interpolated.
         done: (ny, nx), True where the values are exact; elsewhere they are interpolated, or not computed yet.
-        tolerance, columns, stated_error, largest_error, checks, log_columns: of interpolated values, as in
+        interpolation_tol, columns, stated_error, largest_error, checks, log_columns: as in
             :class:`landscape.results.grids.Interpolated`.
         directions, center: (2, P) and (P,), the plane in weight space.
         kind, norm, seed, ignore: how the directions were chosen, see :class:`landscape.Plane`; ``ignore`` is
@@ -281,9 +284,9 @@ class Surface(Interpolated):
         batchnorm: whether the model has BatchNorm.
         bn: the statistics that BatchNorm used: "center", "recalibrate" or "train".
         bn_samples: from how many samples they were estimated at each point, or the size of the batches.
-        path: how the losses were computed, see :func:`landscape.contour`.
-        precision: "model", "tf32" or "bfloat16".
-        precision_error: the largest difference in loss to the precision of the model, measured at some of the
+        method: how the losses were computed, see :func:`landscape.contour`.
+        autocast: "tf32" or "bfloat16"; "" for the precision of the model.
+        autocast_error: the largest difference in loss to the precision of the model, measured at some of the
             points; 0 if that precision was used.
         provenance: lines on the model, the loss and the data, with which an unfinished surface is compared
             before it is resumed; files older than this field have none.
@@ -300,12 +303,13 @@ class Surface(Interpolated):
         >>> surface = Surface(
         ...     x=grid, y=grid, loss=loss, accuracy=loss, done=loss < 9, directions=np.eye(2),
         ...     center=np.zeros(2), kind="random", norm="none", seed=0, span=1.0, samples=1, dtype="float64",
-        ...     bn="center", path="batched")
+        ...     bn="center", method="batched")
         >>> float(surface.to_xarray().loss.sel(x=1.0, y=0.0))
         1.0
     """
 
     schema: ClassVar[str] = "landscape.surface"
+    renamed: ClassVar[Mapping[str, str]] = {"precision": "autocast", "precision_error": "autocast_error"}
     axes_of: ClassVar[tuple[str, ...]] = ("x", "y")
     labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"direction": ("x", "y")}
     table: ClassVar[str] = "y x"
@@ -321,16 +325,21 @@ class Surface(Interpolated):
     norm: str
     seed: int
     span: float
-    path: str
+    method: str
     ignore: str = ""  # "": a file older than the option
     provenance: tuple[str, ...] = ()
-    precision: str = "model"
-    precision_error: Annotated[float, "nat"] = 0.0
+    autocast: str = ""
+    autocast_error: Annotated[float, "nat"] = 0.0
     axes: Annotated[tuple[str, ...], "direction"] = ("step along direction 1", "step along direction 2")
     markers: Annotated[Array, "marker direction"] = field(default_factory=lambda: np.zeros((0, 2)))
     labels: Annotated[tuple[str, ...], "marker"] = ()
     marker_loss: Annotated[Array, "marker", "nat"] = field(default_factory=lambda: np.zeros(0))
     explained: Array = field(default_factory=lambda: np.zeros(0))
+
+    def __post_init__(self) -> None:
+        if self.autocast == "model":  # as files of 0.17 say it
+            object.__setattr__(self, "autocast", "")
+        super().__post_init__()
 
     def plane(self, like: Tensor) -> Plane:
         """The plane with its markers.
@@ -427,8 +436,8 @@ class Surface(Interpolated):
             rows.append(Row(f"share of the {of} in the plane", shares, note=f"{len(self.labels)} places"))
         if self.kind == "eigen":
             rows.append(Row("directions", "; ".join(self.axes)))
-        if self.precision != "model":
-            rows.append(Row("precision", self.precision, note=f"within {self.precision_error:.2g} nat"))
+        if self.autocast:
+            rows.append(Row("autocast", self.autocast, note=f"within {self.autocast_error:.2g} nat"))
         return [*rows, *self._interpolated()]
 
 
@@ -446,19 +455,20 @@ class Line(Interpolated):
         done: (K,), True where the values are exact; files older than this field are. Elsewhere they are
             interpolated, see :class:`landscape.results.grids.Interpolated`.
         barrier: of an interpolation, in nats (see :func:`landscape.barrier`); NaN of a direction.
-        ends: names of the two sets of weights.
+        labels: names of the two sets of weights.
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
 
     Example:
         >>> t = np.linspace(0, 1, 3)
         >>> line = Line(t=t, loss=t**2, accuracy=1 - t, start=np.zeros(2), direction=np.ones(2),
         ...             kind="interpolation", barrier=0.0, samples=1, dtype="float64", bn="center",
-        ...             batchnorm=False, bn_samples=0, path="batched", ends=("a", "b"))
+        ...             batchnorm=False, bn_samples=0, method="batched", labels=("a", "b"))
         >>> line.to_dataframe().loss.tolist()
         [0.0, 0.25, 1.0]
     """
 
     schema: ClassVar[str] = "landscape.line"
+    renamed: ClassVar[Mapping[str, str]] = {"ends": "labels"}
     axes_of: ClassVar[tuple[str, ...]] = ("t",)
     table: ClassVar[str] = "t"
 
@@ -469,8 +479,8 @@ class Line(Interpolated):
     direction: Annotated[Array, "parameter"]
     kind: str
     barrier: Annotated[float, "nat"]
-    path: str
-    ends: tuple[str, ...] = ()
+    method: str
+    labels: tuple[str, ...] = ()
     done: Annotated[Array, "t"] = field(default_factory=lambda: np.zeros(0, bool))
 
     def __post_init__(self) -> None:
@@ -480,8 +490,8 @@ class Line(Interpolated):
 
     def describe(self) -> list[Row]:
         rows = [
-            Row("loss at the start", float(self.loss[0]), unit="nat", note="".join(self.ends[:1])),
-            Row("loss at the end", float(self.loss[-1]), unit="nat", note="".join(self.ends[1:])),
+            Row("loss at the start", float(self.loss[0]), unit="nat", note="".join(self.labels[:1])),
+            Row("loss at the end", float(self.loss[-1]), unit="nat", note="".join(self.labels[1:])),
             Row("highest loss", float(np.max(self.loss)), unit="nat"),
         ]
         if self.kind == "interpolation":
@@ -503,11 +513,11 @@ class HessianGrid(Interpolated):
         ratio: (ny, nx); infinite where λ_max is 0.
         residual_min, residual_max: (ny, nx), ‖Hv − λv‖ in nats: some eigenvalue lies within this
             distance, not necessarily the outermost.
-        hvps: (ny, nx), number of Hessian-vector products.
-        converged: (ny, nx), whether both residuals met the tolerance ``tol``.
+        products: (ny, nx), number of Hessian-vector products.
+        converged: (ny, nx), whether both residuals met the tolerance ``residual_tol``.
         done: (ny, nx), True where the values are exact; elsewhere they are interpolated, or not computed yet.
             Files older than this field are complete.
-        tolerance, columns, stated_error, largest_error, checks, log_columns: of interpolated values, as in
+        interpolation_tol, columns, stated_error, largest_error, checks, log_columns: as in
             :class:`landscape.results.grids.Interpolated`. Residuals are NaN there, ``converged`` is
             False.
         plane_sha256: SHA-256 of the bytes of the centre and the directions.
@@ -518,13 +528,14 @@ class HessianGrid(Interpolated):
         >>> one = np.ones((1, 2))
         >>> grid = HessianGrid(
         ...     x=np.arange(2.0), y=np.zeros(1), lambda_min=-one, lambda_max=2 * one, ratio=one / 2,
-        ...     residual_min=one, residual_max=one, hvps=one, converged=one > 0, kind="random", norm="none",
-        ...     seed=0, span=0.1, tol=0.01, samples=1, dtype="float64")
+        ...     residual_min=one, residual_max=one, products=one, converged=one > 0, kind="random",
+        ...     norm="none", seed=0, span=0.1, residual_tol=0.01, samples=1, dtype="float64")
         >>> grid.to_dataframe()[["x", "ratio"]].to_numpy().tolist()
         [[0.0, 0.5], [1.0, 0.5]]
     """
 
     schema: ClassVar[str] = "landscape.hessian_grid"
+    renamed: ClassVar[Mapping[str, str]] = {"tol": "residual_tol", "hvps": "products"}
     axes_of: ClassVar[tuple[str, ...]] = ("x", "y")
     table: ClassVar[str] = "y x"
 
@@ -535,13 +546,13 @@ class HessianGrid(Interpolated):
     ratio: Annotated[Array, "y x", "1"]
     residual_min: Annotated[Array, "y x", "nat"]
     residual_max: Annotated[Array, "y x", "nat"]
-    hvps: Annotated[Array, "y x"]
+    products: Annotated[Array, "y x"]
     converged: Annotated[Array, "y x"]
     kind: str
     norm: str
     seed: int
     span: float
-    tol: float
+    residual_tol: float
     search: str = ""
     plane_sha256: str = ""
     done: Annotated[Array, "y x"] = field(default_factory=lambda: np.zeros((0, 0), bool))
@@ -550,7 +561,7 @@ class HessianGrid(Interpolated):
     provenance: tuple[str, ...] = ()
 
     @property
-    def trusted(self) -> Array:
+    def usable(self) -> Array:
         """(ny, nx): where the eigenvalues converged, or are interpolated between exact points."""
         interpolated = ~self.done if "ratio" in self.columns else np.zeros_like(self.done)
         found: Array = self.converged.astype(bool) | interpolated
@@ -562,7 +573,7 @@ class HessianGrid(Interpolated):
         super().__post_init__()
 
     def describe(self) -> list[Row]:
-        good = self.ratio[self.trusted & np.isfinite(self.ratio)]
+        good = self.ratio[self.usable & np.isfinite(self.ratio)]
         low, middle, high = (float(f(good)) if good.size else np.nan for f in (np.min, np.median, np.max))
         with np.errstate(divide="ignore", invalid="ignore"):
             relative = [
@@ -577,6 +588,6 @@ class HessianGrid(Interpolated):
             Row("λ_max", f"{top.min():.4g} to {top.max():.4g}" if top.size else "–", unit="nat"),
             Row("largest relative residual", f"{np.max(relative, initial=0.0):.1e}"),
             Row("converged points", f"{int(self.converged[self.done].sum())} of {self.evaluations}"),
-            Row("Hessian products", self.hvps.sum().item()),
+            Row("Hessian products", self.products.sum().item()),
             *self._interpolated(),
         ]

@@ -174,7 +174,7 @@ def _surfaces(compared: Compared, paths: tuple[str, ...]) -> None:
         forced = path not in ("auto", "pointwise")
         with found.attempt(quantity), _unless(forced, LandscapeError, "path: "):
             plane = landscape.random_plane(problem, norm=norm, seed=1)
-            s = landscape.contour(problem, plane, grid=GRID, span=SPAN, path=path)
+            s = landscape.contour(problem, plane, grid=GRID, span=SPAN, method=path)
             expected = reference.surface(theta, plane.directions, s.x.tolist(), s.y.tolist())
             found.compare(quantity, s.loss, expected, 3 * tol)
 

@@ -32,10 +32,10 @@ def small() -> None:
     moved = copy.deepcopy(model).eval()
     grid = torch.linspace(-0.1, 0.1, 50).tolist()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=256)
-    found: dict[str, Tensor] = {}
+    found: dict[str | None, Tensor] = {}
 
     def ours(path: str) -> None:
-        found[path] = torch.from_numpy(landscape.contour(problem, plane, grid=(50, 50), path=path).loss)
+        found[path] = torch.from_numpy(landscape.contour(problem, plane, grid=(50, 50), method=path).loss)
 
     def move(a: float, b: float) -> None:
         theta = plane.center + a * plane.directions[0] + b * plane.directions[1]
@@ -119,15 +119,15 @@ def large() -> None:
     problem = landscape.Problem(model, F.cross_entropy, (x, y))
     plane = landscape.random_plane(problem, norm="filter")
     points = torch.tensor([[0.3, -0.2]])
-    found: dict[str, Tensor] = {}
+    found: dict[str | None, Tensor] = {}
 
     # Made once: the comparison of paths, which a contour makes once, too, would weigh too much beside one point.
     made = {
-        name: evaluator(problem, plane.center, plane.directions, 1, path="folded", precision=name)
-        for name in ("model", "bfloat16")
+        name: evaluator(problem, plane.center, plane.directions, 1, method="folded", autocast=name)
+        for name in (None, "bfloat16")
     }
 
-    def ours(precision: str) -> None:
+    def ours(precision: str | None) -> None:
         found[precision] = made[precision](points)["loss"]
 
     @torch.no_grad()
@@ -141,8 +141,8 @@ def large() -> None:
             losses.append(sum(float(F.cross_entropy(model(xb), yb)) * len(yb) for xb, yb in batches) / len(y))
         found["loop"] = torch.tensor(losses, dtype=torch.float64)
 
-    for precision, need in (("model", 1.25), ("bfloat16", 2.5)):
-        name = "float32" if precision == "model" else precision
+    for precision, need in ((None, 1.25), ("bfloat16", 2.5)):
+        name = precision or "float32"
         compare(
             f"contour, ResNet-18, {name}, against the plain eval loop",
             lambda p=precision: ours(p), loop, rounds=9, need=need,

@@ -96,7 +96,7 @@ def grid(problem: landscape.Problem) -> None:
     plane = landscape.random_plane(problem)
     compare(
         "hessian-grid, 4 × 4 points, against 16 times one point",
-        lambda: landscape.hessian_grid(problem, plane, tol=TOL),
+        lambda: landscape.hessian_grid(problem, plane, residual_tol=TOL),
         lambda: landscape.extreme_eigenvalues(problem, tol=TOL),
         rounds=3, need=16 / 12, work=16,
     )  # fmt: skip

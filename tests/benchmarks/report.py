@@ -45,7 +45,7 @@ def make(folder: Path) -> list[Path]:
             x=grid, y=grid, loss=0.1 + a * grid**2 + b * grid[:, None] ** 2, accuracy=np.zeros((POINTS, POINTS)),
             done=np.ones((POINTS, POINTS), bool), directions=np.eye(2, WEIGHTS), center=np.zeros(WEIGHTS),
             kind="random", norm="none", seed=0, span=1.0, samples=360, dtype="float32", bn="center",
-            path="batched", split="test", label=f"surface {k}",
+            method="batched", split="test", label=f"surface {k}",
         )
         for k, (a, b) in enumerate(draw.uniform(1, 3, size=(SURFACES, 2)))
     ]  # fmt: skip

@@ -48,13 +48,13 @@ def small() -> None:
     plane = landscape.random_plane(problem)
     moved = copy.deepcopy(model).eval()
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=256)
-    found: dict[str, landscape.Surface] = {}
+    found: dict[str | None, landscape.Surface] = {}
 
     def ours() -> None:
-        found["some"] = landscape.contour(problem, plane, POINTS, tolerance="1%")
+        found["some"] = landscape.contour(problem, plane, POINTS, interpolation_tol="1%")
 
     def full() -> None:
-        found["all"] = landscape.contour(problem, plane, POINTS, path="batched")
+        found["all"] = landscape.contour(problem, plane, POINTS, method="batched")
 
     @torch.no_grad()
     def loader_pass() -> None:
@@ -103,11 +103,11 @@ def large() -> None:
     problem = landscape.Problem(model, F.cross_entropy, (x, y))
     plane = landscape.random_plane(problem, norm="filter")
     moved = copy.deepcopy(model)
-    found: dict[str, landscape.Surface] = {}
+    found: dict[str | None, landscape.Surface] = {}
 
-    def ours(precision: str) -> None:
+    def ours(precision: str | None) -> None:
         found[precision] = landscape.contour(
-            problem, plane, POINTS, span=0.5, tolerance="1%", precision=precision
+            problem, plane, POINTS, span=0.5, interpolation_tol="1%", autocast=precision
         )
 
     @torch.no_grad()
@@ -118,8 +118,8 @@ def large() -> None:
             torch.nn.utils.vector_to_parameters(theta, moved.parameters())
             float(F.cross_entropy(moved(x), y))
 
-    for precision, need in (("model", 8.0), ("bfloat16", 15.0)):
-        name = "float32" if precision == "model" else precision
+    for precision, need in ((None, 8.0), ("bfloat16", 15.0)):
+        name = precision or "float32"
         compare(
             f"contour within 1%, ResNet-18, {name}, {IMAGES} images, against the plain loop over 51 × 51 points",
             lambda p=precision: ours(p), loop, rounds=1, need=need, work=POINTS**2 / 20, warm=False,
@@ -141,7 +141,7 @@ def language() -> None:
     found: list[landscape.Surface] = []
 
     def ours() -> None:
-        found.append(landscape.contour(problem, plane, POINTS, span=0.5, tolerance="1%"))
+        found.append(landscape.contour(problem, plane, POINTS, span=0.5, interpolation_tol="1%"))
 
     moved = copy.deepcopy(model)
 

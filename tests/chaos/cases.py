@@ -55,7 +55,7 @@ ALL = [
     *_both("train", "train", "{run}/tiny.toml", "--resume", "-q", "-o", "{folder}/run"),
     *_both("sweep", "sweep", "{run}/tiny.toml", "--set", "lr=0.1,0.2", "-q", "-o", "{folder}/sweep", option="--jobs"),
     *_both(
-        "contour", "contour", "{run}/last.h5", "--grid", "120x80", "--path", "batched", "-q",
+        "contour", "contour", "{run}/last.h5", "--grid", "120x80", "--method", "batched", "-q",
         "-o", "{folder}/contour.h5",
     ),
     *_both(
@@ -86,7 +86,7 @@ def prepare(base: Path) -> None:
 
 
 # What a clock measures, and where something lay.
-_CLOCKED = {"wall_s", "wait_s", "samples_per_s", "seconds", "path"}
+_CLOCKED = {"wall_s", "wait_s", "samples_per_s", "seconds", "method"}
 
 
 def contents(folder: Path) -> dict[str, Any]:

@@ -88,18 +88,18 @@ def results() -> dict[str, Any]:
         "log_columns": (),
     }  # all is exact
     surface = filled(
-        landscape.Surface, **GRID, **none, done=done, kind="between", span=1.0, bn="center", path="plain", batchnorm=True,
+        landscape.Surface, **GRID, **none, done=done, kind="between", span=1.0, bn="center", method="plain", batchnorm=True,
         labels=("one", "two"), explained=two, axes=("a", "b"),
     )  # fmt: skip
     found: dict[str, Any] = {
         "surface": surface,
         "basins": surface.basins(),
         "hessian_grid": filled(
-            landscape.HessianGrid, **GRID, **none, lambda_min=-table, hvps=np.ones((3, 4), int), converged=table > 0.1,
+            landscape.HessianGrid, **GRID, **none, lambda_min=-table, products=np.ones((3, 4), int), converged=table > 0.1,
             done=done, kind="random",
         ),
         "line": filled(
-            landscape.Line, **none, t=np.linspace(0, 1, 5), done=np.ones(5, bool), kind="interpolation", ends=("a", "b"),
+            landscape.Line, **none, t=np.linspace(0, 1, 5), done=np.ones(5, bool), kind="interpolation", labels=("a", "b"),
         ),
         "noise": filled(landscape.Noise),
         "batch_sharpness": filled(landscape.BatchSharpness, local_batch=4, converged=True),
