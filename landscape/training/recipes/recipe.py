@@ -1,17 +1,18 @@
-"""Recipes: the settings of a run, checked, and the schedule of its learning rate."""
+"""Recipes: the settings of a run, checked."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import operator
 import tomllib
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from landscape import data, models
@@ -33,80 +34,9 @@ from landscape.core.options import (
 from landscape.core.options import parse_toml as parse
 from landscape.gradients.learners import Precision
 from landscape.training import algorithms, optimizer
+from landscape.training.recipes import table_recipes
+from landscape.training.recipes.schedule import Schedule
 from landscape.training.topology.mixing import is_file, known_matrices
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """lr(t) = lr · scaling · warm-up · factor^(milestones passed) · anneal^(units since warm-up) · cosine.
-
-    Every part is off by default: Figure 2's constant rate. Lengths are in ``unit``, steps or epochs (passes
-    over the training set, t·nB/samples after step t), so that at step t, p(t) is t in that unit.
-    DPSGD-2020's speech recipe is unit "epochs", base_batch 256, warmup 10, anneal 1/√2 = 0.7071 (as we read
-    it).
-
-    Attributes:
-        unit: The unit of the lengths below. Source: ours.
-        base_batch: b of the linear scaling rule: the rate is × nB/b, and ``lr`` is the rate for batch b. 0:
-            no scaling. Unit: samples. Source: ours; the rule is DPSGD-2020's, section 4.
-        warmup: W: the rate is × p/W until p = W. Unit: ``schedule.unit``. Source: ours; the linear ramp is
-            DPSGD-2020's, section 4.2, from where it starts is ours.
-        milestones: The rate is × ``factor`` for each milestone m with p > m. Unit: ``schedule.unit``. Source:
-            ours; none.
-        factor: The factor at a milestone. Source: DPSGD-2020, section 4.1.
-        anneal: The rate is × ``anneal`` at the start of each unit after the warm-up, the first included.
-            Source: ours; 1 changes nothing.
-        cosine: C: the rate is × ½(1 + cos πx), x = (p(t) − p(1) − W)/C from 0 to 1, to zero C units after the
-            warm-up; 0: no cosine. Its length is its own, not ``steps``, so that a run may be made longer.
-            Unit: ``schedule.unit``. Source: ours.
-    """
-
-    unit: Literal["steps", "epochs"] = "steps"
-    base_batch: int = 0
-    warmup: float = 0.0
-    milestones: list[float] = field(default_factory=list)
-    factor: float = 0.1
-    anneal: float = 1.0
-    cosine: float = 0.0
-
-    def __post_init__(self) -> None:
-        for key in ("base_batch", "warmup", "cosine"):
-            positive(f"schedule.{key}", getattr(self, key), least=0)
-        for key in ("factor", "anneal"):
-            positive(f"schedule.{key}", getattr(self, key))
-        if any(not 0 <= m < math.inf for m in self.milestones):
-            raise InputError(
-                f"schedule.milestones: {self.milestones} is not allowed, they must be finite numbers ≥ 0"
-            )
-
-    def peak_lr(self, lr: float, batch: int) -> float:
-        """The rate after the warm-up: ``lr`` scaled to the total ``batch`` nB."""
-        return lr * batch / self.base_batch if self.base_batch else lr
-
-    def at(self, lr: float, step: int, batch: int, samples: int) -> float:
-        """The rate of one step.
-
-        Args:
-            lr: α of the recipe.
-            step: counted from 1.
-            batch: the total batch nB.
-            samples: those of the training set.
-        """
-
-        def position(t: int) -> float:
-            return t * batch / samples if self.unit == "epochs" else t
-
-        p = position(step)
-        rate = self.peak_lr(lr, batch)
-        if p < self.warmup:
-            rate *= p / self.warmup
-        rate *= self.factor ** sum(p > m for m in self.milestones)
-        rate *= self.anneal ** math.ceil(max(0.0, p - self.warmup))
-        if self.cosine:
-            x = (p - position(1) - self.warmup) / self.cosine
-            rate *= (1 + math.cos(math.pi * min(1.0, max(0.0, x)))) / 2
-        return float(rate)
-
 
 MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
 
@@ -368,32 +298,115 @@ class Recipe:
         named = {table: {"name": spec.name, **spec.options} for table, spec in specs.items()}
         return toml_text(self.values() | named)
 
+    @property
+    def summary(self) -> str:
+        """Algorithm, data, number of learners, total batch, peak learning rate and steps, in one line."""
+        lr = self.schedule.peak_lr(self.lr, self.batch)
+        return (
+            f"{self.part('algorithm')[0]:9} {self.part('data')[0]:7} n = {self.learners}, nB = {self.batch}, "
+            f"lr {lr:g}, {self.steps} steps"
+        )
+
+    @classmethod
+    def read(cls, recipe: str | Path, /, *, allow_code: bool = False, **settings: Any) -> Recipe:
+        """Read the recipe of a built-in name or a TOML file, and change some of its settings.
+
+        Args:
+            recipe: a name (:func:`landscape.recipes` lists them) or the path of a TOML file.
+            allow_code: a file may name code, MODULE:NAME, that is to be run; without it only settings may.
+            settings: values by key; a key within a table is dotted, ``**{"algorithm.mixing": "ring(1)"}``.
+
+        Returns:
+            The checked recipe.
+
+        Raises:
+            InputError: for a name, key or value that is not allowed.
+            OperationError: for a file that cannot be read.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd", lr=0.5, **{"algorithm.mixing": "ring(1)"}).algorithm
+            {'name': 'dpsgd', 'mixing': 'ring(1)'}
+        """
+        return read(recipe, settings, allow_code=allow_code)
+
+    def replace(self, **settings: Any) -> Recipe:
+        """Make a recipe with some other settings, by key as in :meth:`read`; this one stays as it is.
+
+        Raises:
+            InputError: for a key or value that is not allowed.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd").replace(steps=10, **{"decompose.every": 0}).steps
+            10
+        """
+        values = changed(self.values(), settings)
+        same = values["algorithm"] == self.algorithm
+        return from_values(values, next(iter(self.matrices.values()), None) if same else None)
+
 
 def built_in() -> list[str]:
-    """The names of the recipes that come with the package."""
+    """The names of the recipes that come with the package as files."""
     return sorted(path.stem for path in BUILT_IN.glob("*.toml"))
 
 
-def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False) -> Recipe:
-    """The recipe of a built-in name or TOML file, changed by settings.
+def names() -> list[str]:
+    """The names of all built-in recipes: those in files, then those of DPSGD-2020's tables."""
+    return [*built_in(), *table_recipes.names()]
+
+
+def recipes(pattern: str | None = None) -> dict[str, str]:
+    """List the built-in recipes: each name with a line on its settings.
 
     Args:
-        recipe: a name (:func:`built_in`) or the path of a TOML file.
-        settings: "KEY=VALUE" with dotted keys.
-        allow_code: a file may name code, MODULE:NAME, that is to be run; without it only the settings may.
+        pattern: a pattern of names, such as "cifar10/resnet-18-*". Default: all but the recipes of
+            DPSGD-2020's tables, which are hundreds.
 
     Returns:
-        The checked recipe.
+        Name -> algorithm, data, number of learners n, total batch nB, peak learning rate and steps.
 
-    Raises:
-        InputError: for a name, key or value that is not allowed.
-        OperationError: for a file that cannot be read.
+    Example:
+        >>> recipes("digits-dpsgd")
+        {'digits-dpsgd': 'dpsgd     digits  n = 5, nB = 500, lr 1, 1500 steps'}
+    """
+    chosen = [name for name in names() if fnmatchcase(name, pattern)] if pattern else built_in()
+    return {name: read(name).summary for name in chosen}
+
+
+def read(
+    recipe: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), *, allow_code: bool = False
+) -> Recipe:
+    """The recipe of a built-in name or TOML file, changed by settings: :meth:`Recipe.read`.
+
+    ``settings`` are values by dotted key, or "KEY=VALUE" as the commands take them.
 
     Example:
         >>> recipe = read("digits-dpsgd", ["lr=0.5", "algorithm.mixing=ring(1)"])
         >>> recipe.lr, recipe.learners, recipe.rule().mixing.spec
         (0.5, 5, 'ring(1)')
     """
+    recipe = str(recipe)
+    given = dict(settings) if isinstance(settings, Mapping) else parsed(settings)
+    typed = changed({}, given)
+    values = table_recipes.values(recipe, typed)
+    if values is None:
+        values = _file_values(recipe)
+    else:
+        given.pop("epochs", None)
+    values = changed(values, given)
+    for table in CODE if not allow_code else ():
+        name, typed_name = (
+            v[table].get("name") if isinstance(v.get(table), dict) else "" for v in (values, typed)
+        )
+        if isinstance(name, str) and is_user_defined(name) and typed_name != name:
+            raise InputError(
+                f"{recipe}: {table}.name = {toml_value(name)} is code, which a file may name only with "
+                f"allow_code=True; or name it yourself, {table}.name={name}"
+            )
+    return from_values(values)
+
+
+def _file_values(recipe: str) -> dict[str, Any]:
+    """The values of the recipe in a file; it is named for the file if it has no name of its own."""
     path = BUILT_IN / f"{recipe}.toml"
     if recipe not in built_in():
         path = Path(recipe)
@@ -403,37 +416,54 @@ def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False)
         values = parse(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise OperationError(f"{path}: cannot be read as a recipe ({error})") from error
-    values.setdefault("name", path.stem)
-    settings = list(settings)
-    values, typed = changed(values, settings), changed({}, settings)
-    for table in CODE if not allow_code else ():
-        name, typed_name = (
-            v[table].get("name") if isinstance(v.get(table), dict) else "" for v in (values, typed)
-        )
-        if isinstance(name, str) and is_user_defined(name) and typed_name != name:
-            raise InputError(
-                f"{path}: {table}.name = {toml_value(name)} is code, which a file may name only with "
-                f"--allow-code; or type it, --set {table}.name={name}"
-            )
-    return from_values(values)
+    return {"name": path.stem} | values
 
 
-def changed(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """Change ``values`` by "KEY=VALUE" ``settings`` (dotted keys), and return it."""
-    for setting in settings:
-        key, value = key_and_value(setting)
+def changed(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Change ``values`` by ``settings``, values by dotted key, and return it."""
+    for key, value in settings.items():
         *tables, last = key.split(".")
         if len(tables) > MAX_DEPTH:
             raise InputError(
-                f"--set: a key of {len(tables) + 1} parts is not allowed, at most {MAX_DEPTH} are"
+                f"settings: a key of {len(tables) + 1} parts is not allowed, at most {MAX_DEPTH} are"
             )
         inner = values
         for table in tables:
             inner = inner.setdefault(table, {})
             if not isinstance(inner, dict):
-                raise InputError(f"--set: '{key}' is not allowed, '{table}' is not a table")
-        inner[last] = parse_value(value)
+                raise InputError(f"settings: '{key}' is not allowed, '{table}' is not a table")
+        inner[last] = _plain(key, value)
     return values
+
+
+def _plain(key: str, value: Any) -> Any:
+    """``value`` of a key as TOML knows it; NumPy's numbers, paths and tuples become such values."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(f"{key}.{name}", inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(key, item) for item in value]
+    if isinstance(value, (np.generic, Path)):
+        return value.item() if isinstance(value, np.generic) else str(value)
+    if not isinstance(value, (bool, int, float, str)):
+        raise InputError(
+            f"{key}: a {type(value).__name__} is not allowed, only text, numbers, lists and tables are"
+        )
+    return value
+
+
+def parsed(settings: Iterable[str]) -> dict[str, Any]:
+    """Values by dotted key of "KEY=VALUE" settings; the last of several for a key holds.
+
+    Example:
+        >>> parsed(["lr=0.5", "algorithm.name=dpsgd"])
+        {'lr': 0.5, 'algorithm.name': 'dpsgd'}
+    """
+    found: dict[str, Any] = {}
+    for setting in settings:
+        key, value = key_and_value(setting)
+        found.pop(key, None)  # it holds from here on
+        found[key] = parse_value(value)
+    return found
 
 
 def key_and_value(setting: str) -> tuple[str, str]:
@@ -445,7 +475,7 @@ def key_and_value(setting: str) -> tuple[str, str]:
     """
     key, equals, text = setting.partition("=")
     if not equals or not key.strip():
-        raise InputError(f"--set: '{setting}' is not allowed, it must be KEY=VALUE, such as lr=0.5")
+        raise InputError(f"settings: '{setting}' is not allowed, it must be KEY=VALUE, such as lr=0.5")
     return key.strip(), text
 
 
@@ -462,7 +492,7 @@ def parse_value(written: str) -> Any:
         return written
     except (RecursionError, ValueError) as error:
         shown = f"{written[:20]}…" if len(written) > 20 else written
-        raise InputError(f"--set: '{shown}' is not allowed ({' '.join(str(error).split())})") from error
+        raise InputError(f"settings: '{shown}' is not allowed ({' '.join(str(error).split())})") from error
 
 
 def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
