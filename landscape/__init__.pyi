@@ -12,7 +12,7 @@ from landscape.analysis.spread import disagreement as disagreement
 from landscape.analysis.grids import hessian_grid as hessian_grid
 from landscape.analysis.learning_coefficient import learning_coefficient as learning_coefficient
 from landscape.analysis.grids import line as line
-from landscape.analysis.noise import estimate_noise as estimate_noise
+from landscape.analysis.noise import noise as noise
 from landscape.analysis.noise import noise_alignment as noise_alignment
 from landscape.analysis.noise import noise_scale as noise_scale
 from landscape.analysis.planes import between as between
@@ -35,8 +35,8 @@ from landscape.curvature.trace import density as density
 from landscape.curvature.eigenvalues import extreme_eigenvalues as extreme_eigenvalues
 from landscape.curvature.eigenvalues import top_eigenvalues as top_eigenvalues
 from landscape.curvature.hessian import HessianOperator as HessianOperator
-from landscape.curvature.lanczos import Eigenpairs as Eigenpairs
-from landscape.curvature.lanczos import Ends as Ends
+from landscape.curvature.search import Eigenpairs as Eigenpairs
+from landscape.curvature.search import Ends as Ends
 from landscape.curvature.hessian import Preconditioner as Preconditioner
 from landscape.curvature.trace import trace as trace
 from landscape.geometry.vtk import save_vts as save_vts
@@ -59,7 +59,7 @@ from landscape.results.grids import Surface as Surface
 from landscape.geometry.surfaces import barrier as barrier
 from landscape.results.noise import CriticalBatch as CriticalBatch
 from landscape.results.noise import NoiseAlignment as NoiseAlignment
-from landscape.results.noise import NoiseEstimate as NoiseEstimate
+from landscape.results.noise import Noise as Noise
 from landscape.results.noise import NoiseScale as NoiseScale
 from landscape.results.training import Escape as Escape
 from landscape.results.training import Minima as Minima

@@ -10,7 +10,7 @@ from landscape.results.comparison import Comparison
 from landscape.results.curvature import Spectrum
 from landscape.results.flatness import LearningCoefficient
 from landscape.results.grids import Surface
-from landscape.results.noise import NoiseEstimate
+from landscape.results.noise import Noise
 from landscape.results.training import Escape
 
 
@@ -75,11 +75,11 @@ def comparison() -> Comparison:
     )
 
 
-def noise() -> NoiseEstimate:
+def noise() -> Noise:
     """Two draws, 1 and 3, of two learners."""
     values = np.array([1.0, 3.0])
     names = ("direct", "first_order", "delta_s", "delta_2", "delta_cross")
-    return NoiseEstimate(
+    return Noise(
         **dict.fromkeys(names, values), full_batch=1.5, eq4=1.0, consensus=0.1, lr=0.1, learners=2,
         local_batch=4, samples=10, seed=0,
     )  # fmt: skip

@@ -137,7 +137,7 @@ def test_noise_matches_the_textbook_draw_by_draw(name: str) -> None:
     problem = problems.STRUCTURED[name]()
     weights = problem.weights + 0.05 * torch.randn(3, problem.layout.size, dtype=torch.float64)
     mean, batch = weights.mean(0), 5
-    estimate = landscape.estimate_noise(problem, weights, 0.5, batch, draws=2, seed=9)
+    estimate = landscape.noise(problem, weights, 0.5, batch, draws=2, seed=9)
     generator = torch.Generator().manual_seed(9)
     for k in range(2):
         delta, first = torch.zeros_like(mean), torch.zeros_like(mean)
@@ -299,7 +299,7 @@ def test_noise_of_a_random_model_gives_all_learners_the_same_numbers() -> None:
     problem.data.chunk_size = 12
     weights = problem.weights + 1e-5 * torch.randn(4, problem.layout.size, dtype=torch.float64)
     state = torch.get_rng_state()
-    seeded = landscape.estimate_noise(problem, weights, 1.0, 8, draws=3)
+    seeded = landscape.noise(problem, weights, 1.0, 8, draws=3)
     assert torch.equal(torch.get_rng_state(), state)
     # Learners this near differ by first order alone, if nothing but their weights differs.
     np.testing.assert_allclose(seeded.direct, seeded.first_order, rtol=1e-3)
@@ -309,7 +309,7 @@ def test_noise_of_a_random_model_gives_all_learners_the_same_numbers() -> None:
     assert seeded.full_batch < 1e-6 * seeded.direct.min()
     expected = sum(float(h(d).square().sum()) for d in spread) / 16
     assert seeded.eq4 == pytest.approx(expected, rel=1e-9)
-    again = landscape.estimate_noise(problem, weights, 1.0, 8, draws=3)
+    again = landscape.noise(problem, weights, 1.0, 8, draws=3)
     np.testing.assert_array_equal(again.direct, seeded.direct)
     for unknown in ("ignore", "0", 0, -1, True, 1.5):
         with pytest.raises(InputError, match="randomness"):

@@ -142,7 +142,7 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
                         {"batch": 100, "localization": 1.0, "max_rhat": 1.05, "max_steps": 20000, "nbeta": None}, 20)},
     ),
     "noise": (
-        of_learners(landscape.estimate_noise), {"lr": 0.1, "local_batch": 4, "draws": 4},
+        of_learners(landscape.noise), {"lr": 0.1, "local_batch": 4, "draws": 4},
         {"refused": {"local_batch": 0, "draws": 1, "seed": -1}, "forms": ("dict",), "command": ("noise", "--draws", "2")},
     ),
     "smoothing": (

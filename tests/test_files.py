@@ -31,7 +31,7 @@ import landscape
 from landscape import LandscapeError, OperationError, data
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.foreign_weights import read_state
-from landscape.core import files, hdf5
+from landscape.core import files, hdf5, hdf5_check
 from landscape.core.files import Lock, printable, replacing, write_text
 from landscape.core.hdf5 import changed_copy
 from landscape.data.images import FILES, decode, read_idx
@@ -530,6 +530,26 @@ def test_a_damaged_last_checkpoint_gives_way_to_the_newest_sound_one(tiny: Path,
         path.write_bytes(b"")
     with pytest.raises(OperationError, match="last.h5: not a readable"):
         launch.launch(None, folder, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("store", "cut", "words"),
+    [
+        (lambda f: f.create_dataset("x", data=np.zeros(1000), chunks=(500,)), 1, "is not as its header says"),
+        (lambda f: f.create_dataset("x", data=np.zeros(1000)), 3000, "more than a file of"),
+        (lambda f: [f.attrs.__setitem__(f"a{i}", i) for i in range(4)], 0, "more than 3 attributes"),
+    ],
+    ids=["a chunk behind the end", "more bytes than the file has", "attributes"],
+)
+def test_what_a_file_cannot_hold_is_refused(
+    store: Change, cut: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hdf5_check, "ATTRIBUTES", 3)
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        store(file)
+    with h5py.File(path) as file, pytest.raises(hdf5_check.Unsound, match=words):
+        hdf5_check.check(file, path.stat().st_size - cut)
 
 
 def test_idx_files_take_no_more_than_they_should(tmp_path: Path) -> None:

@@ -422,7 +422,7 @@ DERIVATIVES: dict[str, Callable[[Problem], Any]] = {
     "noise_alignment": lambda p: landscape.noise_alignment(p, 10),
     "batch_sharpness": lambda p: landscape.batch_sharpness(p, 10),
     "learning_coefficient": lambda p: landscape.learning_coefficient(p, batch=10),
-    "noise": lambda p: landscape.estimate_noise(p, torch.randn(3, p.layout.size).to(p.weights), lr=0.1, local_batch=4),
+    "noise": lambda p: landscape.noise(p, torch.randn(3, p.layout.size).to(p.weights), lr=0.1, local_batch=4),
 }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ CALLS = {
     "trace": "landscape.trace, (problem, 15)",
     "density": "landscape.density, (problem, 2, 10)",
     "spectrum": "landscape.spectrum, (problem, 1), dict(with_trace=True, products=12, max_products=20)",
-    "estimate_noise": "landscape.estimate_noise, (problem, weights, 0.1, 20), dict(draws=2)",
+    "noise": "landscape.noise, (problem, weights, 0.1, 20), dict(draws=2)",
     "smoothing": "landscape.smoothing, (problem, weights), dict(pairs=2, top=1, tol=0.3)",
     "noise_scale": "landscape.noise_scale, (problem, 20), dict(draws=2, max_draws=2)",
     "sharpness": "landscape.sharpness, (problem, 0.05), dict(steps=2, starts=1)",

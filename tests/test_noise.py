@@ -45,7 +45,7 @@ def test_with_one_common_hessian_all_but_eq4_vanish() -> None:
     n, lr = 4, 0.7
     spread = weights - weights.mean(0)
     h = problem.model.get_buffer("hessian")
-    estimate = landscape.estimate_noise(problem, weights, lr, local_batch=5, draws=4)
+    estimate = landscape.noise(problem, weights, lr, local_batch=5, draws=4)
     assert estimate.eq4 == pytest.approx(float(lr**2 / n**2 * (spread @ h).square().sum()), rel=1e-10)
     assert estimate.direct == pytest.approx(np.zeros(4), abs=1e-25)
     assert estimate.first_order == pytest.approx(np.zeros(4), abs=1e-25)
@@ -58,7 +58,7 @@ def test_with_varying_curvature_the_closed_form_lies_within_the_error_bar() -> N
     n, lr, batch = 4, 0.7, 5
     spread = weights - weights.mean(0)
     h = problem.model.get_buffer("hessian")
-    estimate = landscape.estimate_noise(problem, weights, lr, local_batch=batch, draws=400, seed=1)
+    estimate = landscape.noise(problem, weights, lr, local_batch=batch, draws=400, seed=1)
     # δ = n⁻¹ Σ s_j H Δw_j with s_j the mean of B draws: variance std²/B, independent between learners.
     truth = float(lr**2 * 0.4**2 / batch / n**2 * (spread @ h).square().sum())
     for name in ("direct", "first_order"):
@@ -77,7 +77,7 @@ def test_a_network_matches_dense_matrices_draw_by_draw() -> None:
     problem = problems.mlp(samples=30)
     weights = problem.weights + 0.2 * torch.randn(3, problem.layout.size, dtype=torch.float64)
     mean, lr, batch = weights.mean(0), 0.5, 6
-    estimate = landscape.estimate_noise(problem, weights, lr, batch, draws=3, seed=9)
+    estimate = landscape.noise(problem, weights, lr, batch, draws=3, seed=9)
     generator = torch.Generator().manual_seed(9)
     g = problems.textbook_gradient(problem, mean)
     project = torch.eye(len(g), dtype=torch.float64) - torch.outer(g, g) / (g @ g)
@@ -112,7 +112,7 @@ def test_batchnorm_takes_the_statistics_of_minibatches() -> None:
     x, y = torch.randn(23, 5, dtype=torch.float64), torch.randint(3, (23,))
     problem = Problem(model, torch.nn.functional.cross_entropy, (x, y))
     weights = problem.weights + 0.1 * torch.randn(2, problem.weights.numel(), dtype=torch.float64)
-    estimate = landscape.estimate_noise(problem, weights, 0.3, local_batch=5, draws=2, seed=4)
+    estimate = landscape.noise(problem, weights, 0.3, local_batch=5, draws=2, seed=4)
 
     def gradient(theta: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
         own = copy.deepcopy(model).train()
@@ -136,7 +136,7 @@ def test_bad_arguments_name_themselves() -> None:
     batches = Problem(problem.model, mean_output, [problem.tensors or ()])
     for match, of, learners in (("learners: 1", problem, weights[:1]), ("tensors", batches, weights)):
         with pytest.raises(InputError, match=match):
-            landscape.estimate_noise(of, learners, 1.0, 5)
+            landscape.noise(of, learners, 1.0, 5)
 
 
 def noisy(gradient_std: float, samples: int = 500) -> Problem:

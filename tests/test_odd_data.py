@@ -321,7 +321,7 @@ def test_no_target_at_all_is_refused_and_a_minibatch_without_one() -> None:
     problem = Problem(model, nn.CrossEntropyLoss(), (x, y))
     weights = problem.weights + 0.1 * torch.randn(4, problem.layout.size).double()
     with pytest.raises(InputError, match="a minibatch of 2 samples has only targets that are left out"):
-        landscape.estimate_noise(problem, weights, lr=0.1, local_batch=2)
+        landscape.noise(problem, weights, lr=0.1, local_batch=2)
 
 
 def test_a_sample_whose_terms_are_the_mean_number_hides_no_others() -> None:

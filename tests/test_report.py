@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from plotly import graph_objects
 
 import landscape
-from landscape.analysis.noise import estimate_noise
+from landscape.analysis.noise import noise as compute_noise
 from landscape.analysis.planes import learners_plane
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import analysis
@@ -123,7 +123,7 @@ def runs_in(folder: Path) -> Path:
     save([spectrum], folder / "dpsgd" / "spectrum.h5")
     grid = landscape.hessian_grid(problem, landscape.random_plane(problem), grid=(3, 2), **about(run))
     save([grid], folder / "ratio.h5")
-    noise = estimate_noise(problem, run.weights, run.lr, run.local_batch, draws=4, **about(run))
+    noise = compute_noise(problem, run.weights, run.lr, run.local_batch, draws=4, **about(run))
     save([noise], folder / "noise.h5")
     return folder
 

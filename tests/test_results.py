@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 import landscape
 from landscape import InputError, OperationError, Surface, plots
 from landscape.cli import details
-from landscape.core import registry
+from landscape.core import hdf5, registry
 from landscape.plots.drawing import drawing_of, draws
 from landscape.plots.picture import panels
 from landscape.plots.style import headline
@@ -43,6 +43,7 @@ class Heights(Result):
     shapes: ClassVar[Mapping[str, str]] = {"age": "age+", "height": "age"}
     units: ClassVar[Mapping[str, str]] = {"age": "year", "height": "m"}
     table: ClassVar[str] = "age"
+    renamed: ClassVar[Mapping[str, str]] = {"years": "age", "name": "label"}
 
     age: np.ndarray
     height: np.ndarray
@@ -111,6 +112,27 @@ def test_subclasses_are_drawn_and_saved_as_their_base_class(tmp_path: Path) -> N
     assert heights(OtherHeights).plot("bars").get_suptitle() == "other heights, bars"
     with pytest.raises(InputError, match=r"Heights.*OtherHeights"):
         plots.draw([heights(), heights(OtherHeights)])
+
+
+def test_older_files_are_read_under_the_names_of_today(tmp_path: Path) -> None:
+    path = tmp_path / "h.h5"
+    with hdf5.writing(path, Heights.schema) as file:
+        file["years"], file["height"] = [1.0, 2.0], [0.75, 0.9]
+        file.attrs["name"] = "Ada"
+    back = Heights.load(path)
+    assert back.label == "Ada"
+    np.testing.assert_array_equal(back.age, [1.0, 2.0])
+    assert type("Smaller", (MoreHeights,), {"renamed": {"cm": "height"}}).renamed == {
+        **Heights.renamed,
+        "cm": "height",
+    }
+    with hdf5.writing(path, Heights.schema) as file:  # the name of today comes first
+        file["years"], file["age"], file["height"] = [0.0], [1.0, 2.0], [0.75, 0.9]
+    np.testing.assert_array_equal(Heights.load(path).age, [1.0, 2.0])
+    with hdf5.writing(path, Heights.schema) as file:
+        file["height"] = [0.75, 0.9]
+    with pytest.raises(OperationError, match="age"):
+        Heights.load(path)
 
 
 def test_what_cannot_be_drawn_is_named() -> None:

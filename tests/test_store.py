@@ -26,7 +26,7 @@ def results() -> list[base.Result]:
     return [
         landscape.contour(problem, plane, grid=(3, 2), label="a ‖label‖", split="test"),
         landscape.hessian_grid(problem, plane, grid=(2, 1)),
-        landscape.estimate_noise(problem, weights, 0.1, 4, draws=3),
+        landscape.noise(problem, weights, 0.1, 4, draws=3),
         landscape.line(problem, weights, 3, ends=("left ‖", "right")),
         landscape.line(problem, plane.directions[0], 3),
         landscape.contour(problem, landscape.between(problem, weights), grid=(2, 3)),

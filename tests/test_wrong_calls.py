@@ -66,7 +66,7 @@ def test_a_bool_is_no_number(name: str, key: str) -> None:
         ("contour", {"plane": torch.eye(2, 8)}),
         ("line", {"along": [1.0] * 8}),
         ("line", {"along": OTHER[0]}),
-        ("estimate_noise", {"weights": OTHER}),
+        ("noise", {"weights": OTHER}),
         ("smoothing", {"weights": OTHER}),
         ("top_eigenvalues", {"weights": OTHER[0]}),
         ("HessianOperator", {"weights": OTHER[0]}),

@@ -42,20 +42,20 @@ from landscape.gradients.minibatches import (
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.noise import NoiseAlignment, NoiseEstimate, NoiseScale
+from landscape.results.noise import Noise, NoiseAlignment, NoiseScale
 
 # Draws give each standard error to about 13%, 1/√(2·31) (ours; DESIGN's default).
 DRAWS = 32
 
 
-def _estimate_noise_need(problem: Any, weights: Any, **_: Any) -> Need:
+def _noise_need(problem: Any, weights: Any, **_: Any) -> Need:
     """Gradients of the learners there and at the mean, deviations, and their products as rows and as one."""
     return needs.curved(problem, 5 * needs.rows(weights) + 4 * needs.double(problem))
 
 
 @numerics(1)
-@bounded(_estimate_noise_need)
-def estimate_noise(
+@bounded(_noise_need)
+def noise(
     problem: Problem,
     weights: Tensor,
     lr: float,
@@ -66,7 +66,7 @@ def estimate_noise(
     max_memory: int | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
-) -> NoiseEstimate:
+) -> Noise:
     """Four estimates of Δ(2), the noise that the spread of the learners adds to the gradient.
 
     With δ the mean over learners of ∇L^μ(w_j) − ∇L^μ(w_a): the definition α²‖δ‖² over drawn minibatches, the
@@ -98,7 +98,7 @@ def estimate_noise(
         >>> x, y = torch.randn(20, 3), torch.randint(2, (20,))
         >>> problem = landscape.Problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, (x, y))
         >>> weights = problem.weights + 0.1 * torch.randn(4, 8)
-        >>> landscape.estimate_noise(problem, weights, lr=0.1, local_batch=5, draws=3).direct.shape
+        >>> landscape.noise(problem, weights, lr=0.1, local_batch=5, draws=3).direct.shape
         (3,)
     """
     positive("learners", len(weights), least=2)
@@ -124,7 +124,7 @@ def estimate_noise(
     full = each.mean(0, dtype=torch.float64) - gradient
     operator = HessianOperator(problem, mean)
     eq4 = sum(float(operator(d).double().square().sum()) for d in spread) / n**2
-    return NoiseEstimate(
+    return Noise(
         **dict(zip(names, table.T, strict=True)),
         full_batch=lr**2 * float(full @ full),
         eq4=lr**2 * eq4,

@@ -23,7 +23,7 @@ from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import Estimate
 from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
 from landscape.curvature.hessian import Preconditioner
-from landscape.curvature.lanczos import Eigenpairs, Ends
+from landscape.curvature.search import Eigenpairs, Ends
 from landscape.curvature.trace import trace
 from landscape.evaluation.evaluate import Evaluator, evaluator
 from landscape.problem.losses import correct_shares

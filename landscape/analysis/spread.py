@@ -29,7 +29,7 @@ from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator
-from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, lanczos, start_vector, warm_start
+from landscape.curvature.search import MAX_PRODUCTS, TOL, find_eigenpairs, start_vector, warm_start
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.evaluation.needs import GRAPH_BYTES
@@ -451,7 +451,9 @@ class _Smoothed:
                 total += one
             return total / self.pairs
 
-        top = lanczos(product, warm_start(near, start_vector(self.problem, seed)), tol=tol, progress=progress)
+        top = find_eigenpairs(
+            product, warm_start(near, start_vector(self.problem, seed)), tol=tol, progress=progress
+        )
         v, value = top.vectors[0], float(top.values[0])
         centre, along, across = product(v), np.zeros(self.pairs), 0.0
         for i, one in enumerate(each(v)):

@@ -13,7 +13,7 @@ import torch
 
 from landscape import plots
 from landscape.analysis.grids import contour
-from landscape.analysis.noise import estimate_noise
+from landscape.analysis.noise import noise as compute_noise
 from landscape.analysis.planes import learners_plane, random_plane
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common, plot, report
@@ -27,7 +27,7 @@ from landscape.reports import contents, page
 from landscape.reports.parts import Page
 from landscape.results.base import save
 from landscape.results.grids import Surface
-from landscape.results.noise import NoiseEstimate
+from landscape.results.noise import Noise
 from landscape.training.processes.children import Pool
 from landscape.training.recipes import recipe
 from landscape.training.run.launch import Run, train_runs
@@ -143,14 +143,14 @@ def contours(runs: Runs) -> dict[str, list[Surface]]:
     return made
 
 
-def noise(folder: Path) -> list[NoiseEstimate]:
+def noise(folder: Path) -> list[Noise]:
     """Δ(2) of DPSGD, seed 0, early and at the end."""
     estimates = []
     for step, bar in each("noise", (EARLY, STEPS)):
         run = Checkpoint.load(folder / "dpsgd-0" / f"step-{step:07d}.h5")
         problem, batch = run.problem("train"), run.local_batch
         of = about(run, "train")
-        estimates.append(estimate_noise(problem, run.weights, run.lr, batch, progress=bar, **of))
+        estimates.append(compute_noise(problem, run.weights, run.lr, batch, progress=bar, **of))
     return estimates
 
 
@@ -166,7 +166,7 @@ def _film(folder: Path, progress: Progress) -> Path:
     return path
 
 
-def findings(runs: Runs, surfaces: dict[str, list[Surface]], noises: list[NoiseEstimate]) -> list[str]:
+def findings(runs: Runs, surfaces: dict[str, list[Surface]], noises: list[Noise]) -> list[str]:
     """Five sentences with their numbers; both the numbers and what is said of them come from the results."""
     return [
         _edge(runs),
@@ -201,7 +201,7 @@ def _sharpness(runs: Runs) -> str:
     )
 
 
-def _noise(runs: Runs, estimate: NoiseEstimate) -> str:
+def _noise(runs: Runs, estimate: Noise) -> str:
     (ss, dp), half = runs.values(), STEPS // 2
     noise = [[_median(run, "delta", 0, EARLY) for run in of] for of in (ss, dp)]
     ratio = np.array(noise[1]) / np.array(noise[0])

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from landscape import limits
 from landscape.analysis.learning_coefficient import learning_coefficient as compute_learning_coefficient
-from landscape.analysis.noise import GRADIENTS, estimate_noise
+from landscape.analysis.noise import GRADIENTS
+from landscape.analysis.noise import noise as compute_noise
 from landscape.analysis.noise import noise_alignment as compute_noise_alignment
 from landscape.analysis.noise import noise_scale as compute_noise_scale
 from landscape.analysis.sharpness import KINDS as SHARPNESS
@@ -29,7 +30,7 @@ from landscape.core.options import positive
 from landscape.curvature.hessian import KINDS
 from landscape.curvature.pyhessian_engine import ENGINES
 from landscape.results.curvature import BatchSharpness, Spectrum
-from landscape.results.noise import NoiseEstimate, NoiseScale
+from landscape.results.noise import Noise, NoiseScale
 from landscape.results.training import Stability
 from landscape.training.optimizer.preconditioning import preconditioner
 
@@ -150,7 +151,7 @@ def disagreement(analysis: Analysis) -> None:
     )
 
 
-DELAYS = "0,1,3,7,31"  # DESIGN's table
+DELAYS = "0,1,3,7,31"  # the table of docs/explanation/stability.md
 HEADS = ("no momentum", "ordinary", "shifted")
 Limits = list[dict[str, float]]  # a row for each delay: "delay", and a value for each of HEADS
 
@@ -261,7 +262,7 @@ def _row(first: str, cells: list[str]) -> str:
 
 @command(
     analysis=analysis_options(
-        estimate_noise, split=False, draws={"flag": "--draws", "help": "Draws of n minibatches."}
+        compute_noise, split=False, draws={"flag": "--draws", "help": "Draws of n minibatches."}
     )
 )
 def noise(lr: float | None, local_batch: int | None, analysis: Analysis) -> None:
@@ -282,9 +283,9 @@ def noise(lr: float | None, local_batch: int | None, analysis: Analysis) -> None
         if run.algorithm == IMPORTED and (lr is None or local_batch is None):
             raise InputError(f"--lr, --local-batch: {run.path} was imported and has none, give both")
 
-    def estimate(run: Checkpoint, **settings: Any) -> NoiseEstimate:
+    def estimate(run: Checkpoint, **settings: Any) -> Noise:
         rate, batch = run.lr if lr is None else lr, run.local_batch if local_batch is None else local_batch
-        return estimate_noise(analysis.problem(run), run.weights, rate, batch, **settings)
+        return compute_noise(analysis.problem(run), run.weights, rate, batch, **settings)
 
     analysis.compute("noise", runs, estimate)
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import categories, finish, panels, points, wrapped_panels
-from landscape.results.noise import CriticalBatch, NoiseAlignment, NoiseEstimate, NoiseScale
+from landscape.results.noise import CriticalBatch, Noise, NoiseAlignment, NoiseScale
 
 ESTIMATES = {
     "direct": "direct\n(definition)",
@@ -22,8 +22,8 @@ ESTIMATES = {
 }
 
 
-@draws(NoiseEstimate)
-def draw_noise(results: Sequence[NoiseEstimate], title: str = "") -> Figure:
+@draws(Noise)
+def draw_noise(results: Sequence[Noise], title: str = "") -> Figure:
     """The four estimates of Δ(2) as bars on a log scale, one panel for each checkpoint.
 
     Error bars are one standard error.

@@ -31,7 +31,7 @@ from landscape.results.base import Result
 from landscape.results.comparison import Comparison, cell, footnotes, summary, verdict
 from landscape.results.curvature import Spectrum
 from landscape.results.grids import HessianGrid, Surface
-from landscape.results.noise import NoiseEstimate
+from landscape.results.noise import Noise
 from landscape.results.shown import logarithmic
 
 # Points of all surfaces together: about 1.6 MB of the page. Finer grids are drawn with every k-th row (ours).
@@ -290,7 +290,7 @@ _ANNOTATED = 64
 def other_sections(contents: Contents) -> list[Section]:
     """Ratios, spectra, noise, and a section with pictures of whatever else there is."""
     made = [_ratios(contents), _spectra(contents), _noise(contents)]
-    others = contents.others(Surface, HessianGrid, Spectrum, NoiseEstimate, Comparison)
+    others = contents.others(Surface, HessianGrid, Spectrum, Noise, Comparison)
     if others:
         pictures = [picture_of(kind.__name__, results) for kind, results in others.items()]
         notes = tuple(p for p in pictures if isinstance(p, str))
@@ -413,7 +413,7 @@ def _densities(labelled: Sequence[tuple[Spectrum, str, str]]) -> list[Chart]:
 
 
 def _noise(contents: Contents) -> Section:
-    noises = contents.of(NoiseEstimate)
+    noises = contents.of(Noise)
     lacking = [] if noises else [run for run in contents.runs if run.checkpoint.learners > 1]
     missing = missing_of("Δ(2) was not estimated by its definition at", "noise", "", lacking)
     traces, words, every = [], [], []

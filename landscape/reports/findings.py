@@ -23,7 +23,7 @@ from landscape.results.base import Result
 from landscape.results.comparison import Comparison
 from landscape.results.curvature import Spectrum
 from landscape.results.grids import HessianGrid, Interpolated, Surface
-from landscape.results.noise import NoiseEstimate
+from landscape.results.noise import Noise
 from landscape.results.shown import in_words
 
 # Two settings are told apart where the 95% interval of their difference leaves zero out (the usual level).
@@ -295,11 +295,11 @@ def command(contents: Contents, result: Result, path: Path) -> str:
         options += ["--kind", result.kind, "--seed", result.seed]
         options += ["--part", result.part] * bool(result.part)
         options += ["--precondition"] * bool(result.precondition)
-    elif isinstance(result, NoiseEstimate):
+    elif isinstance(result, Noise):
         options += ["--draws", len(result.direct), "--seed", result.seed]
     else:
         return f"{shlex.join(['landscape', name, *places])}, with the options that it was given"
-    if (split := getattr(result, "split", "")) and not isinstance(result, NoiseEstimate):
+    if (split := getattr(result, "split", "")) and not isinstance(result, Noise):
         options += ["--split", split]
     if (dtype := getattr(result, "dtype", "float32")) != "float32":
         options += ["--dtype", dtype]

@@ -68,6 +68,7 @@ class Result:
     - ``units``: from the annotations, field -> unit; "1" for numbers without a unit.
     - ``table``: the dimensions whose points are the rows of :meth:`to_dataframe`.
     - ``texts``: arrays of UTF-8 bytes.
+    - ``renamed``: a field's name in older files -> its name now. A class has those of its bases, too.
 
     These fields mean the same in every result that has them:
 
@@ -115,6 +116,7 @@ class Result:
     units: ClassVar[Mapping[str, str]] = {}
     table: ClassVar[str] = ""
     texts: ClassVar[tuple[str, ...]] = ()
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -127,6 +129,8 @@ class Result:
                     cls.shapes = {**cls.shapes, name: about.pop(0)}
                 if about:
                     cls.units = {**cls.units, name: about[0]}
+        every = [vars(kind).get("renamed", {}) for kind in reversed(cls.__mro__)]
+        cls.renamed = {before: now for names in every for before, now in names.items()}
         if "schema" in vars(cls):
             registry.results.add(cls.schema)(cls)
 
@@ -357,18 +361,22 @@ class Result:
         hints = type_hints(cls)
         values: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
-            kind, name = hints[field.name], field.name
-            if _optional(field) and name not in group and name not in group.attrs:
+            names = [field.name, *(before for before, now in cls.renamed.items() if now == field.name)]
+            held = [name for name in names if name in group or name in group.attrs]
+            if _optional(field) and not held:
                 continue
+            kind, name = hints[field.name], (held or names)[0]
+            value: Any
             if kind in (bool, int, float, str):
-                values[name] = attribute(group, name, kind)
+                value = attribute(group, name, kind)
             elif kind == tuple[str, ...]:
                 texts = group.attrs.get(name)
                 if not isinstance(texts, np.ndarray) or not all(isinstance(t, str) for t in texts.flat):
                     raise ValueError(f"attribute {location(group, name)} is no list of texts")
-                values[name] = tuple(texts.ravel())
+                value = tuple(texts.ravel())
             else:
-                values[name] = np.asarray(dataset(group, name, "S" if name in cls.texts else "fiub"))
+                value = np.asarray(dataset(group, name, "S" if field.name in cls.texts else "fiub"))
+            values[field.name] = value
         return cls(**values)
 
 

@@ -16,7 +16,7 @@ from landscape.results.shown import Row, converged, eigenvalue, interval, percen
 
 
 @dataclass(frozen=True)
-class NoiseEstimate(Sourced):
+class Noise(Sourced):
     """Δ(2) at one checkpoint, with learners w_j = w_a + Δw_j, learning rate α and local batch B.
 
     All values are squared weights. Arrays (draws,) have one value for each draw of n minibatches of B samples

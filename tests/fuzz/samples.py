@@ -101,7 +101,7 @@ def results() -> dict[str, Any]:
         "line": filled(
             landscape.Line, **none, t=np.linspace(0, 1, 5), done=np.ones(5, bool), kind="interpolation", ends=("a", "b"),
         ),
-        "noise": filled(landscape.NoiseEstimate),
+        "noise": filled(landscape.Noise),
         "batch_sharpness": filled(landscape.BatchSharpness, local_batch=4, converged=True),
         "noise_scale": filled(landscape.NoiseScale, gradient="draws", norm2=1.0, learners=3, local_batch=4, learner_draws=5),
         "spectrum": filled(

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from landscape import plots
-from landscape.analysis.noise import estimate_noise
+from landscape.analysis.noise import noise
 from landscape.analysis.spread import smoothing
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.statistics import mean_and_error
@@ -19,7 +19,7 @@ from landscape.paper.figure import Compared, Drawing, figure, summary
 from landscape.paper.verdicts import Effect, Rows, select, settings, stacked
 from landscape.plots.picture import panels, shared_legend
 from landscape.results.flatness import Smoothing
-from landscape.results.noise import NoiseEstimate
+from landscape.results.noise import Noise
 from landscape.training.experiments import continued
 
 # ---- Four numbers for Δ(2)
@@ -38,15 +38,13 @@ def _estimates(context: Context, key: str, run: Checkpoint) -> list[dict[str, An
     """The four numbers at every checkpoint of a run, form by form."""
     draws, points = context.pick(2, 16, 32), context.points(key)
 
-    def estimate(point: Point) -> NoiseEstimate:
+    def estimate(point: Point) -> Noise:
         run = point.load()
         problem, step = context.problem(run, "train"), str(run.step)
-        return estimate_noise(problem, run.weights, run.lr, run.local_batch, draws=draws, label=step)
+        return noise(problem, run.weights, run.lr, run.local_batch, draws=draws, label=step)
 
     known = {"draws": draws, "along": True}
-    estimates = context.cached(
-        NoiseEstimate, points, known, lambda: list(map(estimate, points)), (estimate_noise,)
-    )
+    estimates = context.cached(Noise, points, known, lambda: list(map(estimate, points)), (noise,))
     return [
         {"step": int(estimate.label), "estimate": name, "value": value, "standard_error": error}
         for name in _FORMS
@@ -92,7 +90,7 @@ def _judge_eq4(rows: Rows) -> list[Effect]:
 figure(
     "eq4", "DPSGD-2020, Eq. 4 in detail", "Δ(2) over training, four ways",
     "DPSGD's extra noise is α² tr(HCH), a function of the Hessian and of the learners' spread.",
-    scales.mnist_runs("{rule}", {"rule": ("dpsgd",)}, 3, "fig2a-{rule}"), _judge_eq4,
+    scales.mnist_runs("{rule}", {"rule": ("dpsgd",)}, 5, "fig2a-{rule}"), _judge_eq4,
     laptop=f"Figure 2(a), {scales.MNIST_NOTE}", paper=scales.MNIST_NOTE, weights=True,
 )(_eq4)  # fmt: skip
 
@@ -239,7 +237,7 @@ figure(
     "smoothing", "DPSGD-2021", "the loss smoothed by the learners' spread; the rates it allows, α and α_e",
     "The spread smooths the loss, hence allows a larger rate; the effective rate adjusts itself to the "
     "landscape.",
-    scales.mnist_runs(FORM, AXES, 3, "fig2a-{algorithm}"), _judge_smoothing,
+    scales.mnist_runs(FORM, AXES, 5, "fig2a-{algorithm}"), _judge_smoothing,
     laptop=f"Figure 2(a), early (a tenth) and at the end, 10,000 training samples; {scales.OURS}",
     paper=f"Figure 2(a); {scales.OURS}", weights=True,
 )(_smoothing)  # fmt: skip
