@@ -20,6 +20,7 @@ from landscape.core.options import toml_value
 from landscape.results.training import COLUMNS, Sweep, texts
 from landscape.training.experiments.sweep import Setting, canonical, folder_name, grid, search, split
 from landscape.training.recipes import recipe, table_recipes
+from landscape.training.recipes.settings import parse_value
 from tests.conftest import Command
 from tests.test_cli import one_line
 
@@ -62,7 +63,7 @@ values = st.one_of(
 @given(values)
 def test_a_value_has_one_spelling_which_means_the_same(value: Any) -> None:
     once = canonical(toml_value(value))
-    assert recipe.parse_value(once) == value
+    assert parse_value(once) == value
     assert canonical(once) == once
 
 
@@ -285,7 +286,7 @@ def test_every_cell_of_the_tables_has_a_recipe() -> None:
                 pytest.approx([0.1, 0.01])
             )
             assert r.part("optimizer")[1] == {"momentum": 0.9, "weight_decay": 5e-4}
-            assert r.spec("data").options == {"normalize": True, "augment": True, "subset": 0}
+            assert r.spec("data").options == {"normalize": True, "augment": True, "subset": 0, "size": 32}
             if "dpsgd" in name:
                 assert r.part("algorithm")[1]["mixing"] == "random-matching"
         assert found == table2 | table3 | table5

@@ -30,8 +30,9 @@ from landscape.training.processes import children
 from landscape.training.processes.children import TIMEOUT
 from landscape.training.processes.process_group import Group, started_by_launcher, worker_device
 from landscape.training.recipes import recipe, table_recipes
-from landscape.training.recipes.recipe import Recipe, parsed
+from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.recipe import names as recipe_names
+from landscape.training.recipes.settings import parsed
 from landscape.training.run.launch import launch, train_runs
 from landscape.training.run.loop import Hooks
 from landscape.training.run.setup import Diverged, divergence_message

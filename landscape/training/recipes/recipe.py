@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +11,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from landscape import data, models
@@ -22,7 +20,6 @@ from landscape.core import registry
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import (
-    MAX_DEPTH,
     bounded_toml,
     check_type,
     choose,
@@ -36,6 +33,7 @@ from landscape.gradients.learners import Precision
 from landscape.training import algorithms, optimizer
 from landscape.training.recipes import table_recipes
 from landscape.training.recipes.schedule import Schedule
+from landscape.training.recipes.settings import changed, parsed
 from landscape.training.topology.mixing import is_file, known_matrices
 
 MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
@@ -167,10 +165,9 @@ LEAST = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """All settings of a run. The reference of recipe keys is made from this docstring and its tables'.
+    """All settings of a run: :meth:`read` and :meth:`replace` make them, ``landscape.train`` takes them.
 
-    ``algorithm``, ``model``, ``data`` and ``optimizer`` are tables with a ``name`` and the options of that
-    part.
+    The reference of recipe keys is made from this docstring and its tables'.
 
     Attributes:
         name: A name for messages and plots. Source: the name of the recipe's file.
@@ -187,6 +184,13 @@ class Recipe:
         sampling: "replacement" draws minibatches with replacement. "all" takes the whole training set in each
             step, a share a learner in order, so that gradients have no sampling noise; the training set must
             then have ``batch`` samples. Source: ours; the paper does not say how it draws.
+        algorithm, model, data, optimizer: Tables with a ``name`` and the options of that part.
+        schedule, decompose, evaluate, checkpoint, monitor, diverge, init: Tables of further keys.
+        matrices: Mixing matrices by the names of their files, each read once; no key.
+
+    Example:
+        >>> Recipe.read("digits-dpsgd", steps=100).steps
+        100
     """
 
     name: str
@@ -240,7 +244,21 @@ class Recipe:
         self.spec("data")
 
     def part(self, table: str) -> tuple[str, dict[str, Any]]:
-        """(name, options) of the table "algorithm", "model", "data" or "optimizer" (by default SGD)."""
+        """Name and options of a part of the run, as they are given.
+
+        Args:
+            table: "algorithm", "model", "data" or "optimizer".
+
+        Returns:
+            (name, options); the optimizer is SGD by default.
+
+        Raises:
+            InputError: for a table without a name.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd").part("algorithm")
+            ('dpsgd', {'mixing': 'full'})
+        """
         values = ({"name": "sgd"} if table == "optimizer" else {}) | getattr(self, table)
         if "name" not in values:
             raise InputError(f"{table}.name: missing, and there is no default")
@@ -248,7 +266,18 @@ class Recipe:
         return (optimizer.full_name(name) if table == "optimizer" else name), values
 
     def spec(self, table: str) -> Spec:
-        """A table with a name, checked, its defaults filled in; MODULE:NAME is not imported here."""
+        """Name and options of a part of the run, checked, with their defaults; MODULE:NAME is not imported.
+
+        Args:
+            table: "algorithm", "model", "data" or "optimizer".
+
+        Returns:
+            An object with ``name`` and ``options``.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd").spec("algorithm").options["order"]
+            'awc'
+        """
         name, given = self.part(table)
         code = table in CODE and is_user_defined(name)
         return Spec(name, given if code else PARTS[table].options(name, given), called=True)
@@ -259,7 +288,15 @@ class Recipe:
         return any(self.spec(table).user_defined for table in CODE)
 
     def rule(self) -> algorithms.Rule:
-        """A new update rule, as the table "algorithm" says."""
+        """Make the update rule that the table "algorithm" describes.
+
+        Returns:
+            A new rule, without state.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd").rule().label
+            'DPSGD'
+        """
         with known_matrices(self.matrices):
             rule: algorithms.Rule = algorithms.make(
                 *self.part("algorithm"), learners=self.learners, seed=self.seed
@@ -268,32 +305,76 @@ class Recipe:
         return rule
 
     def stability_limit(self) -> float | None:
-        """The largest ηλ at which the rule with its optimizer is stable on a quadratic; None: not known."""
+        """The largest ηλ at which the rule with its optimizer is stable on a quadratic loss.
+
+        Returns:
+            The limit, without unit; None where it is not known.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd").stability_limit()
+            1.0
+        """
         momentum = optimizer.make(*self.part("optimizer")).heavy_ball
         return self.rule().stability_limit(*momentum) if momentum else None
 
     def describe(self) -> str:
-        """The rule's line for the user with this optimizer, such as its mixing and limit; may be ""."""
+        """The rule's line for the user, such as its mixing matrix and its stability limit with the optimizer.
+
+        Returns:
+            The line; "" for a rule that has none.
+
+        Example:
+            >>> "spectral gap" in Recipe.read("digits-dpsgd").describe()
+            True
+        """
         momentum = optimizer.make(*self.part("optimizer")).heavy_ball
         return self.rule().describe(*momentum) if momentum else self.rule().describe(None)
 
     @property
     def local_batch(self) -> int:
-        """B."""
+        """The local minibatch B of a learner, in samples."""
         return self.batch // self.learners
 
     def rate(self, step: int, samples: int) -> float:
-        """α at ``step``, counted from 1, with ``samples`` in the training set."""
+        """The learning rate of a step.
+
+        Args:
+            step: counted from 1.
+            samples: those of the training set.
+
+        Returns:
+            α, with what the schedule makes of it.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd", lr=0.5).rate(1, samples=1500)
+            0.5
+        """
         return self.schedule.at(self.lr, step, self.batch, samples)
 
     def values(self) -> dict[str, Any]:
-        """All keys, nested."""
+        """The values of all keys, nested as the tables are.
+
+        Returns:
+            A copy, which may be changed.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd").values()["decompose"]["every"]
+            10
+        """
         values = dataclasses.asdict(self)
         del values["matrices"]
         return values
 
     def to_toml(self) -> str:
-        """The whole recipe, defaults included, as TOML that reads back to an equal recipe."""
+        """Write the whole recipe, defaults included, as TOML, which :meth:`read` takes from a file.
+
+        Returns:
+            The text.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd").to_toml().splitlines()[0]
+            'name = "digits-dpsgd"'
+        """
         specs = {table: self.spec(table) for table in PARTS}
         named = {table: {"name": spec.name, **spec.options} for table, spec in specs.items()}
         return toml_text(self.values() | named)
@@ -330,7 +411,13 @@ class Recipe:
         return read(recipe, settings, allow_code=allow_code)
 
     def replace(self, **settings: Any) -> Recipe:
-        """Make a recipe with some other settings, by key as in :meth:`read`; this one stays as it is.
+        """Make a recipe with some other settings; this one stays as it is.
+
+        Args:
+            settings: values by key, as of :meth:`read`.
+
+        Returns:
+            The checked recipe.
 
         Raises:
             InputError: for a key or value that is not allowed.
@@ -366,7 +453,7 @@ def recipes(pattern: str | None = None) -> dict[str, str]:
 
     Example:
         >>> recipes("digits-dpsgd")
-        {'digits-dpsgd': 'dpsgd     digits  n = 5, nB = 500, lr 1, 1500 steps'}
+        {'digits-dpsgd': 'dpsgd     digits  n = 5, nB = 500, lr 0.5, 500 steps'}
     """
     chosen = [name for name in names() if fnmatchcase(name, pattern)] if pattern else built_in()
     return {name: read(name).summary for name in chosen}
@@ -417,82 +504,6 @@ def _file_values(recipe: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise OperationError(f"{path}: cannot be read as a recipe ({error})") from error
     return {"name": path.stem} | values
-
-
-def changed(values: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Change ``values`` by ``settings``, values by dotted key, and return it."""
-    for key, value in settings.items():
-        *tables, last = key.split(".")
-        if len(tables) > MAX_DEPTH:
-            raise InputError(
-                f"settings: a key of {len(tables) + 1} parts is not allowed, at most {MAX_DEPTH} are"
-            )
-        inner = values
-        for table in tables:
-            inner = inner.setdefault(table, {})
-            if not isinstance(inner, dict):
-                raise InputError(f"settings: '{key}' is not allowed, '{table}' is not a table")
-        inner[last] = _plain(key, value)
-    return values
-
-
-def _plain(key: str, value: Any) -> Any:
-    """``value`` of a key as TOML knows it; NumPy's numbers, paths and tuples become such values."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(f"{key}.{name}", inner) for name, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(key, item) for item in value]
-    if isinstance(value, (np.generic, Path)):
-        return value.item() if isinstance(value, np.generic) else str(value)
-    if not isinstance(value, (bool, int, float, str)):
-        raise InputError(
-            f"{key}: a {type(value).__name__} is not allowed, only text, numbers, lists and tables are"
-        )
-    return value
-
-
-def parsed(settings: Iterable[str]) -> dict[str, Any]:
-    """Values by dotted key of "KEY=VALUE" settings; the last of several for a key holds.
-
-    Example:
-        >>> parsed(["lr=0.5", "algorithm.name=dpsgd"])
-        {'lr': 0.5, 'algorithm.name': 'dpsgd'}
-    """
-    found: dict[str, Any] = {}
-    for setting in settings:
-        key, value = key_and_value(setting)
-        found.pop(key, None)  # it holds from here on
-        found[key] = parse_value(value)
-    return found
-
-
-def key_and_value(setting: str) -> tuple[str, str]:
-    """("lr", "0.5") of "lr=0.5"; InputError where it is not of that form.
-
-    Example:
-        >>> key_and_value("lr=0.5")
-        ('lr', '0.5')
-    """
-    key, equals, text = setting.partition("=")
-    if not equals or not key.strip():
-        raise InputError(f"settings: '{setting}' is not allowed, it must be KEY=VALUE, such as lr=0.5")
-    return key.strip(), text
-
-
-def parse_value(written: str) -> Any:
-    """A TOML value; other text is a string without quotes, as in algorithm.name=dpsgd.
-
-    Example:
-        >>> parse_value("0.5"), parse_value("[1, 2]"), parse_value("dpsgd")
-        (0.5, [1, 2], 'dpsgd')
-    """
-    try:
-        return tomllib.loads(f"v = {written}")["v"]
-    except tomllib.TOMLDecodeError:
-        return written
-    except (RecursionError, ValueError) as error:
-        shown = f"{written[:20]}…" if len(written) > 20 else written
-        raise InputError(f"settings: '{shown}' is not allowed ({' '.join(str(error).split())})") from error
 
 
 def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:

@@ -156,7 +156,7 @@ def in_processes(
             shown=shown is not None,
         )
     if code:
-        error = OperationError(f"{folder}: its processes ended with exit code {code}")
+        error = OperationError(f"{folder}: its processes ended with exit code {code}, the run can be resumed")
         error.exit_code = code
         raise error
     return Checkpoint.load(last)
