@@ -133,7 +133,7 @@ def test_any_results_are_added_and_read(path: Path) -> None:
         assert len(file) == 0
         file.add(surface)
         file.add(surface.compact())
-        with pytest.raises(HeldError, match="a landscape.basins does not fit"):
+        with pytest.raises(HeldError, match="no landscape.basins is allowed"):
             file.add(surface.basins([0.25]))
         assert len(landscape.load(path)) == 2  # type: ignore[arg-type]
     with landscape.open(path) as file:

@@ -28,7 +28,7 @@ class HeldError(OperationError):
     """
 
     def __init__(self, path: Path, held: str, grid: tuple[int, int] | None = None) -> None:
-        self.held, self.grid = f"{path}: holds {held}", grid
+        self.held, self.grid = f"{path}: {held}", grid
         kept = f"; grid={grid} keeps them all" if grid else ""
         super().__init__(f"{self.held}{kept}", f"landscape.open({str(path)!r}, 'a', replace=True)")
 
@@ -40,6 +40,10 @@ class ResultFile:
     the file that is of the same problem, plane and settings, if it was not gone on with since the file was
     opened; they write the file about every ten seconds, and when they end. Every write is a whole new file
     that replaces the old one.
+
+    Args:
+        path, mode, replace, message: as for :func:`landscape.open`.
+        writes: whether this process writes the file; of several that open it, one does.
 
     Example:
         >>> import tempfile, torch, landscape
@@ -175,10 +179,23 @@ class ResultFile:
         SHA-256) are left alone.
 
         Args:
+            kind: the class of the result.
             differs: the difference of a result from what is to be computed, in words; "" if there is none.
+            source: the SHA-256 of the file whose weights are analysed; "" if there is none.
+            x, y: the coordinates of the grid.
+
+        Returns:
+            The result, which is ``resumed`` from now on.
 
         Raises:
-            HeldError: the file holds other results, or points that the grid does not have.
+            OperationError: the file holds other results, or points that the grid does not have, or it is open
+                for reading only.
+
+        Example:
+            >>> import tempfile, landscape
+            >>> with landscape.open(f"{tempfile.mkdtemp()}/one.h5", "w") as file:
+            ...     file.earlier(landscape.Surface, lambda result: "", "", surface.x, surface.y) is None
+            True
         """
         self._check()
         self.resumed = self._unfinished = None
@@ -202,9 +219,26 @@ class ResultFile:
         return self.resumed
 
     def drop(self, result: Result, reason: str) -> None:
-        """Leave out a result that does not fit, for ``reason``; HeldError unless the file may be replaced."""
+        """Leave out a result that does not fit.
+
+        Args:
+            result: one that the file holds.
+            reason: why it does not fit, in words.
+
+        Raises:
+            OperationError: the file was not opened with ``replace``.
+
+        Example:
+            >>> import tempfile, landscape
+            >>> path = f"{tempfile.mkdtemp()}/two.h5"
+            >>> landscape.save([surface, surface.compact()], path)
+            >>> with landscape.open(path, "a", replace=True) as file:
+            ...     file.drop(file[0], "it is too large")
+            ...     len(file)
+            1
+        """
         if not self._replace:
-            raise HeldError(self.path, f"another result, {reason}")
+            raise HeldError(self.path, f"holds another result, {reason}")
         self._results = [other for other in self._results if other is not result]
         self._reasons += [] if reason in self._reasons else [reason]
 
@@ -215,13 +249,29 @@ class ResultFile:
             nx, ny, span = len(earlier.x), len(earlier.y), f"{earlier.span:g}"
             raise HeldError(
                 self.path,
-                f"{before:,} points of a grid of {nx} × {ny} over [−{span}, {span}], of which "
+                f"holds {before:,} points of a grid of {nx} × {ny} over [−{span}, {span}], of which "
                 f"{before - after:,} would be lost",
                 (2 * nx - 1, 2 * ny - 1),
             )
 
     def put(self, result: Result, *, finished: bool) -> None:
-        """Write a result in the place of the one that it goes on with, or after all others."""
+        """Write a result in the place of the one that it goes on with, or after all others.
+
+        Args:
+            result: of the kind that the file holds.
+            finished: whether it is whole, and so not gone on with while the file is open.
+
+        Raises:
+            OperationError: as for :meth:`add`.
+
+        Example:
+            >>> import tempfile, landscape
+            >>> with landscape.open(f"{tempfile.mkdtemp()}/one.h5", "w") as file:
+            ...     file.put(surface, finished=False)
+            ...     file.put(surface, finished=True)
+            ...     len(file)
+            1
+        """
         self._check(result)
         places = [i for i, other in enumerate(self._results) if other is self._unfinished]
         if places:
@@ -241,10 +291,11 @@ class ResultFile:
 
     def _check(self, result: Result | None = None) -> None:
         if not self._writable:
-            raise OperationError(f"{self.path}: is closed, or open for reading only; open it with mode 'a'")
+            words = f"{self.path}: is closed, or open for reading only"
+            raise OperationError(words, f"landscape.open({str(self.path)!r}, 'a')")
         held = [other for other in self._results if result is not None and other.schema != result.schema]
         if held and result is not None:
-            raise HeldError(self.path, f"a {held[0].schema}, and a {result.schema} does not fit beside it")
+            raise HeldError(self.path, f"holds a {held[0].schema}, no {result.schema} is allowed beside it")
 
 
 def _apart(source: str, other: str) -> bool:

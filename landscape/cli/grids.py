@@ -240,12 +240,13 @@ def _by_options() -> Iterator[None]:
     try:
         yield
     except HeldError as error:
-        others = "give --force to replace it, or another -o"
-        if error.grid:
-            x, y = error.grid
-            others = "give --force to replace them, another -o, or a grid that has them all, such as "
-            others += f"--grid {x}x{y}"
-        raise OperationError(f"{error.held}; {others}") from error
+        if not error.grid:
+            raise OperationError(f"{error.held}; give --force to replace it, or another -o") from error
+        x, y = error.grid
+        raise OperationError(
+            f"{error.held}; give --force to replace them, another -o, or a grid that has them all, such as "
+            f"--grid {x}x{y}"
+        ) from error
 
 
 @command(
