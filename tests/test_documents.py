@@ -340,7 +340,7 @@ PUBLIC_MODULES = {
     "landscape.integrations.lightning", "landscape.integrations.huggingface",
 }  # fmt: skip
 IMPORT = re.compile(
-    r"^[ >.]*(?:from (landscape[\w.]*) import ([\w, ]+|\()|import (landscape\.[\w.]+))", re.MULTILINE
+    r"^[ >.]*(?:from (landscape(?:\.[\w.]+)?) import ([\w, ]+|\()|import (landscape\.[\w.]+))", re.MULTILINE
 )
 
 

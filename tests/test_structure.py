@@ -95,7 +95,7 @@ def test_the_package_has_only_rooms() -> None:
         "py.typed",
     }
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
-    assert rooms | {"__init__", "__main__", "_version", "plugins"} == set(ROOMS)
+    assert rooms | {"__init__", "__main__", "_version"} == set(ROOMS)
 
 
 @pytest.mark.skipif((PACKAGE.parent / "PKG-INFO").exists(), reason="an sdist has no links")

@@ -1,5 +1,5 @@
-# ruff: noqa: I001 - a name a line, which plugins.py reads
-"""What packages of one's own build on, for type checkers, editors and plugins.py."""
+# ruff: noqa: I001 - a name a line, which __init__.py reads
+"""What packages of one's own build on, for type checkers, editors and __init__.py."""
 
 from landscape.core import registry as registry
 from landscape.core.registry import Registry as Registry

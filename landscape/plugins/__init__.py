@@ -1,7 +1,7 @@
 """What packages of one's own build on: base classes, registries, checks of options, parts of pictures.
 
 A package adds names to the registries in the module that its entry point of the group "landscape.plugins"
-names. The names of this module stand in ``plugins.pyi``; each is imported when it is used, so that an entry
+names. The names of this module stand in ``__init__.pyi``; each is imported when it is used, so that an entry
 point that declares names takes no time.
 """
 
@@ -19,7 +19,7 @@ __all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """The name ``name`` of ``plugins.pyi``, imported (PEP 562)."""
+    """The name ``name`` of ``__init__.pyi``, imported (PEP 562)."""
     if name not in _MODULES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     return getattr(importlib.import_module(_MODULES[name]), name)
