@@ -35,7 +35,8 @@ def api() -> str:
     found = set()
     for name, value, _ in every:
         function = value.fget if isinstance(value, property) else value
-        bare = not callable(function) or (inspect.isclass(value) and issubclass(value, Exception))
+        alias = not (inspect.isclass(value) or inspect.isroutine(function))
+        bare = alias or (inspect.isclass(value) and issubclass(value, Exception))
         signature = "" if bare else str(inspect.signature(function))
         kind = "property " if isinstance(value, property) else "class " if inspect.isclass(value) else ""
         found.add(re.sub(" at 0x[0-9a-f]+", "", f"{kind}{name}{signature}\n"))

@@ -90,8 +90,6 @@ def test_the_package_has_only_rooms() -> None:
         "__init__.pyi",
         "__main__.py",
         "_version.py",
-        "plugins.py",
-        "plugins.pyi",
         "py.typed",
     }
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}

@@ -162,7 +162,8 @@ class OwnAxes:
 
     def take(self, made: Picture, beside: Sequence[str]) -> list[Any]:
         """The axes of the picture ``made``, by name those of the user in place of its own."""
-        self.made, named, given = made, made.axes_by_name, dict(self.asked)
+        given: dict[str, Any] = dict(self.asked)
+        self.made, named = made, made.axes_by_name
         if self.where == "ax":
             main = [name for name in named if name not in beside]
             if len(main) > 1:
@@ -173,12 +174,8 @@ class OwnAxes:
         for name, ax in given.items():
             choose(self.where, name, named)
             if not isinstance(ax, Axes) or ax.name != named[name].name:
-                is_one = (
-                    f"its projection is '{ax.name}'" if isinstance(ax, Axes) else f"{ax!r} is not allowed"
-                )
-                raise InputError(
-                    f"{self.where}: {is_one}, it must be axes of projection '{named[name].name}'"
-                )
+                shown = f"its projection is '{ax.name}'" if isinstance(ax, Axes) else f"{ax!r} is not allowed"
+                raise InputError(f"{self.where}: {shown}, it must be axes with '{named[name].name}'")
         self.given = given
         return [given.get(name, ax) for name, ax in named.items()]
 

@@ -155,7 +155,7 @@ def unit(kind: Any, field: str) -> str:
 
 def in_brackets(unit: str) -> str:
     """A unit for a label, " (nat²)"; "" for pure numbers."""
-    return "" if unit == "1" else f" ({re.sub('[^]?2$', '²', unit)})"
+    return "" if unit == "1" else f" ({unit.replace('^2', '²').replace('nat2', 'nat²')})"
 
 
 def splits(results: Sequence[Any]) -> str:
