@@ -40,7 +40,9 @@ from landscape.curvature.search import Ends as Ends
 from landscape.curvature.hessian import Preconditioner as Preconditioner
 from landscape.curvature.trace import trace as trace
 from landscape.geometry.vtk import save_vts as save_vts
+from landscape.plots import draw as draw
 from landscape.problem.problem import Problem as Problem
+from landscape.reports.page import report as report
 from landscape.results.base import save as save
 from landscape.results.comparison import Comparison as Comparison
 from landscape.results.curvature import BatchSharpness as BatchSharpness
@@ -65,6 +67,9 @@ from landscape.results.training import Escape as Escape
 from landscape.results.training import Minima as Minima
 from landscape.results.training import RunTimes as RunTimes
 from landscape.results.training import Sweep as Sweep
+from landscape.training.recipes.recipe import Recipe as Recipe
+from landscape.training.recipes.recipe import recipes as recipes
+from landscape.training.run.train import train as train
 from landscape.training.experiments.continued import critical_batch as critical_batch
 from landscape.training.own_loop.module import DecentralizedDataParallel as DecentralizedDataParallel
 from landscape.training.own_loop.recorder import Recorder as Recorder

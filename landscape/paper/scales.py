@@ -17,8 +17,8 @@ from landscape.paper.context import Axes, Context, Runs, Scale, digest, runs_of
 from landscape.problem.batches import Stream
 from landscape.training.planning.calibration import calibrate
 from landscape.training.recipes import recipe
-from landscape.training.recipes import table_recipes as recipes
 from landscape.training.recipes.recipe import Recipe
+from landscape.training.recipes.table_recipes import SAMPLES
 
 # CIFAR-10 at laptop scale, by trial (ours): images of so many pixels a side, passes over them, and the width
 # of the networks; minutes a run on one core. Learners, batches and rates are the paper's.
@@ -90,7 +90,7 @@ def cell(scale: Scale, name: str, seed: int = 0) -> Recipe:
     Settings may follow, as in NAME+lr=0.2+algorithm.order='atc'.
     """
     name, *settings = name.split("+")
-    base = recipes.read(name)
+    base = recipe.read(name)
     speech, model = name.startswith("speech/"), base.model["name"]
     changes: list[str] = []
     if scale == "smoke":
@@ -104,14 +104,14 @@ def cell(scale: Scale, name: str, seed: int = 0) -> Recipe:
     elif speech and scale != "paper":
         changes = ["model.layers=2", "model.cells=64", "model.bottleneck=64"]
     elif scale == "laptop":
-        every = -(-recipes.SAMPLES["cifar10"] // base.batch)  # an epoch
+        every = -(-SAMPLES["cifar10"] // base.batch)  # an epoch
         changes = [
             f"epochs={EPOCHS}", f"data.size={SIZE}", f"model.width={WIDTHS.get(model, WIDTH)}",
             "evaluate.bn_samples=2000", f"evaluate.every={every}",
         ]  # fmt: skip
     elif not speech:  # a checkpoint after the paper's 16th epoch, for Figure 4
         changes = [f"checkpoint.every={-(-base.steps // 20)}"]
-    return recipes.read(name, [*changes, *settings, f"seed={seed}"])
+    return recipe.read(name, [*changes, *settings, f"seed={seed}"])
 
 
 def cells(scale: Scale, names: Iterable[str]) -> Runs:
