@@ -286,7 +286,7 @@ TASKS = {
     ),
     "Map": (
         "The loss on planes and along lines, and what is computed on finished surfaces.",
-        ("landscape.analysis.grids", "landscape.analysis.planes", "landscape.geometry",
+        ("landscape.analysis.grids", "landscape.analysis.planes", "landscape.evaluation", "landscape.geometry",
          "landscape.results.grids"),
     ),
     "Measure curvature": (
