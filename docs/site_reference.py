@@ -286,8 +286,8 @@ TASKS = {
     ),
     "Map": (
         "The loss on planes and along lines, and what is computed on finished surfaces.",
-        ("landscape.analysis.grids", "landscape.analysis.planes", "landscape.evaluation", "landscape.geometry",
-         "landscape.results.grids"),
+        ("landscape.analysis.grids", "landscape.analysis.planes", "landscape.evaluation",
+         "landscape.geometry", "landscape.results.grids"),
     ),
     "Measure curvature": (
         "Eigenvalues, trace and density of the Hessian, sharpness, the learners' spread, stability.",
