@@ -36,7 +36,7 @@ def check_against_dense(problem: Problem, weights: torch.Tensor, k: int, samples
     values, vectors = (t.flip(-1)[..., :k] for t in torch.linalg.eigh(h))
     spread = weights - mean
     c = spread.T @ spread / n
-    found = landscape.disagreement(weights, k, problem=problem, tol=1e-8, search="exact")
+    found = landscape.disagreement(weights, k, problem=problem, residual_tol=1e-8, search="exact")
     np.testing.assert_allclose(found.values, values, rtol=1e-6)
     shares = torch.stack([v @ c @ v for v in vectors.T]) / c.trace()
     np.testing.assert_allclose(found.spread_share, shares, rtol=1e-4, atol=1e-9)
@@ -86,7 +86,7 @@ def test_known_numbers_of_a_quadratic() -> None:
     vectors = torch.linalg.eigh(problem.model.get_buffer("hessian")).eigenvectors.T.flip(0)
     # Deviations ±2 along the sharpest eigenvector, ±1 along the third.
     away = torch.stack([2 * vectors[0], -2 * vectors[0], vectors[2], -vectors[2]])
-    found = landscape.disagreement(problem.weights + away, 2, problem=problem, tol=1e-6)
+    found = landscape.disagreement(problem.weights + away, 2, problem=problem, residual_tol=1e-6)
     np.testing.assert_allclose(found.spread_share, [0.8, 0], atol=1e-9)
     assert found.consensus == pytest.approx(2.5)
     assert found.cost == pytest.approx((4 * 9 + 1) / 4)
@@ -110,7 +110,7 @@ def test_the_mean_of_learners_in_float32_adds_nothing() -> None:
 def test_two_learners_have_no_error_and_a_zero_gradient_no_share() -> None:
     problem = problems.quadratic([3.0, 1.0], start=0.0)
     found = landscape.disagreement(
-        torch.eye(2, dtype=torch.float64) * torch.tensor([[1.0], [-1.0]]), problem=problem, top_k=1
+        torch.eye(2, dtype=torch.float64) * torch.tensor([[1.0], [-1.0]]), problem=problem, k=1
     )
     assert math.isnan(found.standard_error)
     assert math.isnan(found.cost_error)
@@ -145,7 +145,7 @@ def test_batches_and_batchnorm_with_the_statistics_of_the_mean() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"top_k": 999}, "k: 999"),
+        ({"k": 999}, "k: 999"),
         ({"checkpoint": torch.zeros(1, 107)}, "learners: 1"),
         ({"checkpoint": torch.zeros(3, 5)}, r"weights: shape \(3, 5\)"),
         ({"checkpoint": torch.zeros(3, 107)}, "consensus distance is 0"),
@@ -204,7 +204,7 @@ def learners(size: int, scale: float = 0.3, n: int = 5) -> Tensor:
 def test_a_quadratic_is_smoothed_to_itself_and_a_constant() -> None:
     problem, weights = problems.quadratic(EIGENVALUES), learners(4)
     path = torch.cumsum(learners(4, n=4), 0)
-    found = smoothing(problem, weights, pairs=40, top=4, path=path, tol=1e-8)
+    found = smoothing(problem, weights, draws=40, k=4, trajectory=path, residual_tol=1e-8)
     mean = weights.mean(0)
     spread = weights - mean
     h, covariance = dense_hessian(problem), spread.T @ spread / 5
@@ -231,7 +231,7 @@ def test_a_quadratic_is_smoothed_to_itself_and_a_constant() -> None:
 def test_a_cosine_is_smoothed_as_its_transform_says(scale: float) -> None:
     weights = learners(3, scale)
     weights = weights - weights.mean(0)  # w_a = 0, its minimum
-    found = smoothing(cosine(), weights, pairs=100, tol=1e-6)
+    found = smoothing(cosine(), weights, draws=100, residual_tol=1e-6)
     variances = (weights**2).mean(0).numpy(), np.full(3, found.consensus / 3)
     a = np.array([4.0, 2.0, 1.0])
     for k, variance in enumerate(variances):
@@ -249,7 +249,7 @@ def test_a_cosine_is_smoothed_as_its_transform_says(scale: float) -> None:
 def test_the_fast_path_is_the_mean_of_dense_hessians(name: str) -> None:
     problem = problems.ALL[name]()
     weights = problem.weights + learners(problem.layout.size, 0.1, 3)
-    found = smoothing(problem, weights, pairs=3, tol=1e-6, path=weights)
+    found = smoothing(problem, weights, draws=3, residual_tol=1e-6, trajectory=weights)
     mean = weights.mean(0)
     for k, kind in enumerate(("measured", "isotropic")):
         shifts = [displacement(weights - mean, kind, found.consensus, 0, i) for i in range(3)]

@@ -22,7 +22,7 @@ from tests.test_first_argument import NEEDED, first, linear
 MORE: dict[str, dict[str, Any]] = {
     "between": {"weights": torch.randn(2, 8)},
     "contour": {"grid": 3},
-    "noise_alignment": {"top_k": 2},
+    "noise_alignment": {"k": 2},
     "spectrum": {"ends": True, "with_trace": True, "with_density": True},
     "hessian_grid": {"grid": 2},
 }

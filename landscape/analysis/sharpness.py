@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -22,7 +22,14 @@ from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.hessian import gradient_curvature
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
-from landscape.gradients.minibatches import FEW, JUDGED, Minibatches, Precision, learners_of, stream
+from landscape.gradients.minibatches import (
+    MAX_COSTLY,
+    MIN_COSTLY,
+    Minibatches,
+    Precision,
+    learners_of,
+    stream,
+)
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
 from landscape.results.curvature import BatchSharpness
@@ -134,8 +141,9 @@ def sharpness(
     m: int | None = None,
     steps: int = STEPS,
     starts: int = STARTS,
-    tol: float = Precision.tol,
-    max_draws: int = FEW,
+    relative_error: float = Precision.relative_error,
+    min_draws: int = MIN_COSTLY,
+    max_draws: int = MAX_COSTLY,
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
@@ -158,8 +166,8 @@ def sharpness(
         m: samples of a minibatch, over which the sharpness is a mean; default: all samples at once.
         steps: gradients for each start of a search, at most.
         starts: random starts of a search, besides that along the gradient.
-        tol: draws go on until the standard error is this share of the value…
-        max_draws: …or until there are so many: minibatches, or pairs ±δ; at least 2.
+        relative_error: draw until the standard error is at most this share of the value.
+        min_draws, max_draws: at least and at most so many draws: minibatches, or pairs ±δ.
         seed: draws minibatches, displacements and starts.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
@@ -184,10 +192,8 @@ def sharpness(
     choose("kind", kind, KINDS)
     expect("problem", problem, Problem)
     positive("rho", rho)
-    positive("tol", tol)
-    for name, value, least in (
-        ("steps", steps, 1), ("starts", starts, 0), ("max_draws", max_draws, 2), ("seed", seed, 0)
-    ):  # fmt: skip
+    precision = Precision(relative_error, min_draws, max_draws)
+    for name, value, least in (("steps", steps, 1), ("starts", starts, 0), ("seed", seed, 0)):
         positive(name, value, least=least)
     theta, rho = problem.weights, float(rho)
     scale = theta.abs() if adaptive else None
@@ -206,7 +212,7 @@ def sharpness(
         drawn = torch.randn(len(theta), dtype=torch.float64, generator=generator).to(theta)
         return problem.along_weights(drawn)
 
-    found, reached, report = list[Ascent](), False, progress or no_progress
+    found, report = list[Ascent](), progress or no_progress
     for part in _parts(problem, m, seed):
         directions = [normal() for _ in range(starts if worst else 1)]
         if worst:
@@ -215,10 +221,9 @@ def sharpness(
             found.append(_mean_rise(part, scale, rho * directions[0], whole))
         rises = np.array([each.rise for each in found])
         mean, error = mean_and_error(rises)
-        reached = fixed or (len(found) >= JUDGED and mean != 0 and error / abs(mean) <= tol)
-        report(1.0 if reached else len(found) / max_draws)
-        if reached or len(found) >= max_draws:
+        if fixed or precision.enough(len(found), mean, error, report):
             break
+    report(1.0)
     return Sharpness(
         values=rises,
         standard_error=0.0 if fixed else error,
@@ -227,7 +232,7 @@ def sharpness(
         rho=rho,
         adaptive=adaptive,
         m=m or 0,
-        reached=reached,
+        converged=fixed or precision.met(mean, error),
         residual=float(np.mean([each.residual for each in found])),
         gradients=sum(each.gradients for each in found) + (whole is not None),
         steps=steps if worst else 0,
@@ -256,8 +261,12 @@ def _parts(problem: Problem, m: int | None, seed: int) -> Iterator[Problem]:
     return (part for (part,) in drawn)
 
 
-def _batch_sharpness_need(problem: Any, with_lambda_max: Any, weights: Any, **_: Any) -> Need:
-    return needs.curved(problem, needs.basis(problem, 1) if with_lambda_max else 4)
+#: What :func:`batch_sharpness` measures besides.
+BESIDES = ("lambda-max",)
+
+
+def _batch_sharpness_need(problem: Any, quantities: Any, **_: Any) -> Need:
+    return needs.curved(problem, needs.basis(problem, 1) if quantities else 4)
 
 
 @numerics(1)
@@ -270,10 +279,10 @@ def batch_sharpness(
     local_batch: int | None = None,
     lr: float = math.nan,
     limit: float | None = None,
-    with_lambda_max: bool = True,
-    tol: float = Precision.tol,
-    draws: int = Precision.least,
-    max_draws: int = Precision.most,
+    quantities: Sequence[str] = BESIDES,
+    relative_error: float = Precision.relative_error,
+    min_draws: int = Precision.min_draws,
+    max_draws: int = Precision.max_draws,
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
@@ -293,10 +302,10 @@ def batch_sharpness(
         weights: (n, P), the learners' weights, if they are to be measured.
         local_batch: samples of a learner's minibatch; default: batch / n.
         lr, limit: η and the largest stable ηλ of the update rule, kept with the result.
-        with_lambda_max: λ_max at w_a over all data as well, which is most of the work where the data is much
-            larger than a minibatch.
-        tol: draw until the standard error of the mean is at most this share of it.
-        draws, max_draws: at least and at most so many draws. Each takes one gradient and one product over
+        quantities: what is measured besides: "lambda-max" at w_a over all data, which is most of the work
+            where the data is much larger than a minibatch; () for nothing.
+        relative_error: draw until the standard error of the mean is at most this share of it.
+        min_draws, max_draws: at least and at most so many draws. Each takes one gradient and one product over
             ``batch`` samples, or ``local_batch`` for each learner.
         seed: draws the minibatches.
         max_memory: bytes that the process may take, at most.
@@ -308,8 +317,8 @@ def batch_sharpness(
         with standard errors.
 
     Raises:
-        InputError: a batch, tol or number of draws that is not allowed, or weights of another
-            shape.
+        InputError: a batch, relative error, quantity or number of draws that is not allowed, or weights of
+            another shape.
         OperationError: a minibatch whose gradient is zero or not finite.
 
     Example:
@@ -320,8 +329,9 @@ def batch_sharpness(
         >>> round(result.value, 3), round(result.lambda_max, 3)
         (8.0, 4.0)
     """
-    precision = Precision(tol, draws, max_draws)
+    precision = Precision(relative_error, min_draws, max_draws)
     expect("problem", problem, Problem)
+    with_lambda_max = bool([choose("quantities", name, BESIDES) for name in quantities])
     thetas, local = learners_of(problem, batch, weights, local_batch)
     at_mean = Minibatches(problem, batch, stream(seed, 0))
     part = 1 / (1 + (thetas is not None) + with_lambda_max)
@@ -345,7 +355,7 @@ def batch_sharpness(
         residual=residual,
         lr=lr,
         limit=math.nan if limit is None else limit,
-        tol=tol,
+        relative_error=relative_error,
         converged=all(precision.met(*mean_and_error(each.mean(1))) for each in measured),
         seed=seed,
         # The minibatches come from all samples; with BatchNorm λ_max leaves a smaller last minibatch out.
