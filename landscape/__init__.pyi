@@ -35,8 +35,8 @@ from landscape.curvature.trace import density as density
 from landscape.curvature.eigenvalues import extreme_eigenvalues as extreme_eigenvalues
 from landscape.curvature.eigenvalues import top_eigenvalues as top_eigenvalues
 from landscape.curvature.hessian import HessianOperator as HessianOperator
-from landscape.curvature.lanczos import Eigenpairs as Eigenpairs
-from landscape.curvature.lanczos import Ends as Ends
+from landscape.curvature.search import Eigenpairs as Eigenpairs
+from landscape.curvature.search import Ends as Ends
 from landscape.curvature.hessian import Preconditioner as Preconditioner
 from landscape.curvature.trace import trace as trace
 from landscape.geometry.vtk import save_vts as save_vts

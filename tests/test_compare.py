@@ -292,7 +292,7 @@ def test_checkpoints_have_test_errors_and_learners(runs: dict[str, list[Path]]) 
     share = result.value[0] / 100
     np.testing.assert_allclose(result.error[0], 100 * np.sqrt(share * (1 - share) / (samples - 1)))
     assert result.tests == ("McNemar", "Welch t", "Welch t", "paired t")
-    spread = landscape.disagreement(a, 3)
+    spread = landscape.disagreement(a, k=3)
     assert result.value[1, 0] == pytest.approx(100 * spread.value, rel=1e-6)
     assert result.error[2, 0] == pytest.approx(spread.cost_error, rel=1e-6)
     assert result.freedom[1].tolist() == [3, 3]

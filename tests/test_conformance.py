@@ -43,7 +43,7 @@ def of_learners(function: Callable[..., Any]) -> Callable[..., Any]:
 def disagreement(problem: Problem, *, seed: int = 0, drawn: Any = None, **options: Any) -> Any:
     """Of learners that are drawn from ``seed`` where their distribution is ``drawn``."""
     weights = learners(problem) if drawn is None else drawn(problem, seed)
-    return landscape.disagreement(weights, problem=problem, seed=seed, **options)
+    return landscape.disagreement(problem, weights, seed=seed, **options)
 
 
 def independent(problem: Problem, seed: int) -> Tensor:

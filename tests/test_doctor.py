@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from landscape.cli import installation
-from landscape.curvature.lanczos import Ends
+from landscape.curvature.search import Ends
 from tests.conftest import Command
 
 

@@ -17,12 +17,12 @@ from landscape import InputError, Problem
 from landscape.curvature import eigenvalues
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.hessian import HessianOperator
-from landscape.curvature.lanczos import (
-    NEAR_ZERO,
+from landscape.curvature.lanczos import NEAR_ZERO
+from landscape.curvature.search import (
     Eigenpairs,
     SearchOptions,
     ends_of,
-    lanczos,
+    find_eigenpairs,
     run_in_lockstep,
     search_eigenpairs,
     start_vector,
@@ -160,7 +160,7 @@ def test_cheap_searches_are_tried_only_where_they_can_help(
 def test_what_corrections_do_not_mend_is_searched_on_exactly(
     single: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("landscape.curvature.lanczos.CORRECTIONS", 0)
+    monkeypatch.setattr("landscape.curvature.search.CORRECTIONS", 0)
     ends = landscape.extreme_eigenvalues(single, tol=1e-3)
     exact = landscape.extreme_eigenvalues(single, search="exact", tol=1e-3)
     assert ends.search == "float32"
@@ -304,7 +304,7 @@ def test_a_start_with_little_of_the_top_eigenvector_does_not_end_at_the_second()
     for seed in range(8):
         start = torch.randn(len(diagonal), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         start[2000] *= 0.03
-        found = lanczos(lambda v: diagonal * v, start, high=1, tol=1e-2)
+        found = find_eigenpairs(lambda v: diagonal * v, start, high=1, tol=1e-2)
         assert found.converged
         assert float(found.values[0]) == pytest.approx(8.904, rel=1e-2)
 
@@ -398,7 +398,7 @@ def top_five(name: str, missing: str) -> tuple[Eigenpairs, np.ndarray]:
     """What is found, and the dense spectrum, descending."""
     matrix, start = made(SPECTRA[name], missing)
     dense = torch.linalg.eigvalsh(matrix).flip(0).numpy()
-    return lanczos(lambda v: matrix @ v, start, high=5), dense
+    return find_eigenpairs(lambda v: matrix @ v, start, high=5), dense
 
 
 @pytest.mark.parametrize("missing", STARTS)
@@ -425,8 +425,8 @@ def test_what_is_verified_says_so() -> None:
 
 def test_a_search_cut_short_is_not_verified() -> None:
     matrix, start = made(SPECTRA["pair 0.001"], "random")
-    whole = lanczos(lambda v: matrix @ v, start, high=5)
-    cut = lanczos(lambda v: matrix @ v, start, high=5, max_products=whole.hvps - 5 - whole.checks)
+    whole = find_eigenpairs(lambda v: matrix @ v, start, high=5)
+    cut = find_eigenpairs(lambda v: matrix @ v, start, high=5, max_products=whole.hvps - 5 - whole.checks)
     assert not cut.verified
     assert cut.checks == 0
 
@@ -435,7 +435,7 @@ def test_a_search_cut_short_is_not_verified() -> None:
 def test_one_start_bounds_both_ends(name: str) -> None:
     matrix, start = made(SPECTRA[name], "random")
     dense = torch.linalg.eigvalsh(matrix)
-    found = ends_of(lanczos(lambda v: matrix @ v, start, low=1))
+    found = ends_of(find_eigenpairs(lambda v: matrix @ v, start, low=1))
     low, high = found.bounds
     tiny = 1e-12 * float(dense.abs().max())
     assert low <= float(dense[0]) + tiny
@@ -450,6 +450,6 @@ def test_bounds_fail_as_rarely_as_they_say() -> None:
     missed = 0
     for seed in range(150):
         start = torch.randn(400, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        found = lanczos(lambda v: v * diagonal, start, tol=0.2, max_products=6)
+        found = find_eigenpairs(lambda v: v * diagonal, start, tol=0.2, max_products=6)
         missed += found.bounds[1] < 1.05
     assert missed <= 6  # 1.5 are expected at most; half of b may be random only, hence fewer

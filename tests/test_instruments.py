@@ -102,7 +102,7 @@ def test_the_columns_are_those_of_dense_matrices(tiny: Path, algorithm: dict[str
             float((vectors.T @ g).square().sum() / (g @ g)), abs=0.02
         )
         assert row["disagreement_cost"] == pytest.approx(float(torch.trace(h @ c)) / 2, rel=1e-8)
-        result = landscape.disagreement(weights, 2, problem=sample)
+        result = landscape.disagreement(sample, weights, 2)
         assert row["spread_share_se"] == pytest.approx(result.standard_error, abs=0.01)
         assert row["disagreement_cost_se"] == pytest.approx(result.cost_error, rel=1e-6)
         gradients = [

@@ -85,7 +85,7 @@ INSTRUMENTS: dict[str, Callable[[Problem], Any]] = {
     "preconditioned": preconditioned,
     "worst": lambda p: landscape.sharpness(p, 0.05, steps=3).value,
     "average, m": lambda p: landscape.sharpness(p, 0.05, "average", m=4, min_draws=3, max_draws=3).values,
-    "disagreement": lambda p: landscape.disagreement(perturbed(p), 2, problem=p).cost,
+    "disagreement": lambda p: landscape.disagreement(p, perturbed(p), 2).cost,
     "chains": chains,
     "compare": compared,
     "basins": lambda p: landscape.contour(p, landscape.random_plane(p), (5, 4), span=0.5).basins([0.1]).area,
@@ -212,7 +212,7 @@ def test_learners_of_dpsgd_by_hand(tmp_path: Path) -> None:
 
     h = torch.autograd.functional.hessian(loss, mean)
     away = weights - mean
-    found = landscape.disagreement(run.weights, 2, problem=problem)
+    found = landscape.disagreement(problem, run.weights, 2)
     assert found.cost == pytest.approx(float(torch.einsum("ni,ij,nj->", away, h, away)) / 6, rel=1e-3)
     assert found.learners_loss == pytest.approx(np.mean([float(loss(w)) for w in weights]), rel=1e-5)
     sharp = landscape.batch_sharpness(

@@ -39,7 +39,7 @@ CALLS = {
     "smoothing": "landscape.smoothing, (problem, weights), dict(draws=2, k=1, residual_tol=0.3)",
     "noise_scale": "landscape.noise_scale, (problem, 20), dict(min_draws=2, max_draws=2)",
     "sharpness": "landscape.sharpness, (problem, 0.05), dict(steps=2, starts=1)",
-    "disagreement": "landscape.disagreement, (weights, 1), dict(problem=problem, max_products=20)",
+    "disagreement": "landscape.disagreement, (problem, weights, 1), dict(max_products=20)",
     "noise_alignment": "landscape.noise_alignment, (problem, 20, 1), dict(min_draws=8, max_draws=8)",
     "batch_sharpness": "landscape.batch_sharpness, (problem, 20), dict(min_draws=2, max_draws=2)",
 }

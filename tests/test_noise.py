@@ -372,7 +372,7 @@ def test_the_command_of_alignment_has_the_batch_of_the_run(
     trained: Path, tmp_path: Path, command: Command
 ) -> None:
     last = trained / "last.h5"
-    assert command("noise-alignment", last, "--top-k", "3", "-o", tmp_path / "n.h5")[0] == 0
+    assert command("noise-alignment", last, "--k", "3", "-o", tmp_path / "n.h5")[0] == 0
     saved = landscape.load(tmp_path / "n.h5")
     assert saved.batch == 40  # 4 learners of 10 samples
     problem = landscape.load(last).problem()

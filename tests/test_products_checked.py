@@ -23,7 +23,7 @@ import landscape
 from landscape import HessianOperator, InputError, PathWarning, Problem, ProblemWarning
 from landscape.curvature import chain_hessian, eigenvalues
 from landscape.curvature.hessian import KINDS, HessianOptions
-from landscape.curvature.lanczos import SearchOptions, start_vector
+from landscape.curvature.search import SearchOptions, start_vector
 from landscape.problem.data import Data
 from tests import problems
 from tests.conftest import slow_but

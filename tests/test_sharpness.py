@@ -160,7 +160,20 @@ def test_the_command_takes_several_radii(trained: Path, tmp_path: Path, command:
         large.value, rel=1e-5
     )
     assert "lower bound" in text
-    average = ("--rho", "0.1", "--kind", "average", "--min-draws", "3", "--max-draws", "3", "--m", "9", "-o", tmp_path / "a.h5")
+    average = (
+        "--rho",
+        "0.1",
+        "--kind",
+        "average",
+        "--min-draws",
+        "3",
+        "--max-draws",
+        "3",
+        "--m",
+        "9",
+        "-o",
+        tmp_path / "a.h5",
+    )
     code, text, err = command("sharpness", last, *average)
     assert code == 0, err
     assert re.search(r"converged +NO", text)

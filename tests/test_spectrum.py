@@ -20,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import landscape
 from landscape import HessianOperator, InputError, OperationError, Problem
 from landscape.curvature.hessian import KINDS
-from landscape.curvature.lanczos import lanczos
+from landscape.curvature.search import find_eigenpairs
 from landscape.curvature.trace import hutchpp, quadrature, signs
 from landscape.data.synthetic import mean_output
 from landscape.training.recipes import recipe
@@ -180,7 +180,7 @@ NUMBERS = st.one_of(st.floats(-100, 100), st.integers(-3, 3).map(float))
 def test_low_and_high_from_one_run(values: list[float], low: int, high: int) -> None:
     diagonal = torch.tensor(values, dtype=torch.float64)
     start = torch.randn(len(values), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = lanczos(lambda v: diagonal * v, start, low=low, high=high, tol=1e-8)
+    found = find_eigenpairs(lambda v: diagonal * v, start, low=low, high=high, tol=1e-8)
     ordered = np.sort(values)[::-1]
     expected = ordered if low + high >= len(values) else np.r_[ordered[:high], ordered[len(ordered) - low :]]
     scale = float(diagonal.abs().max())
@@ -193,11 +193,11 @@ def test_a_full_basis_is_restarted_not_given_up(low: int, monkeypatch: pytest.Mo
     diagonal = torch.linspace(-9, 1, 500, dtype=torch.float64)
     diagonal[:5] = torch.tensor([3.0, 2.6, 2.2, 1.9, -9.1])
     start = torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = lanczos(lambda v: diagonal * v, start, high=4, low=low, tol=1e-4)
+    found = find_eigenpairs(lambda v: diagonal * v, start, high=4, low=low, tol=1e-4)
     assert found.converged
     assert found.hvps > 24
     assert found.values.tolist() == pytest.approx([3.0, 2.6, 2.2, 1.9, -9.1][: 4 + low], abs=1e-5)
-    cut = lanczos(lambda v: diagonal * v, start, high=4, low=low, tol=1e-4, max_products=10)
+    cut = find_eigenpairs(lambda v: diagonal * v, start, high=4, low=low, tol=1e-4, max_products=10)
     assert not cut.converged
     assert cut.hvps == 14 + low
 

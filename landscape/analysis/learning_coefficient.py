@@ -14,7 +14,7 @@ from torch import Tensor
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
-from landscape.core.options import expect, positive
+from landscape.core.options import positive
 from landscape.core.progress import Progress, no_progress
 from landscape.core.registry import optional
 from landscape.core.statistics import standard_error
@@ -24,7 +24,7 @@ from landscape.evaluation.grid import setting
 from landscape.gradients.learners import Stack
 from landscape.gradients.minibatches import check_unpenalised, draws, in_minibatches, stream
 from landscape.problem.batchnorm import has_batchnorm
-from landscape.problem.problem import Problem
+from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.flatness import PARTS, LearningCoefficient
 
@@ -154,7 +154,7 @@ def _learning_coefficient_need(problem: Any, chains: Any, **_: Any) -> Need:
 
 @bounded(_learning_coefficient_need)
 def learning_coefficient(
-    problem: Problem,
+    problem: Problem | Run,
     batch: int,
     *,
     localization: float = LOCALIZATION,
@@ -180,7 +180,7 @@ def learning_coefficient(
     takes each minibatch's statistics, as in training.
 
     Args:
-        problem: the loss on the training set, at the minimum w*.
+        problem: the loss on the training set, at the minimum w*; or a run, at w_a.
         batch: samples of a minibatch, drawn with replacement; more of them heat less. Data given as batches
             is read once for every 100 steps.
         localization: γ: how strongly chains are held at w*; λ̂ depends on it, and can be compared at the
@@ -218,7 +218,7 @@ def learning_coefficient(
         >>> abs(result.value - 1) < 4 * result.standard_error
         True
     """
-    expect("problem", problem, Problem)
+    problem = problem_of(problem)
     statistics = optional("arviz_stats.base", "learning_coefficient", "'sgd-landscape[bayes]'").array_stats
     names = ("localization", "step_size", "nbeta", "relative_error", "max_rhat")
     for name, number in zip(names, (localization, step_size, nbeta, relative_error, max_rhat), strict=True):

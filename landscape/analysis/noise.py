@@ -15,7 +15,7 @@ from landscape.core import statistics
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
-from landscape.core.options import choose, expect, positive
+from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, no_progress, portion
 from landscape.core.registry import numerics
 from landscape.core.statistics import standard_error
@@ -40,7 +40,7 @@ from landscape.gradients.minibatches import (
     stream,
 )
 from landscape.problem.layout import average
-from landscape.problem.problem import Problem
+from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.noise import Noise, NoiseAlignment, NoiseScale
 
@@ -54,12 +54,12 @@ def _noise_need(problem: Any, weights: Any, **_: Any) -> Need:
 
 
 @numerics(1)
-@bounded(_noise_need)
+@bounded(_noise_need, "weights", "lr", "local_batch")
 def noise(
-    problem: Problem,
-    weights: Tensor,
-    lr: float,
-    local_batch: int,
+    problem: Problem | Run,
+    weights: Tensor | None = None,
+    lr: float | None = None,
+    local_batch: int | None = None,
     *,
     draws: int = DRAWS,
     seed: int = 0,
@@ -75,10 +75,10 @@ def noise(
     comes in minibatches of that size, without a smaller last one.
 
     Args:
-        problem: the loss on the training set.
-        weights: (n, P), the learners' weights.
-        lr: α, the learning rate.
-        local_batch: B, samples a learner in a minibatch.
+        problem: the loss on the training set; or a run.
+        weights: (n, P), those of at least 2 learners; default: the run's.
+        lr: α, the learning rate; default: the run's.
+        local_batch: B, samples a learner in a minibatch; default: the run's.
         draws: how many times the minibatches are drawn; 32 give each standard error to about 13%.
         seed: draws the minibatches.
         max_memory: bytes that the process may take, at most.
@@ -101,15 +101,16 @@ def noise(
         >>> landscape.noise(problem, weights, lr=0.1, local_batch=5, draws=3).direct.shape
         (3,)
     """
-    positive("learners", len(weights), least=2)
-    expect("problem", problem, Problem)
+    problem = problem_of(problem)
+    weights = placed(problem, weights, least=2)
+    if lr is None or local_batch is None:
+        raise InputError("lr, local_batch: missing; a problem has none, give both, or the run")
     for name, value, least in (("draws", draws, 2), ("local_batch", local_batch, 1), ("seed", seed, 0)):
         positive(name, value, least=least)
     positive("lr", lr)
     check_unpenalised(problem, "Δ(2) is of the data's minibatches")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
     problem = in_minibatches(problem, local_batch)
-    weights = placed(problem, weights)
     n, mean = len(weights), average(weights)
     gradient, spread = problem.gradient(mean).double(), weights - mean
     terms = _terms_of_delta(problem, weights, mean, gradient)
@@ -177,7 +178,7 @@ def _noise_scale_need(problem: Any, weights: Any, gradient: Any, **_: Any) -> Ne
 
 @bounded(_noise_scale_need)
 def noise_scale(
-    problem: Problem,
+    problem: Problem | Run,
     batch: int,
     *,
     weights: Tensor | None = None,
@@ -200,7 +201,7 @@ def noise_scale(
     samples weigh unequally. Other layers, such as dropout, are in eval mode: their noise is left out.
 
     Args:
-        problem: the loss, on the training set, centred on w_a.
+        problem: the loss, on the training set, centred on w_a; or a run.
         batch: B, samples of a minibatch at w_a. Without BatchNorm the result does not depend on it, and
             small ones are cheaper.
         weights: (n, P), where n ≥ 2 learners take their gradients (SSGD's all at w_a): B_simple of their mean
@@ -234,7 +235,7 @@ def noise_scale(
         (4.0, 4.0, 1.0)
     """
     choose("gradient", gradient, GRADIENTS)
-    expect("problem", problem, Problem)
+    problem = problem_of(problem)
     precision = Precision(relative_error, min_draws, max_draws)
     thetas, local = learners_of(problem, batch, weights, local_batch)
     if thetas is not None and len(thetas) < 2:
@@ -305,7 +306,7 @@ def _noise_alignment_need(problem: Any, k: Any, **_: Any) -> Need:
 
 @bounded(_noise_alignment_need)
 def noise_alignment(
-    problem: Problem,
+    problem: Problem | Run,
     batch: int,
     k: int = K,
     *,
@@ -329,7 +330,7 @@ def noise_alignment(
     has a mean that differs a little from g.
 
     Args:
-        problem: the loss on the training set.
+        problem: the loss on the training set; or a run.
         batch: B, samples in a minibatch.
         k: the number of eigenvectors; at most P.
         relative_error: draw until the standard error of tr(HS)/tr S is at most this share of it.
@@ -355,7 +356,7 @@ def noise_alignment(
         >>> bool(1 <= result.value <= 9)  # H has these eigenvalues
         True
     """
-    expect("problem", problem, Problem)
+    problem = problem_of(problem)
     precision = Precision(relative_error, min_draws, max_draws)
     positive("batch", batch, least=1)
     positive("k", k, least=1)

@@ -23,7 +23,7 @@ from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import Estimate
 from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
 from landscape.curvature.hessian import Preconditioner
-from landscape.curvature.lanczos import Eigenpairs, Ends
+from landscape.curvature.search import Eigenpairs, Ends
 from landscape.curvature.trace import trace
 from landscape.evaluation.evaluate import Evaluator, evaluator
 from landscape.problem.losses import correct_shares
@@ -228,7 +228,7 @@ class Subject:
             if self.run is None:
                 raise InputError("learners: a problem alone has none, give the checkpoint")
             self._spread = disagreement(
-                self.run.weights, settings.k, problem=self.problem, seed=self.seed, progress=progress
+                self.problem, self.run.weights, settings.k, seed=self.seed, progress=progress
             )
         return self._spread
 

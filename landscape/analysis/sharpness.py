@@ -14,7 +14,7 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
-from landscape.core.options import choose, expect, positive
+from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, no_progress, portion
 from landscape.core.registry import numerics
 from landscape.core.statistics import mean_and_error
@@ -30,7 +30,7 @@ from landscape.gradients.minibatches import (
     learners_of,
     stream,
 )
-from landscape.problem.problem import Problem
+from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.curvature import BatchSharpness
 from landscape.results.flatness import Sharpness
@@ -133,7 +133,7 @@ def _sharpness_need(problem: Any, starts: Any, **_: Any) -> Need:
 
 @bounded(_sharpness_need)
 def sharpness(
-    problem: Problem,
+    problem: Problem | Run,
     rho: float,
     kind: str = "worst",
     *,
@@ -159,7 +159,7 @@ def sharpness(
     all weights, not those of the minibatches.
 
     Args:
-        problem: the loss.
+        problem: the loss; or a run, on its training set.
         rho: ρ: the radius ("worst"), or the standard deviation of each component of δ/c ("average").
         kind: "worst" or "average".
         adaptive: c = |w|, so that each weight moves in proportion to its size; else c = 1.
@@ -190,7 +190,7 @@ def sharpness(
         0.045
     """
     choose("kind", kind, KINDS)
-    expect("problem", problem, Problem)
+    problem = problem_of(problem)
     positive("rho", rho)
     precision = Precision(relative_error, min_draws, max_draws)
     for name, value, least in (("steps", steps, 1), ("starts", starts, 0), ("seed", seed, 0)):
@@ -272,7 +272,7 @@ def _batch_sharpness_need(problem: Any, quantities: Any, **_: Any) -> Need:
 @numerics(1)
 @bounded(_batch_sharpness_need)
 def batch_sharpness(
-    problem: Problem,
+    problem: Problem | Run,
     batch: int,
     *,
     weights: Tensor | None = None,
@@ -297,7 +297,7 @@ def batch_sharpness(
     as in training. A problem's penalty and weight decay belong to the loss of every minibatch.
 
     Args:
-        problem: the loss, on the training set, centred on w_a.
+        problem: the loss, on the training set, centred on w_a; or a run.
         batch: B, samples of a minibatch at w_a: the total batch of a step.
         weights: (n, P), the learners' weights, if they are to be measured.
         local_batch: samples of a learner's minibatch; default: batch / n.
@@ -330,7 +330,7 @@ def batch_sharpness(
         (8.0, 4.0)
     """
     precision = Precision(relative_error, min_draws, max_draws)
-    expect("problem", problem, Problem)
+    problem = problem_of(problem)
     with_lambda_max = bool([choose("quantities", name, BESIDES) for name in quantities])
     thetas, local = learners_of(problem, batch, weights, local_batch)
     at_mean = Minibatches(problem, batch, stream(seed, 0))

@@ -16,7 +16,7 @@ from landscape.core.registry import numerics
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.eigenvalues import eigenpairs, ends_need, exact_products, top_eigenvalues, top_need
 from landscape.curvature.hessian import HessianOptions, Part, Preconditioner, as_preconditioner
-from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, Eigenpairs, SearchOptions, start_vector
+from landscape.curvature.search import MAX_PRODUCTS, TOL, Eigenpairs, SearchOptions, start_vector
 from landscape.curvature.trace import (
     PROBES,
     STEPS,
@@ -207,7 +207,7 @@ def stability(
     Args:
         problem: the loss.
         delays: gradient delays τ in steps.
-        momentum: m of the ordinary and shifted forms. 0.9 is the usual value, as in DESIGN's table.
+        momentum: m of the ordinary and shifted forms. 0.9 is the usual value.
         lr: the learning rate of the run, for the plot of ηλ_max.
         own_limit, own_delay: the limit on ηλ of the run itself, and its delay.
         precondition: P, as :func:`landscape.spectrum` takes it: λ_max is then that of P^{-1/2} H P^{-1/2},

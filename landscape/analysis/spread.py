@@ -17,25 +17,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import statistics
-from landscape.core.errors import InputError, OperationError
+from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded, spare
-from landscape.core.options import SPLIT, expect, positive
+from landscape.core.options import positive
 from landscape.core.progress import Progress, no_progress, portion
 from landscape.core.registry import numerics
 from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator
-from landscape.curvature.lanczos import MAX_PRODUCTS, TOL, lanczos, start_vector, warm_start
+from landscape.curvature.search import MAX_PRODUCTS, TOL, find_eigenpairs, start_vector, warm_start
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.evaluation.needs import GRAPH_BYTES
 from landscape.gradients.minibatches import placed
 from landscape.problem.layout import average
-from landscape.problem.problem import Problem
+from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.curvature import Disagreement
 from landscape.results.flatness import Smoothing
@@ -48,18 +47,17 @@ BLOCK = 2**20
 ROUNDING = 1e-10
 
 
-def _disagreement_need(problem: Any, run: Any, k: Any, **_: Any) -> Need:
+def _disagreement_need(problem: Any, weights: Any, k: Any, **_: Any) -> Need:
     """Weights and deviations, a search and its vectors."""
-    learners = needs.rows(getattr(run, "weights", run))
-    return needs.curved(problem, 2 * learners + needs.several(problem, k))
+    return needs.curved(problem, 2 * needs.rows(weights) + needs.several(problem, k))
 
 
-@bounded(_disagreement_need)
+@bounded(_disagreement_need, "weights")
 def disagreement(
-    run: Checkpoint | Tensor,
+    problem: Problem | Run,
+    weights: Tensor | None = None,
     k: int = K,
     *,
-    problem: Problem | None = None,
     residual_tol: float = TOL,
     max_products: int = MAX_PRODUCTS,
     search: str = "auto",
@@ -75,10 +73,9 @@ def disagreement(
     of w_a, so that the losses of the learners can be compared with the second-order cost.
 
     Args:
-        run: a run with at least 2 learners, or their weights (n, P).
+        problem: the loss; or a run, on its training set.
+        weights: (n, P), those of at least 2 learners; default: the run's.
         k: how many of the largest eigenvalues of the Hessian at w_a span the sharp space; at most P.
-        problem: the loss; default: the run's, on its training set. Needed with weights, and where the run's
-            model or data is the user's own.
         residual_tol: the largest residual of the eigenvalues, relative to them.
         max_products: Hessian-vector products for the eigenvalues, at most; n more are for tr(HC).
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
@@ -93,7 +90,7 @@ def disagreement(
 
     Raises:
         InputError: fewer than 2 learners, a ``k`` that is not allowed, weights of another length, or
-            weights without a problem.
+            a problem without weights.
         OperationError: all learners have the same weights.
 
     Example:
@@ -101,12 +98,14 @@ def disagreement(
         >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.ones(2, 1)
         >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
         >>> learners = torch.tensor([[0.1, 0.4], [0.1, 0.2], [0.2, 0.3]])
-        >>> result = landscape.disagreement(learners, 1, problem=problem)
+        >>> result = landscape.disagreement(problem, learners, 1)
         >>> round(result.value, 3), round(result.cost, 4)  # the sharp direction is the second
         (0.75, 0.0311)
     """
-    weights, problem, origin = _learners(run, problem)
+    problem = problem_of(problem)
+    weights = placed(problem, weights, least=2)
     positive("k", k, least=1)
+    positive("residual_tol", residual_tol)
     report = progress or no_progress
     spread = _Spread(weights)
     mean, consensus = spread.mean, spread.consensus
@@ -142,24 +141,10 @@ def disagreement(
         residual_tol=residual_tol,
         seed=seed,
         **setting(problem),
-        **(origin | about),
+        **about,
     )
     report(1.0)
     return result
-
-
-def _learners(run: Checkpoint | Tensor, problem: Problem | None) -> tuple[Tensor, Problem, Provenance]:
-    """The learners' weights (n, P) with n ≥ 2, the problem, and where both come from, if it is known."""
-    expect("run", run, Checkpoint, Tensor)
-    weights = run.weights if isinstance(run, Checkpoint) else run
-    origin: Provenance = {}
-    positive("learners", len(weights), least=2)  # before the data is read
-    if problem is None:
-        if not isinstance(run, Checkpoint):
-            raise InputError("problem: missing; weights alone have no loss, give problem=")
-        problem = run.problem()
-        origin = {"split": SPLIT, "label": run.label}
-    return placed(problem, weights), problem, origin
 
 
 class _Spread:
@@ -282,10 +267,10 @@ def _smoothing_need(problem: Any, weights: Any, k: Any, draws: Any, trajectory: 
 
 
 @numerics(1)
-@bounded(_smoothing_need)
+@bounded(_smoothing_need, "weights", "lr")
 def smoothing(
-    problem: Problem,
-    weights: Tensor,
+    problem: Problem | Run,
+    weights: Tensor | None = None,
     *,
     draws: int = DRAWS,
     k: int = SMOOTHING_K,
@@ -306,13 +291,13 @@ def smoothing(
     points exceed 1 GiB; a ``trajectory`` takes 3m vectors of P numbers more.
 
     Args:
-        problem: the loss.
-        weights: (n, P), the learners' weights.
+        problem: the loss; or a run, on its training set.
+        weights: (n, P), those of at least 2 learners; default: the run's.
         draws: m ≥ 2 antithetic pairs ±δ; 16 give standard errors to about 18%.
         k: how many eigenvectors the spread is compared with; at most P.
         trajectory: w_a at S + 1 successive steps, (S + 1, P), along which the gradient's Lipschitz constant
             is estimated.
-        lr, alpha_e: the learning rate and effective learning rate of the run, kept with the result.
+        lr, alpha_e: the learning rate (default: the run's) and effective learning rate, kept with the result.
         residual_tol: the largest residual of eigenvalues, relative to them.
         seed: draws the displacements.
         max_memory: bytes that the process may take, at most.
@@ -335,11 +320,11 @@ def smoothing(
         >>> result.lambda_smooth.round(3).tolist()  # the same as without: the loss is quadratic
         [9.0, 9.0]
     """
-    expect("problem", problem, Problem)
-    positive("learners", len(weights), least=2)
+    problem = problem_of(problem)
     positive("draws", draws, least=2)
     positive("k", k, least=1)
-    weights = placed(problem, weights)
+    positive("residual_tol", residual_tol)
+    weights = placed(problem, weights, least=2)
     mean = average(weights)
     spread = weights - mean
     variance = float(spread.double().square().sum()) / len(weights)
@@ -451,7 +436,7 @@ class _Smoothed:
                 total += one
             return total / self.draws
 
-        top = lanczos(
+        top = find_eigenpairs(
             product, warm_start(near, start_vector(self.problem, seed)), tol=residual_tol, progress=progress
         )
         v, value = top.vectors[0], float(top.values[0])

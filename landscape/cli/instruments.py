@@ -146,11 +146,11 @@ def disagreement(analysis: Analysis) -> None:
     analysis.compute(
         "disagreement",
         runs,
-        lambda run, **settings: compute_disagreement(run.weights, problem=analysis.problem(run), **settings),
+        lambda run, **settings: compute_disagreement(analysis.problem(run), run.weights, **settings),
     )
 
 
-DELAYS = "0,1,3,7,31"  # DESIGN's table
+DELAYS = "0,1,3,7,31"  # the table of docs/explanation/stability.md
 HEADS = ("no momentum", "ordinary", "shifted")
 Limits = list[dict[str, float]]  # a row for each delay: "delay", and a value for each of HEADS
 
@@ -259,7 +259,11 @@ def _row(first: str, cells: list[str]) -> str:
     return f"{first:>5}" + "".join(f"{cell:>20}" for cell in cells)
 
 
-@command(analysis=analysis_options(compute_noise, split=False, draws={"help": "Draws of n minibatches."}))
+@command(
+    analysis=analysis_options(
+        compute_noise, split=False, lr=None, local_batch=None, draws={"help": "Draws of n minibatches."}
+    )
+)
 def noise(lr: float | None, local_batch: int | None, analysis: Analysis) -> None:
     """Four estimates of Δ(2) of each CKPT: definition, full batch, Eq. 4, and first order.
 

@@ -37,16 +37,16 @@ class _Layer:
 class _Chunk:
     """The intermediate values of a chunk: ``x`` (samples, features), the rest (K, width, samples) a layer.
 
-    ``h``: the inputs of the layers from the second on; ``slope``: the derivatives of the functions before
-    them; ``bend``: their second derivatives times the loss's derivatives at their outputs, None for zero;
+    ``h``: the inputs of the layers from the second on; ``first``: the derivatives of the functions before
+    them; ``second``: their second derivatives times the loss's derivatives at their outputs, None for zero;
     ``delta``: the loss's derivatives at the outputs of these layers; ``z``: the outputs of the last layer.
     """
 
     x: Tensor
     y: Tensor
     h: list[Tensor]
-    slope: list[Tensor]
-    bend: list[Tensor | None]
+    first: list[Tensor]
+    second: list[Tensor | None]
     delta: list[Tensor]
     z: Tensor
     low: Tensor | None = None
@@ -102,15 +102,15 @@ class ChainHessian:
         self.weights = [w[at] for w in self.weights]
         self.penalties = [self.penalties[row] for row in rows] if self.penalties else []
         for c in self.chunks:
-            c.h, c.slope, c.delta = ([a[at] for a in part] for part in (c.h, c.slope, c.delta))
-            c.bend = [None if a is None else a[at] for a in c.bend]
+            c.h, c.first, c.delta = ([a[at] for a in part] for part in (c.h, c.first, c.delta))
+            c.second = [None if a is None else a[at] for a in c.second]
             c.z = c.z[at]
 
     @torch.no_grad()
     def _chunk(self, views: dict[str, Tensor], x: Tensor, y: Tensor) -> _Chunk:
         h: list[Tensor] = []
-        slopes: list[Tensor] = []
-        bends: list[Tensor | None] = []
+        firsts: list[Tensor] = []
+        seconds: list[Tensor | None] = []
         first = views[self.layers[0].step.weight]
         z = (first.flatten(0, 1) @ x.T).view(len(first), -1, len(x))
         for k, layer in enumerate(self.layers):
@@ -119,19 +119,19 @@ class ChainHessian:
             if layer.step.bias:
                 z = z + views[layer.step.bias].unsqueeze(2)
             if k < len(self.layers) - 1:
-                a, slope, bend = _derivatives(layer.act, z)
+                a, first, second = _derivatives(layer.act, z)
                 h.append(a)
-                slopes.append(slope)
-                bends.append(bend if self.full else None)
-        delta = [self._slope(z, y).detach()]
+                firsts.append(first)
+                seconds.append(second if self.full else None)
+        delta = [self._output_gradient(z, y).detach()]
         for k in range(len(self.layers) - 1, 0, -1):
             down = views[self.layers[k].step.weight].mT @ delta[0]
-            bend = bends[k - 1]
-            bends[k - 1] = None if bend is None else bend * down
-            delta.insert(0, slopes[k - 1] * down)
-        return _Chunk(x, y, h, slopes, bends, delta[1:], z.detach())
+            second = seconds[k - 1]
+            seconds[k - 1] = None if second is None else second * down
+            delta.insert(0, firsts[k - 1] * down)
+        return _Chunk(x, y, h, firsts, seconds, delta[1:], z.detach())
 
-    def _slope(self, z: Tensor, y: Tensor) -> Tensor:
+    def _output_gradient(self, z: Tensor, y: Tensor) -> Tensor:
         """∂L/∂z, (K, classes, samples), differentiable where ``z`` is."""
         with torch.enable_grad():
             z = z if z.requires_grad else z.requires_grad_()
@@ -139,17 +139,17 @@ class ChainHessian:
             share = y.shape[0] / self.problem.data.samples
             return torch.autograd.grad(differentiable(losses).sum() * share, z, create_graph=True)[0]
 
-    def _bent(self, c: _Chunk, rz: Tensor) -> Tensor:
+    def _output_hvp(self, c: _Chunk, rz: Tensor) -> Tensor:
         """∂²L/∂z² · rz, (K, classes, samples)."""
         if self.softmax:
             p = c.z.softmax(1)
             moved = p * rz
             return (moved - p * moved.sum(1, keepdim=True)) / self.problem.data.samples
         z = c.z.expand_as(rz).clone().requires_grad_()
-        slope = self._slope(z, c.y)
-        if not slope.requires_grad:  # a loss that is linear in the outputs
+        gradient = self._output_gradient(z, c.y)
+        if not gradient.requires_grad:  # a loss that is linear in the outputs
             return torch.zeros_like(rz)
-        return gradients(slope, [z], rz)[0]
+        return gradients(gradient, [z], rz)[0]
 
     @torch.no_grad()
     def __call__(self, vectors: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -180,9 +180,9 @@ class ChainHessian:
                     rz += moved[layer.step.bias].unsqueeze(2)
                 if k < last:
                     rzs.append(rz)
-                    rhs.append(rz * c.slope[k])
+                    rhs.append(rz * c.first[k])
             # Back: r is the derivative along v of the loss's derivative at a layer's outputs.
-            r = self._bent(c, rz)
+            r = self._output_hvp(c, rz)
             for k in range(last, -1, -1):
                 step = self.layers[k].step
                 if step.bias:
@@ -196,10 +196,10 @@ class ChainHessian:
                     delta = c.delta[k - 1]
                     sums[step.weight].add_(_product(rhs[k - 1], delta.mT).mT)
                     r = _product(moved[step.weight].mT, delta, r)
-                r = r * c.slope[k - 1]
-                bend = c.bend[k - 1]
-                if bend is not None:
-                    r = torch.addcmul(r, bend, rzs[k - 1])
+                r = r * c.first[k - 1]
+                second = c.second[k - 1]
+                if second is not None:
+                    r = torch.addcmul(r, second, rzs[k - 1])
         if self.penalties:
             each = self.penalties * (count // len(self.penalties))  # one for all vectors, or one for each
             out += torch.stack([penalty(v) for penalty, v in zip(each, vectors, strict=True)])
@@ -207,7 +207,7 @@ class ChainHessian:
 
 
 def agrees(problem: Problem, weights: Tensor, kind: str = "hessian") -> bool:
-    """Whether the products of a chain are those of HessianOperator, on a few samples at ``weights`` (P,).
+    """Compare the products of a chain with HessianOperator's, on a few samples at ``weights`` (P,).
 
     Tested once a problem and kind, unless ``check`` is "off"; a PathWarning says where they differ.
     """
@@ -270,8 +270,8 @@ def _derivatives(act: nn.Module, z: Tensor) -> tuple[Tensor, Tensor, Tensor | No
     with torch.enable_grad():
         z = z.detach().requires_grad_()
         a = act(z)
-        slope = torch.autograd.grad(a.sum(), z, create_graph=True)[0]
-        if not slope.requires_grad:
-            return a.detach(), slope, None
-        bend = gradients(slope.sum(), [z])[0]
-    return a.detach(), slope.detach(), bend if bool(bend.any()) else None
+        first = torch.autograd.grad(a.sum(), z, create_graph=True)[0]
+        if not first.requires_grad:
+            return a.detach(), first, None
+        second = gradients(first.sum(), [z])[0]
+    return a.detach(), first.detach(), second if bool(second.any()) else None

@@ -1,4 +1,4 @@
-"""Whether a gradient can be differentiated again, in what precision, and whether it is the loss's own."""
+"""Checks that a gradient is the loss's own and can be differentiated again, and in what precision."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INSIDE = ("low precision",)
 
 
 class FullPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What is asked for in a lower precision than ``dtype``, by autocast or a cast, is in ``dtype`` instead.
+    """A mode in which all that asks for less than ``dtype``, by autocast or a cast, gets ``dtype``.
 
     ``seen`` are the precisions that were asked for. (Those of 8 bits are quantisation, and stay.)
     """
@@ -129,7 +129,7 @@ class Decomposed(TorchFunctionMode):
 
 
 def _bags(input: Tensor, weight: Tensor, offsets: Tensor | None, mode: str, **options: Any) -> Tensor:
-    """What F.embedding_bag gives with these arguments: sums, or means, of the words of each bag."""
+    """The result of F.embedding_bag with these arguments: sums, or means, of the words of each bag."""
     if mode == "max" or options["scale_grad_by_freq"] or options["max_norm"] is not None:
         return F.embedding_bag(input, weight, offsets, mode=mode, **options)
     per_word, padding = options["per_sample_weights"], options["padding_idx"]
@@ -217,7 +217,7 @@ def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None
 
 
 def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
-    """Whether differences of the loss show no other derivative than autograd's; true where they show none."""
+    """False where differences of the loss show another derivative than autograd's."""
     layout, places = problem.layout, [slice(slot.offset, slot.offset + slot.size) for slot in slots]
 
     def move(seed: int) -> Tensor:
@@ -227,21 +227,21 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
     leaves = {name: view.detach().clone().requires_grad_() for name, view in layout.views(at).items()}
     with torch.enable_grad():
         value = differentiable(first_loss(problem, leaves))
-    slope = torch.zeros_like(at)
+    gradient = torch.zeros_like(at)
     for place, part in zip(places, gradients(value, [leaves[s.name] for s in slots]), strict=True):
-        slope[place] = part.flatten()
+        gradient[place] = part.flatten()
     del leaves
 
     def direction(k: int) -> Tensor:
         """Random for k = 1 and 2; for 0 along the gradient, where each tensor counts nearly the same."""
         random, chosen = move(max(k, 1)), torch.zeros_like(at)
-        sizes = [(float(slope[place].norm()), float(random[place].norm())) for place in places]
+        sizes = [(float(gradient[place].norm()), float(random[place].norm())) for place in places]
         most = max(a * b for a, b in sizes)
         for place, (size, length) in zip(places, sizes, strict=True):
             if k:
                 chosen[place] = random[place]
             elif size > 0:  # no wrong one hides behind the others
-                chosen[place] = slope[place] * (length / size * most / max(size * length, most / BALANCE))
+                chosen[place] = gradient[place] * (length / size * most / max(size * length, most / BALANCE))
         return chosen
 
     @torch.no_grad()
@@ -256,7 +256,7 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
         for group in ((0,), (1, 2)):
             rows = []
             for d in map(direction, group):
-                rows.append([difference(d, step), difference(d, 2 * step), float(d @ slope)])
+                rows.append([difference(d, step), difference(d, 2 * step), float(d @ gradient)])
             near, far, said = torch.tensor(rows, dtype=torch.float64).T
             scale = torch.stack([near.norm(), far.norm(), said.norm()]).max()
             resolved = 2 * step * scale >= UNITS * unit
@@ -313,10 +313,10 @@ def check_differences(
         loss = first_loss(problem, leaves)
         return gradients(loss, active) if loss.requires_grad else [torch.zeros_like(a) for a in active]
 
-    def slope(t: float) -> list[Tensor]:
+    def derivative(t: float) -> list[Tensor]:
         return [(a - b).div_(2 * t) for a, b in zip(gradient(t), gradient(-t), strict=True)]
 
-    near, far = slope(step), slope(2 * step)
+    near, far = derivative(step), derivative(2 * step)
     scale = torch.maximum(distance(near), distance(far))
     trusted = bool(distance(near, far) <= AGREEMENT * scale)
     if trusted and bool(distance(image, near) > DISAGREEMENT * torch.maximum(scale, distance(image))):

@@ -26,14 +26,14 @@ from landscape.curvature.hessian import (
     Products,
     as_preconditioner,
 )
-from landscape.curvature.lanczos import (
+from landscape.curvature.search import (
     MAX_PRODUCTS,
     TOL,
     Eigenpairs,
     Ends,
     SearchOptions,
     ends_of,
-    lanczos,
+    find_eigenpairs,
     run_in_lockstep,
     search_eigenpairs,
     start_vector,
@@ -99,7 +99,7 @@ def cheapest(problem: Problem, thetas: Tensor, is_chain: bool, one: ChainHessian
 
 
 def bfloat16_is_fast(device: torch.device) -> bool:
-    """Whether the hardware multiplies in bfloat16: CUDA from Ampere on, CPUs with AVX512-BF16 or AMX."""
+    """Test whether the hardware multiplies in bfloat16: CUDA from Ampere on, CPUs with AVX512-BF16 or AMX."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return device.type == "cpu" and (
@@ -108,7 +108,7 @@ def bfloat16_is_fast(device: torch.device) -> bool:
 
 
 def _bfloat16_serves(problem: Problem) -> bool:
-    """Whether products with the data in bfloat16 are fast, and near enough on a few samples at the centre."""
+    """Test whether products with the data in bfloat16 are fast, and near enough on a few samples."""
     if problem.dtype != torch.float32 or not bfloat16_is_fast(problem.device):
         return False
     few = ChainHessian(problem.on(problem.data.few()), problem.weights[None])
@@ -169,7 +169,7 @@ def eigenpairs(
     choose("search", search, SEARCHES)
     if options.precondition:
         products, _ = exact_products(problem, weights[0], options)
-        pairs = lanczos(lambda v: products(v[None])[0], start, **vars(wanted))
+        pairs = find_eigenpairs(lambda v: products(v[None])[0], start, **vars(wanted))
         return [replace(pairs, search="exact, preconditioned")]
     problem = in_full_precision(problem)
     weights, kind = weights.to(problem.weights), options.kind

@@ -95,21 +95,22 @@ class GaussNewtonChunk:
                 "inputs; use 'hessian', or let the model give the residual"
             ) from error
         graph: Any = {"create_graph": True, "materialize_grads": True}
-        self.slope = torch.autograd.grad(differentiable(loss), self.z, **graph)[0]
+        self.loss_gradient = torch.autograd.grad(differentiable(loss), self.z, **graph)[0]
         self.u = torch.zeros_like(self.z, requires_grad=True)
         self.gradients = torch.autograd.grad(self.outputs, active, self.u, **graph)
         self.reached = [i for i, part in enumerate(self.gradients) if part.grad_fn]
-        self.live = self.slope.grad_fn is not None  # a loss linear in the outputs has no curvature there
+        # A loss linear in the outputs has no curvature there.
+        self.live = self.loss_gradient.grad_fn is not None
 
     def product(self, vectors: list[Tensor], keep: bool) -> Sequence[Tensor] | None:
         """JᵀH_L J·v by parameter; None where it is zero whatever v is."""
         if not self.live:
             return None
-        pulled = [self.gradients[i] for i in self.reached]
+        vjp = [self.gradients[i] for i in self.reached]
         along = aligned(self.model, [vectors[i] for i in self.reached])
-        pushed = torch.autograd.grad(pulled, self.u, along, retain_graph=True)[0]
-        bent = torch.autograd.grad(self.slope, self.z, pushed, retain_graph=keep)[0]
-        return gradients(self.outputs, self.active, bent, keep=keep)
+        jvp = torch.autograd.grad(vjp, self.u, along, retain_graph=True)[0]
+        curved = torch.autograd.grad(self.loss_gradient, self.z, jvp, retain_graph=keep)[0]
+        return gradients(self.outputs, self.active, curved, keep=keep)
 
 
 Chunk = HessianChunk | GaussNewtonChunk
@@ -216,8 +217,8 @@ class HessianOperator:
             whole = v.new_zeros(self.problem.layout.size)
             for slot, piece in zip(self.slots, pieces, strict=True):
                 whole[slot.offset : slot.offset + slot.size] = piece
-            bent = penalty(whole.to(penalty.weights)).to(v)
-            total += torch.cat([bent[slot.offset : slot.offset + slot.size] for slot in self.slots])
+            product = penalty(whole.to(penalty.weights)).to(v)
+            total += torch.cat([product[slot.offset : slot.offset + slot.size] for slot in self.slots])
         return total
 
     def _chunks(self) -> Iterator[tuple[Chunk, float, bool]]:
@@ -251,7 +252,7 @@ class HessianOperator:
 
 
 def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) -> bool:
-    """Whether ``test`` is true for the problem, or else for the same problem in float64.
+    """Run ``test``: true for the problem, or else for the same problem in float64.
 
     (Where a network fits its data well, products have few correct digits: 1 − p cancels.) A model that runs
     in one precision only is judged by that precision.
@@ -285,24 +286,24 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
         leaves = {k: t.detach().clone() for k, t in few.layout.views(weights.to(few.dtype)).items()}
         active = [leaves[slot.name].requires_grad_() for slot in made.slots]
         generator = torch.Generator().manual_seed(0)
-        draw = []
+        draws = []
         for _ in range(VECTORS):
             normal = torch.randn(len(weights), dtype=torch.float64, generator=generator).to(few.weights)
             views = few.layout.views(few.along_weights(normal))
-            draw.append([views[slot.name] for slot in made.slots])
-        whole = [sum(parts[1:], parts[0]) for parts in zip(*draw, strict=True)]
+            draws.append([views[slot.name] for slot in made.slots])
+        whole = [sum(parts[1:], parts[0]) for parts in zip(*draws, strict=True)]
         x, y, _, seed = next(few.parts())
         with twice_differentiable(few), few.evaluating(seed):
             chunk = CHUNKS[made.kind](few, leaves, active, x, y)
             pairs = torch.zeros(VECTORS, VECTORS, dtype=torch.float64)
             rest, first, largest = [torch.zeros_like(a) for a in active], list[Tensor](), 0.0
-            for k, vectors in enumerate([*draw, whole]):  # one image at a time: a vector has P numbers
+            for k, vectors in enumerate([*draws, whole]):  # one image at a time: a vector has P numbers
                 image = chunk.product(vectors, True) or [torch.zeros_like(a) for a in active]
                 largest = max(largest, float(double_backward.distance(image)))
                 for total, part in zip(rest, image, strict=True):
                     total.add_(part, alpha=1 if k < VECTORS else -1)
                 if k < VECTORS:
-                    pairs[k] = torch.stack([double_backward.inner(u, image) for u in draw])
+                    pairs[k] = torch.stack([double_backward.inner(u, image) for u in draws])
                 first = first or list(image)
             if isinstance(chunk, HessianChunk):
                 double_backward.check_graph(chunk.gradients if chunk.live else [])
@@ -312,8 +313,8 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
         if bool((pairs - pairs.T).abs().max() > rounding):  # False for NaN
             return False
         if made.kind == "hessian":
-            along = draw[0]
-            del draw[:], vectors, whole, rest, views
+            along = draws[0]
+            del draws[:], vectors, whole, rest, views
             double_backward.check_differences(few, leaves, active, along, first)
         return True
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from landscape.core import statistics
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import positive
+from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import concatenate, count_samples, named_tensors, take
 from landscape.problem.batchnorm import has_batchnorm
@@ -365,11 +365,15 @@ class Precision:
         return min(1.0, draws / min(self.max_draws, needed))
 
 
-def placed(problem: Problem, weights: Tensor) -> Tensor:
-    """The learners' ``weights`` (n, P) on the problem's device; InputError for those of another shape."""
+def placed(problem: Problem, weights: Tensor | None, least: int = 1) -> Tensor:
+    """The learners' ``weights`` (n, P), n ≥ ``least``, on the problem's device; else InputError."""
     size = problem.layout.size
-    if weights.dim() != 2 or weights.shape[1] != size or not len(weights):
-        raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {size}) with n ≥ 1")
+    if weights is None:
+        raise InputError(f"weights: missing; a problem has no learners, give theirs (n, {size}), or the run")
+    expect("weights", weights, Tensor)
+    if weights.dim() != 2 or weights.shape[1] != size:
+        raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {size}) with n ≥ {least}")
+    positive("learners", len(weights), least=least)
     return weights.to(problem.device, problem.dtype)
 
 

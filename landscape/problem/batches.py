@@ -127,7 +127,7 @@ def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
 
 
 def is_resident(data: Any) -> bool:
-    """Whether ``data`` is the data itself, samples first, and not an iterable of batches of it.
+    """Test whether ``data`` is the data itself, samples first, and not an iterable of batches of it.
 
     It is where it is a dict, a tuple of two, or a list of two tensors. Raises InputError for a tuple of two
     pairs that may as well be two batches.

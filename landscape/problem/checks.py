@@ -1,4 +1,4 @@
-"""Whether L(θ), as a problem computes it, is the loss that the user's own module and loss give.
+"""Checks that L(θ), as a problem computes it, is the loss that the user's own module and loss give.
 
 Each check works on a few samples, and raises InputError in one line that names the cause and the remedy.
 """
@@ -49,7 +49,7 @@ DEPTH, MAX_OBJECTS = 3, 1000
 
 
 def mentions(function: Any, module: nn.Module) -> bool:
-    """Whether closure, globals or attributes of a loss contain ``module``, a part or a parameter of it."""
+    """Test whether closure, globals or attributes of a loss contain ``module``, or a part of it."""
     parts = {id(each) for each in (*module.modules(), *module.parameters())}
 
     def within(value: Any, depth: int) -> bool:
@@ -76,7 +76,7 @@ def _contents(value: Any) -> Iterable[Any]:
 
 @torch.no_grad()
 def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool:
-    """Whether the model's own loss leaves out the first label of each sequence, as causal models do.
+    """Test whether the model's own loss leaves out the first label of each sequence, as causal models do.
 
     No attribute of a model says so: two passes show whether another first label changes the loss.
     """
@@ -239,7 +239,7 @@ def _more(problem: MeanLoss, batch: tuple[Any, Any], x: Any) -> tuple[Any, Any]:
 
 
 def writes(before: Any, after: Any) -> bool:
-    """Whether any tensor of ``after`` has other numbers than its copy in ``before``."""
+    """Test whether any tensor of ``after`` has other numbers than its copy in ``before``."""
     pairs = zip(named_tensors(before), named_tensors(after), strict=True)
     return any(not torch.equal(*(strided(t).nan_to_num() for t in (a, b))) for (_, a), (_, b) in pairs)
 
@@ -295,7 +295,7 @@ def _loss(problem: MeanLoss, x: Any, y: Any, seed: int = 0) -> Tensor:
 
 
 def _same(a: Tensor, b: Tensor, problem: MeanLoss) -> bool:
-    """Whether two losses are the same but for rounding."""
+    """Test whether two losses are the same but for rounding."""
     allowed = max(tolerance(dtype) for dtype in (problem.weights.dtype, a.dtype))
     return torch.allclose(a, b, rtol=allowed, atol=allowed, equal_nan=True)
 

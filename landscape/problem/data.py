@@ -172,7 +172,7 @@ class Data:
         return (self.batches.x, self.batches.y) if isinstance(self.batches, HostStream) else self.resident
 
     def nan(self) -> str:
-        """Where there is NaN in the data, in words; "" if nowhere, or if it is not kept on the device."""
+        """The places of NaN in the data, in words; "" if nowhere, or if it is not kept on the device."""
         if self.resident is None:
             return "its batches" if self.checksum is not None and bool(self.checksum.isnan().any()) else ""
         x, y = self.resident
@@ -370,7 +370,7 @@ class Data:
 
     @property
     def indexed(self) -> bool:
-        """Whether each sample has a number, so that minibatches can be drawn."""
+        """True if each sample has a number, so that minibatches can be drawn."""
         return self.resident is not None or isinstance(self.batches, Stream)
 
     def gather(self, indices: Tensor) -> tuple[Any, Any]:
@@ -464,7 +464,7 @@ def _sliced(tree: Any, name: str) -> str:
 
 
 def _require_gradients(x: Any) -> bool:
-    """Whether any of the inputs requires gradients."""
+    """Test whether any of the inputs requires gradients."""
     return any(tensor.requires_grad for _, tensor in named_tensors(x))
 
 

@@ -101,7 +101,7 @@ def independent_copy(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one parameter tensor lies in θ: ``theta[offset:offset + size].view(shape)``.
+    """The place of one parameter tensor in θ: ``theta[offset:offset + size].view(shape)``.
 
     ``role`` is "norm" for the parameters of a normalisation layer, "bias" for any other tensor of at most
     one dimension, "weight" for the rest: the classes that filter normalisation treats differently.
@@ -186,7 +186,7 @@ class Layout:
 
 
 def padding_rows(module: nn.Module, layout: Layout) -> tuple[slice, ...]:
-    """Where in θ the padding rows of embeddings lie, which are no directions of θ.
+    """The places in θ of the padding rows of embeddings, which are no directions of θ.
 
     PyTorch gives them no gradient, so that training never moves them. A matrix that is tied to another layer
     has the gradient of that one there.

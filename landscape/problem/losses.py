@@ -45,7 +45,7 @@ class ClassLoss:
 
     @classmethod
     def of(cls, loss: Any) -> ClassLoss | None:
-        """What kind of loss of classes ``loss`` is; None: of another kind."""
+        """The kind of loss of classes that ``loss`` is; None: of another kind."""
         if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
             options = {name: getattr(loss, name) for name in _DEFAULTS if hasattr(loss, name)}
             cross_entropy = type(loss) is nn.CrossEntropyLoss
@@ -171,7 +171,7 @@ def label_terms(labels: Any, shifted: bool) -> Tensor | None:
 
 
 def is_softmax_loss(loss: Any) -> bool:
-    """Whether ``loss`` is cross-entropy with its default options."""
+    """Test whether ``loss`` is cross-entropy with its default options."""
     known = ClassLoss.of(loss)
     return known is not None and known.softmax
 

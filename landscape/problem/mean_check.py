@@ -1,4 +1,4 @@
-"""Whether a loss is the mean over its samples, by how many terms of each, and what to do where it is not."""
+"""Checks that a loss is the mean over its samples, by how many terms of each, and remedies if not."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _parts(targets: Any) -> Iterator[tuple[str, Place, Tensor]]:
 
 
 def _tests(name: str, tensor: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    """What may count of targets like these, with its code: those not left out, masks and weights."""
+    """Counts of targets that may be meant, with their code: those not left out, masks and weights."""
     if tensor.dtype == torch.bool:
         yield name, torch.clone
         yield f"~{name}", torch.logical_not
@@ -260,7 +260,7 @@ class Parts:
         return sum(value * w for value, w in counted) / total - whole if total > 0 else math.nan
 
     def combine(self, rows: Sequence[int], ends: Sequence[int], weights: Tensor, share: float = 1.0) -> bool:
-        """Whether the losses of the parts of ``rows`` combine to that of all, by the weights of samples.
+        """Test whether the losses of the parts of ``rows`` combine to that of all, by the weights of samples.
 
         ``share``: of the difference that counts as rounding.
         """
@@ -270,7 +270,7 @@ class Parts:
 
 
 def attempt(function: Callable[..., T], *args: Any) -> T | None:
-    """What ``function(*args)`` gives; None where the user's model or loss does not take such samples."""
+    """Call ``function(*args)``; None where the user's model or loss does not take such samples."""
     try:
         return function(*args)
     except LandscapeError:
@@ -281,7 +281,7 @@ def attempt(function: Callable[..., T], *args: Any) -> T | None:
 
 @torch.no_grad()
 def takes(problem: MeanLoss, x: Any) -> bool:
-    """Whether the model takes the inputs ``x``: a model of a whole graph takes no part of it."""
+    """Test whether the model takes the inputs ``x``: a model of a whole graph takes no part of it."""
     with problem.evaluating(0), warnings.catch_warnings(action="ignore"):
         return attempt(problem.outputs, problem.weights, problem.data.leaves(x, None)[0]) is not None
 
@@ -346,7 +346,7 @@ def check_mean(problem: MeanLoss, terms: Terms, batch: tuple[Any, Any], theta: T
 
 
 def _all_combine(parts: Parts, rows: list[int], weights: Tensor, share: float = 1.0) -> bool:
-    """Whether the losses of parts of ``rows`` combine, ``share`` as in :meth:`Parts.combine`.
+    """Test whether the losses of parts of ``rows`` combine, ``share`` as in :meth:`Parts.combine`.
 
     Of few samples each is set against the others: the terms of one may be the mean number by chance.
     """
@@ -371,7 +371,7 @@ def _by_targets(rows: list[int], parts: Parts) -> list[int]:
 
 
 def _even_parts_combine(parts: Parts, rows: list[int], terms: Terms) -> bool:
-    """Whether halves or thirds combine, of a loss that does not take uneven parts."""
+    """Test whether halves or thirds combine, of a loss that does not take uneven parts."""
     for k in (2, 3):
         ends = range(len(rows) // k, len(rows), len(rows) // k)
         if len(rows) % k == 0 and len(rows) > k:
@@ -382,7 +382,7 @@ def _even_parts_combine(parts: Parts, rows: list[int], terms: Terms) -> bool:
 
 
 def _random_parts_combine(parts: Parts, rows: list[int], terms: Terms) -> bool:
-    """Whether the losses of parts combine on average over random numbers, within their standard error."""
+    """Test whether the losses of parts combine on average over draws, within their standard error."""
     ends, weights = [2, 5] if len(rows) >= 6 else [1], parts.term_counts(terms, rows)
     differences = [parts.difference(rows, ends, weights, seed) for seed in range(RANDOM_PASSES)]
     drawn = torch.tensor(differences, dtype=torch.float64)
@@ -405,7 +405,7 @@ def _refuse_without_targets(parts: Parts, rows: list[int]) -> None:
 
 
 def _count_found(parts: Parts, terms: Terms, rows: list[int]) -> bool:
-    """Whether the terms of the mean are a standard count of targets, or weights by class; used then."""
+    """Use a standard count of targets, or weights by class, if it is the terms of the mean; else false."""
     targets = parts.samples(rows)[1]
     fitting = [count for count in candidates(targets) if attempt(_fits, count, parts, rows)]
     if not fitting:
@@ -431,7 +431,7 @@ def _count_found(parts: Parts, terms: Terms, rows: list[int]) -> bool:
 
 
 def _fits(count: Count, parts: Parts, rows: list[int]) -> bool:
-    """Whether the losses of single samples combine by ``count`` to those of several sets of ``rows``."""
+    """Test whether the losses of single samples combine by ``count`` to those of several sets of ``rows``."""
     weights = parts.term_counts(lambda x, y: count(y), rows)
     if bool((weights < 0).any()) or len(set(weights[rows].tolist())) < 2:
         return False

@@ -90,7 +90,7 @@ class MeanLoss:
 
     @property
     def indexed(self) -> bool:
-        """Whether each sample has a number, so that minibatches can be drawn."""
+        """True if each sample has a number, so that minibatches can be drawn."""
         return self.data.indexed
 
     def gather(self, indices: Tensor) -> tuple[Any, Any]:
@@ -312,7 +312,7 @@ class MeanLoss:
 
     @contextlib.contextmanager
     def evaluating(self, seed: int | None) -> Iterator[None]:
-        """What surrounds a forward pass and its loss.
+        """The context of a forward pass and its loss.
 
         Args:
             seed: of the random numbers that are drawn inside; None: those of PyTorch's own state.
@@ -413,7 +413,7 @@ class MeanLoss:
 
     @property
     def separable(self) -> bool:
-        """Whether faster paths may divide samples and passes as they like.
+        """True if faster paths may divide samples and passes as they like.
 
         They may where the loss is the mean over the samples, draws no random numbers and differentiates
         nothing itself.
@@ -422,7 +422,7 @@ class MeanLoss:
 
     @property
     def regularised(self) -> bool:
-        """Whether a penalty or weight decay is added to the mean loss."""
+        """True if a penalty or weight decay is added to the mean loss."""
         return self.penalty is not None or self.weight_decay > 0
 
     def penalty_value(self, weights: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 import landscape
-from landscape.curvature.lanczos import start_vector
+from landscape.curvature.search import start_vector
 from tests.benchmarks.harness import compare, installed, mnist
 
 TOL = 1e-2

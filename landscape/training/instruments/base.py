@@ -18,7 +18,7 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.curvature.eigenvalues import exact_products
 from landscape.curvature.hessian import HessianOperator, Preconditioner
-from landscape.curvature.lanczos import Eigenpairs, lanczos, start_vector, warm_start
+from landscape.curvature.search import Eigenpairs, find_eigenpairs, start_vector, warm_start
 from landscape.problem.problem import Problem
 from landscape.training.optimizer.base import Optimizer
 from landscape.training.optimizer.preconditioning import StatePreconditioner
@@ -116,7 +116,7 @@ class Sample:
         if self._comm.size == 1:
             assert local is not None
             with contextlib.suppress(_NotFiniteError):
-                return lanczos(lambda v: _finite(local(v[None])[0]), start, high=count)
+                return find_eigenpairs(lambda v: _finite(local(v[None])[0]), start, high=count)
             return None
 
         def shared(v: Tensor, going: float = 1.0) -> Tensor:
@@ -131,7 +131,7 @@ class Sample:
         pairs: Eigenpairs | None = None
         if self._comm.rank == 0:
             with contextlib.suppress(_NotFiniteError):
-                pairs = lanczos(lambda v: _finite(shared(v)), start, high=count)
+                pairs = find_eigenpairs(lambda v: _finite(shared(v)), start, high=count)
             with contextlib.suppress(_StoppedError):
                 shared(start, going=0.0)
         else:

@@ -1,0 +1,428 @@
+"""The search for the outermost eigenvalues of symmetric operators, with residuals and bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from landscape.core.errors import InputError
+from landscape.core.hdf5 import Array
+from landscape.core.options import positive
+from landscape.core.progress import Progress
+from landscape.curvature.lanczos import (
+    NEAR_ZERO,
+    KrylovSpace,
+    krylov,
+    orthogonalise,
+    outer_indices,
+    outermost,
+    small_eigh,
+)
+from landscape.problem.problem import Problem
+
+# Products of a second start, at most: as a share of the search's own, and at least so many. The top 5 of an
+# MNIST MLP take 3 after 19, the top 20 take 16 after 43.
+SECOND_SHARE, MIN_SECOND = 0.5, 10
+
+
+def start_vector(problem: Problem, seed: int, size: int | None = None) -> Tensor:
+    """A normal vector (size,), by default (P,), from ``seed``: the same draw on every device.
+
+    Of a model in half precision it is float32, in which a basis can be orthogonal. Lanczos needs one with
+    components along all eigenvectors. InputError for a seed below 0.
+    """
+    positive("seed", seed, least=0)
+    generator = torch.Generator().manual_seed(seed)
+    length = problem.layout.size if size is None else size
+    return torch.randn(length, dtype=torch.float64, generator=generator).to(
+        problem.device, torch.promote_types(problem.dtype, torch.float32)
+    )
+
+
+def warm_start(near: Tensor, first: Tensor) -> Tensor:
+    """(P,), the start of a search near ``near``, with as much of ``first``, which misses no eigenvector."""
+    start: Tensor = near.to(first) / near.norm() + first / first.norm()
+    return start
+
+
+class SecondStart(NamedTuple):
+    """The result of a second start: a ``bound`` on all eigenvalues that the search does not have, which fails
+    with a probability of RISK; its products; and a start for the next search, if one was missed."""
+
+    bound: float
+    products: int
+    start: Tensor | None
+
+
+def second_start(
+    space: KrylovSpace, locked: Tensor, floor: float, level: float, sign: float, budget: int
+) -> Generator[Tensor, Tensor, SecondStart]:
+    """Look for an eigenvalue above ``level`` besides those of ``space`` and ``locked``.
+
+    ``sign`` −1: of the negative of the operator, to whose eigenvalues ``floor``, the least that was wanted,
+    and ``level`` belong as well. Let A be the operator on what is orthogonal to the basis and to the
+    locked vectors, r = ``rest`` what couples the two, and (θ_i, s_i) the Ritz pairs below the floor. By
+    Sylvester's law of inertia there are as many more eigenvalues above the level τ as A + Σ_i s_ji²/(τ −
+    θ_i)·rrᵀ has (Schur's complement; the squared residuals of the Ritz pairs enter). A Lanczos run from a
+    random start there finds one, or bounds them (:func:`outermost`), without products for the
+    space of the basis.
+    """
+    size, basis = space.basis.shape[1], len(space.basis)
+    most = max(MIN_SECOND, int(SECOND_SHARE * space.products))
+    steps = min(budget, max(MIN_SECOND // 2, basis // 2), most, size - len(locked) - basis)
+    values, s = small_eigh(sign * space.t)
+    under = values < floor
+    weight = float((s[-1, under] ** 2 / (level - values[under])).sum())
+
+    def outside(w: Tensor) -> Tensor:
+        for known in (locked, space.basis) if len(locked) else (space.basis,):
+            w = w - known.T @ (known @ w)
+        return w
+
+    generator = torch.Generator().manual_seed(size + len(locked))
+    start = outside(torch.randn(size, dtype=torch.float64, generator=generator).to(space.rest))
+    start = outside(start / start.norm())
+    mixed = start + space.rest / space.rest.norm()
+    vectors = torch.zeros(steps + 1, size, dtype=start.dtype, device=start.device)
+    vectors[0] = mixed / mixed.norm()
+    t, bound = np.zeros((steps, steps)), math.inf
+    for j in range(steps):
+        w = sign * (yield vectors[j])
+        w = outside(torch.add(w, space.rest, alpha=weight * float(space.rest @ vectors[j])))
+        w, beta = orthogonalise(w, vectors, t, j)
+        w = outside(w)
+        ritz, turn = small_eigh(t[: j + 1, : j + 1])
+        if not np.isfinite(beta):
+            break
+        bound = max(level, outermost(t[: j + 1, : j + 1], beta, size))
+        if ritz[-1] > level:
+            again = torch.from_numpy(turn[:, -1].copy()).to(start) @ vectors[: j + 1]
+            return SecondStart(bound, j + 1, start + again)
+        if bound <= level:
+            break
+        vectors[j + 1] = w / beta
+    return SecondStart(bound, j + 1 if steps else 0, None)
+
+
+Product = Callable[[Tensor], Tensor]
+
+# ARPACK and its peers stop at a residual relative to the eigenvalue; 1% is what a heatmap can show (ours).
+TOL = 1e-2
+MAX_PRODUCTS = 1000
+# Corrections of an approximate pair before a new search; MNIST's MLPs took at most 3.
+CORRECTIONS = 8
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """Which eigenvalues: the ``low`` smallest, ``high`` largest, to ``tol``, in at most ``max_products``.
+
+    ``progress`` takes an estimate of the share of the search that is done.
+    """
+
+    low: int = 0
+    high: int = 1
+    tol: float = TOL
+    max_products: int = MAX_PRODUCTS
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The algebraically smallest and the largest eigenvalue, with unit eigenvectors.
+
+    Attributes:
+        min, max: λ_min and λ_max, in nats.
+        vectors: (2, P), the eigenvectors in that order.
+        residual_min, residual_max: ‖Hv − λv‖, each from another product, so that rounding is included: some
+            eigenvalue of H lies within that distance of λ. It does not bound the error of
+            λ_min or λ_max; that λ_min is at most ``min`` and λ_max at least ``max`` holds up to rounding.
+        hvps: the number of Hessian-vector products, those of the verification included.
+        converged: whether both residuals met the tolerance.
+        search: the arithmetic of the search, such as "bfloat16, 2,372 of 10,000 samples".
+        bounds: all eigenvalues lie between these, each with a probability of 99%.
+
+    Example:
+        >>> ends = Ends(0.0, 2.0, 0.0, 0.0, hvps=4, converged=True, vectors=torch.eye(2))
+        >>> ends.max
+        2.0
+    """
+
+    min: float
+    max: float
+    residual_min: float
+    residual_max: float
+    hvps: int
+    converged: bool
+    vectors: Tensor
+    search: str = ""
+    bounds: tuple[float, float] = (-np.inf, np.inf)
+
+
+@dataclass(frozen=True)
+class Eigenpairs:
+    """The largest eigenvalues, with unit eigenvectors.
+
+    After a search with cheaper products, bounds and ``verified`` are those of the cheaper operator; the
+    bounds are widened by its error in the last of the eigenvalues wanted.
+
+    Attributes:
+        values: (k,), eigenvalues in nats, descending.
+        vectors: (k, P), the eigenvectors, or (k, P') for a part of the model.
+        residuals: (k,) ‖Hv − λv‖, each from another product, so that rounding is included: some eigenvalue of
+            H lies within that distance of λ; whether it is the largest, ``bounds`` say. Values and
+            residuals are float64 on the CPU.
+        hvps: the number of products, those of the verification included.
+        converged: whether all residuals met the tolerance.
+        search: the arithmetic of the search (:mod:`landscape.curvature.eigenvalues`).
+        bounds: all other eigenvalues lie between these, each with a probability of 99% over the random start
+            (infinite where nothing is known).
+        verified: no eigenvalue was missed that lies beyond the last of those wanted by more than the
+            tolerance, or a thousandth of the largest magnitude.
+        checks: the products that the verification of this took.
+
+    Example:
+        >>> pairs = Eigenpairs(torch.tensor([2.0]), torch.eye(2)[:1], torch.zeros(1), hvps=3, converged=True)
+        >>> pairs.values.tolist()
+        [2.0]
+    """
+
+    values: Tensor
+    vectors: Tensor
+    residuals: Tensor
+    hvps: int
+    converged: bool
+    search: str = ""
+    bounds: tuple[float, float] = (-np.inf, np.inf)
+    verified: bool = False
+    checks: int = 0
+
+
+class SearchResult(NamedTuple):
+    """The result of a search, before it is verified.
+
+    Attributes:
+        values, vectors: the wanted Ritz pairs, (k,) descending and (k, P) of norm 1 each.
+        products, checks: all products, and those of second starts.
+        converged, verified, bounds: see :class:`Eigenpairs`.
+        radius: the largest magnitude of a Ritz value.
+        basis, t: the last basis (j, P), and the operator in it (j, j).
+        wanted: what was searched.
+    """
+
+    values: Array
+    vectors: Tensor
+    products: int
+    converged: bool
+    radius: float
+    basis: Tensor
+    t: Array
+    wanted: SearchOptions
+    bounds: tuple[float, float]
+    verified: bool
+    checks: int
+
+
+T = TypeVar("T")
+Search = Generator[Tensor, Tensor, SearchResult]
+
+
+def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
+    """The eigenvalues (algebraically the smallest, the largest) that are ``wanted`` of a symmetric operator.
+
+    A generator: it yields the vectors like ``start`` (P,) whose products with the operator it needs, and is
+    sent these products, so that many searches can share one pass over the data. ``start`` is a random vector,
+    or contains at least as much of one (:func:`.warm_start`).
+
+    The search stops when each wanted Ritz residual is at most tol·|λ|, or tol·max|λ|/1000 for a λ nearer to
+    zero than that. (Power iteration, by contrast, returns the largest *magnitude*.)
+
+    A Krylov space from one start has one copy of a repeated eigenvalue, and may have one vector for two close
+    ones. Where several eigenvalues of an end are wanted, a second start (:func:`.second_start`) therefore
+    tests whether one lies beyond the last by more than the tolerance (tol·|λ|, or max|λ|/1000); while one
+    does, the search continues in the orthogonal complement of its Ritz vectors. Where one eigenvalue is
+    wanted, the first start bounds it (:func:`.outermost`), which takes no product.
+
+    A basis of an invariant subspace has exact eigenpairs; they are locked and the rest is searched from a
+    new vector, until that adds nothing wanted. Where several eigenvalues of an end are wanted and P is at
+    most the basis, 128, the search continues until the basis is complete.
+
+    A product that is NaN or infinite ends the search, not converged, with NaN.
+
+    Raises InputError for a tol that is not positive, or more eigenvalues than P.
+    """
+    low, high, tol, most = wanted.low, wanted.high, wanted.tol, wanted.max_products
+    positive("tol", tol)
+    positive("max_products", most, least=1)
+    size = len(start)
+    if max(low, high) > size:
+        raise InputError(f"k: {max(low, high)} is not allowed, it must be at most {size}, all parameters")
+    generator = torch.Generator().manual_seed(size)
+    values, vectors = np.zeros(0), start.new_zeros(0, size)
+    found, products, checks, radius = np.zeros(0), 0, 0, 0.0
+    bounds = {1: np.inf, -1: np.inf}  # of the other eigenvalues times 1 and −1
+    report_ratio = _Decline(wanted.progress) if wanted.progress else lambda ratio: None
+    sides = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
+    good = complete = False
+    while True:
+        space = yield from krylov(start, vectors, radius, low, high, tol, most - products, report_ratio)
+        locked = vectors
+        values, vectors = np.concatenate((values, space.values)), torch.cat((vectors, space.vectors))
+        products, radius = products + space.products, space.radius
+        before, chosen = found, outer_indices(values, low, high)
+        found = values[chosen]
+        near = max(tol * NEAR_ZERO, 100 * torch.finfo(start.dtype).eps) * radius
+        same = len(before) == len(found) and bool(np.all(np.abs(before - found) <= near))
+        if not len(locked) and not space.restarted:
+            bounds = {sign: outermost(sign * space.t, float(space.rest.norm()), size) for sign in bounds}
+        floors = {sign: float(np.sort(sign * found)[-min(count, len(found))]) for sign, count in sides}
+        good = space.converged
+        if space.invariant:
+            # Where one eigenvalue an end is wanted, no other vector can add one further out.
+            single = max(low, high) == 1 and len(found) == min(low + high, size)
+            complete = good = single or same or len(values) == size
+            bounds |= floors if complete else {}
+            start = torch.randn(size, dtype=torch.float64, generator=generator).to(start)
+        elif good:
+            complete = True
+            for sign, count in sides:
+                if count == 1 and np.isfinite(bounds[sign]):
+                    continue
+                level = floors[sign] + _slack(floors[sign], tol, radius)
+                second = yield from second_start(space, locked, floors[sign], level, sign, most - products)
+                products, checks = products + second.products, checks + second.products
+                bounds[sign] = second.bound
+                if second.start is not None and not same:  # else it cannot be reached: the bound says so
+                    complete, start = False, second.start
+                    break
+        if complete or products >= most or not space.converged:
+            break
+        del space  # its basis, before the next one
+    pairs = vectors[torch.from_numpy(chosen).to(start.device)]
+    pairs = pairs / pairs.norm(dim=1, keepdim=True)
+    verified = good and all(bounds[sign] <= at + _slack(at, tol, radius) for sign, at in floors.items())
+    known = wanted, (-bounds[-1], bounds[1]), verified, checks
+    return SearchResult(found, pairs, products, good, radius, space.basis, space.t, *known)
+
+
+def _slack(value: float, tol: float, radius: float) -> float:
+    """How far beyond ``value`` an eigenvalue may lie without counting as missed."""
+    return max(tol * abs(value), NEAR_ZERO * radius)
+
+
+class _Decline:
+    """The share of a search that is done: residuals fall about geometrically, from the largest to 1.
+
+    It takes the residual relative to what the tolerance allows, and never goes back.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._largest, self._share = progress, math.e, 0.0
+
+    def __call__(self, ratio: float) -> None:
+        self._largest = max(self._largest, ratio)
+        share = 1 - math.log(max(ratio, 1.0)) / math.log(self._largest)
+        self._share = max(self._share, share)
+        self._progress(self._share)
+
+
+def run_in_lockstep(
+    searches: list[Generator[Tensor, Tensor, T]],
+    products: Callable[[Tensor, list[int]], Tensor],
+    done: Callable[[], None] = lambda: None,
+) -> list[T]:
+    """The results of ``searches``, whose products are computed together.
+
+    ``products`` maps one vector for each search that still runs, (k, P), and the numbers of these searches,
+    to the products (k, P). ``done`` is called as each search ends.
+    """
+    results: dict[int, T] = {}
+    running = list(range(len(searches)))
+    vectors = [next(one) for one in searches]
+    while running:
+        images = products(torch.stack(vectors), running)
+        still, vectors = [], []
+        for number, image in zip(running, images, strict=True):
+            try:
+                vectors.append(searches[number].send(image))
+                still.append(number)
+            except StopIteration as end:
+                results[number] = end.value
+                done()
+        running = still
+    return [results[number] for number in range(len(searches))]
+
+
+def verify_and_refine(result: SearchResult, products: Callable[[Tensor], Tensor], tol: float) -> Eigenpairs:
+    """The pairs of a search, verified and refined with ``products`` (k, P) -> (k, P) of the exact operator.
+
+    The values are those of the exact operator in the span of the vectors (Rayleigh–Ritz). Where a residual r
+    misses the tolerance because the search's operator was an approximation, the span is widened by (A − λ)⁻¹r
+    (Davidson 1975), A being the search's operator in its last basis and zero outside. Two or three of these
+    usually suffice. ``converged`` says whether the search converged and each residual meets the tolerance, up
+    to rounding.
+    """
+    vectors, images = result.vectors, products(result.vectors)
+    rounding = torch.finfo(vectors.dtype).eps * result.radius
+    for step in range(CORRECTIONS + 1):
+        t = (vectors @ images.T).double().cpu().numpy()
+        values, turn = small_eigh((t + t.T) / 2)
+        chosen = outer_indices(values, result.wanted.low, result.wanted.high)
+        at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
+        pairs = rows @ vectors
+        gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
+        residuals = gaps.norm(dim=1).double().cpu()
+        met = residuals.numpy() <= tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
+        if met.all() or not result.converged or step == CORRECTIONS:
+            break
+        missed = np.flatnonzero(~met)
+        new = torch.stack([_davidson(result, gaps[i], at[i], float(residuals[i])) for i in missed])
+        for _ in range(2):
+            new = new - new @ vectors.T @ vectors
+        new = torch.linalg.qr(new.T).Q.T
+        vectors, images = torch.cat((vectors, new)), torch.cat((images, products(new)))
+    good = result.converged and bool(met.all())
+    off = np.abs(at - result.values)
+    below, above = result.bounds
+    low, high = result.wanted.low or 1, result.wanted.high or 1
+    bounds = below - float(off[-low]), above + float(off[high - 1])
+    verified = good and result.verified
+    return Eigenpairs(
+        torch.from_numpy(at), pairs, residuals, result.products + len(vectors), good, "", bounds, verified,
+        result.checks,
+    )  # fmt: skip
+
+
+def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> Tensor:
+    """(A − λ)⁻¹r with A the operator of the search in its last basis, zero outside of it."""
+    values, turn = small_eigh(result.t)
+    away = values - at
+    away = np.where(np.abs(away) < residual, residual, away)  # smaller differences are not resolved
+    inside = result.basis @ gap
+    weights = torch.from_numpy(turn @ np.diag(1 / away) @ turn.T).to(gap) @ inside
+    outside = gap - result.basis.T @ inside
+    return result.basis.T @ weights - outside / (at if abs(at) > residual else residual)
+
+
+def find_eigenpairs(product: Product, start: Tensor, **wanted: Any) -> Eigenpairs:
+    """:func:`search_eigenpairs` for one operator, ``product`` (P,) -> (P,), with exact residuals.
+
+    ``wanted``: the fields of :class:`SearchOptions`.
+    """
+    options = SearchOptions(**wanted)
+    result = run_in_lockstep([search_eigenpairs(start, options)], lambda v, _: product(v[0])[None])[0]
+    return verify_and_refine(result, lambda v: torch.stack([product(row) for row in v]), options.tol)
+
+
+def ends_of(pairs: Eigenpairs) -> Ends:
+    """The smallest and the largest of ``pairs``."""
+    order = [-1, 0]
+    (low, high), (off_low, off_high) = pairs.values[order].tolist(), pairs.residuals[order].tolist()
+    found = pairs.hvps, pairs.converged, pairs.vectors[order], pairs.search, pairs.bounds
+    return Ends(low, high, off_low, off_high, *found)
