@@ -107,7 +107,7 @@ def coefficient() -> LearningCoefficient:
     return LearningCoefficient(
         rise=rise, heating=rise / 4, distance2=rise, standard_error=0.3, r_hat=1.0, r_hat_distance=1.0, ess=4.0,
         nbeta=10.0, localization=1.0, step_size=0.1, batch=8, steps=3, burn_in=1, loss=0.5,
-        weights_norm2=1.0, lambda_max=2.0, parameters=6, max_rhat=1.01, tol=0.05, converged=False,
+        weights_norm2=1.0, lambda_max=2.0, parameters=6, max_rhat=1.01, relative_error=0.05, converged=False,
         samples=36, seed=0, dtype="float64",
     )  # fmt: skip
 

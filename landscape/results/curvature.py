@@ -401,6 +401,7 @@ class Disagreement(Measurement):
         grad_norm2: ‖g‖².
         parameters: P; an isotropic vector has the share k/P in the top-k space, and rank/P in the span.
         products: the number of Hessian-vector products.
+        residual_tol: the relative residual of the eigenvalues that was asked for.
 
     Example:
         >>> import numpy as np
