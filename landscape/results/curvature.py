@@ -284,7 +284,7 @@ class BatchSharpness(Measurement):
         >>> result = BatchSharpness(
         ...     curvature=np.array([3.0, 5.0]), norm2=np.array([1.0, 3.0]), batch=8, lambda_max=6.0,
         ...     residual=0.0, lr=0.5, limit=2.0, relative_error=0.05, converged=False, samples=100,
-        ...     dtype="float64")
+        ...     seed=0, dtype="float64")
         >>> result.value, result.standard_error, result.lr * result.value, result.pooled
         (4.0, 1.0, 2.0, 4.5)
     """

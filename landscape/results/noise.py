@@ -263,6 +263,7 @@ class NoiseAlignment(Measurement):
         estimates: (draws,), one number a minibatch: their mean is ``ias``, their standard error its own, so
             that results of the same minibatches can be compared in pairs. Empty in older files.
         draws_converged: whether ``ias`` has the relative standard error that was asked for.
+        products: the number of Hessian-vector products.
         converged: whether the eigenvalues have the residual that was asked for.
         relative_error: the relative standard error asked for.
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`; with BatchNorm the statistics are those
