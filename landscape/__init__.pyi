@@ -24,6 +24,8 @@ from landscape.analysis.sharpness import sharpness as sharpness
 from landscape.analysis.spread import smoothing as smoothing
 from landscape.analysis.spectrum import spectrum as spectrum
 from landscape.checkpoint.checkpoint import Checkpoint as Checkpoint
+from landscape.checkpoint.result_file import ResultFile as ResultFile
+from landscape.checkpoint.result_file import open as open
 from landscape.checkpoint.run_folder import load as load
 from landscape.checkpoint.foreign_weights import import_state as import_state
 from landscape.core.errors import InputError as InputError
@@ -39,6 +41,7 @@ from landscape.curvature.search import Eigenpairs as Eigenpairs
 from landscape.curvature.search import Ends as Ends
 from landscape.curvature.hessian import Preconditioner as Preconditioner
 from landscape.curvature.trace import trace as trace
+from landscape.evaluation.grid import Execution as Execution
 from landscape.geometry.vtk import save_vts as save_vts
 from landscape.plots import draw as draw
 from landscape.problem.problem import Problem as Problem
