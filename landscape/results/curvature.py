@@ -341,7 +341,7 @@ class BatchSharpness(Measurement):
             (lower end, upper end), in nats.
 
         Example:
-            >>> none = dict(lambda_max=6.0, residual=0.0, lr=0.5, limit=2.0, tol=0.05, converged=False)
+            >>> none = dict(lambda_max=6.0, residual=0.0, lr=0.5, limit=2.0, relative_error=0.05, converged=False)
             >>> four = np.array([3.0, 5.0, 3.0, 5.0])
             >>> result = BatchSharpness(curvature=four, norm2=np.ones(4), batch=8, samples=9, seed=0,
             ...                         dtype="float64", **none)
