@@ -341,10 +341,10 @@ class BatchSharpness(Measurement):
             (lower end, upper end), in nats.
 
         Example:
-            >>> none = dict(lambda_max=6.0, residual=0.0, lr=0.5, limit=2.0, relative_error=0.05, converged=False)
+            >>> none = dict(lambda_max=6.0, residual=0.0, lr=0.5, limit=2.0, relative_error=0.05)
             >>> four = np.array([3.0, 5.0, 3.0, 5.0])
             >>> result = BatchSharpness(curvature=four, norm2=np.ones(4), batch=8, samples=9, seed=0,
-            ...                         dtype="float64", **none)
+            ...                         converged=False, dtype="float64", **none)
             >>> [round(end, 2) for end in result.interval()]
             [2.16, 5.84]
         """
