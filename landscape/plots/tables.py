@@ -304,7 +304,7 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
     ax.set_title(f"{c.titles[q]}{unit}", fontsize=10, fontweight="bold" if c.flatter[q] else "normal")
     said, _, evidence = verdict(c, q).partition(" (")
     lines = [textwrap.fill(said, CHARACTERS), *([f"({evidence}"] if evidence else [])]
-    ax.set_xlabel("\n".join(lines), fontsize=8, color="k" if c.told[q].any() else style.OTHER)
+    ax.set_xlabel("\n".join(lines), fontsize=8, color="k" if c.significant[q].any() else style.OTHER)
 
 
 def _caption(c: Comparison) -> str:
@@ -314,7 +314,7 @@ def _caption(c: Comparison) -> str:
         f"Thin lines: 95% intervals, by Student's t{seeds}",
         "thick bars: 99% bounds on eigenvalues" if "bound" in c.kinds else "",
         "bold: measures of flatness",
-        f"told apart at a level of {c.level:g} for all tests together (Holm)",
+        f"significant at a level of {c.significance:g} for all tests together (Holm)",
     ]
     about = f"{', '.join(f'{n:,}' for n in counts)} samples of {c.split}"
     if c.batch:
