@@ -377,11 +377,17 @@ def _admitted(name: str, need: Need) -> float:
 
 
 def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-    """Bytes that a call of a bounded function takes at most, besides what is in use.
+    """The most bytes that a call of an analysis takes, besides what is in use, without the call.
 
     Args:
-        function: such as :func:`landscape.contour`.
+        function: the analysis, such as :func:`landscape.contour`.
         args, kwargs: its arguments.
+
+    Returns:
+        The number of bytes.
+
+    Raises:
+        InputError: a function that is no analysis with a bound on its memory.
 
     Example:
         >>> import torch, landscape
@@ -390,6 +396,11 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
         >>> forecast(landscape.trace, problem) < 2**26
         True
     """
+    if function not in _NEEDS:
+        known = ", ".join(sorted(f.__name__ for f in _NEEDS))
+        raise InputError(
+            f"function: {getattr(function, '__name__', function)} is not allowed, it must be one of {known}"
+        )
     need = _NEEDS[function](*args, **kwargs)
     assert need is not None
     return math.ceil(RESERVE + need.fixed + need.spare)
