@@ -5,6 +5,7 @@ from landscape._version import __version__ as __version__
 from landscape import data as data
 from landscape import models as models
 from landscape import limits as limits
+from landscape import plugins as plugins
 from landscape.analysis.sharpness import batch_sharpness as batch_sharpness
 from landscape.analysis.compare import compare as compare
 from landscape.analysis.grids import contour as contour
@@ -33,6 +34,7 @@ from landscape.core.errors import LandscapeError as LandscapeError
 from landscape.core.errors import OperationError as OperationError
 from landscape.core.errors import PathWarning as PathWarning
 from landscape.core.errors import ProblemWarning as ProblemWarning
+from landscape.core.memory import forecast as forecast
 from landscape.curvature.trace import density as density
 from landscape.curvature.eigenvalues import extreme_eigenvalues as extreme_eigenvalues
 from landscape.curvature.eigenvalues import top_eigenvalues as top_eigenvalues

@@ -139,7 +139,7 @@ def test_a_path_that_is_not_there_is_refused(
 
 
 def test_bfloat16_is_near_and_returns_full_precision_losses() -> None:
-    fast, plain = both(residual(), "folded", precision="bfloat16")
+    fast, plain = both(residual(), "folded", autocast="bfloat16")
     assert fast.dtype == torch.float64
     np.testing.assert_allclose(fast, plain, rtol=0.03)
     assert not torch.equal(fast, plain)

@@ -258,6 +258,11 @@ def save_one() -> None:
     landscape.save(result(), "x.h5")  # type: ignore[arg-type]
 
 
+def contour_into_a_name() -> None:
+    problem = plain()
+    landscape.contour(problem, landscape.random_plane(problem), into="x.h5")  # type: ignore[arg-type]
+
+
 def sites() -> Iterator[tuple[Site, int]]:
     """Where the package makes an InputError with a remedy, and the last line of that."""
     package = Path(landscape.__file__).parent
@@ -314,6 +319,9 @@ def test_each_remedy_of_the_package_is_run(made: list[Site]) -> None:
             case.refuse(*case.build())
     with pytest.raises(InputError):
         save_one()
+    with pytest.raises(InputError) as caught:
+        contour_into_a_name()
+    assert caught.value.remedy == "landscape.open('x.h5', 'a')"
     places = list(sites())
     assert len(places) >= 13
     missing = [

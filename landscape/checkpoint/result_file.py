@@ -291,8 +291,9 @@ class ResultFile:
 
     def _check(self, result: Result | None = None) -> None:
         if not self._writable:
-            words = f"{self.path}: is closed, or open for reading only"
-            raise OperationError(words, f"landscape.open({str(self.path)!r}, 'a')")
+            raise OperationError(
+                f"{self.path}: is closed, or open for reading only; give mode 'a' to write it"
+            )
         held = [other for other in self._results if result is not None and other.schema != result.schema]
         if held and result is not None:
             raise HeldError(self.path, f"holds a {held[0].schema}, no {result.schema} is allowed beside it")
