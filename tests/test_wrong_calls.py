@@ -23,7 +23,7 @@ MORE: dict[str, dict[str, Any]] = {
     "between": {"weights": torch.randn(2, 8)},
     "contour": {"grid": 3},
     "noise_alignment": {"top_k": 2},
-    "spectrum": {"ends": True, "with_trace": True, "with_density": True},
+    "spectrum": {"quantities": ("extremes", "trace", "density")},
     "hessian_grid": {"grid": 2},
 }
 OTHER = torch.randn(3, 11)  # weights of another model

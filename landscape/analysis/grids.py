@@ -19,7 +19,7 @@ from landscape.core.progress import Progress
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
-from landscape.curvature.search import MAX_PRODUCTS, TOL, SearchOptions, ends_of, start_vector
+from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, ends_of, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.adaptive import Tolerance, first_points
 from landscape.evaluation.evaluate import confirm, evaluator
@@ -319,7 +319,7 @@ def hessian_grid(
     grid: int | tuple[int, int] = (4, 4),
     span: float | None = None,
     *,
-    tol: float = TOL,
+    tol: float = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
     search: str = "auto",
     bn: str = "center",
@@ -403,7 +403,7 @@ def _fields(problem: Problem, plane: Plane, wanted: SearchOptions, search: str) 
     digest.update(as_array(plane.directions).tobytes())
     return {
         **{name: getattr(plane, name) for name in ("kind", "norm", "seed")},
-        "tol": wanted.tol,
+        "tol": wanted.residual_tol,
         **setting(problem),
         "search": search,
         "randomness": problem.randomness,
@@ -434,7 +434,7 @@ def _ends_at(
             thetas = plane.center + points[i : i + at_once].to(plane.directions) @ plane.directions
             pairs += eigenpairs(problem, thetas, start, wanted, HessianOptions(), search=search, done=one)
         rows = [ends_of(each) for each in pairs]
-        names = {"lambda_min": "min", "lambda_max": "max", "hvps": "hvps", "converged": "converged"}
+        names = {"lambda_min": "min", "lambda_max": "max", "hvps": "products", "converged": "converged"}
         names |= {name: name for name in RESIDUALS}
         columns = {name: np.array([getattr(row, key) for row in rows]) for name, key in names.items()}
 

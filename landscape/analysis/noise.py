@@ -396,7 +396,7 @@ def noise_alignment(
         draws=len(rows),
         reached=reached,
         parameters=problem.layout.size,
-        hvps=pairs.hvps + len(rows) + 1,
+        hvps=pairs.products + len(rows) + 1,
         converged=pairs.converged,
         tol=tol,
         seed=seed,

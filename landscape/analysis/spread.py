@@ -29,7 +29,7 @@ from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator
-from landscape.curvature.search import MAX_PRODUCTS, TOL, find_eigenpairs, start_vector, warm_start
+from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, find_eigenpairs, start_vector, warm_start
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.evaluation.needs import GRAPH_BYTES
@@ -60,7 +60,7 @@ def disagreement(
     top_k: int = TOP_K,
     *,
     problem: Problem | None = None,
-    tol: float = TOL,
+    tol: float = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
     search: str = "auto",
     seed: int = 0,
@@ -137,7 +137,7 @@ def disagreement(
         learners_loss=float(np.mean([problem.loss(w) for w in weights])),
         parameters=len(mean),
         learners=len(weights),
-        hvps=pairs.hvps + len(weights),
+        hvps=pairs.products + len(weights),
         converged=pairs.converged,
         tol=tol,
         seed=seed,
@@ -292,7 +292,7 @@ def smoothing(
     path: Tensor | None = None,
     lr: float = math.nan,
     alpha_e: float = math.nan,
-    tol: float = TOL,
+    tol: float = RESIDUAL_TOL,
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
@@ -452,7 +452,7 @@ class _Smoothed:
             return total / self.pairs
 
         top = find_eigenpairs(
-            product, warm_start(near, start_vector(self.problem, seed)), tol=tol, progress=progress
+            product, warm_start(near, start_vector(self.problem, seed)), residual_tol=tol, progress=progress
         )
         v, value = top.vectors[0], float(top.values[0])
         centre, along, across = product(v), np.zeros(self.pairs), 0.0
