@@ -40,7 +40,9 @@ from landscape.curvature.search import Ends as Ends
 from landscape.curvature.hessian import Preconditioner as Preconditioner
 from landscape.curvature.trace import trace as trace
 from landscape.geometry.vtk import save_vts as save_vts
+from landscape.plots import draw as draw
 from landscape.problem.problem import Problem as Problem
+from landscape.reports.page import report as report
 from landscape.results.base import save as save
 from landscape.results.comparison import Comparison as Comparison
 from landscape.results.curvature import BatchSharpness as BatchSharpness

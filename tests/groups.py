@@ -67,6 +67,7 @@ def together(
             found[rank] = pickle.loads(receive.recv_bytes()) if done else TimeoutError("not done")
         except EOFError:
             found[rank] = None
+        process.join(0 if rank in lost else 10.0)  # it ends by itself, and has its coverage to write
         process.kill()
         process.join()
         receive.close()

@@ -37,7 +37,7 @@ def test_a_record_holds_what_is_drawn_of_a_run(tmp_path: Path) -> None:
     end = landscape.load(context.run_folder(small()) / "last.h5")
     record = context.record(small())
     assert record is not None
-    read = Record.read(tmp_path / "records" / f"{identity(small())}.json").checkpoint()
+    read = Record.read(tmp_path / "records" / f"{identity(small())}.json", small()).checkpoint()
     assert (read.step, read.seed, read.label, read.epoch) == (end.step, end.seed, end.label, end.epoch)
     assert (read.lr, read.local_batch, read.learners, read.data) == (
         end.lr, end.local_batch, end.learners, end.data,

@@ -273,7 +273,7 @@ def test_pictures_show_themselves_and_leave_nothing_open(
     figure = surface.plot(path=tmp_path / "s.png", title="mine")
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
     assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
-    assert surface.plot("surface").axes[0].name == "3d"
+    assert surface.plot(style="surface").axes[0].name == "3d"
     with pytest.raises(landscape.OperationError, match=r"path="):
         figure.show()
     # Where there are windows, one shows it until it is closed.
@@ -303,7 +303,7 @@ def test_pictures_in_axes_of_a_users_own(copy: Path) -> None:
     assert own.get_suptitle() == ""
     assert not axes[2].has_data()
     with pytest.raises(InputError, match="ax: its projection is 'rectilinear'"):
-        results[0].plot("surface", ax=axes[2])
+        results[0].plot(style="surface", ax=axes[2])
     delays = stability(problem, [0, 1], 0.9, lr=0.1, own_limit=None, own_delay=0)
     assert delays.plot(ax=axes[2]) is own
 

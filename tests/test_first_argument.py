@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import landscape
 from landscape import Checkpoint, InputError, Problem
+from landscape.core.memory import forecast
 from landscape.training.recipes.recipe import read
 from landscape.training.run.loop import Trainer
 
@@ -76,18 +79,38 @@ def test_another_kind_is_refused_with_what_would_do(name: str, kind: str, path: 
         "Linear": model, "list": [Problem(model, loss, data)], "NoneType": None,
     }  # fmt: skip
     wanted = WORDS[first(name)]
-    if wanted == f"a {kind}":
+    if wanted == f"a {kind}" or (kind == "Checkpoint" and wanted == "a Problem"):
         return
     shown = type(given[kind]).__name__  # PosixPath
     with pytest.raises(InputError, match=f"^{first(name)}: a {shown} is not allowed, .*{wanted}") as refusal:
         getattr(landscape, name)(given[kind], **NEEDED[name])
     assert "\n" not in str(refusal.value)
-    if kind in ("str", "Path") or (wanted == "a Problem" and kind in ("Checkpoint", "Linear")):
+    if kind in ("str", "Path") or (wanted == "a Problem" and kind == "Linear"):
         run = {"run": given["Checkpoint"], "landscape": landscape}
         found = eval(refusal.value.remedy, run | {"model": model, "loss": loss, "data": data})
         assert isinstance(found, Problem if wanted == "a Problem" else Checkpoint)
     else:
         assert not refusal.value.remedy
+
+
+@pytest.mark.parametrize(
+    "name", ["contour", "line", "hessian_grid", "random_plane", "between", "eigen_plane"]
+)
+def test_a_run_stands_for_its_problem(name: str, path: Path) -> None:
+    run, function = Checkpoint.load(path), getattr(landscape, name)
+    problem = run.problem()
+    every: dict[str, Any] = {
+        "plane": landscape.random_plane(problem),
+        "along": run.mean,
+        "weights": torch.stack((run.mean, 1.1 * run.mean)),
+        "grid": (2, 1),
+    }
+    every = {key: value for key, value in every.items() if key in inspect.signature(function).parameters}
+    of_run, of_problem = function(run, **every), function(problem, **every)
+    for field in dataclasses.fields(of_run):
+        np.testing.assert_array_equal(getattr(of_run, field.name), getattr(of_problem, field.name))
+    if name != "between":
+        assert forecast(function, run, **every) == forecast(function, problem, **every)
 
 
 def test_compare_takes_several(path: Path) -> None:

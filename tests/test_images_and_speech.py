@@ -97,6 +97,12 @@ def test_cifars_binary_files_read_back(tmp_path: Path, name: str) -> None:
     half = landscape.data.load(name, data_dir=tmp_path, normalize=False, subset=25_000)
     chosen = np.random.default_rng(0).permutation(len(whole))[: len(whole) // 2]
     np.testing.assert_array_equal(half.train[1], whole[chosen, labels - 1])
+    small = landscape.data.load(name, data_dir=tmp_path, normalize=False, size=16)
+    square = rows[test][:, labels:].reshape(-1, 3, 32, 32)[:, :, :2, 2:4]  # of the first row's second pixel
+    np.testing.assert_allclose(
+        small.test[0][:, :, 0, 1].numpy(), np.rint(square.mean((2, 3))) / 255, rtol=1e-6
+    )
+    refused(name, "data.size", "15", "32, 16, 8, 4", data_dir=tmp_path, size=15)
     normal = landscape.data.load(name, data_dir=tmp_path)
     assert normal.fingerprint != data.fingerprint
     pixels = whole[:, labels:].reshape(-1, 3, 1024) / 255

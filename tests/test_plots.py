@@ -18,13 +18,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.testing.compare import compare_images
 
 import landscape
-from landscape import InputError, OperationError, Surface, plots
+from landscape import InputError, OperationError, Surface, plots, testing
 from landscape.core import registry
 from landscape.geometry import surfaces
-from landscape.plots.picture import caption, panels
+from landscape.plots.picture import VISUALS, caption, panels
 from landscape.plots.style import OTHER, color_of, decimal_labels, paper_name
 from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, draw_surfaces, scale
 from landscape.plots.training import draw_training
@@ -56,7 +57,7 @@ def pictured() -> dict[str, tuple[Any, str]]:
 
 def picture(name: str, path: Path) -> None:
     result, style = pictured()[name]
-    plots.save_figure(plots.draw([result], style.removesuffix("-3d")), path, dpi=30)
+    plots.save_figure(plots.draw([result], style=style.removesuffix("-3d")), path, dpi=30)
 
 
 @pytest.mark.skipif(matplotlib.__version__ != PINNED, reason=f"the baseline is of matplotlib {PINNED}")
@@ -250,7 +251,7 @@ def test_markers_are_where_the_results_say(surface: Surface) -> None:
 
 def test_markers_in_three_dimensions_lie_on_the_surface(surface: Surface) -> None:
     shown = marked(surface, "learners", 4)
-    ax: Any = plots.draw([shown], "surface").axes[0]
+    ax: Any = plots.draw([shown], style="surface").axes[0]
     lines = {str(h.get_label()): np.array(h.get_data_3d()) for h in ax.lines}
     places = shown.markers[:-1]
     np.testing.assert_allclose(lines["learners"][:2].T, places)
@@ -260,7 +261,7 @@ def test_markers_in_three_dimensions_lie_on_the_surface(surface: Surface) -> Non
 
 def test_batchnorm_statistics_are_named_where_there_are_any(surface: Surface) -> None:
     def text(*results: Surface, style: str = "contour") -> str:
-        return plots.draw(results, style).get_caption()  # type: ignore[attr-defined, no-any-return]
+        return plots.draw(results, style=style).get_caption()  # type: ignore[attr-defined, no-any-return]
 
     assert "BatchNorm" not in text(surface)
     own, fresh = (changed(surface, batchnorm=True, bn=bn, bn_samples=9) for bn in ("center", "recalibrate"))
@@ -273,12 +274,12 @@ def test_batchnorm_statistics_are_named_where_there_are_any(surface: Surface) ->
 
 def test_three_dimensions_and_a_relief_with_holes(surface: Surface) -> None:
     holes = with_hole(surface, (1, 2), (0, 0))
-    first, second = plots.draw([surface, holes], "surface").axes[:2]
+    first, second = plots.draw([surface, holes], style="surface").axes[:2]
     low, high = first.get_zlim()
     assert (low, high) == second.get_zlim()
     assert low <= surface.loss.min() <= surface.loss.max() <= high
     assert len(first.collections[0].get_array()) == 5 * 3
-    image = plots.draw([holes], "hillshade").axes[0].images[0].get_array()
+    image = plots.draw([holes], style="hillshade").axes[0].images[0].get_array()
     assert (image[0, 0, 3], image[-1, -1, 3]) == (0, 1)
 
 
@@ -288,20 +289,73 @@ def test_a_difference_is_the_first_less_the_second_on_a_scale_around_zero(surfac
         changed(surface, label="surface A"),
         changed(surface, loss=surface.loss - more, label="other"),
     )
-    figure = plots.draw([named, other], "difference")
+    figure = plots.draw([named, other], style="difference")
     filled = figure.axes[0].collections[0]
     assert filled.get_clim() == pytest.approx((-3, 3))
     np.testing.assert_allclose(filled.get_array(), np.linspace(-2.875, 2.875, 24))
     assert "surface A" in figure.get_suptitle()
     higher = changed(surface, loss=surface.loss + 1 + more**2)
-    filled = plots.draw([higher, surface], "difference").axes[0].collections[0]
+    filled = plots.draw([higher, surface], style="difference").axes[0].collections[0]
     # The first is higher everywhere: only the upper half of the scale is used.
     used = [
         level > 0 for level, path in zip(filled.get_array(), filled.get_paths(), strict=True) if len(path)
     ]
     assert used
     assert all(used)
-    plots.draw([surface, surface], "difference")  # no difference at all is a picture, too
+    plots.draw([surface, surface], style="difference")  # no difference at all is a picture, too
+
+
+def axes_of_ones_own() -> Any:
+    return Figure().add_subplot()
+
+
+def test_parts_of_a_picture_are_left_out_or_changed(surface: Surface, tmp_path: Path) -> None:
+    off = dict.fromkeys(VISUALS, False)
+    bare: Any = plots.draw([surface, surface], tmp_path / "bare.png", visuals=off)
+    assert (tmp_path / "bare.png").exists()
+    assert [*bare.axes_by_name] == ["surface 0", "surface 1", "profile 0", "profile 1"]
+    assert len(bare.axes) == 4  # no colour bar
+    assert (bare.get_suptitle(), bare.get_caption(), bare.legends) == ("", "", [])
+    assert {ax.get_title() for ax in bare.axes} == {""}
+    look = {"title": {"color": "red"}, "caption": {"fontsize": 5}, "legend": {"alpha": 0.5}, "colorbar": True}
+    changed: Any = plots.draw(surface, visuals=look)
+    assert changed._suptitle.get_color() == "red"
+    assert changed._caption.get_fontsize() == 5
+    assert changed.legends[0].get_alpha() == 0.5
+    assert changed.get_caption() == plots.draw(surface).get_caption()  # type: ignore[attr-defined]
+    tall, flat = plots.draw(surface), plots.draw(surface, visuals={"caption": False})
+    assert tall.get_size_inches()[1] > flat.get_size_inches()[1]
+
+
+def test_panels_go_to_axes_of_ones_own_by_name(surface: Surface) -> None:
+    own = Figure()
+    left, middle, right = own.subplots(1, 3)
+    places = {"surface": left, "profile": right}
+    assert plots.draw(surface, axes=places, title="here", visuals={"legend": False}) is own
+    assert left.get_title().startswith("here\nsurface")
+    assert (left.get_legend(), middle.has_data(), right.has_data()) == (None, False, True)
+    assert len(own.axes) == 4  # with the colour bar
+    assert right.get_ylabel() == "loss (nat)"
+    plots.draw(surface, ax=middle, title="here", visuals={"title": False, "colorbar": False})
+    assert (middle.get_title().split("\n")[0], len(own.axes)) == ("surface", 4)
+    assert middle.get_legend()
+    run = Trainer(recipe.read("digits-ssgd", ["steps=2", "decompose.every=1"])).run()
+    picture: Any = plots.draw(run)
+    assert {"train_loss", "consensus", "delta_2_full"} <= {*picture.axes_by_name}
+    testing.check_drawing([run], only="parts")
+    rate = axes_of_ones_own()
+    plots.draw([run], axes={"alpha_e": rate})
+    assert "alpha_e" in rate.get_ylabel()
+
+
+def test_a_drawing_with_a_figure_of_its_own_takes_no_axes() -> None:
+    class Lone(float):
+        pass
+
+    plots.drawing.draws(Lone)(lambda results, title="": Figure())
+    assert plots.draw(Lone(1.0))
+    with pytest.raises(InputError, match="ax: not allowed, the drawing of a Lone makes a figure of its own"):
+        plots.draw(Lone(1.0), ax=axes_of_ones_own())
 
 
 def line(**options: Any) -> Any:
@@ -328,24 +382,33 @@ def test_lines_show_loss_accuracy_and_barrier() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda s: plots.draw([s, along()]), "all files must be of one kind"),
+        (lambda s: plots.draw([s, along()]), "all must be of one kind"),
         (lambda s: plots.draw([line(), along()]), "different axes"),
-        (lambda s: plots.draw([along()], "surface"), r"style: 'surface'.*Line.*contour"),
+        (lambda s: plots.draw([along()], style="surface"), r"style: 'surface'.*Line.*contour"),
         (lambda s: plots.draw([along()], labels=True), "labels: not allowed for a Line"),
-        (lambda s: plots.draw([s], "differenc"), r"style: 'differenc'.*'difference'"),
+        (lambda s: plots.draw([s], style="differenc"), r"style: 'differenc'.*'difference'"),
         (lambda s: plots.draw([changed(s, loss=s.loss[:1])]), "2 × 2 can"),
         (lambda s: plots.draw([changed(s, loss=s.loss * np.nan)]), "no value is finite"),
-        (lambda s: plots.draw([changed(s, loss=s.loss - s.loss.min())], log=True), "--log: .* lowest loss is 0"),
-        (lambda s: plots.draw([s], vmax=0.0), "--vmax: .* must be above the lowest loss"),
-        (lambda s: plots.draw([s], levels=1), "--levels"),
-        (lambda s: plots.draw([s], cmap="viridi"), "--cmap: 'viridi'.*'viridis'"),
-        (lambda s: plots.draw([s], "difference"), "1 surfaces are not allowed, it takes two"),
-        (lambda s: plots.draw([s, s], "difference", vmax=2.0), "--vmax: not allowed with style difference"),
-        (lambda s: plots.draw([s, changed(s, seed=5)], "difference"), "must have the same grid"),
-        (lambda s: plots.draw([s, changed(s, x=2 * s.x)], "difference"), "must have the same grid"),
-        (lambda s: plots.draw([s, changed(s, kind="eigen")], "difference"), "must have the same grid"),
-        (lambda s: plots.draw([s, changed(s, loss=s.loss * np.nan)], "difference"), "nothing to draw"),
+        (lambda s: plots.draw([changed(s, loss=s.loss - s.loss.min())], log=True), "log: .* lowest loss is 0"),
+        (lambda s: plots.draw([s], vmax=0.0), "vmax: .* must be above the lowest loss"),
+        (lambda s: plots.draw([s], levels=1), "levels"),
+        (lambda s: plots.draw([s], cmap="viridi"), "cmap: 'viridi'.*'viridis'"),
+        (lambda s: plots.draw([s], style="difference"), "1 surfaces are not allowed, it takes two"),
+        (lambda s: plots.draw([s, s], style="difference", vmax=2.0), "vmax: not allowed with style difference"),
+        (lambda s: plots.draw([s, changed(s, seed=5)], style="difference"), "must have the same grid"),
+        (lambda s: plots.draw([s, changed(s, x=2 * s.x)], style="difference"), "must have the same grid"),
+        (lambda s: plots.draw([s, changed(s, kind="eigen")], style="difference"), "must have the same grid"),
+        (lambda s: plots.draw([s, changed(s, loss=s.loss * np.nan)], style="difference"), "nothing to draw"),
         (lambda s: plots.save_figure(panels(1, 1, 1, 1)[0], "b.png", dpi=5), "dpi: 5 is not allowed"),
+        (lambda s: plots.draw([s], "c.png", dpi=5), "dpi: 5 is not allowed"),
+        (lambda s: plots.draw([s], "c.jpeg"), "must end in .png"),
+        (lambda s: plots.draw([s, s], ax=axes_of_ones_own()), r"ax: .* give axes=.* of surface 0, surface 1"),
+        (lambda s: plots.draw(s, axes={"profil": axes_of_ones_own()}), "axes: 'profil'.*'profile'"),
+        (lambda s: plots.draw(s, axes={"surface": 3}), "axes: a int is not allowed"),
+        (lambda s: plots.draw(s, ax=axes_of_ones_own(), axes={"surface": axes_of_ones_own()}), "only one"),
+        (lambda s: plots.draw(s, visuals={"capt": False}), "visuals: 'capt'.*'caption'"),
+        (lambda s: plots.draw(s, visuals={"title": None}), "visuals: 'title': None is not allowed"),
+        (lambda s: plots.draw(s, visuals={"legend": {"colour": "r"}}), "visuals: 'legend'.*colour"),
         (lambda s: landscape.save_vts(s, "s.vtk"), "must end in .vts"),
         (lambda s: landscape.save_vts(changed(s, loss=s.loss * np.nan), "t.vts"), "no value is finite"),
     ],
@@ -474,7 +537,7 @@ STRANGE = {
 def test_surfaces_with_strange_numbers_are_drawn(name: str, tmp_path: Path) -> None:
     strange = changed(COARSE, **STRANGE[name])
     for style, count in (("contour", 2), ("hillshade", 1), ("surface", 1)):
-        plots.save_figure(plots.draw(count * [strange], style), tmp_path / "a.png", dpi=30)
+        plots.save_figure(plots.draw(count * [strange], style=style), tmp_path / "a.png", dpi=30)
 
 
 if __name__ == "__main__":

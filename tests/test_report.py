@@ -347,7 +347,7 @@ def test_results_of_every_kind(tmp_path: Path, command: Command) -> None:
 def test_sentences_say_what_the_runs_can_tell_apart(made: contents.Contents) -> None:
     said = findings.sentences(made)
     assert any("lr·λ_max in the last quarter" in s and "limit 1" in s for s in said)
-    one = findings.TestError(5.0, 1.0, 1.0, "")
+    one = findings.ErrorSummary(5.0, 1.0, 1.0, "")
     (undecided,) = findings._comparison({"A": one, "B": dataclasses.replace(one, mean=6.0)})
     assert "do not tell the two apart" in undecided
     (decided,) = findings._comparison({"A": one, "B": dataclasses.replace(one, mean=15.0)})
@@ -374,7 +374,7 @@ def test_a_run_that_left_its_minimum_is_named(made: contents.Contents) -> None:
 def test_seeds_of_one_setting_are_one(runs: Path, tmp_path: Path) -> None:
     launch.launch(recipe.read("digits-dpsgd", steps(seed="1")), tmp_path / "other", device="cpu")
     two = contents.read([runs / "dpsgd", tmp_path / "other", runs / "ssgd"])
-    settings = findings.settings_of(two.runs)
+    settings = contents.seed_groups(two.runs)
     assert [(s.name, s.places) for s in settings] == [("DPSGD", (0, 1)), ("SSGD", (2,))]
     error = findings.test_error(two.runs, settings[0])
     assert error

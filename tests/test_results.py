@@ -109,7 +109,7 @@ def test_subclasses_are_drawn_and_saved_as_their_base_class(tmp_path: Path) -> N
     heights(MoreHeights).save(tmp_path / "h.h5")
     assert type(landscape.load(tmp_path / "h.h5")) is Heights
     assert heights(OtherHeights).plot().get_suptitle() == "other heights, line"
-    assert heights(OtherHeights).plot("bars").get_suptitle() == "other heights, bars"
+    assert heights(OtherHeights).plot(style="bars").get_suptitle() == "other heights, bars"
     with pytest.raises(InputError, match=r"Heights.*OtherHeights"):
         plots.draw([heights(), heights(OtherHeights)])
 
@@ -138,8 +138,8 @@ def test_older_files_are_read_under_the_names_of_today(tmp_path: Path) -> None:
 def test_what_cannot_be_drawn_is_named() -> None:
     for words, call in {
         r"float.*allowed:.*Surface": lambda: plots.draw([1.0]),
-        "FILE": lambda: plots.draw([]),
-        r"style: 'bars'.*Heights": lambda: heights().plot("bars"),
+        "results": lambda: plots.draw([]),
+        r"style: 'bars'.*Heights": lambda: heights().plot(style="bars"),
         "'Heights'": lambda: draws(type("Heights", (), {}))(draw_other_heights),
         r"'landscape\.surface'": lambda: type("Other", (Result,), {"schema": "landscape.surface"}),
     }.items():

@@ -28,7 +28,7 @@ from landscape.evaluation.paths import BLOCK_BYTES
 from landscape.geometry.surfaces import barrier
 from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.layout import as_array
-from landscape.problem.problem import Problem, chain
+from landscape.problem.problem import Problem, Run, chain, problem_of
 from landscape.results.base import Provenance
 from landscape.results.grids import SPAN, HessianGrid, Line, Plane, Surface
 
@@ -59,7 +59,7 @@ def _contour_need(problem: Any, grid: Any, max_memory: Any, **_: Any) -> Need:
 @numerics(1)
 @bounded(_contour_need)
 def contour(
-    problem: Problem,
+    problem: Problem | Run,
     plane: Plane,
     grid: int | tuple[int, int] = (50, 50),
     span: float | None = None,
@@ -80,7 +80,7 @@ def contour(
     """Loss and accuracy of ``problem`` on an (nx, ny) ``grid`` over ``plane``.
 
     Args:
-        problem: the loss; its model is evaluated in eval mode.
+        problem: the loss; its model is evaluated in eval mode. Or a run, on its training set.
         plane: centre and directions, such as :func:`landscape.random_plane` gives.
         grid, span: 50 × 50 points over x, y ∈ [−0.1, 0.1] by default (DPSGD-2020, section 4.1), over more if
             the plane has markers further out (``plane.span``). One number: the same for both axes.
@@ -129,6 +129,7 @@ def contour(
         >>> surface.loss.shape
         (3, 5)
     """
+    problem = problem_of(problem)
     at = PlaneGrid(problem, plane, grid, span, tolerance, dict.fromkeys(("loss", "accuracy"), float))
     problem = problem.with_batchnorm(bn, bn_samples)
     own, made_of = _setting(problem, plane, bn, precision), provenance(problem)
@@ -212,7 +213,7 @@ def _line_need(problem: Any, points: Any, max_memory: Any, **_: Any) -> Need:
 
 @bounded(_line_need)
 def line(
-    problem: Problem,
+    problem: Problem | Run,
     along: Tensor,
     points: int = POINTS,
     span: float | None = None,
@@ -229,7 +230,7 @@ def line(
     """Loss and accuracy of ``problem`` at ``points`` weights on a line.
 
     Args:
-        problem: the loss; its model is evaluated in eval mode.
+        problem: the loss; its model is evaluated in eval mode. Or a run, on its training set.
         along: (P,), a direction: the weights are center + t·along, t ∈ [−span, span]; or (2, P), two ends:
             (1−t)·along[0] + t·along[1], t ∈ [0, 1], with the barrier between them.
         points: how many, at least 2; 51 by default.
@@ -258,7 +259,7 @@ def line(
         >>> landscape.line(problem, torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), points=3).loss.tolist()
         [0.5, 0.0, 0.5]
     """
-    expect("problem", problem, Problem)
+    problem = problem_of(problem)
     expect("along", along, Tensor)
     positive("points", points, least=2)
     size = problem.layout.size
@@ -314,7 +315,7 @@ def _hessian_grid_need(problem: Any, grid: Any, **_: Any) -> Need:
 @numerics(1)
 @bounded(_hessian_grid_need)
 def hessian_grid(
-    problem: Problem,
+    problem: Problem | Run,
     plane: Plane,
     grid: int | tuple[int, int] = (4, 4),
     span: float | None = None,
@@ -336,7 +337,7 @@ def hessian_grid(
     """Both ends of the Hessian's spectrum at each point of an (nx, ny) grid over ``plane``.
 
     Args:
-        problem: the loss.
+        problem: the loss; or a run, on its training set.
         plane: centre and directions, such as :func:`landscape.random_plane` gives.
         grid, span: 4 × 4 points over x, y ∈ [−0.1, 0.1] by default (DPSGD-2020, section 4.1), over more if
             the plane has markers further out (``plane.span``). One number: the same for both axes.
@@ -376,6 +377,7 @@ def hessian_grid(
         [[9.0, 9.0]]
     """
     kinds: dict[str, type] = dict.fromkeys((*VALUES, *RESIDUALS), float)
+    problem = problem_of(problem)
     at = PlaneGrid(problem, plane, grid, span, tolerance, kinds | {"hvps": np.int64, "converged": bool})
     wanted = SearchOptions(1, 1, tol, max_products)
     problem = problem.with_batchnorm(bn, bn_samples)

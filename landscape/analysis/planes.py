@@ -11,14 +11,14 @@ from torch import Tensor
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
-from landscape.core.options import choose, expect, positive
+from landscape.core.options import choose, positive
 from landscape.core.progress import Progress
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL
 from landscape.evaluation import needs
 from landscape.problem.layout import average
-from landscape.problem.problem import Problem
+from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.grids import Plane
 
 NORMS = ("none", "filter", "layer")
@@ -34,7 +34,7 @@ def _random_plane_need(problem: Any, **_: Any) -> Need:
 @numerics(1)
 @bounded(_random_plane_need)
 def random_plane(
-    problem: Problem,
+    problem: Problem | Run,
     norm: str = "none",
     seed: int = 0,
     *,
@@ -44,7 +44,7 @@ def random_plane(
     """Two directions with i.i.d. standard normal entries through the problem's centre.
 
     Args:
-        problem: its centre and parameters.
+        problem: its centre and parameters; or a run, whose centre is w_a.
         norm: "none" keeps the draw (DPSGD-2020, section 4.1; the default, as in the paper's figures);
             "filter" scales each filter of a weight (each slice along its first dimension) to the norm of the
             centre's filter (Li et al. 2018, section 4), a bias or normalisation tensor as one filter;
@@ -71,7 +71,7 @@ def random_plane(
         >>> landscape.random_plane(problem, norm="filter").directions.shape
         torch.Size([2, 8])
     """
-    expect("problem", problem, Problem)
+    problem = problem_of(problem)
     choose("norm", norm, NORMS)
     ignore = ("bias+norm" if norm == "filter" else "none") if ignore is None else ignore
     choose("ignore", ignore, IGNORES)
@@ -102,7 +102,7 @@ def _normalise(direction: Tensor, center: Tensor, norm: str) -> None:
 
 
 def between(
-    problem: Problem, weights: Sequence[Tensor] | Tensor, labels: Sequence[str] = (), *, seed: int = 0
+    problem: Problem | Run, weights: Sequence[Tensor] | Tensor, labels: Sequence[str] = (), *, seed: int = 0
 ) -> Plane:
     """The plane through three weight vectors, or through two and along a random direction.
 
@@ -111,7 +111,7 @@ def between(
     ``plane.center + plane.markers @ plane.directions`` gives them back.
 
     Args:
-        problem: its parameters.
+        problem: its parameters; or a run.
         weights: two or three vectors (P,), such as the means of checkpoints.
         labels: their names; default w0, w1, w2.
         seed: of two vectors only, draws the normal vector whose part orthogonal to w1 − w0 is the second
@@ -132,7 +132,7 @@ def between(
         >>> plane.markers[:, 0].round(3).tolist()
         [-0.5, 0.5]
     """
-    expect("problem", problem, Problem)
+    problem = problem_of(problem)
     if len(weights) not in (2, 3):
         raise InputError(f"between: {len(weights)} weight vectors are not allowed, it takes two or three")
     names = labels or [f"w{k}" for k in range(len(weights))]
@@ -157,14 +157,16 @@ def between(
     return _plane(problem, center, directions, "between", axes, rows, names, seed=seed if drawn else 0)
 
 
-def pca_plane(problem: Problem, weights: Sequence[Tensor] | Tensor, labels: Sequence[str] = ()) -> Plane:
+def pca_plane(
+    problem: Problem | Run, weights: Sequence[Tensor] | Tensor, labels: Sequence[str] = ()
+) -> Plane:
     """The first two principal components of a run's checkpoints, through the last of them.
 
     Directions have unit length, coordinates are distances between weights. Random walks in many dimensions
     have large shares of variance, too (Antognini and Sohl-Dickstein 2018).
 
     Args:
-        problem: its parameters.
+        problem: its parameters; or a run.
         weights: (M, P), M ≥ 3, in order of time.
         labels: their names; default 0, 1, …
 
@@ -183,7 +185,7 @@ def pca_plane(problem: Problem, weights: Sequence[Tensor] | Tensor, labels: Sequ
         >>> landscape.pca_plane(problem, torch.randn(5, 8)).markers.shape
         (5, 2)
     """
-    expect("problem", problem, Problem)
+    problem = problem_of(problem)
     if len(weights) < 3:
         raise InputError(f"pca: {len(weights)} checkpoints are too few, at least 3 are needed")
     rows = _rows(problem, weights, labels)
@@ -193,14 +195,14 @@ def pca_plane(problem: Problem, weights: Sequence[Tensor] | Tensor, labels: Sequ
 
 
 @numerics(1)
-def learners_plane(problem: Problem, weights: Tensor) -> Plane:
+def learners_plane(problem: Problem | Run, weights: Tensor) -> Plane:
     """The plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 
     The plane is ours. Its unit directions are the first two right singular vectors of the rows w_j − w_a; the
     sum of squared distances to the plane is that of the other singular values' squares.
 
     Args:
-        problem: its parameters.
+        problem: its parameters; or a run.
         weights: (n, P), n ≥ 3.
 
     Returns:
@@ -218,7 +220,7 @@ def learners_plane(problem: Problem, weights: Tensor) -> Plane:
         >>> landscape.learners_plane(problem, torch.randn(4, 8)).labels[-1]
         'w_a'
     """
-    expect("problem", problem, Problem)
+    problem = problem_of(problem)
     if len(weights) < 3:
         raise InputError(f"learners: {len(weights)} learners span no plane, at least 3 are needed")
     labels = [f"learner {j}" for j in range(len(weights))]
@@ -236,7 +238,7 @@ def _eigen_plane_need(problem: Any, **_: Any) -> Need:
 
 @bounded(_eigen_plane_need)
 def eigen_plane(
-    problem: Problem,
+    problem: Problem | Run,
     *,
     tol: float = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
@@ -250,7 +252,7 @@ def eigen_plane(
     section through the direction of the largest curvature and that of the smallest.
 
     Args:
-        problem: the loss.
+        problem: the loss; or a run, on its training set.
         tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
         max_products: Hessian-vector products, at most.
         seed: draws the starting vector.
@@ -271,7 +273,7 @@ def eigen_plane(
         >>> landscape.eigen_plane(problem).directions.norm(dim=1).round(decimals=3).tolist()
         [1.0, 1.0]
     """
-    expect("problem", problem, Problem)
+    problem = problem_of(problem)
     if problem.layout.size < 2:
         raise InputError("eigen: the model has one parameter, a plane needs at least 2")
     ends = extreme_eigenvalues(problem, tol, max_products=max_products, seed=seed, progress=progress)

@@ -68,7 +68,7 @@ def demo(*, output: str = "demo") -> None:
     save([surface for of in surfaces.values() for surface in of], folder / "contour.h5")
     save(noises, folder / "noise.h5")
     plots.save_figure(plots.draw([run for of in runs.values() for run in of]), folder / "training.png")
-    plots.save_figure(plots.draw(first, "hillshade"), folder / "contour.png")
+    plots.save_figure(plots.draw(first, style="hillshade"), folder / "contour.png")
     plots.save_figure(plots.draw(noises), folder / "noise.png")
     said = findings(runs, surfaces, noises)
     lines = [textwrap.fill(f"{i}. {words}", 100, subsequent_indent="   ") for i, words in enumerate(said, 1)]

@@ -112,11 +112,12 @@ def plot(
     """
     look = {"log": log, "levels": levels, "vmax": vmax, "cmap": cmap, "labels": labels or None}
     given: dict[str, Any] = {name: value for name, value in look.items() if value is not None}
+    given |= {"title": title} if title else {}
     if dpi is not None:
         plots.check_dpi("--dpi", dpi)
     if film.animate is not None:
-        if given or title or style != "contour":
-            word = next(iter(given), "title" if title else "style")
+        if given or style != "contour":
+            word = next(iter(given), "style")
             raise InputError(f"--{word}: not allowed with --animate")
         animate(files, output, film, dpi)
         return
@@ -134,10 +135,7 @@ def plot(
     common.make_folder(picture.parent)
     check_title("--title", title)
     try:
-        figure = plots.draw(results, style, **given)
-        if title:
-            figure.suptitle(title)
-        plots.save_figure(figure, picture, dpi)
+        plots.draw(results, picture, style=style, dpi=dpi, **given)
     except LandscapeError:
         raise
     except (ArithmeticError, LookupError, ValueError) as error:  # numbers that no axis takes

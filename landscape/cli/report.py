@@ -14,7 +14,7 @@ from landscape.cli.analysis import SOURCE
 from landscape.cli.grids import contour
 from landscape.cli.instruments import spectrum
 from landscape.cli.options import Group, command, option
-from landscape.core.errors import InputError, OperationError
+from landscape.core.errors import OperationError
 from landscape.reports import analyses, contents, page
 from landscape.reports.contents import Contents, Run
 from landscape.reports.parts import Page
@@ -49,8 +49,7 @@ def report(
         landscape report runs/ss runs/dp contour.h5 -o report.html --analyse
     """
     path = Path(output)
-    if path.suffix not in (".html", ".htm"):
-        raise InputError(f"-o: '{output}' is not allowed, the name of a page must end in .html")
+    page.check_name("-o", path)
     page.check_installed()
     common.make_folder(path.parent)
     paths = [Path(file) for file in files]

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core.errors import InputError
-from landscape.core.options import choose, positive
+from landscape.core.options import choose, of_run, positive
 
 #: Names of devices; "auto" is CUDA where there is a GPU.
 DEVICES = ("auto", "cpu", "cuda")
@@ -302,7 +302,7 @@ def bounded(need: Callable[..., Need]) -> Callable[[Callable[P, T]], Callable[P,
     """A decorator for a public function: it is refused before it starts where its memory is not there.
 
     The function's keyword ``max_memory`` is its limit. Of functions that call one another, the outermost
-    states the need of all.
+    states the need of all. Where the argument ``problem`` is a run, the function gets the run's problem.
 
     Args:
         need: gives the :class:`Need` of a call from the function's arguments, by name.
@@ -311,10 +311,18 @@ def bounded(need: Callable[..., Need]) -> Callable[[Callable[P, T]], Callable[P,
     def declare(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
 
-        def needed(*args: Any, **kwargs: Any) -> Need | None:
+        def of_problem(args: Any, kwargs: Any) -> inspect.BoundArguments | None:
             try:
                 call = signature.bind(*args, **kwargs)
             except TypeError:  # the call itself says so with the function's name
+                return None
+            if "problem" in call.arguments:
+                call.arguments["problem"] = of_run(call.arguments["problem"])  # which reads its data once
+            return call
+
+        def needed(*args: Any, **kwargs: Any) -> Need | None:
+            call = of_problem(args, kwargs)
+            if call is None:
                 return None
             call.apply_defaults()
             problem = call.arguments.get("problem", call.arguments.get("self"))
@@ -325,6 +333,8 @@ def bounded(need: Callable[..., Need]) -> Callable[[Callable[P, T]], Callable[P,
         @functools.wraps(function)
         def bound(*args: P.args, **kwargs: P.kwargs) -> T:
             own: Any = kwargs.get("max_memory")
+            if call := of_problem(args, kwargs):
+                args, kwargs = call.args, call.kwargs  # type: ignore[assignment]
             wanted = None if own is None and _SPARE.get() is not None else needed(*args, **kwargs)
             if wanted is None:
                 return function(*args, **kwargs)

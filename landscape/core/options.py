@@ -172,19 +172,24 @@ def expect(where: str, given: Any, *kinds: type) -> None:
         >>> from landscape import Problem
         >>> expect("problem", "last.h5", Problem)
         Traceback (most recent call last):
-        landscape.core.errors.InputError: problem: a str is not allowed, it must be a Problem; use ...
+        landscape.core.errors.InputError: problem: a str is not allowed, it must be a Problem or ...
     """
     if isinstance(given, kinds):
         return
     names, remedy = [kind.__name__ for kind in kinds], ""
-    allowed = " or ".join(f"a {name}{' (of landscape.load)' * (name == 'Checkpoint')}" for name in names)
+    words = {"Checkpoint": "a Checkpoint (of landscape.load)", "Problem": "a Problem or a run"}
+    words |= {"Problem": "a Problem"} if "Checkpoint" in names else {}
+    allowed = " or ".join(words.get(name, f"a {name}") for name in names)
     if isinstance(given, (str, Path)):
         remedy = f"landscape.load({str(given)!r}){'' if 'Checkpoint' in names else '.problem()'}"
-    elif "Problem" in names and hasattr(given, "problem"):  # a checkpoint
-        remedy = "run.problem()"
     elif "Problem" in names and hasattr(given, "state_dict"):  # a module
         remedy = "landscape.Problem(model, loss, data)"
     raise InputError(f"{where}: a {type(given).__name__} is not allowed, it must be {allowed}", remedy)
+
+
+def of_run(given: Any) -> Any:
+    """The problem of a run, which is whatever has a method ``problem``; anything else as it is."""
+    return given.problem() if callable(getattr(type(given), "problem", None)) else given
 
 
 _type_hints: WeakKeyDictionary[Callable[..., Any], dict[str, Any]] = WeakKeyDictionary()

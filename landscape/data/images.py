@@ -458,9 +458,11 @@ def read_binary(path: Path, labels: int, classes: int) -> tuple[Array, Array]:
 
 
 def _load_cifar(
-    name: str, data_dir: str | Path | None, normalize: bool, augment: bool, subset: int
+    name: str, data_dir: str | Path | None, normalize: bool, augment: bool, subset: int, size: int
 ) -> Dataset:
     positive("data.subset", subset, least=0)
+    if size not in (sizes := (32, 16, 8, 4)):
+        raise InputError(f"data.size: {size} is not allowed, it must be one of {', '.join(map(str, sizes))}")
     (labels, classes), archive = BINARY[name], SOURCES[name].folder
     *train_files, test_file = (file.name for file in SOURCES[name].files)
     root = data_root(data_dir)
@@ -483,7 +485,15 @@ def _load_cifar(
         if len(names) != classes:
             raise OperationError(f"{images / 'train'}: holds {len(names)} classes, {name} has {classes}")
         train, test = ((a[f"x_{part}"], a[f"y_{part}"]) for part in ("train", "test"))
-    return image_set(_some(train, subset), _some(test, subset), classes, normalize, augment)
+    train, test = ((_smaller(x, 32 // size), y) for x, y in (_some(train, subset), _some(test, subset)))
+    return image_set(train, test, classes, normalize, augment)
+
+
+def _smaller(images: Array, times: int) -> Array:
+    """uint8 (N, 3, H, W) -> (N, 3, H/times, W/times): the means of blocks, rounded."""
+    n, channels, height, width = images.shape
+    blocks = images.reshape(n, channels, height // times, times, width // times, times)
+    return images if times == 1 else np.rint(blocks.mean((3, 5), dtype=np.float32)).astype(np.uint8)
 
 
 def _some(images: tuple[Array, Array], subset: int) -> tuple[Array, Array]:
@@ -497,24 +507,35 @@ def _some(images: tuple[Array, Array], subset: int) -> tuple[Array, Array]:
 
 @registry.data_sets.add("cifar10")
 def cifar10(
-    data_dir: str | Path | None = None, normalize: bool = True, augment: bool = False, subset: int = 0
+    data_dir: str | Path | None = None,
+    normalize: bool = True,
+    augment: bool = False,
+    subset: int = 0,
+    size: int = 32,
 ) -> Dataset:
     """CIFAR-10: x (50000 and 10000, 3, 32, 32), y in 0…9 in the order of the names of the classes.
 
     Args:
         subset: So many of the 50,000 training images, and the same share of those for testing, for reduced
             runs; 0: all. Unit: samples. Source: ours.
+        size: Height and width of the images: 32, or 16, 8 or 4, for which each pixel is the mean of a square
+            of pixels. Unit: pixels. Source: ours.
     """
-    return _load_cifar("cifar10", data_dir, normalize, augment, subset)
+    return _load_cifar("cifar10", data_dir, normalize, augment, subset, size)
 
 
 @registry.data_sets.add("cifar100")
 def cifar100(
-    data_dir: str | Path | None = None, normalize: bool = True, augment: bool = False, subset: int = 0
+    data_dir: str | Path | None = None,
+    normalize: bool = True,
+    augment: bool = False,
+    subset: int = 0,
+    size: int = 32,
 ) -> Dataset:
     """CIFAR-100 with its fine labels, y in 0…99; otherwise as :func:`cifar10`.
 
     Args:
         subset: As for cifar10. Unit: samples. Source: ours.
+        size: As for cifar10. Unit: pixels. Source: ours.
     """
-    return _load_cifar("cifar100", data_dir, normalize, augment, subset)
+    return _load_cifar("cifar100", data_dir, normalize, augment, subset, size)

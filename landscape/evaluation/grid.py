@@ -487,7 +487,6 @@ class PlaneGrid:
         tolerance: str | float | None,
         kinds: Mapping[str, type],
     ) -> None:
-        expect("problem", problem, Problem)
         expect("plane", plane, Plane)
         size = problem.layout.size
         if plane.directions.shape != (2, size) or plane.center.shape != (size,):

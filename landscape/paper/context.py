@@ -154,19 +154,18 @@ class Context:
             OperationError: a damaged record, or a folder that holds a run of another recipe.
         """
         assert self.records is not None
-        path = self.records / f"{identity(recipe)}.json"
-        if path not in self._records and path.exists():
-            self._records[path] = Record.read(path)
+        path, known = self.records / f"{identity(recipe)}.json", _unnamed(recipe)
         if path not in self._records:
-            folder = self.run_folder(recipe)
-            end = launch.ended(_unnamed(recipe), folder)
-            if end is None:
-                return None
-            steps = [Checkpoint.load(p, lambda n: slice(0), whole_history=False).step
-                     for p in run_folder.steps(folder)]  # fmt: skip
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Record.of(end, steps).write(path)
-            self._records[path] = Record.read(path)  # rounded, so that all draw from the same numbers
+            if not path.exists():
+                folder = self.run_folder(recipe)
+                end = launch.ended(known, folder)
+                if end is None:
+                    return None
+                steps = [Checkpoint.load(p, lambda n: slice(0), whole_history=False).step
+                         for p in run_folder.steps(folder)]  # fmt: skip
+                path.parent.mkdir(parents=True, exist_ok=True)
+                Record.of(end, steps).write(path)
+            self._records[path] = Record.read(path, known)  # rounded, so that all draw from the same numbers
         return self._records[path]
 
     def missing(self, recipes: Iterable[Recipe] | None = None) -> list[Recipe]:
@@ -315,18 +314,18 @@ class Context:
         """``make()``, computed once for these points, ``settings`` and versions of what computes it, ``by``.
 
         These must be all that it depends on; ``by`` are functions and classes under
-        :func:`landscape.core.registry.numerics`. Of the plane of a surface only lengths and angles are stored
-        (:meth:`.Surface.compact`).
+        :func:`landscape.core.registry.numerics`, whose names do not count. Of the plane of a surface only
+        lengths and angles are stored (:meth:`.Surface.compact`).
 
         Raises:
             OutOfTimeError: it is not stored, and the budget is used.
         """
         assert self.records is not None
         several = [points] if isinstance(points, Point) else list(points)
-        versions = {function.__name__: version_of(function) for function in by}
-        self.versions |= versions
+        versions = [version_of(function) for function in by]
+        self.versions |= {function.__name__: version_of(function) for function in by}
         what = {"of": [point.key for point in several], "numerics": versions, **settings}
-        path = self.records / "results" / f"{digest(kind.__name__, what)}.h5"
+        path = self.records / "results" / f"{digest(kind.schema, what)}.h5"
         took = path.with_suffix(".seconds")
         stored = self._stored(path)
         if stored is None:

@@ -2,7 +2,8 @@
 
 A record is a JSON file of some kilobytes, RECORDS/HASH.json with the hash of the run's settings and of the
 version of the training's numerics. Figures are drawn from records, so that a campaign of many runs goes on
-on another machine, without the checkpoints.
+on another machine, without the checkpoints. The settings in a record are for its readers alone: a figure
+knows those of its runs, and a record stays good where a key gets another name.
 """
 
 from __future__ import annotations
@@ -23,10 +24,9 @@ from landscape.checkpoint.history import UNITS
 from landscape.core.errors import OperationError
 from landscape.core.files import read_regular, write_text
 from landscape.core.hdf5 import Array
-from landscape.core.options import parse_toml
 from landscape.core.registry import version_of
 from landscape.problem.layout import Layout
-from landscape.training.recipes.recipe import Recipe, from_values, recipe_of
+from landscape.training.recipes.recipe import Recipe, recipe_of
 from landscape.training.run.loop import Trainer
 
 # Values that are stored of a column, evenly over its steps, and their digits; largest file that is read, in
@@ -113,7 +113,7 @@ class Record:
         """Write to ``path``, a line for each key. Raises OperationError where it cannot be written."""
         end = self.checkpoint()
         values = vars(self) | {
-            "recipe": self.recipe.to_toml(),
+            "recipe": self.recipe.to_toml(),  # not read again
             "curves": [{name: _digits(values) for name, values in curve.items()} for curve in self.curves],
         }
         finite = {name: end.history[name][np.isfinite(end.history[name])] for name in FINAL}
@@ -122,10 +122,10 @@ class Record:
         write_text(path, f"{{\n{lines}\n}}\n")
 
     @classmethod
-    def read(cls, path: Path) -> Record:
-        """Read ``path``. Raises OperationError for a file that is damaged or no record."""
+    def read(cls, path: Path, recipe: Recipe) -> Record:
+        """Read ``path``, the record of the run of ``recipe``. OperationError: it is damaged or no record."""
         try:
-            return _of_values(json.loads(read_regular(path, MAX_BYTES).decode()), str(path))
+            return _of_values(json.loads(read_regular(path, MAX_BYTES).decode()), recipe)
         except KeyError as error:
             words = f"it has no {error}"
         except (ArithmeticError, AttributeError, TypeError, ValueError, RecursionError) as error:
@@ -152,7 +152,7 @@ def _digits(values: Array) -> list[float]:
     return [int(value) if value.is_integer() and abs(value) < 1e15 else value for value in rounded]
 
 
-def _of_values(values: dict[str, Any], where: str) -> Record:
+def _of_values(values: dict[str, Any], recipe: Recipe) -> Record:
     """The record with these values; one of several kinds of error where they are none."""
     data, curves = values["data"], []
     for key in ("name", "fingerprint"):
@@ -169,7 +169,7 @@ def _of_values(values: dict[str, Any], where: str) -> Record:
     kinds = {"numerics": int, "step": int, "diverged_at": int, "seconds": float}
     record = Record(
         version=str(values["version"]),
-        recipe=from_values(parse_toml(values["recipe"], where)),
+        recipe=recipe,
         data={**data, "options": dict(data["options"]), **{n: int(data[n]) for n in ("train", "test")}},
         diverged=str(values["diverged"]),
         checkpoints=tuple(int(step) for step in values["checkpoints"]),

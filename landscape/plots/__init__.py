@@ -7,57 +7,75 @@ Each kind of result has a drawing in a module of this package, which registers i
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from landscape.checkpoint.run_folder import checkpoint_in, load
 from landscape.core.errors import InputError
 from landscape.core.files import replacing
-from landscape.plots.drawing import drawing_of
-from landscape.plots.picture import drawn_into
+from landscape.plots.drawing import drawing_of, each_of
+from landscape.plots.picture import OwnAxes, change, drawn_into
 from landscape.plots.style import style as _style
 
 FORMATS = (".png", ".pdf", ".svg")
 
 
-def draw(results: Sequence[Any], style: str = "contour", *, ax: Axes | None = None, **options: Any) -> Figure:
-    """Draw ``results``, all of one kind, in one figure.
+def draw(
+    results: Any,
+    path: str | Path | None = None,
+    *,
+    style: str = "contour",
+    ax: Axes | None = None,
+    axes: Mapping[str, Axes] | None = None,
+    visuals: Mapping[str, bool | Mapping[str, Any]] | None = None,
+    dpi: float | None = None,
+    **options: Any,
+) -> Figure:
+    """Draw results or runs of one kind in one picture, whose panels share their scales.
 
     Args:
-        results: results or checkpoints.
-        style: the style of surfaces: "contour"; "hillshade", contours on a relief; "surface", in three
-            dimensions; or "difference", the first of two surfaces minus the second. "contour" also stands
-            for the one style of other results.
+        results: one or several results or runs, or names of their files.
+        path: a .png, .pdf or .svg file that the picture is written to, too.
+        style: of surfaces: "contour"; "hillshade", contours on a relief; "surface", in three dimensions; or
+            "difference", the first of two surfaces minus the second. "contour" also stands for the one style
+            of other results.
         ax: axes to draw into, for a picture of one panel. Default: a new figure.
-        options: further arguments of the drawing, such as ``title``, or ``log``, ``levels``, ``vmax``,
-            ``cmap`` and ``labels`` of surfaces (see ``landscape.plots.surface.draw_surfaces``).
+        axes: axes to draw into, by the names of the panels that they stand for; the others are not shown.
+        visuals: "title", "panel_titles", "legend", "colorbar" or "caption" -> False, which leaves it out, or
+            a dict of properties, as matplotlib's ``Artist.set`` has them.
+        dpi: pixels per inch of the file. Default: 150.
+        options: further arguments of the drawing: ``title``, and of surfaces ``log``, ``levels``, ``vmax``,
+            ``cmap`` and ``labels``.
 
     Returns:
-        The new figure, or that of ``ax``.
+        The new figure, whose ``axes_by_name`` has the axes of its panels; or that of ``ax`` or ``axes``.
 
     Raises:
-        InputError: no results, results of several kinds or of a kind without a drawing, an unknown style,
-            nothing finite to draw, or ``ax`` for a picture with several panels.
+        InputError: no results, results of several kinds or of a kind without a drawing, an argument that is
+            not allowed, nothing finite to draw, or axes for panels that the picture does not have.
+        OperationError: a file cannot be read or written.
 
     Example:
-        >>> from landscape.results.training import Stability
-        >>> import numpy as np
-        >>> limits = np.array([[2.0, 1.0], [3.8, 0.1], [3.8, 0.19]])
-        >>> result = Stability(np.array([0, 1]), limits, momentum=0.9, lambda_max=4.0, residual=0.0,
-        ...                    converged=True, lr=0.1, own_limit=np.nan, own_delay=0, samples=100)
-        >>> draw([result], title="Stable learning rates").get_suptitle()
-        'Stable learning rates'
+        >>> figure = draw(surface, title="A valley", visuals={"caption": False, "legend": {"alpha": 0.5}})
+        >>> list(figure.axes_by_name), figure.get_suptitle(), figure.get_caption()
+        (['surface', 'profile'], 'A valley', '')
     """
-    kinds = {type(result): None for result in results}
+    if path is not None:
+        check_format(path)
+    if dpi is not None:
+        check_dpi("dpi", dpi)
+    given = _loaded(results)
+    kinds = {type(result): None for result in given}
     if len({drawing_of(kind) for kind in kinds}) != 1:
         names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "no result"
-        raise InputError(f"FILE: {names} cannot be drawn in one picture, all files must be of one kind")
-    name, drawing = type(results[0]).__name__, drawing_of(type(results[0]))
+        raise InputError(f"results: {names} cannot be drawn in one picture, all must be of one kind")
+    name, drawing = type(given[0]).__name__, drawing_of(type(given[0]))
     allowed = inspect.signature(drawing).parameters
     if style != "contour":
         if "style" not in allowed:
@@ -67,9 +85,25 @@ def draw(results: Sequence[Any], style: str = "contour", *, ax: Axes | None = No
         if option not in allowed:
             known = ", ".join(list(allowed)[1:])
             raise InputError(f"{option}: not allowed for a {name}, whose drawing has the options {known}")
-    with drawn_into(ax):
-        figure = drawing(results, **options)
-    return figure if ax is None else cast(Figure, ax.get_figure())
+    own = OwnAxes(ax, axes or {}) if ax is not None or axes else None
+    with drawn_into(own), _style():
+        drawn: Any = drawing(given, **options)
+        if own is not None and drawn is not own:
+            raise InputError(f"{own.where}: not allowed, the drawing of a {name} makes a figure of its own")
+        change(drawn, visuals or {})
+    figure: Figure = drawn if own is None else own.get_figure()
+    if path is not None:
+        save_figure(figure, path, dpi)
+    return figure
+
+
+def _loaded(results: Any) -> list[Any]:
+    """The results and runs in ``results``; those of files are read."""
+    found: list[Any] = []
+    for each in each_of(results):
+        read = load(checkpoint_in(Path(each))) if isinstance(each, (str, Path)) else each
+        found += read if isinstance(read, list) else [read]
+    return found
 
 
 def save_figure(figure: Figure, path: str | Path, dpi: float | None = None) -> None:

@@ -72,7 +72,7 @@ def film(frames: Sequence[Frame], algorithm: str) -> Film:
         raise InputError("animate: no frame, there is nothing to draw")
     shown = [drawable(frame.surface) for frame in frames]
     with style.style():
-        figure, (ax, dial) = panels(1, 2, 4.6, 4.6, width_ratios=(1.6, 1.0))
+        figure, (ax, dial) = panels(1, 2, 4.6, 4.6, ["surface", "dial"], width_ratios=(1.6, 1.0))
         chosen = surface.scale([r.loss for r in shown])
         # With a norm of its own: contourf changes the other one in each frame, which would reset the labels.
         surface.color_bar(figure, ax, copy.deepcopy(chosen.norm), surface.CMAP, "loss (nat)")
@@ -95,7 +95,7 @@ def film(frames: Sequence[Frame], algorithm: str) -> Film:
     return Film(figure, draw, len(frames))
 
 
-def _draw_surface(ax: Axes, r: Surface, chosen: surface.Scale) -> None:
+def _draw_surface(ax: Axes, r: Surface, chosen: surface.LevelScale) -> None:
     masked = np.ma.masked_invalid(r.loss)
     surface.map_axes(ax)
     ax.contourf(r.x, r.y, masked, chosen.levels, extend="max", cmap=surface.CMAP, norm=chosen.norm)

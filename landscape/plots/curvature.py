@@ -31,10 +31,10 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     """
     if not any(r.values.size or r.nodes.size for r in results):
         return _draw_traces(results, title)
-    figure, (ax,) = panels(1, 1, 6.4, 3.9)
+    figure, (ax,) = panels(1, 1, 6.4, 3.9, ["spectrum"])
     dense = [r.density for r in results if r.density]
     at, floor = density_scale(dense, 2000)
-    for k, (r, label, color) in enumerate(style.told(results, "spectrum")):
+    for k, (r, label, color) in enumerate(style.labeled(results, "spectrum")):
         if r.density:
             ax.plot(at, np.maximum(r.density.broadened(at), floor), color=color, label=label)
             label = "_"
@@ -57,8 +57,7 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         rates = style.rows_of(results, "lr · λ_max")
         part += f", preconditioned by {', '.join(by)}{f'; {rates}' if rates else ''}"
     usual = f"Spectrum, {style.samples_of(results)}{part}"
-    figure.legend(loc="outside lower center", ncols=3)
-    return finish(figure, title or usual)
+    return finish(figure, title or usual, legend=[ax], ncols=3)
 
 
 def density_scale(dense: Sequence[Density], count: int) -> tuple[Array, float]:
@@ -78,8 +77,8 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
     """Traces with their 95% intervals (of older files one standard error), one below the other."""
     if not any(np.isfinite(r.trace) for r in results):
         raise InputError("spectrum: no eigenvalue, no density and no trace, there is nothing to draw")
-    figure, (ax,) = panels(1, 1, 6.4, 1.5 + 0.4 * len(results))
-    for k, (r, _, color) in enumerate(style.told(results, "spectrum")):
+    figure, (ax,) = panels(1, 1, 6.4, 1.5 + 0.4 * len(results), ["trace"])
+    for k, (r, _, color) in enumerate(style.labeled(results, "spectrum")):
         half = r.trace_interval()[1] - r.trace
         error = next((e for e in (half, r.trace_error) if np.isfinite(e)), 0.0)
         points(ax, r.trace, k, None, color, xerr=error, capsize=4)
@@ -103,7 +102,7 @@ def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> 
     for r in sorted(results, key=lambda r: r.batch):
         groups[r.label].append(r)
     scaled = all(np.isfinite(r.lr) for r in results)
-    figure, axes = wrapped_panels(len(groups), 4.8, 3.4, sharex=True, sharey=True)
+    figure, axes = wrapped_panels(len(groups), 4.8, 3.4, names="batch_sharpness", sharex=True, sharey=True)
     for ax, (label, group) in zip(axes, groups.items(), strict=True):
         _draw_group(ax, group, scaled)
         ylabel = "η · curvature" if scaled else "curvature (nat)"
@@ -143,8 +142,8 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
 
     Error bars are one standard error over the learners.
     """
-    figure, (shares, costs) = panels(1, 2, 4.6, 3.8)
-    for r, name, color in style.told(results, "result"):
+    figure, (shares, costs) = panels(1, 2, 4.6, 3.8, ["shares", "costs"])
+    for r, name, color in style.labeled(results, "result"):
         rank = np.arange(1, len(r.values) + 1)
         error = 100 * np.where(np.isfinite(r.spread_error), r.spread_error, 0.0)
         spread = 100 * np.cumsum(r.spread_share)
@@ -170,8 +169,7 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
         "bars: one standard error over the learners, by the jackknife; dotted: an isotropic spread; "
         f"{shared}."
     )
-    figure.legend(loc="outside lower center", ncols=2)
-    return finish(figure, title or style.headline(results), text)
+    return finish(figure, title or style.headline(results), text, [shares], ncols=2)
 
 
 @draws(Sharpness)
@@ -183,7 +181,7 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
     labels = list(dict.fromkeys(r.label for r in results))
     names = [style.paper_name(label) or f"result {k}" for k, label in enumerate(labels)]
     many = len({r.rho for r in results}) > 1
-    figure, (ax,) = panels(1, 1, max(5.0, 1.5 * len(labels)), 3.8)
+    figure, (ax,) = panels(1, 1, max(5.0, 1.5 * len(labels)), 3.8, ["sharpness"])
     for k, (label, name, color) in enumerate(zip(labels, names, style.colors_of(labels), strict=True)):
         own = sorted((r for r in results if r.label == label), key=lambda r: r.rho)
         at = [r.rho for r in own] if many else [k] * len(own)
@@ -232,7 +230,7 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     steepest change of the gradient along the steps. The fourth panel shows the share of the spread along the
     eigenvectors of the Hessian.
     """
-    figure, axes = panels(2, 2, max(4.6, 1.3 * len(results)), 3.4)
+    figure, axes = panels(2, 2, max(4.6, 1.3 * len(results)), 3.4, ["rates", "sharpness", "loss", "spread"])
     rate, sharpness, loss, spread = axes
     for k in range(len(_NAMES)):
         _draw_smoothed(rate, sharpness, loss, results, k)
@@ -278,7 +276,7 @@ def _draw_smoothed(rate: Axes, sharpness: Axes, loss: Axes, results: Sequence[Sm
 
 def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
     """Draw the share of the spread along each eigenvector, against that of an isotropic spread."""
-    for r, name, color in style.told(results, ""):
+    for r, name, color in style.labeled(results, ""):
         rank, share = np.arange(1, len(r.share) + 1), np.maximum(r.share, 0.1 / r.parameters)
         ax.plot(rank, share, marker="o", ms=4, label=name, color=color)
     ax.axhline(1 / results[0].parameters, color="#777777", lw=0.9, ls=":")
@@ -294,7 +292,7 @@ def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str
 
     The line is λ̂ with a band of one standard error; the grey part is the burn-in.
     """
-    figure, axes = wrapped_panels(len(results), 4.8, 3.4, sharey=True)
+    figure, axes = wrapped_panels(len(results), 4.8, 3.4, names="chains", sharey=True)
     for ax, result in zip(axes, results, strict=True):
         _draw_chains(ax, result)
     chosen = ("chains", "nβ", "step size ε", "R̂", "effective draws", "taken off as heating")

@@ -15,7 +15,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -64,6 +65,12 @@ def drawable(result: Any) -> Any:
             if too_large.any():
                 changed[field.name] = np.where(too_large, np.copysign(np.inf, value), value)
     return dataclasses.replace(result, **changed) if changed else result
+
+
+def each_of(given: Any) -> list[Any]:
+    """One or several results, runs or names of files, as a list."""
+    several = isinstance(given, Iterable) and not isinstance(given, (str, Path))
+    return list(given) if several else [given]
 
 
 def check_title(where: str, text: str) -> None:
@@ -137,6 +144,6 @@ def drawing_of(kind: type) -> Callable[..., Figure]:
             drawing: Callable[..., Figure] = drawings[base.__name__]
             return drawing
     raise InputError(
-        f"FILE: a {kind.__name__} has no drawing (allowed: {', '.join(drawings.names())}); register one with "
-        "landscape.plots.drawing.draws"
+        f"results: a {kind.__name__} has no drawing (allowed: {', '.join(drawings.names())}); register one "
+        "with landscape.plugins.draws"
     )

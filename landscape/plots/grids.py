@@ -16,8 +16,8 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import choose, positive
 from landscape.plots import style
 from landscape.plots.drawing import draws
-from landscape.plots.picture import finish, has_given_axes, panels, stacked_panels, wrapped_panels
-from landscape.plots.surface import CENTER, CMAP, LOWEST, POINT, Scale, color_bar, map_axes, scale
+from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped_panels
+from landscape.plots.surface import CENTER, CMAP, LOWEST, POINT, LevelScale, color_bar, map_axes, scale
 from landscape.results.grids import Basins, HessianGrid, Line
 
 
@@ -43,10 +43,10 @@ def draw_hessian_grids(
         InputError: a vmax or colour map that is not allowed.
     """
     if cmap is not None:
-        choose("--cmap", cmap, colormaps)
+        choose("cmap", cmap, colormaps)
     if vmax is not None:
-        positive("--vmax", vmax)
-    figure, axes = wrapped_panels(len(results), 3.9, 3.5)
+        positive("vmax", vmax)
+    figure, axes = wrapped_panels(len(results), 3.9, 3.5, names="ratio")
     finite = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
     top = float(finite.max()) if finite.size and vmax is None else vmax or 1.0
     colours = sns.color_palette("rocket_r", as_cmap=True) if cmap is None else colormaps[cmap]
@@ -74,17 +74,15 @@ def draw_hessian_grids(
 def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     """Loss and, below it, accuracy along lines of one kind; barriers in the legend.
 
-    Axes that the user gave show the loss alone.
-
     Raises:
         InputError: lines between two sets of weights together with lines along a direction.
     """
     kinds = {r.kind for r in results}
     if len(kinds) != 1:
-        raise InputError("FILE: interpolations and directions have different axes, give files of one kind")
+        raise InputError("results: interpolations and directions have different axes, give one kind")
     between = kinds == {"interpolation"}
-    with_accuracy = not has_given_axes() and any(np.isfinite(r.accuracy).any() for r in results)
-    figure, axes = panels(2 if with_accuracy else 1, 1, 5.4, 2.6, sharex=True)
+    names = ["loss", "accuracy"] if any(np.isfinite(r.accuracy).any() for r in results) else ["loss"]
+    figure, axes = panels(len(names), 1, 5.4, 2.6, names, names[1:], sharex=True)
     top, below = axes[0], axes[1:]
     notes = [style.batchnorm_note(r) for r in results]
     shared = notes[0] if len({*notes}) == 1 else ""  # else each is in the legend
@@ -101,11 +99,11 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     top.set_ylabel(f"{style.split_names(results)} loss (nat)")
     for ax in below:
         ax.set_ylabel(f"{style.split_names(results)} accuracy (%)")
-    axes[-1].set_xlabel("t (0: first end, 1: second end)" if between else "t (step along the direction)")
+    for ax in leading(axes[::-1]):
+        ax.set_xlabel("t (0: first end, 1: second end)" if between else "t (step along the direction)")
     usual = "Loss between two sets of weights; dotted: the straight line" if between else "Loss along a line"
     text = style.interpolation_note(results).removeprefix("; ").capitalize()
-    figure.legend(*top.get_legend_handles_labels(), loc="outside lower center")
-    return finish(figure, title or usual + shared, text)
+    return finish(figure, title or usual + shared, text, [top], ncols=1)
 
 
 _SADDLE: dict[str, Any] = {**POINT, "marker": "X", "mfc": "#CC79A7", "ms": 7, "label": "its saddle"}
@@ -116,20 +114,22 @@ _NAMES = {"center": "centre", "lowest": "lowest point"}
 def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
     """Contours in distances, the borders of basins, and below the widths of the region around one point."""
     chosen = scale([r.loss for r in results])
-    figure, axes, below = stacked_panels(len(results), 5.0 if len(results) == 1 else 3.9, (4.4, 1.9))
+    figure, axes, below = stacked_panels(
+        len(results), 5.0 if len(results) == 1 else 3.9, {"basins": 4.4, "widths": 1.9}
+    )
     for ax, r in zip(axes, results, strict=True):
         _draw_panel(ax, r, chosen)
     label = f"{style.split_names(results)} loss (nat), {chosen.step}"
     color_bar(figure, axes, chosen.norm, CMAP, label, "max")
-    for ax, r, color in zip(below, results, style.colors_of([r.label for r in results]), strict=False):
+    for ax, r, color in zip(below, results, style.colors_of([r.label for r in results]), strict=True):
         _draw_widths(ax, r, color)
-    if below:
-        below[0].set_ylabel("distance")
+    for ax in leading(below):
+        ax.set_ylabel("distance")
     legend, columns = [*axes, *below], 2 if len(results) == 1 else 3
     return finish(figure, title or _basins_finding(results), _caption(results), legend, ncols=columns)
 
 
-def _draw_panel(ax: Axes, r: Basins, chosen: Scale) -> None:
+def _draw_panel(ax: Axes, r: Basins, chosen: LevelScale) -> None:
     """The contour on axes of distances along the two directions, which need not be orthogonal."""
     lengths = np.sqrt(np.diag(r.gram))
     x, y = r.x * lengths[0], r.y * lengths[1]

@@ -28,7 +28,7 @@ def draw_noise(results: Sequence[Noise], title: str = "") -> Figure:
 
     Error bars are one standard error.
     """
-    figure, axes = wrapped_panels(len(results), 3.9, 3.1)
+    figure, axes = wrapped_panels(len(results), 3.9, 3.1, names="estimates")
     estimates = [[r.summary()[name] for name in ESTIMATES] for r in results]
     values = [value for rows in estimates for value, _ in rows]
     smallest = min((value for value in values if value > 0), default=1.0)
@@ -60,7 +60,7 @@ def draw_noise_scale(results: Sequence[NoiseScale], title: str = "") -> Figure:
 
     Filled points are w_a, open ones are the learners' mean gradient; the bar is the batch.
     """
-    figure, (ax,) = panels(1, 1, 6.4, 1.6 + 0.5 * len(results))
+    figure, (ax,) = panels(1, 1, 6.4, 1.6 + 0.5 * len(results), ["noise_scale"])
     for k, r in enumerate(results):
         color = style.color_of(r.label)
         for value, error, face, name, place in (
@@ -92,8 +92,8 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
 
     Error bars are one standard error over the draws.
     """
-    figure, (power, curvature) = panels(1, 2, 4.6, 3.8)
-    for r, name, color in style.told(results, "result"):
+    figure, (power, curvature) = panels(1, 2, 4.6, 3.8, ["power", "curvature"])
+    for r, name, color in style.labeled(results, "result"):
         _draw_power(power, r, color, name)
     power.set(xlabel="eigenvalue $\\lambda_i$ of the Hessian (nat)", yscale="log")
     power.set_ylabel("variance of the gradient along $v_i$")
@@ -116,8 +116,7 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
         "with replacement; error bars: one standard error over the draws. S: second moment, C: covariance of "
         f"the gradients; {style.rows_of(results, 'γ in C_ii ∝ λ_i^γ')}."
     )
-    figure.legend(*power.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return finish(figure, title or style.headline(results), text)
+    return finish(figure, title or style.headline(results), text, [power], ncols=2)
 
 
 def _draw_power(ax: Axes, r: NoiseAlignment, color: str, name: str) -> None:
@@ -137,9 +136,9 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
 
     Branches that diverged are not drawn.
     """
-    figure, (ax,) = panels(1, 1, 6.4, 4.0)
+    figure, (ax,) = panels(1, 1, 6.4, 4.0, ["rise"])
     first, allowed = results[0], 100 * results[0].tol
-    for r, name, color in style.told(results, ""):
+    for r, name, color in style.labeled(results, ""):
         seen = np.isfinite(r.rise)
         name += "" if "step" in r.label else f", step {r.step:,}"  # unless the run ended there
         error = 100 * np.nan_to_num(r.rise_error[seen])

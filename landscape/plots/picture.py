@@ -6,10 +6,11 @@ import contextlib
 import io
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, cast
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backend_bases import FigureManagerBase
 from matplotlib.backends.backend_agg import RendererAgg
@@ -18,20 +19,27 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
 from landscape.core.errors import InputError, OperationError
+from landscape.core.options import choose
 
 # Characters of a title in an inch of a picture, at the size that style.mplstyle gives it.
 TITLE_CHARACTERS = 8.8
 # The caption's size in points, the height of its lines in inches, and characters in an inch of them.
 CAPTION_SIZE, CAPTION_LINE, CAPTION_CHARACTERS = 8.5, 0.155, 15.5
-_GIVEN: ContextVar[Axes | None] = ContextVar("axes that pictures are drawn into", default=None)
+# The parts around the panels of a picture that can be changed or left out.
+VISUALS = ("title", "panel_titles", "legend", "colorbar", "caption")
 
 
 class Picture(Figure):
     """A figure that a notebook shows as the value of a cell, and a script by ``show()``.
 
     pyplot does not know it: pyplot keeps its own figures in memory until they are closed.
+
+    Attributes:
+        axes_by_name: the axes of each panel, such as "surface" and "profile"; "surface 0", "surface 1" and so
+            on where there are several of a kind.
     """
 
+    axes_by_name: Mapping[str, Axes] = {}
     _caption: Text | None = None
     _caption_text, _caption_height = "", 0.0
 
@@ -47,12 +55,13 @@ class Picture(Figure):
             engine.execute(self)
         super().savefig(*arguments, **options)
 
-    def set_caption(self, text: str) -> None:
+    def set_caption(self, text: str, **options: Any) -> None:
         """Put ``text`` below everything else; the figure becomes higher by what it takes.
 
         Args:
             text: it is broken into lines. In place of an earlier caption; "" removes that one. Legends of the
                 figure stand above it; they must be there already.
+            options: properties of the text, as matplotlib has them.
         """
         width, height = self.get_size_inches()
         height -= self._caption_height
@@ -62,10 +71,17 @@ class Picture(Figure):
         share = self._caption_height / (height + self._caption_height)
         if self._caption is not None:
             self._caption.remove()
+        look: dict[str, Any] = {
+            "ha": "left",
+            "va": "bottom",
+            "color": "#444444",
+            "linespacing": 1.25,
+            "in_layout": False,
+        }
         self._caption = self.text(
-            0.06 / width, 0.04 / height, "\n".join(lines), ha="left", va="bottom", fontsize=CAPTION_SIZE,
-            color="#444444", linespacing=1.25, in_layout=False,
-        )  # fmt: skip
+            0.06 / width, 0.04 / height, "\n".join(lines), fontsize=CAPTION_SIZE, **look
+        )
+        self._caption.set(**options)
         # matplotlib's layout leaves room for a legend, but only for one at the very edge of the figure.
         renderer: Any = RendererAgg(self.bbox.width, self.bbox.height, self.dpi)  # type: ignore[no-untyped-call]
         below = share
@@ -120,78 +136,227 @@ class Picture(Figure):
             pyplot.close(number)
 
 
-class _GivenAxes:
-    """Stands in for the figure of a drawing: titles, legends and colour bars go to the axes of the user."""
+class OwnAxes:
+    """The axes of the user that a picture is drawn into; to the drawing, its figure.
 
-    def __init__(self, ax: Axes) -> None:
-        self.ax = ax
+    The title, the legend and the colour bars go to them. The drawing's other panels are drawn, too, and are
+    not shown.
+
+    Args:
+        ax: axes for the one panel of a picture.
+        axes: axes for panels by name.
+
+    Raises:
+        InputError: both are given.
+    """
+
+    def __init__(self, ax: Axes | None, axes: Mapping[str, Axes]) -> None:
+        if ax is not None and axes:
+            raise InputError("ax, axes: only one of the two is allowed")
+        self.where, self.asked = ("axes", axes) if ax is None else ("ax", {"": ax})
+        self.given: dict[str, Axes] = {}
+        self.title = ""
+        self.legends: list[Any] = []
+        self.bars: list[Any] = []
+
+    def take(self, made: Picture, beside: Sequence[str]) -> list[Any]:
+        """The axes of the picture ``made``, by name those of the user in place of its own."""
+        self.made, named, given = made, made.axes_by_name, dict(self.asked)
+        if self.where == "ax":
+            main = [name for name in named if name not in beside]
+            if len(main) > 1:
+                raise InputError(
+                    f"ax: this picture has several panels; give axes={{NAME: …}} of {', '.join(named)}"
+                )
+            given = {main[0]: given[""]}
+        for name, ax in given.items():
+            choose(self.where, name, named)
+            if not isinstance(ax, Axes):
+                raise InputError(
+                    f"{self.where}: a {type(ax).__name__} is not allowed, it must be Axes of matplotlib"
+                )
+            if ax.name != named[name].name:
+                raise InputError(
+                    f"{self.where}: its projection is '{ax.name}', it must be '{named[name].name}'"
+                )
+        self.given = given
+        return [given.get(name, ax) for name, ax in named.items()]
+
+    def get_figure(self) -> Figure:
+        """The figure that the axes lie in."""
+        return cast(Figure, next(iter(self.given.values())).get_figure())
 
     def suptitle(self, text: str) -> None:
-        title = self.ax.get_title()
-        self.ax.set_title("\n".join(filter(None, (text, title))))
+        self.title = text
 
     def legend(self, *entries: Any, **options: Any) -> None:
-        self.ax.legend(*entries, **{k: v for k, v in options.items() if k != "loc"})
+        ax = next(iter(self.given.values()))
+        self.legends.append(ax.legend(*entries, **{k: v for k, v in options.items() if k != "loc"}))
 
     def colorbar(self, mappable: Any, ax: Any, **options: Any) -> Any:
-        return self.ax.get_figure().colorbar(mappable, ax=self.ax, **options)  # type: ignore[union-attr]
+        mine = [one for one in np.ravel(ax) if one in self.given.values()]
+        if not mine:
+            return self.made.colorbar(mappable, ax=ax, **options)
+        bar = mine[0].get_figure().colorbar(mappable, ax=mine, **options)
+        self.bars.append(bar.ax)
+        return bar
+
+    def parts(self, visuals: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """The parts by name, after the title has been set above that of the first axes."""
+        titles = [ax.title for ax in self.given.values()]
+        shown = {"title": self.title, "panel_titles": titles[0].get_text()}
+        titles[0].set_text("\n".join(t for name, t in shown.items() if t and visuals.get(name) is not False))
+        panel_titles = titles[visuals.get("panel_titles") is False :]
+        title = titles[:1] if visuals.get("title") is not False else []
+        return {"title": title, "panel_titles": panel_titles, "legend": self.legends, "colorbar": self.bars}
 
 
-def panels(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, list[Any]]:
-    """A figure of ``rows`` × ``columns`` axes, or the axes that the user gave (see :func:`drawn_into`).
+_OWN: ContextVar[OwnAxes | None] = ContextVar("axes that pictures are drawn into", default=None)
+
+
+def change(figure: Figure | OwnAxes, visuals: Mapping[str, Any]) -> None:
+    """Leave out or change parts of a finished drawing.
+
+    Args:
+        visuals: name of a part (``VISUALS``) -> False, which leaves it out; True; or properties of it, as
+            matplotlib's ``Artist.set`` has them.
+
+    Raises:
+        InputError: another name, or a property that the part does not have.
+    """
+    for name, look in visuals.items():
+        choose("visuals", name, VISUALS)
+        if not isinstance(look, (bool, Mapping)):
+            raise InputError(f"visuals: '{name}': {look!r} is not allowed, it must be a bool or a dict")
+    parts = figure.parts(visuals) if isinstance(figure, OwnAxes) else _parts(figure)
+    try:
+        for name, look in visuals.items():
+            for part in parts.get(name, ()):
+                if look is False:
+                    _leave_out(part)
+                elif look is not True:
+                    part.set(**look)
+        if isinstance(figure, Picture) and visuals:  # its place depends on the legends
+            look = visuals.get("caption", {})
+            figure.set_caption(
+                "" if look is False else figure.get_caption(), **({} if look is True else look or {})
+            )
+    except (AttributeError, TypeError, ValueError) as error:
+        words = " ".join(str(error).split())[:120]
+        raise InputError(f"visuals: '{name}': {words}, give properties of matplotlib's Artist.set") from error
+
+
+def _parts(figure: Figure) -> dict[str, list[Any]]:
+    """The parts of a figure by name, but for the caption."""
+    title = getattr(figure, "_suptitle", None)
+    return {
+        "title": [title] if title else [],
+        "panel_titles": [ax.title for ax in figure.axes],
+        "legend": [*figure.legends, *filter(None, (ax.get_legend() for ax in figure.axes))],
+        "colorbar": [ax for ax in figure.axes if hasattr(ax, "_colorbar")],
+    }
+
+
+def _leave_out(part: Any) -> None:
+    if isinstance(part, Text):
+        part.set_text("")
+    else:
+        getattr(part, "_colorbar", part).remove()
+
+
+def panels(
+    rows: int,
+    columns: int,
+    width: float,
+    height: float,
+    names: Sequence[str] = (),
+    beside: Sequence[str] = (),
+    **options: Any,
+) -> tuple[Figure, list[Any]]:
+    """A figure of ``rows`` × ``columns`` axes; in their places, those that the user gave.
 
     Args:
         width, height: size of one panel in inches.
+        names: of the panels, row by row; the place of "" stays empty. Default: "panel", or "panel 0",
+            "panel 1" and so on.
+        beside: names of panels that a user's ``ax`` leaves out.
         options: passed to matplotlib's ``Figure.subplots``.
 
     Returns:
-        (figure, axes row by row).
+        (figure, axes row by row, without those of empty places).
 
     Raises:
-        InputError: the user gave axes for a picture of several panels, or axes of another projection.
+        InputError: the user gave axes for other panels, or axes of another projection.
     """
-    given = _GIVEN.get()
-    if given is None:
-        figure = Picture(figsize=(width * columns, height * rows))
-        axes = figure.subplots(rows, columns, squeeze=False, **options)
-        return figure, list(axes.ravel())
-    if rows * columns != 1:
-        raise InputError(f"ax: this picture has {rows} × {columns} panels, axes hold one; leave ax out")
-    projection = (options.get("subplot_kw") or {}).get("projection", "rectilinear")
-    if given.name != projection:
-        raise InputError(f"ax: its projection is '{given.name}', this picture needs '{projection}'")
-    return cast(Figure, _GivenAxes(given)), [given]
+    figure = Picture(figsize=(width * columns, height * rows))
+    axes = figure.subplots(rows, columns, squeeze=False, **options).ravel()
+    placed = list(zip(names or numbered("panel", axes.size), axes, strict=True))
+    for name, ax in placed:
+        ax.set_visible(bool(name))
+    figure.axes_by_name = named = {name: ax for name, ax in placed if name}
+    own = _OWN.get()
+    return (figure, list(named.values())) if own is None else (cast(Figure, own), own.take(figure, beside))
+
+
+def numbered(name: str, count: int) -> list[str]:
+    """The names of ``count`` panels of one kind."""
+    return [name] if count == 1 else [f"{name} {k}" for k in range(count)]
+
+
+def leading(axes: Sequence[Any], count: int = 1) -> Sequence[Any]:
+    """The first of ``axes``, which alone have the labels of a row or column; all where the user gave them."""
+    return axes[:count] if _OWN.get() is None else axes
 
 
 def wrapped_panels(
-    count: int, width: float, height: float, columns: int = 3, **options: Any
+    count: int,
+    width: float,
+    height: float,
+    columns: int = 3,
+    names: str | Sequence[str] = "panel",
+    **options: Any,
 ) -> tuple[Figure, list[Any]]:
-    """A figure of ``count`` axes, at most ``columns`` a row, but 4 not as 3 and 1; else as :func:`panels`."""
-    figure, axes, _ = stacked_panels(count, width, (height,), columns, **options)
+    """A figure of ``count`` axes, at most ``columns`` a row, but 4 not as 3 and 1; else as :func:`panels`.
+
+    Args:
+        names: of the panels; one for all is numbered.
+    """
+    each = numbered(names, count) if isinstance(names, str) else names
+    figure, (axes,) = _placed([each], width, [height], columns, **options)
     return figure, axes
 
 
 def stacked_panels(
-    count: int, width: float, heights: Sequence[float], columns: int = 3, **options: Any
+    count: int, width: float, kinds: Mapping[str, float], columns: int = 3, **options: Any
 ) -> tuple[Figure, list[Any], list[Any]]:
     """``count`` panels as :func:`wrapped_panels` places them, each with another one below it.
 
     Args:
-        heights: of a panel and, if there is a second one, of that below it, in inches. Axes that the user
-            gave have none below.
+        kinds: name -> height in inches: of the panels and, if there are any, of those below, which a user's
+            ``ax`` leaves out.
 
     Returns:
         (figure, panels, those below them or []).
     """
-    heights = heights[:1] if has_given_axes() else heights
+    named = [numbered(name, count) for name in kinds]
+    below = named[1] if named[1:] else []
+    figure, axes = _placed(named, width, [*kinds.values()], columns, beside=below, **options)
+    return figure, axes[0], axes[1] if below else []
+
+
+def _placed(
+    named: Sequence[Sequence[str]], width: float, heights: Sequence[float], columns: int, **options: Any
+) -> tuple[Figure, list[list[Any]]]:
+    """A figure, and the axes of each kind of panel, by their names."""
+    count, kinds = len(named[0]), len(named)
     across = 2 if (count, columns) == (4, 3) else min(columns, count)
-    rows, kinds = -(-count // across), len(heights)
-    ratios = {"height_ratios": [*heights] * rows}
-    figure, axes = panels(kinds * rows, across, width, sum(heights) / kinds, gridspec_kw=ratios, **options)
-    placed = [[ax for k, ax in enumerate(axes) if k // across % kinds == kind] for kind in range(kinds)]
-    for unused in [ax for group in placed for ax in group[count:]]:
-        unused.set_visible(False)
-    return figure, placed[0][:count], placed[1][:count] if kinds == 2 else []
+    rows = -(-count // across)
+    padded = [[*names, *[""] * (rows * across - count)] for names in named]
+    names = [name for k in range(rows) for kind in padded for name in kind[k * across : (k + 1) * across]]
+    options["gridspec_kw"] = {"height_ratios": [*heights] * rows}
+    figure, axes = panels(kinds * rows, across, width, sum(heights) / kinds, names, **options)
+    by_name = dict(zip(filter(None, names), axes, strict=True))
+    return figure, [[by_name[name] for name in kind] for kind in named]
 
 
 def finish(
@@ -255,15 +420,10 @@ def categories(ax: Axes, names: Sequence[str]) -> None:
 
 
 @contextlib.contextmanager
-def drawn_into(ax: Axes | None) -> Iterator[None]:
-    """A context in which pictures are drawn into ``ax``; None: into figures of their own."""
-    token = _GIVEN.set(ax)
+def drawn_into(own: OwnAxes | None) -> Iterator[None]:
+    """A context in which pictures are drawn into the user's axes; None: into figures of their own."""
+    token = _OWN.set(own)
     try:
         yield
     finally:
-        _GIVEN.reset(token)
-
-
-def has_given_axes() -> bool:
-    """Whether pictures are drawn into axes that the user gave."""
-    return _GIVEN.get() is not None
+        _OWN.reset(token)

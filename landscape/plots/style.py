@@ -67,7 +67,7 @@ def names_of(results: Sequence[Any], usual: str) -> list[str]:
     return [paper_name(r.label) or f"{usual} {k}".strip() for k, r in enumerate(results)]
 
 
-def told(results: Sequence[Any], usual: str) -> Iterator[tuple[Any, str, str]]:
+def labeled(results: Sequence[Any], usual: str) -> Iterator[tuple[Any, str, str]]:
     """Each of ``results`` with its name (:func:`names_of`) and its colour (:func:`colors_of`)."""
     return zip(results, names_of(results, usual), colors_of([r.label for r in results]), strict=True)
 

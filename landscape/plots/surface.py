@@ -21,7 +21,7 @@ from landscape.core.options import choose, positive
 from landscape.geometry import surfaces
 from landscape.plots import style
 from landscape.plots.drawing import draws
-from landscape.plots.picture import finish, panels, stacked_panels, wrapped_panels
+from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped_panels
 from landscape.results.grids import Plane, Surface
 from landscape.results.shown import LOG_RATIO, logarithmic
 
@@ -82,7 +82,7 @@ def draw_surfaces(
     """
     choose("style", style, STYLES)
     if cmap is not None:
-        choose("--cmap", cmap, colormaps)
+        choose("cmap", cmap, colormaps)
     for r in results:
         if min(r.loss.shape) < 2:
             raise InputError(f"grid: {r.loss.shape[::-1]} points cannot be drawn as contours, 2 × 2 can")
@@ -90,7 +90,7 @@ def draw_surfaces(
         asked = {"log": log, "levels": levels, "vmax": vmax, "cmap": cmap, "labels": labels}
         for name, value in asked.items():
             if value not in (None, False):
-                raise InputError(f"--{name}: not allowed with style difference, which has a scale of its own")
+                raise InputError(f"{name}: not allowed with style difference, which has a scale of its own")
         return _draw_difference(results, title)
     chosen = scale([r.loss for r in results], log, levels, vmax)
     colours = CMAP if cmap is None else colormaps[cmap]
@@ -99,12 +99,14 @@ def draw_surfaces(
     return _draw_contours(results, title, chosen, colours, labels=labels, shaded=style == "hillshade")
 
 
-def _draw_3d(results: Sequence[Surface], title: str, chosen: Scale, cmap: Any, vmax: float | None) -> Figure:
+def _draw_3d(
+    results: Sequence[Surface], title: str, chosen: LevelScale, cmap: Any, vmax: float | None
+) -> Figure:
     """The loss as height above the plane, one panel for each surface, with shared heights and colours.
 
     The markers are those of contours, at the height of the surface.
     """
-    figure, axes = wrapped_panels(len(results), 4.8, 4.5, subplot_kw={"projection": "3d"})
+    figure, axes = wrapped_panels(len(results), 4.8, 4.5, names="surface", subplot_kw={"projection": "3d"})
     highest = max(float(np.max(r.loss, initial=-np.inf, where=np.isfinite(r.loss))) for r in results)
     top = chosen.levels[-1] if vmax is not None else max(chosen.levels[-1], highest)
     for ax, r in zip(axes, results, strict=True):
@@ -150,7 +152,7 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
     if change.count() == 0:
         raise InputError("loss: no value is finite in both, there is nothing to draw")
     reach = max(float(np.abs(change).max()), 1e-12)
-    figure, (ax,) = panels(1, 1, 5.2, 4.8)
+    figure, (ax,) = panels(1, 1, 5.2, 4.8, ["difference"])
     norm = colors.Normalize(-reach, reach)
     map_axes(ax)
     label_axes(ax, a)
@@ -168,7 +170,7 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
 
 
 def _draw_contours(
-    results: Sequence[Surface], title: str, chosen: Scale, cmap: Any, *, labels: bool, shaded: bool
+    results: Sequence[Surface], title: str, chosen: LevelScale, cmap: Any, *, labels: bool, shaded: bool
 ) -> Figure:
     """Contours, one panel for each surface, at shared levels and colours, each above its basin's profile.
 
@@ -179,7 +181,8 @@ def _draw_contours(
     rise = surfaces.shared_rise(results)
     profiled = all(map(surfaces.has_profile, results))
     width = 5.0 if len(results) == 1 else 3.9
-    figure, axes, below = stacked_panels(len(results), width, (4.7, 1.7) if profiled else (4.7,))
+    kinds = {"surface": 4.7, "profile": 1.7} if profiled else {"surface": 4.7}
+    figure, axes, below = stacked_panels(len(results), width, kinds)
     for ax, r in zip(axes, results, strict=True):
         map_axes(ax)
         label_axes(ax, r)
@@ -224,7 +227,7 @@ def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
     ax.imshow(np.clip(rgba, 0, 1), extent=extent, origin="lower", interpolation="bilinear", aspect="equal")
 
 
-def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Scale, rise: float) -> None:
+def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: LevelScale, rise: float) -> None:
     """The loss against the distance: the panel's own with its quartiles, the others in grey."""
     curves = [surfaces.profile(r) for r in results]
     levels, log = chosen.levels, isinstance(chosen.norm, LogNorm)
@@ -246,7 +249,8 @@ def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Sca
             style.decimal_labels(ax.yaxis)
         else:
             ax.yaxis.set_major_locator(ticker.MaxNLocator(4))
-    axes[0].set_ylabel("loss (nat)")
+    for ax in leading(axes):
+        ax.set_ylabel("loss (nat)")
 
 
 def _caption(results: Sequence[Surface], why: str, rise: float, profiled: bool) -> str:
@@ -266,7 +270,7 @@ def _caption(results: Sequence[Surface], why: str, rise: float, profiled: bool) 
 
 
 @dataclass(frozen=True)
-class Scale:
+class LevelScale:
     """Increasing ``levels``, the colour scale ``norm``, the ``step`` between lines and ``why`` it is so."""
 
     levels: Array
@@ -277,7 +281,7 @@ class Scale:
 
 def scale(
     losses: Sequence[Array], log: bool | None = None, levels: int | None = None, vmax: float | None = None
-) -> Scale:
+) -> LevelScale:
     """Levels, colour scale and texts for surfaces that are drawn together.
 
     The levels are 0.005 apart (DPSGD-2020, Figure 3) if that takes 4 to 40 lines, else at round numbers.
@@ -312,7 +316,7 @@ def scale(
     step = f"lines {float(chosen[1] - chosen[0]):.3g} apart"
     if ratios:
         step = f"each line {100 * (chosen[1] / chosen[0] - 1):.0f}% above the last"
-    return Scale(chosen, (LogNorm if ratios else colors.Normalize)(chosen[0], chosen[-1]), step, why)
+    return LevelScale(chosen, (LogNorm if ratios else colors.Normalize)(chosen[0], chosen[-1]), step, why)
 
 
 def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> tuple[float, float]:
@@ -322,10 +326,10 @@ def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> t
         raise InputError("loss: no value is finite, there is nothing to draw")
     low, high, usual = float(finite.min()), float(finite.max()), float(np.quantile(finite, 0.98))
     if levels is not None:
-        positive("--levels", levels, least=2)
+        positive("levels", levels, least=2)
     if vmax is not None:
         if not np.isfinite(vmax) or vmax <= low:
-            raise InputError(f"--vmax: {vmax:g} is not allowed, it must be above the lowest loss, {low:.4g}")
+            raise InputError(f"vmax: {vmax:g} is not allowed, it must be above the lowest loss, {low:.4g}")
         return low, vmax
     return low, usual if usual > low and high - low > 2 * (usual - low) else high
 
@@ -333,7 +337,7 @@ def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> t
 def _is_logarithmic(low: float, high: float, log: bool | None) -> tuple[bool, str]:
     """Whether levels are at equal ratios, and why, for the caption."""
     if log and low <= 0:
-        raise InputError(f"--log: not allowed, the lowest loss is {low:.4g}; it must be > 0 (or --linear)")
+        raise InputError(f"log: not allowed, the lowest loss is {low:.4g}; it must be > 0")
     reason = "as asked"
     if log is None:
         log = logarithmic(np.array([low, high]))

@@ -17,7 +17,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.plots import style
 from landscape.plots.drawing import draws, literal
-from landscape.plots.picture import finish, panels, points, wrapped_panels
+from landscape.plots.picture import finish, leading, numbered, panels, points, wrapped_panels
 from landscape.results.comparison import Comparison, summary, verdict
 from landscape.results.shown import logarithmic
 from landscape.results.training import Escape, Minima, RunTimes, Stability, Sweep, forms_with
@@ -29,7 +29,7 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
 
     The star is the run; the dash above or below it is the limit of its update rule, where that is known.
     """
-    figure, axes = wrapped_panels(len(results), 4.6, 3.6, sharex=True, sharey=True)
+    figure, axes = wrapped_panels(len(results), 4.6, 3.6, names="rates", sharex=True, sharey=True)
     run: dict[str, Any] = {"ls": "none", "clip_on": False}
     for ax, r in zip(axes, results, strict=True):
         finite = np.isfinite(r.rates).all()
@@ -72,7 +72,7 @@ def draw_minima(results: Sequence[Minima], title: str = "") -> Figure:
     The bar of a marker reaches from the largest rate at which training stayed at the minimum to the smallest
     at which it left.
     """
-    figure, axes = wrapped_panels(len(results), 5.6, 4.2, sharex=True, sharey=True)
+    figure, axes = wrapped_panels(len(results), 5.6, 4.2, names="rates", sharex=True, sharey=True)
     for ax, r in zip(axes, results, strict=True):
         for f, (name, marker) in enumerate(zip(forms_with(r.momentum), "osD", strict=True)):
             line = without_bridge(r.delay, r.predicted[f])
@@ -97,7 +97,7 @@ def draw_escapes(results: Sequence[Escape], title: str = "") -> Figure:
     not escaped by then.
     """
     names = {"dimension": "dimension", "noise": "std of a sample's gradient", "lr": "learning rate"}
-    figure, axes = wrapped_panels(len(results), 3.9, 3.1, sharey=True)
+    figure, axes = wrapped_panels(len(results), 3.9, 3.1, names="times", sharey=True)
     for ax, r in zip(axes, results, strict=True):
         low, high = (np.minimum(edge, r.steps) for edge in r.band())
         median = np.minimum(r.median, r.steps)
@@ -109,8 +109,9 @@ def draw_escapes(results: Sequence[Escape], title: str = "") -> Figure:
         if r.vary != "noise":
             style.ticks_at(ax.xaxis, r.values, [f"{v:g}" for v in r.values])
         style.log_axis(ax.yaxis)
-        ylabel = "steps to escape" if ax.get_subplotspec().is_first_col() else ""
-        ax.set(title=r.setting, xlabel=names.get(r.vary, r.vary), ylabel=ylabel)
+        ax.set(title=r.setting, xlabel=names.get(r.vary, r.vary))
+    for ax in leading(axes):
+        ax.set_ylabel("steps to escape")
     usual = f"Escape from a saddle, median of {results[0].times.shape[2]} seeds and 95% band"
     return finish(figure, title or usual, legend=axes[:1], ncols=3)
 
@@ -130,7 +131,7 @@ def draw_sweeps(results: Sequence[Sweep], title: str = "") -> Figure:
     Raises:
         InputError: no key varies.
     """
-    figure, axes = wrapped_panels(len(results), 5.2, 4.0)
+    figure, axes = wrapped_panels(len(results), 5.2, 4.0, names="sweep")
     for ax, r in zip(axes, results, strict=True):
         _draw_sweep(ax, r)
     counts = sorted({len(seeds) for r in results for seeds in r.seed_lists})
@@ -204,7 +205,12 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
     # All topologies are DPSGD's: shades of its colour, told apart by their markers.
     names = list(dict.fromkeys(m for r in results for m in r.mixing if m))
     tones = dict(zip(names, style.shades(style.color_of("dpsgd"), max(1, len(names))), strict=False))
-    figure, axes = panels(len(results), 2, 4.6, 4.0, sharey="row")
+    panel_names = [
+        name
+        for pair in zip(*(numbered(o, len(results)) for o in ("awc", "atc")), strict=True)
+        for name in pair
+    ]
+    figure, axes = panels(len(results), 2, 4.6, 4.0, panel_names, sharey="row")
     for k, r in enumerate(results):
         lines: dict[tuple[str, str], list[int]] = {}
         for i, key in enumerate(zip(r.algorithm, r.mixing, strict=True)):
@@ -225,8 +231,9 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
             ax.set_xticks(np.unique(r.workers).astype(int))
             own = f"{r.label}\nDPSGD, {order.upper()} order"
             ax.set(yscale="log", xlabel="workers (log scale)", title=own)
-        style.decimal_labels(axes[2 * k].yaxis)
-        axes[2 * k].set_ylabel("time a step (s, log scale)")
+        for ax in leading(axes[2 * k : 2 * k + 2]):
+            style.decimal_labels(ax.yaxis)
+            ax.set_ylabel("time a step (s, log scale)")
     usual = "Predicted time a step: SSGD, and DPSGD by topology"
     return finish(figure, title or usual, legend=axes[:1], ncols=4)
 
@@ -248,14 +255,14 @@ def draw_comparisons(results: Sequence[Comparison], title: str = "") -> Figure:
         InputError: several comparisons: each has sides of its own.
     """
     if len(results) > 1:
-        raise InputError("FILE: several comparisons cannot be drawn in one picture, give one")
+        raise InputError("results: several comparisons cannot be drawn in one picture, give one")
     (given,) = results
     c = dataclasses.replace(given, sides=tuple(map(style.paper_name, given.sides)))
-    figure, axes = wrapped_panels(len(c.quantities), 3.1, 1.35 + 0.27 * len(c.sides), COLUMNS)
+    figure, axes = wrapped_panels(len(c.quantities), 3.1, 1.35 + 0.27 * len(c.sides), COLUMNS, c.quantities)
     tones = style.colors_of(c.sides)
     for q, ax in enumerate(axes):
         _draw_quantity(ax, c, q, tones)
-        if q % COLUMNS:
+        if ax not in leading(axes[q - q % COLUMNS :]):
             ax.set_yticklabels([])
     lines = summary(c)
     more = [f"… ({len(lines)} pairs)"] if len(lines) > 3 else []

@@ -40,15 +40,14 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         if run.algorithm == IMPORTED:
             raise InputError(f"{run.path}: imported weights have no training history to draw")
     measured = [panel for panel in _MEASURED if any(np.isfinite(column_of(r, panel[0])).any() for r in runs)]
-    figure, axes = panels(2 + -(-len(measured) // 3), 3, 3.9, 2.75)
-    for unused in axes[len(measured) : -6]:
-        unused.set_visible(False)
     usual = list(_USUAL)
     if all(run.algorithm == RECORDED for run in runs):  # one learner, and minibatches that are not known
         usual = [_RECORDED.get(panel[0], panel) for panel in _USUAL]
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
-    shown = [*axes[: len(measured)], *axes[-6:]]
-    for ax, (column, name, scale) in zip(shown, [*measured, *usual], strict=True):
+    gap = [("", "", "")] * (-len(measured) % 3)
+    names = [column for column, _, _ in [*measured, *gap, *usual]]
+    figure, axes = panels(len(names) // 3, 3, 3.9, 2.75, names)
+    for ax, (column, name, scale) in zip(axes, [*measured, *usual], strict=True):
         drawn = [_draw_runs(ax, *group, column, scale) for group in groups]
         ax.set(ylabel=name, xlabel="step", yscale=scale if any(drawn) else "linear")
         if column == "test_error":
@@ -62,10 +61,9 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         elif column == "noise_scale":
             for batch in {r.learners * r.local_batch for r in runs if r.local_batch}:
                 ax.axhline(batch, color=style.OTHER, lw=0.9, ls=":", zorder=0)
-    handles, labels = shown[0].get_legend_handles_labels()
-    wide = max(map(len, labels), default=0) > 30
-    figure.legend(handles, labels, loc="outside lower center", ncols=2 if wide else 4)
-    return finish(figure, title or _finding(groups) or _run_title(runs), _caption(runs))
+    wide = max(map(len, axes[0].get_legend_handles_labels()[1]), default=0) > 30
+    heading = title or _finding(groups) or _run_title(runs)
+    return finish(figure, heading, _caption(runs), axes[:1], ncols=2 if wide else 4)
 
 
 # Columns of instruments, drawn where any run has them: (column, label, scale of the axis).

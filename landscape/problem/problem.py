@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.core.errors import InputError
-from landscape.core.options import choose
+from landscape.core.options import choose, expect, of_run
 from landscape.problem import batchnorm, checks
 from landscape.problem.batches import count_samples
 from landscape.problem.checks import ignores_first_label, moved
@@ -206,6 +206,29 @@ class Problem(MeanLoss):
         if not bool(torch.isfinite(self.weights).all()):
             bad = int((~torch.isfinite(self.weights)).sum())
             raise InputError(f"weights: {bad} of {self.layout.size} are NaN or infinite, all must be finite")
+
+
+class Run(Protocol):
+    """A run, whose problem a function takes where a problem is wanted: a :class:`landscape.Checkpoint`."""
+
+    def problem(self) -> Problem:
+        """The run's problem: its model and training set, centred on w_a."""
+
+
+def problem_of(given: Problem | Run) -> Problem:
+    """The problem that a function is about: the one given, or that of a run.
+
+    Raises:
+        InputError: anything else.
+
+    Example:
+        >>> problem_of("last.h5")
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: problem: a str is not allowed, it must be a Problem or ...
+    """
+    found = of_run(given)
+    expect("problem", found, Problem)
+    return found  # type: ignore[no-any-return]
 
 
 # Modules that act on each number by itself, so that any leading or trailing dimensions may be added.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,13 +14,15 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import SCHEMA, Checkpoint
 from landscape.checkpoint.user_code import is_user_defined
 from landscape.core import hdf5
-from landscape.core.errors import OperationError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.files import printable
+from landscape.plots.drawing import each_of
 from landscape.plots.style import colors_of, paper_name
 from landscape.plots.training import groups_of
 from landscape.reports.parts import Missing
 from landscape.results import base
 
+_UNSAVED = Path("RESULT.h5")  # in place of the file of a result that has none
 NAMED = 4  # runs that a sentence names; its command has all of them (ours)
 R = TypeVar("R", bound=base.Result)
 
@@ -81,10 +83,14 @@ class Contents:
         return [run for run in self.runs if run not in having]
 
 
-def read(paths: Iterable[Path]) -> Contents:
+def read(given: Any) -> Contents:
     """Read checkpoints, results and folders of runs; a folder brings the results that lie in it.
 
+    Args:
+        given: one or several names of files or folders, runs that have a file, or results.
+
     Raises:
+        InputError: something else, or a run that was not saved.
         OperationError: a file that is missing, damaged or of another program, or a folder without a run. A
             damaged result that was found in a folder is left out, with a note.
     """
@@ -96,10 +102,19 @@ def read(paths: Iterable[Path]) -> Contents:
             of = Checkpoint.load(path) if schema == SCHEMA else base.load_results(path)
             loaded[path.resolve()] = path, of
 
-    for given in paths:
-        path = run_folder.checkpoint_in(given)
+    for k, one in enumerate(each_of(given)):
+        if isinstance(one, base.Result):
+            loaded[Path(f"result {k}")] = _UNSAVED, [one]
+            continue
+        place = one.path if isinstance(one, Checkpoint) else one
+        if not isinstance(place, (str, Path)):
+            shown = "a run without a file" if place is None else f"a {type(one).__name__}"
+            raise InputError(
+                f"runs: {shown} is not allowed, it must be a run with a file, a result or a path"
+            )
+        path = run_folder.checkpoint_in(Path(place))
         load(path, _schema(path))
-        for other in sorted(given.glob("*.h5")) if given.is_dir() else ():
+        for other in sorted(Path(place).glob("*.h5")) if Path(place).is_dir() else ():
             try:
                 if (schema := _schema(other)) != SCHEMA:
                     load(other, schema)
@@ -156,7 +171,7 @@ _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
 
 @dataclass(frozen=True)
-class Setting:
+class SeedGroup:
     """Runs that differ only in their seed.
 
     Attributes:
@@ -170,7 +185,7 @@ class Setting:
     places: tuple[int, ...]
 
 
-def settings_of(runs: Sequence[Run]) -> list[Setting]:
+def seed_groups(runs: Sequence[Run]) -> list[SeedGroup]:
     """The settings of ``runs``, in the order of their first runs; loops without a recipe are one each."""
     known = [run.checkpoint for run in runs if run.checkpoint.has_recipe]
     named = {id(c): (k, name) for k, (name, _, of) in enumerate(groups_of(known)) for c in of}
@@ -179,13 +194,13 @@ def settings_of(runs: Sequence[Run]) -> list[Setting]:
         places.setdefault(named.get(id(run.checkpoint), (-1, run.name)), []).append(k)
     tones = colors_of([runs[of[0]].checkpoint.algorithm for of in places.values()], _OTHERS)
     coloured = zip(places.items(), tones, strict=True)
-    return [Setting(name, color, tuple(of)) for ((_, name), of), color in coloured]
+    return [SeedGroup(name, color, tuple(of)) for ((_, name), of), color in coloured]
 
 
 def lines_of(runs: Sequence[Run]) -> list[dict[str, str]]:
     """The colour of each run's setting, and a dash that tells its seeds apart."""
     lines: list[dict[str, str]] = [{} for _ in runs]
-    for setting in settings_of(runs):
+    for setting in seed_groups(runs):
         for k, place in enumerate(setting.places):
             lines[place] = {"color": setting.color, "dash": _DASHES[k % len(_DASHES)]}
     return lines

@@ -16,7 +16,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.statistics import standard_error, t_quantile, welch_freedom
 from landscape.plots.style import headline, paper_name
 from landscape.reports import analyses
-from landscape.reports.contents import NAMED, Contents, Run, Setting, settings_of
+from landscape.reports.contents import NAMED, Contents, Run, SeedGroup, seed_groups
 from landscape.reports.curves import last_test_error, values_of
 from landscape.reports.parts import Cell, Section, Table, number, text_cells
 from landscape.results.base import Result
@@ -34,7 +34,7 @@ RELAPSE = 10.0  # times its lowest training loss, above which a run is said to h
 
 
 @dataclass(frozen=True)
-class TestError:
+class ErrorSummary:
     """The test error of a setting in %: mean and deviation over ``seeds``, standard error of the mean.
 
     Of one seed, spread and standard error are those of the test samples.
@@ -49,7 +49,7 @@ class TestError:
 
 def sentences(contents: Contents) -> tuple[str, ...]:
     """What the files say, a sentence each; the most important first."""
-    settings = settings_of(contents.runs)
+    settings = seed_groups(contents.runs)
     errors = {s.name: e for s in settings if (e := test_error(contents.runs, s))}
     said = [f"{name}: test error {error.words}." for name, error in errors.items()]
     said += _comparison(errors)
@@ -67,7 +67,7 @@ def sentences(contents: Contents) -> tuple[str, ...]:
     return tuple(said) or ("The files hold no run and no result that a sentence can be made of.",)
 
 
-def test_error(runs: Sequence[Run], setting: Setting) -> TestError | None:
+def test_error(runs: Sequence[Run], setting: SeedGroup) -> ErrorSummary | None:
     """The last test error of a setting: mean and deviation over seeds, or one run with its sampling error.
 
     None where the accuracy was never evaluated.
@@ -83,15 +83,15 @@ def test_error(runs: Sequence[Run], setting: Setting) -> TestError | None:
         seeds = ", ".join(str(run.seed) for run, *_ in finite)
         words = f"{in_words(mean, spread)}% after {steps} steps"
         words += f" (mean and standard deviation of {len(values)} seeds: {seeds})"
-        return TestError(mean, spread, standard_error(values), words, len(values))
+        return ErrorSummary(mean, spread, standard_error(values), words, len(values))
     ((run, value, error),) = finite
     words = f"{in_words(value, error)}% after {steps} steps"
     if samples := run.data["test"]:
         words += f" (seed {run.seed}; standard error of {samples:,} test samples)"
-    return TestError(value, error, error, words)
+    return ErrorSummary(value, error, error, words)
 
 
-def _comparison(errors: dict[str, TestError]) -> list[str]:
+def _comparison(errors: dict[str, ErrorSummary]) -> list[str]:
     """The best setting against the second best, and whether the runs tell them apart."""
     if len(errors) < 2:
         return []

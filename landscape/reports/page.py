@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from landscape._version import __version__
+from landscape.core.errors import InputError
 from landscape.core.files import printable, read_regular, write_text
 from landscape.core.registry import optional
 from landscape.paper import gallery
@@ -72,15 +72,17 @@ def check_installed() -> None:
     optional("plotly", "a report", EXTRA)
 
 
-def report(paths: Iterable[str | Path], path: str | Path, title: str = "") -> None:
-    """Write a report on runs, checkpoints and results to the HTML file ``path``.
+def report(runs: Any, path: str | Path, title: str = "") -> None:
+    """Write a report on runs and results to one HTML file, which needs no other and sends no request.
 
     Args:
-        paths: checkpoints, results, and folders of runs with the results in them.
-        path: of the page, which needs no other file and sends no request.
+        runs: one or several runs with a file, results, or names of files and folders; the folder of a run
+            brings the results that lie in it.
+        path: of the page, .html.
         title: of the page. Default: the algorithms and data of the runs.
 
     Raises:
+        InputError: something else than runs and results, or another suffix.
         OperationError: a file that cannot be read or written; plotly or jinja2 is not installed.
 
     Example:
@@ -88,7 +90,15 @@ def report(paths: Iterable[str | Path], path: str | Path, title: str = "") -> No
         Traceback (most recent call last):
         landscape.core.errors.OperationError: missing.h5: no such file; ...
     """
-    write(build(contents.read(map(Path, paths)), title), path)
+    check_name("path", path)
+    check_installed()
+    write(build(contents.read(runs), title), path)
+
+
+def check_name(where: str, path: str | Path) -> None:
+    """Check that ``path`` is the name of a page; InputError naming ``where`` if it is not."""
+    if Path(path).suffix not in (".html", ".htm"):
+        raise InputError(f"{where}: '{path}' is not allowed, the name of a page must end in .html")
 
 
 def build(given: Contents, title: str = "") -> Page:

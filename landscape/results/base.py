@@ -188,19 +188,19 @@ class Result:
 
     def plot(
         self,
-        style: str = "contour",
-        *,
         path: str | Path | None = None,
+        *,
+        style: str = "contour",
         ax: Axes | None = None,
         **options: Any,
     ) -> Figure:
         """Draw the result; a notebook shows the figure, and its ``show()`` opens a window.
 
         Args:
-            style: of a surface: "contour" or "surface" (three dimensions).
             path: a .png, .pdf or .svg file to which the figure is written, too.
+            style: of a surface: "contour", "hillshade" or "surface" (three dimensions).
             ax: axes to draw into, for a picture of one panel. Default: a new figure.
-            options: further arguments of the drawing, such as ``title``; see :func:`landscape.plots.draw`.
+            options: further arguments of :func:`landscape.draw`, such as ``axes``, ``visuals`` and ``title``.
 
         Returns:
             The new figure, or that of ``ax``.
@@ -215,9 +215,7 @@ class Result:
         """
         # By name: a result does not depend on what draws it, and matplotlib is imported only here.
         plots = importlib.import_module("landscape.plots")
-        figure: Figure = plots.draw([self], style, ax=ax, **options)
-        if path is not None:
-            plots.save_figure(figure, path)
+        figure: Figure = plots.draw([self], path, style=style, ax=ax, **options)
         return figure
 
     def to_xarray(self) -> xr.Dataset:

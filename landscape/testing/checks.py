@@ -147,7 +147,7 @@ TITLE = "A title of one's own"
 
 
 def check_drawing(results: Sequence[Result], *, only: str | None = None) -> None:
-    """Check the drawing that is registered for a class of results: axes, title, file, no side effects.
+    """Check the drawing that is registered for a class of results: axes, title, parts, file, no side effects.
 
     Args:
         results: finished ones of one class.
@@ -267,7 +267,27 @@ def one_line(case: Any) -> None:
         require(refused, f"{wrong} is not refused in one line with {named!r}: exit code {code}, {err}")
 
 
-CHECKS["drawing"] = {check.__name__: check for check in (axes, effects)}
+def parts(results: list[Result]) -> None:
+    """What stands around the panels can be left out; each panel can be drawn into axes of one's own."""
+    from matplotlib.figure import Figure
+
+    from landscape import plots
+    from landscape.plots.picture import VISUALS
+
+    bare: Any = plots.draw(results, visuals=dict.fromkeys(VISUALS, False))
+    left = [bare.get_suptitle(), *(ax.get_title() for ax in bare.axes), *bare.legends]
+    require(not any(left), f"visuals leave {left}")
+    usual: Any = plots.draw(results)
+    named = getattr(usual, "axes_by_name", {})
+    require(named, "its panels have no names: make them with landscape.plugins.panels")
+    for name, ax in named.items():
+        figure = Figure()
+        own = figure.add_subplot(projection=ax.name)
+        require(plots.draw(results, axes={name: own}) is figure, "the picture is not the figure of its axes")
+        require(own.has_data() == ax.has_data(), f"{name} is not drawn into axes of one's own")
+
+
+CHECKS["drawing"] = {check.__name__: check for check in (axes, effects, parts)}
 CHECKS["command"] = {check.__name__: check for check in (output, one_line)}
 
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from landscape import plots
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.paper.context import Context
+from landscape.paper.context import Context, identity
 from landscape.paper.figure import Compared, Drawing, compare, figure, mean_and_spread, test_error
 from landscape.paper.scales import OURS, mnist_runs
 from landscape.paper.verdicts import Effect, Rows, difference_effect, pair
@@ -43,7 +43,7 @@ def _runtime(context: Context) -> Drawing:
     (result,) = context.cached(
         RunTimes,
         [],
-        {"workers": workers, "recipe": recipe.to_toml()},
+        {"workers": workers, "recipe": identity(recipe)},
         lambda: plan.plan(recipe, workers, costs, cluster, mixings=mixings),
         (plan.plan,),
     )
@@ -160,6 +160,6 @@ def _judge_local(rows: Rows) -> list[Effect]:
 figure(
     "local-sgd", "LocalSGD-2021", "accuracy against communication, local SGD and SlowMo, MNIST",
     "Accuracy falls as learners average less often, and slow momentum wins some of it back.",
-    mnist_runs(FORM, AXES, 3, "{algorithm}", _changes), _judge_local,
-    laptop=f"n = 8, nB = 2000, lr 0.2, β = 0.5, 960 steps, three seeds; {OURS}", paper=OURS,
+    mnist_runs(FORM, AXES, 5, "{algorithm}", _changes), _judge_local,
+    laptop=f"n = 8, nB = 2000, lr 0.2, β = 0.5, 960 steps, five seeds; {OURS}", paper=OURS,
 )(_local)  # fmt: skip

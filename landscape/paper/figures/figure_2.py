@@ -290,5 +290,5 @@ def _judge_planes(rows: Rows) -> list[Effect]:
 figure(
     "learners-plane", "Further analyses", "the loss in the plane of DPSGD's learners, Figure 2(a)",
     "The learners lie around their mean on the walls of the valley that the mean sits in.",
-    runs_of_part("fig2a", ("dpsgd",), 3), _judge_planes, **_NOTES,
+    runs_of_part("fig2a", ("dpsgd",)), _judge_planes, **_NOTES,
 )(_planes)  # fmt: skip

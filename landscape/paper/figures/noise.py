@@ -90,7 +90,7 @@ def _judge_eq4(rows: Rows) -> list[Effect]:
 figure(
     "eq4", "DPSGD-2020, Eq. 4 in detail", "Δ(2) over training, four ways",
     "DPSGD's extra noise is α² tr(HCH), a function of the Hessian and of the learners' spread.",
-    scales.mnist_runs("{rule}", {"rule": ("dpsgd",)}, 3, "fig2a-{rule}"), _judge_eq4,
+    scales.mnist_runs("{rule}", {"rule": ("dpsgd",)}, 5, "fig2a-{rule}"), _judge_eq4,
     laptop=f"Figure 2(a), {scales.MNIST_NOTE}", paper=scales.MNIST_NOTE, weights=True,
 )(_eq4)  # fmt: skip
 
@@ -237,7 +237,7 @@ figure(
     "smoothing", "DPSGD-2021", "the loss smoothed by the learners' spread; the rates it allows, α and α_e",
     "The spread smooths the loss, hence allows a larger rate; the effective rate adjusts itself to the "
     "landscape.",
-    scales.mnist_runs(FORM, AXES, 3, "fig2a-{algorithm}"), _judge_smoothing,
+    scales.mnist_runs(FORM, AXES, 5, "fig2a-{algorithm}"), _judge_smoothing,
     laptop=f"Figure 2(a), early (a tenth) and at the end, 10,000 training samples; {scales.OURS}",
     paper=f"Figure 2(a); {scales.OURS}", weights=True,
 )(_smoothing)  # fmt: skip

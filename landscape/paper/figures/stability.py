@@ -187,7 +187,7 @@ ALGORITHMS: dict[str, list[str]] = {
 
 
 def _saddles(context: Context) -> Drawing:
-    values, many = context.pick(FEW, VARIED, VARIED), context.pick(6, 20, 40)
+    values, many = context.pick(FEW, VARIED, VARIED), context.pick(6, 200, 400)
     results = context.cached(
         Escape,
         [],
