@@ -67,6 +67,9 @@ from landscape.results.training import Escape as Escape
 from landscape.results.training import Minima as Minima
 from landscape.results.training import RunTimes as RunTimes
 from landscape.results.training import Sweep as Sweep
+from landscape.training.recipes.recipe import Recipe as Recipe
+from landscape.training.recipes.recipe import recipes as recipes
+from landscape.training.run.train import train as train
 from landscape.training.experiments.continued import critical_batch as critical_batch
 from landscape.training.own_loop.module import DecentralizedDataParallel as DecentralizedDataParallel
 from landscape.training.own_loop.recorder import Recorder as Recorder

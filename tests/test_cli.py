@@ -208,7 +208,7 @@ REFUSED: list[tuple[str, int, tuple[str, ...]]] = [
     ("contour --plane pca dp --norm filter", 2, ("random planes", "pca")),
     ("contour --plane eigen dp --ignore none", 2, ("random planes", "eigen")),
     ("contour dp --ignore bias", 2, ("ignore", "bias+norm")),
-    ("contour dp --bn-samples 1", 2, ("bn_samples", "≥ 2")),
+    ("contour dp --bn-samples 1", 2, ("--bn-samples", "≥ 2")),
     ("line dp other/", 1, ("is not that of",)),
     ("line dp model/", 1, ("model/last.h5", "its model mlp")),
     ("line dp data/", 1, ("data/last.h5", "trained on other data")),

@@ -23,7 +23,7 @@ from landscape.testing import check_optimizer
 from landscape.training import optimizer
 from landscape.training.optimizer import torch_optim
 from landscape.training.recipes import recipe
-from landscape.training.recipes.recipe import Schedule
+from landscape.training.recipes.schedule import Schedule
 from landscape.training.run.loop import Trainer
 from tests import problems
 from tests.conftest import Command, slow_but

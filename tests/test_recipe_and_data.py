@@ -89,7 +89,7 @@ def test_toml_reads_back_to_the_same_recipe(
         ("decompose=3", "decompose: 3 is not allowed, it must be a table"),
         ("algorithm={}", "algorithm.name: missing"),
         ("lr.x=3", "'lr' is not a table"),
-        ("lr", "--set: 'lr' is not allowed, it must be KEY=VALUE"),
+        ("lr", "settings: 'lr' is not allowed, it must be KEY=VALUE"),
         ("checkpoint.every=-5", "checkpoint.every: -5"),
         ("optimizer.name=adamm", "optimizer.name: 'adamm' is not known; did you mean 'adam'"),
         ("optimizer.name=lamm", "did you mean 'lamb'?"),

@@ -20,6 +20,7 @@ from landscape.core.options import toml_value
 from landscape.results.training import COLUMNS, Sweep, texts
 from landscape.training.experiments.sweep import Setting, canonical, folder_name, grid, search, split
 from landscape.training.recipes import recipe, table_recipes
+from landscape.training.recipes.settings import parse_value
 from tests.conftest import Command
 from tests.test_cli import one_line
 
@@ -62,7 +63,7 @@ values = st.one_of(
 @given(values)
 def test_a_value_has_one_spelling_which_means_the_same(value: Any) -> None:
     once = canonical(toml_value(value))
-    assert recipe.parse_value(once) == value
+    assert parse_value(once) == value
     assert canonical(once) == once
 
 
@@ -272,10 +273,10 @@ def test_every_cell_of_the_tables_has_a_recipe() -> None:
     table5 = {(8192, lr, a) for lr in (0.8, 0.4, 0.2) for a in ("ssgd", "dpsgd")}
     for network in table_recipes.NETWORKS:
         found = set()
-        for name in table_recipes.names():
+        for name in recipe.names():
             if not name.startswith(f"cifar10/{network}-b") or name.endswith("noise"):
                 continue
-            r = table_recipes.read(name)
+            r = recipe.read(name)
             found.add((r.batch, round(r.schedule.peak_lr(r.lr, r.batch), 9), r.part("algorithm")[0]))
             assert r.name == name
             assert r.part("model") == (network, {})
@@ -285,40 +286,40 @@ def test_every_cell_of_the_tables_has_a_recipe() -> None:
                 pytest.approx([0.1, 0.01])
             )
             assert r.part("optimizer")[1] == {"momentum": 0.9, "weight_decay": 5e-4}
-            assert r.spec("data").options == {"normalize": True, "augment": True, "subset": 0}
+            assert r.spec("data").options == {"normalize": True, "augment": True, "subset": 0, "size": 32}
             if "dpsgd" in name:
                 assert r.part("algorithm")[1]["mixing"] == "random-matching"
         assert found == table2 | table3 | table5
 
 
 def test_noise_and_speech_recipes() -> None:
-    noise = table_recipes.read("cifar10/efficientnet-b0-b8192-ssgd-noise")
+    noise = recipe.read("cifar10/efficientnet-b0-b8192-ssgd-noise")
     assert noise.part("algorithm") == ("ssgd*", {"sigma": 0.04})
-    r = table_recipes.read("speech/lstm-b512-dpsgd")
+    r = recipe.read("speech/lstm-b512-dpsgd")
     assert (r.part("model"), r.spec("data").options["imbalance"]) == (("lstm", {"classes": 100}), 4.0)
     rates = [r.rate(int(epoch * 3856 / 512), 3856) for epoch in (5, 10, 15, 20)]
     # ×32 by linear scaling after ten epochs, then 1/√2 an epoch, from the first on.
     assert rates == pytest.approx([1.6, 3.2, 3.2 * 0.5**2.5, 3.2 * 0.5**5], rel=0.05)
-    for name in table_recipes.names()[::7]:
-        again = recipe.from_values(tomllib.loads(table_recipes.read(name).to_toml()))
-        assert again.to_toml() == table_recipes.read(name).to_toml()
+    for name in recipe.names()[::7]:
+        again = recipe.from_values(tomllib.loads(recipe.read(name).to_toml()))
+        assert again.to_toml() == recipe.read(name).to_toml()
 
 
 def test_recipes_of_tables_shrink_with_their_schedule() -> None:
     name = "cifar10/resnet-18-b8192-dpsgd"
-    r = table_recipes.read(name, ["epochs=16", "batch=1024", "model.width=0.25", "seed=3"])
+    r = recipe.read(name, ["epochs=16", "batch=1024", "model.width=0.25", "seed=3"])
     assert (r.steps, r.batch, r.seed) == (round(16 * 50_000 / 1024), 1024, 3)
     assert r.schedule.milestones == [8, 12]
     assert r.schedule.peak_lr(r.lr, r.batch) == pytest.approx(0.1)
     assert r.part("model")[1] == {"width": 0.25}
-    assert table_recipes.read(name, ["steps=5"]).steps == 5
+    assert recipe.read(name, ["steps=5"]).steps == 5
     for bad, words in (
         ("epochs=-1", "epochs: -1"),
         ("epochs=all", "epochs: 'all'"),
         ("batch=1.5", "batch: 1.5"),
     ):
         with pytest.raises(InputError, match=words):
-            table_recipes.read(name, [bad])
+            recipe.read(name, [bad])
 
 
 def test_recipes_are_listed_in_groups_and_by_pattern(command: Command) -> None:

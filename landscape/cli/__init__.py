@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import textwrap
@@ -130,7 +131,7 @@ def _run() -> int:
             raise
         if shown.verbose:
             traceback.print_exception(error)
-        code = _fail(str(known), known.exit_code)
+        code = _fail(with_options(str(known), shown.command), known.exit_code)
     else:
         if lost := progress.flush():
             code = 1 if isinstance(lost, BrokenPipeError) else _fail(str(explain(lost)), 1)
@@ -149,7 +150,37 @@ def _show_warning(
     shown = output.current()
     place = f"{filename}:{lineno}: {category.__name__}: " if shown.verbose else ""
     if not shown.silent:
-        _say(place + " ".join(str(message).split()))
+        _say(place + with_options(" ".join(str(message).split()), shown.command))
+
+
+# An argument in the middle of a line: "give resume=True", "or device='cpu'".
+_ARGUMENT = re.compile(r"(?<!\S)(\w+)=(?:True|'([^']*)')")
+
+
+def with_options(line: str, name: str) -> str:
+    """An error's line with the options of the command ``name`` in place of the parameters that it names.
+
+    These stand at its beginning, "nproc: 0 is not allowed", or as an argument to be given, "give force=True",
+    which the code of a remedy is not.
+    """
+    if name not in registry.commands:
+        return line
+    flags: dict[str, str] = {}
+    for parameter in registry.commands[name].params:
+        flag = max(parameter.opts, key=len)
+        if isinstance(parameter, click.Argument):
+            flag = str(parameter.metavar or parameter.name).strip("[]….").upper()
+        flags |= {str(parameter.name): flag, flag.lstrip("-").replace("-", "_"): flag}
+    subject, colon, rest = line.partition(": ")
+    if colon and all(word in flags for word in subject.split(", ")):
+        line = ", ".join(flags[word] for word in subject.split(", ")) + colon + rest
+
+    def option(found: re.Match[str]) -> str:
+        parameter, value = found.groups()
+        return f"{flags[parameter]} {value or ''}".rstrip() if parameter in flags else found[0]
+
+    words, use, remedy = line.partition("; use ")
+    return _ARGUMENT.sub(option, words) + use + remedy
 
 
 def _fail(message: str, code: int) -> int:

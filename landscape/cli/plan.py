@@ -27,7 +27,7 @@ from landscape.training.planning.plan import (
     local_batch,
 )
 from landscape.training.planning.plan import plan as compute_plan
-from landscape.training.recipes import table_recipes
+from landscape.training.recipes import recipe
 from landscape.training.recipes.recipe import Recipe
 
 _BYTES = {"B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "KiB/s": 2**10, "MiB/s": 2**20, "GiB/s": 2**30}
@@ -91,7 +91,7 @@ class Planning:
 
     def recipe(self) -> Recipe:
         """The recipe; changed keys are part of its name, which would otherwise stand for other settings."""
-        chosen = table_recipes.read(self.recipe_name, self.settings, allow_code=self.allow_code)
+        chosen = recipe.read(self.recipe_name, self.settings, allow_code=self.allow_code)
         name = ", ".join([chosen.name, *self.settings])
         return dataclasses.replace(chosen, name=name)
 
@@ -134,7 +134,7 @@ class Planning:
 @command(
     planning=group(
         Planning,
-        recipe_name={"argument": True, "metavar": "RECIPE", "shell_complete": names(table_recipes.names)},
+        recipe_name={"argument": True, "metavar": "RECIPE", "shell_complete": names(recipe.names)},
         learners_per_worker={"metavar": "K"},
         scaling={"type": Choice(SCALINGS)},
         bandwidth={"metavar": "B"},

@@ -16,7 +16,7 @@ import click
 import torch
 import torch.distributed as dist
 
-from landscape.cli import Stopped, output
+from landscape.cli import Stopped, output, with_options
 from landscape.cli.options import group
 from landscape.core.errors import InputError, explain
 from landscape.core.files import printable
@@ -196,7 +196,8 @@ def joined(device: torch.device, timeout: float, wait: datetime.timedelta | None
         known = Lost(str(error)) if isinstance(error, Stopped) else explain(error)
         rank = group.rank if group else 0
         name = "" if launched or not rank or isinstance(error, Lost) else f"rank {rank}: "
-        line = f"{name}{known or f'{type(error).__name__}: {error}'}"
+        words = str(known) if known else f"{type(error).__name__}: {error}"
+        line = name + with_options(words, output.current().command)
         code = error.exit_code if isinstance(error, Stopped) else known.exit_code if known else 1
         if group:
             first = group.tell(line, children.LOST if isinstance(error, Lost) else code)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import math
-import os
 import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import common, output, processes, run_summary
+from landscape.cli import common, processes, run_summary
 from landscape.cli.completion import names
 from landscape.cli.options import FOLDER, command, group, parse_seeds
+from landscape.cli.output import current
 from landscape.core.errors import InputError
 from landscape.core.memory import pick_device
 from landscape.core.options import positive
@@ -32,84 +31,35 @@ from landscape.training.processes.children import TIMEOUT
 from landscape.training.processes.process_group import Group, started_by_launcher, worker_device
 from landscape.training.recipes import recipe, table_recipes
 from landscape.training.recipes.recipe import Recipe
-from landscape.training.run import launch
-from landscape.training.run.launch import train_runs
+from landscape.training.recipes.recipe import names as recipe_names
+from landscape.training.recipes.settings import parsed
+from landscape.training.run.launch import launch, train_runs
 from landscape.training.run.loop import Hooks
 from landscape.training.run.setup import Diverged, divergence_message
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Training:
-    """The options of ``landscape train``.
-
-    Args:
-        settings: Change a key of the recipe, such as lr=0.5 or algorithm.mixing='ring(1)'.
-        output: Folder of the run. [default: runs/NAME-seedN]
-        resume: Resume from DIR/last.h5; the result is bit-identical to an uninterrupted run.
-        force: First delete the run in DIR.
-        nproc: Processes on this machine that share the learners.
-        max_restarts: How often all processes are restarted from last.h5 after one is lost.
-    """
-
-    recipe_name: str | None
-    settings: tuple[str, ...]
-    output: str | None
-    resume: bool
-    force: bool
-    nproc: int = 1
-    max_restarts: int = 0
-    timeout: float = TIMEOUT
-    allow_code: bool
-    device: str
-    data_dir: str | None
-
-    def recipe(self) -> Recipe | None:
-        """The recipe, if one is named, after a check of the options."""
-        positive("--nproc", self.nproc, least=1)
-        positive("--max-restarts", self.max_restarts, least=0)
-        positive("--timeout", self.timeout)
-        if self.recipe_name:
-            return table_recipes.read(self.recipe_name, self.settings, allow_code=self.allow_code)
-        if self.settings:
-            raise InputError("--set: needs a RECIPE to change; give its name or file")
-        if self.output is None:
-            raise InputError(
-                "RECIPE: missing; give a name (see 'landscape recipes'), a .toml file, or -o DIR --resume"
-            )
-        return None
-
-    def folder(self, chosen: Recipe | None) -> str:
-        """The folder of the run."""
-        if self.output:
-            return self.output
-        name, seed = (chosen.name.replace("/", "-"), chosen.seed) if chosen else ("", 0)
-        return f"runs/{name}-seed{seed}"
-
-    def arguments(self, folder: str) -> list[str]:
-        """The command line of each process that --nproc starts."""
-        arguments = ["train", *([self.recipe_name] if self.recipe_name else [])]
-        arguments += [word for setting in self.settings for word in ("--set", setting)]
-        arguments += ["-o", folder, "--device", self.device, "--timeout", str(self.timeout)]
-        arguments += ["--data-dir", self.data_dir] if self.data_dir else []
-        # A restart has to resume; where there is no run yet, --resume starts it.
-        flags = {"--resume": self.resume or self.max_restarts, "--force": self.force}
-        shown = output.current()
-        flags |= {"--allow-code": self.allow_code, "--quiet": shown.quiet}
-        flags |= {"--json": shown.as_json, "--verbose": shown.verbose}
-        return [*arguments, *(flag for flag, is_set in flags.items() if is_set)]
+from landscape.training.run.train import chosen_recipe, default_folder, in_processes
 
 
 @command(
-    training=group(
-        Training,
-        recipe_name={"argument": True, "metavar": "[RECIPE]", "shell_complete": names(table_recipes.names)},
-        output=FOLDER,
-        nproc={"metavar": "N"},
-        max_restarts={"metavar": "K"},
-        timeout=processes.TIMEOUT_S,
-    )
+    recipe={"argument": True, "metavar": "[RECIPE]", "shell_complete": names(recipe_names)},
+    output=FOLDER,
+    nproc={"metavar": "N"},
+    max_restarts={"metavar": "K"},
+    timeout=processes.TIMEOUT_S,
 )
-def train(training: Training) -> None:
+def train(
+    *,
+    recipe: str | None,
+    settings: tuple[str, ...],
+    output: str | None,
+    resume: bool,
+    force: bool,
+    nproc: int = 1,
+    max_restarts: int = 0,
+    timeout: float = TIMEOUT,
+    allow_code: bool,
+    device: str,
+    data_dir: str | None,
+) -> None:
     """Train n learners by RECIPE, a built-in name or a .toml file; every step is decomposed.
 
     Model and data may be MODULE:NAME, your own code. It runs if --set names it, or if a file names it and
@@ -121,62 +71,48 @@ def train(training: Training) -> None:
 
     The exit code is 3 if the run diverged, with a message; its files are complete.
 
+    Args:
+        settings: Change a key of the recipe, such as lr=0.5 or algorithm.mixing='ring(1)'.
+        output: Folder of the run. [default: runs/NAME-seedN]
+        resume: Resume from DIR/last.h5; the result is bit-identical to an uninterrupted run.
+        force: First delete the run in DIR.
+        nproc: Processes on this machine that share the learners.
+        max_restarts: How often all processes are restarted from last.h5 after one is lost.
+
     Example:
         landscape train mnist-fig2a-dpsgd --set seed=1 --data-dir ~/data -o runs/dp-1
     """
-    chosen = training.recipe()
-    folder = training.folder(chosen)
-    if training.nproc > 1 or training.max_restarts:
-        _start_processes(training, folder)
+    for name, value, least in (("nproc", nproc, 1), ("max_restarts", max_restarts, 0)):
+        positive(name, value, least=least)
+    positive("timeout", timeout)
+    chosen = chosen_recipe(recipe, parsed(settings), allow_code)
+    folder = output or (default_folder(chosen) if chosen else "")
+    if not folder:
+        raise InputError(
+            "recipe: missing; give a name (see 'landscape recipes'), a .toml file, or -o DIR --resume"
+        )
+    about: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
+    about["allow_code"] = allow_code
+    if nproc > 1 or max_restarts:
+        now = current()
+        flags = {"--quiet": now.quiet, "--json": now.as_json, "--verbose": now.verbose}
+        shown = [flag for flag, is_set in flags.items() if is_set]
+        end = in_processes(chosen, Path(folder), nproc, max_restarts, timeout, shown=shown, **about)
+        _check_divergence(end, folder)
     else:
-        _train(training, chosen, folder)
+        _train(chosen, folder, timeout, about)
 
 
-def _start_processes(training: Training, folder: str) -> None:
-    """Run this command in --nproc processes, and restart them while restarts are left."""
-    if started_by_launcher():
-        raise InputError("--nproc, --max-restarts: not allowed under torchrun, which has its own")
-    if training.force and training.max_restarts:
-        raise InputError("--force and --max-restarts: only one of the two is allowed")
-    launch.check_folder(Path(folder), resume=training.resume, force=training.force)
-    last = Path(folder) / "last.h5"
-    code = children.start(
-        training.arguments(folder),
-        training.nproc,
-        timeout=training.timeout,
-        threads=None if "OMP_NUM_THREADS" in os.environ else os.cpu_count(),
-        restarts=training.max_restarts,
-        hint=lambda: f"--resume goes on from {last}" if last.exists() else "there is no checkpoint yet",
-        log=Path(folder) / "logs" / "launcher.log",
-    )
-    if code:
-        raise click.exceptions.Exit(code)
-    _check_divergence(Checkpoint.load(last, learners=lambda n: slice(0)), folder)
-
-
-def _train(training: Training, chosen: Recipe | None, folder: str) -> None:
+def _train(chosen: Recipe | None, folder: str, timeout: float, about: dict[str, Any]) -> None:
     """Train in this process, which may be one of a group."""
-    with _joined(training.device, training.timeout) as group:
+    with _joined(about["device"], timeout) as group:
         first = group is None or group.rank == 0
-        output.current().muted = not first
+        current().muted = not first
         with common.progress_bar("training") as bar:
-            hooks = Hooks(
-                message=common.message,
-                step=lambda done, total: bar(done / total),
-            )
-            end = launch.launch(
-                chosen,
-                folder,
-                resume=training.resume,
-                force=training.force,
-                device=training.device,
-                data_dir=training.data_dir,
-                hooks=hooks,
-                group=group,
-                allow_code=training.allow_code,
-            )
+            hooks = Hooks(message=common.message, step=lambda done, total: bar(done / total))
+            end = launch(chosen, folder, hooks=hooks, group=group, **about)
         if first:
-            advice = run_summary.next_command(end, folder, training.data_dir)
+            advice = run_summary.next_command(end, folder, about["data_dir"])
             common.values(run_summary.closing(end), run=run_summary.numbers(end), next=advice)
             common.files(f"{folder}/last.h5")
             common.message(f"next: {advice}")
@@ -207,7 +143,7 @@ def _joined(device: str, timeout: float) -> Iterator[Group | None]:
         yield None
 
 
-@command(name={"argument": True, "metavar": "[NAME]", "shell_complete": names(table_recipes.names)})
+@command(name={"argument": True, "metavar": "[NAME]", "shell_complete": names(recipe_names)})
 def recipes(name: str | None) -> None:
     """List the built-in recipes; with NAME (or a .toml file), print that recipe with all defaults.
 
@@ -218,30 +154,25 @@ def recipes(name: str | None) -> None:
     Example:
         landscape recipes mnist-fig2a-dpsgd > mine.toml
     """
-    known = [n for n in table_recipes.names() if fnmatchcase(n, name)] if name else recipe.built_in()
-    if name and (name in known or not known):
-        chosen = table_recipes.read(name, allow_code=True)  # which is only printed
+    listed = recipe.recipes(name)
+    if name and (name in listed or not listed):
+        chosen = recipe.read(name, allow_code=True)  # which is only printed
         text, description = chosen.to_toml(), chosen.describe()
         common.values(text.rstrip("\n"), recipe=tomllib.loads(text), description=description)
         if description:
             common.message(description)
         return
-    listed = [_row(one) for one in known]
-    width = max(map(len, known))
-    lines = [
-        f"{row['name']:{width}} {row['algorithm']:9} {row['data']:7} n = {row['learners']}, nB = "
-        f"{row['batch']}, lr {row['lr']:g}, {row['steps']} steps"
-        for row in listed
-    ]
+    width = max(map(len, listed))
+    lines = [f"{name:{width}} {summary}" for name, summary in listed.items()]
     if not name:
         lines += [f"{series.pattern}: {series.where}" for series in table_recipes.SERIES]
         lines.append(f"The tables are DPSGD-2020's. NETWORK: {', '.join(table_recipes.NETWORKS)}")
-    common.values("\n".join(lines), recipes=listed)
+    common.values("\n".join(lines), recipes=[_row(each) for each in listed])
 
 
 def _row(name: str) -> dict[str, Any]:
-    """What the list says of a recipe; lr is the peak of the schedule."""
-    chosen = table_recipes.read(name)
+    """The numbers of a recipe in the list, for --json; lr is the peak of the schedule."""
+    chosen = recipe.read(name)
     return {
         "name": name,
         "algorithm": chosen.part("algorithm")[0],
@@ -257,7 +188,7 @@ def _row(name: str) -> dict[str, Any]:
 MAX_ROUNDS = 16
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Search:
     """The search for the best value of ``key`` between ``low`` and ``high``, in ``rounds`` halvings."""
 
@@ -284,7 +215,7 @@ def search_of(search: str | None, rounds: int = 8) -> Search | None:
         "argument": True,
         "metavar": "RECIPE…",
         "required": True,
-        "shell_complete": names(table_recipes.names),
+        "shell_complete": names(recipe_names),
     },
     settings={"metavar": "KEY=V1,V2,…"},
     seeds={"metavar": "N-M,…"},
@@ -325,7 +256,7 @@ def sweep(
         raise InputError("sweep: not allowed under torchrun; --jobs makes several runs at once")
     if not jobs.cluster:  # whose workers have their own devices
         pick_device(jobs.device)
-    read = functools.partial(table_recipes.read, allow_code=allow_code)
+    read = functools.partial(recipe.read, allow_code=allow_code)
     sources = label(recipes)
     seed_list = parse_seeds(seeds)
     bases = sweeping.grid(sources, settings)
@@ -381,7 +312,7 @@ def label(recipes: tuple[str, ...]) -> dict[str, str]:
     """Label -> recipe: names and patterns as they are, files by their stem."""
     sources: dict[str, str] = {}
     for pattern in recipes:
-        known = [name for name in table_recipes.names() if fnmatchcase(name, pattern)]
+        known = [name for name in recipe_names() if fnmatchcase(name, pattern)]
         for source in known or [pattern]:
             name = Path(source).stem if source.endswith(".toml") else source
             if name in sources:

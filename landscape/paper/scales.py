@@ -16,7 +16,6 @@ from landscape.paper.context import Axes, Context, Runs, Scale, digest, runs_of
 from landscape.problem.batches import Stream
 from landscape.training.planning.calibration import calibrate
 from landscape.training.recipes import recipe
-from landscape.training.recipes import table_recipes as recipes
 from landscape.training.recipes.recipe import Recipe
 
 # Of CIFAR-10, at laptop scale: images to train on, passes over them, and how many times smaller the batches
@@ -97,7 +96,7 @@ def cell(scale: Scale, name: str, seed: int = 0, *settings: str, epochs: int = E
 
     ``epochs``: those of a CIFAR-10 cell at laptop scale.
     """
-    base = recipes.read(name)
+    base = recipe.read(name)
     speech, model = name.startswith("speech/"), base.model["name"]
     changes: list[str] = []
     if scale == "smoke":
@@ -121,7 +120,7 @@ def cell(scale: Scale, name: str, seed: int = 0, *settings: str, epochs: int = E
         ]  # fmt: skip
     elif not speech:  # a checkpoint after the paper's 16th epoch, for Figure 4
         changes = [f"checkpoint.every={-(-base.steps // 20)}"]
-    return recipes.read(name, [*changes, *settings, f"seed={seed}"])
+    return recipe.read(name, [*changes, *settings, f"seed={seed}"])
 
 
 def cells(scale: Scale, names: Iterable[str], many: int = 1, epochs: int = EPOCHS) -> Runs:

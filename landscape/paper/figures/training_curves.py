@@ -37,7 +37,7 @@ from landscape.paper.verdicts import (
 )
 from landscape.plots.picture import panels, shared_legend, wrapped_panels
 from landscape.plots.style import color_of
-from landscape.training.recipes import table_recipes
+from landscape.training.recipes import recipe
 from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.table_recipes import BATCHES, NETWORKS, SPEECH_BATCHES
 
@@ -301,7 +301,7 @@ ACCURACY = "test_accuracy_percent"
 
 def lenet(algorithm: str, *changes: str, seed: int) -> Recipe:
     """LeNet-5 with 16 learners on all of CIFAR-10, batch 4096; a learner's batch, 256, is the paper's."""
-    return table_recipes.read(cell("resnet-18", 4096, algorithm), [*LENET, *changes, f"seed={seed}"])
+    return recipe.read(cell("resnet-18", 4096, algorithm), [*LENET, *changes, f"seed={seed}"])
 
 
 def _runs_16(scale: Scale) -> Runs:

@@ -21,7 +21,8 @@ from landscape.evaluation.grid import setting
 from landscape.problem.layout import average
 from landscape.results.base import Provenance
 from landscape.results.noise import CriticalBatch
-from landscape.training.recipes.recipe import Recipe, Save, Schedule, continued
+from landscape.training.recipes.recipe import Recipe, Save, continued
+from landscape.training.recipes.schedule import Schedule
 from landscape.training.run.loop import Hooks, Trainer
 
 # Batches in units of the run's own, seeds, and the allowed rise of the loss (ours).

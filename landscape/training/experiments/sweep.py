@@ -22,7 +22,8 @@ from landscape.core.errors import InputError
 from landscape.core.options import toml_value
 from landscape.core.progress import Progress
 from landscape.results.training import COLUMNS, Sweep, texts
-from landscape.training.recipes.recipe import Recipe, key_and_value, parse_value
+from landscape.training.recipes.recipe import Recipe
+from landscape.training.recipes.settings import key_and_value, parse_value
 from landscape.training.run import launch
 from landscape.training.run.launch import Ended, Run
 

@@ -353,6 +353,7 @@ def start(
     restarts: int = 0,
     hint: Callable[[], str],
     log: Path | None = None,
+    shown: bool = True,
 ) -> int:
     """Run the command ``words`` in ``nproc`` processes; the exit code when all have ended.
 
@@ -362,6 +363,7 @@ def start(
         restarts: how often all processes are restarted after one was lost.
         hint: gives the words that tell the user how to go on after a process was lost.
         log: a file for starts and failures, written if the parent of its folder exists.
+        shown: whether the first process writes to this one's stdout and stderr.
 
     Raises OperationError (InputError for bad usage) with the message of the process that failed first, or
     with the rank that was lost.
@@ -379,7 +381,9 @@ def start(
             }
             for rank in range(nproc):
                 ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                children.start("landscape.cli", words, environment | ranks, piped=False, shown=rank == 0)
+                children.start(
+                    "landscape.cli", words, environment | ranks, piped=False, shown=shown and rank == 0
+                )
             pids = ", ".join(str(child.process.pid) for child in children.all)
             _log(log, f"start {attempt}: processes {pids}")
             try:

@@ -1,14 +1,13 @@
-"""Recipes: the settings of a run, checked, and the schedule of its learning rate."""
+"""Recipes: the settings of a run, checked."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
 import operator
-import tomllib
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +20,6 @@ from landscape.core import registry
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import (
-    MAX_DEPTH,
     bounded_toml,
     check_type,
     choose,
@@ -33,80 +31,10 @@ from landscape.core.options import (
 from landscape.core.options import parse_toml as parse
 from landscape.gradients.learners import Precision
 from landscape.training import algorithms, optimizer
+from landscape.training.recipes import table_recipes
+from landscape.training.recipes.schedule import Schedule
+from landscape.training.recipes.settings import changed, parsed
 from landscape.training.topology.mixing import is_file, known_matrices
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """lr(t) = lr · scaling · warm-up · factor^(milestones passed) · anneal^(units since warm-up) · cosine.
-
-    Every part is off by default: Figure 2's constant rate. Lengths are in ``unit``, steps or epochs (passes
-    over the training set, t·nB/samples after step t), so that at step t, p(t) is t in that unit.
-    DPSGD-2020's speech recipe is unit "epochs", base_batch 256, warmup 10, anneal 1/√2 = 0.7071 (as we read
-    it).
-
-    Attributes:
-        unit: The unit of the lengths below. Source: ours.
-        base_batch: b of the linear scaling rule: the rate is × nB/b, and ``lr`` is the rate for batch b. 0:
-            no scaling. Unit: samples. Source: ours; the rule is DPSGD-2020's, section 4.
-        warmup: W: the rate is × p/W until p = W. Unit: ``schedule.unit``. Source: ours; the linear ramp is
-            DPSGD-2020's, section 4.2, from where it starts is ours.
-        milestones: The rate is × ``factor`` for each milestone m with p > m. Unit: ``schedule.unit``. Source:
-            ours; none.
-        factor: The factor at a milestone. Source: DPSGD-2020, section 4.1.
-        anneal: The rate is × ``anneal`` at the start of each unit after the warm-up, the first included.
-            Source: ours; 1 changes nothing.
-        cosine: C: the rate is × ½(1 + cos πx), x = (p(t) − p(1) − W)/C from 0 to 1, to zero C units after the
-            warm-up; 0: no cosine. Its length is its own, not ``steps``, so that a run may be made longer.
-            Unit: ``schedule.unit``. Source: ours.
-    """
-
-    unit: Literal["steps", "epochs"] = "steps"
-    base_batch: int = 0
-    warmup: float = 0.0
-    milestones: list[float] = field(default_factory=list)
-    factor: float = 0.1
-    anneal: float = 1.0
-    cosine: float = 0.0
-
-    def __post_init__(self) -> None:
-        for key in ("base_batch", "warmup", "cosine"):
-            positive(f"schedule.{key}", getattr(self, key), least=0)
-        for key in ("factor", "anneal"):
-            positive(f"schedule.{key}", getattr(self, key))
-        if any(not 0 <= m < math.inf for m in self.milestones):
-            raise InputError(
-                f"schedule.milestones: {self.milestones} is not allowed, they must be finite numbers ≥ 0"
-            )
-
-    def peak_lr(self, lr: float, batch: int) -> float:
-        """The rate after the warm-up: ``lr`` scaled to the total ``batch`` nB."""
-        return lr * batch / self.base_batch if self.base_batch else lr
-
-    def at(self, lr: float, step: int, batch: int, samples: int) -> float:
-        """The rate of one step.
-
-        Args:
-            lr: α of the recipe.
-            step: counted from 1.
-            batch: the total batch nB.
-            samples: those of the training set.
-        """
-
-        def position(t: int) -> float:
-            return t * batch / samples if self.unit == "epochs" else t
-
-        p = position(step)
-        rate = self.peak_lr(lr, batch)
-        if p < self.warmup:
-            rate *= p / self.warmup
-        rate *= self.factor ** sum(p > m for m in self.milestones)
-        rate *= self.anneal ** math.ceil(max(0.0, p - self.warmup))
-        if self.cosine:
-            x = (p - position(1) - self.warmup) / self.cosine
-            rate *= (1 + math.cos(math.pi * min(1.0, max(0.0, x)))) / 2
-        return float(rate)
-
 
 MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
 
@@ -237,10 +165,9 @@ LEAST = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """All settings of a run. The reference of recipe keys is made from this docstring and its tables'.
+    """All settings of a run: :meth:`read` and :meth:`replace` make them, ``landscape.train`` takes them.
 
-    ``algorithm``, ``model``, ``data`` and ``optimizer`` are tables with a ``name`` and the options of that
-    part.
+    The reference of recipe keys is made from this docstring and its tables'.
 
     Attributes:
         name: A name for messages and plots. Source: the name of the recipe's file.
@@ -257,6 +184,13 @@ class Recipe:
         sampling: "replacement" draws minibatches with replacement. "all" takes the whole training set in each
             step, a share a learner in order, so that gradients have no sampling noise; the training set must
             then have ``batch`` samples. Source: ours; the paper does not say how it draws.
+        algorithm, model, data, optimizer: Tables with a ``name`` and the options of that part.
+        schedule, decompose, evaluate, checkpoint, monitor, diverge, init: Tables of further keys.
+        matrices: Mixing matrices by the names of their files, each read once; no key.
+
+    Example:
+        >>> Recipe.read("digits-dpsgd", steps=100).steps
+        100
     """
 
     name: str
@@ -310,7 +244,21 @@ class Recipe:
         self.spec("data")
 
     def part(self, table: str) -> tuple[str, dict[str, Any]]:
-        """(name, options) of the table "algorithm", "model", "data" or "optimizer" (by default SGD)."""
+        """Name and options of a part of the run, as they are given.
+
+        Args:
+            table: "algorithm", "model", "data" or "optimizer".
+
+        Returns:
+            (name, options); the optimizer is SGD by default.
+
+        Raises:
+            InputError: for a table without a name.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd").part("algorithm")
+            ('dpsgd', {'mixing': 'full'})
+        """
         values = ({"name": "sgd"} if table == "optimizer" else {}) | getattr(self, table)
         if "name" not in values:
             raise InputError(f"{table}.name: missing, and there is no default")
@@ -318,7 +266,18 @@ class Recipe:
         return (optimizer.full_name(name) if table == "optimizer" else name), values
 
     def spec(self, table: str) -> Spec:
-        """A table with a name, checked, its defaults filled in; MODULE:NAME is not imported here."""
+        """Name and options of a part of the run, checked, with their defaults; MODULE:NAME is not imported.
+
+        Args:
+            table: "algorithm", "model", "data" or "optimizer".
+
+        Returns:
+            An object with ``name`` and ``options``.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd").spec("algorithm").options["order"]
+            'awc'
+        """
         name, given = self.part(table)
         code = table in CODE and is_user_defined(name)
         return Spec(name, given if code else PARTS[table].options(name, given), called=True)
@@ -329,7 +288,15 @@ class Recipe:
         return any(self.spec(table).user_defined for table in CODE)
 
     def rule(self) -> algorithms.Rule:
-        """A new update rule, as the table "algorithm" says."""
+        """Make the update rule that the table "algorithm" describes.
+
+        Returns:
+            A new rule, without state.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd").rule().label
+            'DPSGD'
+        """
         with known_matrices(self.matrices):
             rule: algorithms.Rule = algorithms.make(
                 *self.part("algorithm"), learners=self.learners, seed=self.seed
@@ -338,62 +305,195 @@ class Recipe:
         return rule
 
     def stability_limit(self) -> float | None:
-        """The largest ηλ at which the rule with its optimizer is stable on a quadratic; None: not known."""
+        """The largest ηλ at which the rule with its optimizer is stable on a quadratic loss.
+
+        Returns:
+            The limit, without unit; None where it is not known.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd").stability_limit()
+            1.0
+        """
         momentum = optimizer.make(*self.part("optimizer")).heavy_ball
         return self.rule().stability_limit(*momentum) if momentum else None
 
     def describe(self) -> str:
-        """The rule's line for the user with this optimizer, such as its mixing and limit; may be ""."""
+        """The rule's line for the user, such as its mixing matrix and its stability limit with the optimizer.
+
+        Returns:
+            The line; "" for a rule that has none.
+
+        Example:
+            >>> "spectral gap" in Recipe.read("digits-dpsgd").describe()
+            True
+        """
         momentum = optimizer.make(*self.part("optimizer")).heavy_ball
         return self.rule().describe(*momentum) if momentum else self.rule().describe(None)
 
     @property
     def local_batch(self) -> int:
-        """B."""
+        """The local minibatch B of a learner, in samples."""
         return self.batch // self.learners
 
     def rate(self, step: int, samples: int) -> float:
-        """α at ``step``, counted from 1, with ``samples`` in the training set."""
+        """The learning rate of a step.
+
+        Args:
+            step: counted from 1.
+            samples: those of the training set.
+
+        Returns:
+            α, with what the schedule makes of it.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd", lr=0.5).rate(1, samples=1500)
+            0.5
+        """
         return self.schedule.at(self.lr, step, self.batch, samples)
 
     def values(self) -> dict[str, Any]:
-        """All keys, nested."""
+        """The values of all keys, nested as the tables are.
+
+        Returns:
+            A copy, which may be changed.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd").values()["decompose"]["every"]
+            10
+        """
         values = dataclasses.asdict(self)
         del values["matrices"]
         return values
 
     def to_toml(self) -> str:
-        """The whole recipe, defaults included, as TOML that reads back to an equal recipe."""
+        """Write the whole recipe, defaults included, as TOML, which :meth:`read` takes from a file.
+
+        Returns:
+            The text.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd").to_toml().splitlines()[0]
+            'name = "digits-dpsgd"'
+        """
         specs = {table: self.spec(table) for table in PARTS}
         named = {table: {"name": spec.name, **spec.options} for table, spec in specs.items()}
         return toml_text(self.values() | named)
 
+    @property
+    def summary(self) -> str:
+        """Algorithm, data, number of learners, total batch, peak learning rate and steps, in one line."""
+        lr = self.schedule.peak_lr(self.lr, self.batch)
+        return (
+            f"{self.part('algorithm')[0]:9} {self.part('data')[0]:7} n = {self.learners}, nB = {self.batch}, "
+            f"lr {lr:g}, {self.steps} steps"
+        )
+
+    @classmethod
+    def read(cls, recipe: str | Path, /, *, allow_code: bool = False, **settings: Any) -> Recipe:
+        """Read the recipe of a built-in name or a TOML file, and change some of its settings.
+
+        Args:
+            recipe: a name (:func:`landscape.recipes` lists them) or the path of a TOML file.
+            allow_code: a file may name code, MODULE:NAME, that is to be run; without it only settings may.
+            settings: values by key; a key within a table is dotted, ``**{"algorithm.mixing": "ring(1)"}``.
+
+        Returns:
+            The checked recipe.
+
+        Raises:
+            InputError: for a name, key or value that is not allowed.
+            OperationError: for a file that cannot be read.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd", lr=0.5, **{"algorithm.mixing": "ring(1)"}).algorithm
+            {'name': 'dpsgd', 'mixing': 'ring(1)'}
+        """
+        return read(recipe, settings, allow_code=allow_code)
+
+    def replace(self, **settings: Any) -> Recipe:
+        """Make a recipe with some other settings; this one stays as it is.
+
+        Args:
+            settings: values by key, as of :meth:`read`.
+
+        Returns:
+            The checked recipe.
+
+        Raises:
+            InputError: for a key or value that is not allowed.
+
+        Example:
+            >>> Recipe.read("digits-dpsgd").replace(steps=10, **{"decompose.every": 0}).steps
+            10
+        """
+        values = changed(self.values(), settings)
+        same = values["algorithm"] == self.algorithm
+        return from_values(values, next(iter(self.matrices.values()), None) if same else None)
+
 
 def built_in() -> list[str]:
-    """The names of the recipes that come with the package."""
+    """The names of the recipes that come with the package as files."""
     return sorted(path.stem for path in BUILT_IN.glob("*.toml"))
 
 
-def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False) -> Recipe:
-    """The recipe of a built-in name or TOML file, changed by settings.
+def names() -> list[str]:
+    """The names of all built-in recipes: those in files, then those of DPSGD-2020's tables."""
+    return [*built_in(), *table_recipes.names()]
+
+
+def recipes(pattern: str | None = None) -> dict[str, str]:
+    """List the built-in recipes: each name with a line on its settings.
 
     Args:
-        recipe: a name (:func:`built_in`) or the path of a TOML file.
-        settings: "KEY=VALUE" with dotted keys.
-        allow_code: a file may name code, MODULE:NAME, that is to be run; without it only the settings may.
+        pattern: a pattern of names, such as "cifar10/resnet-18-*". Default: all but the recipes of
+            DPSGD-2020's tables, which are hundreds.
 
     Returns:
-        The checked recipe.
+        Name -> algorithm, data, number of learners n, total batch nB, peak learning rate and steps.
 
-    Raises:
-        InputError: for a name, key or value that is not allowed.
-        OperationError: for a file that cannot be read.
+    Example:
+        >>> recipes("digits-dpsgd")
+        {'digits-dpsgd': 'dpsgd     digits  n = 5, nB = 500, lr 0.5, 500 steps'}
+    """
+    chosen = [name for name in names() if fnmatchcase(name, pattern)] if pattern else built_in()
+    return {name: read(name).summary for name in chosen}
+
+
+def read(
+    recipe: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), *, allow_code: bool = False
+) -> Recipe:
+    """The recipe of a built-in name or TOML file, changed by settings: :meth:`Recipe.read`.
+
+    ``settings`` are values by dotted key, or "KEY=VALUE" as the commands take them.
 
     Example:
         >>> recipe = read("digits-dpsgd", ["lr=0.5", "algorithm.mixing=ring(1)"])
         >>> recipe.lr, recipe.learners, recipe.rule().mixing.spec
         (0.5, 5, 'ring(1)')
     """
+    recipe = str(recipe)
+    given = dict(settings) if isinstance(settings, Mapping) else parsed(settings)
+    typed = changed({}, given)
+    values = table_recipes.values(recipe, typed)
+    if values is None:
+        values = _file_values(recipe)
+    else:
+        given.pop("epochs", None)
+    values = changed(values, given)
+    for table in CODE if not allow_code else ():
+        name, typed_name = (
+            v[table].get("name") if isinstance(v.get(table), dict) else "" for v in (values, typed)
+        )
+        if isinstance(name, str) and is_user_defined(name) and typed_name != name:
+            raise InputError(
+                f"{recipe}: {table}.name = {toml_value(name)} is code, which a file may name only with "
+                f"allow_code=True; or name it yourself, {table}.name={name}"
+            )
+    return from_values(values)
+
+
+def _file_values(recipe: str) -> dict[str, Any]:
+    """The values of the recipe in a file; it is named for the file if it has no name of its own."""
     path = BUILT_IN / f"{recipe}.toml"
     if recipe not in built_in():
         path = Path(recipe)
@@ -403,66 +503,7 @@ def read(recipe: str, settings: Iterable[str] = (), *, allow_code: bool = False)
         values = parse(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         raise OperationError(f"{path}: cannot be read as a recipe ({error})") from error
-    values.setdefault("name", path.stem)
-    settings = list(settings)
-    values, typed = changed(values, settings), changed({}, settings)
-    for table in CODE if not allow_code else ():
-        name, typed_name = (
-            v[table].get("name") if isinstance(v.get(table), dict) else "" for v in (values, typed)
-        )
-        if isinstance(name, str) and is_user_defined(name) and typed_name != name:
-            raise InputError(
-                f"{path}: {table}.name = {toml_value(name)} is code, which a file may name only with "
-                f"--allow-code; or type it, --set {table}.name={name}"
-            )
-    return from_values(values)
-
-
-def changed(values: dict[str, Any], settings: Iterable[str]) -> dict[str, Any]:
-    """Change ``values`` by "KEY=VALUE" ``settings`` (dotted keys), and return it."""
-    for setting in settings:
-        key, value = key_and_value(setting)
-        *tables, last = key.split(".")
-        if len(tables) > MAX_DEPTH:
-            raise InputError(
-                f"--set: a key of {len(tables) + 1} parts is not allowed, at most {MAX_DEPTH} are"
-            )
-        inner = values
-        for table in tables:
-            inner = inner.setdefault(table, {})
-            if not isinstance(inner, dict):
-                raise InputError(f"--set: '{key}' is not allowed, '{table}' is not a table")
-        inner[last] = parse_value(value)
-    return values
-
-
-def key_and_value(setting: str) -> tuple[str, str]:
-    """("lr", "0.5") of "lr=0.5"; InputError where it is not of that form.
-
-    Example:
-        >>> key_and_value("lr=0.5")
-        ('lr', '0.5')
-    """
-    key, equals, text = setting.partition("=")
-    if not equals or not key.strip():
-        raise InputError(f"--set: '{setting}' is not allowed, it must be KEY=VALUE, such as lr=0.5")
-    return key.strip(), text
-
-
-def parse_value(written: str) -> Any:
-    """A TOML value; other text is a string without quotes, as in algorithm.name=dpsgd.
-
-    Example:
-        >>> parse_value("0.5"), parse_value("[1, 2]"), parse_value("dpsgd")
-        (0.5, [1, 2], 'dpsgd')
-    """
-    try:
-        return tomllib.loads(f"v = {written}")["v"]
-    except tomllib.TOMLDecodeError:
-        return written
-    except (RecursionError, ValueError) as error:
-        shown = f"{written[:20]}…" if len(written) > 20 else written
-        raise InputError(f"--set: '{shown}' is not allowed ({' '.join(str(error).split())})") from error
+    return {"name": path.stem} | values
 
 
 def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:

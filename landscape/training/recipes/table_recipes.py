@@ -20,8 +20,6 @@ from typing import Any
 
 from landscape.core.errors import InputError
 from landscape.core.options import check_type, near, positive
-from landscape.training.recipes import recipe
-from landscape.training.recipes.recipe import Recipe
 
 NETWORKS = (
     "efficientnet-b0", "senet-18", "vgg-19", "resnet-18", "densenet-121", "mobilenet", "mobilenet-v2",
@@ -146,29 +144,27 @@ def _cells() -> dict[str, Cell]:
 
 
 def names() -> list[str]:
-    """The built-in recipes of the tables, table by table, after the others."""
-    return [*recipe.built_in(), *_cells()]
+    """The names of the tables' recipes, table by table."""
+    return [*_cells()]
 
 
-def read(name: str, settings: Iterable[str] = (), *, allow_code: bool = False) -> Recipe:
-    """As :func:`landscape.training.recipes.recipe.read`, with the tables' recipes among the built-in ones.
+def values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
+    """The values of the recipe ``name``, without its ``changes``, for so many epochs; None for another name.
 
-    These take one more key, ``epochs``: it shortens the run with its schedule. ``batch`` keeps the epochs.
+    The key ``epochs``, which only these recipes have, shortens the run with its schedule; ``batch`` keeps the
+    epochs. Raises InputError for a name that is like one of theirs.
     """
-    settings = list(settings)
-    if name not in _cells():
+    cell = _cells().get(name)
+    if cell is None:
         if name.partition("/")[0] in SAMPLES and not name.endswith(".toml"):
             raise InputError(
                 f"recipe: '{name}' is not known{near(name, _cells())} ('landscape recipes' lists them)"
             )
-        return recipe.read(name, settings, allow_code=allow_code)
-    cell = _cells()[name]
-    changes = recipe.changed({}, settings)
+        return None
     epochs, batch = changes.get("epochs", EPOCHS[cell.task]), changes.get("batch", cell.batch)
     positive("epochs", check_type("epochs", epochs, float))
     positive("batch", check_type("batch", batch, int))
-    data_changes = changes.get("data", {})
-    samples = data_changes.get("subset") if isinstance(data_changes, dict) else 0
+    data = changes.get("data", {})
+    samples = data.get("subset") if isinstance(data, dict) else 0
     samples = samples if isinstance(samples, int) and samples > 0 else SAMPLES[cell.task]
-    rest = [s for s in settings if recipe.key_and_value(s)[0] != "epochs"]
-    return recipe.from_values(recipe.changed({"name": name} | cell.values(epochs, batch, samples), rest))
+    return {"name": name} | cell.values(epochs, batch, samples)

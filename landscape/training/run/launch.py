@@ -91,7 +91,7 @@ def launch(
         checkpoint, chosen = _resumed(folder, recipe, group, allow_code) if resume else (None, recipe)
         if chosen is None:
             raise InputError(
-                "RECIPE: missing; give a name (see 'landscape recipes'), a .toml file, or --resume"
+                "recipe: missing; give a name (see 'landscape recipes'), a .toml file, or resume=True"
             )
         hooks, place = dataclasses.replace(hooks or Hooks()), group.device if group else pick_device(device)
         trainer = trainer_class(chosen, group)(
@@ -154,7 +154,7 @@ def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
                 log(divergence_message(end))
             return end
         except Lost as error:
-            line = f"{error}; --resume goes on from {folder / 'last.h5'}"
+            line = f"{error}; resume=True goes on from {folder / 'last.h5'}"
             log(line)
             raise Lost(line) from error
         except Exception as error:
@@ -174,7 +174,7 @@ def trainer_class(recipe: Recipe, group: Group | None) -> type[Trainer]:
     size, workers = group.size if group else 1, rule.delay + 1
     if size != workers + 1:
         raise InputError(
-            f"--nproc: {size} is not allowed, algorithm.schedule 'measured' with delay {rule.delay} needs "
+            f"nproc: {size} is not allowed, algorithm.schedule 'measured' with delay {rule.delay} needs "
             f"{workers + 1}, a server and {workers} worker{'s' * (workers > 1)}"
         )
     assert group is not None
@@ -187,16 +187,17 @@ def check_folder(folder: Path, *, resume: bool, force: bool) -> list[Path]:
     With ``force`` also if another file has the name of one, as it would be deleted.
     """
     if resume and force:
-        raise InputError("--resume and --force: only one of the two is allowed")
+        raise InputError("resume, force: only one of the two is allowed")
     present = run_folder.named_like_a_run(folder)
     if present and not (resume or force):
         raise OperationError(
-            f"{folder}: holds a run already ({present[0].name}); give --resume, --force or another -o"
+            f"{folder}: holds a run already ({present[0].name}); give resume=True, force=True or another "
+            "folder"
         )
     for path in present if force else []:
         if not run_folder.of_a_run(path):
             raise OperationError(
-                f"--force: {path} is no checkpoint of a run, it is not deleted; move it or give another -o"
+                f"force: {path} is no checkpoint of a run, it is not deleted; move it or give another folder"
             )
     return present
 
@@ -260,15 +261,15 @@ def _resumed(
     elif (folder / "recipe.toml").exists():  # stopped before its first checkpoint: the same steps again
         stored = read(str(folder / "recipe.toml"), allow_code=True)  # what it names is checked below
     elif recipe is None:
-        raise OperationError(f"{folder}: holds no run to resume (no last.h5); give a RECIPE to start one")
+        raise OperationError(f"{folder}: holds no run to resume (no last.h5); give a recipe to start one")
     if stored is None:
         return checkpoint, recipe
     if recipe is not None:
         return checkpoint, _checked_recipe(stored, recipe, folder)
     if stored.names_code and not allow_code:
         raise OperationError(
-            f"{folder}: its recipe names code (MODULE:NAME), which is run only with --allow-code; or give "
-            "the RECIPE again with --resume"
+            f"{folder}: its recipe names code (MODULE:NAME), which is run only with allow_code=True; "
+            "or give the recipe again with resume=True"
         )
     return checkpoint, stored
 
@@ -291,8 +292,8 @@ def _checked_recipe(stored: Recipe, given: Recipe, folder: Path) -> Recipe:
     for path, matrix in given.matrices.items():
         if not np.array_equal(stored.matrices[path], matrix):
             raise OperationError(
-                f"{folder}: {path} holds another matrix than its run began with; leave RECIPE out to go on "
-                "with the run's own"
+                f"{folder}: {path} holds another matrix than its run began with; leave the recipe out to go "
+                "on with the run's own"
             )
     return given
 
@@ -345,14 +346,14 @@ def train_runs(
     Args:
         ended: takes each run as it ends.
         progress: takes the share of the present run that is done, where it is made here.
-        until: as of :func:`train`.
+        until: as of :func:`train_one`.
 
     Raises:
         OperationError: a run failed, or its folder is not visible both here and where it was trained.
     """
     if isinstance(executor, children.Pool) and min(executor.nproc, len(runs)) <= 1:
         for run in runs:
-            ended(run, train(run, device, data_dir, until, lambda done, total: progress(done / total)))
+            ended(run, train_one(run, device, data_dir, until, lambda done, total: progress(done / total)))
         return
 
     def done(number: int, seconds: float | None) -> None:
@@ -387,7 +388,7 @@ def _visible(folder: Path) -> bool:
 def train_elsewhere(
     toml: str, folder: str, device: str, data_dir: str, until: float | None, patience: float
 ) -> float | None:
-    """:func:`train`, with the recipe as text: a job for an executor, whose workers may be elsewhere.
+    """:func:`train_one`, with the recipe as text: a job for an executor, whose workers may be elsewhere.
 
     For ``patience`` seconds it waits for another worker that has the run.
     """
@@ -395,10 +396,10 @@ def train_elsewhere(
     if not run.folder.parent.is_dir():
         raise OperationError(f"{run.folder.parent}: no such folder on {socket.gethostname()}; {NOT_SHARED}")
     wait_until_free(run.folder, patience)
-    return train(run, device, data_dir, until, lambda done, total: end_if_unwanted())
+    return train_one(run, device, data_dir, until, lambda done, total: end_if_unwanted())
 
 
-def train(
+def train_one(
     run: Run,
     device: str,
     data_dir: str | None,

@@ -1,0 +1,157 @@
+"""The public functions against the commands of the same names, and the messages that both give."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+import landscape
+from landscape import InputError, OperationError, Recipe
+from landscape.cli import with_options
+from tests.conftest import Command
+from tests.test_cli import one_line
+
+SETTINGS = {"steps": 12, "decompose.every": 2, "algorithm.mixing": "ring(1)", "evaluate.every": 5}
+WORDS = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
+CLOCK = ("wall_s", "samples_per_s", "wait_s")  # columns of times
+
+
+def arrays(path: Path) -> dict[str, bytes]:
+    """The bytes of every array of a run's file that does not measure time."""
+    found: dict[str, bytes] = {}
+
+    def keep(name: str, item: h5py.Dataset | h5py.Group) -> None:
+        if isinstance(item, h5py.Dataset) and name.rpartition("/")[2] not in CLOCK:
+            value = np.asarray(item[()])
+            found[name] = repr(value.tolist()).encode() if value.dtype.hasobject else value.tobytes()
+
+    with h5py.File(path) as file:
+        file.visititems(keep)
+    return found
+
+
+def test_a_run_is_that_of_the_command_to_the_bit(tmp_path: Path, command: Command) -> None:
+    run = landscape.train("digits-dpsgd", tmp_path / "python", **SETTINGS)
+    assert command("train", "digits-dpsgd", *WORDS, "-o", str(tmp_path / "command"))[0] == 0
+    mine, theirs = (tmp_path / name / "last.h5" for name in ("python", "command"))
+    assert arrays(mine) == arrays(theirs)
+    assert len(arrays(mine)) > 20
+    texts = [(tmp_path / name / "recipe.toml").read_text() for name in ("python", "command")]
+    assert texts[0] == texts[1]
+    again = landscape.load(mine)
+    assert run.path == mine
+    np.testing.assert_array_equal(run.weights, again.weights)
+    assert run.problem().loss() == again.problem().loss()
+    longer = landscape.train("digits-dpsgd", tmp_path / "python", resume=True, **SETTINGS | {"steps": 14})
+    whole = landscape.train(Recipe.read("digits-dpsgd", **SETTINGS).replace(steps=14), tmp_path / "whole")
+    np.testing.assert_array_equal(longer.weights, whole.weights)
+    np.testing.assert_array_equal(
+        landscape.train(None, tmp_path / "whole", resume=True).weights, whole.weights
+    )
+
+
+def test_two_processes_by_one_call(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    recipe = Recipe.read("digits-dpsgd", **SETTINGS | {"steps": 4})
+    one = landscape.train(recipe, tmp_path / "one")
+    two = landscape.train(recipe, tmp_path / "two", nproc=2)
+    assert capfd.readouterr() == ("", "")
+    np.testing.assert_allclose(one.weights, two.weights, rtol=1e-5, atol=1e-6)
+    assert sorted(path.name for path in (tmp_path / "two" / "logs").iterdir())[-2:] == [
+        "rank-0.log",
+        "rank-1.log",
+    ]
+    with pytest.raises(OperationError, match="holds a run already"):
+        landscape.train(recipe, tmp_path / "two", nproc=2)
+    with pytest.raises(InputError, match="^nproc: 0 is not allowed"):
+        landscape.train(recipe, tmp_path / "two", nproc=0)
+
+
+def test_messages_and_progress_go_where_they_are_asked_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    shares: list[float] = []
+    monkeypatch.chdir(tmp_path)
+    run = landscape.train("digits-ssgd", steps=4, message=lines.append, progress=shares.append)
+    assert capfd.readouterr() == ("", "")
+    assert lines[0].startswith("digits-ssgd: ssgd, 5 learners")
+    assert shares == [0.25, 0.5, 0.75, 1.0]
+    assert run.path == Path("runs/digits-ssgd-seed0/last.h5")
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: landscape.train("digits-dpsdg"),
+            "^recipe: 'digits-dpsdg' is not known; did you mean 'digits-dpsgd'",
+        ),
+        (
+            lambda: landscape.train("digits-dpsgd", lrr=1),
+            "recipe key lrr: 'lrr' is not known; did you mean 'lr'",
+        ),
+        (lambda: landscape.train("digits-dpsgd", lr="fast"), "^lr: 'fast' is not allowed, it must be float"),
+        (lambda: landscape.train("digits-dpsgd", lr=None), "^lr: a NoneType is not allowed"),
+        (lambda: landscape.train(None, "x", lr=1), "^settings: "),
+        (lambda: landscape.train(None), "^recipe: missing"),
+        (lambda: landscape.train("digits-dpsgd", resume=True, force=True), "^resume, force: only one"),
+        (lambda: Recipe.read("digits-dpsgd").replace(batch=7), "^batch: 7 is not divisible by 5 learners"),
+    ],
+)
+def test_a_wrong_call_names_the_parameter(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        call()
+
+
+def test_a_recipe_is_read_changed_and_written(tmp_path: Path) -> None:
+    recipe = Recipe.read("digits-dpsgd", lr=np.float64(0.5), **{"model.widths": (64, 8, 10)})
+    assert (recipe.lr, recipe.model["widths"]) == (0.5, [64, 8, 10])
+    (tmp_path / "mine.toml").write_text(recipe.to_toml())
+    assert Recipe.read(tmp_path / "mine.toml").to_toml() == recipe.to_toml()
+    other = recipe.replace(algorithm={"name": "ssgd"}, seed=3)
+    assert (other.algorithm, other.seed, recipe.seed) == ({"name": "ssgd"}, 3, 0)
+    np.savetxt(tmp_path / "m.csv", np.full((5, 5), 0.2), delimiter=",")
+    mixed = recipe.replace(**{"algorithm.mixing": str(tmp_path / "m.csv")})
+    (tmp_path / "m.csv").unlink()  # it was read once
+    assert mixed.replace(steps=3).matrices == mixed.matrices
+    assert not mixed.replace(**{"algorithm.mixing": "full"}).matrices
+    assert set(landscape.recipes("digits-*")) >= {"digits-dpsgd", "digits-ssgd"}
+    assert len(landscape.recipes("cifar10/resnet-18-*")) > 10 > len(landscape.recipes("saddle*"))
+
+
+def test_no_key_of_a_recipe_is_hidden_by_a_parameter() -> None:
+    keys = {field.name for field in dataclasses.fields(Recipe)} | {"epochs"}
+    for function in (landscape.train, Recipe.read, Recipe.replace):
+        assert not keys & {name for name in inspect.signature(function).parameters if name != "recipe"}
+
+
+def test_commands_name_their_options_where_functions_name_parameters(
+    tmp_path: Path, command: Command
+) -> None:
+    words = ["train", "digits-dpsgd", "--set", "steps=2", "-o", str(tmp_path / "run")]
+    one_line(command(*words, "--resume", "--force"), 2, "--resume, --force: only one")
+    one_line(command(*words, "--nproc", "0"), 2, "--nproc: 0 is not allowed")
+    one_line(command("train"), 2, "RECIPE: missing")
+    assert command(*words)[0] == 0
+    one_line(command(*words), 1, "give --resume, --force or another")
+    assert with_options("batch: 7 is not allowed", "train") == "batch: 7 is not allowed"
+    assert with_options("data_dir: x; or device='cpu', give lr=True", "train") == (
+        "--data-dir: x; or --device cpu, give lr=True"
+    )
+    assert with_options("seed: 1", "no such command") == "seed: 1"
+
+
+def test_former_names_warn_and_give_todays() -> None:
+    for old, new in landscape._FORMER.items():
+        assert old not in landscape.__all__
+        with pytest.warns(DeprecationWarning, match=f"landscape.{old} is landscape.{new} now"):
+            assert getattr(landscape, old) is getattr(landscape, new)
+    # They go with the version that the warning names.
+    now, until = (tuple(map(int, v.split(".")[:2])) for v in (landscape.__version__, landscape._FORMER_UNTIL))
+    assert now < until
