@@ -151,7 +151,7 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
     ),
     "spectrum": (
         landscape.spectrum, {"k": 2, "quantities": ("trace",)},
-        {"refused": {"k": -1, "residual_tol": 0.0, "seed": -1, "matrix": "no", "quantities": ("no",)}, "rtol": 1e-3, "seeded": False,
+        {"refused": {"k": -1, "residual_tol": 0.0, "seed": -1, "matrix": "no", "quantities": "x"}, "rtol": 1e-3, "seeded": False,
          "command": ("spectrum", "--k", "2", "--quantities", "trace"),
          "truth": Truth(on(lambda: problems.quadratic(SPECTRUM)), {"values": np.array([4.0, 1.0]), "trace": 5.3}, rtol=1e-4)},
     ),

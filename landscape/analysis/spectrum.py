@@ -85,7 +85,8 @@ def spectrum(
         search: "auto" may search eigenvalues with cheaper products, whose results are verified and refined
             with exact ones; "exact": all products are exact. Trace and density are always exact.
         residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
-        zero. max_products: Hessian-vector products for the eigenvalues, at most.
+            zero.
+        max_products: Hessian-vector products for the eigenvalues, at most.
         seed: draws the starting vector, the signs and the random vectors.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.

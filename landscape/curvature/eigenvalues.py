@@ -273,7 +273,8 @@ def extreme_eigenvalues(
     Args:
         problem: the loss.
         residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
-        zero. weights: θ (P,); default: the problem's centre.
+            zero.
+        weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         search: "auto": the search may use cheaper products, with the samples that have most of the curvature
@@ -337,7 +338,8 @@ def top_eigenvalues(
         problem: the loss.
         k: how many, 1 ≤ k ≤ P.
         residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
-        zero. weights: θ (P,); default: the problem's centre.
+            zero.
+        weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a

@@ -166,6 +166,7 @@ class Spectrum(Measured):
         matrix: "hessian" or "gauss-newton".
         part: names of the parameters of the block, joined by commas; "" for all.
         engine: "landscape" or "pyhessian".
+        residual_tol: the largest residual that was allowed, relative to the eigenvalue.
         search: the products with which the search was done.
         bound_low, bound_high, complete: as in :class:`landscape.Eigenpairs`; infinite in files older than
             these fields.
