@@ -19,6 +19,7 @@ from typing import Any
 from site_messages import messages_page
 
 import landscape
+import landscape.testing
 from landscape.checkpoint.history import COLUMNS
 from landscape.cli.commands import GROUPS as COMMANDS
 from landscape.core import registry
@@ -272,28 +273,67 @@ def commands_page() -> Iterator[str]:
     yield from ("```{toctree}", ":hidden:", "", *(f"commands/{name}" for name in names), "```")
 
 
-#: Rooms of the package, in the order of the reference: heading and introduction.
-GROUPS = {
-    "problem": ("Problem", "What is analysed: a model, a loss, data, and one vector of weights."),
-    "analysis": ("Analyses", "Each takes a problem or a checkpoint and returns a result."),
-    "curvature": ("Curvature", "Products with the Hessian, eigenvalues, trace and density."),
-    "geometry": ("Surfaces", "What is computed on finished surfaces."),
-    "training": ("Training in your own loop", "Records, decentralised training and preconditioners."),
-    "checkpoint": ("Files", "Checkpoints of runs, and weights from other programs."),
-    "results": ("Results", "Frozen dataclasses of arrays. Each saves, loads, draws and converts itself."),
-    "core": ("Errors", "What a mistake or a failure raises."),
-}
-#: What packages of one's own build on.
-INTERFACES = (
-    "landscape.core.registry.Registry",
-    "landscape.plots.draw",
-    "landscape.results.base.Result",
-    "landscape.results.grids.Interpolated",
-    "landscape.results.base.Measurement",
-    "landscape.training.algorithms.base.Rule",
-    "landscape.training.topology.mixing.Mixing",
-    "landscape.training.optimizer.base.Optimizer",
-)
+#: Tasks, in the order of the page: heading -> introduction, and where the names of the task are defined.
+#: A name belongs to the task with the longest beginning of its place.
+TASKS = {
+    "Train": (
+        "Runs from recipes, records of your own loop, decentralised training, and experiments on runs.",
+        ("landscape.training", "landscape.results.training"),
+    ),
+    "Say what is analysed": (
+        "A model, a loss, data, and one vector of weights; networks and data sets by name.",
+        ("landscape.problem", "landscape.models", "landscape.data", "landscape.core.memory"),
+    ),
+    "Map": (
+        "The loss on planes and along lines, and what is computed on finished surfaces.",
+        ("landscape.analysis.grids", "landscape.analysis.planes", "landscape.evaluation",
+         "landscape.geometry", "landscape.results.grids"),
+    ),
+    "Measure curvature": (
+        "Eigenvalues, trace and density of the Hessian, sharpness, the learners' spread, stability.",
+        ("landscape.curvature", "landscape.analysis", "landscape.limits", "landscape.results.curvature",
+         "landscape.results.flatness"),
+    ),
+    "Measure the noise of gradients": (
+        "What the learners' spread adds to the noise of a step, noise scales, and critical batches.",
+        ("landscape.analysis.noise", "landscape.results.noise", "landscape.gradients"),
+    ),
+    "Compare": (
+        "Which of several runs is flatter, with a test for each quantity.",
+        ("landscape.analysis.compare", "landscape.results.comparison"),
+    ),
+    "Draw": (
+        "Pictures of results and runs, and pages about them.",
+        ("landscape.plots", "landscape.reports"),
+    ),
+    "Read and write files": (
+        "Runs, results, and weights of other programs. Every result saves, loads, draws and converts itself.",
+        ("landscape.checkpoint", "landscape.results"),
+    ),
+    "Catch errors": (
+        "What a mistake or a failure raises, and what is warned of.",
+        ("landscape.core.errors", "landscape.deprecated"),
+    ),
+    "Write a plugin": (
+        "What packages of your own build on: `landscape.plugins`, and the checks of `landscape.testing`.",
+        ("landscape.plugins", "landscape.testing"),
+    ),
+}  # fmt: skip
+
+
+def task_of(place: str) -> str:
+    """The task of a name that is defined in the module ``place``."""
+    fits = [
+        (len(start), task)
+        for task, (_, starts) in TASKS.items()
+        for start in starts
+        if f"{place}.".startswith(f"{start}.")
+    ]
+    if not fits:
+        raise ValueError(f"{place}: has no task; give it one in docs/site_reference.py, TASKS")
+    return max(fits)[1]
+
+
 #: Other types and errors that the descriptions name.
 TYPES = (
     "landscape.problem.batches.Stream",
@@ -301,10 +341,7 @@ TYPES = (
     "landscape.problem.data.Data",
     "landscape.problem.layout.Layout",
     "landscape.problem.layout.Slot",
-    "landscape.results.base.Measured",
     "landscape.results.base.Provenance",
-    "landscape.results.base.Sourced",
-    "landscape.results.shown.Row",
     "landscape.evaluation.grid.MismatchError",
     "landscape.training.processes.process_group.Lost",
 )
@@ -318,30 +355,19 @@ def autosummary(names: Iterable[str]) -> Iterator[str]:
 
 
 def api_page() -> Iterator[str]:
-    """The list of all public names, by the room that defines them."""
-    yield from ("# Python interface", "", "`import landscape` gives all names of this page.", "")
-    rooms: dict[str, list[str]] = {room: [] for room in GROUPS}
-    packages = []
+    """All public names, by task."""
+    yield from ("# Python interface", "", "`import landscape` gives all names of this page. ")
+    yield from ("[What is public](../public.md) says what the names promise.", "")
+    tasks: dict[str, list[str]] = {task: [] for task in TASKS}
     for name, module in landscape._MODULES.items():
-        room = module.partition(".")[2].partition(".")[0]
-        if room in rooms:
-            rooms[room].append(f"landscape.{name}")
-        elif not room:
-            packages.append(name)
-    for room, names in rooms.items():
-        heading, introduction = GROUPS[room]
-        yield from (f"## {heading}", "", introduction, "", *autosummary(names))
-    for package in packages:
-        module = getattr(landscape, package)
-        yield from (f"## landscape.{package}", "", markdown(_doc(module).split("\n\n")[0]), "")
-        yield from autosummary(f"landscape.{package}.{name}" for name in module.__all__)
-    yield from (
-        "## Interfaces for plugins",
-        "",
-        "What packages of your own build on.",
-        "",
-    )
-    yield from autosummary(INTERFACES)
+        if name == "__version__":
+            continue
+        place = module if module != "landscape" else f"landscape.{name}"
+        inner = [f"{name}.{one}" for one in getattr(landscape, name).__all__] if place != module else [name]
+        tasks[task_of(place)] += (f"landscape.{one}" for one in inner if one != "plugins.registry")
+    tasks["Write a plugin"] += (f"landscape.testing.{name}" for name in landscape.testing.__all__)
+    for task, names in tasks.items():
+        yield from (f"## {task}", "", TASKS[task][0], "", *autosummary(names))
     yield from ("## Other types and errors", "", *autosummary(TYPES))
 
 

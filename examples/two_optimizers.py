@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 import landscape
-from landscape import plots
 
 
 def network() -> nn.Module:
@@ -50,9 +49,9 @@ def main(folder: str = "runs/two") -> None:
         sharpness = landscape.top_eigenvalues(problem, 1).values[0]
         rise = surfaces[-1].loss.mean() - problem.loss()
         print(f"{name}: loss {problem.loss():.2g}, mean rise around it {rise:.3f}, λ_max {sharpness:.3g}")
-    plots.draw(surfaces).savefig(f"{folder}/two.png")
+    landscape.draw(surfaces, f"{folder}/two.png")
     runs = [landscape.load(Path(folder, name, "last.h5")) for name in OPTIMIZERS]
-    plots.draw(runs).savefig(f"{folder}/training.png")
+    landscape.draw(runs, f"{folder}/training.png")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from landscape._version import __version__ as __version__
 from landscape import data as data
 from landscape import models as models
 from landscape import limits as limits
+from landscape import plugins as plugins
 from landscape.analysis.sharpness import batch_sharpness as batch_sharpness
 from landscape.analysis.compare import compare as compare
 from landscape.analysis.grids import contour as contour
@@ -24,6 +25,8 @@ from landscape.analysis.sharpness import sharpness as sharpness
 from landscape.analysis.spread import smoothing as smoothing
 from landscape.analysis.spectrum import spectrum as spectrum
 from landscape.checkpoint.checkpoint import Checkpoint as Checkpoint
+from landscape.checkpoint.result_file import ResultFile as ResultFile
+from landscape.checkpoint.result_file import open as open
 from landscape.checkpoint.run_folder import load as load
 from landscape.checkpoint.foreign_weights import import_state as import_state
 from landscape.core.errors import InputError as InputError
@@ -31,6 +34,7 @@ from landscape.core.errors import LandscapeError as LandscapeError
 from landscape.core.errors import OperationError as OperationError
 from landscape.core.errors import PathWarning as PathWarning
 from landscape.core.errors import ProblemWarning as ProblemWarning
+from landscape.core.memory import forecast as forecast
 from landscape.curvature.trace import density as density
 from landscape.curvature.eigenvalues import extreme_eigenvalues as extreme_eigenvalues
 from landscape.curvature.eigenvalues import top_eigenvalues as top_eigenvalues
@@ -39,6 +43,7 @@ from landscape.curvature.search import Eigenpairs as Eigenpairs
 from landscape.curvature.search import Ends as Ends
 from landscape.curvature.hessian import Preconditioner as Preconditioner
 from landscape.curvature.trace import trace as trace
+from landscape.evaluation.grid import Execution as Execution
 from landscape.geometry.vtk import save_vts as save_vts
 from landscape.plots import draw as draw
 from landscape.problem.problem import Problem as Problem

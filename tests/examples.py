@@ -55,8 +55,8 @@ def comparison() -> Comparison:
         difference_freedom=np.array([[np.nan], [63.0]]),
         p=np.array([[np.nan], [1e-17]]),
         p_holm=np.array([[np.nan], [1e-17]]),
-        told=np.array([[True], [True]]),
-        level=0.05,
+        significant=np.array([[True], [True]]),
+        significance=0.05,
         grouped=False,
         equal_loss=np.nan,
         notes=(),
@@ -66,7 +66,7 @@ def comparison() -> Comparison:
         rise=0.1,
         rho=0.5,
         rho_average=0.05,
-        top_k=10,
+        k=10,
         seed=0,
         sample_counts=np.array([1437, 1437]),
         dtype="float32",
@@ -107,7 +107,7 @@ def coefficient() -> LearningCoefficient:
     return LearningCoefficient(
         rise=rise, heating=rise / 4, distance2=rise, standard_error=0.3, r_hat=1.0, r_hat_distance=1.0, ess=4.0,
         nbeta=10.0, localization=1.0, step_size=0.1, batch=8, steps=3, burn_in=1, loss=0.5,
-        weights_norm2=1.0, lambda_max=2.0, parameters=6, max_rhat=1.01, tol=0.05, converged=False,
+        weights_norm2=1.0, lambda_max=2.0, parameters=6, max_rhat=1.01, relative_error=0.05, converged=False,
         samples=36, seed=0, dtype="float64",
     )  # fmt: skip
 

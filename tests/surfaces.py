@@ -363,7 +363,7 @@ def network(name: str, norm: str, span: float, seed: int = 0) -> Measured:
     of = problem(name)
     plane = landscape.random_plane(of, norm=norm, seed=seed)
     some = landscape.contour(of, plane, 51, span=span, tolerance="1%")
-    whole = landscape.contour(of, plane, 51, span=span, previous=some)
+    whole = landscape.contour(of, plane, 51, span=span, execution=landscape.Execution(previous=some))
     tolerance = Tolerance.parse("1%")
     stated = float(some.stated_error[0]) / tolerance.size if some.columns else 0.0
     true, exact = true_error(some.loss, whole.loss, tolerance), float(some.done.mean())

@@ -217,7 +217,9 @@ def test_exact_points_have_the_bits_of_the_full_grid(name: str) -> None:
     assert some.tolerance == "1%"
     assert some.checks in (adaptive.CHECKS[2], 2 * adaptive.CHECKS[2] // 3)
     assert float(some.largest_error[0]) <= stated
-    again = landscape.contour(problem, plane, (41, 37), span=0.5, previous=some)
+    again = landscape.contour(
+        problem, plane, (41, 37), span=0.5, execution=landscape.Execution(previous=some)
+    )
     np.testing.assert_array_equal(again.loss, whole.loss)
     np.testing.assert_array_equal(again.accuracy, whole.accuracy)
     assert again.done.all()
@@ -225,9 +227,22 @@ def test_exact_points_have_the_bits_of_the_full_grid(name: str) -> None:
     assert again.interpolation() == ""
     for tolerance in ("1%", "2%"):
         assert (
-            landscape.contour(problem, plane, (41, 37), span=0.5, previous=some, tolerance=tolerance) is some
+            landscape.contour(
+                problem,
+                plane,
+                (41, 37),
+                span=0.5,
+                tolerance=tolerance,
+                execution=landscape.Execution(previous=some),
+            )
+            is some
         )
-    assert landscape.contour(problem, plane, (41, 37), span=0.5, previous=whole, tolerance="1%") is whole
+    assert (
+        landscape.contour(
+            problem, plane, (41, 37), span=0.5, tolerance="1%", execution=landscape.Execution(previous=whole)
+        )
+        is whole
+    )
 
 
 def test_accuracy_is_left_out_where_it_is_too_rough() -> None:
@@ -244,12 +259,21 @@ def test_an_unfinished_surface_goes_on_to_the_same_bits(monkeypatch: pytest.Monk
     problem = problems.mlp()
     plane = landscape.random_plane(problem)
     saved: list[Surface] = []
-    whole = landscape.contour(problem, plane, (31, 29), span=2.0, tolerance="0.3%", save=saved.append)
+    whole = landscape.contour(
+        problem, plane, (31, 29), span=2.0, tolerance="0.3%", execution=landscape.Execution(save=saved.append)
+    )
     assert len(saved) >= 5
     for surface in saved[:: len(saved) // 5]:
         assert surface.columns == ()
         assert np.array_equal(np.isnan(surface.loss), ~surface.done)
-        again = landscape.contour(problem, plane, (31, 29), span=2.0, tolerance="0.3%", previous=surface)
+        again = landscape.contour(
+            problem,
+            plane,
+            (31, 29),
+            span=2.0,
+            tolerance="0.3%",
+            execution=landscape.Execution(previous=surface),
+        )
         np.testing.assert_array_equal(again.loss, whole.loss)
         np.testing.assert_array_equal(again.done, whole.done)
         assert again.stated_error.tolist() == whole.stated_error.tolist()
@@ -269,7 +293,9 @@ def test_hessian_grids() -> None:
     problem = problems.mlp(widths=(3, 3, 2), samples=15)
     plane = landscape.random_plane(problem)
     few = landscape.hessian_grid(problem, plane, (23, 23), tolerance="2%", tol=1e-4)
-    all_of_them = landscape.hessian_grid(problem, plane, (23, 23), tol=1e-4, previous=few)
+    all_of_them = landscape.hessian_grid(
+        problem, plane, (23, 23), tol=1e-4, execution=landscape.Execution(previous=few)
+    )
     assert few.evaluations < 0.5 * 529
     assert few.columns == ("lambda_min", "lambda_max", "ratio")
     for name, stated in zip(few.columns, few.stated_error, strict=True):

@@ -58,7 +58,9 @@ def test_each_draw_is_that_of_the_dense_matrix(name: str) -> None:
     n, batch, draws = 2, 8, 2
     noise = torch.randn(n, problem.layout.size, dtype=torch.float64, generator=stream(5, 0))
     weights = problem.weights + 0.1 * noise
-    result = landscape.batch_sharpness(problem, batch, weights=weights, draws=draws, max_draws=draws, seed=3)
+    result = landscape.batch_sharpness(
+        problem, batch, weights=weights, min_draws=draws, max_draws=draws, seed=3
+    )
     total, local = stream(3, 0), stream(3, 1)
     for k in range(draws):
         indices = torch.randint(problem.samples, (1, batch), generator=total)[0]
@@ -81,10 +83,10 @@ def test_each_draw_is_that_of_the_dense_matrix(name: str) -> None:
 def test_the_closed_form_lies_within_the_error_bar_and_the_error_is_as_small_as_asked() -> None:
     problem = noisy(1.0)
     truth = along_gradient(problem)
-    few, many = (landscape.batch_sharpness(problem, 5, tol=tol, seed=2) for tol in (0.1, 0.02))
+    few, many = (landscape.batch_sharpness(problem, 5, relative_error=tol, seed=2) for tol in (0.1, 0.02))
     for result in (few, many):
         assert abs(result.value - truth) < 4 * result.standard_error
-        assert result.standard_error <= result.tol * abs(result.value)
+        assert result.standard_error <= result.relative_error * abs(result.value)
         assert result.converged
         low, high = result.interval()
         assert low < result.value < high
@@ -95,7 +97,7 @@ def test_the_closed_form_lies_within_the_error_bar_and_the_error_is_as_small_as_
 def test_batchnorm_takes_the_statistics_of_minibatches_unless_it_is_told_otherwise(bn: str) -> None:
     problem = problems.conv(samples=23).with_batchnorm(bn, 23)
     batch = 6
-    result = landscape.batch_sharpness(problem, batch, draws=2, max_draws=2)
+    result = landscape.batch_sharpness(problem, batch, min_draws=2, max_draws=2)
     model = copy.deepcopy(problems.conv(samples=23).model)
     x, y = problems.conv(samples=23).tensors or ()
     generator = stream(0, 0)
@@ -144,7 +146,7 @@ def test_data_given_as_batches_has_the_same_draws(make: Any, sizes: list[int]) -
     own = problem.criterion if make is not problems.language_model else None
     batches = Problem(problem.model, own, as_batches(problem, sizes), dtype=torch.float64)
     assert not batches.indexed
-    one, other = (landscape.batch_sharpness(p, 7, draws=20, max_draws=20) for p in (problem, batches))
+    one, other = (landscape.batch_sharpness(p, 7, min_draws=20, max_draws=20) for p in (problem, batches))
     np.testing.assert_allclose(other.curvature, one.curvature, rtol=1e-9)
     if make is not problems.conv:  # whose full loss has the statistics of the data's own batches
         assert other.lambda_max == pytest.approx(one.lambda_max, rel=1e-6)

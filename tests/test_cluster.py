@@ -22,7 +22,7 @@ import landscape
 from landscape import InputError, OperationError
 from landscape.core import files
 from landscape.evaluation import grid
-from landscape.evaluation.grid import Portions, compute_missing
+from landscape.evaluation.grid import Dispatch, compute_missing
 from landscape.training.processes import children
 from landscape.training.processes import cluster as module
 from landscape.training.processes.cluster import Cluster
@@ -67,7 +67,9 @@ def test_a_grid_has_the_same_bits_and_a_failure_is_one_line(
     plane = landscape.random_plane(problem)
     for analysis, shape in ((landscape.contour, (19, 7)), (landscape.hessian_grid, (3, 2))):
         saved: list[Any] = []
-        there = analysis(problem, plane, shape, cluster=local, save=saved.append)
+        there = analysis(
+            problem, plane, shape, execution=landscape.Execution(cluster=local, save=saved.append)
+        )
         here = analysis(problem, plane, shape)
         for name in here.shapes:
             np.testing.assert_array_equal(getattr(here, name), getattr(there, name))
@@ -128,8 +130,8 @@ def test_points_are_jobs_of_whole_blocks_and_a_failure_saves_the_others(
     def compute(points: torch.Tensor, progress: object) -> dict[str, torch.Tensor]:
         return {"v": 2 * points[:, 0]}
 
-    def portions(workers: Backwards) -> Portions:
-        return Portions(4, 2, lambda: saved.append(int(done.sum())), cluster=workers, progress=shares.append)
+    def portions(workers: Backwards) -> Dispatch:
+        return Dispatch(4, 2, lambda: saved.append(int(done.sum())), cluster=workers, progress=shares.append)
 
     first = Backwards(fails=1)
     with pytest.raises(OperationError, match="a job failed"):
@@ -145,7 +147,7 @@ def test_points_are_jobs_of_whole_blocks_and_a_failure_saves_the_others(
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
     with pytest.raises(InputError, match="not allowed with a group"):
-        Portions(group=object(), cluster=second)  # type: ignore[arg-type]
+        landscape.Execution(group=object(), cluster=second)  # type: ignore[arg-type]
 
 
 CONTOUR, SWEEP = ("contour", "{run}"), ("sweep", "{tiny}", "-o", "{out}")
@@ -258,11 +260,11 @@ def test_new_workers_get_the_problem_again(local: Cluster) -> None:
     problem = problems.mlp()
     plane = landscape.random_plane(problem)
     processes: dict[int, int] = {}
-    before = landscape.contour(problem, plane, (3, 2), cluster=local)
+    before = landscape.contour(problem, plane, (3, 2), execution=landscape.Execution(cluster=local))
     local.run("os:getpid", [[] for _ in range(20)], processes.__setitem__)
     for process in set(processes.values()):
         os.kill(process, signal.SIGKILL)
-    again = landscape.contour(problem, plane, (3, 2), cluster=local)
+    again = landscape.contour(problem, plane, (3, 2), execution=landscape.Execution(cluster=local))
     np.testing.assert_array_equal(before.loss, again.loss)
     with pytest.raises(
         children.JobError, match="4 workers died at it, the last at tls://.*; the same command goes"

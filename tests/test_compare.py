@@ -69,9 +69,9 @@ def test_a_minimum_k_times_as_flat_is_told_apart_with_the_known_numbers() -> Non
             assert abs(found - factor * value) <= 4 * error + 2e-3 * value, name
     measures = [q for q in range(len(at)) if result.flatter[q]]
     assert len(measures) == 7
-    assert result.told[measures].all()
+    assert result.significant[measures].all()
     assert summary(result) == ["flat is flatter than sharp by 7 of 7 measures"]
-    assert not result.told[at["ratio"], 0]
+    assert not result.significant[at["ratio"], 0]
     left_out = " ".join(result.notes)
     for name in ("test-error", "disagreement", "spread-cost", "preconditioned"):
         assert f"{name} was not measured: " in left_out
@@ -81,23 +81,23 @@ def test_equal_checkpoints_have_no_difference_at_all() -> None:
     problem = problems.mlp()
     result = landscape.compare({"a": problem, "b": problem}, 8, draws=6, planes=2, rise=0.05)
     assert not result.difference.any()
-    assert not result.told.any()
+    assert not result.significant.any()
     drawn = np.array(result.kinds) == "standard error"
     assert (result.p[drawn] == 1).all()
-    assert "not told apart by any of 7 measures" in summary(result)[0]
+    assert "differ significantly in none of 7 measures" in summary(result)[0]
 
 
 def test_the_numbers_are_those_of_the_instruments_and_pairs_have_common_draws() -> None:
     pair = one, two = problems.mlp(), problems.mlp(seed=1)
     result = landscape.compare(pair, 8, draws=10, planes=3, seed=4, rise=0.05, rho=0.1)
     at = {name: q for q, name in enumerate(result.quantities)}
-    drawn: dict[str, Any] = {"max_draws": 10, "seed": 4}
+    drawn: dict[str, Any] = {"min_draws": 10, "max_draws": 10, "seed": 4}
     expected: dict[str, tuple[Any, str]] = {
-        "batch-sharpness": (lambda p: landscape.batch_sharpness(p, 8, with_lambda_max=False, draws=10, **drawn), "curvature"),
-        "noise-scale": (lambda p: landscape.noise_scale(p, 8, draws=10, **drawn), "estimates"),
-        "noise-alignment": (lambda p: landscape.noise_alignment(p, 8, 1, tol=1e-300, **drawn), "estimates"),
-        "sharpness-worst": (lambda p: landscape.sharpness(p, 0.1, m=8, tol=1e-300, **drawn), "values"),
-        "sharpness-average": (lambda p: landscape.sharpness(p, 0.05, "average", tol=1e-300, **drawn), "values"),
+        "batch-sharpness": (lambda p: landscape.batch_sharpness(p, 8, quantities=(), **drawn), "curvature"),
+        "noise-scale": (lambda p: landscape.noise_scale(p, 8, **drawn), "estimates"),
+        "noise-alignment": (lambda p: landscape.noise_alignment(p, 8, 1, **drawn), "estimates"),
+        "sharpness-worst": (lambda p: landscape.sharpness(p, 0.1, m=8, **drawn), "values"),
+        "sharpness-average": (lambda p: landscape.sharpness(p, 0.05, "average", **drawn), "values"),
         "trace": (lambda p: landscape.trace(p, seed=4), "draws"),
     }  # fmt: skip
     for name, (instrument, draws) in expected.items():
@@ -133,9 +133,9 @@ def test_bounds_hold_the_ends_of_the_spectrum_and_one_minimum_is_not_told_apart(
     truth, told = np.array([[1.0], [0.0254]]), []
     for seed in seeds:
         sides = [rotated(CLUSTERED, 2 * seed + k) for k in (0, 1)]
-        result = landscape.compare(sides, only=["lambda-max", "ratio"], seed=seed)
+        result = landscape.compare(sides, quantities=["lambda-max", "ratio"], seed=seed)
         assert (np.abs(result.value - truth) <= result.error).all()
-        told.append(result.told[:, 0])
+        told.append(result.significant[:, 0])
     assert not np.any(told)
 
 
@@ -145,7 +145,7 @@ def test_another_minimum_is_told_apart_by_either_end(end: int, factor: float, ro
     other[end] *= factor
     for seed in range(2):
         sides = [rotated(CLUSTERED, 2 * seed), rotated(other, 2 * seed + 1)]
-        assert landscape.compare(sides, only=["lambda-max", "ratio"], seed=seed).told[row, 0]
+        assert landscape.compare(sides, quantities=["lambda-max", "ratio"], seed=seed).significant[row, 0]
 
 
 def test_the_width_is_that_of_the_area_on_a_fine_grid() -> None:
@@ -218,7 +218,7 @@ def test_groups_have_the_error_over_their_members_and_draws_of_their_own() -> No
     sharp = [bowl(1.0 + 0.1 * s) for s in range(3)]
     flat = [bowl(0.3 + 0.02 * s) for s in range(4)]
     only = ["lambda-max", "batch-sharpness", "basin-width"]
-    result = landscape.compare({"sharp": sharp, "flat": flat}, 10, only=only, draws=8, rise=0.02)
+    result = landscape.compare({"sharp": sharp, "flat": flat}, 10, quantities=only, draws=8, rise=0.02)
     assert result.grouped
     assert result.side_of.tolist() == [0] * 3 + [1] * 4
     tops = [8.0 * np.array([1.0, 1.1, 1.2]), 8 * np.array([0.3, 0.32, 0.34, 0.36])]
@@ -231,12 +231,12 @@ def test_groups_have_the_error_over_their_members_and_draws_of_their_own() -> No
     for q in range(3):
         own = [result.own_value[q, result.side_of == side] for side in (0, 1)]
         assert result.p[q, 0] == pytest.approx(stats.ttest_ind(*own, equal_var=False).pvalue)
-    assert result.told.all()
+    assert result.significant.all()
     # Two members of one group that are scaled copies would have scaled numbers if they had common draws.
     shares = result.own_value[1, :3] / np.array([1.0, 1.1, 1.2])
     assert np.ptp(shares) > 1e-3
-    few = landscape.compare({"a": sharp[:2], "b": flat}, only=["lambda-max"])
-    assert not few.told.any()
+    few = landscape.compare({"a": sharp[:2], "b": flat}, quantities=["lambda-max"])
+    assert not few.significant.any()
     assert np.isnan(few.p).all()
     assert "fewer than 3 seeds: a has 2" in few.notes[0]
     assert "no statement" in verdict(few, 0)
@@ -245,11 +245,11 @@ def test_groups_have_the_error_over_their_members_and_draws_of_their_own() -> No
 def test_bounds_that_overlap_and_rounding_do_not_tell_apart() -> None:
     problem = bowl()
     near, far = bowl(1.001), bowl(1.1)
-    result = landscape.compare([problem, near, far], only=["lambda-max", "loss", "trace"])
-    assert result.told[0].tolist() == [False, True, True] or result.error[0].max() < 8e-4
+    result = landscape.compare([problem, near, far], quantities=["lambda-max", "loss", "trace"])
+    assert result.significant[0].tolist() == [False, True, True] or result.error[0].max() < 8e-4
     # The trace of six parameters is exact, and of permuted samples the same up to rounding.
-    same = landscape.compare([problem, permuted(problem, 1)], only=["loss", "trace"])
-    assert not same.told.any()
+    same = landscape.compare([problem, permuted(problem, 1)], quantities=["loss", "trace"])
+    assert not same.significant.any()
     assert "(exact)" in cell(same, 1, 0)
 
 
@@ -283,7 +283,7 @@ def loaded(path: Path, name: str = "last.h5") -> Checkpoint:
 def test_checkpoints_have_test_errors_and_learners(runs: dict[str, list[Path]]) -> None:
     a, b = loaded(runs["ssgd"][0]), loaded(runs["dpsgd"][0])
     only = ["test-error", "disagreement", "spread-cost", "noise-scale"]
-    result = landscape.compare([a, b], only=only, draws=4, top_k=3)
+    result = landscape.compare([a, b], quantities=only, draws=4, k=3)
     assert result.sides == ("ssgd, step 80", "dpsgd, step 60")
     assert result.batch == 40
     accuracy = [run.problem("test").accuracy() for run in (a, b)]
@@ -292,7 +292,7 @@ def test_checkpoints_have_test_errors_and_learners(runs: dict[str, list[Path]]) 
     share = result.value[0] / 100
     np.testing.assert_allclose(result.error[0], 100 * np.sqrt(share * (1 - share) / (samples - 1)))
     assert result.tests == ("McNemar", "Welch t", "Welch t", "paired t")
-    spread = landscape.disagreement(a, 3)
+    spread = landscape.disagreement(a, k=3)
     assert result.value[1, 0] == pytest.approx(100 * spread.value, rel=1e-6)
     assert result.error[2, 0] == pytest.approx(spread.cost_error, rel=1e-6)
     assert result.freedom[1].tolist() == [3, 3]
@@ -305,7 +305,7 @@ def test_equal_loss_takes_the_nearest_saved_checkpoint(runs: dict[str, list[Path
     given = [loaded(path) for path in paths]
     final = [run.problem().loss() for run in given]
     target = max(final)
-    result = landscape.compare(given, only=["loss"], equal_loss=True, loss_tolerance=0.3)
+    result = landscape.compare(given, quantities=["loss"], equal_loss=True, loss_tol=0.3)
     assert result.equal_loss == target
     for place, path in enumerate(paths):
         saved = [loaded(path, name.name) for name in sorted(path.glob("step-*.h5"))]
@@ -322,7 +322,7 @@ def test_equal_loss_takes_the_nearest_saved_checkpoint(runs: dict[str, list[Path
         ("not of a file", [dataclasses.replace(given[0], path=None), given[1]], 0.3),
     ):
         with pytest.raises(InputError, match=words):
-            landscape.compare(these, only=["loss"], equal_loss=True, loss_tolerance=tolerance)
+            landscape.compare(these, quantities=["loss"], equal_loss=True, loss_tol=tolerance)
 
 
 def test_the_preconditioner_of_an_optimizer_that_has_one(
@@ -333,7 +333,7 @@ def test_the_preconditioner_of_an_optimizer_that_has_one(
         assert command("train", tiny, "-o", tmp_path / name, "-q", *changes)[0] == 0
     out = tmp_path / "c.h5"
     paths = (tmp_path / "a", tmp_path / "b")
-    code, text, err = command("compare", *paths, "--only", "preconditioned", "-o", out)
+    code, text, err = command("compare", *paths, "--quantities", "preconditioned", "-o", out)
     assert code == 0, err
     run = loaded(tmp_path / "a")
     problem = run.problem()
@@ -358,29 +358,31 @@ def test_bad_input_is_named(runs: dict[str, list[Path]]) -> None:
     refused("holds the same weights twice", {"a": [problem, problem], "b": [problem]})
     earlier = loaded(runs["ssgd"][0], "step-0000010.h5")
     refused("'a' has 2 checkpoints of seed 0", {"a": [run, earlier], "b": [run]})
-    refused("only: 'trase' is not known; did you mean 'trace'", only=["trase"])
-    refused("batch: missing; the total batches of the runs are unknown", only=["noise-scale"])
+    refused("quantities: 'trase' is not known; did you mean 'trace'", quantities=["trase"])
+    refused("batch: missing; the total batches of the runs are unknown", quantities=["noise-scale"])
     refused("batch: missing; the total batches of the runs are unknown, 40", [run, problem])
     refused("batch: 0", batch=0)
-    refused("draws: 1", only=["loss"], draws=1)
-    refused("planes: 1", only=["loss"], planes=1)
-    refused("rise: -1", only=["loss"], rise=-1.0)
-    refused("level: 1", only=["loss"], level=1.0)
-    refused("seed: -1", only=["loss"], seed=-1)
-    refused("loss_tolerance: 0", only=["loss"], loss_tolerance=0.0)
-    refused("test error: a problem alone has no test set", only=["loss", "test-error"])
-    refused("precondition: not given", [run, run], only=["preconditioned"])
+    refused("draws: 1", quantities=["loss"], draws=1)
+    refused("planes: 1", quantities=["loss"], planes=1)
+    refused("rise: -1", quantities=["loss"], rise=-1.0)
+    refused("significance: 1", quantities=["loss"], significance=1.0)
+    refused("seed: -1", quantities=["loss"], seed=-1)
+    refused("loss_tol: 0", quantities=["loss"], loss_tol=0.0)
+    refused("test error: a problem alone has no test set", quantities=["loss", "test-error"])
+    refused("preconditioner_of: not given", [run, run], quantities=["preconditioned"])
 
 
 @pytest.mark.slow
 def test_pictures_and_pages(tmp_path: Path, runs: dict[str, list[Path]]) -> None:
     groups = {name: [loaded(path) for path in paths] for name, paths in runs.items()}
-    result = landscape.compare(groups, only=["loss", "lambda-max", "trace"])
-    many = landscape.compare([run for group in groups.values() for run in group], only=["loss", "trace"])
+    result = landscape.compare(groups, quantities=["loss", "lambda-max", "trace"])
+    many = landscape.compare(
+        [run for group in groups.values() for run in group], quantities=["loss", "trace"]
+    )
     for each in (result, many):
         axes = [ax for ax in plots.draw([each]).axes if ax.get_visible()]
         assert len(axes) == len(each.quantities)
-    assert "pairs told apart" in verdict(many, 0) or "all told apart" in verdict(many, 0)
+    assert "pairs significant" in verdict(many, 0) or "all significant" in verdict(many, 0)
     with pytest.raises(InputError, match="several comparisons"):
         plots.draw([result, many])
     result.save(tmp_path / "c.h5")
@@ -401,19 +403,19 @@ def test_arrays_that_are_no_sides_are_refused() -> None:
 
 def test_three_sides_in_words() -> None:
     sides = {"a": bowl(3.0), "b": bowl(1.0), "c": bowl(1.0)}
-    result = landscape.compare(sides, only=["lambda-max", "ratio", "loss"])
-    assert verdict(result, 0) == "b flatter than a; c flatter than a (bounds apart); others not told apart"
-    assert verdict(result, 1) == "none told apart (bounds overlap)"
+    result = landscape.compare(sides, quantities=["lambda-max", "ratio", "loss"])
+    assert verdict(result, 0) == "b flatter than a; c flatter than a (bounds apart); others not significant"
+    assert verdict(result, 1) == "none significant (bounds overlap)"
     assert len(summary(result)) == 3
-    ordered = landscape.compare({"a": bowl(3.0), "b": bowl(1.0), "c": bowl(2.0)}, only=["lambda-max"])
-    assert verdict(ordered, 0) == "all told apart: b < c < a (bounds apart)"
+    ordered = landscape.compare({"a": bowl(3.0), "b": bowl(1.0), "c": bowl(2.0)}, quantities=["lambda-max"])
+    assert verdict(ordered, 0) == "all significant: b < c < a (bounds apart)"
 
 
 def test_the_command(tmp_path: Path, runs: dict[str, list[Path]], command: Command) -> None:
     out, picture = tmp_path / "c.h5", tmp_path / "c.png"
     paths = [*runs["ssgd"], *runs["dpsgd"]]
-    base = ("compare", *paths, "--only", "loss", "-o", out)
-    measures = ("--only", "loss,lambda-max,batch-sharpness,test-error", "--draws", "4")
+    base = ("compare", *paths, "--quantities", "loss", "-o", out)
+    measures = ("--quantities", "loss,lambda-max,batch-sharpness,test-error", "--draws", "4")
     code, text, err = command(*base, *measures, "--groups", "recipe", "--plot", picture)
     assert code == 0, err
     assert text.split("\n")[-3:] == [str(out), str(picture), ""]
@@ -425,16 +427,14 @@ def test_the_command(tmp_path: Path, runs: dict[str, list[Path]], command: Comma
     code, text, err = command(*base, "--groups", "one=2,other=4", "--force")
     assert (code, Comparison.load(out).sides) == (2, ("SSGD", "DPSGD"))
     assert "the group 'other' has 2 checkpoints of seed 2" in err
-    code, text, err = command(
-        *base, "--groups", "x=3,y=3", "--at-equal-loss", "--loss-tolerance", "0.4", "--force"
-    )
+    code, text, err = command(*base, "--groups", "x=3,y=3", "--at-equal-loss", "--loss-tol", "0.4", "--force")
     assert code == 0, err
     assert "At the training loss nearest to" in text
     one_line(command(*base), 1, "--force")
     one_line(command(*base, "--force", "--groups", "x=3"), 2, "has places for 3 checkpoints, 6 were given")
     one_line(command(*base, "--force", "--groups", "x"), 2, "--groups: 'x' is not allowed")
     one_line(command("compare", paths[0]), 2, "1 given, at least 2")
-    one_line(command("compare", *paths[:2], "--only", "trase"), 2, "--only: 'trase'")
+    one_line(command("compare", *paths[:2], "--quantities", "trase"), 2, "--quantities: 'trase'")
     one_line(command("compare", *paths[:2], "--draws", "1"), 2, "draws: 1")
     assert not (paths[0] / "last-compare.h5").exists()
 
@@ -451,15 +451,15 @@ def other_draws(seed: int) -> list[bool]:
     names = ["batch-sharpness", "noise-scale", "noise-alignment"]
     problem = bowl(samples=300)
     moved = Problem(problem.model, mean_output, problem.tensors or (), weights=problem.weights + 0.2)
-    result = landscape.compare([moved, permuted(moved, seed)], 20, only=names, draws=24, seed=seed)
-    return [bool(result.told.any()), *(result.p[:, 0] <= 0.05)]
+    result = landscape.compare([moved, permuted(moved, seed)], 20, quantities=names, draws=24, seed=seed)
+    return [bool(result.significant.any()), *(result.p[:, 0] <= 0.05)]
 
 
 def other_axes(seed: int) -> list[bool]:
     """Of one spectrum, in other coordinates."""
     sides = [rotated(torch.logspace(-1, 1, 80).tolist(), 2 * seed + k) for k in (0, 1)]
-    result = landscape.compare(sides, only=["trace"], seed=seed)
-    return [bool(result.told[0, 0]), bool(result.p[0, 0] <= 0.05)]
+    result = landscape.compare(sides, quantities=["trace"], seed=seed)
+    return [bool(result.significant[0, 0]), bool(result.p[0, 0] <= 0.05)]
 
 
 def other_seeds(seed: int, scale: float = 1.0) -> list[bool]:
@@ -470,7 +470,7 @@ def other_seeds(seed: int, scale: float = 1.0) -> list[bool]:
         for name, of in (("a", 1.0), ("b", scale))
     }
     only = ["lambda-max", "batch-sharpness"]
-    return [bool(landscape.compare(sides, 10, only=only, draws=8, seed=seed).told.any())]
+    return [bool(landscape.compare(sides, 10, quantities=only, draws=8, seed=seed).significant.any())]
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def of_learners(function: Callable[..., Any]) -> Callable[..., Any]:
 def disagreement(problem: Problem, *, seed: int = 0, drawn: Any = None, **options: Any) -> Any:
     """Of learners that are drawn from ``seed`` where their distribution is ``drawn``."""
     weights = learners(problem) if drawn is None else drawn(problem, seed)
-    return landscape.disagreement(weights, problem=problem, seed=seed, **options)
+    return landscape.disagreement(problem, weights, seed=seed, **options)
 
 
 def independent(problem: Problem, seed: int) -> Tensor:
@@ -84,56 +84,56 @@ COVERED = problems.quadratic([5.0, 4.0, 3.0, *np.linspace(0.1, 1, 37)], rotate=F
 ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
     "batch-sharpness": (
         landscape.batch_sharpness, {"batch": 6, "max_draws": 16},
-        {"refused": {"batch": 0, "tol": 0, "draws": 1, "max_draws": 5, "seed": -1},
+        {"refused": {"batch": 0, "relative_error": 0, "min_draws": 1, "max_draws": 5, "seed": -1},
          "command": ("batch-sharpness", "--max-draws", "16"),
          "truth": Truth(on(lambda: noisy_curvature(0.4)), {"value": along_gradient(noisy_curvature(0.4))},
-                        {"value": "standard_error"}, {"batch": 5, "max_draws": 4000, "with_lambda_max": False})},
+                        {"value": "standard_error"}, {"batch": 5, "max_draws": 4000, "quantities": ()})},
     ),
     "noise-scale": (
         landscape.noise_scale, {"batch": 6, "max_draws": 16},
-        {"refused": {"batch": 0, "tol": 0, "draws": 1, "max_draws": 5, "seed": -1, "gradient": "no"},
+        {"refused": {"batch": 0, "relative_error": 0, "min_draws": 1, "max_draws": 5, "seed": -1, "gradient": "no"},
          "command": ("noise-scale", "--max-draws", "16"),
          "truth": Truth(on(lambda: noisy_gradients(2.0)), {"value": 16 / norm2(noisy_gradients(2.0)), "trace": 16},
                         {"value": "standard_error", "trace": "trace_error"}, {"batch": 4, "max_draws": 2000})},
     ),
     "disagreement": (
-        disagreement, {"top_k": 2},
-        {"refused": {"top_k": 0, "tol": 0.0, "seed": -1, "search": "fast"}, "rtol": 1e-3,
-         "command": ("disagreement", "--top-k", "3"), "seeded": False},
+        disagreement, {"k": 2},
+        {"refused": {"k": 0, "residual_tol": 0.0, "seed": -1, "search": "fast"}, "rtol": 1e-3,
+         "command": ("disagreement", "--k", "3"), "seeded": False},
     ),
     "disagreement of drawn learners": (
-        disagreement, {"top_k": 3, "tol": 1e-4, "drawn": independent},
+        disagreement, {"k": 3, "residual_tol": 1e-4, "drawn": independent},
         {"truth": Truth(on(lambda: COVERED), {
              "value": 12 / (12 + 37 / 4), "cost": 15 / 32 * float(4 * 12 + np.linspace(0.1, 1, 37).sum() / 4)},
              {"value": "standard_error", "cost": "cost_error"})},
     ),
     "noise-alignment": (
-        landscape.noise_alignment, {"batch": 6, "top_k": 2, "max_draws": 9},
-        {"refused": {"batch": 0, "top_k": 0, "max_draws": 1, "tol": 0.0, "seed": -1, "search": "fast"}, "rtol": 1e-3,
-         "command": ("noise-alignment", "--top-k", "3"),
+        landscape.noise_alignment, {"batch": 6, "k": 2, "min_draws": 9, "max_draws": 9},
+        {"refused": {"batch": 0, "k": 0, "max_draws": 1, "relative_error": 0.0, "seed": -1, "search": "fast"}, "rtol": 1e-3,
+         "command": ("noise-alignment", "--k", "3"),
          "truth": Truth(on(lambda: aligned([*H], GAMMA)), {
              "ias": (H * (C + H**2)).sum() / (C + H**2).sum(), "noise_curvature": (H * C).sum() / C.sum(), "gamma": GAMMA},
              {"ias": "ias_error", "noise_curvature": "noise_curvature_error", "gamma": "gamma_error"},
-             {"batch": 10, "top_k": 5, "tol": 1e-9, "max_draws": 64})},
+             {"batch": 10, "k": 5, "relative_error": 1e-9, "max_draws": 64})},
     ),
     "worst sharpness": (
-        landscape.sharpness, {"rho": 0.1, "m": 10, "max_draws": 4, "steps": 5},
-        {"refused": {"rho": 0.0, "kind": "mean", "m": 0, "steps": 0, "starts": -1, "max_draws": 1, "tol": 0.0, "seed": -1},
+        landscape.sharpness, {"rho": 0.1, "m": 10, "min_draws": 4, "max_draws": 4, "steps": 5},
+        {"refused": {"rho": 0.0, "kind": "mean", "m": 0, "steps": 0, "starts": -1, "max_draws": 1, "relative_error": 0.0, "seed": -1},
          "command": ("sharpness", "--rho", "0.1"),
          "truth": Truth(on(lambda: problems.quadratic([4.0, 1.0, 0.5], start=1e-9)), {"value": 0.02 * (1 + 1e-7)},
                         options={"rho": 0.1, "m": None, "adaptive": False, "steps": 60}, rtol=1e-5)},
     ),
     "average sharpness": (
-        landscape.sharpness, {"rho": 0.3, "kind": "average", "max_draws": 8},
-        {"command": ("sharpness", "--rho", "0.1", "--kind", "average", "--max-draws", "8"),
+        landscape.sharpness, {"rho": 0.3, "kind": "average", "min_draws": 8, "max_draws": 8},
+        {"command": ("sharpness", "--rho", "0.1", "--kind", "average", "--min-draws", "8", "--max-draws", "8"),
          "truth": Truth(on(least_squares), {"value": 0.09 * float(
              (least_squares().tensors[0].square().mean(0) * least_squares().weights**2).sum())},  # type: ignore[index]
-             {"value": "standard_error"}, {"m": 4, "tol": 1e-9, "max_draws": 60}, draws=15)},
+             {"value": "standard_error"}, {"m": 4, "relative_error": 1e-9, "max_draws": 60}, draws=15)},
     ),
     "learning-coefficient": (
         at_minimum(landscape.learning_coefficient),
         {"batch": 20, "max_steps": 1000, "max_rhat": 9.0, "localization": 100.0, "nbeta": 1.0},
-        {"refused": {"batch": 0, "localization": 0.0, "step_size": -1.0, "nbeta": math.nan, "chains": 1, "tol": 0.0,
+        {"refused": {"batch": 0, "localization": 0.0, "step_size": -1.0, "nbeta": math.nan, "chains": 1, "relative_error": 0.0,
                      "max_rhat": math.inf, "max_steps": 10, "seed": -1}, "rtol": 1e-4,
          "command": ("learning-coefficient", "--batch", "20", "--nbeta", "5", "--max-steps", "1000", "--max-rhat", "2"),
          "truth": Truth(on(lambda: regression(samples=200, spread=0.2)),
@@ -146,8 +146,8 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
         {"refused": {"local_batch": 0, "draws": 1, "seed": -1}, "forms": ("dict",), "command": ("noise", "--draws", "2")},
     ),
     "smoothing": (
-        of_learners(landscape.smoothing), {"pairs": 2, "top": 2},
-        {"refused": {"pairs": 1, "top": 0, "seed": -1}, "rtol": 1e-3, "command": ("smoothing", "--pairs", "2")},
+        of_learners(landscape.smoothing), {"draws": 2, "k": 2},
+        {"refused": {"draws": 1, "k": 0, "seed": -1}, "rtol": 1e-3, "command": ("smoothing", "--draws", "2")},
     ),
     "spectrum": (
         landscape.spectrum, {"k": 2, "quantities": ("trace",)},
@@ -221,7 +221,7 @@ COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "recipes": (["digits-ssgd"], {"digits-sgd": ["digits-sgd"]}),
     "stability": (["--delay", "0,1", "{run}/last.h5", "-o", "{folder}/s.h5"], {"delay": ["--delay", "x"]}),
     "watch": (["{run}"], {"nowhere": ["{folder}/nowhere"]}),
-    "compare": (["{run}/step-0000005.h5", "{run}/last.h5", "--only", "loss", "-o", "{folder}/c.h5"], {"no": ["{run}", "--only", "no"]}),
+    "compare": (["{run}/step-0000005.h5", "{run}/last.h5", "--quantities", "loss", "-o", "{folder}/c.h5"], {"no": ["{run}", "--quantities", "no"]}),
     "completion": (["bash"], {"tcsh": ["tcsh"]}),
     "critical-batch": (
         ["{run}", "--factors", "1,2", "--branches", "2", "--samples", "640", "-o", "{folder}/c.h5", "--plot", "{folder}/c.png"],
@@ -232,7 +232,7 @@ COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
          "seeds: 1 is not allowed": ["--seeds", "20"], "steps: 'x'": ["--seeds", "0-5", "--set", "steps=x"],
          "at least one of them": ["--dimension", "", "--noise", "", "--lr", ""]}),
     "smoothing": (
-        ["{run}/step-0000005.h5", "{run}/last.h5", "--pairs", "3", "--steps", "2", "-o", "{folder}/s.h5"],
+        ["{run}/step-0000005.h5", "{run}/last.h5", "--draws", "3", "--steps", "2", "-o", "{folder}/s.h5"],
         {"no spread to smooth by": ["{run}/step-0000000.h5", "--steps", "0", "-o", "{folder}/s.h5"],
          "--steps: -1": ["{run}/last.h5", "--steps", "-1", "-o", "{folder}/s.h5"]}),
 }  # fmt: skip

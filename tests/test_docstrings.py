@@ -39,6 +39,8 @@ def names() -> Iterator[tuple[str, Any, Any]]:
     """(name, object, class that it is a member of or None) of every public name."""
     for name in landscape.__all__:
         value = getattr(landscape, name)
+        if name == "plugins":  # base classes and helpers, described where they are; some are no functions
+            continue
         if inspect.ismodule(value):
             for inner in value.__all__:
                 yield from with_members(f"{name}.{inner}", getattr(value, inner))

@@ -19,6 +19,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import doctest
+import importlib
+import inspect
 import io
 import os
 import re
@@ -315,6 +317,61 @@ def test_the_page_of_the_checkpoint_has_what_is_in_its_file(trained: Callable[[s
 def test_the_reference_describes_everything(tmp_path: Path) -> None:
     site_reference.write_pages(tmp_path)
     assert "algorithm.mixing" in (tmp_path / "recipes.md").read_text()
+
+
+def test_every_public_name_is_in_the_reference_by_task() -> None:
+    page = "\n".join(site_reference.api_page())
+    listed = re.findall(r"^   (landscape\.[\w.]+)$", page, re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    packages = [name for name in landscape.__all__ if inspect.ismodule(getattr(landscape, name))]
+    expected = {f"landscape.{name}" for name in {*landscape.__all__} - {*packages, "__version__"}}
+    for package in (*(f"landscape.{name}" for name in packages), "landscape.testing"):
+        inner = importlib.import_module(package).__all__
+        expected |= {f"{package}.{name}" for name in inner if name != "registry"}
+    assert expected <= {*listed}
+    for name in listed:
+        module, _, last = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), last), name
+
+
+#: Modules whose names are public; of the package itself, those in ``__all__`` are.
+PUBLIC_MODULES = {
+    *(f"landscape.{name}" for name in ("data", "models", "limits", "limits.rules", "plugins", "testing")),
+    "landscape.integrations.lightning", "landscape.integrations.huggingface",
+}  # fmt: skip
+IMPORT = re.compile(
+    r"^[ >.]*(?:from (landscape(?:\.[\w.]+)?) import ([\w, ]+|\()|import (landscape\.[\w.]+))", re.MULTILINE
+)
+
+
+def private(text: str) -> list[str]:
+    """The imports of ``text``, a page or a script, that bring other than public names."""
+    found = []
+    for module, names, whole in IMPORT.findall(text):
+        own = module == "landscape" and {n.split()[0] for n in names.split(",")} <= {
+            *landscape.__all__,
+            "testing",
+        }
+        if not own and (module or whole) not in PUBLIC_MODULES:
+            found.append(module or whole)
+    return found
+
+
+@pytest.mark.parametrize(
+    "path",
+    [*PAGES, *(p for p in (ROOT / "examples").rglob("*") if p.suffix in (".py", ".md"))],
+    ids=_id,
+)
+def test_documents_and_examples_import_public_names_only(path: Path) -> None:
+    assert private(path.read_text()) == []
+
+
+def test_the_test_of_imports_sees_private_ones() -> None:
+    text = "from landscape.core import files\n>>> import landscape.cli\n  from landscape import plots\nimport landscape\n"
+    assert private(text) == ["landscape.core", "landscape.cli", "landscape"]
+    assert (
+        private("from landscape import contour, draw\nfrom landscape.plugins import (\n    Rule,\n)\n") == []
+    )
 
 
 def test_a_block_that_fails_is_seen(tmp_path: Path, in_folder: Path, trained: Callable[[str], Path]) -> None:

@@ -219,21 +219,28 @@ def test_a_hessian_grid_is_gone_on_with_and_refined(single: Problem) -> None:
     plane = landscape.random_plane(single, seed=3)
     saved: list[landscape.HessianGrid] = []
     coarse = landscape.hessian_grid(single, plane, grid=(3, 2))
-    assert landscape.hessian_grid(single, plane, grid=(3, 2), previous=coarse) is coarse
+    assert (
+        landscape.hessian_grid(single, plane, grid=(3, 2), execution=landscape.Execution(previous=coarse))
+        is coarse
+    )
     done = np.array([[True, False, True], [False, True, True]])
     marked = dataclasses.replace(coarse, done=done, lambda_max=np.where(done, -7.0, np.nan))
-    rest = landscape.hessian_grid(single, plane, grid=(3, 2), previous=marked, save=saved.append)
+    rest = landscape.hessian_grid(
+        single, plane, grid=(3, 2), execution=landscape.Execution(previous=marked, save=saved.append)
+    )
     assert rest.done.all()
     np.testing.assert_array_equal(rest.lambda_max == -7.0, done)  # those were not computed again
     np.testing.assert_allclose(rest.lambda_max[~done], coarse.lambda_max[~done], rtol=0.02)
-    fine = landscape.hessian_grid(single, plane, grid=(5, 3), previous=marked)
+    fine = landscape.hessian_grid(single, plane, grid=(5, 3), execution=landscape.Execution(previous=marked))
     np.testing.assert_array_equal(fine.lambda_max[::2, ::2] == -7.0, done)
     assert (fine.lambda_max == -7.0).sum() == 4
     with pytest.raises(InputError, match="its seed is 3 and not 4"):
-        landscape.hessian_grid(single, landscape.random_plane(single, seed=4), previous=coarse)
+        landscape.hessian_grid(
+            single, landscape.random_plane(single, seed=4), execution=landscape.Execution(previous=coarse)
+        )
     other = dataclasses.replace(plane, center=plane.center + 1)
     with pytest.raises(InputError, match="its plane_sha256 is"):
-        landscape.hessian_grid(single, other, previous=coarse)
+        landscape.hessian_grid(single, other, execution=landscape.Execution(previous=coarse))
 
 
 @pytest.mark.parametrize("done", [0, 3])
@@ -249,12 +256,8 @@ def test_a_point_s_result_does_not_depend_on_what_is_computed_with_it(
     marked.flat[np.random.default_rng(done).permutation(6)[:done]] = True
     known = dataclasses.replace(whole, done=marked)
     portions: list[int] = []
-    options: dict[str, Any] = {
-        "grid": (3, 2),
-        "span": 0.3,
-        "save": lambda g: portions.append(int(g.done.sum())),
-    }
-    again = landscape.hessian_grid(single, plane, previous=known, **options)
+    execution = landscape.Execution(previous=known, save=lambda g: portions.append(int(g.done.sum())))
+    again = landscape.hessian_grid(single, plane, grid=(3, 2), span=0.3, execution=execution)
     for name in ("lambda_min", "lambda_max", "residual_min", "residual_max", "hvps"):
         np.testing.assert_array_equal(getattr(again, name), getattr(whole, name))
     if not done:

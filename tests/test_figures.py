@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,7 +35,7 @@ from tests.test_cli import one_line
 # Of the papers: a figure for each of theirs, and what is listed as the papers' claims and ours.
 WANTED = {
     "fig1", "fig2a", "fig2b", "fig3", "fig4", "fig6", "fig7", *(f"table{k}" for k in range(1, 7)), "saddles",
-    "runtime", "smoothing", "lr-divergence", "local-sgd", "delay-boundary", "delay-minima", "sixteen", "edge", "edge-follows", "eq4",
+    "runtime", "smoothing", "lr-divergence", "local-sgd", "delay-boundary", "delay-minima", "edge", "edge-follows", "eq4",
     "noise-split", "lamb", "learners-plane", "flatness", "edge-lazy", "instruments",
 }  # fmt: skip
 
@@ -75,10 +74,10 @@ def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
         assert all(run.data["name"] == "mnist" for run in runs)
         assert all(run.model["widths"] == [784, 50, 50, 10] for run in runs)
     for scale, many, rates in (
-        ("paper", 240, {1024: 0.1, 2048: 0.2, 4096: 0.4, 8192: 0.8}), ("laptop", 32, {64: 0.1, 512: 0.8}),
+        ("paper", 330, {1024: 0.1, 2048: 0.2, 4096: 0.4, 8192: 0.8}), ("laptop", 42, {1024: 0.1, 8192: 0.8}),
     ):  # fmt: skip
         whole = figure.get("table3").runs(scale).values()
-        assert len(whole) == many  # three seeds, at laptop scale of the larger batch
+        assert len(whole) == many  # three seeds, at the largest batch of each form of DPSGD
         found = {run.batch: run.schedule.peak_lr(run.lr, run.batch) for run in whole}
         assert found == pytest.approx(rates)
 
@@ -277,7 +276,7 @@ def _grid(ratio: list[float], converged: list[bool], label: str) -> landscape.He
     [
         ([True] * 4, "holds", 0.25),
         ([True, True, False, False], "does not hold", 0.7),
-        ([True] + 3 * [False], "not tested here", 0.9),
+        ([True] + 3 * [False], "undecided", 0.9),
     ],
 )
 def test_points_that_did_not_converge_do_not_count(
@@ -290,24 +289,25 @@ def test_points_that_did_not_converge_do_not_count(
     }
 
     def group(self: Context, prefix: str) -> list[SimpleNamespace]:
-        model, algorithm = re.fullmatch(r"cifar10/(.*)-b8192-(.*)", prefix).groups()  # type: ignore[union-attr]
-        return [SimpleNamespace(seed=s, model={"name": model}, algorithm=algorithm) for s in range(3)]
+        return [SimpleNamespace(seed=s) for s in range(3)]
 
     context = Context(tmp_path)
     monkeypatch.setattr(Context, "points", lambda self, key: [SimpleNamespace(epoch=1.0)])
     monkeypatch.setattr(Context, "group", group)
     monkeypatch.setattr(
-        Context, "hessian_grid", lambda self, early, label, **more: grids[label.split(", ")[1]]
+        Context,
+        "hessian_grid",
+        lambda self, early, label, **more: grids[label.split(", ")[1].removesuffix(" in ATC order")],
     )
     monkeypatch.setattr(landscapes, "accuracy", lambda run: 50.0)
     drawing = found.draw(context)
     assert outcome(judged(found.judge, drawing.rows)) == grade
     assert f"median {middle:.3g}" in drawing.pictures[""].axes[2].get_title()
     if not all(converged):
-        assert f"{3 * (4 - sum(converged))} of VGG-19 with DPSGD" in drawing.conclusion
+        assert f"{3 * (4 - sum(converged))} of SENet-18 with DPSGD" in drawing.conclusion
     # Around a network at chance is a plain, not a minimum.
     monkeypatch.setattr(landscapes, "accuracy", lambda run: 10.0)
-    assert outcome(judged(found.judge, found.draw(context).rows)) == "not tested here"
+    assert outcome(judged(found.judge, found.draw(context).rows)) == "undecided"
 
 
 def test_predicted_times_that_fall_with_more_workers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,14 +322,6 @@ def test_predicted_times_that_fall_with_more_workers_are_noticed(monkeypatch: py
     worse = plan.plan(recipe_, [2, 4, 8], lambda local: busy.pop(), Cluster(link))
     assert "ssgd" in communication.falls(worse)
     assert "1,000 parameters" in times.label
-
-
-def test_tables_mark_the_best_of_each_setting() -> None:
-    rows = pd.DataFrame({"at": ["8", "8", "9", "9", "8", "8"], "network": list("aaaabb")})
-    rows["ours"] = [2.0, 3.0, 5.0, np.inf, 2.001, 2.0]
-    assert tables.winners(rows, higher=True) == {1, 2}  # what diverged never wins, and b is a draw
-    assert tables.winners(rows, higher=False) == {0, 2}
-    assert tables.winners(rows[:4:2], higher=True) == {2}
 
 
 def test_words_of_the_gallery() -> None:

@@ -21,7 +21,7 @@ from torch import nn
 import landscape
 from landscape import InputError, Problem, Surface
 from landscape.evaluation import grid, paths
-from landscape.evaluation.grid import MismatchError, Portions, coincide, compute_missing, reused_points
+from landscape.evaluation.grid import Dispatch, MismatchError, coincide, compute_missing, reused_points
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from tests import problems
@@ -42,13 +42,13 @@ def test_a_surface_gone_on_with_has_the_bits_of_an_unbroken_one(
     problem = Problem(own.model, own.criterion, own.tensors or (), dtype=dtype)
     plane = landscape.random_plane(problem)
     saved: list[Surface] = []
-    whole = landscape.contour(problem, plane, (5, 3), save=saved.append)
+    whole = landscape.contour(problem, plane, (5, 3), execution=landscape.Execution(save=saved.append))
     assert len(saved) >= 3
     counts = [int(s.done.sum()) for s in saved]
     assert counts == sorted(set(counts))
     for s in saved:
         assert np.array_equal(np.isnan(s.loss), ~s.done)
-        again = landscape.contour(problem, plane, (5, 3), previous=s)
+        again = landscape.contour(problem, plane, (5, 3), execution=landscape.Execution(previous=s))
         np.testing.assert_array_equal(again.loss, whole.loss)
         np.testing.assert_array_equal(again.accuracy, whole.accuracy)
         assert again.done.all()
@@ -59,17 +59,21 @@ def test_refining_computes_only_new_points() -> None:
     problem = problems.mlp()
     plane = landscape.random_plane(problem)
     coarse = landscape.contour(problem, plane, (5, 4))
-    assert landscape.contour(problem, plane, (5, 4), previous=coarse) is coarse
+    assert landscape.contour(problem, plane, (5, 4), execution=landscape.Execution(previous=coarse)) is coarse
     coarse.loss[0, 0] += 1e-9  # too little to be taken for another loss, and seen if it is computed again
-    fine = landscape.contour(problem, plane, (9, 7), previous=coarse)
+    fine = landscape.contour(problem, plane, (9, 7), execution=landscape.Execution(previous=coarse))
     np.testing.assert_array_equal(fine.loss[::2, ::2], coarse.loss)
     assert reused_points(coarse, fine) == 20
     np.testing.assert_allclose(fine.loss, landscape.contour(problem, plane, (9, 7)).loss, atol=1e-8)
-    double = landscape.contour(problem, plane, (10, 8), previous=coarse)
+    double = landscape.contour(problem, plane, (10, 8), execution=landscape.Execution(previous=coarse))
     assert reused_points(coarse, double) == 4
-    back = landscape.contour(problem, plane, (5, 4), previous=fine)  # coarser: nothing is computed
+    back = landscape.contour(
+        problem, plane, (5, 4), execution=landscape.Execution(previous=fine)
+    )  # coarser: nothing is computed
     np.testing.assert_array_equal(back.loss, coarse.loss)
-    wider = landscape.contour(problem, plane, (9, 13), span=0.2, previous=coarse)
+    wider = landscape.contour(
+        problem, plane, (9, 13), span=0.2, execution=landscape.Execution(previous=coarse)
+    )
     assert reused_points(coarse, wider) == 20
     np.testing.assert_allclose(wider.loss, landscape.contour(problem, plane, (9, 13), 0.2).loss, atol=1e-8)
 
@@ -92,7 +96,9 @@ def test_what_is_of_something_else_is_refused_with_the_reason() -> None:
     def other(words: str, problem: Problem = problem, plane: landscape.Plane = plane, **options: Any) -> None:
         options = {"split": "test", "source_sha256": "a", **options}
         with pytest.raises(MismatchError, match=words):
-            landscape.contour(problem, plane, (2, 2), previous=before, **options)
+            landscape.contour(
+                problem, plane, (2, 2), execution=landscape.Execution(previous=before), **options
+            )
 
     other("seed is 0 and not 1", plane=landscape.random_plane(problem, seed=1))
     other("norm is 'none' and not 'layer'", plane=landscape.random_plane(problem, norm="layer"))
@@ -140,7 +146,7 @@ def test_portions_take_ten_seconds_and_saving_a_tenth_of_the_time(monkeypatch: p
 
     points = torch.arange(2000.0, dtype=torch.float64).view(1000, 2)
     done, v = np.zeros(1000, bool), np.zeros(1000)
-    compute_missing(points, done, {"v": v}, compute, Portions(least=8, save=save))
+    compute_missing(points, done, {"v": v}, compute, Dispatch(least=8, save=save))
     assert calls == [8, 100, 300, 300, 292]  # 10 s; then 30 s, ten times what a save takes
     assert len(saves) == 4  # the whole result is the caller's to save
     np.testing.assert_array_equal(v, points[:, 0])
@@ -157,7 +163,7 @@ def test_what_was_done_is_kept_when_a_portion_fails() -> None:
         return {"v": points[:, 1]}
 
     points = torch.tensor([[0.0, 1.0]] * 4 + [[1.0, 1.0]] * 6)
-    portions = Portions(least=4, save=lambda: saved.append(int(done.sum())))
+    portions = Dispatch(least=4, save=lambda: saved.append(int(done.sum())))
     with pytest.raises(MemoryError):
         compute_missing(points, done, {"v": v}, compute, portions)
     assert saved == [4]
@@ -186,7 +192,7 @@ def member(rank: int, folder: str, ending: str) -> None:
     grid.SAVE_SHARE = 0.0
     points = torch.arange(20.0).view(20, 1)
     try:
-        portions = Portions(2, save=lambda: saved.append(int(done.sum())), group=dist.group.WORLD)
+        portions = Dispatch(2, save=lambda: saved.append(int(done.sum())), group=dist.group.WORLD)
         compute_missing(points, done, {"v": v}, compute, portions)
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
@@ -274,7 +280,7 @@ def test_a_later_surface_is_kept_while_an_earlier_one_is_computed(
     )
     assert command("contour", *files, "--grid", "4", "-o", out)[0] == 0
     assert [[int(s.done.sum()) for s in results] for results in seen] == [
-        [4, 16], [8, 16], [12, 16], [16, 16], [16, 16],
+        [16, 4], [16, 8], [16, 12], [16, 16], [16, 16],  # in the end in the order of the command
     ]  # fmt: skip
 
 

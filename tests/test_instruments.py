@@ -102,7 +102,7 @@ def test_the_columns_are_those_of_dense_matrices(tiny: Path, algorithm: dict[str
             float((vectors.T @ g).square().sum() / (g @ g)), abs=0.02
         )
         assert row["disagreement_cost"] == pytest.approx(float(torch.trace(h @ c)) / 2, rel=1e-8)
-        result = landscape.disagreement(weights, 2, problem=sample)
+        result = landscape.disagreement(sample, weights, 2)
         assert row["spread_share_se"] == pytest.approx(result.standard_error, abs=0.01)
         assert row["disagreement_cost_se"] == pytest.approx(result.cost_error, rel=1e-6)
         gradients = [
@@ -112,7 +112,7 @@ def test_the_columns_are_those_of_dense_matrices(tiny: Path, algorithm: dict[str
         assert (row["noise_alignment"], row["noise_alignment_se"]) == pytest.approx(expected, rel=1e-8)
         for kind in ("worst", "average"):
             seed = generator(trainer.recipe.seed, f"monitor_{kind}-sharpness", step).initial_seed()
-            rise = landscape.sharpness(at, 0.05, kind, max_draws=3, seed=seed)
+            rise = landscape.sharpness(at, 0.05, kind, min_draws=3, max_draws=3, seed=seed)
             assert row[f"{kind}_sharpness"] == pytest.approx(rise.value, rel=1e-6)
 
 
@@ -308,11 +308,11 @@ def test_a_recorder_measures_with_the_same_instruments(tmp_path: Path) -> None:
     row = {name: column[-1] for name, column in run.history.items()}
     assert run.history["step"][np.isfinite(run.history["noise_scale"])].tolist() == [2, 4]
     problem = Problem(model, torch.nn.functional.cross_entropy, digits())
-    sharp = landscape.batch_sharpness(problem, 16, draws=200, max_draws=200, with_lambda_max=False)
+    sharp = landscape.batch_sharpness(problem, 16, min_draws=200, max_draws=200, quantities=())
     assert abs(row["batch_sharpness"] - sharp.value) < 4 * math.hypot(
         row["batch_sharpness_se"], sharp.standard_error
     )
-    scale = landscape.noise_scale(problem, 16, draws=200, max_draws=200)
+    scale = landscape.noise_scale(problem, 16, min_draws=200, max_draws=200)
     assert abs(row["noise_scale"] - scale.value) < 4 * math.hypot(row["noise_scale_se"], scale.standard_error)
     assert row["lr_preconditioned_limit"] == pytest.approx(38, rel=1e-6)
     assert row["lr_preconditioned_lambda_max"] == pytest.approx(0.01 * row["preconditioned_lambda_max"])

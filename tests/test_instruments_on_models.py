@@ -75,17 +75,17 @@ def compared(problem: Problem) -> Any:
     moved = problem.on(problem.data)
     moved.weights = perturbed(problem)[0]
     only = ["loss", "batch-sharpness", "sharpness-average"]
-    return landscape.compare({"a": problem, "b": moved}, 4, only=only, draws=2, planes=2).value
+    return landscape.compare({"a": problem, "b": moved}, 4, quantities=only, draws=2, planes=2).value
 
 
 INSTRUMENTS: dict[str, Callable[[Problem], Any]] = {
     "batch sharpness": lambda p: landscape.batch_sharpness(p, 4, weights=perturbed(p), local_batch=3, max_draws=16).learner_curvature,
     "noise scale": lambda p: landscape.noise_scale(p, 4, max_draws=16).value,
-    "noise alignment": lambda p: landscape.noise_alignment(p, 4, 2, max_draws=3).estimates,
+    "noise alignment": lambda p: landscape.noise_alignment(p, 4, 2, min_draws=3, max_draws=3).estimates,
     "preconditioned": preconditioned,
     "worst": lambda p: landscape.sharpness(p, 0.05, steps=3).value,
-    "average, m": lambda p: landscape.sharpness(p, 0.05, "average", m=4, max_draws=3).values,
-    "disagreement": lambda p: landscape.disagreement(perturbed(p), 2, problem=p).cost,
+    "average, m": lambda p: landscape.sharpness(p, 0.05, "average", m=4, min_draws=3, max_draws=3).values,
+    "disagreement": lambda p: landscape.disagreement(p, perturbed(p), 2).cost,
     "chains": chains,
     "compare": compared,
     "basins": lambda p: landscape.contour(p, landscape.random_plane(p), (5, 4), span=0.5).basins([0.1]).area,
@@ -212,11 +212,11 @@ def test_learners_of_dpsgd_by_hand(tmp_path: Path) -> None:
 
     h = torch.autograd.functional.hessian(loss, mean)
     away = weights - mean
-    found = landscape.disagreement(run.weights, 2, problem=problem)
+    found = landscape.disagreement(problem, run.weights, 2)
     assert found.cost == pytest.approx(float(torch.einsum("ni,ij,nj->", away, h, away)) / 6, rel=1e-3)
     assert found.learners_loss == pytest.approx(np.mean([float(loss(w)) for w in weights]), rel=1e-5)
     sharp = landscape.batch_sharpness(
-        problem, 18, weights=run.weights, draws=2, max_draws=2, with_lambda_max=False
+        problem, 18, weights=run.weights, min_draws=2, max_draws=2, quantities=()
     )
     trained, own = trained_on(model, problem), stream(0, 1)
     for k in range(2):

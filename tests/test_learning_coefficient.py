@@ -121,7 +121,7 @@ def test_minibatches_and_steps_that_are_too_large_are_corrected_for() -> None:
 def test_linear_networks_with_two_layers(sizes: tuple[int, int, int]) -> None:
     m, h, n = sizes
     found = landscape.learning_coefficient(
-        two_layers(m, h, n), m, localization=1.0, nbeta=300.0, tol=0.03, max_steps=128_000
+        two_layers(m, h, n), m, localization=1.0, nbeta=300.0, relative_error=0.03, max_steps=128_000
     )
     truth = exact_two_layers(m, h, n, 300.0)
     assert abs(found.value - truth) < 4 * found.standard_error < 0.5

@@ -183,13 +183,13 @@ problem = landscape.Problem(Speech(), nn.functional.cross_entropy, data)
 plane = landscape.random_plane(problem, norm="filter")
 file = {file!r}
 surface = landscape.contour(
-    problem, plane, grid=(5, 5), span=1.0, save=lambda s: s.save(file), max_memory={bound}
+    problem, plane, grid=(5, 5), span=1.0, max_memory={bound}, execution=landscape.Execution(save=lambda s: s.save(file)),
 )
 surface.save(file)
 saved = peak()
 loaded = landscape.load(file)
-assert landscape.contour(problem, plane, grid=(5, 5), span=1.0, previous=loaded) is loaded
-fine = landscape.contour(problem, plane, grid=(3, 3), span=1.0, previous=loaded)
+assert landscape.contour(problem, plane, grid=(5, 5), span=1.0, execution=landscape.Execution(previous=loaded)) is loaded
+fine = landscape.contour(problem, plane, grid=(3, 3), span=1.0, execution=landscape.Execution(previous=loaded))
 assert (fine.loss == loaded.loss[::2, ::2]).all()
 print(problem.layout.size, saved, peak())
 """

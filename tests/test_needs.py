@@ -36,12 +36,12 @@ CALLS = {
     "density": "landscape.density, (problem, 2, 10)",
     "spectrum": "landscape.spectrum, (problem, 1), dict(quantities=['trace'], products=12, max_products=20)",
     "noise": "landscape.noise, (problem, weights, 0.1, 20), dict(draws=2)",
-    "smoothing": "landscape.smoothing, (problem, weights), dict(pairs=2, top=1, tol=0.3)",
-    "noise_scale": "landscape.noise_scale, (problem, 20), dict(draws=2, max_draws=2)",
+    "smoothing": "landscape.smoothing, (problem, weights), dict(draws=2, k=1, residual_tol=0.3)",
+    "noise_scale": "landscape.noise_scale, (problem, 20), dict(min_draws=2, max_draws=2)",
     "sharpness": "landscape.sharpness, (problem, 0.05), dict(steps=2, starts=1)",
-    "disagreement": "landscape.disagreement, (weights, 1), dict(problem=problem, max_products=20)",
-    "noise_alignment": "landscape.noise_alignment, (problem, 20, 1), dict(max_draws=8)",
-    "batch_sharpness": "landscape.batch_sharpness, (problem, 20), dict(draws=2, max_draws=2)",
+    "disagreement": "landscape.disagreement, (problem, weights, 1), dict(max_products=20)",
+    "noise_alignment": "landscape.noise_alignment, (problem, 20, 1), dict(min_draws=8, max_draws=8)",
+    "batch_sharpness": "landscape.batch_sharpness, (problem, 20), dict(min_draws=2, max_draws=2)",
 }
 MEASURE = """
 import ctypes, gc, re, sys, warnings

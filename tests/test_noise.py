@@ -157,7 +157,7 @@ def test_each_draw_is_that_of_textbook_gradients(name: str) -> None:
     n, batch, draws = 2, 8, 16
     noise = torch.randn(n, problem.layout.size, dtype=torch.float64, generator=stream(5, 0))
     weights = problem.weights + 0.1 * noise
-    options: dict[str, Any] = {"draws": draws, "max_draws": draws, "seed": 3}
+    options: dict[str, Any] = {"min_draws": draws, "max_draws": draws, "seed": 3}
     result = landscape.noise_scale(problem, batch, weights=weights, **options)
     pairs = landscape.noise_scale(problem, batch, gradient="draws", **options)
     total, local = stream(3, 0), stream(3, 1)
@@ -200,7 +200,7 @@ def test_the_jackknife_is_that_of_leaving_each_draw_out() -> None:
         whole.add(row[None])
     full = from_round(draws, 3)
     left = [from_round(torch.cat((draws[:k], draws[k + 1 :])), 3) for k in range(9)]
-    scale = whole.scale()
+    scale = whole.estimate()
     assert (scale.trace, scale.norm2) == pytest.approx(full)
     ratio, ratios = full[0] / full[1], np.array([a / b for a, b in left])
     np.testing.assert_allclose(scale.estimates, 9 * ratio - 8 * ratios)
@@ -222,7 +222,7 @@ def test_the_learners_have_the_closed_form_with_their_spread() -> None:
     weights = problem.weights + 0.2 * torch.randn(n, 4, dtype=torch.float64, generator=stream(1, 1))
     own = weights @ problem.model.get_buffer("hessian")  # each learner's mean gradient
     variance, square = float(own.var(0).sum()), float(own.mean(0).square().sum())
-    result = landscape.noise_scale(problem, n * batch, weights=weights, tol=0.05, seed=3)
+    result = landscape.noise_scale(problem, n * batch, weights=weights, relative_error=0.05, seed=3)
     assert (result.learners, result.local_batch) == (n, batch)
     # The mean gradient's noise has no part of the spread; what single steps show has.
     assert abs(result.learner_trace - 16) < 4 * result.learner_trace_error
@@ -233,15 +233,15 @@ def test_the_learners_have_the_closed_form_with_their_spread() -> None:
     assert batch * variance > 4 * result.round_trace_error
 
 
-def test_without_noise_it_is_zero_and_at_a_minimum_it_is_not_resolved() -> None:
+def test_without_noise_it_is_zero_and_at_a_minimum_it_has_no_bound() -> None:
     exact = landscape.noise_scale(noisy(0.0), 4, max_draws=20)
     assert exact.value == pytest.approx(0, abs=1e-25)
     flat = noisy(1.0)
     flat = Problem(flat.model, mean_output, flat.tensors or (), weights=torch.zeros(4))
     result = landscape.noise_scale(flat, 4, gradient="draws", max_draws=40)
     assert not result.converged
-    assert not result.resolved
-    assert "not told apart from 0" in text_of(result)
+    assert not result.bounded
+    assert "not significantly above 0" in text_of(result)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_intervals_of_a_ratio_cover_the_truth_and_no_scale_is_negative(
         estimator = Jackknife(g, 1)
         for row in g + torch.randn(24, 20, dtype=torch.float64, generator=stream(seed, 7)):
             estimator.add(row[None])
-        scale = estimator.scale()
+        scale = estimator.estimate()
         low, high = scale.interval()
         covered.append(low <= 20 / size**2 <= high)
         open_ends += math.isinf(high)
@@ -317,7 +317,7 @@ def aligned(spectrum: list[float], gamma: float, samples: int = 4000) -> Problem
 
 def test_alignment_matches_dense_matrices_draw_by_draw() -> None:
     problem, batch, count, k = problems.mlp(samples=30), 6, 11, 3
-    found = landscape.noise_alignment(problem, batch, k, max_draws=count, seed=9)
+    found = landscape.noise_alignment(problem, batch, k, min_draws=count, max_draws=count, seed=9)
     h = problems.textbook_hessian(problem)
     g = problems.textbook_gradient(problem, problem.weights)
     values, vectors = torch.linalg.eigh(h)
@@ -340,7 +340,7 @@ def test_alignment_matches_dense_matrices_draw_by_draw() -> None:
         rest = torch.cat([drawn[:j], drawn[j + 1 :]])
         without.append(float(torch.einsum("ni,ij,nj->", rest, h, rest) / rest.square().sum()))
     assert found.ias_error == pytest.approx((count - 1) ** 0.5 * np.std(without), rel=1e-6)
-    assert (found.draws, found.reached) == (count, False)
+    assert (found.draws, found.draws_converged) == (count, False)
 
 
 def test_the_exponent_is_the_slope_of_logarithms() -> None:
@@ -372,7 +372,7 @@ def test_the_command_of_alignment_has_the_batch_of_the_run(
     trained: Path, tmp_path: Path, command: Command
 ) -> None:
     last = trained / "last.h5"
-    assert command("noise-alignment", last, "--top-k", "3", "-o", tmp_path / "n.h5")[0] == 0
+    assert command("noise-alignment", last, "--k", "3", "-o", tmp_path / "n.h5")[0] == 0
     saved = landscape.load(tmp_path / "n.h5")
     assert saved.batch == 40  # 4 learners of 10 samples
     problem = landscape.load(last).problem()

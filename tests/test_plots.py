@@ -348,6 +348,15 @@ def test_panels_go_to_axes_of_ones_own_by_name(surface: Surface) -> None:
     assert "alpha_e" in rate.get_ylabel()
 
 
+@pytest.mark.parametrize("style", ["contour", "surface", "difference"])
+def test_labels_have_the_units_of_the_fields(surface: Surface, style: str) -> None:
+    with mock.patch.object(Surface, "units", {**Surface.units, "loss": "bit"}):
+        figure = plots.draw([surface] * 2, style=style)
+    labels = {ax.get_ylabel() for ax in figure.axes}
+    assert any("loss (bit)" in label for label in labels)
+    assert not any("nat" in label for label in labels)
+
+
 def test_a_drawing_with_a_figure_of_its_own_takes_no_axes() -> None:
     class Lone(float):
         pass
@@ -404,7 +413,7 @@ def test_lines_show_loss_accuracy_and_barrier() -> None:
         (lambda s: plots.draw([s], "c.jpeg"), "must end in .png"),
         (lambda s: plots.draw([s, s], ax=axes_of_ones_own()), r"ax: .* give axes=.* of surface 0, surface 1"),
         (lambda s: plots.draw(s, axes={"profil": axes_of_ones_own()}), "axes: 'profil'.*'profile'"),
-        (lambda s: plots.draw(s, axes={"surface": 3}), "axes: a int is not allowed"),
+        (lambda s: plots.draw(s, axes={"surface": 3}), "axes: 3 is not allowed, it must be axes"),
         (lambda s: plots.draw(s, ax=axes_of_ones_own(), axes={"surface": axes_of_ones_own()}), "only one"),
         (lambda s: plots.draw(s, visuals={"capt": False}), "visuals: 'capt'.*'caption'"),
         (lambda s: plots.draw(s, visuals={"title": None}), "visuals: 'title': None is not allowed"),

@@ -17,7 +17,7 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import landscape
-from landscape import testing
+from landscape import plugins, testing
 from tests import problems
 from tests.test_conformance import ANALYSES, is_slow
 from tests.test_docstrings import names, with_members
@@ -30,11 +30,13 @@ def api() -> str:
     every = [
         *names(),
         *(one for name in testing.__all__ for one in with_members(f"testing.{name}", getattr(testing, name))),
+        *((f"plugins.{name}", getattr(plugins, name), None) for name in plugins.__all__),
     ]
     found = set()
     for name, value, _ in every:
         function = value.fget if isinstance(value, property) else value
-        bare = isinstance(value, dict) or (inspect.isclass(value) and issubclass(value, Exception))
+        alias = not (inspect.isclass(value) or inspect.isroutine(function))
+        bare = alias or (inspect.isclass(value) and issubclass(value, Exception))
         signature = "" if bare else str(inspect.signature(function))
         kind = "property " if isinstance(value, property) else "class " if inspect.isclass(value) else ""
         found.add(re.sub(" at 0x[0-9a-f]+", "", f"{kind}{name}{signature}\n"))

@@ -101,7 +101,10 @@ def test_results_of_another_loss_or_data_are_not_gone_on_with() -> None:
     problem = Problem(mlp(), F.cross_entropy, (X, Y))
     plane = landscape.random_plane(problem)
     before = landscape.hessian_grid(problem, plane, grid=(2, 2))
-    assert landscape.hessian_grid(problem, plane, grid=(2, 2), previous=before) is before
+    assert (
+        landscape.hessian_grid(problem, plane, grid=(2, 2), execution=landscape.Execution(previous=before))
+        is before
+    )
     other = X.clone()
     other[17, 3] += 1e-3
     for changed in (
@@ -112,10 +115,12 @@ def test_results_of_another_loss_or_data_are_not_gone_on_with() -> None:
         Problem(mlp(), F.cross_entropy, (X, Y), weight_decay=1e-3),
     ):
         with pytest.raises(InputError, match="its loss is|other data|penalty"):
-            landscape.hessian_grid(changed, plane, grid=(2, 2), previous=before)
+            landscape.hessian_grid(
+                changed, plane, grid=(2, 2), execution=landscape.Execution(previous=before)
+            )
     few = landscape.hessian_grid(problem, plane, grid=(2, 2), max_products=4)
     assert not few.converged.any()
-    again = landscape.hessian_grid(problem, plane, grid=(2, 2), previous=few)
+    again = landscape.hessian_grid(problem, plane, grid=(2, 2), execution=landscape.Execution(previous=few))
     np.testing.assert_array_equal(again.lambda_max, before.lambda_max)
 
 

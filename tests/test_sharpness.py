@@ -52,7 +52,7 @@ def test_a_quadratic_has_the_maximum_of_its_trust_region(
     assert found.value <= exact + 1e-9
     assert found.value == pytest.approx(exact, rel=2e-3)
     assert found.standard_error == 0
-    assert found.reached
+    assert found.converged
     assert found.draws == 0
 
 
@@ -62,10 +62,12 @@ def test_the_average_is_half_of_the_trace() -> None:
     problem.weights.copy_(torch.tensor([0.5, 1.0, 2.0, -1.0]))
     h = problem.model.get_buffer("hessian").diagonal()
     for adaptive, c2 in ((True, problem.weights**2), (False, torch.ones(4))):
-        found = landscape.sharpness(problem, 0.2, "average", adaptive=adaptive, tol=0.03, max_draws=20000)
+        found = landscape.sharpness(
+            problem, 0.2, "average", adaptive=adaptive, relative_error=0.03, max_draws=20000
+        )
         truth = 0.2**2 / 2 * float((h * c2).sum())
         assert abs(found.value - truth) < 4 * found.standard_error
-        assert found.reached
+        assert found.converged
         assert found.standard_error <= 0.03 * found.value
         assert found.draws == len(found.values) >= 32
         assert found.gradients == 2 * found.draws + 1
@@ -84,7 +86,7 @@ def noisy(samples: int = 400) -> Problem:
 
 def test_minibatches_match_dense_matrices_draw_by_draw() -> None:
     problem, rho, m = noisy(), 0.4, 5
-    found = landscape.sharpness(problem, rho, m=m, max_draws=6, steps=200, starts=0, seed=3)
+    found = landscape.sharpness(problem, rho, m=m, min_draws=6, max_draws=6, steps=200, starts=0, seed=3)
     generator = stream(3, 0)
     assert problem.tensors is not None
     x, y = (t.numpy() for t in problem.tensors)
@@ -96,7 +98,7 @@ def test_minibatches_match_dense_matrices_draw_by_draw() -> None:
         exact.append(largest(c[:, None] * h * c, c * g, rho))
     np.testing.assert_allclose(found.values, exact, rtol=2e-3)
     assert found.standard_error == pytest.approx(np.std(exact, ddof=1) / 6**0.5, rel=0.02)
-    assert (found.m, found.reached, found.draws) == (5, False, 6)
+    assert (found.m, found.converged, found.draws) == (5, False, 6)
 
 
 def test_smaller_minibatches_are_sharper() -> None:
@@ -113,7 +115,7 @@ def test_adaptive_sharpness_does_not_see_the_scale_of_layers() -> None:
         views[name].mul_(factor)
     other = Problem(problem.model, problem.criterion, problem.resident, weights=scaled)
     assert other.loss() == pytest.approx(problem.loss())
-    for options in ({"starts": 0}, {"kind": "average", "max_draws": 20}):
+    for options in ({"starts": 0}, {"kind": "average", "min_draws": 20, "max_draws": 20}):
         one, two = (landscape.sharpness(p, 0.3, **options).value for p in (problem, other))  # type: ignore[arg-type]
         assert two == pytest.approx(one, rel=1e-6)
     plain = [landscape.sharpness(p, 0.3, adaptive=False, starts=0).value for p in (problem, other)]
@@ -126,14 +128,14 @@ def test_batchnorm_batches_and_weights_that_are_zero() -> None:
     x, y = problem.resident
     batches = Problem(problem.model, problem.criterion, [(x[:12], y[:12]), (x[12:], y[12:])])
     for kind in ("worst", "average"):
-        one, two = (landscape.sharpness(p, 0.1, kind, max_draws=8) for p in (problem, batches))
+        one, two = (landscape.sharpness(p, 0.1, kind, min_draws=8, max_draws=8) for p in (problem, batches))
         assert two.value == pytest.approx(one.value, rel=1e-5)
         assert one.value > 0 or kind == "average"
         assert (one.batchnorm, one.bn) == (True, "center")
     # BatchNorm's bias begins at 0, and stays there.
     assert one.fixed == sum(int((t == 0).sum()) for t in problem.layout.views(problem.weights).values()) > 0
-    assert landscape.sharpness(problem, 0.1, m=8, max_draws=3).batchnorm
-    drawn = [landscape.sharpness(p, 0.1, m=8, max_draws=3).values for p in (problem, batches)]
+    assert landscape.sharpness(problem, 0.1, m=8, min_draws=3, max_draws=3).batchnorm
+    drawn = [landscape.sharpness(p, 0.1, m=8, min_draws=3, max_draws=3).values for p in (problem, batches)]
     np.testing.assert_allclose(*drawn, rtol=1e-4)
 
 
@@ -158,7 +160,20 @@ def test_the_command_takes_several_radii(trained: Path, tmp_path: Path, command:
         large.value, rel=1e-5
     )
     assert "lower bound" in text
-    average = ("--rho", "0.1", "--kind", "average", "--max-draws", "3", "--m", "9", "-o", tmp_path / "a.h5")
+    average = (
+        "--rho",
+        "0.1",
+        "--kind",
+        "average",
+        "--min-draws",
+        "3",
+        "--max-draws",
+        "3",
+        "--m",
+        "9",
+        "-o",
+        tmp_path / "a.h5",
+    )
     code, text, err = command("sharpness", last, *average)
     assert code == 0, err
     assert re.search(r"converged +NO", text)

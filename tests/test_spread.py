@@ -36,7 +36,7 @@ def check_against_dense(problem: Problem, weights: torch.Tensor, k: int, samples
     values, vectors = (t.flip(-1)[..., :k] for t in torch.linalg.eigh(h))
     spread = weights - mean
     c = spread.T @ spread / n
-    found = landscape.disagreement(weights, k, problem=problem, tol=1e-8, search="exact")
+    found = landscape.disagreement(problem, weights, k, residual_tol=1e-8, search="exact")
     np.testing.assert_allclose(found.values, values, rtol=1e-6)
     shares = torch.stack([v @ c @ v for v in vectors.T]) / c.trace()
     np.testing.assert_allclose(found.spread_share, shares, rtol=1e-4, atol=1e-9)
@@ -73,7 +73,7 @@ def test_a_network_matches_dense_matrices() -> None:
     few = problems.linear_regression()  # with parameters that are not used
     check_against_dense(few, around(few, 4, 0.3), 2, 40)
     square = problems.quadratic([3.0, 1.0])
-    found = landscape.disagreement(around(square, 6), 1, problem=square)  # more learners than parameters
+    found = landscape.disagreement(square, around(square, 6), 1)  # more learners than parameters
     assert (found.rank, found.gradient_in_span, found.dominant_in_span) == (
         2,
         pytest.approx(1),
@@ -86,7 +86,7 @@ def test_known_numbers_of_a_quadratic() -> None:
     vectors = torch.linalg.eigh(problem.model.get_buffer("hessian")).eigenvectors.T.flip(0)
     # Deviations ±2 along the sharpest eigenvector, ±1 along the third.
     away = torch.stack([2 * vectors[0], -2 * vectors[0], vectors[2], -vectors[2]])
-    found = landscape.disagreement(problem.weights + away, 2, problem=problem, tol=1e-6)
+    found = landscape.disagreement(problem, problem.weights + away, 2, residual_tol=1e-6)
     np.testing.assert_allclose(found.spread_share, [0.8, 0], atol=1e-9)
     assert found.consensus == pytest.approx(2.5)
     assert found.cost == pytest.approx((4 * 9 + 1) / 4)
@@ -100,8 +100,8 @@ def test_the_mean_of_learners_in_float32_adds_nothing() -> None:
     x, y = torch.randn(40, 50), torch.randint(3, (40,))
     problem = Problem(model, torch.nn.functional.cross_entropy, (x, y))
     weights = problem.weights + 1e-5 * torch.randn(6, problem.weights.numel())  # close to rounding
-    found = landscape.disagreement(weights, 2, problem=problem)
-    exact = landscape.disagreement(weights, 2, problem=problem.to(torch.float64))
+    found = landscape.disagreement(problem, weights, 2)
+    exact = landscape.disagreement(problem.to(torch.float64), weights, 2)
     assert found.rank == 5
     assert found.consensus == pytest.approx(exact.consensus, rel=1e-6)
     assert found.gradient_in_span == pytest.approx(exact.gradient_in_span, rel=1e-3)
@@ -110,12 +110,12 @@ def test_the_mean_of_learners_in_float32_adds_nothing() -> None:
 def test_two_learners_have_no_error_and_a_zero_gradient_no_share() -> None:
     problem = problems.quadratic([3.0, 1.0], start=0.0)
     found = landscape.disagreement(
-        torch.eye(2, dtype=torch.float64) * torch.tensor([[1.0], [-1.0]]), problem=problem, top_k=1
+        problem, torch.eye(2, dtype=torch.float64) * torch.tensor([[1.0], [-1.0]]), k=1
     )
     assert math.isnan(found.standard_error)
     assert math.isnan(found.cost_error)
     exact = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
-    zero = landscape.disagreement(exact, 1, problem=problem)
+    zero = landscape.disagreement(problem, exact, 1)
     assert zero.grad_norm2 == 0
     assert np.isnan(zero.gradient_share).all()
     assert math.isnan(zero.gradient_in_span)
@@ -131,12 +131,12 @@ def test_batches_and_batchnorm_with_the_statistics_of_the_mean() -> None:
     batches = Problem(problem.model, problem.criterion, [(x[:12], y[:12]), (x[12:], y[12:])])
     weights = around(problem, 4, 0.05)
     check_against_dense(problem, weights, 3, 20)
-    whole, found = (landscape.disagreement(weights, 3, problem=p) for p in (problem, batches))
+    whole, found = (landscape.disagreement(p, weights, 3) for p in (problem, batches))
     assert found.batchnorm
     assert found.bn == "center"
     for name in ("value", "cost", "gradient_in_span", "learners_loss"):
         assert getattr(found, name) == pytest.approx(getattr(whole, name), rel=1e-4)
-    again = landscape.disagreement(weights, 3, problem=problem.with_batchnorm("recalibrate", 10))
+    again = landscape.disagreement(problem.with_batchnorm("recalibrate", 10), weights, 3)
     assert (again.bn, again.bn_samples) == ("recalibrate", 10)
     assert again.learners_loss != found.learners_loss
     assert "BatchNorm" in plots.draw([again]).get_caption()  # type: ignore[attr-defined]
@@ -145,17 +145,17 @@ def test_batches_and_batchnorm_with_the_statistics_of_the_mean() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"top_k": 999}, "k: 999"),
-        ({"checkpoint": torch.zeros(1, 107)}, "learners: 1"),
-        ({"checkpoint": torch.zeros(3, 5)}, r"weights: shape \(3, 5\)"),
-        ({"checkpoint": torch.zeros(3, 107)}, "consensus distance is 0"),
-        ({"checkpoint": torch.full((3, 107), torch.nan)}, "consensus distance is nan"),
-        ({"problem": None}, "problem: missing"),
+        ({"k": 999}, "k: 999"),
+        ({"weights": torch.zeros(1, 107)}, "learners: 1"),
+        ({"weights": torch.zeros(3, 5)}, r"weights: shape \(3, 5\)"),
+        ({"weights": torch.zeros(3, 107)}, "consensus distance is 0"),
+        ({"weights": torch.full((3, 107), torch.nan)}, "consensus distance is nan"),
+        ({"weights": None}, "weights: missing"),
     ],
 )
 def test_bad_input_is_one_line(change: dict[str, object], words: str) -> None:
     problem = problems.mlp()
-    given = {"checkpoint": around(problem, 3), "problem": problem, **change}
+    given = {"weights": around(problem, 3), "problem": problem, **change}
     with pytest.raises(LandscapeError, match=words) as caught:
         landscape.disagreement(**given)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
@@ -163,9 +163,9 @@ def test_bad_input_is_one_line(change: dict[str, object], words: str) -> None:
 
 def test_the_command_of_disagreement_is_the_function(trained: Path, tmp_path: Path, command: Command) -> None:
     last, out = trained / "last.h5", tmp_path / "d.h5"
-    assert command("disagreement", last, "--top-k", "4", "-o", out)[0] == 0
+    assert command("disagreement", last, "--k", "4", "-o", out)[0] == 0
     saved, run = landscape.load(out), landscape.load(last)
-    found = landscape.disagreement(run, 4)
+    found = landscape.disagreement(run, k=4)
     assert (found.split, found.label) == (saved.split, saved.label) == ("train", run.label)
     for name in ("value", "standard_error", "cost", "gradient_in_span", "dominant_in_span"):
         assert getattr(saved, name) == pytest.approx(getattr(found, name), rel=1e-6)
@@ -174,7 +174,7 @@ def test_the_command_of_disagreement_is_the_function(trained: Path, tmp_path: Pa
     own = ("--model", "mlp(widths=[6, 8, 3])", "--data", "synthetic")
     one_line(command("disagreement", tmp_path / "one.pt", *own), 2, "one.pt: learners: 1", "≥ 2")
     with pytest.raises(OperationError):
-        landscape.disagreement(run.weights[:1].expand(2, -1), problem=run.problem())
+        landscape.disagreement(run, run.weights[:1].expand(2, -1))
 
 
 EIGENVALUES = [-0.5, 0.2, 1.0, 3.0]
@@ -204,7 +204,7 @@ def learners(size: int, scale: float = 0.3, n: int = 5) -> Tensor:
 def test_a_quadratic_is_smoothed_to_itself_and_a_constant() -> None:
     problem, weights = problems.quadratic(EIGENVALUES), learners(4)
     path = torch.cumsum(learners(4, n=4), 0)
-    found = smoothing(problem, weights, pairs=40, top=4, path=path, tol=1e-8)
+    found = smoothing(problem, weights, draws=40, k=4, trajectory=path, residual_tol=1e-8)
     mean = weights.mean(0)
     spread = weights - mean
     h, covariance = dense_hessian(problem), spread.T @ spread / 5
@@ -231,7 +231,7 @@ def test_a_quadratic_is_smoothed_to_itself_and_a_constant() -> None:
 def test_a_cosine_is_smoothed_as_its_transform_says(scale: float) -> None:
     weights = learners(3, scale)
     weights = weights - weights.mean(0)  # w_a = 0, its minimum
-    found = smoothing(cosine(), weights, pairs=100, tol=1e-6)
+    found = smoothing(cosine(), weights, draws=100, residual_tol=1e-6)
     variances = (weights**2).mean(0).numpy(), np.full(3, found.consensus / 3)
     a = np.array([4.0, 2.0, 1.0])
     for k, variance in enumerate(variances):
@@ -249,7 +249,7 @@ def test_a_cosine_is_smoothed_as_its_transform_says(scale: float) -> None:
 def test_the_fast_path_is_the_mean_of_dense_hessians(name: str) -> None:
     problem = problems.ALL[name]()
     weights = problem.weights + learners(problem.layout.size, 0.1, 3)
-    found = smoothing(problem, weights, pairs=3, tol=1e-6, path=weights)
+    found = smoothing(problem, weights, draws=3, residual_tol=1e-6, trajectory=weights)
     mean = weights.mean(0)
     for k, kind in enumerate(("measured", "isotropic")):
         shifts = [displacement(weights - mean, kind, found.consensus, 0, i) for i in range(3)]

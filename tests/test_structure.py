@@ -17,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("source")  # it is parsed once
 PACKAGE = Path(__file__).parents[1] / "landscape"
 # From the top: a room may import those after it. _version is a number that all may read.
 ROOMS = (
-    "__init__", "__main__", "testing", "cli", "integrations", "reports", "paper", "training", "plots", "analysis", "checkpoint", "curvature", "gradients", "evaluation",
+    "__init__", "__main__", "plugins", "testing", "cli", "integrations", "reports", "paper", "training", "plots", "analysis", "checkpoint", "curvature", "gradients", "evaluation",
     "geometry", "results", "limits", "models", "data", "problem", "core", "_version",
 )  # fmt: skip
 
@@ -85,7 +85,13 @@ def test_the_import_test_sees_circles_and_every_import(tmp_path: Path) -> None:
 
 def test_the_package_has_only_rooms() -> None:
     own = {path.name for path in PACKAGE.iterdir() if path.is_file()}
-    assert own == {"__init__.py", "__init__.pyi", "__main__.py", "_version.py", "py.typed"}
+    assert own == {
+        "__init__.py",
+        "__init__.pyi",
+        "__main__.py",
+        "_version.py",
+        "py.typed",
+    }
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert rooms | {"__init__", "__main__", "_version"} == set(ROOMS)
 

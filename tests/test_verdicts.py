@@ -36,7 +36,12 @@ def test_intervals_are_students(values: list[float]) -> None:
     [
         ((1.0, 1.1, 1.2), (0, math.inf), True, ""),
         ((-1.0, -1.1, -1.2), (0, math.inf), False, ""),
-        ((1.0, -1.0, 1.1), (0, math.inf), None, "the interval contains the border"),
+        (
+            (1.0, -1.0, 1.1),
+            (0, math.inf),
+            None,
+            "the interval contains the border; about 43 seeds would decide",
+        ),
         ((1.0, 1.1), (0, math.inf), None, "2 seeds, a verdict needs 3"),
         ((5.0,), (0, math.inf), None, "1 seed, a verdict needs 3"),
         ((), (0, math.inf), None, "no seeds, a verdict needs 3"),
@@ -58,7 +63,15 @@ def test_grades() -> None:
     assert outcome([good]) == outcome([good, good]) == "holds"
     assert outcome([good, open_]) == outcome([good, bad]) == "holds in part"
     assert outcome([bad]) == outcome([bad, open_]) == "does not hold"
-    assert outcome([open_]) == outcome([]) == "not tested here"
+    assert outcome([open_]) == outcome([Effect("", "", (1.0,))]) == "undecided"
+    assert outcome([]) == outcome([Effect("", "", (), untested="it cannot be")]) == "not tested here"
+    assert Effect("", "", (1.0, -1.0, 0.0)).reason.endswith("; 1000 would not decide")
+    # Between two borders the nearer one counts; ratios are compared as logarithms.
+    assert Effect("", "", (0.9, 1.9, 1.4), (0.0, 2.0)).reason.endswith("; about 6 seeds would decide")
+    logs = tuple(np.exp([0.9, 1.9, 1.4]))
+    assert Effect("", "", logs, (1.0, math.exp(2)), ratio=True).reason.endswith(
+        "; about 6 seeds would decide"
+    )
     assert outcome([Effect("", "", (3.0,), exact=True)]) == "holds"
     assert Effect("", "", (1.0, 2.0, 3.0), untested="a reason").holds is None
 
@@ -101,8 +114,8 @@ def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> 
     assert any(f"drawn by version {version}" in line for line in lines)
     halved = rows_of((tmp_path / "flatness.csv").read_text())
     (tmp_path / "flatness.csv").write_text(table(halved[halved["seed"] < 2]))
-    assert "**not tested here**" in gallery.page(tmp_path).read_text(encoding="utf-8")
-    assert json.loads((tmp_path / "flatness.json").read_text())["outcome"] == "not tested here"
+    assert "**undecided**" in gallery.page(tmp_path).read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "flatness.json").read_text())["outcome"] == "undecided"
     (tmp_path / "flatness.csv").unlink()
     with pytest.raises(OperationError, match="flatness.csv"):
         gallery.page(tmp_path)

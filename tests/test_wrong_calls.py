@@ -18,13 +18,17 @@ import landscape
 from landscape import InputError, Problem
 from tests.test_first_argument import NEEDED, first, linear
 
+LEARNERS = torch.randn(3, 8)
 # Arguments with which a function uses all others, or is quick.
 MORE: dict[str, dict[str, Any]] = {
     "between": {"weights": torch.randn(2, 8)},
     "contour": {"grid": 3},
-    "noise_alignment": {"top_k": 2},
+    "noise_alignment": {"k": 2},
     "spectrum": {"quantities": ("extremes", "trace", "density")},
     "hessian_grid": {"grid": 2},
+    "noise": {"weights": LEARNERS, "lr": 0.1, "local_batch": 4},
+    "smoothing": {"weights": LEARNERS, "draws": 2},
+    "disagreement": {"weights": LEARNERS, "k": 2},
 }
 OTHER = torch.randn(3, 11)  # weights of another model
 

@@ -39,11 +39,11 @@ from landscape.results.comparison import Comparison
 
 # Losses are equal within this share of the target (ours): quantities such as λ_max, which fall with the loss,
 # then change by about as much, far less than the differences of interest.
-TOLERANCE = 0.1
+LOSS_TOL = 0.1
 
 
 def _at_equal_loss(
-    entries: Sequence[Entry], tolerance: float, problem_of: ProblemOf
+    entries: Sequence[Entry], loss_tol: float, problem_of: ProblemOf
 ) -> tuple[list[Entry], float]:
     """(the entries at nearly one training loss, that loss in nats).
 
@@ -52,7 +52,7 @@ def _at_equal_loss(
 
     Raises:
         InputError: a run that is not of a file.
-        OperationError: a run with no checkpoint within ``tolerance``, relative to the loss, or a loss that is
+        OperationError: a run with no checkpoint within ``loss_tol``, relative to the loss, or a loss that is
             not finite.
     """
     runs = [entry.run for entry in entries if entry.run]
@@ -70,11 +70,11 @@ def _at_equal_loss(
     taken = []
     for entry, run, loss in zip(entries, runs, losses, strict=True):
         near, found = (run, loss) if loss == target else _nearest(run, loss, target, problem_of)
-        if abs(found - target) > tolerance * abs(target):
+        if abs(found - target) > loss_tol * abs(target):
             raise OperationError(
-                f"{run.path}: no checkpoint of its run has a training loss within {tolerance:.0%} of "
+                f"{run.path}: no checkpoint of its run has a training loss within {loss_tol:.0%} of "
                 f"{target:.4g}, that of {highest.path}; the nearest is step {near.step:,} with {found:.4g}. "
-                "Save more of them (checkpoint.every), or allow a larger loss tolerance"
+                "Save more of them (checkpoint.every), or allow a larger loss_tol"
             )
         taken.append(replace(entry, given=near, label=near.label))
     return taken, target
@@ -171,7 +171,7 @@ class Row:
         return found, "Welch t"
 
 
-def told_apart(rows: Sequence[Row], sides: int, eps: float, level: float) -> dict[str, Any]:
+def differences(rows: Sequence[Row], sides: int, eps: float, significance: float) -> dict[str, Any]:
     """The fields of a :class:`.Comparison` about the differences of all pairs of ``sides`` sides.
 
     ``eps`` is the relative rounding of the numbers.
@@ -183,7 +183,7 @@ def told_apart(rows: Sequence[Row], sides: int, eps: float, level: float) -> dic
     corrected = holm(p)
     size = np.abs([[side.value for side in row.sides] for row in rows])[:, pairs].max(2)
     bounded = np.array([row.kind in (BOUND, EXACT) for row in rows])[:, None]
-    larger = np.where(bounded, np.abs(values) > errors, corrected <= level)  # False for NaN
+    larger = np.where(bounded, np.abs(values) > errors, corrected <= significance)  # False for NaN
     return {
         "tests": tuple(" or ".join(dict.fromkeys(test for _, test in row)) for row in every),
         "first": pairs[:, 0],
@@ -193,7 +193,7 @@ def told_apart(rows: Sequence[Row], sides: int, eps: float, level: float) -> dic
         "difference_freedom": freedom,
         "p": p,
         "p_holm": corrected,
-        "told": larger & (np.abs(values) > ROUNDINGS * eps * size),
+        "significant": larger & (np.abs(values) > ROUNDINGS * eps * size),
     }
 
 
@@ -232,8 +232,8 @@ def remarks(rows: Sequence[Row], sides: Sequence[str], side_of: Sequence[int]) -
     return said
 
 
-# The level of all tests of a table together (the usual one).
-LEVEL = 0.05
+# The significance level of all tests of a table together (the usual one).
+SIGNIFICANCE = 0.05
 Compared = Checkpoint | Problem
 
 
@@ -265,18 +265,18 @@ def compare(
     checkpoints: Sequence[Compared] | Mapping[str, Compared] | Mapping[str, Sequence[Compared]],
     batch: int | None = None,
     *,
-    only: Sequence[str] = (),
+    quantities: Sequence[str] = (),
     equal_loss: bool = False,
-    loss_tolerance: float = TOLERANCE,
+    loss_tol: float = LOSS_TOL,
     draws: int = Settings.draws,
     planes: int = Settings.planes,
     rise: float = Settings.rise,
     rho: float = Settings.rho,
     rho_average: float = Settings.rho_average,
-    top_k: int = Settings.top_k,
-    level: float = LEVEL,
+    k: int = Settings.k,
+    significance: float = SIGNIFICANCE,
     problem_of: ProblemOf = Checkpoint.problem,
-    precondition: Preconditioning | None = None,
+    preconditioner_of: Preconditioning | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -288,38 +288,38 @@ def compare(
     probability of 99% each (not by residuals, which say that some eigenvalue is near). In groups, such as the
     seeds of two recipes, each checkpoint has draws of its own, the error is that over the group, and Welch's
     t test compares the means: this alone speaks of recipes rather than of single runs. Holm's
-    correction makes ``level`` hold for all tests of the table together.
+    correction makes ``significance`` hold for all tests of the table together.
 
     Args:
         checkpoints: at least two, in a list; or a dict of names to them; or a dict of names to lists, which
             are groups. A problem in place of a checkpoint is measured at its centre, without what needs a
             test set, learners or an optimizer.
         batch: B, samples of the minibatches; default: the runs' total batch, if it is the same for all.
-        only: names of quantities, as ``landscape compare --help`` lists them; default: all that can be
+        quantities: their names, as ``landscape compare --help`` lists them; default: all that can be
             measured.
         equal_loss: take of each run the checkpoint whose training loss is nearest to the highest of all given
             ones (as ``--at-equal-loss``).
-        loss_tolerance: how near, relative to that loss.
+        loss_tol: how near, relative to that loss.
         draws: minibatches and displacements of each quantity. The trace takes 60 products.
         planes, rise: the width is the mean over so many random planes, at this rise of the loss in nats.
         rho, rho_average: ρ of worst-case and average-case adaptive sharpness.
-        top_k: eigenvectors that span the sharp space.
-        level: of the tests, of all together.
+        k: eigenvectors that span the sharp space.
+        significance: the significance level of all tests together.
         problem_of: gives the problem of a checkpoint and a split; for a model or data of your own,
             ``lambda run, split: run.problem(split, model=…, data=…)``.
-        precondition: :func:`landscape.preconditioner`, to have λ_max with the preconditioner of the optimizer
-            that made a checkpoint, where it has one.
+        preconditioner_of: :func:`landscape.preconditioner`, to have λ_max with the preconditioner of the
+            optimizer that made a run, where it has one.
         seed: draws minibatches, vectors, displacements and planes.
         progress: called with the share of the work done.
 
     Returns:
         A table of value and error, (Q, S) each, with the differences of all pairs, (Q, K), and ``notes`` on
-        what could not be measured. ``told`` says which differences are larger than their errors.
+        what could not be measured. ``significant`` says which differences are larger than their errors.
 
     Raises:
         InputError: fewer than two checkpoints, an unknown quantity, a number that is not allowed, a batch
-            that is missing, a group that has a checkpoint or a seed twice, or an only quantity that cannot be
-            measured.
+            that is missing, a group that has a checkpoint or a seed twice, or a quantity asked for that
+            cannot be measured.
         OperationError: no checkpoint near the loss asked for.
 
     Example:
@@ -327,21 +327,22 @@ def compare(
         >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
         >>> layer, loss = torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss()
         >>> sharp, flat = (landscape.Problem(layer, loss, (c * x, y)) for c in (1, 0.5))
-        >>> result = landscape.compare({"sharp": sharp, "flat": flat}, only=["lambda-max", "trace"])
-        >>> result.value.round(2).tolist(), result.told.ravel().tolist()
+        >>> result = landscape.compare({"sharp": sharp, "flat": flat}, quantities=["lambda-max", "trace"])
+        >>> result.value.round(2).tolist(), result.significant.ravel().tolist()
         ([[9.0, 2.25], [10.0, 2.5]], [True, True])
     """
     sides, entries, grouped = _entries(checkpoints)
-    chosen = [BY_NAME[choose("only", name, BY_NAME)] for name in dict.fromkeys(only)] or list(QUANTITIES)
-    for name, value in (("loss_tolerance", loss_tolerance), ("level", level)):
+    chosen = [BY_NAME[choose("quantities", name, BY_NAME)] for name in dict.fromkeys(quantities)]
+    chosen = chosen or list(QUANTITIES)
+    for name, value in (("loss_tol", loss_tol), ("significance", significance)):
         positive(name, value)
-    below_one("level", level)
+    below_one("significance", significance)
     positive("seed", seed, least=0)
     size = _batch(entries, batch) if any(quantity.needs_batch for quantity in chosen) else 0
-    settings = Settings(size, draws, planes, rise, rho, rho_average, top_k, precondition)
+    settings = Settings(size, draws, planes, rise, rho, rho_average, k, preconditioner_of)
     given_steps, target = [entry.step for entry in entries], math.nan
     if equal_loss:
-        entries, target = _at_equal_loss(entries, loss_tolerance, problem_of)
+        entries, target = _at_equal_loss(entries, loss_tol, problem_of)
     sides = sides or _names(entries)
     columns = []
     for m, entry in enumerate(entries):
@@ -349,12 +350,12 @@ def compare(
         part = portion(progress, m / len(entries), (m + 1) / len(entries))
         columns.append(_measured(Subject(entry.given, problem_of, own), chosen, settings, part))
     side_of = [entry.side for entry in entries]
-    rows = _rows(chosen, columns, bool(only), side_of, grouped)
+    rows = _rows(chosen, columns, bool(quantities), side_of, grouped)
     labels, (sources, digests) = [e.label for e in entries], zip(*(e.source() for e in entries), strict=True)
     return Comparison(
         **described(rows),
-        **told_apart(rows, len(sides), max(column.eps for column in columns), level),
-        **{name: value for name, value in vars(settings).items() if name != "precondition"},
+        **differences(rows, len(sides), max(column.eps for column in columns), significance),
+        **{name: value for name, value in vars(settings).items() if name != "preconditioner_of"},
         sides=tuple(sides),
         labels=tuple(labels),
         sources=sources,
@@ -362,7 +363,7 @@ def compare(
         side_of=np.array(side_of),
         steps=np.array([entry.step for entry in entries]),
         given_steps=np.array(given_steps),
-        level=float(level),
+        significance=float(significance),
         grouped=grouped,
         equal_loss=target,
         notes=(*_notes(chosen, columns, labels), *remarks(rows, sides, side_of)),
@@ -392,7 +393,7 @@ def _measured(
         part = portion(progress, k / len(quantities), (k + 1) / len(quantities))
         try:
             cells.append(quantity.measure(subject, settings, part))
-        except LandscapeError as error:  # it is told in the table's notes
+        except LandscapeError as error:  # the table's notes say it
             cells.append(error)
         part(1.0)
     return _Column(cells, setting(problem), problem.layout.size, torch.finfo(problem.dtype).eps)

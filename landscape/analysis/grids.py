@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, Unpack, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.checkpoint.result_file import ResultFile
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
@@ -23,7 +25,17 @@ from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions
 from landscape.evaluation import needs
 from landscape.evaluation.adaptive import Tolerance, first_points
 from landscape.evaluation.evaluate import confirm, evaluator
-from landscape.evaluation.grid import PlaneGrid, Portions, Workers, complete, provenance, setting
+from landscape.evaluation.grid import (
+    Dispatch,
+    Execution,
+    MismatchError,
+    PlaneGrid,
+    changed,
+    complete,
+    difference,
+    provenance,
+    setting,
+)
 from landscape.evaluation.paths import BLOCK_BYTES
 from landscape.geometry.surfaces import barrier
 from landscape.problem.batchnorm import SAMPLES
@@ -32,16 +44,15 @@ from landscape.problem.problem import Problem, Run, chain, problem_of
 from landscape.results.base import Provenance
 from landscape.results.grids import SPAN, HessianGrid, Line, Plane, Surface
 
-if TYPE_CHECKING:
-    import torch.distributed as dist
-
-
 # Points at which the error of a lower precision is measured (ours): under 1% of the paper's 2,500.
 ERROR_POINTS = 16
 
 
-def _asked(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What a caller says of the source, which must be equal in an earlier result, too."""
+R = TypeVar("R", Surface, HessianGrid)
+
+
+def _source(about: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a result's origin that an earlier one must have equal."""
     return {name: value for name, value in about.items() if name in ("source_sha256", "split")}
 
 
@@ -70,10 +81,8 @@ def contour(
     precision: str = "model",
     max_memory: int | None = None,
     tolerance: str | float | None = None,
-    previous: Surface | None = None,
-    save: Callable[[Surface], None] | None = None,
-    group: dist.ProcessGroup | None = None,
-    cluster: Workers | None = None,
+    into: ResultFile | None = None,
+    execution: Execution | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Surface:
@@ -99,15 +108,11 @@ def contour(
             this number of nats. Smooth surfaces of 51 × 51 points need 229 exact ones for 1%; where half of
             the points would be needed, or the loss is flat but for rounding, all are computed. An island that
             covers less than 1.5% of the picture can be missed. See :mod:`landscape.evaluation.adaptive`.
-        previous: a surface of the same problem and plane, unfinished or on another grid: the points in common
-            are not computed again. If these are all, or within the tolerance, it is returned itself. Over one
-            span, K and 2K − 1 points have every other one in common. "auto" keeps the path of an unfinished
-            surface.
-        save: called with the unfinished surface about every ten seconds.
-        group: a torch.distributed group whose processes all make this call, each for its part of the points;
-            all return the whole surface, and its first one saves.
-        cluster: a :class:`landscape.Cluster`, whose workers compute the points, in place of a group. The
-            problem is pickled and sent to them.
+        into: a file of :func:`landscape.open`, into which the surface is written, about every ten seconds and
+            at the end. One that is there, unfinished or on another grid, is gone on with: the points in
+            common are not computed again. "auto" keeps the path of an unfinished surface.
+        execution: the processes that compute it, and the earlier surface that it goes on with without a file,
+            see :class:`landscape.Execution`.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -119,7 +124,8 @@ def contour(
         InputError: a grid below 1, a span that is not positive, an unknown option, a tolerance that is no
             positive number and no share below 100%, a path or precision that the model cannot take, or a
             bound on memory that is too small.
-        MismatchError: an InputError, for a ``previous`` of a different model, plane or setting.
+        MismatchError: an InputError, for an ``execution.previous`` of a different model, plane or setting.
+        OperationError: the file ``into`` holds other results, or points that the grid does not have.
 
     Example:
         >>> import torch, landscape
@@ -133,11 +139,13 @@ def contour(
     at = PlaneGrid(problem, plane, grid, span, tolerance, dict.fromkeys(("loss", "accuracy"), float))
     problem = problem.with_batchnorm(bn, bn_samples)
     own, made_of = _setting(problem, plane, bn, precision), provenance(problem)
+    same = _source(about) | own | {"center": plane.center, "directions": plane.directions}
+    same |= {} if path == "auto" else {"path": path}
+    transport = _Transport(Surface, at, same, made_of, into, execution or Execution())
+    previous = transport.previous
     if previous is not None:
-        wanted = _asked(about) | own | {"center": plane.center, "directions": plane.directions}
-        wanted |= {} if path in ("auto", previous.path) else {"path": path}
-        if at.take(previous, wanted, made_of, problem, previous.done):
-            return previous
+        if at.take(previous, previous.done):
+            return transport.end(previous)
         plane = previous.plane(problem.weights)  # the same numbers: the one given may differ by rounding
         path = previous.path if at.same else path
     count = at.done.size if at.tolerance is None else first_points(at.done.shape)
@@ -148,15 +156,61 @@ def contour(
     def surface() -> Surface:
         return Surface(precision_error=error, **at.fields(), **fields, **about)
 
-    saved = (lambda: save(surface())) if save else None
-    portions = Portions(least=run.block, save=saved, group=group, cluster=cluster, progress=progress)
-    fields |= at.complete(run, portions, ("loss",), ("accuracy",), plane.seed)
+    dispatch = transport.dispatch(surface, progress, least=run.block)
+    fields |= at.complete(run, dispatch, ("loss",), ("accuracy",), plane.seed)
     if precision == "model":
         exact = np.where(at.done, at.columns["loss"], np.nan).ravel()
         confirm(run, plane.center, plane.directions, at.points, exact)
     else:
         error = _precision_error(problem, plane, at)
-    return surface()
+    return transport.end(surface())
+
+
+class _Transport(Generic[R]):
+    """The way of a result from the earlier one, if any, to the file and the processes of a call.
+
+    ``same`` are the fields that an earlier one has equal, and ``made_of`` its provenance.
+    """
+
+    def __init__(
+        self,
+        kind: type[R],
+        at: PlaneGrid,
+        same: Mapping[str, Any],
+        made_of: Sequence[str],
+        into: ResultFile | None,
+        execution: Execution,
+    ) -> None:
+        def differs(result: R) -> str:
+            return difference(result, same) or changed(result.provenance, made_of, at.dtype)
+
+        self._execution, self._into, self._save = execution, into, execution.save
+        self.previous: R | None = None
+        if into is None:
+            if execution.previous is not None:
+                expect("execution.previous", execution.previous, kind)
+                self.previous = cast(R, execution.previous)
+                if reason := differs(self.previous):
+                    raise MismatchError(reason)
+            return
+        if not isinstance(into, ResultFile):
+            words = f"into: a {type(into).__name__} is not allowed, it must be a ResultFile"
+            raise InputError(words, f"landscape.open({str(into)!r}, 'a')")
+        if execution.previous is not None or execution.save is not None:
+            raise InputError("execution: previous and save are not allowed with into, which stands for both")
+        self.previous = into.earlier(kind, differs, same.get("source_sha256", ""), at.x, at.y)
+        self._save = functools.partial(into.put, finished=False)
+
+    def dispatch(self, unfinished: Callable[[], R], progress: Progress | None, **division: int) -> Dispatch:
+        save, at = self._save, self._execution
+        saved = (lambda: save(unfinished())) if save else None
+        return Dispatch(save=saved, group=at.group, cluster=at.cluster, progress=progress, **division)
+
+    def end(self, result: R) -> R:
+        """Write the finished result, and return it."""
+        if self._into is not None:
+            self._into.put(result, finished=True)
+        return result
 
 
 def _setting(problem: Problem, plane: Plane, bn: str, precision: str) -> dict[str, Any]:
@@ -284,8 +338,8 @@ def line(
 
     columns: dict[str, Any] = {"loss": np.full(points, np.nan), "accuracy": np.full(points, np.nan)}
     done = np.zeros(points, bool)
-    places, portions = torch.from_numpy(np.stack((t, np.zeros(points)), 1)), Portions(progress=progress)
-    errors = complete(places, done, columns, run, portions, allowed, ("loss",), ("accuracy",))
+    places, dispatch = torch.from_numpy(np.stack((t, np.zeros(points)), 1)), Dispatch(progress=progress)
+    errors = complete(places, done, columns, run, dispatch, allowed, ("loss",), ("accuracy",))
     exact = np.where(done, columns["loss"], np.nan)
     confirm(run, start, directions, places, exact)
     return Line(
@@ -326,10 +380,8 @@ def hessian_grid(
     bn: str = "center",
     bn_samples: int = SAMPLES,
     tolerance: str | float | None = None,
-    previous: HessianGrid | None = None,
-    save: Callable[[HessianGrid], None] | None = None,
-    group: dist.ProcessGroup | None = None,
-    cluster: Workers | None = None,
+    into: ResultFile | None = None,
+    execution: Execution | None = None,
     max_memory: int | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
@@ -348,14 +400,8 @@ def hessian_grid(
         bn, bn_samples: whose statistics BatchNorm uses, as for :func:`landscape.contour`.
         tolerance: as for :func:`landscape.contour`, of λ_min, λ_max and the ratio alike. It pays for grids
             finer than about 20 × 20, and should not be below ``tol``.
-        previous: a result of the same problem and plane, unfinished or on another grid: the points in common
-            are not computed again, except those that did not converge with another ``max_products``. If these
-            are all, or within the tolerance, it is returned itself.
-        save: called with the unfinished result about every ten seconds.
-        group: a torch.distributed group whose processes all make this call, each for its part of the points;
-            all return the whole result, and its first one saves.
-        cluster: a :class:`landscape.Cluster`, whose workers compute the points, in place of a group. The
-            problem is pickled and sent to them.
+        into, execution: as for :func:`landscape.contour`; points that did not converge are computed again
+            with another ``max_products``.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -366,7 +412,7 @@ def hessian_grid(
     Raises:
         InputError: a grid below 1, a span, tol or max_products that is not positive, or a tolerance that is
             not allowed.
-        MismatchError: an InputError, for a ``previous`` of a different model, plane or setting.
+        MismatchError, OperationError: as for :func:`landscape.contour`.
 
     Example:
         >>> import torch, landscape
@@ -382,21 +428,21 @@ def hessian_grid(
     wanted = SearchOptions(1, 1, tol, max_products)
     problem = problem.with_batchnorm(bn, bn_samples)
     fields, made_of = _fields(problem, plane, wanted, search), provenance(problem)
-    if previous is not None:
+    transport = _Transport(HessianGrid, at, _source(about) | fields, made_of, into, execution or Execution())
+    if (previous := transport.previous) is not None:
         # With other limits a point that did not converge is searched again.
         usable = previous.done & (previous.converged | (previous.max_products == max_products))
-        if at.take(previous, _asked(about) | fields, made_of, problem, usable):
-            return previous
+        if at.take(previous, usable):
+            return transport.end(previous)
     fields |= {"max_products": max_products, "provenance": made_of}
 
     def result() -> HessianGrid:
         return HessianGrid(**at.fields(), **fields, **about)
 
     at_once = points_at_once(problem)
-    saved = (lambda: save(result())) if save else None
-    portions = Portions(block=at_once, save=saved, group=group, cluster=cluster, progress=progress)
-    fields |= at.complete(_ends_at(problem, plane, wanted, search, at_once), portions, VALUES, (), plane.seed)
-    return result()
+    dispatch = transport.dispatch(result, progress, block=at_once)
+    fields |= at.complete(_ends_at(problem, plane, wanted, search, at_once), dispatch, VALUES, (), plane.seed)
+    return transport.end(result())
 
 
 def _fields(problem: Problem, plane: Plane, wanted: SearchOptions, search: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
-from landscape.core.options import expect, positive
+from landscape.core.options import positive
 from landscape.core.progress import Progress, no_progress
 from landscape.core.registry import optional
 from landscape.core.statistics import standard_error
@@ -24,7 +24,7 @@ from landscape.evaluation.grid import setting
 from landscape.gradients.learners import Stack
 from landscape.gradients.minibatches import check_unpenalised, draws, in_minibatches, stream
 from landscape.problem.batchnorm import has_batchnorm
-from landscape.problem.problem import Problem
+from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.flatness import PARTS, LearningCoefficient
 
@@ -131,7 +131,7 @@ LOCALIZATION = 100.0
 # as independent: with fewer, R̂ and the standard error are themselves too uncertain.
 CHAINS, MAX_RHAT, LEAST_ESS = 4, 1.01, 100
 # The relative standard error asked for (ours, as for the other instruments).
-TOL = 0.05
+RELATIVE_ERROR = 0.05
 # Steps of a chain, at least and at most; it is doubled until it suffices (ours: 20 s to 5 min with the MNIST
 # network on 2 cores). Draws of a chain: a power of two divides their steps, and half of them are kept.
 LEAST, MOST = 1_000, 32_000
@@ -154,14 +154,14 @@ def _learning_coefficient_need(problem: Any, chains: Any, **_: Any) -> Need:
 
 @bounded(_learning_coefficient_need)
 def learning_coefficient(
-    problem: Problem,
+    problem: Problem | Run,
     batch: int,
     *,
     localization: float = LOCALIZATION,
     step_size: float | None = None,
     nbeta: float | None = None,
     chains: int = CHAINS,
-    tol: float = TOL,
+    relative_error: float = RELATIVE_ERROR,
     max_rhat: float = MAX_RHAT,
     max_steps: int = MOST,
     seed: int = 0,
@@ -180,7 +180,7 @@ def learning_coefficient(
     takes each minibatch's statistics, as in training.
 
     Args:
-        problem: the loss on the training set, at the minimum w*.
+        problem: the loss on the training set, at the minimum w*; or a run, at w_a.
         batch: samples of a minibatch, drawn with replacement; more of them heat less. Data given as batches
             is read once for every 100 steps.
         localization: γ: how strongly chains are held at w*; λ̂ depends on it, and can be compared at the
@@ -190,7 +190,7 @@ def learning_coefficient(
         nbeta: samples times inverse temperature, nβ; default n/log n (Watanabe 2013). Where L is a mean over
             tokens, n counts the sequences; for the likelihood of m tokens give m/log m.
         chains: independent ones, at least 2, all computed at once.
-        tol: the relative standard error asked for.
+        relative_error: double the chains until the standard error is at most this share of the value.
         max_rhat: the largest R̂ of chains that count as mixed.
         max_steps: the most steps of a chain.
         seed: draws the minibatches and the noise of the chains.
@@ -213,14 +213,15 @@ def learning_coefficient(
         >>> problem = landscape.Problem(model, lambda out, y: 0.5 * (out - y).square().mean(), (x, y))
         >>> problem.weights.zero_()  # the minimum of a regular model with 2 parameters
         tensor([0., 0.])
-        >>> result = landscape.learning_coefficient(problem, 50, localization=1.0, chains=2, tol=0.5)
+        >>> options = {"localization": 1.0, "chains": 2, "relative_error": 0.5}
+        >>> result = landscape.learning_coefficient(problem, 50, **options)
         >>> abs(result.value - 1) < 4 * result.standard_error
         True
     """
-    expect("problem", problem, Problem)
+    problem = problem_of(problem)
     statistics = optional("arviz_stats.base", "learning_coefficient", "'sgd-landscape[bayes]'").array_stats
-    names = ("localization", "step_size", "nbeta", "tol", "max_rhat")
-    for name, number in zip(names, (localization, step_size, nbeta, tol, max_rhat), strict=True):
+    names = ("localization", "step_size", "nbeta", "relative_error", "max_rhat")
+    for name, number in zip(names, (localization, step_size, nbeta, relative_error, max_rhat), strict=True):
         if number is not None:
             positive(name, number)
     fewest = {"batch": 1 + has_batchnorm(problem.model), "chains": 2, "max_steps": LEAST, "seed": 0}
@@ -252,10 +253,10 @@ def learning_coefficient(
         return run
 
     run = run_of(first) if step_size else _tuned(run_of, first)
-    found = _summary(run, statistics, tol, max_rhat)
+    found = _summary(run, statistics, relative_error, max_rhat)
     while not found.suffices and not found.hopeless and 2 * run.steps <= max_steps:
         extend(run, run.steps)
-        found = _summary(run, statistics, tol, max_rhat)
+        found = _summary(run, statistics, relative_error, max_rhat)
     report(1.0)
     _refuse(found, run, max_rhat)
     return LearningCoefficient(
@@ -275,7 +276,7 @@ def learning_coefficient(
         lambda_max=top,
         parameters=problem.layout.size,
         max_rhat=max_rhat,
-        tol=tol,
+        relative_error=relative_error,
         converged=found.suffices,
         seed=seed,
         **setting(problem),
@@ -317,8 +318,8 @@ class _Summary:
         return not abs(self.heating) < abs(self.rise)
 
 
-def _summary(run: Langevin, statistics: Any, tol: float, max_rhat: float) -> _Summary:
-    """What the draws of the second half say, and whether they suffice for ``tol`` and ``max_rhat``."""
+def _summary(run: Langevin, statistics: Any, relative_error: float, max_rhat: float) -> _Summary:
+    """Summarize the draws of the second half; ``suffices`` is by ``relative_error`` and ``max_rhat``."""
     if not run.finite:
         return _Summary(np.full((3, 1, 2), math.nan))
     draws = run.draws()
@@ -331,7 +332,7 @@ def _summary(run: Langevin, statistics: Any, tol: float, max_rhat: float) -> _Su
     r_hat, r_hat_distance = float(statistics.rhat(values)), float(statistics.rhat(distances))
     ess, drift = float(statistics.ess(values, method="mean")), float(halves[1] / halves[0] - 1)
     settled = r_hat_distance <= max_rhat or drift <= SETTLED
-    precise = error <= tol * abs(rise - heating) and ess >= LEAST_ESS * len(values)
+    precise = error <= relative_error * abs(rise - heating) and ess >= LEAST_ESS * len(values)
     suffices = precise and r_hat <= max_rhat and settled
     return _Summary(draws, rise, heating, error, r_hat, ess, r_hat_distance, drift, settled, suffices)
 

@@ -15,7 +15,7 @@ from landscape.core import statistics
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
-from landscape.core.options import choose, expect, positive
+from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, no_progress, portion
 from landscape.core.registry import numerics
 from landscape.core.statistics import standard_error
@@ -25,14 +25,14 @@ from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.gradients.learners import Stack
 from landscape.gradients.minibatches import (
-    FEW,
-    JUDGED,
+    MAX_COSTLY,
+    MIN_COSTLY,
     AroundWhole,
+    GradientNoise,
     Jackknife,
     Learners,
     Minibatches,
     Precision,
-    Scale,
     check_unpenalised,
     in_minibatches,
     learners_of,
@@ -40,11 +40,11 @@ from landscape.gradients.minibatches import (
     stream,
 )
 from landscape.problem.layout import average
-from landscape.problem.problem import Problem
+from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.noise import Noise, NoiseAlignment, NoiseScale
 
-# Draws give each standard error to about 13%, 1/√(2·31) (ours; DESIGN's default).
+# Draws give each standard error to about 13%, 1/√(2·31) (ours).
 DRAWS = 32
 
 
@@ -54,12 +54,12 @@ def _noise_need(problem: Any, weights: Any, **_: Any) -> Need:
 
 
 @numerics(1)
-@bounded(_noise_need)
+@bounded(_noise_need, "weights", "lr", "local_batch")
 def noise(
-    problem: Problem,
-    weights: Tensor,
-    lr: float,
-    local_batch: int,
+    problem: Problem | Run,
+    weights: Tensor | None = None,
+    lr: float | None = None,
+    local_batch: int | None = None,
     *,
     draws: int = DRAWS,
     seed: int = 0,
@@ -75,10 +75,10 @@ def noise(
     comes in minibatches of that size, without a smaller last one.
 
     Args:
-        problem: the loss on the training set.
-        weights: (n, P), the learners' weights.
-        lr: α, the learning rate.
-        local_batch: B, samples a learner in a minibatch.
+        problem: the loss on the training set; or a run.
+        weights: (n, P), those of at least 2 learners; default: the run's.
+        lr: α, the learning rate; default: the run's.
+        local_batch: B, samples a learner in a minibatch; default: the run's.
         draws: how many times the minibatches are drawn; 32 give each standard error to about 13%.
         seed: draws the minibatches.
         max_memory: bytes that the process may take, at most.
@@ -101,15 +101,16 @@ def noise(
         >>> landscape.noise(problem, weights, lr=0.1, local_batch=5, draws=3).direct.shape
         (3,)
     """
-    positive("learners", len(weights), least=2)
-    expect("problem", problem, Problem)
+    problem = problem_of(problem)
+    weights = placed(problem, weights, least=2)
+    if lr is None or local_batch is None:
+        raise InputError("lr, local_batch: missing; a problem has none, give both, or the run")
     for name, value, least in (("draws", draws, 2), ("local_batch", local_batch, 1), ("seed", seed, 0)):
         positive(name, value, least=least)
     positive("lr", lr)
     check_unpenalised(problem, "Δ(2) is of the data's minibatches")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
     problem = in_minibatches(problem, local_batch)
-    weights = placed(problem, weights)
     n, mean = len(weights), average(weights)
     gradient, spread = problem.gradient(mean).double(), weights - mean
     terms = _terms_of_delta(problem, weights, mean, gradient)
@@ -177,15 +178,15 @@ def _noise_scale_need(problem: Any, weights: Any, gradient: Any, **_: Any) -> Ne
 
 @bounded(_noise_scale_need)
 def noise_scale(
-    problem: Problem,
+    problem: Problem | Run,
     batch: int,
     *,
     weights: Tensor | None = None,
     local_batch: int | None = None,
     gradient: str = "whole",
-    tol: float = Precision.tol,
-    draws: int = Precision.least,
-    max_draws: int = Precision.most,
+    relative_error: float = Precision.relative_error,
+    min_draws: int = Precision.min_draws,
+    max_draws: int = Precision.max_draws,
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
@@ -200,7 +201,7 @@ def noise_scale(
     samples weigh unequally. Other layers, such as dropout, are in eval mode: their noise is left out.
 
     Args:
-        problem: the loss, on the training set, centred on w_a.
+        problem: the loss, on the training set, centred on w_a; or a run.
         batch: B, samples of a minibatch at w_a. Without BatchNorm the result does not depend on it, and
             small ones are cheaper.
         weights: (n, P), where n ≥ 2 learners take their gradients (SSGD's all at w_a): B_simple of their mean
@@ -209,8 +210,8 @@ def noise_scale(
         local_batch: samples of a learner's minibatch; default: batch / n.
         gradient: "whole": g from all data, one pass; "draws": ‖g‖² from pairs of minibatches, without a pass,
             which is the less exact the smaller ‖g‖² is.
-        tol: draw until the standard error is at most this share of the value.
-        draws, max_draws: at least and at most so many draws, of one gradient, or one for each learner.
+        relative_error: draw until the standard error is at most this share of the value.
+        min_draws, max_draws: at least and at most so many draws, of one gradient, or one for each learner.
         seed: draws the minibatches.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
@@ -220,8 +221,8 @@ def noise_scale(
         B_simple in samples with its standard error, tr Σ and ‖g‖² with theirs, at w_a and from the learners.
 
     Raises:
-        InputError: a batch, tol or number of draws that is not allowed, or weights of another shape or of
-            one learner.
+        InputError: a batch, relative error or number of draws that is not allowed, or weights of another
+            shape or of one learner.
         OperationError: gradients that are not finite.
 
     Example:
@@ -234,8 +235,8 @@ def noise_scale(
         (4.0, 4.0, 1.0)
     """
     choose("gradient", gradient, GRADIENTS)
-    expect("problem", problem, Problem)
-    precision = Precision(tol, draws, max_draws)
+    problem = problem_of(problem)
+    precision = Precision(relative_error, min_draws, max_draws)
     thetas, local = learners_of(problem, batch, weights, local_batch)
     if thetas is not None and len(thetas) < 2:
         raise InputError("weights: those of 1 learner are not allowed, at least 2 are needed")
@@ -245,12 +246,12 @@ def noise_scale(
         estimator = AroundWhole(_finite(at_mean.whole.gradient()), batch)
     else:
         estimator = Jackknife(problem.weights, batch)
-    mean = _scale(at_mean, problem.weights[None], estimator, precision, portion(progress, 0, middle))
+    mean = _gradient_noise(at_mean, problem.weights[None], estimator, precision, portion(progress, 0, middle))
     measured, of_learners = [mean], dict[str, Any]()
     if thetas is not None:
         own = Minibatches(problem, local, stream(seed, 1), len(thetas))
         own_gradients = Learners(problem.weights, len(thetas), local)
-        measured.append(_scale(own, thetas, own_gradients, precision, portion(progress, middle, 1)))
+        measured.append(_gradient_noise(own, thetas, own_gradients, precision, portion(progress, middle, 1)))
         of_learners = {f"learner_{name}": value for name, value in vars(measured[1]).items()}
         of_learners |= own_gradients.rounds()
         of_learners |= {"learners": len(thetas), "local_batch": local, "learner_draws": own_gradients.draws}
@@ -260,7 +261,7 @@ def noise_scale(
         batch=batch,
         draws=estimator.draws,
         gradient=gradient,
-        tol=tol,
+        relative_error=relative_error,
         converged=all(precision.met(each.value, each.standard_error) for each in measured),
         seed=seed,
         **setting(at_mean.whole),
@@ -268,20 +269,20 @@ def noise_scale(
     )
 
 
-def _scale(
+def _gradient_noise(
     drawn: Minibatches, thetas: Tensor, by: AroundWhole | Jackknife, precision: Precision, progress: Progress
-) -> Scale:
+) -> GradientNoise:
     """The noise scale from gradients at ``thetas`` (n, P), until it is as exact as asked for."""
     for parts in drawn:
         rows = [part.gradient(theta) for part, theta in zip(parts, thetas, strict=True)]
         by.add(_finite(torch.stack(rows)))
-        if by.draws < precision.least:
+        if by.draws < precision.min_draws:
             precision.enough(by.draws, 0.0, math.inf, progress)
             continue
-        scale = by.scale()
-        if precision.enough(by.draws, scale.value, scale.standard_error, progress):
+        found = by.estimate()
+        if precision.enough(by.draws, found.value, found.standard_error, progress):
             break
-    return scale
+    return found
 
 
 def _finite(gradients: Tensor) -> Tensor:
@@ -291,26 +292,27 @@ def _finite(gradients: Tensor) -> Tensor:
 
 
 # The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).
-TOP_K = 10
+K = 10
 # Minibatches whose gradients and products are computed at once (ours: as many products as a trace takes).
 BLOCK = 8
 
 
-def _noise_alignment_need(problem: Any, top_k: Any, **_: Any) -> Need:
+def _noise_alignment_need(problem: Any, k: Any, **_: Any) -> Need:
     """The vectors in float64; of a block of gradients rows, products and deviations, some in float64."""
-    vectors, search = needs.count(top_k), needs.several(problem, top_k)
+    vectors, search = needs.count(k), needs.several(problem, k)
     block = BLOCK * (3 + 5 * needs.double(problem))
     return needs.curved(problem, max((1 + needs.double(problem)) * vectors + block, search))
 
 
 @bounded(_noise_alignment_need)
 def noise_alignment(
-    problem: Problem,
+    problem: Problem | Run,
     batch: int,
-    top_k: int = TOP_K,
+    k: int = K,
     *,
-    tol: float = Precision.tol,
-    max_draws: int = FEW,
+    relative_error: float = Precision.relative_error,
+    min_draws: int = MIN_COSTLY,
+    max_draws: int = MAX_COSTLY,
     search: str = "auto",
     seed: int = 0,
     max_memory: int | None = None,
@@ -328,12 +330,12 @@ def noise_alignment(
     has a mean that differs a little from g.
 
     Args:
-        problem: the loss on the training set.
+        problem: the loss on the training set; or a run.
         batch: B, samples in a minibatch.
-        top_k: k, the number of eigenvectors; at most P.
-        tol: draws go on until the standard error of tr(HS)/tr S is this share of it…
-        max_draws: …or until there are so many; at least 2. Each takes a minibatch gradient and a Hessian
-            product.
+        k: the number of eigenvectors; at most P.
+        relative_error: draw until the standard error of tr(HS)/tr S is at most this share of it.
+        min_draws, max_draws: at least and at most so many draws. Each takes a minibatch gradient and a
+            Hessian product.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: draws the minibatches and the start of the search of eigenvalues.
         max_memory: bytes that the process may take, at most.
@@ -354,25 +356,24 @@ def noise_alignment(
         >>> bool(1 <= result.value <= 9)  # H has these eigenvalues
         True
     """
-    expect("problem", problem, Problem)
-    for name, value, least in (("batch", batch, 1), ("top_k", top_k, 1), ("max_draws", max_draws, 2)):
-        positive(name, value, least=least)
-    positive("tol", tol)
+    problem = problem_of(problem)
+    precision = Precision(relative_error, min_draws, max_draws)
+    positive("batch", batch, least=1)
+    positive("k", k, least=1)
     check_unpenalised(problem, "the noise is of the data's minibatches")
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     problem, parts = minibatches.whole, iter(minibatches)
-    pairs = top_eigenvalues(problem, top_k, search=search, seed=seed, progress=portion(progress, 0, 0.5))
+    pairs = top_eigenvalues(problem, k, search=search, seed=seed, progress=portion(progress, 0, 0.5))
     products, _ = exact_products(problem)
     gradient = problem.gradient().double()
     terms = _terms_in_curvature(problem, products, gradient, pairs.vectors.double())
-    rows = np.zeros((0, 4 + top_k))
-    reached, drawing = False, portion(progress, 0.5, 1)
-    while len(rows) < max_draws and not reached:
+    rows, drawing = np.zeros((0, 4 + k)), portion(progress, 0.5, 1)
+    while True:
         block = itertools.islice(parts, min(BLOCK, max_draws - len(rows)))
         rows = np.concatenate([rows, terms([part for (part,) in block])])
         ias, ias_error = statistics.ratio(rows[:, 0], rows[:, 1])
-        reached = len(rows) >= JUDGED and ias_error <= tol * abs(ias)
-        drawing(1.0 if reached else len(rows) / max_draws)
+        if precision.enough(len(rows), ias, ias_error, drawing):
+            break
     noise, noise_error = statistics.ratio(rows[:, 2], rows[:, 3])
     values = pairs.values.numpy()
     gamma, gamma_error, scatter = exponent(values, rows[:, 4:])
@@ -394,11 +395,11 @@ def noise_alignment(
         gamma_scatter=scatter,
         batch=batch,
         draws=len(rows),
-        reached=reached,
+        draws_converged=precision.met(ias, ias_error),
         parameters=problem.layout.size,
-        hvps=pairs.products + len(rows) + 1,
+        products=pairs.products + len(rows) + 1,
         converged=pairs.converged,
-        tol=tol,
+        relative_error=relative_error,
         seed=seed,
         **setting(problem),
         **about,
@@ -437,14 +438,14 @@ def _terms_in_curvature(
     problem: Problem, products: Products, gradient: Tensor, vectors: Tensor
 ) -> Callable[[Sequence[Problem]], Array]:
     """Minibatches ↦ (minibatches, 4 + k): gᵀHg, ‖g‖², both of g_B − g, and its squares along ``vectors``."""
-    bent_gradient = products(gradient[None].to(problem.dtype))[0].double()
+    image_of_gradient = products(gradient[None].to(problem.dtype))[0].double()
 
     def terms(parts: Sequence[Problem]) -> Array:
         rows = torch.stack([part.gradient(problem.weights) for part in parts])
-        bent, rows = products(rows).double(), rows.double()
-        away, bent_away = rows - gradient, bent - bent_gradient
-        pairs = ((rows, bent), (rows, rows), (away, bent_away), (away, away))
-        columns = torch.stack([(a * b).sum(1) for a, b in pairs], 1)
-        return torch.cat([columns, (away @ vectors.T).square()], 1).cpu().numpy()
+        images, rows = products(rows).double(), rows.double()
+        deviations, their_images = rows - gradient, images - image_of_gradient
+        factors = ((rows, images), (rows, rows), (deviations, their_images), (deviations, deviations))
+        columns = torch.stack([(a * b).sum(1) for a, b in factors], 1)
+        return torch.cat([columns, (deviations @ vectors.T).square()], 1).cpu().numpy()
 
     return terms

@@ -14,7 +14,7 @@ import torch
 from landscape.analysis.noise import noise_alignment, noise_scale
 from landscape.analysis.planes import random_plane
 from landscape.analysis.sharpness import batch_sharpness, sharpness
-from landscape.analysis.spread import TOP_K, disagreement
+from landscape.analysis.spread import K, disagreement
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
@@ -132,8 +132,6 @@ def _distances(risen: Callable[[Array], Array], rise: float, start: Array) -> Ar
 ENDS_TOL = 1e-3
 # Roundings of λ_max that products of the Hessian have at most (ours; as in the search).
 ROUNDINGS = 100
-# Smaller than any relative error, so that exactly as many draws are made as were asked for.
-NEVER = float(np.finfo(np.float64).tiny)
 
 Preconditioning = Callable[[Checkpoint, Problem], Preconditioner]
 ProblemOf = Callable[[Checkpoint, str], Problem]
@@ -162,8 +160,8 @@ class Settings:
     # (ours).
     rho: float = 0.5
     rho_average: float = 0.05
-    top_k: int = TOP_K
-    precondition: Preconditioning | None = None
+    k: int = K
+    preconditioner_of: Preconditioning | None = None
 
     def __post_init__(self) -> None:
         positive("batch", self.batch, least=0)
@@ -172,7 +170,7 @@ class Settings:
         for name in ("rise", "rho", "rho_average"):
             positive(name, getattr(self, name))
             object.__setattr__(self, name, float(getattr(self, name)))
-        positive("top_k", self.top_k, least=1)
+        positive("k", self.k, least=1)
 
 
 @dataclass(frozen=True)
@@ -230,7 +228,7 @@ class Subject:
             if self.run is None:
                 raise InputError("learners: a problem alone has none, give the checkpoint")
             self._spread = disagreement(
-                self.run.weights, settings.top_k, problem=self.problem, seed=self.seed, progress=progress
+                self.problem, self.run.weights, settings.k, seed=self.seed, progress=progress
             )
         return self._spread
 
@@ -320,31 +318,27 @@ def _mean_of(
     return measure
 
 
-def _counted(s: Settings) -> dict[str, int]:
-    """As many minibatches as are asked for, whatever their scatter."""
-    return {"batch": s.batch, "draws": s.draws, "max_draws": s.draws}
+def _exactly(s: Settings) -> dict[str, int]:
+    """Return the options for as many draws as are asked for, whatever their scatter."""
+    return {"min_draws": s.draws, "max_draws": s.draws}
 
 
 _trace = _mean_of(trace, "draws", lambda s, problem: {})
 _batch_sharpness = _mean_of(
-    batch_sharpness, "curvature", lambda s, problem: {**_counted(s), "with_lambda_max": False}
+    batch_sharpness, "curvature", lambda s, problem: {"batch": s.batch, "quantities": (), **_exactly(s)}
 )
-_noise_scale = _mean_of(noise_scale, "estimates", lambda s, problem: _counted(s))
+_noise_scale = _mean_of(noise_scale, "estimates", lambda s, problem: {"batch": s.batch, **_exactly(s)})
 _noise_alignment = _mean_of(
-    noise_alignment,
-    "estimates",
-    lambda s, problem: {"batch": s.batch, "top_k": 1, "tol": NEVER, "max_draws": s.draws},
+    noise_alignment, "estimates", lambda s, problem: {"batch": s.batch, "k": 1, **_exactly(s)}
 )
 # Over minibatches, whose scatter is its error; of all samples there would be none.
 _worst = _mean_of(
     sharpness,
     "values",
-    lambda s, problem: {"rho": s.rho, "m": min(s.batch, problem.samples), "tol": NEVER, "max_draws": s.draws},
+    lambda s, problem: {"rho": s.rho, "m": min(s.batch, problem.samples), **_exactly(s)},
 )
 _average = _mean_of(
-    sharpness,
-    "values",
-    lambda s, problem: {"rho": s.rho_average, "kind": "average", "tol": NEVER, "max_draws": s.draws},
+    sharpness, "values", lambda s, problem: {"rho": s.rho_average, "kind": "average", **_exactly(s)}
 )
 
 
@@ -364,9 +358,9 @@ def _spread_cost(subject: Subject, settings: Settings, progress: Progress) -> Me
 
 
 def _preconditioned(subject: Subject, settings: Settings, progress: Progress) -> Measured:
-    if subject.run is None or settings.precondition is None:
-        raise InputError("precondition: not given, landscape.preconditioner makes P from a checkpoint")
-    given = settings.precondition(subject.run, subject.problem)
+    if subject.run is None or settings.preconditioner_of is None:
+        raise InputError("preconditioner_of: not given, landscape.preconditioner makes P from a run")
+    given = settings.preconditioner_of(subject.run, subject.problem)
     pairs: Eigenpairs = top_eigenvalues(subject.problem, precondition=given, seed=subject.seed)
     return _largest(subject, float(pairs.values[0]), pairs.bounds[1])
 

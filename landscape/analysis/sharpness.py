@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Unpack
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
-from landscape.core.options import choose, expect, positive
+from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, no_progress, portion
 from landscape.core.registry import numerics
 from landscape.core.statistics import mean_and_error
@@ -22,8 +22,15 @@ from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.hessian import gradient_curvature
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
-from landscape.gradients.minibatches import FEW, JUDGED, Minibatches, Precision, learners_of, stream
-from landscape.problem.problem import Problem
+from landscape.gradients.minibatches import (
+    MAX_COSTLY,
+    MIN_COSTLY,
+    Minibatches,
+    Precision,
+    learners_of,
+    stream,
+)
+from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.curvature import BatchSharpness
 from landscape.results.flatness import Sharpness
@@ -126,7 +133,7 @@ def _sharpness_need(problem: Any, starts: Any, **_: Any) -> Need:
 
 @bounded(_sharpness_need)
 def sharpness(
-    problem: Problem,
+    problem: Problem | Run,
     rho: float,
     kind: str = "worst",
     *,
@@ -134,8 +141,9 @@ def sharpness(
     m: int | None = None,
     steps: int = STEPS,
     starts: int = STARTS,
-    tol: float = Precision.tol,
-    max_draws: int = FEW,
+    relative_error: float = Precision.relative_error,
+    min_draws: int = MIN_COSTLY,
+    max_draws: int = MAX_COSTLY,
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
@@ -151,15 +159,15 @@ def sharpness(
     all weights, not those of the minibatches.
 
     Args:
-        problem: the loss.
+        problem: the loss; or a run, on its training set.
         rho: ρ: the radius ("worst"), or the standard deviation of each component of δ/c ("average").
         kind: "worst" or "average".
         adaptive: c = |w|, so that each weight moves in proportion to its size; else c = 1.
         m: samples of a minibatch, over which the sharpness is a mean; default: all samples at once.
         steps: gradients for each start of a search, at most.
         starts: random starts of a search, besides that along the gradient.
-        tol: draws go on until the standard error is this share of the value…
-        max_draws: …or until there are so many: minibatches, or pairs ±δ; at least 2.
+        relative_error: draw until the standard error is at most this share of the value.
+        min_draws, max_draws: at least and at most so many draws: minibatches, or pairs ±δ.
         seed: draws minibatches, displacements and starts.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
@@ -182,12 +190,10 @@ def sharpness(
         0.045
     """
     choose("kind", kind, KINDS)
-    expect("problem", problem, Problem)
+    problem = problem_of(problem)
     positive("rho", rho)
-    positive("tol", tol)
-    for name, value, least in (
-        ("steps", steps, 1), ("starts", starts, 0), ("max_draws", max_draws, 2), ("seed", seed, 0)
-    ):  # fmt: skip
+    precision = Precision(relative_error, min_draws, max_draws)
+    for name, value, least in (("steps", steps, 1), ("starts", starts, 0), ("seed", seed, 0)):
         positive(name, value, least=least)
     theta, rho = problem.weights, float(rho)
     scale = theta.abs() if adaptive else None
@@ -206,7 +212,7 @@ def sharpness(
         drawn = torch.randn(len(theta), dtype=torch.float64, generator=generator).to(theta)
         return problem.along_weights(drawn)
 
-    found, reached, report = list[Ascent](), False, progress or no_progress
+    found, report = list[Ascent](), progress or no_progress
     for part in _parts(problem, m, seed):
         directions = [normal() for _ in range(starts if worst else 1)]
         if worst:
@@ -215,10 +221,9 @@ def sharpness(
             found.append(_mean_rise(part, scale, rho * directions[0], whole))
         rises = np.array([each.rise for each in found])
         mean, error = mean_and_error(rises)
-        reached = fixed or (len(found) >= JUDGED and mean != 0 and error / abs(mean) <= tol)
-        report(1.0 if reached else len(found) / max_draws)
-        if reached or len(found) >= max_draws:
+        if fixed or precision.enough(len(found), mean, error, report):
             break
+    report(1.0)
     return Sharpness(
         values=rises,
         standard_error=0.0 if fixed else error,
@@ -227,7 +232,7 @@ def sharpness(
         rho=rho,
         adaptive=adaptive,
         m=m or 0,
-        reached=reached,
+        converged=fixed or precision.met(mean, error),
         residual=float(np.mean([each.residual for each in found])),
         gradients=sum(each.gradients for each in found) + (whole is not None),
         steps=steps if worst else 0,
@@ -256,24 +261,28 @@ def _parts(problem: Problem, m: int | None, seed: int) -> Iterator[Problem]:
     return (part for (part,) in drawn)
 
 
-def _batch_sharpness_need(problem: Any, with_lambda_max: Any, weights: Any, **_: Any) -> Need:
-    return needs.curved(problem, needs.basis(problem, 1) if with_lambda_max else 4)
+#: What :func:`batch_sharpness` measures besides.
+BESIDES = ("lambda-max",)
+
+
+def _batch_sharpness_need(problem: Any, quantities: Any, **_: Any) -> Need:
+    return needs.curved(problem, needs.basis(problem, 1) if quantities else 4)
 
 
 @numerics(1)
 @bounded(_batch_sharpness_need)
 def batch_sharpness(
-    problem: Problem,
+    problem: Problem | Run,
     batch: int,
     *,
     weights: Tensor | None = None,
     local_batch: int | None = None,
     lr: float = math.nan,
     limit: float | None = None,
-    with_lambda_max: bool = True,
-    tol: float = Precision.tol,
-    draws: int = Precision.least,
-    max_draws: int = Precision.most,
+    quantities: Sequence[str] = BESIDES,
+    relative_error: float = Precision.relative_error,
+    min_draws: int = Precision.min_draws,
+    max_draws: int = Precision.max_draws,
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
@@ -288,15 +297,15 @@ def batch_sharpness(
     as in training. A problem's penalty and weight decay belong to the loss of every minibatch.
 
     Args:
-        problem: the loss, on the training set, centred on w_a.
+        problem: the loss, on the training set, centred on w_a; or a run.
         batch: B, samples of a minibatch at w_a: the total batch of a step.
         weights: (n, P), the learners' weights, if they are to be measured.
         local_batch: samples of a learner's minibatch; default: batch / n.
         lr, limit: η and the largest stable ηλ of the update rule, kept with the result.
-        with_lambda_max: λ_max at w_a over all data as well, which is most of the work where the data is much
-            larger than a minibatch.
-        tol: draw until the standard error of the mean is at most this share of it.
-        draws, max_draws: at least and at most so many draws. Each takes one gradient and one product over
+        quantities: what is measured besides: "lambda-max" at w_a over all data, which is most of the work
+            where the data is much larger than a minibatch; () for nothing.
+        relative_error: draw until the standard error of the mean is at most this share of it.
+        min_draws, max_draws: at least and at most so many draws. Each takes one gradient and one product over
             ``batch`` samples, or ``local_batch`` for each learner.
         seed: draws the minibatches.
         max_memory: bytes that the process may take, at most.
@@ -308,8 +317,8 @@ def batch_sharpness(
         with standard errors.
 
     Raises:
-        InputError: a batch, tol or number of draws that is not allowed, or weights of another
-            shape.
+        InputError: a batch, relative error, quantity or number of draws that is not allowed, or weights of
+            another shape.
         OperationError: a minibatch whose gradient is zero or not finite.
 
     Example:
@@ -320,8 +329,9 @@ def batch_sharpness(
         >>> round(result.value, 3), round(result.lambda_max, 3)
         (8.0, 4.0)
     """
-    precision = Precision(tol, draws, max_draws)
-    expect("problem", problem, Problem)
+    precision = Precision(relative_error, min_draws, max_draws)
+    problem = problem_of(problem)
+    with_lambda_max = bool([choose("quantities", name, BESIDES) for name in quantities])
     thetas, local = learners_of(problem, batch, weights, local_batch)
     at_mean = Minibatches(problem, batch, stream(seed, 0))
     part = 1 / (1 + (thetas is not None) + with_lambda_max)
@@ -345,7 +355,7 @@ def batch_sharpness(
         residual=residual,
         lr=lr,
         limit=math.nan if limit is None else limit,
-        tol=tol,
+        relative_error=relative_error,
         converged=all(precision.met(*mean_and_error(each.mean(1))) for each in measured),
         seed=seed,
         # The minibatches come from all samples; with BatchNorm λ_max leaves a smaller last minibatch out.

@@ -17,12 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import statistics
-from landscape.core.errors import InputError, OperationError
+from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded, spare
-from landscape.core.options import SPLIT, expect, positive
+from landscape.core.options import positive
 from landscape.core.progress import Progress, no_progress, portion
 from landscape.core.registry import numerics
 from landscape.core.statistics import mean_and_error, standard_error
@@ -35,32 +34,31 @@ from landscape.evaluation.grid import setting
 from landscape.evaluation.needs import GRAPH_BYTES
 from landscape.gradients.minibatches import placed
 from landscape.problem.layout import average
-from landscape.problem.problem import Problem
+from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.curvature import Disagreement
 from landscape.results.flatness import Smoothing
 
 # The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).
-TOP_K = 10
+K = 10
 # Numbers of each vector that are in float64 at once: 8 MB a vector (ours).
 BLOCK = 2**20
 # Squared lengths below this share of the largest are rounding of the weights in float32 (ours).
 ROUNDING = 1e-10
 
 
-def _disagreement_need(problem: Any, checkpoint: Any, top_k: Any, **_: Any) -> Need:
+def _disagreement_need(problem: Any, weights: Any, k: Any, **_: Any) -> Need:
     """Weights and deviations, a search and its vectors."""
-    learners = needs.rows(getattr(checkpoint, "weights", checkpoint))
-    return needs.curved(problem, 2 * learners + needs.several(problem, top_k))
+    return needs.curved(problem, 2 * needs.rows(weights) + needs.several(problem, k))
 
 
-@bounded(_disagreement_need)
+@bounded(_disagreement_need, "weights")
 def disagreement(
-    checkpoint: Checkpoint | Tensor,
-    top_k: int = TOP_K,
+    problem: Problem | Run,
+    weights: Tensor | None = None,
+    k: int = K,
     *,
-    problem: Problem | None = None,
-    tol: float = RESIDUAL_TOL,
+    residual_tol: float = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
     search: str = "auto",
     seed: int = 0,
@@ -75,11 +73,10 @@ def disagreement(
     of w_a, so that the losses of the learners can be compared with the second-order cost.
 
     Args:
-        checkpoint: a run with at least 2 learners, or their weights (n, P).
-        top_k: k, how many of the largest eigenvalues of the Hessian at w_a span the sharp space; at most P.
-        problem: the loss; default: the checkpoint's, on its training set. Needed with weights, and where the
-            checkpoint's model or data is the user's own.
-        tol: the largest residual of the eigenvalues, relative to them.
+        problem: the loss; or a run, on its training set.
+        weights: (n, P), those of at least 2 learners; default: the run's.
+        k: how many of the largest eigenvalues of the Hessian at w_a span the sharp space; at most P.
+        residual_tol: the largest residual of the eigenvalues, relative to them.
         max_products: Hessian-vector products for the eigenvalues, at most; n more are for tr(HC).
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: draws the vector that the search of eigenvalues starts from.
@@ -92,8 +89,8 @@ def disagreement(
         much of the gradient lies in the span of the spread.
 
     Raises:
-        InputError: fewer than 2 learners, a ``top_k`` that is not allowed, weights of another length, or
-            weights without a problem.
+        InputError: fewer than 2 learners, a ``k`` that is not allowed, weights of another length, or
+            a problem without weights.
         OperationError: all learners have the same weights.
 
     Example:
@@ -101,19 +98,21 @@ def disagreement(
         >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.ones(2, 1)
         >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
         >>> learners = torch.tensor([[0.1, 0.4], [0.1, 0.2], [0.2, 0.3]])
-        >>> result = landscape.disagreement(learners, 1, problem=problem)
+        >>> result = landscape.disagreement(problem, learners, 1)
         >>> round(result.value, 3), round(result.cost, 4)  # the sharp direction is the second
         (0.75, 0.0311)
     """
-    weights, problem, origin = _learners(checkpoint, problem)
-    positive("top_k", top_k, least=1)
+    problem = problem_of(problem)
+    weights = placed(problem, weights, least=2)
+    positive("k", k, least=1)
+    positive("residual_tol", residual_tol)
     report = progress or no_progress
     spread = _Spread(weights)
     mean, consensus = spread.mean, spread.consensus
     if not 0 < consensus < math.inf:
         raise OperationError(f"weights: their consensus distance is {consensus:g}, there is no disagreement")
     pairs = top_eigenvalues(
-        problem, top_k, tol, weights=mean, search=search, max_products=max_products, seed=seed,
+        problem, k, residual_tol, weights=mean, search=search, max_products=max_products, seed=seed,
         progress=portion(progress, 0, 0.6),
     )  # fmt: skip
     report(0.6)
@@ -137,29 +136,15 @@ def disagreement(
         learners_loss=float(np.mean([problem.loss(w) for w in weights])),
         parameters=len(mean),
         learners=len(weights),
-        hvps=pairs.products + len(weights),
+        products=pairs.products + len(weights),
         converged=pairs.converged,
-        tol=tol,
+        residual_tol=residual_tol,
         seed=seed,
         **setting(problem),
-        **(origin | about),
+        **about,
     )
     report(1.0)
     return result
-
-
-def _learners(checkpoint: Checkpoint | Tensor, problem: Problem | None) -> tuple[Tensor, Problem, Provenance]:
-    """The learners' weights (n, P) with n ≥ 2, the problem, and where both come from, if it is known."""
-    expect("checkpoint", checkpoint, Checkpoint, Tensor)
-    weights = checkpoint.weights if isinstance(checkpoint, Checkpoint) else checkpoint
-    origin: Provenance = {}
-    positive("learners", len(weights), least=2)  # before the data is read
-    if problem is None:
-        if not isinstance(checkpoint, Checkpoint):
-            raise InputError("problem: missing; weights alone have no loss, give problem=")
-        problem = checkpoint.problem()
-        origin = {"split": SPLIT, "label": checkpoint.label}
-    return placed(problem, weights), problem, origin
 
 
 class _Spread:
@@ -270,29 +255,29 @@ SMOOTHED = (
     "lambda_smooth_bias", "lipschitz_smooth", "lipschitz_smooth_se",
 )  # fmt: skip
 # Antithetic pairs ±δ: standard errors to about 18%, 1/√(2·15) (ours).
-PAIRS = 16
-TOP = 5
+DRAWS = 16
+SMOOTHING_K = 5
 
 
-def _smoothing_need(problem: Any, weights: Any, top: Any, pairs: Any, path: Any, **_: Any) -> Need:
-    """The deviations, a search and its vectors; the gradients on a path for each pair."""
-    route = 0 if path is None else 3 * needs.count(pairs) * needs.double(problem)
-    search = needs.count(top) + needs.several(problem, top)
+def _smoothing_need(problem: Any, weights: Any, k: Any, draws: Any, trajectory: Any, **_: Any) -> Need:
+    """The deviations, a search and its vectors; the gradients on a trajectory for each pair."""
+    route = 0 if trajectory is None else 3 * needs.count(draws) * needs.double(problem)
+    search = needs.count(k) + needs.several(problem, k)
     return needs.curved(problem, needs.rows(weights) + search + 6 + route)
 
 
 @numerics(1)
-@bounded(_smoothing_need)
+@bounded(_smoothing_need, "weights", "lr")
 def smoothing(
-    problem: Problem,
-    weights: Tensor,
+    problem: Problem | Run,
+    weights: Tensor | None = None,
     *,
-    pairs: int = PAIRS,
-    top: int = TOP,
-    path: Tensor | None = None,
+    draws: int = DRAWS,
+    k: int = SMOOTHING_K,
+    trajectory: Tensor | None = None,
     lr: float = math.nan,
     alpha_e: float = math.nan,
-    tol: float = RESIDUAL_TOL,
+    residual_tol: float = RESIDUAL_TOL,
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
@@ -302,18 +287,18 @@ def smoothing(
 
     That it does is the claim of the DPSGD-2021 paper, whose smoothed loss this is.
 
-    The memory is that of :func:`landscape.top_eigenvalues` for any number of pairs, if the Hessians at all
-    points exceed 1 GiB; a ``path`` takes 3m vectors of P numbers more.
+    The memory is that of :func:`landscape.top_eigenvalues` for any number of draws, if the Hessians at all
+    points exceed 1 GiB; a ``trajectory`` takes 3m vectors of P numbers more.
 
     Args:
-        problem: the loss.
-        weights: (n, P), the learners' weights.
-        pairs: m ≥ 2 antithetic pairs ±δ; 16 give standard errors to about 18%.
-        top: how many eigenvectors the spread is compared with; at most P.
-        path: w_a at S + 1 successive steps, (S + 1, P), along which the gradient's Lipschitz constant is
-            estimated.
-        lr, alpha_e: the learning rate and effective learning rate of the run, kept with the result.
-        tol: the largest residual of eigenvalues, relative to them.
+        problem: the loss; or a run, on its training set.
+        weights: (n, P), those of at least 2 learners; default: the run's.
+        draws: m ≥ 2 antithetic pairs ±δ; 16 give standard errors to about 18%.
+        k: how many eigenvectors the spread is compared with; at most P.
+        trajectory: w_a at S + 1 successive steps, (S + 1, P), along which the gradient's Lipschitz constant
+            is estimated.
+        lr, alpha_e: the learning rate (default: the run's) and effective learning rate, kept with the result.
+        residual_tol: the largest residual of eigenvalues, relative to them.
         seed: draws the displacements.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
@@ -324,22 +309,22 @@ def smoothing(
         spread and for the isotropic one.
 
     Raises:
-        InputError: fewer than 2 learners or pairs.
+        InputError: fewer than 2 learners or draws.
         OperationError: all learners have the same weights.
 
     Example:
         >>> import torch, landscape
         >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
         >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
-        >>> result = landscape.smoothing(problem, torch.eye(2), pairs=2)
+        >>> result = landscape.smoothing(problem, torch.eye(2), draws=2)
         >>> result.lambda_smooth.round(3).tolist()  # the same as without: the loss is quadratic
         [9.0, 9.0]
     """
-    expect("problem", problem, Problem)
-    positive("learners", len(weights), least=2)
-    positive("pairs", pairs, least=2)
-    positive("top", top, least=1)
-    weights = placed(problem, weights)
+    problem = problem_of(problem)
+    positive("draws", draws, least=2)
+    positive("k", k, least=1)
+    positive("residual_tol", residual_tol)
+    weights = placed(problem, weights, least=2)
     mean = average(weights)
     spread = weights - mean
     variance = float(spread.double().square().sum()) / len(weights)
@@ -347,25 +332,25 @@ def smoothing(
         raise OperationError(
             f"weights: their consensus distance is {variance:g}, there is no spread to smooth by"
         )
-    search, count = portion(progress, 0, 0.3), min(top, len(mean))
-    eigen = top_eigenvalues(problem, count, tol, weights=mean, seed=seed, progress=search)
+    search, count = portion(progress, 0, 0.3), min(k, len(mean))
+    eigen = top_eigenvalues(problem, count, residual_tol, weights=mean, seed=seed, progress=search)
     products, _ = exact_products(problem, mean)
     along = (spread @ eigen.vectors.T).double().square().sum(0) / len(weights)
     trace_hs = sum(float(s.double() @ products(s[None])[0].double()) for s in spread) / len(weights)
-    route = mean[None] if path is None else path.to(mean)
+    route = mean[None] if trajectory is None else trajectory.to(mean)
     lengths = (route[1:] - route[:-1]).double().norm(dim=1)
     gradients = [problem.gradient(w).double() for w in route] if len(route) > 1 else []
     rows = []
-    for k, kind in enumerate(KINDS):
+    for place, kind in enumerate(KINDS):
 
         def shift(i: int, kind: str = kind) -> Tensor:
             return problem.along_weights(displacement(spread, kind, variance, seed, i))
 
-        smoothed = _Smoothed(problem, mean, shift, pairs)
-        began, ends = (0.3 + 0.7 * (k + share) / len(KINDS) for share in (0, 1))
-        losses = [[problem.loss(mean + sign * shift(i)) for sign in (1, -1)] for i in range(pairs)]
+        smoothed = _Smoothed(problem, mean, shift, draws)
+        began, ends = (0.3 + 0.7 * (place + share) / len(KINDS) for share in (0, 1))
+        losses = [[problem.loss(mean + sign * shift(i)) for sign in (1, -1)] for i in range(draws)]
         first_half = portion(progress, began, (began + ends) / 2)
-        sharpest, converged = smoothed.sharpest(eigen.vectors[0], tol, seed, first_half)
+        sharpest, converged = smoothed.sharpest(eigen.vectors[0], residual_tol, seed, first_half)
         lipschitz = smoothed.lipschitz(route, lengths)
         rows.append((*mean_and_error(np.mean(losses, axis=1)), *sharpest, *lipschitz, converged))
         portion(progress, began, ends)(1.0)
@@ -384,7 +369,7 @@ def smoothing(
         alpha_e=alpha_e,
         parameters=len(mean),
         learners=len(weights),
-        pairs=pairs,
+        draws=draws,
         samples=problem.samples,
         seed=seed,
         converged=bool(eigen.converged) and all(both),
@@ -408,19 +393,19 @@ def displacement(spread: Tensor, kind: str, variance: float, seed: int, i: int) 
 
 @dataclass(frozen=True)
 class _Smoothed:
-    """The mean over ``pairs`` of the loss at mean ± δ_i, δ_i = shift(i) (P,)."""
+    """The mean over ``draws`` of the loss at mean ± δ_i, δ_i = shift(i) (P,)."""
 
     problem: Problem
     mean: Tensor
     shift: Callable[[int], Tensor]
-    pairs: int
+    draws: int
 
     def products(self) -> Callable[[Tensor], Iterator[Tensor]]:
         """v (P,) ↦ the products (P,) with the mean Hessian of each pair, in order."""
         problem, saved = self.problem, ChainHessian.saved_bytes(self.problem)
         size = 1 if saved is None else max(1, points_at_once(problem) // 2)
-        groups = [range(i, min(i + size, self.pairs)) for i in range(0, self.pairs, size)]
-        stored = saved is not None and 2 * self.pairs * saved <= min(GRAPH_BYTES, spare())
+        groups = [range(i, min(i + size, self.draws)) for i in range(0, self.draws, size)]
+        stored = saved is not None and 2 * self.draws * saved <= min(GRAPH_BYTES, spare())
 
         def group(rows: range) -> Callable[[Tensor], Tensor]:
             """v (P,) ↦ the products (rows, P)."""
@@ -440,7 +425,7 @@ class _Smoothed:
         return each
 
     def sharpest(
-        self, near: Tensor, tol: float, seed: int, progress: Progress
+        self, near: Tensor, residual_tol: float, seed: int, progress: Progress
     ) -> tuple[tuple[float, float, float, float], bool]:
         """(λ_max, residual, standard error, bias) of the mean Hessian, from a vector ``near``; converged."""
         each = self.products()
@@ -449,18 +434,21 @@ class _Smoothed:
             total = torch.zeros_like(v)
             for one in each(v):
                 total += one
-            return total / self.pairs
+            return total / self.draws
 
         top = find_eigenpairs(
-            product, warm_start(near, start_vector(self.problem, seed)), residual_tol=tol, progress=progress
+            product,
+            warm_start(near, start_vector(self.problem, seed)),
+            residual_tol=residual_tol,
+            progress=progress,
         )
         v, value = top.vectors[0], float(top.values[0])
-        centre, along, across = product(v), np.zeros(self.pairs), 0.0
+        centre, along, across = product(v), np.zeros(self.draws), 0.0
         for i, one in enumerate(each(v)):
             away = one - centre
             along[i] = part = float(v.double() @ away.double())
             across += float(away.double().square().sum()) - part**2
-        bias = max(0.0, across) / (self.pairs * (self.pairs - 1)) / abs(value) if value else math.nan
+        bias = max(0.0, across) / (self.draws * (self.draws - 1)) / abs(value) if value else math.nan
         return (value, float(top.residuals[0]), standard_error(along), bias), top.converged
 
     def lipschitz(self, route: Tensor, lengths: Tensor) -> tuple[Array, Array]:
@@ -477,9 +465,9 @@ class _Smoothed:
             d = self.shift(i)
             return ((self.problem.gradient(w + d) + self.problem.gradient(w - d)) / 2).double()
 
-        before = [smooth(route[0], i) for i in range(self.pairs)]
+        before = [smooth(route[0], i) for i in range(self.draws)]
         for t in range(len(lengths)):
-            after = [smooth(route[t + 1], i) for i in range(self.pairs)]
+            after = [smooth(route[t + 1], i) for i in range(self.draws)]
             changes = [b - a for a, b in zip(before, after, strict=True)]
             change = torch.stack(changes).mean(0)
             norm = float(change.norm())

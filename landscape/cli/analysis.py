@@ -86,8 +86,8 @@ TABLE: Mapping[str, Settings] = {
         "help": "auto: cheaper products find the eigenvectors, the results are verified and refined with "
         "exact products; exact: exact products only.",
     },
-    "top_k": {"metavar": "K", "help": "Eigenvectors of the K largest eigenvalues."},
-    "draws": {"flag": "--min-draws", "help": "At least so many draws."},
+    "k": {"metavar": "K", "help": "Eigenvectors of the K largest eigenvalues."},
+    "min_draws": {"help": "At least so many draws."},
     "max_draws": {"help": "At most so many draws."},
 }
 

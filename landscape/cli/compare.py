@@ -22,31 +22,31 @@ WIDTH = 110  # characters of a line of the table, but for its last column (ours)
 
 
 @command(
-    only={
+    quantities={
         "metavar": "NAME,…",
-        "help": f"Only these quantities: {', '.join(BY_NAME)}. [default: all]",
+        "help": f"Only these: {', '.join(BY_NAME)}. [default: all]",
     },
     groups={"metavar": "TEXT"},
     analysis=analysis_options(
         compute_comparison,
         split=False,
         batch={"help": "Samples in a minibatch. [default: the runs' total batch, if it is one]"},
-        draws={"flag": "--draws", "help": "Minibatches and displacements."},
+        draws={"help": "Minibatches and displacements."},
         planes={"help": "Random planes of the basin width."},
         rise={"help": "Of the loss in nats, at that width."},
         rho={"help": "ρ of worst-case adaptive sharpness."},
         rho_average={"help": "ρ of the average case."},
-        top_k={"help": "Sharp directions."},
-        level={"help": "Of all tests of the table together."},
+        k={"help": "Sharp directions."},
+        significance={"help": "Of all tests of the table together."},
         equal_loss={
             "flag": "--at-equal-loss",
             "help": "Take of each run's files step-*.h5 the one whose training loss is nearest to the "
             "highest of all.",
         },
-        loss_tolerance={"help": "How near, relative to that loss."},
+        loss_tol={"help": "How near, relative to that loss."},
     ),
 )
-def compare(only: str | None, groups: str | None, analysis: Analysis) -> None:
+def compare(quantities: str | None, groups: str | None, analysis: Analysis) -> None:
     """Is this minimum flatter than that one: all instruments at CKPTs in one table, with tests.
 
     Prints each quantity with its standard error, or the bound of an eigenvalue, and which differences are
@@ -62,16 +62,16 @@ def compare(only: str | None, groups: str | None, analysis: Analysis) -> None:
         landscape compare runs/ss-*/ runs/dp-*/ --groups recipe --at-equal-loss --plot flat.png
     """
     runs = analysis.open()
-    chosen = [choose("--only", name.strip(), BY_NAME) for name in only.split(",")] if only else []
+    chosen = [choose("--quantities", name.strip(), BY_NAME) for name in (quantities or "").split(",") if name]
     given = runs if groups is None else grouped(runs, groups)
     path = analysis.path(runs[0], "compare")
     for _, progress in each("compare", [given]):
         result = compute_comparison(
             given,
-            only=chosen,
+            quantities=chosen,
             **analysis.settings,
             problem_of=analysis.problem,
-            precondition=preconditioner,
+            preconditioner_of=preconditioner,
             seed=analysis.seed,
             progress=progress,
         )

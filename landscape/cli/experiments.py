@@ -117,11 +117,7 @@ def critical_batch(
     )
 
 
-@command(
-    analysis=analysis_options(
-        compute_smoothing, lr=None, alpha_e=None, top={"flag": "--top-k", "metavar": "K"}
-    )
-)
+@command(analysis=analysis_options(compute_smoothing, lr=None, alpha_e=None, k={}))
 def smoothing(*, steps: int = PATH_STEPS, analysis: Analysis) -> None:
     """The loss at w_a of each CKPT, smoothed over the spread of its learners, and its sharpness.
 
@@ -149,7 +145,7 @@ def smoothing(*, steps: int = PATH_STEPS, analysis: Analysis) -> None:
         device = pick_device(analysis.device)
         route = None if not_built_in or not steps else mean_path(run, steps, device, source.data_dir)
         rate = effective_rate(run)
-        return compute_smoothing(problem, run.weights, path=route, lr=run.lr, alpha_e=rate, **settings)
+        return compute_smoothing(problem, run.weights, trajectory=route, lr=run.lr, alpha_e=rate, **settings)
 
     analysis.compute("smoothing", analysis.open(), compute)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 
 from landscape.analysis.grids import contour as compute_contour
@@ -27,14 +25,14 @@ from landscape.analysis.planes import (
 )
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.result_file import HeldError, ResultFile
 from landscape.cli import common, processes
 from landscape.cli.analysis import Analysis, analysis_options, each
 from landscape.cli.completion import Choice
 from landscape.cli.options import command, group
-from landscape.cli.processes import Processes, Team
-from landscape.core import hdf5
+from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
-from landscape.evaluation.grid import MismatchError, axes, coincide, difference, reused_points
+from landscape.evaluation.grid import Execution, difference, reused_points
 from landscape.geometry.surfaces import AROUND
 from landscape.problem.problem import Problem
 from landscape.results import base
@@ -162,120 +160,29 @@ def ends(problem: Problem, runs: list[Checkpoint]) -> torch.Tensor:
     return torch.stack([run.mean for run in runs]).to(problem.weights)
 
 
-R = TypeVar("R", bound=Interpolated)
+def fitting(
+    file: ResultFile, kind: type[Interpolated], origins: Sequence[base.Provenance], wanted: Mapping[str, Any]
+) -> list[Any]:
+    """The result in the file for each of ``origins``, None where there is none; all others are dropped.
 
-
-class GridFile(Generic[R]):
-    """Results of ``kind``, one for each of ``origins`` (where it comes from), in the file ``path``.
-
-    Results in the file of the same checkpoints, with the same values in the fields ``wanted``, are resumed.
-    OperationError where the file has anything that would be lost, except with ``force``; then a message says
-    why it is replaced.
+    A result must have the values ``wanted`` in its fields.
     """
-
-    def __init__(
-        self,
-        path: Path,
-        kind: type[R],
-        origins: Sequence[base.Provenance],
-        wanted: Mapping[str, Any],
-        force: bool,
-    ) -> None:
-        self._path, self._force = path, force
-        self._reasons: list[str] = []  # printed when work starts: the command may still end with an error
-        self._results: list[R] = []
-        self._stored = self._read(kind)
-        self._past: list[R | None] = [None] * len(origins)
-        places = {origin["source_sha256"]: i for i, origin in enumerate(origins)}
-        every = {sha for key in places for sha in key.split(", ")}
-        for result in self._stored:
-            of: str = getattr(result, "source_sha256", "")
-            i = places.get(of)
-            label = {} if i is None else {"label": origins[i]["label"]}  # the label names other data
+    past: list[Any] = [None] * len(origins)
+    every = {sha for origin in origins for sha in origin["source_sha256"].split(", ")}
+    for result in file:
+        of: str = getattr(result, "source_sha256", "")
+        places = [i for i, origin in enumerate(origins) if origin["source_sha256"] == of]
+        reason = "" if isinstance(result, kind) else f"it holds a {result.schema}"
+        if not reason and not every.isdisjoint(of.split(", ")):
+            label = {"label": origins[places[-1]]["label"]} if places else {}  # the label names other data
             # A surface between checkpoints is of several: of these, it differs from one around them in kind.
-            reason = "" if every.isdisjoint(of.split(", ")) else difference(result, {**wanted, **label})
-            if i is None or reason:
-                self._replace(reason or f"it is of other checkpoints ({getattr(result, 'label', '')})")
-            else:
-                self._past = [
-                    result if origin["source_sha256"] == origins[i]["source_sha256"] else past
-                    for origin, past in zip(origins, self._past, strict=True)
-                ]
-
-    def _read(self, kind: type[R]) -> list[R]:
-        if not self._path.exists():
-            return []
-        results = base.load_results(self._path)
-        same = [result for result in results if isinstance(result, kind)]
-        if not same:
-            self._replace(f"it holds a {results[0].schema}")
-        return same
-
-    def _replace(self, reason: str) -> None:
-        """Replace what the file holds; OperationError where that is not allowed."""
-        if not self._force:
-            raise OperationError(
-                f"{self._path}: holds another result, {reason}; give --force to replace it, or another -o"
-            )
-        if reason not in self._reasons:
-            self._reasons.append(reason)
-
-    def _explain_replacement(self) -> None:
-        for reason in self._reasons:
-            common.message(f"{self._path}: cannot be resumed, {reason}; computed from the start")
-        self._reasons = []
-
-    @property
-    def previous(self) -> R | None:
-        """The earlier result in the file for the next checkpoint, if any."""
-        return self._past[len(self._results)]
-
-    def add(self, compute: Callable[..., R], team: Team, x: hdf5.Array, y: hdf5.Array) -> tuple[R, R | None]:
-        """The next result, by ``compute(previous=…, save=…, group=…, cluster=…)``, and what it used.
-
-        ``x`` and ``y`` are the coordinates that it has. OperationError where it lacks points of the previous
-        one, unless by force.
-        """
-        previous = self.previous
-        if previous is not None:
-            self._keep_points(previous, x, y)
-        self._explain_replacement()
-        compute = functools.partial(compute, save=self._save, group=team.group, cluster=team.cluster)
-        try:
-            result = compute(previous=previous)
-        except MismatchError as error:
-            self._replace(str(error))
-            self._explain_replacement()
-            previous = None
-            result = compute()
-        if result is not previous and len(self._results) + 1 < len(self._past) and team.rank == 0:
-            self._save(result)  # in case the next one fails
-        self._results.append(result)
-        return result, previous
-
-    def _keep_points(self, previous: Any, x: hdf5.Array, y: hdf5.Array) -> None:
-        across, up = coincide(x, previous.x)[1], coincide(y, previous.y)[1]
-        before, after = int(previous.done.sum()), int(previous.done[np.ix_(up, across)].sum())
-        if after < before and not self._force:
-            nx, ny = len(previous.x), len(previous.y)
-            raise OperationError(
-                f"{self._path}: holds {before:,} points of a grid of {nx} × {ny} over [−{previous.span:g}, "
-                f"{previous.span:g}], of which {before - after:,} would be lost; give --force to replace "
-                f"them, another -o, or a grid that has them all, such as --grid {2 * nx - 1}x{2 * ny - 1}"
-            )
-
-    def _save(self, result: R) -> None:
-        """Write the finished results, ``result`` as it is, and the earlier ones of the next checkpoints."""
-        ahead = [past for past in self._past[len(self._results) + 1 :] if past is not None]
-        base.save([*self._results, result, *ahead], self._path)
-
-    def finish(self, picture: str | None) -> None:
-        """Write the file unless it has these results already; draw them, print the files' names on stdout."""
-        if len(self._stored) == len(self._results) and all(map(operator.is_, self._stored, self._results)):
-            common.message(f"{self._path}: complete already, nothing is computed")
-        else:
-            base.save(self._results, self._path)
-        common.show(self._results, self._path, picture)
+            reason = difference(result, {**wanted, **label})
+        if reason or not places:
+            file.drop(result, reason or f"it is of other checkpoints ({getattr(result, 'label', '')})")
+        for i in [i for i in places if past[i] is None and not reason][:1]:
+            past[i] = result
+    file.keep([result for result in past if result is not None])
+    return past
 
 
 def compute_on_grid(
@@ -283,8 +190,8 @@ def compute_on_grid(
     chosen: Chosen,
     processes: Processes,
     name: str,
-    kind: type[R],
-    compute: Callable[..., R],
+    kind: type[Interpolated],
+    compute: Callable[..., Any],
 ) -> None:
     """A result of ``compute(problem, plane, …)`` around each checkpoint, in one file, which is resumed.
 
@@ -299,26 +206,47 @@ def compute_on_grid(
     free = kind.may_differ if chosen.kind in ("random", "eigen") else kind.may_differ | {"seed"}
     fixed = {field.name for field in dataclasses.fields(kind)} - free
     wanted = {key: value for key, value in asked.items() if key in fixed and value is not None}
+    force, results = analysis.target.force, []
+    with (
+        _by_options(),
+        ResultFile(path, "a", replace=force, writes=team.rank == 0, message=common.message) as file,
+    ):
+        past = fitting(file, kind, origins, wanted)
+        with team, _by_options():
+            execution = Execution(team.group, team.cluster)
+            for i, (group, progress) in enumerate(each(name, groups)):
+                problem, known = analysis.problem(group[0]), past[i]
+                if chosen.kind == "eigen" and isinstance(known, Surface):
+                    plane = known.plane(problem.weights)  # costly to find, and the same but for rounding
+                else:
+                    plane = make_plane(chosen, problem, group, analysis.seed)
+                given = {**analysis.settings, **origins[i], "progress": progress}
+                result = compute(problem, plane, into=file, execution=execution, **given)
+                results.append(result)
+                common.describe(result)
+                if file.resumed is not None:
+                    count = reused_points(file.resumed, result)
+                    common.values(f"  {count:,} of {result.exact.size:,} points were in the file")
+        file.keep(results)  # in the order of the checkpoints
     if team.rank == 0:
-        common.lock(path)
-    file = GridFile(path, kind, origins, wanted, analysis.target.force)
-    settings, span = analysis.settings, analysis.settings["span"]
-    with team:
-        for i, (group, progress) in enumerate(each(name, groups)):
-            problem = analysis.problem(group[0])
-            if chosen.kind == "eigen" and isinstance(file.previous, Surface):
-                plane = file.previous.plane(problem.weights)  # costly to find, and the same but for rounding
-            else:
-                plane = make_plane(chosen, problem, group, analysis.seed)
-            partial = functools.partial(compute, problem, plane, **settings, progress=progress, **origins[i])
-            corners = axes(settings["grid"], plane.span if span is None else span)
-            result, previous = file.add(partial, team, *corners)
-            common.describe(result)
-            if previous:
-                known = reused_points(previous, result)
-                common.values(f"  {known:,} of {result.exact.size:,} points were in the file")
-    if team.rank == 0:
-        file.finish(analysis.target.picture)
+        if not file.written:
+            common.message(f"{path}: complete already, nothing is computed")
+        common.show(results, path, analysis.target.picture)
+
+
+@contextlib.contextmanager
+def _by_options() -> Iterator[None]:
+    """Inside, the refusal of a file says which options allow it."""
+    try:
+        yield
+    except HeldError as error:
+        if not error.grid:
+            raise OperationError(f"{error.held}; give --force to replace it, or another -o") from error
+        x, y = error.grid
+        raise OperationError(
+            f"{error.held}; give --force to replace them, another -o, or a grid that has them all, such as "
+            f"--grid {x}x{y}"
+        ) from error
 
 
 @command(

@@ -87,7 +87,6 @@ def spectrum(quantities: str | None, precondition: bool, parts: tuple[str, ...],
         compute_sharpness,
         kind={"type": Choice(SHARPNESS), "help": "worst: max over ‖δ/c‖ ≤ ρ; average: δ/c ~ N(0, ρ²)."},
         adaptive={"flag": "--adaptive/--not-adaptive"},
-        max_draws={"help": "…or until there are so many draws."},
     ),
 )
 def sharpness(rho: tuple[float, ...], analysis: Analysis) -> None:
@@ -135,13 +134,13 @@ def learning_coefficient(analysis: Analysis) -> None:
 
 @command(analysis=analysis_options(compute_disagreement, search=None))
 def disagreement(analysis: Analysis) -> None:
-    """Shares of the learners' spread and of the gradient in the top-K Hessian space of each CKPT.
+    """Shares of the learners' spread and of the gradient in the top-k Hessian space of each CKPT.
 
     Prints them with one standard error over the learners, ½ tr(HC), which is what the spread costs in loss to
     second order, and the share of the gradient in the span of the spread. Needs at least two learners.
 
     Example:
-        landscape disagreement runs/dp --top-k 10 --plot disagreement.png
+        landscape disagreement runs/dp --k 10 --plot disagreement.png
     """
     runs = analysis.open()
     for run in runs:
@@ -149,7 +148,7 @@ def disagreement(analysis: Analysis) -> None:
     analysis.compute(
         "disagreement",
         runs,
-        lambda run, **settings: compute_disagreement(run.weights, problem=analysis.problem(run), **settings),
+        lambda run, **settings: compute_disagreement(analysis.problem(run), run.weights, **settings),
     )
 
 
@@ -264,7 +263,7 @@ def _row(first: str, cells: list[str]) -> str:
 
 @command(
     analysis=analysis_options(
-        compute_noise, split=False, draws={"flag": "--draws", "help": "Draws of n minibatches."}
+        compute_noise, split=False, lr=None, local_batch=None, draws={"help": "Draws of n minibatches."}
     )
 )
 def noise(lr: float | None, local_batch: int | None, analysis: Analysis) -> None:
@@ -335,7 +334,7 @@ def noise_scale(batch: int | None, no_learners: bool, analysis: Analysis) -> Non
 def noise_alignment(batch: int | None, analysis: Analysis) -> None:
     """How the noise of minibatch gradients at w_a of each CKPT lies in the curvature.
 
-    Prints tr(HS)/tr S, the interaction-aware sharpness, the variance along each of the top-K eigenvectors,
+    Prints tr(HS)/tr S, the interaction-aware sharpness, the variance along each of the top-k eigenvectors,
     and γ in C_ii ∝ λ_i^γ, with standard errors. Uses the training set, and the total batch of the run.
 
     Args:
@@ -354,9 +353,7 @@ def noise_alignment(batch: int | None, analysis: Analysis) -> None:
 
 @command(
     batch={"metavar": "B,…"},
-    analysis=analysis_options(
-        compute_batch_sharpness, split=False, local_batch=None, lr=None, limit=None, with_lambda_max=None
-    ),
+    analysis=analysis_options(compute_batch_sharpness, split=False, local_batch=None, lr=None, limit=None),
 )
 def batch_sharpness(batch: str | None, no_learners: bool, no_lambda_max: bool, analysis: Analysis) -> None:
     """The curvature that minibatch gradients meet, at w_a of each CKPT and its learners.
@@ -384,7 +381,7 @@ def batch_sharpness(batch: str | None, no_learners: bool, no_lambda_max: bool, a
             weights=run.weights if run.learners > 1 and not no_learners else None,
             lr=rate,
             limit=rule_limit,
-            with_lambda_max=not no_lambda_max,
+            quantities=() if no_lambda_max else ("lambda-max",),
             **settings,
         )
 
@@ -403,6 +400,7 @@ def batch_sizes(run: Checkpoint, text: str | None) -> list[int]:
 def check_learners(jobs: Iterable[tuple[Checkpoint, int]], no_learners: bool) -> None:
     """InputError where a batch cannot be shared evenly by the learners of its run."""
     for run, size in jobs:
+        positive("batch", size, least=1)
         if not no_learners and size % run.learners:
             raise InputError(
                 f"--batch: {size} is no multiple of the {run.learners} learners of {run.path}; choose "

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core.errors import InputError
-from landscape.core.options import choose, of_run, positive
+from landscape.core.options import SPLIT, choose, of_run, positive
 
 #: Names of devices; "auto" is CUDA where there is a GPU.
 DEVICES = ("auto", "cpu", "cuda")
@@ -298,7 +298,7 @@ def spare() -> float:
     return math.inf if found is None else found
 
 
-def bounded(need: Callable[..., Need]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def bounded(need: Callable[..., Need], *of_the_run: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A decorator for a public function: it is refused before it starts where its memory is not there.
 
     The function's keyword ``max_memory`` is its limit. Of functions that call one another, the outermost
@@ -306,6 +306,8 @@ def bounded(need: Callable[..., Need]) -> Callable[[Callable[P, T]], Callable[P,
 
     Args:
         need: gives the :class:`Need` of a call from the function's arguments, by name.
+        of_the_run: arguments whose default are the run's attributes of that name. The result then has the
+            run's label, too.
     """
 
     def declare(function: Callable[P, T]) -> Callable[P, T]:
@@ -316,8 +318,15 @@ def bounded(need: Callable[..., Need]) -> Callable[[Callable[P, T]], Callable[P,
                 call = signature.bind(*args, **kwargs)
             except TypeError:  # the call itself says so with the function's name
                 return None
-            if "problem" in call.arguments:
-                call.arguments["problem"] = of_run(call.arguments["problem"])  # which reads its data once
+            run: Any = call.arguments.get("problem")
+            if (problem := of_run(run)) is not run:  # which reads its data once
+                call.arguments["problem"] = problem
+                own = {name: getattr(run, name) for name in of_the_run if call.arguments.get(name) is None}
+                call.arguments |= own
+                if of_the_run:
+                    call.arguments["about"] = {"split": SPLIT, "label": run.label} | call.arguments.get(
+                        "about", {}
+                    )
             return call
 
         def needed(*args: Any, **kwargs: Any) -> Need | None:
@@ -368,11 +377,17 @@ def _admitted(name: str, need: Need) -> float:
 
 
 def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-    """Bytes that a call of a bounded function takes at most, besides what is in use.
+    """The most bytes that a call of an analysis takes, besides what is in use, without the call.
 
     Args:
-        function: such as :func:`landscape.contour`.
+        function: the analysis, such as :func:`landscape.contour`.
         args, kwargs: its arguments.
+
+    Returns:
+        The number of bytes.
+
+    Raises:
+        InputError: a function that is no analysis with a bound on its memory.
 
     Example:
         >>> import torch, landscape
@@ -381,6 +396,11 @@ def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
         >>> forecast(landscape.trace, problem) < 2**26
         True
     """
+    if function not in _NEEDS:
+        known = ", ".join(sorted(f.__name__ for f in _NEEDS))
+        raise InputError(
+            f"function: {getattr(function, '__name__', function)} is not allowed, it must be one of {known}"
+        )
     need = _NEEDS[function](*args, **kwargs)
     assert need is not None
     return math.ceil(RESERVE + need.fixed + need.spare)

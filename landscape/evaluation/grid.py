@@ -178,8 +178,46 @@ def _short(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Portions:
-    """How the missing points are divided into calls, saved, and distributed.
+class Execution:
+    """Where the points of a grid are computed, what they go on with, and who hears of them meanwhile.
+
+    Args:
+        group: a torch.distributed group whose processes all make the call, each for its part of the points;
+            all return the whole result, and its first one saves.
+        cluster: a :class:`landscape.Cluster`, whose workers compute the points, in place of a group. The
+            problem is pickled and sent to them.
+        save: called with the unfinished result about every ten seconds.
+        previous: an earlier result of the same problem and plane, unfinished or on another grid: the points
+            in common are not computed again. If these are all, or within the tolerance, it is returned
+            itself. Over one span, K and 2K − 1 points have every other one in common.
+
+    Raises:
+        InputError: a group together with a cluster.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.randn(20, 3), torch.randint(2, (20,))
+        >>> problem = landscape.Problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, (x, y))
+        >>> plane = landscape.random_plane(problem)
+        >>> coarse = landscape.contour(problem, plane, grid=3)
+        >>> fine = landscape.contour(problem, plane, grid=5, execution=landscape.Execution(previous=coarse))
+        >>> bool((fine.loss[::2, ::2] == coarse.loss).all())
+        True
+    """
+
+    group: dist.ProcessGroup | None = None
+    cluster: Workers | None = None
+    save: Callable[[Any], None] | None = None
+    previous: Interpolated | None = None
+
+    def __post_init__(self) -> None:
+        if self.group is not None and self.cluster is not None:
+            raise InputError("cluster: not allowed with a group of processes, one of them has the points")
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """The division of the missing points into calls and among processes, and how they are saved.
 
     Attributes:
         least: how many points a process needs in a call for it to be fast.
@@ -199,17 +237,13 @@ class Portions:
     cluster: Workers | None = None
     progress: Progress | None = None
 
-    def __post_init__(self) -> None:
-        if self.group is not None and self.cluster is not None:
-            raise InputError("cluster: not allowed with a group of processes, one of them has the points")
-
 
 def compute_missing(
     points: Tensor,
     done: Array,
     values: Mapping[str, Array],
     evaluate: Evaluate,
-    portions: Portions,
+    dispatch: Dispatch,
     places: Array | None = None,
 ) -> None:
     """Evaluate the points that are not done, in their order, and write the values to their places.
@@ -220,16 +254,16 @@ def compute_missing(
         values: name -> (K,) array; updated.
         evaluate: called with some points (k, 2) and a function that receives the share of them that is done;
             returns values by name, (k,) each.
-        portions: how the points are divided.
+        dispatch: how the points are divided.
         places: numbers of the points that are asked for; default: all.
 
     Raises OperationError, after the computed points were saved, if another process fails.
     """
     places = np.arange(len(done)) if places is None else places
-    if portions.cluster is not None:
-        _by_workers(points, done, values, evaluate, portions, places)
+    if dispatch.cluster is not None:
+        _by_workers(points, done, values, evaluate, dispatch, places)
         return
-    group, block, save = portions.group, portions.block, portions.save
+    group, block, save = dispatch.group, dispatch.block, dispatch.save
     rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
     if group:
         own = {name: column[places] for name, column in {"": done, **values}.items()}
@@ -237,11 +271,11 @@ def compute_missing(
         for name, column in {"": done, **values}.items():
             column[places] = known[name]
     missing = _missing(done[places], block)
-    least, whole = -(-portions.least // block), -(-len(places) // block)
+    least, whole = -(-dispatch.least // block), -(-len(places) // block)
     portion_of, saving = (len(missing) if save is None else least * size), 0.0
     while len(missing):
         now, missing = missing[:portion_of], missing[portion_of:]
-        report = portion(portions.progress, 1 - (len(now) + len(missing)) / whole, 1 - len(missing) / whole)
+        report = portion(dispatch.progress, 1 - (len(now) + len(missing)) / whole, 1 - len(missing) / whole)
         shares = [_points(blocks, block, places) for blocks in np.array_split(now, size)]
         clock = time.perf_counter()
         columns, failure = _attempt(evaluate, points[shares[rank]], report, group)
@@ -271,14 +305,14 @@ def _by_workers(
     done: Array,
     values: Mapping[str, Array],
     evaluate: Evaluate,
-    portions: Portions,
+    dispatch: Dispatch,
     places: Array,
 ) -> None:
     """:func:`compute_missing` by a cluster: jobs of as few points as are fast, in any order."""
-    assert portions.cluster is not None
-    block, save = portions.block, portions.save
+    assert dispatch.cluster is not None
+    block, save = dispatch.block, dispatch.save
     missing = _missing(done[places], block)
-    count = max(-(-portions.least // block), -(-len(missing) // MAX_JOBS))  # blocks of a job
+    count = max(-(-dispatch.least // block), -(-len(missing) // MAX_JOBS))  # blocks of a job
     jobs = [_points(missing[i : i + count], block, places) for i in range(0, len(missing), count)]
     saved, saving, ended = time.perf_counter(), 0.0, 0
 
@@ -286,8 +320,8 @@ def _by_workers(
         nonlocal saved, saving, ended
         _store({k: np.asarray(v) for k, v in part.items()}, jobs[number], done, values)
         ended += 1
-        if portions.progress:
-            portions.progress(1 - (len(jobs) - ended) * count * block / len(places))
+        if dispatch.progress:
+            dispatch.progress(1 - (len(jobs) - ended) * count * block / len(places))
         clock = time.perf_counter()
         if save and ended < len(jobs) and clock > saved + max(PORTION_SECONDS, SAVE_SHARE * saving):
             save()
@@ -295,7 +329,7 @@ def _by_workers(
             saving = saved - clock
 
     try:
-        portions.cluster.run(evaluate, [(points[job], no_progress) for job in jobs], store)
+        dispatch.cluster.run(evaluate, [(points[job], no_progress) for job in jobs], store)
     except Exception:
         if save and ended:
             save()
@@ -388,7 +422,7 @@ def complete(
     done: Array,
     columns: Mapping[str, Array],
     evaluate: Evaluate,
-    portions: Portions,
+    dispatch: Dispatch,
     tolerance: Tolerance | None,
     deciding: Sequence[str],
     others: Sequence[str] = (),
@@ -400,7 +434,7 @@ def complete(
         points: (K, 2), in the order of ``done``.
         done: of the grid's shape, which of its points are known; updated.
         columns: name -> an array of that shape; updated.
-        evaluate, portions: as for :func:`.grid.compute_missing`.
+        evaluate, dispatch: as for :func:`.grid.compute_missing`.
         tolerance: None computes all points.
         deciding: the columns whose error must be within the tolerance.
         seed: of the points at which the error is measured.
@@ -411,7 +445,7 @@ def complete(
     """
     known, flat = done.reshape(-1), {name: column.reshape(-1) for name, column in columns.items()}
     if tolerance is None:
-        compute_missing(points, known, flat, evaluate, portions)
+        compute_missing(points, known, flat, evaluate, dispatch)
         return {}
     used = {name: flat[name] for name in (*deciding, *others)}
     began = 0.0
@@ -419,7 +453,7 @@ def complete(
     def compute(places: Array) -> None:
         nonlocal began
         ends = began + (1 - began) * PART
-        part = replace(portions, progress=portion(portions.progress, began, ends))
+        part = replace(dispatch, progress=portion(dispatch.progress, began, ends))
         compute_missing(points, known, flat, evaluate, part, places)
         began = ends
 
@@ -494,6 +528,7 @@ class PlaneGrid:
                 f"plane: it is of a model with {plane.directions.shape[-1]:,} parameters, this one has "
                 f"{size:,}; make it with the same problem, such as by landscape.random_plane(problem)"
             )
+        self.dtype = problem.dtype
         self.span = plane.span if span is None else span
         self.x, self.y = axes(grid, self.span)
         self.tolerance = None if tolerance is None else Tolerance.parse(tolerance, problem.dtype)
@@ -504,20 +539,8 @@ class PlaneGrid:
         }
         self.done, self.same = np.zeros(gx.shape, bool), False
 
-    def take(
-        self,
-        previous: Any,
-        wanted: Mapping[str, Any],
-        made_of: Sequence[str],
-        problem: Problem,
-        usable: Array,
-    ) -> bool:
-        """Take the ``usable`` values of an earlier result at common points; whether nothing is left to do.
-
-        MismatchError unless it has the fields ``wanted``, and is of the same model and data, ``made_of``.
-        """
-        if reason := difference(previous, wanted) or changed(previous.provenance, made_of, problem.dtype):
-            raise MismatchError(reason)
+    def take(self, previous: Any, usable: Array) -> bool:
+        """Take the ``usable`` values of an earlier result at common points; whether nothing is left to do."""
         self.same = np.array_equal(self.x, previous.x) and np.array_equal(self.y, previous.y)
         old = [(column, getattr(previous, name)) for name, column in self.columns.items()]
         (across, old_across), (up, old_up) = coincide(self.x, previous.x), coincide(self.y, previous.y)
@@ -528,11 +551,11 @@ class PlaneGrid:
         return self.same and np.array_equal(usable, previous.done) and meets(previous, self.tolerance)
 
     def complete(
-        self, of: Evaluate, portions: Portions, deciding: Sequence[str], others: Sequence[str], seed: int
+        self, of: Evaluate, dispatch: Dispatch, deciding: Sequence[str], others: Sequence[str], seed: int
     ) -> dict[str, Any]:
         """:func:`complete` the columns by the values ``of`` points."""
         at, done, columns = self.points, self.done, self.columns
-        return complete(at, done, columns, of, portions, self.tolerance, deciding, others, seed)
+        return complete(at, done, columns, of, dispatch, self.tolerance, deciding, others, seed)
 
     def fields(self) -> dict[str, Any]:
         """Those of a result, with copies of the columns as they are now."""

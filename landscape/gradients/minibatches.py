@@ -14,7 +14,7 @@ from torch import Tensor
 from landscape.core import statistics
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import positive
+from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import concatenate, count_samples, named_tensors, take
 from landscape.problem.batchnorm import has_batchnorm
@@ -165,8 +165,8 @@ GROUPS, LEAST_GROUPS, GROUP_BYTES = 32, 8, 2**30
 
 
 @dataclass(frozen=True)
-class Scale:
-    """tr Σ, ‖g‖² and their ratio.
+class GradientNoise:
+    """tr Σ, ‖g‖² and their ratio, the noise scale.
 
     Attributes:
         estimates: (replicates,), numbers whose mean is tr Σ/‖g‖² and whose standard error is that of it.
@@ -184,11 +184,11 @@ class Scale:
 
     @property
     def value(self) -> float:
-        """tr Σ/‖g‖²; NaN where ‖g‖² is not told apart from 0."""
+        """tr Σ/‖g‖²; NaN where ‖g‖² is not significantly above 0."""
         return statistics.scale_of(self.estimates, self.interval())
 
     def interval(self) -> tuple[float, float]:
-        """The 95% interval of tr Σ/‖g‖²; its upper end is infinite where ‖g‖² is not told apart from 0."""
+        """The 95% interval of tr Σ/‖g‖²; its upper end is infinite where ‖g‖² may be 0."""
         freedom = len(self.estimates) - 1
         return statistics.ratio_interval(
             statistics.Estimate(self.trace, self.trace_error, freedom),
@@ -241,11 +241,11 @@ class AroundWhole:
         self._traces.append(self._batch * float((gradients[0] - self._whole).double().square().sum()))
         self.draws += 1
 
-    def scale(self) -> Scale:
+    def estimate(self) -> GradientNoise:
         """tr Σ is the mean of B‖g_B − g‖²."""
         traces = np.array(self._traces)
         estimates = traces / self._norm2 if self._norm2 else np.full_like(traces, np.inf)
-        return Scale(estimates, *statistics.mean_and_error(traces), self._norm2, 0.0)
+        return GradientNoise(estimates, *statistics.mean_and_error(traces), self._norm2, 0.0)
 
 
 class Jackknife:
@@ -272,7 +272,7 @@ class Jackknife:
         self._gram[m] = self._gram[:, m] = (self._sums @ self._sums[m]).cpu().numpy()
         self.draws += 1
 
-    def scale(self) -> Scale:
+    def estimate(self) -> GradientNoise:
         """Pseudo-values of the ratio, one for each group."""
         used = self._counts > 0
         gram, squares, counts = self._gram[np.ix_(used, used)], self._squares[used], self._counts[used]
@@ -287,7 +287,7 @@ class Jackknife:
         pseudo += [k * whole - (k - 1) * part for whole, part in zip(parts, left, strict=True)]
         _, trace_error, norm2_error = (statistics.standard_error(values) for values in pseudo)
         both = statistics.covariance_of_means(pseudo[1], pseudo[2])
-        return Scale(pseudo[0], float(parts[0]), trace_error, float(parts[1]), norm2_error, both)
+        return GradientNoise(pseudo[0], float(parts[0]), trace_error, float(parts[1]), norm2_error, both)
 
 
 class Learners(Jackknife):
@@ -314,14 +314,16 @@ class Learners(Jackknife):
         return dict(zip(names, itertools.chain(*pairs), strict=True))
 
 
-# Where a draw takes a product with the whole Hessian or a search: at most so many, and not judged before the
-# 32nd (ours: an error from fewer is itself wrong by an eighth).
-FEW, JUDGED = 256, 32
+# Where a draw takes a product with the whole Hessian or a search: at least and at most so many (ours: an
+# error from fewer than 32 is itself wrong by an eighth).
+MIN_COSTLY, MAX_COSTLY = 32, 256
 
 
 @dataclass(frozen=True)
 class Precision:
-    """Draw until the standard error is at most ``tol`` times the estimate; ``least`` to ``most`` draws.
+    """A stopping rule: draw until the standard error is at most ``relative_error`` times the estimate.
+
+    There are ``min_draws`` to ``max_draws`` draws.
 
     Example:
         >>> precision = Precision(0.1, 16, 100)
@@ -332,39 +334,46 @@ class Precision:
     # The relative standard error asked for, and the fewest and the most draws (ours): a standard error from
     # 16 draws is itself right to 18%, 1/√(2·15), and a stop much earlier would favour draws that agree by
     # accident.
-    tol: float = 0.05
-    least: int = 16
-    most: int = 1000
+    relative_error: float = 0.05
+    min_draws: int = 16
+    max_draws: int = 1000
 
     def __post_init__(self) -> None:
-        positive("tol", self.tol)
-        positive("draws", self.least, least=2)
-        if self.most < self.least:
-            raise InputError(f"max_draws: {self.most} is not allowed, it must be ≥ draws, {self.least}")
+        positive("relative_error", self.relative_error)
+        positive("min_draws", self.min_draws, least=2)
+        positive("max_draws", self.max_draws, least=2)
+        if self.max_draws < self.min_draws:
+            raise InputError(
+                f"max_draws: {self.max_draws} is not allowed, it must be ≥ min_draws, {self.min_draws}"
+            )
 
     def met(self, value: float, error: float) -> bool:
-        """Whether the standard error ``error`` of ``value`` is small enough."""
-        return error <= self.tol * abs(value)
+        """Say whether the standard error ``error`` of ``value`` is small enough."""
+        return error <= self.relative_error * abs(value)
 
     def enough(self, draws: int, value: float, error: float, progress: Progress = no_progress) -> bool:
-        """Whether no further draw is needed, or allowed; ``progress`` is told how far the draws have come."""
-        ended = draws >= self.most or (draws >= self.least and self.met(value, error))
+        """Say whether no further draw is needed, or allowed, and report the share of the work done."""
+        ended = draws >= self.max_draws or (draws >= self.min_draws and self.met(value, error))
         progress(1.0 if ended else self._share(draws, value, error))
         return ended
 
     def _share(self, draws: int, value: float, error: float) -> float:
         """The share of the work that is done, from the draws that the error needs: it falls as 1/√draws."""
-        if draws < self.least or not 0 < error < float("inf") or not abs(value) > 0:
-            return min(1.0, draws / max(self.least, draws + 1))
-        needed = max(self.least, draws * (error / (self.tol * abs(value))) ** 2)
-        return min(1.0, draws / min(self.most, needed))
+        if draws < self.min_draws or not 0 < error < float("inf") or not abs(value) > 0:
+            return min(1.0, draws / max(self.min_draws, draws + 1))
+        needed = max(self.min_draws, draws * (error / (self.relative_error * abs(value))) ** 2)
+        return min(1.0, draws / min(self.max_draws, needed))
 
 
-def placed(problem: Problem, weights: Tensor) -> Tensor:
-    """The learners' ``weights`` (n, P) on the problem's device; InputError for those of another shape."""
+def placed(problem: Problem, weights: Tensor | None, least: int = 1) -> Tensor:
+    """The learners' ``weights`` (n, P), n ≥ ``least``, on the problem's device; else InputError."""
     size = problem.layout.size
-    if weights.dim() != 2 or weights.shape[1] != size or not len(weights):
-        raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {size}) with n ≥ 1")
+    if weights is None:
+        raise InputError(f"weights: missing; a problem has no learners, give theirs (n, {size}), or the run")
+    expect("weights", weights, Tensor)
+    if weights.dim() != 2 or weights.shape[1] != size:
+        raise InputError(f"weights: shape {tuple(weights.shape)}, it must be (n, {size}) with n ≥ {least}")
+    positive("learners", len(weights), least=least)
     return weights.to(problem.device, problem.dtype)
 
 

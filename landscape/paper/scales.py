@@ -8,6 +8,7 @@ ours.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,17 +18,17 @@ from landscape.problem.batches import Stream
 from landscape.training.planning.calibration import calibrate
 from landscape.training.recipes import recipe
 from landscape.training.recipes.recipe import Recipe
+from landscape.training.recipes.table_recipes import SAMPLES
 
-# Of CIFAR-10, at laptop scale: images to train on, passes over them, and how many times smaller the batches
-# are, so that the largest (8192) leaves 10 steps a pass. Rates are those of the paper's batch.
-SUBSET, EPOCHS, SHRINK = 5_000, 12, 16
-# Learners at laptop scale: batches shrink, so that with the paper's 16 a learner's own batch would be a
-# sixteenth of the paper's, and its noise at the same rate four times as large in every direction.
-LEARNERS = 4
-# Width of the networks at laptop scale: about a minute a run on one core, save DenseNet-121.
-WIDTHS = {"efficientnet-b0": 0.125, "vgg-19": 0.125, "mobilenet": 0.125, "shufflenet-v2": 0.125}
-WIDTH, SMOKE_WIDTH = 0.0625, 0.0625
+# CIFAR-10 at laptop scale, by trial (ours): images of so many pixels a side, passes over them, and the width
+# of the networks; minutes a run on one core. Learners, batches and rates are the paper's.
+SIZE, EPOCHS = 16, 30
+WIDTHS, WIDTH, SMOKE_WIDTH = {"efficientnet-b0": 0.25}, 0.125, 0.0625
 SPEECH_NOTE = "spoken digits for Switchboard, batches / 16, LSTM of 2 layers × 64 cells, 16 learners"
+CIFAR_NOTE = (
+    f"CIFAR-10 at {SIZE} × {SIZE} pixels, {EPOCHS} epochs for the paper's 320, networks of 1/8 the width "
+    "(EfficientNet-B0: 1/4), 16 learners, the paper's batches and rates"
+)
 PAPER_CIFAR = "16 learners, as the paper gives them"
 PAPER_SPEECH = "spoken digits for Switchboard, batches / 16; else the paper's LSTM and schedule"
 MNIST_NOTE = "the paper's size; steps, ReLU and initialisation are ours"
@@ -38,14 +39,6 @@ OURS = "only the abstract is at hand: all settings are ours"
 TIMED_SAMPLES, BUSY_SECONDS = (16, 512), 0.02
 # A measurement of λ_max along a run takes as long as so many gradients of its samples (ours; Figure 2(b)).
 SHARPNESS_PASSES = 30
-
-
-def cifar_note(epochs: int = EPOCHS) -> str:
-    """What laptop scale changes of the CIFAR-10 cells."""
-    return (
-        f"{SUBSET:,} of CIFAR-10's images and 1,000 to test, {epochs} epochs, batches / {SHRINK} at the "
-        f"paper's rates, networks of 1/8 or 1/16 the width, {LEARNERS} learners"
-    )
 
 
 def mnist(scale: Scale, name: str, seed: int, *settings: str) -> Recipe:
@@ -91,11 +84,12 @@ def mnist_runs(
     return runs
 
 
-def cell(scale: Scale, name: str, seed: int = 0, *settings: str, epochs: int = EPOCHS) -> Recipe:
+def cell(scale: Scale, name: str, seed: int = 0) -> Recipe:
     """The cell ``name`` of the tables, such as cifar10/resnet-18-b8192-dpsgd, at ``scale``.
 
-    ``epochs``: those of a CIFAR-10 cell at laptop scale.
+    Settings may follow, as in NAME+lr=0.2+algorithm.order='atc'.
     """
+    name, *settings = name.split("+")
     base = recipe.read(name)
     speech, model = name.startswith("speech/"), base.model["name"]
     changes: list[str] = []
@@ -110,25 +104,20 @@ def cell(scale: Scale, name: str, seed: int = 0, *settings: str, epochs: int = E
     elif speech and scale != "paper":
         changes = ["model.layers=2", "model.cells=64", "model.bottleneck=64"]
     elif scale == "laptop":
-        batch = base.batch // SHRINK
-        steps = round(epochs * SUBSET / batch)
+        every = -(-SAMPLES["cifar10"] // base.batch)  # an epoch
         changes = [
-            f"learners={min(base.learners, LEARNERS)}", f"epochs={epochs}", f"data.subset={SUBSET}",
-            f"batch={batch}", f"model.width={WIDTHS.get(model, WIDTH)}",
-            f"schedule.base_batch={base.schedule.base_batch // SHRINK}",
-            "evaluate.bn_samples=1000", f"evaluate.every={-(-steps // epochs)}",
+            f"epochs={EPOCHS}", f"data.size={SIZE}", f"model.width={WIDTHS.get(model, WIDTH)}",
+            "evaluate.bn_samples=2000", f"evaluate.every={every}",
         ]  # fmt: skip
     elif not speech:  # a checkpoint after the paper's 16th epoch, for Figure 4
         changes = [f"checkpoint.every={-(-base.steps // 20)}"]
     return recipe.read(name, [*changes, *settings, f"seed={seed}"])
 
 
-def cells(scale: Scale, names: Iterable[str], many: int = 1, epochs: int = EPOCHS) -> Runs:
-    """Cells of the tables by "NAME/SEED", with ``many`` seeds; one at smoke scale."""
-    seeds = range(1 if scale == "smoke" else many)
-    return runs_of(
-        "{name}", {"name": names}, seeds, lambda name, seed: cell(scale, name, seed, epochs=epochs)
-    )
+def cells(scale: Scale, names: Iterable[str]) -> Runs:
+    """Cells of the tables by "NAME/SEED", with three seeds; one at smoke scale."""
+    make = functools.partial(cell, scale)
+    return runs_of("{name}", {"name": names}, range(1 if scale == "smoke" else 3), make)
 
 
 def seconds_of(context: Context, runs: Iterable[Recipe]) -> float:

@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from landscape.core.statistics import Estimate
+from landscape.core.statistics import Estimate, t_quantile
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Outcome = Literal["holds", "holds in part", "does not hold", "not tested here"]
-OUTCOMES: tuple[Outcome, ...] = ("holds", "holds in part", "does not hold", "not tested here")
+Outcome = Literal["holds", "holds in part", "does not hold", "undecided", "not tested here"]
+OUTCOMES: tuple[Outcome, ...] = ("holds", "holds in part", "does not hold", "undecided", "not tested here")
 #: A table of pandas, which is imported where a figure is drawn or judged.
 Rows: TypeAlias = "pd.DataFrame"
 #: A number by seed.
 BySeed = Mapping[float, float]
 # The fewest seeds that a verdict may rest on, and the confidence of its intervals (ours).
 SEEDS, CONFIDENCE = 3, 0.95
+# Seeds beyond which nobody would go to decide an effect (ours).
+MANY = 1000
 # Effects that the first table of the gallery shows for one claim (ours).
 SHOWN = 3
 # Why a verdict is open where a figure of an older version lacks a column.
@@ -90,7 +92,19 @@ class Effect:
             return "not finite"
         _, low, high = self.interval
         outside = high < self.claimed[0] or low > self.claimed[1]
-        return "" if self._inside or outside else "the interval contains the border"
+        return "" if self._inside or outside else f"the interval contains the border; {self._deciding}"
+
+    @property
+    def _deciding(self) -> str:
+        """How many seeds would decide if their mean and spread were these."""
+        values, borders = np.array(self.values), np.array(self.claimed)
+        if self.ratio:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                values, borders = np.log(values), np.log(borders)
+        distance = np.abs(values.mean() - borders[np.isfinite(borders)]).min()
+        more = np.arange(len(values) + 1, MANY + 1)
+        enough = t_quantile(CONFIDENCE, more - 1) * values.std(ddof=1) / np.sqrt(more) < distance
+        return f"about {more[enough][0]} seeds would decide" if enough.any() else f"{MANY} would not decide"
 
     @property
     def _inside(self) -> bool:
@@ -156,12 +170,12 @@ def outcome(effects: Sequence[Effect]) -> Outcome:
 
     Example:
         >>> good, open_ = Effect("a", "", (1.0, 1.1, 1.2)), Effect("b", "", (-1.0, 1.1, 1.2))
-        >>> outcome([good]), outcome([good, open_]), outcome([open_])
-        ('holds', 'holds in part', 'not tested here')
+        >>> outcome([good]), outcome([good, open_]), outcome([open_]), outcome([])
+        ('holds', 'holds in part', 'undecided', 'not tested here')
     """
     decided = [effect.holds for effect in effects if effect.holds is not None]
     if not decided:
-        return "not tested here"
+        return "not tested here" if all(effect.untested for effect in effects) else "undecided"
     if not any(decided):
         return "does not hold"
     return "holds" if all(decided) and len(decided) == len(effects) else "holds in part"

@@ -75,7 +75,9 @@ def film(frames: Sequence[Frame], algorithm: str) -> Film:
         figure, (ax, dial) = panels(1, 2, 4.6, 4.6, ["surface", "dial"], width_ratios=(1.6, 1.0))
         chosen = surface.scale([r.loss for r in shown])
         # With a norm of its own: contourf changes the other one in each frame, which would reset the labels.
-        surface.color_bar(figure, ax, copy.deepcopy(chosen.norm), surface.CMAP, "loss (nat)")
+        surface.color_bar(
+            figure, ax, copy.deepcopy(chosen.norm), surface.CMAP, f"loss{style.unit(Surface, 'loss')}"
+        )
         lines = f"Lines: {LINES} levels between the lowest and the highest loss of the frame."
         about = f"{surface.settings(shown[:1])} Colours: {chosen.why}."
         caption(figure, f"{about} {lines} Centre: w_a of the frame.")

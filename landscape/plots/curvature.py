@@ -86,8 +86,8 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
         ax.annotate(text, (r.trace, k), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9)
     ax.set_yticks(range(len(results)), style.names_of(results, "spectrum"))
     ax.margins(x=0.25)
-    label = f"trace of the {style.loss_of(results)}'s Hessian (nat), 95% interval"
-    ax.set(ylim=(len(results) - 0.4, -0.8), xlabel=label)
+    label = f"trace of the {style.loss_of(results)}'s Hessian{style.unit(Spectrum, 'trace')}"
+    ax.set(ylim=(len(results) - 0.4, -0.8), xlabel=f"{label}, 95% interval")
     return finish(figure, title or f"Trace, {style.samples_of(results)}")
 
 
@@ -105,7 +105,7 @@ def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> 
     figure, axes = wrapped_panels(len(groups), 4.8, 3.4, names="batch_sharpness", sharex=True, sharey=True)
     for ax, (label, group) in zip(axes, groups.items(), strict=True):
         _draw_group(ax, group, scaled)
-        ylabel = "η · curvature" if scaled else "curvature (nat)"
+        ylabel = "η · curvature" if scaled else f"curvature{style.unit(BatchSharpness, 'curvature')}"
         ax.set(title=style.paper_name(label) or "weights", xlabel="samples in a minibatch", ylabel=ylabel)
     text = (
         "Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches, g and H gradient and Hessian of the "
@@ -161,7 +161,7 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     costs.bar(place + 0.2, extra, width=0.38, color="w", edgecolor=tones, hatch="//")
     costs.axhline(0, color="k", lw=0.8)
     categories(costs, style.names_of(results, "result"))
-    costs.set_ylabel(f"{style.loss_of(results)} (nat)")
+    costs.set_ylabel(f"{style.loss_of(results)}{style.unit(Disagreement, 'loss')}")
     costs.set_title("filled: ½ tr(HC); hatched: the learners'\nmean loss above that of $w_a$")
     shared = style.rows_of(results, "of the gradient in the spread", "of its sharp part in the spread")
     text = (
@@ -197,7 +197,7 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
         categories(ax, names)
         ax.set_ylim(min(0.0, lowest), None)
         ax.margins(x=0.3)
-    ax.set_ylabel(f"rise of the {style.loss_of(results)} (nat)")
+    ax.set_ylabel(f"rise of the {style.loss_of(results)}{style.unit(Sharpness, 'values')}")
     usual = style.headline([r for r in results if r.rho == max(r.rho for r in results)])
     return finish(figure, title or usual, _caption(results), [ax] * many, ncols=2)
 
@@ -240,8 +240,12 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     _draw_spread(spread, results)
     for ax, head, label in (
         (rate, "learning rates", "rate"),
-        (sharpness, "sharpness; dashes: steepest gradient change", "$\\lambda_{max}$ (nat)"),
-        (loss, "loss", f"{style.loss_of(results)} (nat)"),
+        (
+            sharpness,
+            "sharpness; dashes: steepest gradient change",
+            f"$\\lambda_{{max}}${style.unit(Smoothing, 'lambda_max')}",
+        ),
+        (loss, "loss", f"{style.loss_of(results)}{style.unit(Smoothing, 'loss')}"),
         (spread, "the spread", "share of the spread along it"),
     ):
         ax.set(title=head, ylabel=label, yscale="log")

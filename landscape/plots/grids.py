@@ -96,7 +96,7 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
             ax.plot(r.t, 100 * r.accuracy, color=color)
         if between and np.isfinite(r.barrier):
             top.plot([0, 1], r.loss[[0, -1]], color=color, lw=0.9, ls=":")
-    top.set_ylabel(f"{style.split_names(results)} loss (nat)")
+    top.set_ylabel(f"{style.split_names(results)} loss{style.unit(Line, 'loss')}")
     for ax in below:
         ax.set_ylabel(f"{style.split_names(results)} accuracy (%)")
     for ax in leading(axes[::-1]):
@@ -119,8 +119,8 @@ def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
     )
     for ax, r in zip(axes, results, strict=True):
         _draw_panel(ax, r, chosen)
-    label = f"{style.split_names(results)} loss (nat), {chosen.step}"
-    color_bar(figure, axes, chosen.norm, CMAP, label, "max")
+    label = f"{style.split_names(results)} loss{style.unit(Basins, 'loss')}"
+    color_bar(figure, axes, chosen.norm, CMAP, f"{label}, {chosen.step}", "max")
     for ax, r, color in zip(below, results, style.colors_of([r.label for r in results]), strict=True):
         _draw_widths(ax, r, color)
     for ax in leading(below):
@@ -158,7 +158,11 @@ def _draw_widths(ax: Axes, r: Basins, color: str) -> None:
     for width, name, lw in zip(r.width.T, ("longer axis", "shorter axis"), (2.0, 1.1), strict=True):
         ax.plot(r.rise, np.where(r.cut, np.nan, width), color=color, lw=lw, label=f"{name} of the region")
         ax.plot(r.rise, np.where(r.cut, width, np.nan), color=color, lw=lw, ls=":")
-    ax.set(xlabel=f"rise above the {_NAMES[r.around]} (nat)", xlim=(0, float(r.rise[-1])), ylim=(0, None))
+    ax.set(
+        xlabel=f"rise above the {_NAMES[r.around]}{style.unit(Basins, 'rise')}",
+        xlim=(0, float(r.rise[-1])),
+        ylim=(0, None),
+    )
 
 
 def _basins_finding(results: Sequence[Basins]) -> str:

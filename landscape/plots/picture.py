@@ -25,6 +25,7 @@ from landscape.core.options import choose
 TITLE_CHARACTERS = 8.8
 # The caption's size in points, the height of its lines in inches, and characters in an inch of them.
 CAPTION_SIZE, CAPTION_LINE, CAPTION_CHARACTERS = 8.5, 0.155, 15.5
+Names = Sequence[str]
 # The parts around the panels of a picture that can be changed or left out.
 VISUALS = ("title", "panel_titles", "legend", "colorbar", "caption")
 
@@ -161,7 +162,8 @@ class OwnAxes:
 
     def take(self, made: Picture, beside: Sequence[str]) -> list[Any]:
         """The axes of the picture ``made``, by name those of the user in place of its own."""
-        self.made, named, given = made, made.axes_by_name, dict(self.asked)
+        given: dict[str, Any] = dict(self.asked)
+        self.made, named = made, made.axes_by_name
         if self.where == "ax":
             main = [name for name in named if name not in beside]
             if len(main) > 1:
@@ -171,14 +173,9 @@ class OwnAxes:
             given = {main[0]: given[""]}
         for name, ax in given.items():
             choose(self.where, name, named)
-            if not isinstance(ax, Axes):
-                raise InputError(
-                    f"{self.where}: a {type(ax).__name__} is not allowed, it must be Axes of matplotlib"
-                )
-            if ax.name != named[name].name:
-                raise InputError(
-                    f"{self.where}: its projection is '{ax.name}', it must be '{named[name].name}'"
-                )
+            if not isinstance(ax, Axes) or ax.name != named[name].name:
+                shown = f"its projection is '{ax.name}'" if isinstance(ax, Axes) else f"{ax!r} is not allowed"
+                raise InputError(f"{self.where}: {shown}, it must be axes with '{named[name].name}'")
         self.given = given
         return [given.get(name, ax) for name, ax in named.items()]
 
@@ -205,9 +202,9 @@ class OwnAxes:
         """The parts by name, after the title has been set above that of the first axes."""
         titles = [ax.title for ax in self.given.values()]
         shown = {"title": self.title, "panel_titles": titles[0].get_text()}
-        titles[0].set_text("\n".join(t for name, t in shown.items() if t and visuals.get(name) is not False))
-        panel_titles = titles[visuals.get("panel_titles") is False :]
-        title = titles[:1] if visuals.get("title") is not False else []
+        titles[0].set_text("\n".join(t for name, t in shown.items() if t and visuals.get(name, True)))
+        panel_titles = titles[not visuals.get("panel_titles", True) :]
+        title = titles[:1] if visuals.get("title", True) else []
         return {"title": title, "panel_titles": panel_titles, "legend": self.legends, "colorbar": self.bars}
 
 
@@ -228,22 +225,23 @@ def change(figure: Figure | OwnAxes, visuals: Mapping[str, Any]) -> None:
         choose("visuals", name, VISUALS)
         if not isinstance(look, (bool, Mapping)):
             raise InputError(f"visuals: '{name}': {look!r} is not allowed, it must be a bool or a dict")
+    looks: dict[str, Any] = {name: look for name, look in visuals.items() if isinstance(look, Mapping)}
+    visuals = {name: look is not False for name, look in visuals.items()}
     parts = figure.parts(visuals) if isinstance(figure, OwnAxes) else _parts(figure)
     try:
         for name, look in visuals.items():
             for part in parts.get(name, ()):
-                if look is False:
-                    _leave_out(part)
-                elif look is not True:
-                    part.set(**look)
+                if look:
+                    part.set(**looks.get(name, {}))
+                elif isinstance(part, Text):
+                    part.set_text("")
+                else:
+                    getattr(part, "_colorbar", part).remove()
         if isinstance(figure, Picture) and visuals:  # its place depends on the legends
-            look = visuals.get("caption", {})
-            figure.set_caption(
-                "" if look is False else figure.get_caption(), **({} if look is True else look or {})
-            )
+            text = figure.get_caption() if visuals.get("caption", True) else ""
+            figure.set_caption(text, **looks.get("caption", {}))
     except (AttributeError, TypeError, ValueError) as error:
-        words = " ".join(str(error).split())[:120]
-        raise InputError(f"visuals: '{name}': {words}, give properties of matplotlib's Artist.set") from error
+        raise InputError(f"visuals: '{name}': {error}, give properties of matplotlib's Artist.set") from error
 
 
 def _parts(figure: Figure) -> dict[str, list[Any]]:
@@ -257,20 +255,13 @@ def _parts(figure: Figure) -> dict[str, list[Any]]:
     }
 
 
-def _leave_out(part: Any) -> None:
-    if isinstance(part, Text):
-        part.set_text("")
-    else:
-        getattr(part, "_colorbar", part).remove()
-
-
 def panels(
     rows: int,
     columns: int,
     width: float,
     height: float,
-    names: Sequence[str] = (),
-    beside: Sequence[str] = (),
+    names: Names = (),
+    beside: Names = (),
     **options: Any,
 ) -> tuple[Figure, list[Any]]:
     """A figure of ``rows`` × ``columns`` axes; in their places, those that the user gave.
@@ -309,12 +300,7 @@ def leading(axes: Sequence[Any], count: int = 1) -> Sequence[Any]:
 
 
 def wrapped_panels(
-    count: int,
-    width: float,
-    height: float,
-    columns: int = 3,
-    names: str | Sequence[str] = "panel",
-    **options: Any,
+    count: int, width: float, height: float, columns: int = 3, names: str | Names = "panel", **options: Any
 ) -> tuple[Figure, list[Any]]:
     """A figure of ``count`` axes, at most ``columns`` a row, but 4 not as 3 and 1; else as :func:`panels`.
 

@@ -148,6 +148,16 @@ class _Decimal(ticker.LogFormatter):
 MOST = 6  # results that a title names (ours)
 
 
+def unit(kind: Any, field: str) -> str:
+    """The unit that results of class ``kind`` declare for ``field``, for a label: " (nat)"; "" for none."""
+    return in_brackets(kind.units[field])
+
+
+def in_brackets(unit: str) -> str:
+    """A unit for a label, " (nat²)"; "" for pure numbers."""
+    return "" if unit == "1" else f" ({unit.replace('^2', '²').replace('nat2', 'nat²')})"
+
+
 def splits(results: Sequence[Any]) -> str:
     """The splits of the data that ``results`` were computed on.
 

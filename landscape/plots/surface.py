@@ -130,7 +130,7 @@ def _draw_3d(
         for axis, label in zip((ax.xaxis, ax.yaxis), _axis_labels(r), strict=True):
             axis.set_label_text(label.partition("(weights")[0].strip(), fontsize=8)
         ax.set(zlim=(chosen.levels[0], top), title=_panel_title(r))
-    color_bar(figure, axes, chosen.norm, cmap, "loss (nat)")
+    color_bar(figure, axes, chosen.norm, cmap, f"loss{style.unit(Surface, 'loss')}")
     text = f"{settings(results)} Colours: {chosen.why}."
     return finish(figure, title or finding(results), text, axes)
 
@@ -157,7 +157,7 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
     map_axes(ax)
     label_axes(ax, a)
     ax.contourf(a.x, a.y, change, np.linspace(-reach, reach, 25), cmap="RdBu_r", norm=norm)
-    label = f"difference of {style.split_names(results)} loss (nat)"
+    label = f"difference of {style.split_names(results)} loss{style.unit(Surface, 'loss')}"
     if float(change.min()) < 0 < float(change.max()):
         ax.contour(a.x, a.y, change, [0.0], colors="k", linewidths=1.0)
         label += ", line: 0"
@@ -203,8 +203,9 @@ def _draw_contours(
         if r.kind == "pca" and len(r.markers):
             ax.annotate(r.labels[0], r.markers[0], xytext=(5, 5), textcoords="offset points", fontsize=8.5)
         ax.set(xlim=(r.x[0], r.x[-1]), ylim=(r.y[0], r.y[-1]), title=_panel_title(r))
+    loss = f"loss{style.unit(Surface, 'loss')}"
     above = any((r.loss[np.isfinite(r.loss)] > chosen.levels[-1]).any() for r in results)
-    color_bar(figure, axes, chosen.norm, cmap, f"loss (nat), {chosen.step}", "max" if above else "neither")
+    color_bar(figure, axes, chosen.norm, cmap, f"{loss}, {chosen.step}", "max" if above else "neither")
     if below:
         _draw_profiles(below, results, chosen, rise)
     text = _caption(results, chosen.why, rise, bool(below))
@@ -250,7 +251,7 @@ def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Lev
         else:
             ax.yaxis.set_major_locator(ticker.MaxNLocator(4))
     for ax in leading(axes):
-        ax.set_ylabel("loss (nat)")
+        ax.set_ylabel(f"loss{style.unit(Surface, 'loss')}")
 
 
 def _caption(results: Sequence[Surface], why: str, rise: float, profiled: bool) -> str:

@@ -62,7 +62,12 @@ def _delay_axes(ax: Axes, r: Stability | Minima, largest: int) -> None:
     style.ticks_at(ax.xaxis, r.delay, [str(tau) for tau in r.delay])
     about = f"$\\lambda_{{max}}$ = {r.lambda_max:.4g} ({r.split or 'data'})"
     ax.set_title(f"{style.paper_name(r.label) or 'minimum'}\n{about}")
-    ax.set(xlim=(-0.3, largest * 1.2), yscale="log", xlabel="delay τ (steps)", ylabel="learning rate η")
+    ax.set(
+        xlim=(-0.3, largest * 1.2),
+        yscale="log",
+        xlabel=f"delay τ{style.unit(type(r), 'delay')}",
+        ylabel="learning rate η",
+    )
 
 
 @draws(Minima)
@@ -173,7 +178,8 @@ def _draw_sweep(ax: Axes, r: Sweep) -> None:
     if _is_wide(mean[np.isfinite(mean)]):
         style.log_axis(ax.yaxis)
     ax.set_xlabel(x_key)
-    ax.set_ylabel("test error of $w_a$ (%)" if column == "test_error" else "test loss at $w_a$ (nat)")
+    name = "test error of $w_a$" if column == "test_error" else "test loss at $w_a$"
+    ax.set_ylabel(f"{name}{style.unit(Sweep, column)}")
     if ax.get_legend_handles_labels()[1]:
         ax.legend()
 
@@ -233,7 +239,7 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
             ax.set(yscale="log", xlabel="workers (log scale)", title=own)
         for ax in leading(axes[2 * k : 2 * k + 2]):
             style.decimal_labels(ax.yaxis)
-            ax.set_ylabel("time a step (s, log scale)")
+            ax.set_ylabel(f"time a step ({RunTimes.units['step_s']}, log scale)")
     usual = "Predicted time a step: SSGD, and DPSGD by topology"
     return finish(figure, title or usual, legend=axes[:1], ncols=4)
 
@@ -298,7 +304,7 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
     ax.set_title(f"{c.titles[q]}{unit}", fontsize=10, fontweight="bold" if c.flatter[q] else "normal")
     said, _, evidence = verdict(c, q).partition(" (")
     lines = [textwrap.fill(said, CHARACTERS), *([f"({evidence}"] if evidence else [])]
-    ax.set_xlabel("\n".join(lines), fontsize=8, color="k" if c.told[q].any() else style.OTHER)
+    ax.set_xlabel("\n".join(lines), fontsize=8, color="k" if c.significant[q].any() else style.OTHER)
 
 
 def _caption(c: Comparison) -> str:
@@ -308,7 +314,7 @@ def _caption(c: Comparison) -> str:
         f"Thin lines: 95% intervals, by Student's t{seeds}",
         "thick bars: 99% bounds on eigenvalues" if "bound" in c.kinds else "",
         "bold: measures of flatness",
-        f"told apart at a level of {c.level:g} for all tests together (Holm)",
+        f"significant at a level of {c.significance:g} for all tests together (Holm)",
     ]
     about = f"{', '.join(f'{n:,}' for n in counts)} samples of {c.split}"
     if c.batch:

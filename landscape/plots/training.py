@@ -10,6 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
+from landscape.checkpoint.history import COLUMNS
+from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.plots import style
@@ -49,7 +51,11 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     figure, axes = panels(len(names) // 3, 3, 3.9, 2.75, names)
     for ax, (column, name, scale) in zip(axes, [*measured, *usual], strict=True):
         drawn = [_draw_runs(ax, *group, column, scale) for group in groups]
-        ax.set(ylabel=name, xlabel="step", yscale=scale if any(drawn) else "linear")
+        ax.set(
+            ylabel=name.replace(" UNIT", unit_of(column)),
+            xlabel="step",
+            yscale=scale if any(drawn) else "linear",
+        )
         if column == "test_error":
             style.decimal_labels(ax.yaxis)
         if not any(drawn):
@@ -66,24 +72,24 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     return finish(figure, heading, _caption(runs), axes[:1], ncols=2 if wide else 4)
 
 
-# Columns of instruments, drawn where any run has them: (column, label, scale of the axis).
+# Columns of instruments, drawn where any run has them: (column, label, scale of the axis); UNIT is replaced.
 _MEASURED = (
     ("lr_lambda_max", r"$\eta\lambda_{max}$ of $w_a$ (lines: limits)", "linear"),
-    ("lambda_max", r"sharpness $\lambda_{max}$ of $w_a$ (nat)", "log"),
+    ("lambda_max", r"sharpness $\lambda_{max}$ of $w_a$ UNIT", "log"),
     ("spread_share", "share of the spread along\nthe top eigenvectors", "linear"),
     ("lr_batch_sharpness", r"$\eta$ × batch sharpness" "\nat $w_a$ (lines: limits)", "linear"),
     ("lr_learner_batch_sharpness", r"$\eta$ × batch sharpness" "\nat the learners (lines: limits)", "linear"),
-    ("noise_scale", "noise scale (samples;\ndots: total batch)", "log"),
+    ("noise_scale", "noise scale UNIT\n(dots: total batch)", "log"),
     ("gradient_share", "share of the gradient along\nthe top eigenvectors", "linear"),
-    ("disagreement_cost", "½ tr(HC), what the spread\ncosts (nat)", "log"),
-    ("noise_alignment", "tr(HS)/tr S of minibatch\ngradients (nat)", "log"),
+    ("disagreement_cost", "½ tr(HC), what the spread\ncosts UNIT", "log"),
+    ("noise_alignment", "tr(HS)/tr S of minibatch\ngradients UNIT", "log"),
     ("lr_preconditioned_lambda_max", r"$\eta\lambda_{max}$ preconditioned" "\n(lines: limits)", "linear"),
-    ("worst_sharpness", "worst-case adaptive\nsharpness (nat)", "log"),
-    ("average_sharpness", "average-case adaptive\nsharpness (nat)", "log"),
+    ("worst_sharpness", "worst-case adaptive\nsharpness UNIT", "log"),
+    ("average_sharpness", "average-case adaptive\nsharpness UNIT", "log"),
 )
 # Those that every run has.
 _USUAL = (
-    ("train_loss", "training loss at $w_a$ (nat)", "log"),
+    ("train_loss", "training loss at $w_a$ UNIT", "log"),
     ("test_error", "test error of $w_a$ (%)", "log"),
     ("consensus", "consensus distance", "log"),
     ("alpha_e", r"effective rate $\alpha_e$ (dots: $\alpha$)", "linear"),
@@ -99,7 +105,7 @@ LIMITS |= {"lr_preconditioned_lambda_max": "lr_preconditioned_limit"}
 _NOISY, _MANY = ("alpha_e", "delta", "delta_2_full"), 100
 # In place of columns that a recorded loop does not have.
 _RECORDED = {
-    "consensus": ("grad_norm2", r"$\Vert g\Vert^2$ of the training loss (nat²)", "log"),
+    "consensus": ("grad_norm2", r"$\Vert g\Vert^2$ of the training loss UNIT", "log"),
     "delta_2_full": ("displacement2", r"$\Vert d\Vert^2$ of a step", "log"),
 }
 
@@ -206,6 +212,14 @@ def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
         top = max(top, float(2.5 * lr.max() if gradient_steps else 1.5 * np.quantile(finite, 0.9)))
     if top:
         ax.set_ylim(-0.2 * top, top)
+
+
+def unit_of(column: str) -> str:
+    """The unit of a column of the history, for a label."""
+    units = {name: unit for name, (unit, _) in COLUMNS.items()}
+    for instrument in registry.instruments.names():
+        units |= registry.instruments[instrument].columns
+    return style.in_brackets(units.get(column, "1"))
 
 
 def column_of(run: Checkpoint, name: str) -> Array:

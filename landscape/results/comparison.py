@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -54,23 +54,25 @@ class Comparison(Result):
         difference, difference_error, difference_freedom: (Q, K), that of the second side less the first.
         p, p_holm: (Q, K), two-sided p-values, and Holm's correction for all of this table together; NaN for
             bounds and exact numbers, which are not tested, and for groups of fewer than 3.
-        told: (Q, K), whether the difference is larger than its error: ``p_holm`` at most ``level``, or bounds
+        significant: (Q, K), true where the difference is larger than its error: ``p_holm`` at most
+            ``significance``, or bounds
             that do not overlap; and in any case more than rounding.
-        level: the level of the tests, of all together.
+        significance: the significance level of all tests together.
         grouped: whether the sides are groups.
         equal_loss: the training loss in nats at which the sides are compared; NaN: at the files given.
         notes: what was left out and why, and what else must be known.
-        batch, draws, planes, rise, rho, rho_average, top_k: of the measurements, see
+        batch, draws, planes, rise, rho, rho_average, k: of the measurements, see
             :func:`landscape.compare`; batch 0 where none was needed.
         sample_counts: (M,), samples of each one's data.
         seed, dtype, split, batchnorm: as in other results.
 
     Example:
-        >>> comparison.told[:, 0].tolist(), comparison.quantities
+        >>> comparison.significant[:, 0].tolist(), comparison.quantities
         ([True, True], ('lambda-max', 'batch-sharpness'))
     """
 
     schema: ClassVar[str] = "landscape.comparison"
+    renamed: ClassVar[Mapping[str, str]] = {"told": "significant", "level": "significance", "top_k": "k"}
     table: ClassVar[str] = "quantities sides"
 
     quantities: Annotated[tuple[str, ...], "quantities+"]
@@ -100,8 +102,8 @@ class Comparison(Result):
     difference_freedom: Annotated[Array, "quantities pair", "1"]
     p: Annotated[Array, "quantities pair", "1"]
     p_holm: Annotated[Array, "quantities pair", "1"]
-    told: Annotated[Array, "quantities pair"]
-    level: Annotated[float, "1"]
+    significant: Annotated[Array, "quantities pair"]
+    significance: Annotated[float, "1"]
     grouped: bool
     equal_loss: Annotated[float, "nat"]
     notes: tuple[str, ...]
@@ -111,7 +113,7 @@ class Comparison(Result):
     rise: Annotated[float, "nat"]
     rho: Annotated[float, "1"]
     rho_average: Annotated[float, "1"]
-    top_k: int
+    k: int
     seed: int
     sample_counts: Annotated[Array, "labels"]
     dtype: str
@@ -157,7 +159,7 @@ class Comparison(Result):
         return rows
 
 
-# Pairs of which each is named where not all are told apart (ours): more make no readable line.
+# Pairs of which each is named where not all are significant (ours): more make no readable line.
 NAMED_PAIRS = 6
 
 
@@ -175,33 +177,35 @@ def cell(comparison: Comparison, quantity: int, side: int) -> str:
 
 
 def verdict(comparison: Comparison, quantity: int) -> str:
-    """The last column of the table: which sides are told apart, and how surely."""
+    """The last column of the table: which differences are significant, and how surely."""
     c, pairs = comparison, range(len(comparison.first))
     known = [k for k in pairs if not math.isnan(c.difference[quantity, k])]
     if not known:
         return "not measured at two"
     if len(pairs) == 1:
         return _of_a_pair(c, quantity, 0)
-    told = [k for k in known if c.told[quantity, k]]
-    if not told:
-        return f"none told apart{_evidence(c, quantity, known, least=True)}"
-    if len(told) == len(pairs):
+    significant = [k for k in known if c.significant[quantity, k]]
+    if not significant:
+        return f"none significant{_evidence(c, quantity, known, least=True)}"
+    if len(significant) == len(pairs):
         order = sorted(range(len(c.sides)), key=lambda s: _rank(c, quantity, s))
-        return f"all told apart: {' < '.join(c.sides[s] for s in order)}{_evidence(c, quantity, told)}"
+        return (
+            f"all significant: {' < '.join(c.sides[s] for s in order)}{_evidence(c, quantity, significant)}"
+        )
     if len(pairs) > NAMED_PAIRS:
-        return f"{len(told)} of {len(pairs)} pairs told apart{_evidence(c, quantity, told)}"
+        return f"{len(significant)} of {len(pairs)} pairs significant{_evidence(c, quantity, significant)}"
     word = " flatter than " if c.flatter[quantity] else " below "
     beaten: dict[int, list[str]] = {}
-    for k in told:
+    for k in significant:
         low, high = _ordered(c, quantity, k)
         beaten.setdefault(low, []).append(c.sides[high])
     said = [f"{c.sides[low]}{word}{', '.join(others)}" for low, others in beaten.items()]
-    return f"{'; '.join(said)}{_evidence(c, quantity, told)}; others not told apart"
+    return f"{'; '.join(said)}{_evidence(c, quantity, significant)}; others not significant"
 
 
 def _of_a_pair(c: Comparison, q: int, k: int) -> str:
-    if not c.told[q, k]:
-        return f"not told apart{_evidence(c, q, [k], least=True)}"
+    if not c.significant[q, k]:
+        return f"not significant{_evidence(c, q, [k], least=True)}"
     low, high = _ordered(c, q, k)
     values = float(c.value[q, low]), float(c.value[q, high])
     word = "flatter" if c.flatter[q] else "lower"
@@ -244,19 +248,19 @@ def summary(comparison: Comparison) -> list[str]:
         known = [q for q in measures if not math.isnan(c.difference[q, k])]
         if not known:
             continue
-        told = [_ordered(c, q, k) for q in known if c.told[q, k]]
+        flatter = [_ordered(c, q, k) for q in known if c.significant[q, k]]
         first, second = int(c.first[k]), int(c.second[k])
-        wins = [sum(low == side for low, _ in told) for side in (first, second)]
+        wins = [sum(low == side for low, _ in flatter) for side in (first, second)]
         if wins[1] > wins[0]:
             first, second, wins = second, first, wins[::-1]
         a, b, total = c.sides[first], c.sides[second], len(known)
-        if not told:
-            lines.append(f"{a} and {b} are not told apart by any of {total} measures of flatness")
+        if not flatter:
+            lines.append(f"{a} and {b} differ significantly in none of {total} measures of flatness")
             continue
         line = f"{a} is flatter than {b} by {wins[0]} of {total} measures"
         line += f", sharper by {wins[1]}" if wins[1] else ""
         left = total - sum(wins)
-        lines.append(f"{line}; {left} {'does' if left == 1 else 'do'} not tell them apart" if left else line)
+        lines.append(f"{line}; {left} not significant" if left else line)
     return lines
 
 
@@ -273,12 +277,12 @@ def footnotes(comparison: Comparison) -> list[str]:
     said = []
     if drawn:
         tests = f"{count} tests" if count > 1 else "1 test"
-        said.append(f"p ≤ {c.level:g} by {' or '.join(drawn)}, with Holm's correction for {tests}")
+        said.append(f"p ≤ {c.significance:g} by {' or '.join(drawn)}, with Holm's correction for {tests}")
     if "bounds" in named:
         said.append(f"bounds where they do not overlap ({named['bounds']})")
     if "exact" in named:
         said.append(f"exact numbers where they differ by more than rounding ({named['exact']})")
-    lines.append(f"Told apart: {'; '.join(said)}.")
+    lines.append(f"Significant: {'; '.join(said)}.")
     if math.isfinite(c.equal_loss):
         steps = zip(c.labels, c.given_steps.tolist(), strict=True)
         taken = "; ".join(f"{label} (of {given:,})" for label, given in steps)

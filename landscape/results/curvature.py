@@ -287,19 +287,20 @@ class BatchSharpness(Measurement):
             if not computed.
         lr: η of the run; NaN if unknown.
         limit: the largest stable ηλ of the run's update rule on a quadratic; NaN if unknown.
-        tol: the relative standard error asked for.
+        relative_error: the relative standard error asked for.
         converged: whether the standard errors of w_a and of the learners are that small.
 
     Example:
         >>> result = BatchSharpness(
         ...     curvature=np.array([3.0, 5.0]), norm2=np.array([1.0, 3.0]), batch=8, lambda_max=6.0,
-        ...     residual=0.0, lr=0.5, limit=2.0, tol=0.05, converged=False, samples=100, seed=0,
-        ...     dtype="float64")
+        ...     residual=0.0, lr=0.5, limit=2.0, relative_error=0.05, converged=False, samples=100,
+        ...     seed=0, dtype="float64")
         >>> result.value, result.standard_error, result.lr * result.value, result.pooled
         (4.0, 1.0, 2.0, 4.5)
     """
 
     schema: ClassVar[str] = "landscape.batch_sharpness"
+    renamed: ClassVar[Mapping[str, str]] = {"tol": "relative_error"}
     table: ClassVar[str] = "draw"
 
     curvature: Annotated[Array, "draw+", "nat"]
@@ -309,7 +310,7 @@ class BatchSharpness(Measurement):
     residual: Annotated[float, "nat"]
     lr: Annotated[float, "1"]
     limit: Annotated[float, "1"]
-    tol: Annotated[float, "1"]
+    relative_error: Annotated[float, "1"]
     converged: bool
     local_batch: Annotated[int, "samples"] = 0
     learner_curvature: Annotated[Array, "learner_draw learner", "nat"] = field(default_factory=_no_draws)
@@ -350,10 +351,10 @@ class BatchSharpness(Measurement):
             (lower end, upper end), in nats.
 
         Example:
-            >>> none = dict(lambda_max=6.0, residual=0.0, lr=0.5, limit=2.0, tol=0.05, converged=False)
+            >>> none = dict(lambda_max=6.0, residual=0.0, lr=0.5, limit=2.0, relative_error=0.05)
             >>> four = np.array([3.0, 5.0, 3.0, 5.0])
             >>> result = BatchSharpness(curvature=four, norm2=np.ones(4), batch=8, samples=9, seed=0,
-            ...                         dtype="float64", **none)
+            ...                         converged=False, dtype="float64", **none)
             >>> [round(end, 2) for end in result.interval()]
             [2.16, 5.84]
         """
@@ -379,7 +380,7 @@ class BatchSharpness(Measurement):
                 error = self.lr * row.error
                 scaled.append(Row(f"{row.name}, times η", self.lr * float(row.value), error, note=note))
             rows = scaled + rows
-        missed = f"not within {self.tol:.0%}, raise max_draws"
+        missed = f"not within {self.relative_error:.0%}, raise max_draws"
         return [*rows, Row("samples", self.samples), converged(self.converged, missed)]
 
 
@@ -409,7 +410,8 @@ class Disagreement(Measurement):
             part that the spread alone shows (arXiv 2605.27739).
         grad_norm2: ‖g‖².
         parameters: P; an isotropic vector has the share k/P in the top-k space, and rank/P in the span.
-        hvps: the number of Hessian-vector products.
+        products: the number of Hessian-vector products.
+        residual_tol: the relative residual of the eigenvalues that was asked for.
 
     Example:
         >>> import numpy as np
@@ -418,13 +420,14 @@ class Disagreement(Measurement):
         ...     values=np.array([4.0, 1.0]), residuals=half, spread_share=half, spread_error=half,
         ...     gradient_share=half, consensus=0.1, cost=0.15, cost_error=0.01, cost_top=0.1, loss=0.5,
         ...     learners_loss=0.64, gradient_in_span=0.2, dominant_in_span=0.3, rank=3, grad_norm2=0.01,
-        ...     parameters=100, learners=4, hvps=20, converged=True, tol=0.01, seed=0, samples=9,
+        ...     parameters=100, learners=4, products=20, converged=True, residual_tol=0.01, seed=0, samples=9,
         ...     dtype="float64")
         >>> result.value, result.standard_error, result.chance
         (0.75, 0.25, 0.02)
     """
 
     schema: ClassVar[str] = "landscape.disagreement"
+    renamed: ClassVar[Mapping[str, str]] = {"hvps": "products", "tol": "residual_tol"}
     table: ClassVar[str] = "rank_of_eigenvalue"
 
     values: Annotated[Array, "rank_of_eigenvalue+", "nat"]
@@ -444,9 +447,9 @@ class Disagreement(Measurement):
     grad_norm2: float
     parameters: int
     learners: int
-    hvps: int
+    products: int
     converged: bool
-    tol: float
+    residual_tol: float
 
     @property
     def value(self) -> float:
@@ -481,6 +484,6 @@ class Disagreement(Measurement):
             Row("mean loss of the learners above w_a", self.learners_loss - self.loss, unit="nat"),
             Row("consensus distance", self.consensus, note=f"{self.learners} learners"),
             eigenvalue("λ_1", self.values[0], self.residuals[0]),
-            Row("Hessian products", self.hvps),
+            Row("Hessian products", self.products),
             converged(self.converged, "raise max_products"),
         ]

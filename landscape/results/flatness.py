@@ -34,7 +34,7 @@ class Sharpness(Measurement):
         steps, starts: gradients of a search, and searches for each draw; 0 of "average".
         rho: ρ, without a unit if ``adaptive``, else a distance in weight space.
         m: samples of a minibatch, drawn with replacement; 0: all samples.
-        reached: whether the relative standard error that was asked for was reached.
+        converged: whether the relative standard error that was asked for was reached.
         residual: of "worst", the mean angle in radians between gradient and displacement where the search
             ended, 0 at a maximum; 0 of "average".
         gradients: the number of gradients ("worst") or losses ("average"), each of m samples or of all.
@@ -44,13 +44,14 @@ class Sharpness(Measurement):
         >>> import numpy as np
         >>> result = Sharpness(
         ...     values=np.array([0.1, 0.3]), standard_error=0.1, loss=0.5, kind="average", rho=0.05,
-        ...     adaptive=True, m=0, reached=False, residual=0.0, gradients=5, steps=0, starts=0, fixed=0,
+        ...     adaptive=True, m=0, converged=False, residual=0.0, gradients=5, steps=0, starts=0, fixed=0,
         ...     parameters=9, seed=0, samples=9, dtype="float64")
         >>> result.value, result.standard_error
         (0.2, 0.1)
     """
 
     schema: ClassVar[str] = "landscape.sharpness"
+    renamed: ClassVar[Mapping[str, str]] = {"reached": "converged"}
     table: ClassVar[str] = "draw"
 
     values: Annotated[Array, "draw+", "nat"]
@@ -60,7 +61,7 @@ class Sharpness(Measurement):
     rho: float
     adaptive: bool
     m: int
-    reached: bool
+    converged: bool
     residual: float
     gradients: int
     steps: int
@@ -89,7 +90,7 @@ class Sharpness(Measurement):
             Row("gradients" if worst else "losses", self.gradients),
         ]
         if self.draws:
-            rows += [Row("draws", self.draws), converged(self.reached, "raise max_draws")]
+            rows += [Row("draws", self.draws), converged(self.converged, "raise max_draws")]
         if worst:
             rows.append(Row("angle between gradient and displacement", self.residual, unit="rad"))
         if self.fixed:
@@ -120,7 +121,7 @@ class Smoothing(Sourced):
         lipschitz: (S,), ‖∇L(w(t+1)) − ∇L(w(t))‖/‖w(t+1) − w(t)‖ for S steps of w_a, a lower bound on the
             Lipschitz constant of the gradient; empty if no steps were given.
         lipschitz_smooth, lipschitz_smooth_se: (2, S), the same for the smoothed gradients.
-        pairs: m, the number of pairs ±δ_i.
+        draws: m, the number of pairs ±δ_i.
         lr, alpha_e: α and α_e of the run; NaN if unknown.
 
     Example:
@@ -130,12 +131,13 @@ class Smoothing(Sourced):
         ...     lambda_smooth=two, lambda_smooth_residual=two, lambda_smooth_se=two, lambda_smooth_bias=two,
         ...     eigenvalues=two, share=two, trace_hs=0.1, consensus=0.1, lipschitz=np.zeros(0),
         ...     lipschitz_smooth=np.zeros((2, 0)), lipschitz_smooth_se=np.zeros((2, 0)), lr=0.1,
-        ...     alpha_e=0.1, parameters=9, learners=3, pairs=4, samples=9, seed=0, converged=True)
+        ...     alpha_e=0.1, parameters=9, learners=3, draws=4, samples=9, seed=0, converged=True)
         >>> result.rates.tolist()
         [1.0, 2.0, 4.0]
     """
 
     schema: ClassVar[str] = "landscape.smoothing"
+    renamed: ClassVar[Mapping[str, str]] = {"pairs": "draws"}
     labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"spread": ("measured", "isotropic")}
     table: ClassVar[str] = "spread"
 
@@ -159,7 +161,7 @@ class Smoothing(Sourced):
     alpha_e: float
     parameters: int
     learners: int
-    pairs: int
+    draws: int
     samples: int
     seed: int
     converged: bool
@@ -199,7 +201,7 @@ class Smoothing(Sourced):
         chance = f"isotropic: {100 / self.parameters:.2g}%"
         return [
             *rows,
-            Row("a smoothed λ_max is too large by about", bias, note=f"{self.pairs} pairs"),
+            Row("a smoothed λ_max is too large by about", bias, note=f"{self.draws} pairs ±δ"),
             Row("spread along the sharpest directions", shares, note=chance),
             Row("tr(HΣ)", self.trace_hs, unit="nat"),
             Row("consensus distance", self.consensus),
@@ -238,7 +240,7 @@ class LearningCoefficient(Measurement):
         lambda_max: the largest eigenvalue of the Hessian at w* in nats, where ε was chosen by it; else NaN.
         parameters: P; a regular model has λ = P/2.
         max_rhat: the limit on ``r_hat``.
-        tol: the relative standard error asked for.
+        relative_error: the relative standard error asked for.
         converged: whether it, and an effective sample size of 100 a chain, was reached.
 
     Example:
@@ -248,12 +250,13 @@ class LearningCoefficient(Measurement):
         ...     rise=rise, heating=rise / 4, distance2=rise, standard_error=0.3, r_hat=1.0,
         ...     r_hat_distance=1.0, ess=4.0, nbeta=10.0, localization=1.0, step_size=0.1, batch=8, steps=3,
         ...     burn_in=1, loss=0.5, weights_norm2=1.0, lambda_max=2.0, parameters=6, max_rhat=1.01,
-        ...     tol=0.05, converged=False, samples=36, seed=0, dtype="float64")
+        ...     relative_error=0.05, converged=False, samples=36, seed=0, dtype="float64")
         >>> result.value, result.uncorrected, result.chain_values.tolist(), result.mean_loss
         (3.0, 4.0, [3.0, 3.0], 0.8)
     """
 
     schema: ClassVar[str] = "landscape.learning_coefficient"
+    renamed: ClassVar[Mapping[str, str]] = {"tol": "relative_error"}
     table: ClassVar[str] = "chain draw"
 
     rise: Annotated[Array, "chain+ draw+", "1"]
@@ -274,7 +277,7 @@ class LearningCoefficient(Measurement):
     lambda_max: Annotated[float, "nat"]
     parameters: int
     max_rhat: float
-    tol: float
+    relative_error: float
     converged: bool
 
     @property
@@ -336,7 +339,7 @@ class LearningCoefficient(Measurement):
     def describe(self) -> list[Row]:
         heating = self.uncorrected - self.value
         chosen = f"λ_max at w* {self.lambda_max:.4g} nat" if math.isfinite(self.lambda_max) else ""
-        missed = f"not within {self.tol:.0%} from {self.ess:.0f} draws, raise max_steps"
+        missed = f"not within {self.relative_error:.0%} from {self.ess:.0f} draws, raise max_steps"
         ends = interval(self.interval())
         return [
             Row("local learning coefficient", self.value, self.standard_error, note=ends),

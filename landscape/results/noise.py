@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -116,19 +117,20 @@ class NoiseScale(Measurement):
             tr Σ and ‖g‖² from the n gradients of one step. With V the variance of the learners' own mean
             gradients (divided by n − 1), tr Σ then includes local_batch · V, and ‖g‖² lacks V/n, so that it
             may be below 0. NaN without learners.
-        tol: the relative standard error asked for.
+        relative_error: the relative standard error asked for.
         converged: whether the standard errors of w_a and of the learners are that small.
 
     Example:
         >>> result = NoiseScale(
         ...     estimates=np.array([90.0, 110.0]), trace=200.0, trace_error=20.0, norm2=2.0, norm2_error=0.0,
-        ...     batch=8, draws=2, gradient="whole", tol=0.05, converged=False, samples=100, seed=0,
+        ...     batch=8, draws=2, gradient="whole", relative_error=0.05, converged=False, samples=100, seed=0,
         ...     dtype="float64")
         >>> result.value, result.standard_error
         (100.0, 10.0)
     """
 
     schema: ClassVar[str] = "landscape.noise_scale"
+    renamed: ClassVar[Mapping[str, str]] = {"tol": "relative_error"}
     table: ClassVar[str] = "replicate"
 
     estimates: Annotated[Array, "replicate+", "samples"]
@@ -139,7 +141,7 @@ class NoiseScale(Measurement):
     batch: Annotated[int, "samples"]
     draws: int
     gradient: str
-    tol: Annotated[float, "1"]
+    relative_error: Annotated[float, "1"]
     converged: bool
     learners: int = 0
     local_batch: Annotated[int, "samples"] = 0
@@ -160,7 +162,7 @@ class NoiseScale(Measurement):
 
     @property
     def value(self) -> float:
-        """B_simple at w_a, in samples; NaN where ‖g‖² is not told apart from 0."""
+        """B_simple at w_a, in samples; NaN where ‖g‖² is not significantly above 0."""
         return statistics.scale_of(self.estimates, self.interval())
 
     def interval(self, level: float = 0.95, *, learners: bool = False) -> tuple[float, float]:
@@ -174,12 +176,13 @@ class NoiseScale(Measurement):
             learners: of the learners' mean gradient.
 
         Returns:
-            (lower end, upper end), in samples; the upper end is infinite where ‖g‖² is not told apart from 0.
+            (lower end, upper end), in samples; the upper end is infinite where ‖g‖² is not significantly
+            above 0.
 
         Example:
             >>> result = NoiseScale(
             ...     estimates=np.array([90.0, 110.0]), trace=200.0, trace_error=20.0, norm2=2.0,
-            ...     norm2_error=0.5, batch=8, draws=2, gradient="draws", tol=0.05, converged=False,
+            ...     norm2_error=0.5, batch=8, draws=2, gradient="draws", relative_error=0.05, converged=False,
             ...     samples=100, seed=0, dtype="float64")
             >>> result.interval(), result.value
             ((0.0, inf), nan)
@@ -208,13 +211,13 @@ class NoiseScale(Measurement):
         return statistics.standard_error(self.learner_estimates)
 
     @property
-    def resolved(self) -> bool:
-        """Whether ‖g‖² at w_a is told apart from 0 (95%): otherwise B_simple has no upper bound."""
+    def bounded(self) -> bool:
+        """True where ‖g‖² at w_a is significantly above 0 (95%): otherwise B_simple has no upper bound."""
         return bool(np.isfinite(self.interval()[1]))
 
     def describe(self) -> list[Row]:
         drawn = f"{self.draws} draws of {self.batch:,}, {interval(self.interval())}"
-        lost = "" if self.resolved else "not told apart from 0 (95%): more draws, or gradient='whole'"
+        lost = "" if self.bounded else "not significantly above 0 (95%): more draws, or gradient='whole'"
         rows = [
             Row("noise scale at w_a", self.value, self.standard_error, "samples", drawn),
             Row("tr Σ at w_a", self.trace, self.trace_error, "nat²"),
@@ -230,7 +233,7 @@ class NoiseScale(Measurement):
                 Row("tr Σ from the gradients of one step", self.round_trace, self.round_trace_error, "nat²"),
                 Row("‖g‖² from the gradients of one step", self.round_norm2, self.round_norm2_error, "nat²"),
             ]
-        missed = f"not within {self.tol:.0%}, raise max_draws"
+        missed = f"not within {self.relative_error:.0%}, raise max_draws"
         return [*rows, Row("samples", self.samples), converged(self.converged, missed)]
 
 
@@ -259,7 +262,10 @@ class NoiseAlignment(Measurement):
         draws: the number of minibatches.
         estimates: (draws,), one number a minibatch: their mean is ``ias``, their standard error its own, so
             that results of the same minibatches can be compared in pairs. Empty in older files.
-        reached: whether the relative standard error that was asked for was reached by ``ias``.
+        draws_converged: whether ``ias`` has the relative standard error that was asked for.
+        products: the number of Hessian-vector products.
+        converged: whether the eigenvalues have the residual that was asked for.
+        relative_error: the relative standard error asked for.
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`; with BatchNorm the statistics are those
             of each minibatch, and H and g are means over minibatches of that size.
 
@@ -270,13 +276,16 @@ class NoiseAlignment(Measurement):
         ...     values=two, residuals=two / 99, covariance=two, covariance_error=two / 9, ias=1.5,
         ...     ias_error=0.1, noise_curvature=1.4, noise_curvature_error=0.1, trace_s=5.0, trace_c=4.0,
         ...     grad_norm2=1.0, gamma=1.0, gamma_error=0.1, gamma_scatter=np.nan, batch=4, draws=32,
-        ...     reached=True, parameters=9, hvps=50, converged=True, tol=0.05, seed=0, samples=9,
-        ...     dtype="float64")
+        ...     draws_converged=True, parameters=9, products=50, converged=True, relative_error=0.05, seed=0,
+        ...     samples=9, dtype="float64")
         >>> result.value, result.standard_error, result.shares.tolist()
         (1.5, 0.1, [0.5, 0.25])
     """
 
     schema: ClassVar[str] = "landscape.noise_alignment"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "reached": "draws_converged", "hvps": "products", "tol": "relative_error"
+    }  # fmt: skip
     table: ClassVar[str] = "rank"
 
     values: Annotated[Array, "rank+", "nat"]
@@ -295,11 +304,11 @@ class NoiseAlignment(Measurement):
     gamma_scatter: Annotated[float, "1"]
     batch: int
     draws: int
-    reached: bool
+    draws_converged: bool
     parameters: int
-    hvps: int
+    products: int
     converged: bool
-    tol: float
+    relative_error: float
     estimates: Annotated[Array, "draw", "nat"] = field(default_factory=lambda: np.zeros(0))
 
     @property
@@ -319,21 +328,23 @@ class NoiseAlignment(Measurement):
 
     def describe(self) -> list[Row]:
         scatter = f"scatter around the line {self.gamma_scatter:.1e}"
-        missed = "an eigenvalue is not" if self.reached else "standard error not reached, raise max_draws"
-        pairs = zip(self.values, self.residuals, strict=True)
+        missed = (
+            "an eigenvalue is not" if self.draws_converged else "standard error not reached, raise max_draws"
+        )
+        eigenvalues = zip(self.values, self.residuals, strict=True)
         along = zip(self.covariance, self.covariance_error, self.shares, strict=True)
         return [
             Row("tr(HS)/tr S", self.ias, self.ias_error, "nat", f"λ_max {self.values[0]:.6g}"),
             Row("tr(HC)/tr C", self.noise_curvature, self.noise_curvature_error, "nat"),
             Row("γ in C_ii ∝ λ_i^γ", self.gamma, self.gamma_error, note=scatter),
-            *(eigenvalue(f"λ_{i}", *each) for i, each in enumerate(pairs, 1)),
+            *(eigenvalue(f"λ_{i}", *each) for i, each in enumerate(eigenvalues, 1)),
             *(
                 Row(f"C_{i}{i}", float(c), float(e), "nat²", f"{100 * share:.3g}% of the noise")
                 for i, (c, e, share) in enumerate(along, 1)
             ),
             Row("minibatches", self.draws, note=f"of {self.batch:,} from {self.samples:,} samples"),
-            Row("Hessian products", self.hvps),
-            converged(self.reached and self.converged, missed),
+            Row("Hessian products", self.products),
+            converged(self.draws_converged and self.converged, missed),
         ]
 
 

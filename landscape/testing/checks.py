@@ -320,7 +320,7 @@ class Truth:
 
 
 #: What may differ with the form of the data: how the loss was computed.
-PATHS = ("path", "search", "hvps", "residual", "residuals", "provenance")
+PATHS = ("path", "search", "hvps", "products", "residual", "residuals", "provenance")
 
 
 def check_analysis(
@@ -350,7 +350,7 @@ def check_analysis(
 
     Example:
         >>> import landscape
-        >>> options = {"batch": 6, "top_k": 2, "max_draws": 4}
+        >>> options = {"batch": 6, "k": 2, "min_draws": 4, "max_draws": 4}
         >>> check_analysis(landscape.noise_alignment, options, refused={"tol": 0.0}, only="seed")
     """
     given = options or {}

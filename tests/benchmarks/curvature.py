@@ -193,7 +193,7 @@ def batch_sharpness() -> None:
     problem = trained("train")
     for batch in (16, 64, 256, 1000, 1998):
         found = [
-            landscape.batch_sharpness(problem, batch, tol=0.05, with_lambda_max=False, seed=seed)
+            landscape.batch_sharpness(problem, batch, relative_error=0.05, quantities=(), seed=seed)
             for seed in range(SEEDS)
         ]
         products = [len(result.curvature) for result in found]

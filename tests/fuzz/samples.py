@@ -117,7 +117,7 @@ def results() -> dict[str, Any]:
             burn_in=4, parameters=20, nbeta=4.0,
         ),
         "disagreement": filled(landscape.Disagreement, values=np.array([2.0, 1.0]), parameters=20),
-        "smoothing": filled(Smoothing, lambda_max=2.0, pairs=4),
+        "smoothing": filled(Smoothing, lambda_max=2.0, draws=4),
         "stability": filled(Stability, delay=delay, limit=three, lambda_max=2.0, momentum=0.9),
         "minima": filled(Minima, delay=delay, predicted=three, steps=np.full((3, 3), 50), lambda_max=2.0, momentum=0.9),
         "escape": filled(

@@ -163,15 +163,15 @@ FORM, AXES = "{algorithm}", {"algorithm": ("ssgd", "dpsgd")}
 
 
 def _smoothed(context: Context, point: Point) -> Smoothing:
-    pairs, samples = context.pick((2, 200), (16, 10_000), (64, 60_000))
+    draws, samples = context.pick((2, 200), (16, 10_000), (64, 60_000))
 
     def make() -> Smoothing:
         run = point.load()
         return smoothing(
             context.problem(run, "train", samples=samples),
             run.weights,
-            pairs=pairs,
-            path=continued.mean_path(run, continued.PATH_STEPS, data_dir=context.data_dir),
+            draws=draws,
+            trajectory=continued.mean_path(run, continued.PATH_STEPS, data_dir=context.data_dir),
             lr=run.lr,
             alpha_e=continued.effective_rate(run),
             split="train",
@@ -179,7 +179,7 @@ def _smoothed(context: Context, point: Point) -> Smoothing:
         )
 
     by = (smoothing, continued.mean_path)
-    return context.cached(Smoothing, point, {"pairs": pairs, "samples": samples}, make, by)[0]
+    return context.cached(Smoothing, point, {"pairs": draws, "samples": samples}, make, by)[0]
 
 
 def _smoothing(context: Context) -> Drawing:

@@ -15,7 +15,7 @@ from landscape.paper import scales
 from landscape.paper.context import Axes, Context, Runs, Scale, runs_of
 from landscape.paper.figure import Compared, Drawing, figure, mean_and_spread, test_error
 from landscape.paper.figures.edge import COLORS, algorithm, limit_of, named
-from landscape.paper.figures.training_curves import ALL, BOTH, COLOR, SMOKE, cell, classes, lenet
+from landscape.paper.figures.training_curves import ORDERS, cell, classes, tuned
 from landscape.paper.verdicts import (
     Effect,
     Rows,
@@ -27,8 +27,9 @@ from landscape.paper.verdicts import (
     stacked,
 )
 from landscape.plots.picture import panels, shared_legend
-from landscape.plots.style import decimal_labels
+from landscape.plots.style import color_of, decimal_labels, shades
 from landscape.training.recipes.recipe import Recipe
+from landscape.training.recipes.table_recipes import SPEECH_BATCHES
 
 ERROR, SHARPNESS = "test_error_percent", "largest_lr_lambda_max"
 
@@ -42,32 +43,38 @@ def _draw(ax: Any, rows: Rows, column: str, offset: float = 1.0, **look: Any) ->
 
 # ---- The rates at which training converges
 
-# A task's rates, a factor of 2 apart or a little more: from one at which both converge to one at which
-# neither does, if trials reached such a rate. The LSTM's are those of batch 16, scaled linearly to 512.
+# A task's rates after scaling and warm-up, a factor of 2 apart or a little more: from one at which both
+# converge to one at which neither does.
 RATES = {
     "MLP, MNIST": (0.2, 0.5, 1.0, 2.0, 4.0),
-    "LeNet-5, CIFAR-10": (0.05, 0.1, 0.2, 0.4),
-    "LSTM, spoken digits": (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4),
+    "ResNet-18, CIFAR-10": (0.2, 0.4, 0.8, 1.6, 3.2),
+    "LSTM, spoken digits": (0.4, 0.8, 1.6, 3.2, 6.4, 12.8),
 }
 FORM = "{task} {algorithm} {lr:g}"
+# SSGD and the forms of DPSGD with their colours.
+LOOKS = {"SSGD": color_of("ssgd"), **dict(zip(ORDERS, shades(color_of("dpsgd"), 2), strict=True))}
 
 
 def _recipe(scale: Scale, task: str, algorithm: str, lr: float, seed: int) -> Recipe:
+    rule, form = ("ssgd", "") if algorithm == "SSGD" else ("dpsgd", ORDERS[algorithm])
     if task.startswith("MLP"):
         changes = ["steps=1000", "decompose.every=0", "evaluate.every=50", "monitor.sharpness=100"]
-        return scales.mnist(scale, f"fig2a-{algorithm}", seed, f"lr={lr}", *changes)
+        more = form.split("+")[1:]
+        return scales.mnist(scale, f"fig2a-{rule}", seed, f"lr={lr}", *changes, *more)
     if task.startswith("LSTM"):
-        return scales.cell(scale, cell("lstm", 512, algorithm), seed, f"lr={lr}")
-    changes = ["batch=1024", "steps=200", "evaluate.every=20", "data.subset=10000"]
-    if scale == "smoke":
-        changes = [*SMOKE, "steps=4", "evaluate.every=2"]
-    return lenet(algorithm, *changes, f"lr={lr}", seed=seed)
+        rate = lr * 16 / SPEECH_BATCHES[-1]  # rates are those of batch 16
+        return scales.cell(scale, f"{cell('lstm', SPEECH_BATCHES[-1], rule)}+lr={rate:g}{form}", seed)
+    return scales.cell(scale, tuned("resnet-18", rule, lr) + form, seed)
 
 
 def _axes(scale: Scale) -> list[Axes]:
-    """For each task both algorithms and the task's rates; at smoke scale the first and the last."""
+    """For each task all algorithms and the task's rates; at smoke scale the first and the last."""
     return [
-        {"task": (task,), "algorithm": BOTH, "lr": rates[:: len(rates) - 1 if scale == "smoke" else 1]}
+        {
+            "task": (task,),
+            "algorithm": ("SSGD", *ORDERS),
+            "lr": rates[:: len(rates) - 1 if scale == "smoke" else 1],
+        }
         for task, rates in RATES.items()
     ]
 
@@ -85,12 +92,11 @@ def largest_sharpness(run: Checkpoint) -> float:
 
 
 def _table(context: Context) -> Rows:
-    """A row for each run; the rate is that after scaling and warm-up."""
+    """A row for each run."""
 
     def measure(key: str, run: Checkpoint) -> dict[str, Any]:
-        recipe, guess = context.runs[key], 100 * (1 - 1 / classes(run))
+        guess = 100 * (1 - 1 / classes(run))
         return {
-            "lr": recipe.schedule.peak_lr(recipe.lr, recipe.batch),
             ERROR: guess if run.diverged else test_error(run),
             "chance_percent": guess,
             SHARPNESS: largest_sharpness(run),
@@ -99,17 +105,17 @@ def _table(context: Context) -> Rows:
         }
 
     tables = (context.table(FORM, axes, measure) for axes in _axes(context.scale))
-    return stacked(tables).replace({"algorithm": ALL})
+    return stacked(tables)
 
 
 def _draw_task(above: Any, below: Any, rows: Rows) -> None:
     """Above the median test error and its range by rate, the bound dotted; below ηλ_max and limits."""
-    for marker, offset, a in zip("os", (0.98, 1.02), BOTH, strict=True):
-        one = select(rows, algorithm=ALL[a])
+    for (name, color), marker, offset in zip(LOOKS.items(), "osD", (0.96, 1.0, 1.04), strict=True):
+        one = select(rows, algorithm=name)
         for ax, quantity in ((above, ERROR), (below, SHARPNESS)):
-            _draw(ax, one, quantity, offset, marker=marker, color=COLOR[a], label=ALL[a])
+            _draw(ax, one, quantity, offset, marker=marker, color=color, label=name)
         for limit in one["limit"].dropna()[:1]:
-            below.axhline(limit, color=COLOR[a], lw=1.0, ls="--")
+            below.axhline(limit, color=color, lw=1.0, ls="--")
     above.axhline(_bound(rows), color="#777777", lw=0.9, ls=":")
     shown = sorted(settings(rows, "lr"))
     for ax in (above, below):
@@ -175,10 +181,10 @@ def _rates(context: Context) -> Drawing:
         of_task = select(rows, task=task)
         _draw_task(above, below, of_task)
         found = _edges(of_task)
-        low = {ALL[a]: 2.0 ** min(found[ALL[a]].values()) for a in BOTH if ALL[a] in found}
+        low = {a: 2.0 ** min(edges.values()) for a, edges in found.items()}
         what = f"largest rate at which every seed converges, {task}"
         compared += [Compared(f"{what}, {a}", f"{rate:.4g}") for a, rate in low.items()]
-        if len(low) == 2:
+        if {"SSGD", "DPSGD"} <= low.keys():
             larger.append(low["DPSGD"] > low["SSGD"])
     axes[0].set_ylabel("test error of $w_a$ (%)")
     axes[len(tasks)].set_ylabel(r"largest $\eta\lambda_{max}$ (lines: limits)")
@@ -194,8 +200,8 @@ def _rates(context: Context) -> Drawing:
 
 
 _OURS = (
-    "784-50-50-10 with n = 5, nB = 2000, 1,000 steps; LeNet-5 on 10,000 images, n = 16, nB = 1024, 200 "
-    f"steps; {scales.SPEECH_NOTE}, nB = 512; {scales.OURS}"
+    f"784-50-50-10 with n = 5, nB = 2000, 1,000 steps; {scales.CIFAR_NOTE}, nB = 8192; "
+    f"{scales.SPEECH_NOTE}, nB = 512; {scales.OURS}"
 )
 figure(
     "lr-divergence", "DPSGD-2021", "learning rate against divergence",

@@ -1,4 +1,4 @@
-"""DPSGD-2020's Figures 1, 6 and 7, and 16 learners: CIFAR-10's networks and the acoustic model, by epoch."""
+"""DPSGD-2020's Figures 1, 6 and 7: CIFAR-10's networks and the acoustic model, by epoch."""
 
 from __future__ import annotations
 
@@ -12,33 +12,28 @@ from typing import Any
 import numpy as np
 
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.paper.context import Context, Runs, Scale, runs_of
+from landscape.paper.context import Context, Runs, Scale
 from landscape.paper.figure import (
     Compared,
     Drawing,
-    compare,
     figure,
     handle,
     last,
     mean_and_spread,
     test_error,
 )
-from landscape.paper.scales import PAPER_CIFAR, PAPER_SPEECH, SPEECH_NOTE, cells, cifar_note
+from landscape.paper.scales import CIFAR_NOTE, PAPER_CIFAR, PAPER_SPEECH, SPEECH_NOTE, cells
 from landscape.paper.verdicts import (
     Effect,
     Rows,
     by_seed,
     difference,
-    difference_effect,
-    pair,
     select,
     settings,
     stacked,
 )
 from landscape.plots.picture import panels, shared_legend, wrapped_panels
 from landscape.plots.style import color_of
-from landscape.training.recipes import recipe
-from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.table_recipes import BATCHES, NETWORKS, SPEECH_BATCHES
 
 # What the paper calls the networks.
@@ -49,7 +44,7 @@ NAMED = dict(zip(NETWORKS, (
 BOTH = ("ssgd", "dpsgd")
 ALL = {"ssgd": "SSGD", "ssgd-noise": "SSGD*", "dpsgd": "DPSGD"}
 COLOR = {a: color_of(name) for a, name in ALL.items()}
-SCALED: dict[str, Any] = {"laptop": cifar_note(), "paper": PAPER_CIFAR, "partial": True}
+SCALED: dict[str, Any] = {"laptop": CIFAR_NOTE, "paper": PAPER_CIFAR, "partial": True}
 SPOKEN: dict[str, Any] = {"laptop": SPEECH_NOTE, "paper": PAPER_SPEECH, "partial": True}
 _WHAT = {"test_accuracy": "test accuracy of $w_a$ (%)", "test_loss": "held-out loss (nat)"}
 GAIN = {"test_accuracy": "test accuracy (points)", "test_loss": "held-out loss, by how much lower (nat)"}
@@ -58,29 +53,34 @@ GAIN = {"test_accuracy": "test accuracy (points)", "test_loss": "held-out loss, 
 _LOST = {"test_accuracy": 10.0, "test_loss": float(np.log(100))}
 
 
-def networks(scale: Scale, laptop: int, smoke: int = 2) -> tuple[str, ...]:
-    """Those that a figure has: the first ``smoke`` or ``laptop`` of the paper's ten, or all."""
-    return NETWORKS[: {"smoke": smoke, "laptop": laptop, "paper": 10}[scale]]
+def networks(scale: Scale) -> tuple[str, ...]:
+    """The networks that figures have: the paper's ten, or some."""
+    return {"smoke": NETWORKS[1:2], "laptop": ("senet-18", "resnet-18"), "paper": NETWORKS}[scale]
 
 
 def batches(scale: Scale) -> tuple[int, ...]:
-    """Those of Table 3 that a figure has."""
+    """The batches of Table 3 that figures have."""
     return {"smoke": BATCHES[-1:], "laptop": (BATCHES[0], BATCHES[-1]), "paper": BATCHES}[scale]
-
-
-def seeded(scale: Scale, names: Iterable[str]) -> Runs:
-    """Three seeds of each cell, but on a laptop one where the batch is not the task's largest."""
-    runs: dict[str, Any] = {}
-    for name in names:
-        largest = (SPEECH_BATCHES if name.startswith("speech") else BATCHES)[-1]
-        runs |= cells(scale, [name], 3 if f"-b{largest}-" in name or scale != "laptop" else 1)
-    return runs
 
 
 def cell(model: str, batch: int, algorithm: str, rate: str = "") -> str:
     """The name of a table's cell."""
     task = "speech" if model == "lstm" else "cifar10"
     return f"{task}/{model}-b{batch}-{algorithm}{rate}"
+
+
+#: What DPSGD-2020 leaves open of DPSGD: the order of gradient and mixing, and whether velocities are mixed.
+PLAIN = {"DPSGD": ""}
+ORDERS = PLAIN | {"DPSGD in ATC order": "+algorithm.order='atc'"}
+FORMS = ORDERS | {
+    f"{name}, velocities mixed": f"{settings}+algorithm.buffers='mix'" for name, settings in ORDERS.items()
+}
+
+
+def tuned(model: str, algorithm: str, rate: float) -> str:
+    """The name of a cell at batch 8192 and the peak ``rate``, one of Table 5's or another."""
+    own = {0.8: "", 0.4: "-lr0.4", 0.2: "-lr0.2"}.get(rate, f"-lr0.4+lr={rate:g}")
+    return cell(model, BATCHES[-1], algorithm, own)
 
 
 def used(label: str, batch: int) -> str:
@@ -225,8 +225,8 @@ figure(
     "fig1", "DPSGD-2020, Figure 1", "SSGD, SSGD* and DPSGD at the largest batch",
     "SSGD does not converge in the large-batch setting; with injected noise (SSGD*) it converges to "
     "something worse than DPSGD.",
-    lambda scale: seeded(scale, [cell(m, b, a) for m, b, _ in _FIRST for a in ALL]), _judge_1,
-    laptop=f"{cifar_note()}; {SPEECH_NOTE}", partial=True, paper=f"{PAPER_CIFAR}; {PAPER_SPEECH}",
+    lambda scale: cells(scale, [cell(m, b, a) for m, b, _ in _FIRST for a in ALL]), _judge_1,
+    laptop=f"{CIFAR_NOTE}; {SPEECH_NOTE}", partial=True, paper=f"{PAPER_CIFAR}; {PAPER_SPEECH}",
 )(_fig1)  # fmt: skip
 
 # ---- Figure 6 and Table 3; Figure 7 and Table 4
@@ -234,7 +234,7 @@ figure(
 
 def by_batch(scale: Scale, models: Iterable[str], batches: Iterable[int]) -> Runs:
     """SSGD and DPSGD by network and batch."""
-    return seeded(scale, [cell(*each) for each in itertools.product(models, batches, BOTH)])
+    return cells(scale, [cell(*each) for each in itertools.product(models, batches, BOTH)])
 
 
 def _progress(context: Context, models: tuple[str, ...], batches: tuple[int, ...], column: str) -> Drawing:
@@ -283,66 +283,10 @@ def _judge_progress(rows: Rows) -> list[Effect]:
 figure(
     "fig6", "DPSGD-2020, Figure 6", "test accuracy by epoch, CIFAR-10, by batch",
     "DPSGD converges where SSGD diverges, and better than it at the largest batch.",
-    lambda scale: by_batch(scale, networks(scale, 4), batches(scale)), _judge_progress, **SCALED,
-)(lambda c: _progress(c, networks(c.scale, 4), batches(c.scale), "test_accuracy"))  # fmt: skip
+    lambda scale: by_batch(scale, networks(scale), batches(scale)), _judge_progress, **SCALED,
+)(lambda c: _progress(c, networks(c.scale), batches(c.scale), "test_accuracy"))  # fmt: skip
 figure(
     "fig7", "DPSGD-2020, Figure 7", "held-out loss by epoch, LSTM, by batch",
     "SSGD diverges beyond a batch that DPSGD still converges at.",
     lambda scale: by_batch(scale, ("lstm",), SPEECH_BATCHES), _judge_progress, **SPOKEN,
 )(lambda c: _progress(c, ("lstm",), SPEECH_BATCHES, "test_loss"))  # fmt: skip
-
-# ---- 16 learners, the number in DPSGD-2020, on a network that two cores can train
-
-# What is changed of Table 3's cell of ResNet-18 at batch 4096; the rate, which is not scaled, is ours.
-LENET = ("model={name='lenet-5'}", "schedule={}", "lr=0.1", "checkpoint.every=0")
-SMOKE = ("learners=4", "batch=64", "data={name='digits', form='image'}")
-ACCURACY = "test_accuracy_percent"
-
-
-def lenet(algorithm: str, *changes: str, seed: int) -> Recipe:
-    """LeNet-5 with 16 learners on all of CIFAR-10, batch 4096; a learner's batch, 256, is the paper's."""
-    return recipe.read(cell("resnet-18", 4096, algorithm), [*LENET, *changes, f"seed={seed}"])
-
-
-def _runs_16(scale: Scale) -> Runs:
-    changes = ["evaluate.every=12", "steps=244"]
-    if scale == "smoke":
-        changes = [*SMOKE, "steps=6", "evaluate.every=3"]
-
-    def make(algorithm: str, seed: int) -> Recipe:
-        return lenet(algorithm, *changes, seed=seed)
-
-    return runs_of("{algorithm}", {"algorithm": BOTH}, range(3), make)
-
-
-def _sixteen(context: Context) -> Drawing:
-    measure = functools.partial(points, "test_accuracy")
-    rows = context.table("{algorithm}", {"algorithm": BOTH}, measure).replace({"algorithm": ALL})
-    rows.insert(1, ACCURACY, rows.pop("test_accuracy"))
-    picture, (ax,) = panels(1, 1, 6.8, 3.8)
-    for a in BOTH:
-        curves(ax, select(rows, algorithm=ALL[a]), ACCURACY, ALL[a], color=COLOR[a], lw=1.4)
-    ax.set(xlabel="epoch", ylabel="test accuracy of $w_a$ (%)")
-    picture.legend(loc="outside lower center", ncols=2)
-    end = rows.groupby(["algorithm", "seed"], sort=False).last().reset_index()
-    end.loc[end["diverged"].astype(bool), ACCURACY] = 10.0
-    means = end.groupby("algorithm")[ACCURACY].mean()
-    return Drawing(
-        {"": picture},
-        rows,
-        compare(end, "test accuracy (%), {algorithm}", ACCURACY, mean_and_spread),
-        f"Mean test accuracy: DPSGD {means['DPSGD']:.2f}%, SSGD {means['SSGD']:.2f}%.",
-    )
-
-
-def _judge_16(rows: Rows) -> list[Effect]:
-    accuracies = pair(rows, ACCURACY, algorithm=("DPSGD", "SSGD"))
-    return [difference_effect("DPSGD less SSGD", "test accuracy (points)", accuracies)]
-
-
-_LENET = "LeNet-5, 16 learners, batch 4096, lr 0.1 throughout, 20 epochs, three seeds: ours"
-figure(
-    "sixteen", "DPSGD-2020, section 4.1", "SSGD and DPSGD with 16 learners on all of CIFAR-10",
-    "In the large-batch setting DPSGD is better than SSGD at the same rate and batch.",
-    _runs_16, _judge_16, laptop=_LENET,
-)(_sixteen)  # fmt: skip

@@ -16,7 +16,7 @@ from landscape.core import registry, statistics
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import covariance_of_means, mean_and_error
-from landscape.gradients.minibatches import Jackknife, Minibatches, Scale, from_sums
+from landscape.gradients.minibatches import GradientNoise, Jackknife, Minibatches, from_sums
 from landscape.training.instruments.base import Gradients, Instrument, Moment, Setting, on_all, rounding
 
 # Of a step's cost, the most that second gradients may take on average: 1/40 (ours).
@@ -33,8 +33,8 @@ class NoiseScale(Instrument):
     comes from a second gradient of one learner, in turn, every ⌈40/n⌉ steps: it takes 1/40 of the time of the
     gradients (ours). The window is the steps since the last measurement. Errors come from the scatter within
     it (of the ratio by the jackknife), in which changes of the weights count as noise, too. The ratio is NaN
-    where ‖g‖² is not told apart from 0: it has heavy tails there, and may come out as any number. The ends of
-    its 95% interval (Fieller's) have columns of their own; the upper one is then infinite.
+    where ‖g‖² is not significantly above 0: it has heavy tails there, and may come out as any number. The
+    ends of its 95% interval (Fieller's) have columns of their own; the upper one is then infinite.
 
     In a loop of the user's own both parts come from ``monitor.draws`` fresh minibatches after a step.
 
@@ -113,7 +113,7 @@ class NoiseScale(Instrument):
         if not len(traces):
             return {}
         parts = (*mean_and_error(traces), *mean_and_error(norms2), covariance_of_means(traces, norms2))
-        return _columns(Scale(statistics.ratio_estimates(traces, norms2), *parts))
+        return _columns(GradientNoise(statistics.ratio_estimates(traces, norms2), *parts))
 
     def _window(self) -> tuple[Array, Array]:
         """tr Σ and ‖g‖² of each step, or each stretch of steps up to a second gradient; the rest is kept."""
@@ -134,10 +134,10 @@ class NoiseScale(Instrument):
         minibatches = Minibatches(self.run.problem, self.run.batch, self.generator(now))
         for _, (drawn,) in zip(range(draws), minibatches, strict=False):
             estimator.add(drawn.gradient(now.mean)[None])
-        return _columns(estimator.scale())
+        return _columns(estimator.estimate())
 
 
-def _columns(scale: Scale) -> dict[str, float]:
+def _columns(scale: GradientNoise) -> dict[str, float]:
     low, high = scale.interval()
     return {
         "noise_scale": scale.value,

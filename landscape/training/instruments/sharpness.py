@@ -17,7 +17,7 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.hessian import gradient_curvature
-from landscape.gradients.minibatches import Minibatches
+from landscape.gradients.minibatches import MIN_COSTLY, Minibatches
 from landscape.problem.problem import Problem
 from landscape.training.instruments.base import Instrument, Moment, Setting, rounding
 
@@ -178,10 +178,10 @@ class _Rise(Instrument):
         found = torch.zeros(len(self.columns), dtype=torch.float64)
         if self.run.comm.rank == 0:
             problem = copy.copy(self.run.sample.problem)
-            problem.weights = now.mean
+            problem.weights, draws = now.mean, self.run.monitor.draws
             result = sharpness(
-                problem, self.run.monitor.rho, self.kind,
-                max_draws=self.run.monitor.draws, seed=self.generator(now).initial_seed(),
+                problem, self.run.monitor.rho, self.kind, min_draws=min(MIN_COSTLY, draws), max_draws=draws,
+                seed=self.generator(now).initial_seed(),
             )  # fmt: skip
             found += torch.tensor([result.value, result.standard_error][: len(found)])
         values = self.run.comm.totals(found).tolist()

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from landscape.core.options import positive
-from landscape.training.algorithms.ssgd import SSGD
+from landscape.plugins import SSGD, positive
 
 
 class ClippedSSGD(SSGD):

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import numpy as np
 
-from landscape.cli import common
+from landscape.plugins import files
 from landscape_example import data
 
 
@@ -19,4 +19,4 @@ def two_moons(path: str, samples: int) -> None:
     x, y = data.two_moons(samples=samples).train
     rows = np.column_stack([x.numpy(), y.numpy()])
     np.savetxt(path, rows, fmt="%.6g", delimiter=",", header="x,y,class", comments="")
-    common.files(Path(path))
+    files(Path(path))

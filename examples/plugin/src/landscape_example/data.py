@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from landscape.core.options import positive
-from landscape.data.base import Dataset, classification
+from landscape.plugins import Dataset, classification, positive
 
 
 def two_moons(

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from landscape import plots
-from landscape.paper.context import Context, Runs, Scale, runs_of
-from landscape.paper.figure import Drawing, compare, figure, summary, test_error
-from landscape.paper.verdicts import Effect, Rows, difference_effect, pair
-from landscape.training.recipes import recipe
+import landscape
+from landscape.plugins import (
+    Context,
+    Drawing,
+    Effect,
+    Rows,
+    Runs,
+    Scale,
+    compare,
+    difference_effect,
+    figure,
+    pair,
+    runs_of,
+    summary,
+    test_error,
+)
 
 NOTE = "all of it is ours"
 ALGORITHMS = {"ssgd": {"name": "ssgd"}, "clipped-ssgd": {"name": "clipped-ssgd", "max_norm": 0.5}}
@@ -25,8 +36,9 @@ def runs(scale: Scale) -> Runs:
         "evaluate": {"every": steps // 10},
     }
 
-    def make(name: str, seed: int) -> recipe.Recipe:
-        return recipe.from_values({**values, "name": name, "seed": seed, "algorithm": ALGORITHMS[name]})
+    def make(name: str, seed: int) -> landscape.Recipe:
+        own = {**values, "name": name, "seed": seed, "algorithm": ALGORITHMS[name]}
+        return landscape.Recipe.read("digits-ssgd", **own)
 
     return runs_of("{name}", {"name": ALGORITHMS}, range(2), make)
 
@@ -52,7 +64,7 @@ def clipping(context: Context) -> Drawing:
         "{algorithm}", {"algorithm": ALGORITHMS}, lambda key, end: {"test_error_percent": test_error(end)}
     )
     ends = [end for name in ALGORITHMS for end in context.group(name)]
-    picture = plots.draw(ends, title="SSGD with and without clipping, two moons")
+    picture = landscape.draw(ends, title="SSGD with and without clipping, two moons")
     errors = rows.groupby("algorithm", sort=False)["test_error_percent"]
     text = ", ".join(f"{name} {summary(values)}%" for name, values in errors)
     compared = compare(rows, "test error of {algorithm} (%)", "test_error_percent")

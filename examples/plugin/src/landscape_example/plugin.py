@@ -1,6 +1,6 @@
 """The entry point: the names that this package adds, and where each is defined."""
 
-from landscape.core import registry
+from landscape.plugins import registry
 
 registry.algorithms.declare("clipped-ssgd", "landscape_example.algorithm:ClippedSSGD")
 registry.data_sets.declare("two-moons", "landscape_example.data:two_moons")

@@ -1,0 +1,342 @@
+"""Files of results that computations add to: locked, saved as they go, and gone on with where they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import torch.distributed as dist
+
+from landscape.core.errors import OperationError
+from landscape.core.files import Lock
+from landscape.core.hdf5 import Array
+from landscape.core.options import choose
+from landscape.evaluation.grid import coincide
+from landscape.results import base
+from landscape.results.base import Result
+
+
+class HeldError(OperationError):
+    """A file holds results that would be lost.
+
+    Attributes:
+        held: the file, what it holds, and why that cannot be gone on with.
+        grid: the smallest grid (nx, ny) that keeps all its points; None where no grid does.
+    """
+
+    def __init__(self, path: Path, held: str, grid: tuple[int, int] | None = None) -> None:
+        self.held, self.grid = f"{path}: {held}", grid
+        kept = f"; grid={grid} keeps them all" if grid else ""
+        super().__init__(f"{self.held}{kept}", f"landscape.open({str(path)!r}, 'a', replace=True)")
+
+
+class ResultFile:
+    """The results in an HDF5 file, as a sequence that computations add to; :func:`landscape.open` makes it.
+
+    ``landscape.contour(…, into=file)`` and ``landscape.hessian_grid(…, into=file)`` go on with the result in
+    the file that is of the same problem, plane and settings, if it was not gone on with since the file was
+    opened; they write the file about every ten seconds, and when they end. Every write is a whole new file
+    that replaces the old one.
+
+    Args:
+        path, mode, replace, message: as for :func:`landscape.open`.
+        writes: whether this process writes the file; of several that open it, one does.
+
+    Example:
+        >>> import tempfile, torch, landscape
+        >>> x, y = torch.randn(20, 3), torch.randint(2, (20,))
+        >>> problem = landscape.Problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, (x, y))
+        >>> plane, path = landscape.random_plane(problem), f"{tempfile.mkdtemp()}/surface.h5"
+        >>> with landscape.open(path, "a") as file:
+        ...     coarse = landscape.contour(problem, plane, grid=3, into=file)
+        >>> with landscape.open(path, "a") as file:  # computes the points that are not there
+        ...     fine = landscape.contour(problem, plane, grid=5, into=file)
+        >>> with landscape.open(path) as file:
+        ...     len(file), file[0].loss.shape
+        (1, (5, 5))
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        mode: str = "r",
+        *,
+        replace: bool = False,
+        writes: bool = True,
+        message: Callable[[str], None] | None = None,
+    ) -> None:
+        self.path = Path(path)
+        #: The earlier result that the latest computation went on with; None if it began from the start.
+        self.resumed: Result | None = None
+        #: Whether the file was written since it was opened.
+        self.written = False
+        self._unfinished: Result | None = None  # what takes the place of ``resumed`` until the end
+        self._writable, self._writes = choose("mode", mode, ("r", "a", "w")) != "r", writes and mode != "r"
+        self._replace, self._message = replace or mode == "w", message or (lambda line: None)
+        self._lock = Lock(self.path)
+        self._new: list[Result] = []  # of this session
+        self._reasons: list[str] = []  # given when work starts: it may still be refused
+        if self._writes:
+            self._lock.acquire()
+        try:
+            known = mode == "r" or self.path.exists()
+            self._stored: list[Result] = base.load_results(self.path) if known else []
+        except BaseException:
+            self._lock.release()
+            raise
+        self._results = [] if mode == "w" else [*self._stored]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close(write=error is None)
+
+    def __len__(self) -> int:
+        return len(self._results)
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter([*self._results])
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._results[index]
+
+    def __repr__(self) -> str:
+        return f"ResultFile({str(self.path)!r}, {', '.join(map(repr, self._results)) or 'empty'})"
+
+    def add(self, result: Result) -> None:
+        """Add a finished result after all others, and write the file.
+
+        Args:
+            result: of the kind that the file holds.
+
+        Raises:
+            OperationError: the file is closed, open for reading only, holds another kind, or cannot be
+                written.
+
+        Example:
+            >>> import tempfile, landscape
+            >>> with landscape.open(f"{tempfile.mkdtemp()}/two.h5", "w") as file:
+            ...     file.add(surface)
+            ...     file.add(surface.compact())
+            ...     len(file)
+            2
+        """
+        self._unfinished = None
+        self.put(result, finished=True)
+
+    def keep(self, results: Sequence[Result]) -> None:
+        """Keep only these of the results, in this order; the file changes when it is written or closed.
+
+        Args:
+            results: some of the results in the file.
+
+        Raises:
+            OperationError: the file is closed, or open for reading only.
+
+        Example:
+            >>> import tempfile, landscape
+            >>> path = f"{tempfile.mkdtemp()}/two.h5"
+            >>> landscape.save([surface, surface.compact()], path)
+            >>> with landscape.open(path, "a") as file:
+            ...     file.keep(file[:1])
+            >>> landscape.load(path).center.shape
+            (2,)
+        """
+        self._check()
+        self._results = [*results]
+
+    def close(self) -> None:
+        """Write what is not written, and release the lock; leaving a ``with`` block does so, too.
+
+        Example:
+            >>> import tempfile, landscape
+            >>> file = landscape.open(f"{tempfile.mkdtemp()}/one.h5", "w")
+            >>> file.add(surface)
+            >>> file.close()
+        """
+        self._close(write=True)
+
+    def _close(self, write: bool) -> None:
+        try:
+            if write and self._results:  # without a result nothing takes the place of the old file
+                self._write()
+        finally:
+            self._lock.release()
+            self._writable = self._writes = False
+
+    def earlier(
+        self, kind: type[Result], differs: Callable[[Any], str], source: str, x: Array, y: Array
+    ) -> Any:
+        """Find the result that a computation on the grid ``x``, ``y`` goes on with; None if it begins.
+
+        Results of this session are not gone on with again, and those of files other than ``source`` (a
+        SHA-256) are left alone.
+
+        Args:
+            kind: the class of the result.
+            differs: the difference of a result from what is to be computed, in words; "" if there is none.
+            source: the SHA-256 of the file whose weights are analysed; "" if there is none.
+            x, y: the coordinates of the grid.
+
+        Returns:
+            The result, which is ``resumed`` from now on.
+
+        Raises:
+            OperationError: the file holds other results, or points that the grid does not have, or it is open
+                for reading only.
+
+        Example:
+            >>> import tempfile, landscape
+            >>> with landscape.open(f"{tempfile.mkdtemp()}/one.h5", "w") as file:
+            ...     file.earlier(landscape.Surface, lambda result: "", "", surface.x, surface.y) is None
+            True
+        """
+        self._check()
+        self.resumed = self._unfinished = None
+        refused = []
+        for result in self._results:
+            if any(result is new for new in self._new) or _apart(
+                source, getattr(result, "source_sha256", "")
+            ):
+                continue
+            reason = differs(result) if isinstance(result, kind) else f"it holds a {result.schema}"
+            if not reason:
+                self._check_points(result, x, y)
+                self.resumed = self._unfinished = result
+                break
+            refused.append((result, reason))
+        if refused and self.resumed is None:
+            self.drop(*refused[0])
+        for reason in self._reasons:
+            self._message(f"{self.path}: cannot be resumed, {reason}; computed from the start")
+        self._reasons = []
+        return self.resumed
+
+    def drop(self, result: Result, reason: str) -> None:
+        """Leave out a result that does not fit.
+
+        Args:
+            result: one that the file holds.
+            reason: why it does not fit, in words.
+
+        Raises:
+            OperationError: the file was not opened with ``replace``.
+
+        Example:
+            >>> import tempfile, landscape
+            >>> path = f"{tempfile.mkdtemp()}/two.h5"
+            >>> landscape.save([surface, surface.compact()], path)
+            >>> with landscape.open(path, "a", replace=True) as file:
+            ...     file.drop(file[0], "it is too large")
+            ...     len(file)
+            1
+        """
+        if not self._replace:
+            raise HeldError(self.path, f"holds another result, {reason}")
+        self._results = [other for other in self._results if other is not result]
+        self._reasons += [] if reason in self._reasons else [reason]
+
+    def _check_points(self, earlier: Any, x: Array, y: Array) -> None:
+        across, up = coincide(x, earlier.x)[1], coincide(y, earlier.y)[1]
+        before, after = int(earlier.done.sum()), int(earlier.done[np.ix_(up, across)].sum())
+        if after < before and not self._replace:
+            nx, ny, span = len(earlier.x), len(earlier.y), f"{earlier.span:g}"
+            raise HeldError(
+                self.path,
+                f"holds {before:,} points of a grid of {nx} × {ny} over [−{span}, {span}], of which "
+                f"{before - after:,} would be lost",
+                (2 * nx - 1, 2 * ny - 1),
+            )
+
+    def put(self, result: Result, *, finished: bool) -> None:
+        """Write a result in the place of the one that it goes on with, or after all others.
+
+        Args:
+            result: of the kind that the file holds.
+            finished: whether it is whole, and so not gone on with while the file is open.
+
+        Raises:
+            OperationError: as for :meth:`add`.
+
+        Example:
+            >>> import tempfile, landscape
+            >>> with landscape.open(f"{tempfile.mkdtemp()}/one.h5", "w") as file:
+            ...     file.put(surface, finished=False)
+            ...     file.put(surface, finished=True)
+            ...     len(file)
+            1
+        """
+        self._check(result)
+        places = [i for i, other in enumerate(self._results) if other is self._unfinished]
+        if places:
+            self._results[places[0]] = result
+        else:
+            self._results.append(result)
+        self._unfinished = None if finished else result
+        self._new += [result] if finished else []
+        self._write()
+
+    def _write(self) -> None:
+        """Write the file, unless it is as it was."""
+        if self._writes and [*map(id, self._stored)] != [*map(id, self._results)]:
+            base.save([*self._results], self.path)
+            self.written = True
+        self._stored = [*self._results]
+
+    def _check(self, result: Result | None = None) -> None:
+        if not self._writable:
+            words = f"{self.path}: is closed, or open for reading only"
+            raise OperationError(words, f"landscape.open({str(self.path)!r}, 'a')")
+        held = [other for other in self._results if result is not None and other.schema != result.schema]
+        if held and result is not None:
+            raise HeldError(self.path, f"holds a {held[0].schema}, no {result.schema} is allowed beside it")
+
+
+def _apart(source: str, other: str) -> bool:
+    """Whether two results come from different files, by the SHA-256 of these."""
+    own, theirs = (set(text.split(", ")) - {""} for text in (source, other))
+    return bool(own and theirs) and own.isdisjoint(theirs)
+
+
+def open(
+    path: str | Path,
+    mode: str = "r",
+    *,
+    replace: bool = False,
+    group: dist.ProcessGroup | None = None,
+    message: Callable[[str], None] | None = None,
+) -> ResultFile:
+    """Open a file of results, to read them, or for computations to add to it and to go on with.
+
+    Args:
+        path: the file.
+        mode: "r" reads; "a" adds to the file, or makes it; "w" begins anew, and the first result that is
+            written takes the place of the old file. With "a" and "w" no other process can write it.
+        replace: results that do not fit, and points that a new grid does not have, are replaced; without, a
+            computation that would lose them is refused.
+        group: a torch.distributed group whose processes all open the file; its first one writes.
+        message: called with a line that says why a result is replaced.
+
+    Returns:
+        The file, which leaving its ``with`` block closes.
+
+    Raises:
+        InputError: another mode.
+        OperationError: the file holds something else, is damaged, cannot be read, or is in use.
+
+    Example:
+        >>> import tempfile, landscape
+        >>> path = f"{tempfile.mkdtemp()}/surface.h5"
+        >>> surface.save(path)
+        >>> with landscape.open(path) as file:
+        ...     [type(result).__name__ for result in file]
+        ['Surface']
+    """
+    writes = group is None or dist.get_rank(group) == 0
+    return ResultFile(path, mode, replace=replace, writes=writes, message=message)

@@ -1,0 +1,185 @@
+"""Files of results opened from Python: gone on with, locked, refused where they do not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import landscape
+from landscape import Execution, InputError, OperationError, Problem
+from landscape.checkpoint.result_file import HeldError
+from landscape.evaluation import grid
+from tests import problems
+from tests.examples import parabola
+
+
+@pytest.fixture
+def problem() -> Problem:
+    return problems.mlp()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "surface.h5"
+
+
+def test_a_computation_goes_on_with_what_the_file_has(problem: Problem, path: Path) -> None:
+    plane = landscape.random_plane(problem)
+    with landscape.open(path, "a") as file:
+        coarse = landscape.contour(problem, plane, grid=3, into=file)
+        assert (len(file), file[0] is coarse, file.resumed, file.written) == (1, True, None, True)
+    with landscape.open(path, "a") as file:
+        fine = landscape.contour(problem, plane, grid=5, into=file)
+        assert file.resumed is not None
+        assert [result is fine for result in file] == [True]
+    before = path.read_bytes()
+    with landscape.open(path, "a") as file:
+        same = landscape.contour(problem, plane, grid=5, into=file)
+        assert not file.written
+    assert path.read_bytes() == before
+    for surface in (same, landscape.contour(problem, plane, grid=5)):
+        np.testing.assert_array_equal(surface.loss, fine.loss)
+
+
+def test_several_results_are_found_again_in_any_order(problem: Problem, path: Path) -> None:
+    planes = [landscape.random_plane(problem, seed=seed) for seed in range(3)]
+    with landscape.open(path, "w") as file:
+        first = [landscape.hessian_grid(problem, plane, grid=(2, 1), into=file) for plane in planes]
+    with landscape.open(path, "a") as file:
+        again = [landscape.hessian_grid(problem, plane, grid=(2, 1), into=file) for plane in planes[::-1]]
+        assert [result.seed for result in file] == [0, 1, 2]
+    for a, b in zip(first, again[::-1], strict=True):
+        np.testing.assert_array_equal(a.lambda_max, b.lambda_max)
+    assert [result.seed for result in landscape.load(path)] == [0, 1, 2]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["contour", "hessian_grid"])
+def test_an_interruption_keeps_what_was_saved(
+    kind: str, problem: Problem, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "PORTION_SECONDS", 0.0)
+    monkeypatch.setattr(grid, "SAVE_SHARE", 0.0)
+    monkeypatch.setattr("landscape.evaluation.paths.MAX_BLOCK", 4)
+    monkeypatch.setattr("landscape.curvature.eigenvalues.MAX_POINTS", 2)
+    analysis, plane = getattr(landscape, kind), landscape.random_plane(problem)
+
+    def stop(share: float) -> None:
+        if share > 0.5:
+            raise KeyboardInterrupt
+
+    with landscape.open(path, "a") as file:
+        with pytest.raises(KeyboardInterrupt):
+            analysis(problem, plane, grid=(4, 3), into=file, progress=stop)
+        begun = file[0]
+        assert 0 < begun.done.sum() < 12
+    assert int(landscape.load(path).done.sum()) == int(begun.done.sum())  # type: ignore[union-attr]
+    with landscape.open(path, "a") as file:
+        whole = analysis(problem, plane, grid=(4, 3), into=file)
+        assert len(file) == 1
+    for field in dataclasses.fields(whole):
+        expected = getattr(analysis(problem, plane, grid=(4, 3)), field.name)
+        np.testing.assert_array_equal(getattr(whole, field.name), expected)
+
+
+def test_what_does_not_fit_is_refused_or_replaced(problem: Problem, path: Path) -> None:
+    plane, lines = landscape.random_plane(problem), list[str]()
+    with landscape.open(path, "a") as file:
+        landscape.contour(problem, plane, grid=3, into=file)
+    before = path.read_bytes()
+    seeded = landscape.random_plane(problem, seed=1)
+    for words, call in {
+        "another result, its seed is 0 and not 1": lambda f: landscape.contour(
+            problem, seeded, grid=3, into=f
+        ),
+        "another result, its loss is": lambda f: landscape.contour(
+            Problem(problem.model, lambda o, y: problem.criterion(o, y), problem.tensors or ()), plane, into=f
+        ),
+        "its bn is 'center'": lambda f: landscape.contour(problem, plane, grid=3, bn="train", into=f),
+        "9 points of a grid of 3 × 3.* 5 would be lost; grid=.5, 5. keeps": lambda f: landscape.contour(
+            problem, plane, grid=2, into=f
+        ),
+        "it holds a landscape.surface": lambda f: landscape.hessian_grid(problem, plane, grid=2, into=f),
+    }.items():
+        with landscape.open(path, "a") as file, pytest.raises(HeldError, match=words) as refusal:
+            call(file)
+        assert refusal.value.remedy == f"landscape.open({str(path)!r}, 'a', replace=True)"
+        assert path.read_bytes() == before
+    with landscape.open(path, "a", replace=True, message=lines.append) as file:
+        landscape.contour(problem, seeded, grid=2, into=file)
+    assert lines == [f"{path}: cannot be resumed, its seed is 0 and not 1; computed from the start"]
+    assert [s.seed for s in landscape.open(path)] == [1]
+
+
+def test_results_of_other_files_stay_beside(problem: Problem, path: Path) -> None:
+    plane = landscape.random_plane(problem)
+    other = Problem(problem.model, problem.criterion, problem.tensors or (), weights=1.1 * problem.weights)
+    for one, source in ((problem, "a" * 64), (other, "b" * 64)):
+        with landscape.open(path, "a") as file:
+            landscape.contour(one, landscape.random_plane(one), grid=2, source_sha256=source, into=file)
+    with landscape.open(path) as file:
+        assert [surface.source_sha256[0] for surface in file] == ["a", "b"]
+    with landscape.open(path, "a") as file, pytest.raises(HeldError, match="its span|points|seed|bn"):
+        landscape.contour(problem, plane, grid=2, bn="train", source_sha256="a" * 64, into=file)
+
+
+def test_any_results_are_added_and_read(path: Path) -> None:
+    surface = parabola()
+    with landscape.open(path, "a") as file:
+        assert len(file) == 0
+        file.add(surface)
+        file.add(surface.compact())
+        with pytest.raises(HeldError, match="no landscape.basins is allowed"):
+            file.add(surface.basins([0.25]))
+        assert len(landscape.load(path)) == 2  # type: ignore[arg-type]
+    with landscape.open(path) as file:
+        assert [type(result).__name__ for result in file] == ["Surface", "Surface"]
+        np.testing.assert_array_equal(file[-1].loss, surface.loss)
+        with pytest.raises(OperationError, match="reading only"):
+            file.add(surface)
+    with pytest.raises(OperationError, match="is closed"):
+        file.add(surface)
+    with landscape.open(path, "a") as file:
+        file.keep([file[1]])
+    assert len(landscape.open(path)) == 1
+    before = path.read_bytes()
+    with landscape.open(path, "w") as file:
+        assert len(file) == 0
+    assert path.read_bytes() == before  # nothing took its place
+    with landscape.open(path, "w") as file:
+        file.add(surface.basins([0.25]))
+    assert isinstance(landscape.load(path), landscape.Basins)
+
+
+def test_what_is_no_file_of_results_is_refused(problem: Problem, path: Path) -> None:
+    plane = landscape.random_plane(problem)
+    with pytest.raises(InputError, match="mode: 'x' is not known"):
+        landscape.open(path, "x")
+    with pytest.raises(OperationError, match="no such file"):
+        landscape.open(path)
+    with pytest.raises(InputError, match="into: a str is not allowed"):
+        landscape.contour(problem, plane, grid=2, into=str(path))  # type: ignore[arg-type]
+    with landscape.open(path, "a") as file, pytest.raises(InputError, match="execution: previous and save"):
+        landscape.contour(problem, plane, grid=2, into=file, execution=Execution(save=print))
+    path.write_text("no HDF5")
+    for mode in "raw":
+        with pytest.raises(OperationError, match="HDF5"):
+            landscape.open(path, mode)
+    assert path.read_text() == "no HDF5"
+
+
+def test_one_process_at_a_time_writes(path: Path) -> None:
+    code = "import landscape, sys; landscape.open(sys.argv[1], sys.argv[2])"
+    parabola().save(path)
+    with landscape.open(path, "a"):
+        found = [
+            subprocess.run([sys.executable, "-c", code, str(path), mode], capture_output=True, text=True)
+            for mode in "ra"
+        ]
+    assert [each.returncode for each in found] == [0, 1]
+    assert "in use by process" in found[1].stderr
+    assert not list(path.parent.glob(".*"))
