@@ -354,7 +354,7 @@ def test_bad_input_is_named(runs: dict[str, list[Path]]) -> None:
     refused("checkpoints: 2 given, at least 2 are needed, and none may be empty", {"a": [problem], "b": []})
     refused("lists are not allowed", [[problem], [problem]])
     refused("lists are not allowed", {"a": [problem], "b": problem})
-    refused("a str is not allowed", ["runs/a", "runs/b"])
+    refused("a float is not allowed", [0.5, 1.5])
     refused("holds the same weights twice", {"a": [problem, problem], "b": [problem]})
     earlier = loaded(runs["ssgd"][0], "step-0000010.h5")
     refused("'a' has 2 checkpoints of seed 0", {"a": [run, earlier], "b": [run]})

@@ -157,6 +157,7 @@ def test_compare_takes_several(path: Path) -> None:
     for one in (Problem(model, loss, data), str(path), model):
         with pytest.raises(InputError, match="1 given, at least 2"):
             landscape.compare(one)  # type: ignore[arg-type]
-    several = "a str is not allowed, it must be a Checkpoint .* or a Problem; use landscape.load"
-    with pytest.raises(InputError, match=several):
-        landscape.compare([str(path)] * 2)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="a Linear is not allowed, it must be a Checkpoint .* or a Problem"):
+        landscape.compare([model] * 2)  # type: ignore[list-item]
+    found = landscape.compare([str(path), path, landscape.load(path)], quantities=["trace"])  # type: ignore[list-item]
+    assert found.value[0, 0] == found.value[0, 1] == found.value[0, 2]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -234,14 +235,14 @@ def remarks(rows: Sequence[Row], sides: Sequence[str], side_of: Sequence[int]) -
 
 # The significance level of all tests of a table together (the usual one).
 SIGNIFICANCE = 0.05
-Compared = Checkpoint | Problem
+Compared = Checkpoint | Problem | str | Path
 
 
 @dataclass(frozen=True)
 class Entry:
     """One checkpoint or problem that is compared, and the place of its side."""
 
-    given: Compared
+    given: Checkpoint | Problem
     label: str
     side: int
 
@@ -292,8 +293,8 @@ def compare(
 
     Args:
         checkpoints: at least two, in a list; or a dict of names to them; or a dict of names to lists, which
-            are groups. A problem in place of a checkpoint is measured at its centre, without what needs a
-            test set, learners or an optimizer.
+            are groups. Runs may be given by the names of their files or folders. A problem in place of a
+            checkpoint is measured at its centre, without what needs a test set, learners or an optimizer.
         batch: B, samples of the minibatches; default: the runs' total batch, if it is the same for all.
         quantities: their names, as ``landscape compare --help`` lists them; default: all that can be
             measured.
@@ -457,6 +458,8 @@ def _entries(
     entries = []
     for side, (each, group) in enumerate(zip(values, lists, strict=True)):
         for given in each if group else [each]:
+            if isinstance(given, (str, Path)):
+                given = Checkpoint.load(run_folder.checkpoint_in(Path(given)))
             expect("checkpoints", given, Checkpoint, Problem)
             name = names[side] if names else f"problem {side + 1}"
             entries.append(Entry(given, given.label if isinstance(given, Checkpoint) else name, side))

@@ -1,0 +1,1 @@
+"""What somebody meets in the first hour with the package."""
