@@ -35,7 +35,7 @@ def main(folder: str = "runs/gpt2", steps: int = 200) -> None:
         folder,
         every=20,
         contour={"grid": 11, "norm": "filter", "span": 0.5},
-        spectrum={"top_k": 1},
+        spectrum={"k": 1},
     )
     arguments = TrainingArguments(
         f"{folder}/trainer", max_steps=steps, per_device_train_batch_size=64, learning_rate=3e-3,

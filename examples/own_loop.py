@@ -3,7 +3,7 @@
 cd examples
 python own_loop.py
 landscape plot runs/own
-landscape spectrum runs/own --model own_loop:Net --data own_loop:digits --top-k 3
+landscape spectrum runs/own --model own_loop:Net --data own_loop:digits --k 3
 """
 
 import sys

@@ -18,7 +18,7 @@ def dense_hessian(
     problem: Problem, theta: Tensor | None = None, *, kind: str = "hessian", part: Part = None
 ) -> Tensor:
     """∇²L(θ), or its Gauss-Newton part, or a block of it, as a matrix, for very small models: P products."""
-    made = HessianOperator(problem, theta, kind=kind, part=part)
+    made = HessianOperator(problem, theta, matrix=kind, part=part)
     eye = torch.eye(made.size, dtype=made.problem.dtype, device=problem.device)
     return torch.stack([made(e) for e in eye], dim=1)
 

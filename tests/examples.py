@@ -96,8 +96,8 @@ def spectrum() -> Spectrum:
     none = np.zeros((0, 0))
     return Spectrum(
         values=np.array([2.0, -1.0]), residuals=np.zeros(2), lowest=1, converged=True, trace=3.0,
-        trace_error=0.1, trace_freedom=1.6, nodes=none, weights=none, parameters=9, hvps=12, kind="hessian",
-        part="", engine="lanczos", tol=0.01, seed=0, samples=10, dtype="float64",
+        trace_error=0.1, trace_freedom=1.6, nodes=none, masses=none, parameters=9, products=12, matrix="hessian",
+        part="", engine="landscape", residual_tol=0.01, seed=0, samples=10, dtype="float64",
     )  # fmt: skip
 
 

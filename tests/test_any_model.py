@@ -110,7 +110,7 @@ def test_hessian_spectrum_and_grid_match_the_dense_matrix(name: str) -> None:
     grid = landscape.hessian_grid(problem, landscape.random_plane(problem), grid=(1, 1), residual_tol=1e-6)
     assert grid.lambda_max[0, 0] == pytest.approx(float(values[-1]), rel=1e-6)
     assert grid.lambda_min[0, 0] == pytest.approx(float(values[0]), rel=1e-6)
-    top = landscape.spectrum(problem, 2, tol=1e-6, with_trace=True, products=3 * len(values))
+    top = landscape.spectrum(problem, 2, residual_tol=1e-6, quantities=["trace"], products=3 * len(values))
     np.testing.assert_allclose(top.values, values.flip(0)[:2], rtol=1e-6)
     assert top.trace == pytest.approx(float(values.sum()), rel=1e-8)
 
@@ -333,7 +333,7 @@ def test_the_users_model_and_data_are_left_as_they_are() -> None:
     before, seen = copy.deepcopy(model.state_dict()), copy.deepcopy(data)
     problem = Problem(model, None, data)
     landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2))
-    landscape.extreme_eigenvalues(problem, tol=0.3)
+    landscape.extreme_eigenvalues(problem, residual_tol=0.3)
     assert model.training
     assert model.head.weight is model.embedding.weight
     assert not model.position.requires_grad

@@ -150,9 +150,9 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
         {"refused": {"draws": 1, "k": 0, "seed": -1}, "rtol": 1e-3, "command": ("smoothing", "--draws", "2")},
     ),
     "spectrum": (
-        landscape.spectrum, {"top_k": 2, "with_trace": True},
-        {"refused": {"top_k": -1, "tol": 0.0, "seed": -1, "kind": "no"}, "rtol": 1e-3, "seeded": False,
-         "command": ("spectrum", "--top-k", "2", "--trace"),
+        landscape.spectrum, {"k": 2, "quantities": ("trace",)},
+        {"refused": {"k": -1, "residual_tol": 0.0, "seed": -1, "matrix": "no", "quantities": "x"}, "rtol": 1e-3, "seeded": False,
+         "command": ("spectrum", "--k", "2", "--quantities", "trace"),
          "truth": Truth(on(lambda: problems.quadratic(SPECTRUM)), {"values": np.array([4.0, 1.0]), "trace": 5.3}, rtol=1e-4)},
     ),
     "line": (

@@ -71,12 +71,12 @@ def test_products_of_a_chain_are_those_of_the_dense_matrix(
     vectors = torch.randn_like(thetas)
     dense = [dense_hessian(problem, theta, kind=kind) for theta in thetas]
     assert ChainHessian.saved_bytes(problem)
-    h = ChainHessian(problem, thetas, kind=kind)
+    h = ChainHessian(problem, thetas, matrix=kind)
     expected = torch.stack([d @ v for d, v in zip(dense, vectors, strict=True)])
     torch.testing.assert_close(h(vectors), expected, rtol=1e-9, atol=1e-11)
     h.select([2, 0])
     torch.testing.assert_close(h(vectors[[2, 0]]), expected[[2, 0]], rtol=1e-9, atol=1e-11)
-    many = ChainHessian(problem, thetas[1:2], kind=kind)
+    many = ChainHessian(problem, thetas[1:2], matrix=kind)
     torch.testing.assert_close(many(vectors), vectors @ dense[1], rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(many(vectors[:1]), vectors[:1] @ dense[1], rtol=1e-9, atol=1e-11)
 
@@ -142,7 +142,7 @@ def test_cheap_searches_are_tried_only_where_they_can_help(
     first, part = how(single).split(", ")
     assert first == "bfloat16"
     assert how(single, search="exact") == "float32"
-    assert how(single, tol=1e-4) == "float32"
+    assert how(single, residual_tol=1e-4) == "float32"
     assert how(single, part=["1", "3", "5"]) == f"float32, {part}"
     monkeypatch.setattr("landscape.curvature.eigenvalues.bfloat16_is_fast", lambda device: False)
     assert how(single) == f"float32, {part}"
@@ -161,12 +161,12 @@ def test_what_corrections_do_not_mend_is_searched_on_exactly(
     single: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("landscape.curvature.search.CORRECTIONS", 0)
-    ends = landscape.extreme_eigenvalues(single, tol=1e-3)
-    exact = landscape.extreme_eigenvalues(single, search="exact", tol=1e-3)
+    ends = landscape.extreme_eigenvalues(single, residual_tol=1e-3)
+    exact = landscape.extreme_eigenvalues(single, search="exact", residual_tol=1e-3)
     assert ends.search == "float32"
     assert ends.converged
     assert (ends.min, ends.max) == pytest.approx((exact.min, exact.max), abs=2e-3 * abs(exact.max))
-    assert ends.hvps > exact.hvps  # what the first search took is counted
+    assert ends.products > exact.products  # what the first search took is counted
 
 
 def test_corrections_lead_from_a_nearby_operator_to_the_true_one() -> None:
@@ -175,17 +175,17 @@ def test_corrections_lead_from_a_nearby_operator_to_the_true_one() -> None:
     noise = torch.randn(503, 503, dtype=torch.float64, generator=generator)
     near = torch.diag(diagonal) + 1e-4 * (noise + noise.T)
     start = torch.randn(503, dtype=torch.float64, generator=generator)
-    search = search_eigenpairs(start, SearchOptions(low=1, tol=1e-3))
+    search = search_eigenpairs(start, SearchOptions(low=1, residual_tol=1e-3))
     found = run_in_lockstep([search], lambda v, _: v @ near)[0]
-    raw = verify_and_refine(found, lambda v: v * diagonal, tol=1.0)
+    raw = verify_and_refine(found, lambda v: v * diagonal, residual_tol=1.0)
     assert raw.residuals[-1] > 1e-3 * 0.3
-    pairs = verify_and_refine(found, lambda v: v * diagonal, tol=1e-3)
+    pairs = verify_and_refine(found, lambda v: v * diagonal, residual_tol=1e-3)
     assert pairs.converged
     assert bool((pairs.residuals <= 1e-3 * pairs.values.abs()).all())
     assert pairs.values.tolist() == pytest.approx([5.0, -0.3], abs=1e-4)
-    assert found.products + 2 < pairs.hvps <= found.products + 8
+    assert found.products + 2 < pairs.products <= found.products + 8
     # An operator that is quite another is said to be so.
-    other = verify_and_refine(found, lambda v: v.roll(7, 1) + v.roll(-7, 1) + v.flip(1), tol=1e-3)
+    other = verify_and_refine(found, lambda v: v.roll(7, 1) + v.roll(-7, 1) + v.flip(1), residual_tol=1e-3)
     assert not other.converged
 
 
@@ -278,7 +278,7 @@ def test_a_grid_reaches_as_far_as_its_plane_s_markers() -> None:
 def test_graphs_that_are_kept_in_part_leave_no_chunk_out(kind: str) -> None:
     problem = problems.mlp(widths=(6, 3, 3))
     problem.data.chunk_size = 8  # 7 chunks
-    operator = HessianOperator(problem, kind=kind, graph_bytes=6_000)
+    operator = HessianOperator(problem, matrix=kind, graph_bytes=6_000)
     v = torch.randn_like(problem.weights)
     expected = dense_hessian(problem, kind=kind) @ v
     for _ in range(3):
@@ -291,7 +291,7 @@ def test_both_ends_match_the_dense_spectrum_within_the_residual(name: str) -> No
     problem = problems.ALL[name]()
     h = problems.textbook_hessian(problem)
     dense = torch.linalg.eigvalsh(h)
-    ends = landscape.extreme_eigenvalues(problem, tol=1e-3)
+    ends = landscape.extreme_eigenvalues(problem, residual_tol=1e-3)
     assert ends.converged
     floor = 1e-3 * max(abs(ends.min), abs(ends.max))
     found = (ends.min, ends.residual_min, dense[0]), (ends.max, ends.residual_max, dense[-1])
@@ -307,7 +307,7 @@ def test_a_start_with_little_of_the_top_eigenvector_does_not_end_at_the_second()
     for seed in range(8):
         start = torch.randn(len(diagonal), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
         start[2000] *= 0.03
-        found = find_eigenpairs(lambda v: diagonal * v, start, high=1, tol=1e-2)
+        found = find_eigenpairs(lambda v: diagonal * v, start, high=1, residual_tol=1e-2)
         assert found.converged
         assert float(found.values[0]) == pytest.approx(8.904, rel=1e-2)
 
@@ -342,7 +342,7 @@ def test_a_hessian_that_is_not_finite_is_nan_and_not_converged(name: str) -> Non
     assert g.hvps[0, 0] <= 2  # it does not go on
     theta = problem.weights + huge.directions[0]
     there = Problem(problem.model, problem.criterion, problem.tensors or (), weights=theta)
-    found = landscape.spectrum(there, 1, with_trace=True, with_density=True)
+    found = landscape.spectrum(there, 1, quantities=["trace", "density"])
     assert not found.converged
     assert np.isnan([*found.values, *found.residuals, found.trace, found.density.moment(1)[0]]).all()  # type: ignore[union-attr]
 
@@ -413,24 +413,24 @@ def test_none_of_the_top_five_is_missed(name: str, missing: str) -> None:
     assert bool((pairs.values.numpy() >= dense[:5] - slack).all())
     tiny = 1e-12 * np.abs(dense).max()
     assert pairs.bounds[1] >= dense[5] - tiny
-    assert pairs.checks < pairs.hvps / 2
-    if pairs.verified:
+    assert pairs.checks < pairs.products / 2
+    if pairs.complete:
         assert pairs.bounds[1] <= dense[4] + slack[4] + tiny
 
 
 def test_what_is_verified_says_so() -> None:
     apart = ["pair 0.001", "first pair 0.001", "2 copies of the fifth", "copies of zero", "power 1"]
-    assert [name for name in apart if top_five(name, "random")[0].verified] == apart
+    assert [name for name in apart if top_five(name, "random")[0].complete] == apart
     crowded, dense = top_five("50 in [0.95, 1]", "random")
-    assert not crowded.verified  # the sixth is nearer than a few products can tell
+    assert not crowded.complete  # the sixth is nearer than a few products can tell
     assert crowded.bounds[1] > dense[0]
 
 
 def test_a_search_cut_short_is_not_verified() -> None:
     matrix, start = made(SPECTRA["pair 0.001"], "random")
     whole = find_eigenpairs(lambda v: matrix @ v, start, high=5)
-    cut = find_eigenpairs(lambda v: matrix @ v, start, high=5, max_products=whole.hvps - 5 - whole.checks)
-    assert not cut.verified
+    cut = find_eigenpairs(lambda v: matrix @ v, start, high=5, max_products=whole.products - 5 - whole.checks)
+    assert not cut.complete
     assert cut.checks == 0
 
 
@@ -453,6 +453,6 @@ def test_bounds_fail_as_rarely_as_they_say() -> None:
     missed = 0
     for seed in range(150):
         start = torch.randn(400, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        found = find_eigenpairs(lambda v: v * diagonal, start, tol=0.2, max_products=6)
+        found = find_eigenpairs(lambda v: v * diagonal, start, residual_tol=0.2, max_products=6)
         missed += found.bounds[1] < 1.05
     assert missed <= 6  # 1.5 are expected at most; half of b may be random only, hence fewer

@@ -282,7 +282,7 @@ def test_a_loss_that_differentiates_in_inputs_that_are_its_targets() -> None:
         agrees(Problem(model, loss, data), model, lambda: loss(model(x), x))
     problem = Problem(model, loss, (x, x))
     with pytest.raises(InputError, match="gauss-newton"):
-        landscape.extreme_eigenvalues(problem, kind="gauss-newton")
+        landscape.extreme_eigenvalues(problem, matrix="gauss-newton")
 
 
 # Means over counted targets.
@@ -410,7 +410,7 @@ def accuracy(o: Tensor, t: Tensor) -> Tensor:
 DERIVATIVES: dict[str, Callable[[Problem], Any]] = {
     "gradient": Problem.gradient,
     "eigenvalues": landscape.extreme_eigenvalues,
-    "gauss-newton": lambda p: landscape.trace(p, kind="gauss-newton"),
+    "gauss-newton": lambda p: landscape.trace(p, matrix="gauss-newton"),
     "trace": landscape.trace,
     "density": landscape.density,
     "spectrum": landscape.spectrum,

@@ -34,7 +34,7 @@ CALLS = {
     "top_eigenvalues": "landscape.top_eigenvalues, (problem, 2), dict(max_products=20)",
     "trace": "landscape.trace, (problem, 15)",
     "density": "landscape.density, (problem, 2, 10)",
-    "spectrum": "landscape.spectrum, (problem, 1), dict(with_trace=True, products=12, max_products=20)",
+    "spectrum": "landscape.spectrum, (problem, 1), dict(quantities=['trace'], products=12, max_products=20)",
     "noise": "landscape.noise, (problem, weights, 0.1, 20), dict(draws=2)",
     "smoothing": "landscape.smoothing, (problem, weights), dict(draws=2, k=1, residual_tol=0.3)",
     "noise_scale": "landscape.noise_scale, (problem, 20), dict(min_draws=2, max_draws=2)",
@@ -151,7 +151,7 @@ def test_graphs_for_which_there_is_no_room_are_built_again_to_the_same_bits(
         problem, search="exact", progress=lambda share: kept.append(memory.spare())
     )
     assert max(kept) < whole
-    assert (short.min, short.max, short.hvps) == (free.min, free.max, free.hvps)
+    assert (short.min, short.max, short.products) == (free.min, free.max, free.products)
     assert torch.equal(short.vectors, free.vectors)
 
 

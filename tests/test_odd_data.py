@@ -273,9 +273,9 @@ def test_the_samples_that_count_decide(name: str, own: bool | None) -> None:
         found = landscape.contour(problem, plane, grid=(3, 2), span=1.0, bn=bn).loss
         torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-10, atol=0)
     torch.testing.assert_close(problem.gradient(), reference.gradient(), rtol=1e-9, atol=1e-12)
-    ends, truth = (landscape.extreme_eigenvalues(p, tol=1e-6) for p in (problem, reference))
+    ends, truth = (landscape.extreme_eigenvalues(p, residual_tol=1e-6) for p in (problem, reference))
     assert (ends.min, ends.max) == pytest.approx((truth.min, truth.max), rel=1e-5)
-    assert landscape.top_eigenvalues(problem, 1, tol=1e-6).values[0].item() == pytest.approx(
+    assert landscape.top_eigenvalues(problem, 1, residual_tol=1e-6).values[0].item() == pytest.approx(
         truth.max, rel=1e-5
     )
     many = 10 * problem.layout.size

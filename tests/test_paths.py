@@ -95,7 +95,7 @@ def test_the_problems_own_model_stays_as_it_is() -> None:
     for path in ("folded", "pointwise"):
         landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2), span=1.0, method=path)
     problem.gradient(problem.weights + 1)
-    landscape.extreme_eigenvalues(problem, weights=problem.weights + 1, tol=0.3)
+    landscape.extreme_eigenvalues(problem, weights=problem.weights + 1, residual_tol=0.3)
     after = problem.model.state_dict()
     assert list(after) == list(before)
     for name, value in after.items():

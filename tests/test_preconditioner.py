@@ -45,11 +45,9 @@ def test_eigenvalues_and_all_else_are_those_of_the_dense_matrix(name: str) -> No
     given = landscape.Preconditioner(p, name="mine", lr=0.5, limit=2.0)
     result = landscape.spectrum(
         problem,
-        ends=True,
-        with_trace=True,
-        with_density=True,
+        quantities=("extremes", "trace", "density"),
         precondition=given,
-        tol=1e-6,
+        residual_tol=1e-6,
         products=3 * len(p),
     )
     np.testing.assert_allclose(result.values, truth[[0, -1]], rtol=1e-5, atol=1e-9)
@@ -65,7 +63,7 @@ def test_a_part_takes_its_part_of_the_diagonal() -> None:
     rows = slice(slot.offset, slot.offset + slot.size)
     root = p[rows].rsqrt()
     dense = root[:, None] * problems.textbook_hessian(problem)[rows, rows] * root
-    found = landscape.top_eigenvalues(problem, tol=1e-6, part="1.weight", precondition=p)
+    found = landscape.top_eigenvalues(problem, residual_tol=1e-6, part="1.weight", precondition=p)
     assert float(found.values[0]) == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-5)
 
 
@@ -192,7 +190,7 @@ def test_the_command_and_what_it_refuses(tiny: Path, tmp_path: Path, command: Co
     code, out, err = command("stability", tmp_path / "adam", "--precondition", "-o", tmp_path / "limits.h5")
     assert code == 0, err
     assert "preconditioned by torch:Adam" in out
-    code, out, err = command("spectrum", tmp_path / "adam", "--precondition", "--ends", "--plot", picture)
+    code, out, err = command("spectrum", tmp_path / "adam", "--precondition", "--plot", picture)
     assert code == 0, err
     written = out.splitlines()[-2]
     assert written.endswith("last-spectrum-preconditioned.h5")

@@ -22,7 +22,7 @@ from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 import landscape
 from landscape import HessianOperator, InputError, PathWarning, Problem, ProblemWarning
 from landscape.curvature import chain_hessian, eigenvalues
-from landscape.curvature.hessian import KINDS, HessianOptions
+from landscape.curvature.hessian import MATRICES, HessianOptions
 from landscape.curvature.search import SearchOptions, start_vector
 from landscape.problem.data import Data
 from tests import problems
@@ -163,7 +163,7 @@ def test_a_wrong_second_derivative_is_refused_but_not_with_check_off(call: str, 
     with pytest.raises(InputError, match=r"not symmetric.*backward pass"):
         CALLS[call](problem)
     problem.check = "off"
-    assert landscape.trace(problem).hvps > 0
+    assert landscape.trace(problem).products > 0
 
 
 def test_products_are_tried_once_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_products_are_tried_once_a_problem(monkeypatch: pytest.MonkeyPatch) -> N
     HessianOperator(problem)
     HessianOperator(problem.subset(slice(3)))
     with pytest.raises(ZeroDivisionError):
-        HessianOperator(problem, kind="gauss-newton")
+        HessianOperator(problem, matrix="gauss-newton")
 
 
 class Kinks(nn.Module):
@@ -218,9 +218,9 @@ def test_legitimate_models_are_not_refused(name: str, dtype: torch.dtype) -> Non
     problem = Problem(model, F.cross_entropy, (x, y), dtype=dtype)
     with warnings.catch_warnings(action="error"):
         warnings.simplefilter("ignore" if dtype == torch.bfloat16 else "error", ProblemWarning)
-        for kind in KINDS:
-            HessianOperator(problem, kind=kind)
-            landscape.trace(problem, 6, kind=kind)
+        for kind in MATRICES:
+            HessianOperator(problem, matrix=kind)
+            landscape.trace(problem, 6, matrix=kind)
 
 
 def test_a_model_that_knows_one_precision_is_judged_by_that(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,9 +248,9 @@ def test_a_chain_whose_fast_products_differ_goes_by_the_plain_ones(monkeypatch: 
 
     monkeypatch.setattr(chain_hessian, "_derivatives", wrong)
     with pytest.warns(PathWarning, match="chain of linear layers"):
-        ends = landscape.extreme_eigenvalues(problem, tol=1e-6)
+        ends = landscape.extreme_eigenvalues(problem, residual_tol=1e-6)
     assert (ends.min, ends.max) == pytest.approx((float(expected[0]), float(expected[-1])), rel=1e-5)
-    assert landscape.extreme_eigenvalues(problem, tol=1e-6).max == ends.max  # told once a problem
+    assert landscape.extreme_eigenvalues(problem, residual_tol=1e-6).max == ends.max  # told once a problem
     assert eigenvalues.points_at_once(problem) == 1
 
 
@@ -281,7 +281,7 @@ def penalty(parameters: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("made", slow_but([small], [small, problems.conv]))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MATRICES)
 def test_the_penalty_s_hessian_is_added_once(made: Callable[[], Problem], kind: str) -> None:
     plain = made()
     problem = Problem(plain.model, plain.criterion, plain.resident, penalty=penalty, weight_decay=0.1)
@@ -293,12 +293,12 @@ def test_the_penalty_s_hessian_is_added_once(made: Callable[[], Problem], kind: 
     rows = slice(problem.layout.slots[-2].offset, problem.layout.slots[-1].offset)
     torch.testing.assert_close(dense_hessian(problem, kind=kind, part=part), expected[rows, rows])
     values = torch.linalg.eigvalsh(expected)
-    ends = landscape.extreme_eigenvalues(problem, tol=1e-6, kind=kind)
+    ends = landscape.extreme_eigenvalues(problem, residual_tol=1e-6, matrix=kind)
     assert (ends.min, ends.max) == pytest.approx((float(values[0]), float(values[-1])), rel=1e-5)
-    traced = landscape.trace(problem, 3 * problem.layout.size, kind=kind)
+    traced = landscape.trace(problem, 3 * problem.layout.size, matrix=kind)
     assert traced.value == pytest.approx(float(values.sum()))
     thetas = problem.weights + 0.1 * torch.randn(2, len(problem.weights), dtype=torch.float64)
-    wanted, options = SearchOptions(low=1, tol=1e-6), HessianOptions(kind)
+    wanted, options = SearchOptions(low=1, residual_tol=1e-6), HessianOptions(kind)
     pairs = eigenvalues.eigenpairs(problem, thetas, start_vector(problem, 0), wanted, options)
     for theta, found in zip(thetas, pairs, strict=True):
         dense = torch.linalg.eigvalsh(dense_hessian(problem, theta, kind=kind))
@@ -412,7 +412,7 @@ def test_every_function_of_curvature_has_float32_arithmetic_and_says_so_once(how
         assert landscape.trace(problem, 3 * p).value == pytest.approx(float(values.sum()), rel=1e-4)
         moments = landscape.density(problem, 3, 20).moment(2)[0] * p
         assert moments == pytest.approx(float(values.square().sum()), rel=0.5)
-        assert landscape.spectrum(problem, 1, tol=1e-3).values[0] == top
+        assert landscape.spectrum(problem, 1, residual_tol=1e-3).values[0] == top
         grid = landscape.hessian_grid(
             problem, landscape.random_plane(problem), grid=(1, 1), residual_tol=1e-3
         )
@@ -535,10 +535,10 @@ def test_a_gradient_that_is_not_the_loss_s_is_refused_and_any_other_taken(
     assert problem.loss() > 0
     assert bool(problem.gradient().isfinite().all())
     refused = pytest.raises(InputError, match="gradient is not the derivative of the loss")
-    for kind in KINDS:
+    for kind in MATRICES:
         with warnings.catch_warnings(), refused if name in SURROGATES else contextlib.nullcontext():
             warnings.simplefilter("ignore", ProblemWarning)
-            HessianOperator(problem, kind=kind)
+            HessianOperator(problem, matrix=kind)
 
 
 def test_what_lies_before_a_detached_part_is_refused_but_what_lies_behind_is_not() -> None:

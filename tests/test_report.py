@@ -118,7 +118,7 @@ def runs_in(folder: Path) -> Path:
     save(made, folder / "both.h5")
     save([contour_of(run, learners_plane(problem, run.weights))], folder / "dpsgd" / "learners.h5")
     spectrum = landscape.spectrum(
-        problem, top_k=3, ends=True, with_trace=True, with_density=True, probes=2, steps=10, **about(run)
+        problem, k=3, quantities=("extremes", "trace", "density"), draws=2, steps=10, **about(run)
     )
     save([spectrum], folder / "dpsgd" / "spectrum.h5")
     grid = landscape.hessian_grid(problem, landscape.random_plane(problem), grid=(3, 2), **about(run))

@@ -189,10 +189,10 @@ def test_tables_have_a_row_for_each_point(kind: str) -> None:
 
 
 def test_tables_of_other_dimensions() -> None:
-    density = RESULTS["spectrum"].to_dataframe("probe node")
-    assert list(density.columns) == ["probe", "node", "nodes", "weights"]
+    density = RESULTS["spectrum"].to_dataframe("draw node")
+    assert list(density.columns) == ["draw", "node", "nodes", "masses"]
     np.testing.assert_array_equal(density.nodes, RESULTS["spectrum"].nodes.ravel())
-    turned = RESULTS["spectrum"].to_dataframe("node probe")
+    turned = RESULTS["spectrum"].to_dataframe("node draw")
     np.testing.assert_array_equal(turned.nodes, RESULTS["spectrum"].nodes.T.ravel())
     markers = RESULTS["surface"].to_dataframe("marker")
     assert markers.labels.tolist() == ["one", "two"]

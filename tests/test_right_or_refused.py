@@ -74,11 +74,11 @@ def test_a_loss_that_holds_the_model_s_parameters_is_refused_and_penalty_is_the_
         model, F.cross_entropy, (X, Y), penalty=lambda p: 1e-2 * sum(t.pow(2).sum() for t in p.values())
     )
     with_decay = Problem(model, F.cross_entropy, (X, Y), weight_decay=2e-2)
-    ends = landscape.extreme_eigenvalues(plain, tol=1e-9)
+    ends = landscape.extreme_eigenvalues(plain, residual_tol=1e-9)
     plane = landscape.random_plane(plain)
     for problem in (with_penalty, with_decay):
         assert problem.loss() == pytest.approx(float(loss(model(X), Y).detach()), rel=1e-12)
-        shifted = landscape.extreme_eigenvalues(problem, tol=1e-9)
+        shifted = landscape.extreme_eigenvalues(problem, residual_tol=1e-9)
         assert (shifted.min, shifted.max) == pytest.approx((ends.min + 2e-2, ends.max + 2e-2), rel=1e-6)
         for path in ("batched", "pointwise"):
             s = landscape.contour(problem, plane, grid=(2, 2), method=path)
@@ -89,9 +89,9 @@ def test_a_loss_that_holds_the_model_s_parameters_is_refused_and_penalty_is_the_
 
 def test_recalibrated_products_are_of_the_point_s_own_statistics() -> None:
     problem = Problem(seen(Net()), F.cross_entropy, (X, Y)).with_batchnorm("recalibrate", 64)
-    first = landscape.extreme_eigenvalues(problem, tol=1e-9)
+    first = landscape.extreme_eigenvalues(problem, residual_tol=1e-9)
     problem.loss(problem.weights + 0.3 * torch.randn_like(problem.weights))  # leaves other statistics behind
-    assert landscape.extreme_eigenvalues(problem, tol=1e-9).max == pytest.approx(first.max, rel=1e-7)
+    assert landscape.extreme_eigenvalues(problem, residual_tol=1e-9).max == pytest.approx(first.max, rel=1e-7)
     loss, gradient = problem.loss_and_gradient()
     assert loss == pytest.approx(problem.loss(), rel=1e-12)
     assert torch.equal(gradient, problem.gradient())

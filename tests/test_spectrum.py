@@ -19,10 +19,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import landscape
 from landscape import HessianOperator, InputError, OperationError, Problem
-from landscape.curvature.hessian import KINDS
+from landscape.curvature.hessian import MATRICES
 from landscape.curvature.search import find_eigenpairs
 from landscape.curvature.trace import hutchpp, quadrature, signs
 from landscape.data.synthetic import mean_output
+from landscape.results.curvature import QUANTITIES
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from tests import problems
@@ -75,7 +76,7 @@ ALL = {**problems.ALL, "attention": attention}
 
 
 @pytest.mark.parametrize("name", slow_but(["saddle", "mlp tanh", "conv", "attention"], ALL))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MATRICES)
 @pytest.mark.parametrize("graph_bytes", [pytest.param(0, marks=pytest.mark.slow), 2**30])
 def test_products_of_both_kinds_are_those_of_the_averaged_matrix(
     name: str, kind: str, graph_bytes: int
@@ -84,7 +85,7 @@ def test_products_of_both_kinds_are_those_of_the_averaged_matrix(
     problem.data.chunk_size = 7  # ragged chunks: sums that are not averages, or one batch for all, would show
     matrix = dense(problem, kind)
     torch.testing.assert_close(dense_hessian(problem, kind=kind), matrix, rtol=1e-7, atol=1e-9)
-    operator = HessianOperator(problem, kind=kind, graph_bytes=graph_bytes)
+    operator = HessianOperator(problem, matrix=kind, graph_bytes=graph_bytes)
     v = torch.randn_like(problem.weights)
     for _ in range(2):  # a kept graph serves more than once
         torch.testing.assert_close(operator(v), matrix @ v, rtol=1e-7, atol=1e-9)
@@ -104,7 +105,7 @@ def test_a_model_that_computes_outputs_again_later_is_refused() -> None:
         Problem(model, plain.criterion, plain.tensors, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MATRICES)
 @pytest.mark.parametrize(
     ("part", "names"), [("1.weight", ["1.weight"]), (["5.bias", "1"], ["1.weight", "1.bias", "5.bias"])]
 )
@@ -115,14 +116,14 @@ def test_a_part_is_a_diagonal_block(kind: str, part: str | list[str], names: lis
     block = dense(problem, kind)[rows][:, rows]
     torch.testing.assert_close(dense_hessian(problem, kind=kind, part=part), block, rtol=1e-8, atol=TINY)
     exact = torch.linalg.eigvalsh(block).flip(0)
-    found = landscape.top_eigenvalues(problem, 3, tol=1e-6, kind=kind, part=part)
+    found = landscape.top_eigenvalues(problem, 3, residual_tol=1e-6, matrix=kind, part=part)
     torch.testing.assert_close(found.values, exact[:3], rtol=1e-6, atol=1e-8)
     assert found.vectors.shape == (3, len(rows))
-    ends = landscape.extreme_eigenvalues(problem, tol=1e-6, kind=kind, part=part)
+    ends = landscape.extreme_eigenvalues(problem, residual_tol=1e-6, matrix=kind, part=part)
     assert (ends.min, ends.max) == pytest.approx((float(exact[-1]), float(exact[0])), abs=1e-7)
-    many = landscape.trace(problem, 3 * len(rows), kind=kind, part=part)
+    many = landscape.trace(problem, 3 * len(rows), matrix=kind, part=part)
     assert many.value == pytest.approx(float(block.trace()))
-    assert landscape.density(problem, 2, len(rows), kind=kind, part=part).size == len(rows)
+    assert landscape.density(problem, 2, len(rows), matrix=kind, part=part).size == len(rows)
 
 
 def test_a_prefix_ends_before_a_dot() -> None:
@@ -132,14 +133,14 @@ def test_a_prefix_ends_before_a_dot() -> None:
 
 
 @pytest.mark.parametrize("name", slow_but(["saddle", "mlp tanh", "attention"], ALL))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MATRICES)
 def test_the_top_is_that_of_the_dense_spectrum(name: str, kind: str) -> None:
     problem = ALL[name]()
     matrix = dense(problem, kind)
     k = min(3, problem.layout.size)
-    found = landscape.top_eigenvalues(problem, k, tol=1e-6, kind=kind)
+    found = landscape.top_eigenvalues(problem, k, residual_tol=1e-6, matrix=kind)
     assert found.converged
-    assert found.hvps >= k + 1
+    assert found.products >= k + 1
     expected, vectors = torch.linalg.eigvalsh(matrix).flip(0)[:k], found.vectors
     torch.testing.assert_close(found.values, expected, rtol=1e-5, atol=1e-8)
     torch.testing.assert_close(vectors @ vectors.T, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-8)
@@ -150,7 +151,9 @@ def test_the_top_is_that_of_the_dense_spectrum(name: str, kind: str) -> None:
 def test_largest_means_algebraically_and_not_by_magnitude() -> None:
     problem = problems.quadratic([-5.0, -4.0, 0.1, 0.5, 1.0])
     assert landscape.top_eigenvalues(problem, 2).values.tolist() == pytest.approx([1.0, 0.5])
-    theirs = landscape.top_eigenvalues(problem, engine="pyhessian", tol=1e-4)  # power iteration, and said so
+    theirs = landscape.top_eigenvalues(
+        problem, engine="pyhessian", residual_tol=1e-4
+    )  # power iteration, and said so
     assert float(theirs.values) == pytest.approx(-5.0, rel=1e-4)
 
 
@@ -180,7 +183,7 @@ NUMBERS = st.one_of(st.floats(-100, 100), st.integers(-3, 3).map(float))
 def test_low_and_high_from_one_run(values: list[float], low: int, high: int) -> None:
     diagonal = torch.tensor(values, dtype=torch.float64)
     start = torch.randn(len(values), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = find_eigenpairs(lambda v: diagonal * v, start, low=low, high=high, tol=1e-8)
+    found = find_eigenpairs(lambda v: diagonal * v, start, low=low, high=high, residual_tol=1e-8)
     ordered = np.sort(values)[::-1]
     expected = ordered if low + high >= len(values) else np.r_[ordered[:high], ordered[len(ordered) - low :]]
     scale = float(diagonal.abs().max())
@@ -193,13 +196,13 @@ def test_a_full_basis_is_restarted_not_given_up(low: int, monkeypatch: pytest.Mo
     diagonal = torch.linspace(-9, 1, 500, dtype=torch.float64)
     diagonal[:5] = torch.tensor([3.0, 2.6, 2.2, 1.9, -9.1])
     start = torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = find_eigenpairs(lambda v: diagonal * v, start, high=4, low=low, tol=1e-4)
+    found = find_eigenpairs(lambda v: diagonal * v, start, high=4, low=low, residual_tol=1e-4)
     assert found.converged
-    assert found.hvps > 24
+    assert found.products > 24
     assert found.values.tolist() == pytest.approx([3.0, 2.6, 2.2, 1.9, -9.1][: 4 + low], abs=1e-5)
-    cut = find_eigenpairs(lambda v: diagonal * v, start, high=4, low=low, tol=1e-4, max_products=10)
+    cut = find_eigenpairs(lambda v: diagonal * v, start, high=4, low=low, residual_tol=1e-4, max_products=10)
     assert not cut.converged
-    assert cut.hvps == 14 + low
+    assert cut.products == 14 + low
 
 
 def test_a_warm_start_saves_products_and_misses_nothing() -> None:
@@ -210,11 +213,11 @@ def test_a_warm_start_saves_products_and_misses_nothing() -> None:
     model = landscape.models.build("quadratic", eigenvalues=diagonal.tolist(), rotate=False, start=1.0)
     data = landscape.data.load("quadratic", dimension=300, samples=10)
     problem = Problem(model, mean_output, data.train, dtype=torch.float64)
-    astray = landscape.top_eigenvalues(problem, 1, tol=1e-6, start=unit[150])
-    cold = landscape.top_eigenvalues(problem, 1, tol=1e-6)
-    near = landscape.top_eigenvalues(problem, 1, tol=1e-6, start=unit[0])
+    astray = landscape.top_eigenvalues(problem, 1, residual_tol=1e-6, initial=unit[150])
+    cold = landscape.top_eigenvalues(problem, 1, residual_tol=1e-6)
+    near = landscape.top_eigenvalues(problem, 1, residual_tol=1e-6, initial=unit[0])
     assert float(astray.values) == pytest.approx(5.0)
-    assert near.hvps <= cold.hvps
+    assert near.products <= cold.products
     assert float(near.values) == pytest.approx(5.0)
 
 
@@ -229,7 +232,7 @@ def test_the_trace_is_unbiased_and_its_error_bar_honest() -> None:
     assert abs(errors.mean()) <= 4 * errors.std(ddof=1) / np.sqrt(len(errors))
     assert np.mean(np.abs(errors) <= 2 * bars) >= 0.9  # about 94% for 15 samples
     assert np.sqrt(np.mean(bars**2)) == pytest.approx(errors.std(ddof=1), rel=0.15)
-    assert all(t.hvps == 45 for t in found)
+    assert all(t.products == 45 for t in found)
     again = hutchpp(lambda v: v @ a, a[0], products=45, seed=3)
     assert again == found[3]
 
@@ -270,9 +273,9 @@ def test_each_probe_is_exact_in_its_full_krylov_space() -> None:
     problem = problems.mlp(widths=(3, 3, 2), samples=15)
     matrix = dense(problem)
     size = len(matrix)
-    d = landscape.density(problem, probes=3, steps=size)
+    d = landscape.density(problem, draws=3, steps=size)
     generator = torch.Generator().manual_seed(0)
-    for nodes, weights in zip(d.nodes, d.weights, strict=True):
+    for nodes, weights in zip(d.nodes, d.masses, strict=True):
         z = 2.0 * torch.randint(2, (1, size), dtype=torch.int8, generator=generator)[0].double() - 1
         for function in (torch.exp, torch.sin, torch.square):
             values, vectors = torch.linalg.eigh(matrix)
@@ -284,8 +287,8 @@ def test_each_probe_is_exact_in_its_full_krylov_space() -> None:
 
 def test_the_broadened_density_integrates_to_one_and_shows_the_spectrum() -> None:
     eigenvalues = [0.0] * 6 + [4.0] * 2
-    d = landscape.density(problems.quadratic(eigenvalues), probes=40)
-    assert d.hvps <= 40 * 3  # two eigenvalues: Krylov spaces of dimension 2 at most, the rest filled up
+    d = landscape.density(problems.quadratic(eigenvalues), draws=40)
+    assert d.products <= 40 * 3  # two eigenvalues: Krylov spaces of dimension 2 at most, the rest filled up
     at = np.linspace(-2, 6, 4001)
     curve = d.broadened(at, 0.1)
     assert np.trapezoid(curve, at) == pytest.approx(1, abs=1e-9)
@@ -297,9 +300,9 @@ def test_the_broadened_density_integrates_to_one_and_shows_the_spectrum() -> Non
 
 def test_probes_that_end_early_do_not_move_the_moments() -> None:
     diagonal = torch.tensor([1.0, 1.0, 1.0, 2.0], dtype=torch.float64)
-    d = quadrature(lambda v: diagonal * v, diagonal, probes=5, steps=4)
+    d = quadrature(lambda v: diagonal * v, diagonal, draws=5, steps=4)
     assert d.nodes.shape == (5, 4)
-    np.testing.assert_allclose(d.weights.sum(1), 1)
+    np.testing.assert_allclose(d.masses.sum(1), 1)
     assert d.moment(1)[0] == pytest.approx(1.25)  # random signs weigh every coordinate alike
 
 
@@ -311,14 +314,14 @@ def test_pyhessian_agrees_on_the_largest_magnitude_and_the_trace(name: str) -> N
     largest = float(values[values.abs().argmax()])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        theirs = landscape.top_eigenvalues(problem, engine="pyhessian", tol=1e-3, max_products=2000)
+        theirs = landscape.top_eigenvalues(problem, engine="pyhessian", residual_tol=1e-3, max_products=2000)
         trace = landscape.trace(problem, 200, engine="pyhessian")
     assert float(theirs.values) == pytest.approx(largest, rel=2e-3)
     assert theirs.converged
     assert abs(trace.value - float(values.sum())) <= 4.5 * trace.standard_error + TINY
-    assert trace.hvps == 200
+    assert trace.products == 200
     if largest == float(values[-1]):
-        ours = landscape.top_eigenvalues(problem, tol=1e-4)
+        ours = landscape.top_eigenvalues(problem, residual_tol=1e-4)
         assert float(ours.values) == pytest.approx(float(theirs.values), rel=2e-3)
 
 
@@ -346,22 +349,22 @@ def test_a_negative_trace_does_not_stop_pyhessian_early() -> None:
     [
         (lambda p: landscape.top_eigenvalues(p, 2, engine="pyhessian"), "k: 2 .*, it must be 1"),
         (lambda p: landscape.trace(p, engine="pyhessian", part="1"), "part: '1' is not allowed with engine 'pyhessian'"),
-        (lambda p: landscape.trace(p, engine="pyhessian", kind="gauss-newton"), "kind: 'gauss-newton' is not allowed with"),
-        (lambda p: landscape.spectrum(p, with_density=True, engine="pyhessian"), "engine: 'pyhessian' is not .* density"),
+        (lambda p: landscape.trace(p, engine="pyhessian", matrix="gauss-newton"), "matrix: 'gauss-newton' is not allowed with"),
+        (lambda p: landscape.spectrum(p, quantities=["density"], engine="pyhessian"), "engine: 'pyhessian' is not .* density"),
         # An unused parameter:
         (lambda p: landscape.trace(problems.linear_regression(), engine="pyhessian"), "engine: 'pyhessian' fails on"),
         (lambda p: landscape.top_eigenvalues(p, 0), "k: 0 is not allowed, it must be a finite number ≥ 1"),
         (lambda p: landscape.top_eigenvalues(p, 10**6), "k: 1000000 is not allowed, it must be at most 107"),
-        (lambda p: landscape.extreme_eigenvalues(p, tol=0), "tol: 0"),
+        (lambda p: landscape.extreme_eigenvalues(p, residual_tol=0), "residual_tol: 0"),
         (lambda p: landscape.extreme_eigenvalues(p, search="half"), "search: 'half' is not known"),
         (lambda p: HessianOperator(p)(torch.ones(2)), r"v: shape \(2,\)"),
-        (lambda p: landscape.top_eigenvalues(p, start=torch.ones(2)), r"start: shape \(2,\), it must be \(107,\)"),
-        (lambda p: landscape.top_eigenvalues(p, start=torch.zeros(107)), "start: norm: 0.0 is not"),
+        (lambda p: landscape.top_eigenvalues(p, initial=torch.ones(2)), r"initial: shape \(2,\), it must be \(107,\)"),
+        (lambda p: landscape.top_eigenvalues(p, initial=torch.zeros(107)), "initial: norm: 0.0 is not"),
         (lambda p: landscape.top_eigenvalues(p, max_products=0), "max_products: 0"),
         (lambda p: landscape.top_eigenvalues(p, engine="arpack"), "engine: 'arpack' is not known.*landscape, pyhessian"),
         (lambda p: landscape.trace(p, 5), "products: 5 is not allowed, it must be a finite number ≥ 6"),
-        (lambda p: landscape.trace(p, kind="fisher"), "kind: 'fisher' is not known.*gauss-newton, hessian"),
-        (lambda p: landscape.density(p, probes=0), "probes: 0"),
+        (lambda p: landscape.trace(p, matrix="fisher"), "matrix: 'fisher' is not known.*gauss-newton, hessian"),
+        (lambda p: landscape.density(p, draws=0), "draws: 0"),
         (lambda p: landscape.density(p, steps=0), "steps: 0"),
         (lambda p: landscape.density(p).broadened(np.zeros(1), 0.0), "width: 0.0"),
         (lambda p: landscape.trace(p, part="1.wieght"), "part: '1.wieght' .*did you mean '1.weight'.*allowed"),
@@ -411,25 +414,25 @@ def test_gauss_newton_needs_one_tensor() -> None:
         Pair(2, 2), lambda z, y: (z[0] - y).square().mean(), (torch.ones(3, 2), torch.ones(3, 2))
     )
     assert landscape.extreme_eigenvalues(problem).converged
-    with pytest.raises(InputError, match="kind: 'gauss-newton' needs a model whose output is one tensor"):
-        landscape.extreme_eigenvalues(problem, kind="gauss-newton")
+    with pytest.raises(InputError, match="matrix: 'gauss-newton' needs a model whose output is one tensor"):
+        landscape.extreme_eigenvalues(problem, matrix="gauss-newton")
 
 
 def test_one_result_holds_what_was_asked_and_survives_a_file(tmp_path: Path) -> None:
     problem = problems.mlp(widths=(3, 3, 3, 2))
     exact = torch.linalg.eigvalsh(dense(problem)).flip(0)
-    asked = {"ends": True, "with_trace": True, "with_density": True, "part": ["1", "3", "5"]}
-    everything = landscape.spectrum(problem, 2, tol=1e-6, label="a", **asked)  # type: ignore[arg-type]
+    asked = {"quantities": QUANTITIES, "part": ["1", "3", "5"]}
+    everything = landscape.spectrum(problem, 2, residual_tol=1e-6, label="a", **asked)  # type: ignore[arg-type]
     np.testing.assert_allclose(everything.values, exact[[0, 1, -1]], rtol=1e-5)
     assert (everything.lowest, everything.converged, everything.parameters) == (1, True, 32)
     assert abs(everything.trace - float(exact.sum())) <= 5 * everything.trace_error
     assert everything.density is not None
-    np.testing.assert_allclose(everything.density.weights.sum(1), 1)
+    np.testing.assert_allclose(everything.density.masses.sum(1), 1)
     assert everything.part == "1,3,5"
-    default, only = landscape.spectrum(problem), landscape.spectrum(problem, with_trace=True)
+    default, only = landscape.spectrum(problem), landscape.spectrum(problem, quantities=["trace"])
     assert (len(default.values), default.lowest, default.density) == (2, 1, None)
     assert np.isnan(default.trace)
-    assert (len(only.values), only.hvps) == (0, 60)
+    assert (len(only.values), only.products) == (0, 60)
     landscape.save([everything, default, only], tmp_path / "s.h5")
     for before, after in zip((everything, default, only), landscape.load(tmp_path / "s.h5"), strict=True):
         np.testing.assert_equal(vars(after), vars(before))
@@ -447,8 +450,8 @@ def test_the_command_prints_numbers_with_their_errors(
     checkpoint: Path, tmp_path: Path, command: Command
 ) -> None:
     out_file = tmp_path / "s.h5"
-    density = ("--density", "--steps", 20, "--probes", 3)
-    flags = ("--top-k", 2, "--trace", *density, "--part", "1", "--part", "3.bias")
+    quantities = ("--quantities", "trace,density", "--steps", 20, "--draws", 3)
+    flags = ("--k", 2, *quantities, "--part", "1", "--part", "3.bias")
     code, out, err = command("spectrum", checkpoint, *flags, "-o", out_file)
     assert code == 0, err
     result = landscape.load(out_file)
@@ -460,7 +463,7 @@ def test_the_command_prints_numbers_with_their_errors(
     for value, residual in zip(result.values, result.residuals, strict=True):
         assert f"relative residual {residual / value:.1e}" in out
     assert f"{result.bound_high:.6g} nat   no other eigenvalue" in out
-    assert result.verified
+    assert result.complete
     for words in ("λ_1", "λ_2", "trace", "±", f"{result.values[0]:.6g}", f"{result.trace:.6g}"):
         assert words in out
 
@@ -472,7 +475,7 @@ def test_the_command_defaults_to_both_ends_beside_the_checkpoint(checkpoint: Pat
     ends = landscape.extreme_eigenvalues(landscape.load(checkpoint).problem(dtype=torch.float64))
     assert landscape.load(path).values.tolist() == pytest.approx([ends.max, ends.min])
     assert "λ_min" in out
-    theirs = ("--engine", "pyhessian", "--trace", "--top-k", 1)
+    theirs = ("--engine", "pyhessian", "--quantities", "trace", "--k", 1)
     code, out, _ = command("spectrum", checkpoint, *theirs, "--force")
     assert code == 0
     assert "largest |λ|" in out

@@ -25,7 +25,7 @@ MORE: dict[str, dict[str, Any]] = {
     "contour": {"grid": 3},
     "line": {"direction": torch.ones(8)},
     "noise_alignment": {"k": 2},
-    "spectrum": {"ends": True, "with_trace": True, "with_density": True},
+    "spectrum": {"quantities": ("extremes", "trace", "density")},
     "hessian_grid": {"grid": 2},
     "noise": {"weights": LEARNERS, "lr": 0.1, "local_batch": 4},
     "smoothing": {"weights": LEARNERS, "draws": 2},

@@ -21,7 +21,7 @@ from landscape.core.progress import Progress
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
-from landscape.curvature.search import MAX_PRODUCTS, TOL, SearchOptions, ends_of, start_vector
+from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, ends_of, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.adaptive import Tolerance, first_points
 from landscape.evaluation.evaluate import confirm, evaluator
@@ -382,7 +382,7 @@ def hessian_grid(
     grid: int | tuple[int, int] = (4, 4),
     span: float | None = None,
     *,
-    residual_tol: float = TOL,
+    residual_tol: float = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
     search: str = "auto",
     bn: str = "center",
@@ -463,7 +463,7 @@ def _fields(problem: Problem, plane: Plane, residual_tol: float, search: str) ->
     digest.update(as_array(plane.directions).tobytes())
     return {
         **{name: getattr(plane, name) for name in ("kind", "norm", "seed")},
-        "residual_tol": residual_tol,
+        "residual_tol": wanted.residual_tol,
         **setting(problem),
         "search": search,
         "randomness": problem.randomness,
@@ -494,7 +494,7 @@ def _ends_at(
             thetas = plane.center + points[i : i + at_once].to(plane.directions) @ plane.directions
             pairs += eigenpairs(problem, thetas, start, wanted, HessianOptions(), search=search, done=one)
         rows = [ends_of(each) for each in pairs]
-        names = {"lambda_min": "min", "lambda_max": "max", "products": "hvps", "converged": "converged"}
+        names = {"lambda_min": "min", "lambda_max": "max", "products": "products", "converged": "converged"}
         names |= {name: name for name in RESIDUALS}
         columns = {name: np.array([getattr(row, key) for row in rows]) for name, key in names.items()}
 

@@ -397,7 +397,7 @@ def noise_alignment(
         draws=len(rows),
         draws_converged=precision.met(ias, ias_error),
         parameters=problem.layout.size,
-        products=pairs.hvps + len(rows) + 1,
+        products=pairs.products + len(rows) + 1,
         converged=pairs.converged,
         relative_error=relative_error,
         seed=seed,

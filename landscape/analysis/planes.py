@@ -15,7 +15,7 @@ from landscape.core.options import choose, positive
 from landscape.core.progress import Progress
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import extreme_eigenvalues
-from landscape.curvature.search import MAX_PRODUCTS, TOL
+from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL
 from landscape.evaluation import needs
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem, Run, problem_of
@@ -240,7 +240,7 @@ def _eigen_plane_need(problem: Any, **_: Any) -> Need:
 def eigen_plane(
     problem: Problem | Run,
     *,
-    residual_tol: float = TOL,
+    residual_tol: float = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
     max_memory: int | None = None,
@@ -280,7 +280,7 @@ def eigen_plane(
     ends = extreme_eigenvalues(problem, residual_tol, max_products=max_products, seed=seed, progress=progress)
     if not ends.converged:
         raise OperationError(
-            f"eigen: {ends.hvps} products did not bring the eigenvectors to a residual of {residual_tol:g}; "
+            f"eigen: {ends.products} products did not bring the eigenvectors to a residual of {residual_tol:g}; "
             "allow a larger residual_tol or more products"
         )
     axes = f"eigenvector of λ_max = {ends.max:.3g}", f"eigenvector of λ_min = {ends.min:.3g}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -16,9 +16,9 @@ from landscape.core.registry import numerics
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.eigenvalues import eigenpairs, ends_need, exact_products, top_eigenvalues, top_need
 from landscape.curvature.hessian import HessianOptions, Part, Preconditioner, as_preconditioner
-from landscape.curvature.search import MAX_PRODUCTS, TOL, Eigenpairs, SearchOptions, start_vector
+from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, Eigenpairs, SearchOptions, start_vector
 from landscape.curvature.trace import (
-    PROBES,
+    DRAWS,
     STEPS,
     TRACE_PRODUCTS,
     density_need,
@@ -32,19 +32,16 @@ from landscape.evaluation.grid import setting
 from landscape.limits import limits
 from landscape.problem.problem import Problem
 from landscape.results.base import Provenance
-from landscape.results.curvature import Density, Spectrum, Trace
+from landscape.results.curvature import QUANTITIES, Density, Spectrum, Trace
 from landscape.results.training import Stability
 
 
-def _spectrum_need(
-    problem: Any, top_k: Any, ends: Any, with_trace: Any, with_density: Any, **options: Any
-) -> Need:
+def _spectrum_need(problem: Any, k: Any, quantities: Any, **options: Any) -> Need:
     """The largest of what was asked for, and the start that these share."""
-    k = max(needs.count(top_k), 1 + bool(ends))
-    asked = [top_need(problem, k, **options)] if top_k or not with_trace else []
-    asked += [ends_need(problem, **options)] if ends else []
-    asked += [trace_need(problem, **options)] if with_trace else []
-    asked += [density_need(problem, **options)] if with_density else []
+    several = max(needs.count(k), 1 + ("extremes" in quantities))
+    asked = [top_need(problem, several, **options)] if k or "trace" not in quantities else []
+    counts = dict[str, Callable[..., Need]](extremes=ends_need, trace=trace_need, density=density_need)
+    asked += [counts[name](problem, **options) for name in QUANTITIES if name in quantities]
     return max(asked, key=lambda need: need.fixed)
 
 
@@ -52,20 +49,18 @@ def _spectrum_need(
 @bounded(_spectrum_need)
 def spectrum(
     problem: Problem,
-    top_k: int = 0,
+    k: int = 0,
     *,
-    ends: bool = False,
-    with_trace: bool = False,
-    with_density: bool = False,
-    kind: str = "hessian",
+    quantities: Sequence[str] = (),
+    matrix: str = "hessian",
     part: Part = None,
     precondition: Preconditioner | Tensor | None = None,
     engine: str = "landscape",
     search: str = "auto",
-    tol: float = TOL,
+    residual_tol: float = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
     products: int = TRACE_PRODUCTS,
-    probes: int = PROBES,
+    draws: int = DRAWS,
     steps: int = STEPS,
     seed: int = 0,
     max_memory: int | None = None,
@@ -76,88 +71,92 @@ def spectrum(
 
     Args:
         problem: the loss.
-        top_k: how many of the largest eigenvalues.
-        ends: the smallest and the largest eigenvalue; from the same Lanczos run as the largest. These two are
-            computed if nothing is asked for.
-        with_trace: the trace, by Hutch++ (Meyer et al. 2021).
-        with_density: the density, by stochastic Lanczos quadrature (Ghorbani et al. 2019).
+        k: how many of the largest eigenvalues.
+        quantities: what is computed besides: "extremes", the smallest and the largest eigenvalue, from the
+            same Lanczos run as the largest; "trace", by Hutch++ (Meyer et al. 2021); "density", by stochastic
+            Lanczos quadrature (Ghorbani et al. 2019). The default is "extremes" if ``k`` is 0.
         products: Hessian-vector products for the trace.
-        probes, steps: random vectors for the density, and products for each.
-        kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
+        draws, steps: random vectors for the density, and products for each.
+        matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
             checkpoint: all is then of P^{-1/2} H P^{-1/2}, by exact products.
         engine: "pyhessian" gives one eigenvalue, that of largest magnitude, and the trace; no more.
         search: "auto" may search eigenvalues with cheaper products, whose results are verified and refined
             with exact ones; "exact": all products are exact. Trace and density are always exact.
-        tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
+        residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
+            zero.
         max_products: Hessian-vector products for the eigenvalues, at most.
-        seed: draws the starting vector, the signs and the probes.
+        seed: draws the starting vector, the signs and the random vectors.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
-        values and residuals (k,), trace, trace_error, nodes and weights (probes, steps).
+        values and residuals (k,), trace, trace_error, nodes and masses (draws, steps).
 
     Raises:
-        InputError: a count, tol or option that is not allowed, a preconditioner that is not positive or of
-            another length, or an option that pyhessian does not have.
+        InputError: a count, tolerance or option that is not allowed, a preconditioner that is not positive or
+            of another length, or an option that pyhessian does not have.
 
     Example:
         >>> import torch, landscape
         >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
         >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
-        >>> result = landscape.spectrum(problem, ends=True, with_trace=True)
+        >>> result = landscape.spectrum(problem, quantities=("extremes", "trace"))
         >>> result.values.round(3).tolist(), round(result.trace, 3)
         ([9.0, 1.0], 10.0)
     """
     expect("problem", problem, Problem)
-    positive("top_k", top_k, least=0)
+    positive("k", k, least=0)
     choose("engine", engine, pyhessian_engine.ENGINES)
-    positive("tol", tol)
+    positive("residual_tol", residual_tol)
     external = engine == "pyhessian"
-    if not (top_k or ends or with_trace or with_density):
-        top_k, ends = (1, False) if external else (0, True)
-    if external and (ends or with_density):
+    wanted = {choose("quantities", name, QUANTITIES) for name in quantities}
+    if not (k or wanted):
+        k, wanted = (1, set()) if external else (0, {"extremes"})
+    if external and (foreign := [name for name in QUANTITIES if name in wanted - {"trace"}]):
         raise InputError(
-            f"engine: 'pyhessian' is not allowed with {'ends' if ends else 'density'}, it gives "
-            "the eigenvalue of largest magnitude (top_k=1) and the trace"
+            f"engine: 'pyhessian' is not allowed with {foreign[0]}, it gives the eigenvalue of largest "
+            "magnitude (k=1) and the trace"
         )
-    options = HessianOptions(kind, part, given := as_preconditioner(precondition))
+    options = HessianOptions(matrix, part, given := as_preconditioner(precondition))
     if external:
         pyhessian_engine.check(problem, options)
     h, size = exact_products(problem, None, options)
     start = start_vector(problem, seed, size)
-    high = max(top_k, int(ends))
-    asked = [high > 0, with_trace, with_density]
+    low = int("extremes" in wanted)
+    high = max(k, low)
+    asked = [high > 0, "trace" in wanted, "density" in wanted]
 
-    def stage(k: int) -> Progress:
+    def stage(part: int) -> Progress:
         """The progress of a part, each an equal share of what was asked for."""
-        return portion(progress, sum(asked[:k]) / sum(asked), (sum(asked[:k]) + 1) / sum(asked))
+        return portion(progress, sum(asked[:part]) / sum(asked), (sum(asked[:part]) + 1) / sum(asked))
 
-    wanted = SearchOptions(int(ends), high, tol, max_products, stage(0))
+    search_options = SearchOptions(low, high, residual_tol, max_products, stage(0))
     pairs, tr, dense = None, Trace(np.nan, np.nan, 0), None
     if high and external:
-        pairs = top_eigenvalues(problem, high, tol, engine=engine, max_products=max_products, seed=seed)
+        pairs = top_eigenvalues(
+            problem, high, residual_tol, engine=engine, max_products=max_products, seed=seed
+        )
     elif high:
-        pairs = eigenpairs(problem, problem.weights[None], start, wanted, options, search=search)[0]
+        pairs = eigenpairs(problem, problem.weights[None], start, search_options, options, search=search)[0]
     if high:
         stage(0)(1.0)
-    if with_trace and external:
+    if asked[1] and external:
         tr = trace(problem, products, engine=engine, seed=seed)
-    elif with_trace:
+    elif asked[1]:
         tr = hutchpp(h, start, products=products, seed=seed, progress=stage(1))
-    if with_density:
-        dense = quadrature(h, start, probes=probes, steps=steps, seed=seed, progress=stage(2))
+    if asked[2]:
+        dense = quadrature(h, start, draws=draws, steps=steps, seed=seed, progress=stage(2))
     return Spectrum(
         **_values(pairs, tr, dense, given),
-        lowest=wanted.low,
+        lowest=low,
         parameters=size,
-        kind=kind,
+        matrix=matrix,
         part=",".join([part] if isinstance(part, str) else part or ()),
         engine=engine,
-        tol=tol,
+        residual_tol=residual_tol,
         seed=seed,
         **setting(problem),
         **about,
@@ -177,12 +176,12 @@ def _values(
         "trace_error": tr.standard_error,
         "trace_freedom": tr.freedom,
         "nodes": dense.nodes if dense else empty,
-        "weights": dense.weights if dense else empty,
-        "hvps": sum(each.hvps for each in (pairs, tr, dense) if each),
+        "masses": dense.masses if dense else empty,
+        "products": sum(each.products for each in (pairs, tr, dense) if each),
     }
     if pairs:
         low, high = pairs.bounds
-        found |= {"search": pairs.search, "verified": pairs.verified, "bound_low": low, "bound_high": high}
+        found |= {"search": pairs.search, "complete": pairs.complete, "bound_low": low, "bound_high": high}
     if given:
         found |= {"precondition": given.name, "lr": given.lr, "limit": given.limit}
     return found
@@ -197,7 +196,7 @@ def stability(
     own_limit: float | None = None,
     own_delay: int = 0,
     precondition: Preconditioner | Tensor | None = None,
-    tol: float = 0.01,
+    residual_tol: float = 0.01,
     seed: int = 0,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
@@ -213,7 +212,7 @@ def stability(
         precondition: P, as :func:`landscape.spectrum` takes it: λ_max is then that of P^{-1/2} H P^{-1/2},
             the limits are of steps w ← w − η P⁻¹ v, v ← m v + g, and lr and own_limit are those of P, if it
             has them.
-        tol: residual of λ_max, relative to it.
+        residual_tol: residual of λ_max, relative to it.
         seed: draws the starting vector.
         progress: called with an estimate of the share of the work done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
@@ -222,7 +221,7 @@ def stability(
         λ_max with its residual, and the limits on ηλ, (3, K): without momentum, ordinary, shifted.
 
     Raises:
-        InputError: a negative delay, a momentum outside [0, 1), or a tol that is not positive.
+        InputError: a negative delay, a momentum outside [0, 1), or a residual_tol that is not positive.
 
     Example:
         >>> import torch, landscape
@@ -236,7 +235,7 @@ def stability(
     table = limits(delays, momentum)
     if given := as_preconditioner(precondition):
         lr, own_limit = given.lr, given.limit
-    top = top_eigenvalues(problem, 1, tol, seed=seed, precondition=given, progress=progress)
+    top = top_eigenvalues(problem, 1, residual_tol, seed=seed, precondition=given, progress=progress)
     return Stability(
         np.asarray(delays, dtype=np.int64),
         table,

@@ -28,7 +28,7 @@ from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator
-from landscape.curvature.search import MAX_PRODUCTS, TOL, find_eigenpairs, start_vector, warm_start
+from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, find_eigenpairs, start_vector, warm_start
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.evaluation.needs import GRAPH_BYTES
@@ -58,7 +58,7 @@ def disagreement(
     weights: Tensor | None = None,
     k: int = K,
     *,
-    residual_tol: float = TOL,
+    residual_tol: float = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
     search: str = "auto",
     seed: int = 0,
@@ -136,7 +136,7 @@ def disagreement(
         learners_loss=float(np.mean([problem.loss(w) for w in weights])),
         parameters=len(mean),
         learners=len(weights),
-        products=pairs.hvps + len(weights),
+        products=pairs.products + len(weights),
         converged=pairs.converged,
         residual_tol=residual_tol,
         seed=seed,
@@ -277,7 +277,7 @@ def smoothing(
     trajectory: Tensor | None = None,
     lr: float = math.nan,
     alpha_e: float = math.nan,
-    residual_tol: float = TOL,
+    residual_tol: float = RESIDUAL_TOL,
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
@@ -437,7 +437,10 @@ class _Smoothed:
             return total / self.draws
 
         top = find_eigenpairs(
-            product, warm_start(near, start_vector(self.problem, seed)), tol=residual_tol, progress=progress
+            product,
+            warm_start(near, start_vector(self.problem, seed)),
+            residual_tol=residual_tol,
+            progress=progress,
         )
         v, value = top.vectors[0], float(top.values[0])
         centre, along, across = product(v), np.zeros(self.draws), 0.0

@@ -27,7 +27,7 @@ from landscape.cli.options import command, numbers
 from landscape.cli.run_summary import known
 from landscape.core.errors import InputError
 from landscape.core.options import positive
-from landscape.curvature.hessian import KINDS
+from landscape.curvature.hessian import MATRICES
 from landscape.curvature.pyhessian_engine import ENGINES
 from landscape.results.curvature import BatchSharpness, Spectrum
 from landscape.results.noise import Noise, NoiseScale
@@ -38,23 +38,21 @@ BATCH = 512  # Lau et al.'s on MNIST
 
 
 @command(
+    quantities={"metavar": "NAME,…"},
     parts={"flag": "--part", "metavar": "NAME"},
     analysis=analysis_options(
         compute_spectrum,
-        top_k={"show_default": False, "help": "The K largest eigenvalues."},
-        ends={"help": "λ_max and λ_min. [default without another choice]"},
-        with_trace={"flag": "--trace"},
-        with_density={"flag": "--density"},
-        probes={"help": "Random vectors for the density."},
+        k={"show_default": False, "help": "The K largest eigenvalues."},
+        draws={"flag": "--draws", "help": "Random vectors for the density."},
         steps={"help": "Lanczos steps for each random vector."},
-        kind={"type": Choice(KINDS), "help": "Which matrix."},
+        matrix={"type": Choice(MATRICES), "help": "The Hessian, or its positive semi-definite part JᵀH_L J."},
         engine={
             "type": Choice(ENGINES),
             "help": "landscape, or pyhessian: the eigenvalue of largest magnitude, and the trace.",
         },
     ),
 )
-def spectrum(precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> None:
+def spectrum(quantities: str | None, precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> None:
     """Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over the whole split.
 
     Prints each eigenvalue with its relative residual, the bounds outside which there is no other eigenvalue
@@ -62,20 +60,24 @@ def spectrum(precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> 
     times λ_max, next to the largest stable one of the optimizer.
 
     Args:
+        quantities: Compute these: extremes (λ_max and λ_min), trace, density. [default: extremes, unless --k
+            is given]
         precondition: Of P^{-1/2} H P^{-1/2}, P from the state of the optimizer: Adam, AdamW, RMSprop, LARS or
             LAMB.
         parts: Only the block of these parameters: a name (1.weight) or a prefix (1); can be repeated.
 
     Example:
-        landscape spectrum runs/dp/last.h5 --top-k 5 --trace --density --plot f.png
+        landscape spectrum runs/dp/last.h5 --k 5 --quantities trace,density --plot f.png
     """
 
     def compute(run: Checkpoint, **settings: Any) -> Spectrum:
         problem = analysis.problem(run)
         by = preconditioner(run, problem) if precondition else None
-        return compute_spectrum(problem, precondition=by, part=list(parts) or None, **settings)
+        part = list(parts) or None
+        return compute_spectrum(problem, quantities=chosen, precondition=by, part=part, **settings)
 
-    variant = [analysis.settings["kind"], *(["preconditioned"] if precondition else [])]
+    chosen = [name.strip() for name in (quantities or "").split(",") if name]
+    variant = [analysis.settings["matrix"], *(["preconditioned"] if precondition else [])]
     analysis.compute("spectrum", analysis.open(), compute, *variant)
 
 
@@ -398,6 +400,7 @@ def batch_sizes(run: Checkpoint, text: str | None) -> list[int]:
 def check_learners(jobs: Iterable[tuple[Checkpoint, int]], no_learners: bool) -> None:
     """InputError where a batch cannot be shared evenly by the learners of its run."""
     for run, size in jobs:
+        positive("batch", size, least=1)
         if not no_learners and size % run.learners:
             raise InputError(
                 f"--batch: {size} is no multiple of the {run.learners} learners of {run.path}; choose "

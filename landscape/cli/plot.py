@@ -237,4 +237,4 @@ def _sharpness(run: Checkpoint, problem: Problem, history: dict[str, float]) -> 
     limit = float("nan") if limit is None else limit
     if np.isfinite(history["lr_lambda_max"]):
         return history["lr_lambda_max"], limit
-    return lr * float(top_eigenvalues(problem, 1, tol=0.05).values[0]), limit
+    return lr * float(top_eigenvalues(problem, 1, residual_tol=0.05).values[0]), limit

@@ -61,20 +61,20 @@ class _Chunk:
 class ChainHessian:
     """(v_1 … v_K) ↦ (∇²L(θ_1) v_1 … ∇²L(θ_K) v_K), averaged over all samples, for a chain of linear layers.
 
-    The Hessian of a problem's penalty and weight decay is added, for either ``kind``.
+    The Hessian of a problem's penalty and weight decay is added, for either ``matrix``.
 
     Args:
         problem: one for which :meth:`saved_bytes` is not None.
         thetas: (K, P); or (1, P), for any number of vectors at one θ.
-        kind: "hessian" or "gauss-newton" (see :class:`landscape.curvature.hessian.GaussNewtonChunk`).
+        matrix: "hessian" or "gauss-newton" (see :class:`landscape.curvature.hessian.GaussNewtonChunk`).
     """
 
-    def __init__(self, problem: Problem, weights: Tensor, *, kind: str = "hessian") -> None:
+    def __init__(self, problem: Problem, weights: Tensor, *, matrix: str = "hessian") -> None:
         layers = _layers(problem)
         assert layers is not None
         assert problem.data.tensors is not None
         self.problem, self.layers = problem, layers
-        self.full = kind == "hessian"
+        self.full = matrix == "hessian"
         views = problem.layout.views(weights)
         self.weights = [views[layer.step.weight] for layer in layers]
         x, y = problem.data.tensors
@@ -206,12 +206,12 @@ class ChainHessian:
         return out
 
 
-def agrees(problem: Problem, weights: Tensor, kind: str = "hessian") -> bool:
+def agrees(problem: Problem, weights: Tensor, matrix: str = "hessian") -> bool:
     """Compare the products of a chain with HessianOperator's, on a few samples at ``weights`` (P,).
 
-    Tested once a problem and kind, unless ``check`` is "off"; a PathWarning says where they differ.
+    Tested once a problem and matrix, unless ``check`` is "off"; a PathWarning says where they differ.
     """
-    key = ("chain", kind)
+    key = ("chain", matrix)
     if key in problem.checked or problem.check == "off":
         return problem.checked.get(key, True)
 
@@ -219,9 +219,9 @@ def agrees(problem: Problem, weights: Tensor, kind: str = "hessian") -> bool:
         generator = torch.Generator().manual_seed(0)
         at = weights.to(few.dtype)
         vectors = torch.randn(VECTORS, len(weights), dtype=torch.float64, generator=generator).to(at)
-        exact = HessianOperator(few, at, kind=kind)
+        exact = HessianOperator(few, at, matrix=matrix)
         expected = torch.stack([exact(v) for v in vectors])
-        off = ChainHessian(few, at[None], kind=kind)(vectors) - expected
+        off = ChainHessian(few, at[None], matrix=matrix)(vectors) - expected
         if not bool(expected.isfinite().all()):
             return True
         # Products are linear in v, except for rounding, which is therefore what this measures.

@@ -28,7 +28,7 @@ from landscape.curvature.hessian import (
 )
 from landscape.curvature.search import (
     MAX_PRODUCTS,
-    TOL,
+    RESIDUAL_TOL,
     Eigenpairs,
     Ends,
     SearchOptions,
@@ -48,7 +48,7 @@ from landscape.problem.problem import Problem
 # Cheaper searches are for matrices whose basis does not become complete, and tolerances that a few
 # corrections reach (ours).
 MIN_PARAMETERS = 10 * MAX_BASIS
-MIN_TOL = 1e-3
+MIN_RESIDUAL_TOL = 1e-3
 # The share of Σ(1 − p) of the samples of a cheaper search. On MNIST's MLPs these are 20 to 70% of all, and
 # the lowest eigenvalue is then 2 to 4% off. Above a share of MAX_SAMPLES the corrections would cost more.
 CURVATURE_SHARE = 0.99
@@ -136,7 +136,7 @@ def _chain_bytes(problem: Problem, weights: Tensor, options: HessianOptions) -> 
     """Bytes of a set of weights for the fast products of chains; None where these do not serve."""
     low = problem.checked.get(INSIDE)
     saved = ChainHessian.saved_bytes(problem) if options.part is None and not low else None
-    return saved if saved is not None and agrees(problem, weights, options.kind) else None
+    return saved if saved is not None and agrees(problem, weights, options.matrix) else None
 
 
 def eigenpairs(
@@ -172,38 +172,40 @@ def eigenpairs(
         pairs = find_eigenpairs(lambda v: products(v[None])[0], start, **vars(wanted))
         return [replace(pairs, search="exact, preconditioned")]
     problem = in_full_precision(problem)
-    weights, kind = weights.to(problem.weights), options.kind
+    weights, matrix = weights.to(problem.weights), options.matrix
     saved = _chain_bytes(problem, weights[0], options)
     is_chain = saved is not None and saved * len(weights) <= min(GRAPH_BYTES, spare())
-    one = ChainHessian(problem, weights, kind=kind) if is_chain and len(weights) == 1 else None
+    one = ChainHessian(problem, weights, matrix=matrix) if is_chain and len(weights) == 1 else None
     whole = Approximation(problem, problem.dtype)
-    small = problem.layout.size < MIN_PARAMETERS or wanted.tol < MIN_TOL or not problem.separable
-    chosen = whole if search == "exact" or small else cheapest(problem, weights, is_chain, one)
+    small = problem.layout.size < MIN_PARAMETERS or wanted.residual_tol < MIN_RESIDUAL_TOL
+    cheaper = search == "auto" and not small and problem.separable
+    chosen = cheapest(problem, weights, is_chain, one) if cheaper else whole
 
     def found(at: Tensor, starts: list[Tensor], near: Approximation) -> list[Eigenpairs]:
         """Search at ``at`` with products of ``near``; verify and refine with exact ones."""
         share, exact = near.problem.samples / problem.samples, near.problem is problem
         verifying: Iterable[Products]
         if is_chain:
-            h = one if one and exact else ChainHessian(near.problem, at, kind=kind)
+            h = one if one and exact else ChainHessian(near.problem, at, matrix=matrix)
             products = _in_lockstep(h, share, near.dtype)
             # Without one, one point at a time, as the verification asks for them.
-            verifying = [one] if one else (ChainHessian(problem, t[None], kind=kind) for t in at)
+            verifying = [one] if one else (ChainHessian(problem, t[None], matrix=matrix) for t in at)
         else:
             each = [options.at(near.problem, t) for t in at]
             products = _one_by_one(each, share)
             whole_data = each if exact else (options.at(problem, t) for t in at)
             verifying = (functools.partial(_rows, h) for h in whole_data)
         results = run_in_lockstep([search_eigenpairs(s, wanted) for s in starts], products, done)
-        refined = (verify_and_refine(r, h, wanted.tol) for r, h in zip(results, verifying, strict=True))
+        exact_ones, tol = zip(results, verifying, strict=True), wanted.residual_tol
+        refined = (verify_and_refine(r, h, tol) for r, h in exact_ones)
         return [replace(pair, search=near.name(problem)) for pair in refined]
 
     every = found(weights, [start] * len(weights), chosen)
-    missed = [i for i, p in enumerate(every) if not p.converged and p.hvps < wanted.max_products]
+    missed = [i for i, p in enumerate(every) if not p.converged and p.products < wanted.max_products]
     if missed and chosen is not whole:
         starts = [warm_start(every[i].vectors.sum(0), start) for i in missed]
         for i, again in zip(missed, found(weights[missed], starts, whole), strict=True):
-            every[i] = replace(again, hvps=every[i].hvps + again.hvps)
+            every[i] = replace(again, products=every[i].products + again.products)
     return every
 
 
@@ -220,7 +222,7 @@ def exact_products(
     saved = _chain_bytes(problem, at, options)
     products: Products = functools.partial(_rows, h)
     if saved is not None and saved <= min(GRAPH_BYTES, spare()):
-        products = ChainHessian(problem, at[None], kind=options.kind)
+        products = ChainHessian(problem, at[None], matrix=options.matrix)
     if options.precondition:
         products = options.precondition.around(products, problem, options.part)
     return products, h.size
@@ -255,10 +257,10 @@ def ends_need(problem: Any, part: Any = None, **_: Any) -> Need:
 @bounded(ends_need)
 def extreme_eigenvalues(
     problem: Problem,
-    tol: float = TOL,
+    residual_tol: float = RESIDUAL_TOL,
     *,
     weights: Tensor | None = None,
-    kind: str = "hessian",
+    matrix: str = "hessian",
     part: Part = None,
     search: str = "auto",
     max_products: int = MAX_PRODUCTS,
@@ -270,9 +272,10 @@ def extreme_eigenvalues(
 
     Args:
         problem: the loss.
-        tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
+        residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
+            zero.
         weights: θ (P,); default: the problem's centre.
-        kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
+        matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         search: "auto": the search may use cheaper products, with the samples that have most of the curvature
             and the data in bfloat16, and its results are verified and refined with exact ones; "exact": all
@@ -288,7 +291,7 @@ def extreme_eigenvalues(
         The two eigenvalues with their residuals and eigenvectors.
 
     Raises:
-        InputError: a tol or max_products that is not positive, or an unknown option.
+        InputError: a residual_tol or max_products that is not positive, or an unknown option.
 
     Example:
         >>> import torch, landscape
@@ -298,7 +301,7 @@ def extreme_eigenvalues(
         >>> round(ends.min, 4), round(ends.max, 4)
         (1.0, 9.0)
     """
-    options, wanted = HessianOptions(kind, part), SearchOptions(1, 1, tol, max_products, progress)
+    options, wanted = HessianOptions(matrix, part), SearchOptions(1, 1, residual_tol, max_products, progress)
     start = start_vector(problem, seed, options.at(problem, weights).size)
     at = problem.weights if weights is None else weights
     return ends_of(eigenpairs(problem, at[None], start, wanted, options, search=search)[0])
@@ -312,15 +315,15 @@ def top_need(problem: Any, k: Any, max_products: Any, part: Any, **_: Any) -> Ne
 def top_eigenvalues(
     problem: Problem,
     k: int = 1,
-    tol: float = TOL,
+    residual_tol: float = RESIDUAL_TOL,
     *,
     weights: Tensor | None = None,
-    kind: str = "hessian",
+    matrix: str = "hessian",
     part: Part = None,
     precondition: Preconditioner | Tensor | None = None,
     search: str = "auto",
     engine: str = "landscape",
-    start: Tensor | None = None,
+    initial: Tensor | None = None,
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
     max_memory: int | None = None,
@@ -334,9 +337,10 @@ def top_eigenvalues(
     Args:
         problem: the loss.
         k: how many, 1 ≤ k ≤ P.
-        tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to zero.
+        residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
+            zero.
         weights: θ (P,); default: the problem's centre.
-        kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
+        matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
             checkpoint: eigenvalues and vectors are those of P^{-1/2} H P^{-1/2}, on which the stability of
@@ -346,8 +350,8 @@ def top_eigenvalues(
             products are exact.
         engine: "pyhessian" asks that package instead, for one eigenvalue: that of largest *magnitude*. Its
             residual is still from our options.
-        start: (P,), such as the sum of eigenvectors at nearby weights, where the search begins. As much of a
-            random vector is added, so that no eigenvector is missed for being orthogonal to it.
+        initial: (P,), such as the sum of eigenvectors at nearby weights, where the search begins. As much of
+            a random vector is added, so that no eigenvector is missed for being orthogonal to it.
         max_products: Hessian-vector products, at most; where they end first, ``converged`` is False and the
             residuals show the error.
         seed: draws the starting vector.
@@ -359,8 +363,8 @@ def top_eigenvalues(
         Eigenvalues, eigenvectors and residuals.
 
     Raises:
-        InputError: a k below 1 or above P, a start of another shape, a preconditioner that is not positive or
-            of another length, an unknown option, or an option that pyhessian does not have.
+        InputError: a k below 1 or above P, an initial vector of another shape, a preconditioner that is not
+            positive or of another length, an unknown option, or an option that pyhessian does not have.
 
     Example:
         >>> import torch, landscape
@@ -370,22 +374,23 @@ def top_eigenvalues(
         [9.0, 1.0]
     """
     positive("k", k, least=1)
-    options = HessianOptions(kind, part, as_preconditioner(precondition))
+    options = HessianOptions(matrix, part, as_preconditioner(precondition))
     h = options.at(problem, weights)
     if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
         pyhessian_engine.check(problem, options)
         if k != 1:
             raise InputError(f"k: {k} is not allowed with engine 'pyhessian', it must be 1")
-        value, v, hvps = pyhessian_engine.largest_magnitude(problem, weights, tol, max_products, seed)
+        found = pyhessian_engine.largest_magnitude(problem, weights, residual_tol, max_products, seed)
+        value, v, products = found
         residual = float((h(v) - value * v).norm())
         pair = torch.tensor([[value], [residual]], dtype=torch.float64)
-        return Eigenpairs(pair[0], v[None], pair[1], hvps + 1, residual <= tol * abs(value))
+        return Eigenpairs(pair[0], v[None], pair[1], products + 1, residual <= residual_tol * abs(value))
     at = problem.weights if weights is None else weights
     first = start_vector(problem, seed, h.size)
-    if start is not None:
-        if start.shape != first.shape:
-            raise InputError(f"start: shape {tuple(start.shape)}, it must be {tuple(first.shape)}")
-        positive("start: norm", float(start.norm()))
-        first = warm_start(start, first)
-    wanted = SearchOptions(0, k, tol, max_products, progress)
+    if initial is not None:
+        if initial.shape != first.shape:
+            raise InputError(f"initial: shape {tuple(initial.shape)}, it must be {tuple(first.shape)}")
+        positive("initial: norm", float(initial.norm()))
+        first = warm_start(initial, first)
+    wanted = SearchOptions(0, k, residual_tol, max_products, progress)
     return eigenpairs(problem, at[None], first, wanted, options, search=search)[0]

@@ -78,7 +78,7 @@ class GaussNewtonChunk:
         self.gradients: Sequence[Tensor] = ()
         if not isinstance(self.outputs, Tensor):
             raise InputError(
-                f"kind: 'gauss-newton' needs a model whose output is one tensor, this one gives a "
+                f"matrix: 'gauss-newton' needs a model whose output is one tensor, this one gives a "
                 f"{type(self.outputs).__name__}; use 'hessian'"
             )
         self.live = self.outputs.requires_grad
@@ -91,8 +91,8 @@ class GaussNewtonChunk:
             if not problem.differentiates:
                 raise
             raise InputError(
-                "kind: 'gauss-newton' needs a loss of the outputs alone, this one differentiates them in the "
-                "inputs; use 'hessian', or let the model give the residual"
+                "matrix: 'gauss-newton' needs a loss of the outputs alone, this one differentiates them in "
+                "the inputs; use 'hessian', or let the model give the residual"
             ) from error
         graph: Any = {"create_graph": True, "materialize_grads": True}
         self.loss_gradient = torch.autograd.grad(differentiable(loss), self.z, **graph)[0]
@@ -115,7 +115,7 @@ class GaussNewtonChunk:
 
 Chunk = HessianChunk | GaussNewtonChunk
 CHUNKS: dict[str, type[Chunk]] = {"hessian": HessianChunk, "gauss-newton": GaussNewtonChunk}
-KINDS = tuple(CHUNKS)
+MATRICES = tuple(CHUNKS)
 
 
 class PenaltyHessian:
@@ -143,14 +143,14 @@ def penalty_hessians(problem: Problem, thetas: Sequence[Tensor]) -> list[Penalty
 class HessianOperator:
     """v ↦ ∇²L(θ) v for a fixed θ, averaged over all samples of ``problem``.
 
-    The Hessian of a problem's penalty and weight decay is added, for either ``kind``. The graph of a chunk of
-    data is built once and kept for as many chunks as fit in ``graph_bytes``; the graphs of other chunks are
-    built again for every product.
+    The Hessian of a problem's penalty and weight decay is added, for either ``matrix``. The graph of a chunk
+    of data is built once and kept for as many chunks as fit in ``graph_bytes``; the graphs of other chunks
+    are built again for every product.
 
     Args:
         problem: the loss.
         weights: θ (P,); default: the problem's centre.
-        kind: "hessian", or "gauss-newton" for JᵀH_L J (see Schraudolph 2002, section 3), which is positive
+        matrix: "hessian", or "gauss-newton" for JᵀH_L J (see Schraudolph 2002, section 3), which is positive
             semi-definite for the usual losses.
         part: names or name prefixes of parameters, such as "1" or "1.weight": the diagonal block of these
             (``size`` numbers in the order of θ); default: all P.
@@ -161,7 +161,7 @@ class HessianOperator:
         products: the number of products so far.
 
     Raises:
-        InputError: an unknown kind or part, products that are not those of a symmetric matrix, and at the
+        InputError: an unknown matrix or part, products that are not those of a symmetric matrix, and at the
             first product "gauss-newton" for outputs that are not one tensor.
 
     Example:
@@ -177,14 +177,14 @@ class HessianOperator:
         problem: Problem,
         weights: Tensor | None = None,
         *,
-        kind: str = "hessian",
+        matrix: str = "hessian",
         part: Part = None,
         graph_bytes: int = GRAPH_BYTES,
     ) -> None:
         expect("problem", problem, Problem)
         check_recording()
         positive("graph_bytes", graph_bytes, least=0)
-        self.kind = choose("kind", kind, KINDS)
+        self.matrix = choose("matrix", matrix, MATRICES)
         problem = double_backward.in_full_precision(problem)
         weights = (problem.weights if weights is None else weights).to(problem.dtype)
         self.problem = problem.at(weights)
@@ -226,7 +226,7 @@ class HessianOperator:
         if self._complete:
             yield from ((chunk, share, True) for chunk, share in self._graphs)
             return
-        build = CHUNKS[self.kind]
+        build = CHUNKS[self.matrix]
         for i, (x, y, count, seed) in enumerate(self.problem.parts()):
             if i < len(self._graphs):
                 yield (*self._graphs[i], True)
@@ -275,10 +275,10 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
     """Raise InputError if products differ from those of a symmetric matrix, which every Hessian is.
 
     On a few samples, vᵀ(Hu) and uᵀ(Hv) of random u, v differ by some ‖Hu‖ where a layer's second derivative
-    is wrong, and otherwise by rounding. The gradient must be the loss's, too. Once a problem, part and kind;
-    not with ``check`` "off".
+    is wrong, and otherwise by rounding. The gradient must be the loss's, too. Once a problem, part and
+    matrix; not with ``check`` "off".
     """
-    key = ("symmetric", made.kind, problem.batchnorm.name, tuple(slot.name for slot in made.slots))
+    key = ("symmetric", made.matrix, problem.batchnorm.name, tuple(slot.name for slot in made.slots))
     if key in problem.checked or problem.check == "off":
         return
 
@@ -294,7 +294,7 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
         whole = [sum(parts[1:], parts[0]) for parts in zip(*draws, strict=True)]
         x, y, _, seed = next(few.parts())
         with twice_differentiable(few), few.evaluating(seed):
-            chunk = CHUNKS[made.kind](few, leaves, active, x, y)
+            chunk = CHUNKS[made.matrix](few, leaves, active, x, y)
             pairs = torch.zeros(VECTORS, VECTORS, dtype=torch.float64)
             rest, first, largest = [torch.zeros_like(a) for a in active], list[Tensor](), 0.0
             for k, vectors in enumerate([*draws, whole]):  # one image at a time: a vector has P numbers
@@ -312,7 +312,7 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
         rounding = 100 * float(double_backward.distance(rest)) + torch.finfo(few.dtype).eps ** 0.5 * largest
         if bool((pairs - pairs.T).abs().max() > rounding):  # False for NaN
             return False
-        if made.kind == "hessian":
+        if made.matrix == "hessian":
             along = draws[0]
             del draws[:], vectors, whole, rest, views
             double_backward.check_differences(few, leaves, active, along, first)
@@ -321,9 +321,9 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
     few = made.problem.on(problem.data.few())
     double_backward.check_gradient(few, weights, made.slots)
     if not holds_but_for_rounding(few, symmetric):
-        other = "" if made.kind == "gauss-newton" else ", or use kind 'gauss-newton'"
+        other = "" if made.matrix == "gauss-newton" else ", or use matrix 'gauss-newton'"
         raise InputError(
-            f"model: its products (kind '{made.kind}') are not symmetric, as a Hessian's are: the second "
+            f"model: its products (matrix '{made.matrix}') are not symmetric, as a Hessian's are: the second "
             "derivative of one of its operations, or of the loss's, is wrong; write what has a backward pass "
             f"of its own in differentiable operations{other}"
         )
@@ -337,13 +337,13 @@ class HessianOptions:
     With ``precondition`` the matrix of a search, but not that of :meth:`at`, is P^{-1/2} H P^{-1/2}.
     """
 
-    kind: str = "hessian"
+    matrix: str = "hessian"
     part: Part = None
     precondition: Preconditioner | None = None
 
     def at(self, problem: Problem, weights: Tensor | None = None) -> HessianOperator:
         """The matrix of ``problem`` at ``weights`` (P,)."""
-        return HessianOperator(problem, weights, kind=self.kind, part=self.part)
+        return HessianOperator(problem, weights, matrix=self.matrix, part=self.part)
 
 
 FULL_HESSIAN = HessianOptions()

@@ -92,7 +92,7 @@ def krylov(
     radius: float,
     low: int,
     high: int,
-    tol: float,
+    residual_tol: float,
     budget: int,
     report_ratio: Callable[[float], None] = lambda ratio: None,
 ) -> Generator[Tensor, Tensor, KrylovSpace]:
@@ -127,7 +127,7 @@ def krylov(
         finite = bool(np.isfinite(beta))
         invariant = finite and (negligible(beta, radius, start.dtype) or j + 1 == dimension)
         chosen = np.arange(j + 1) if invariant else outer_indices(values, low, high)
-        bound = tol * np.maximum(np.abs(values[chosen]), NEAR_ZERO * radius)
+        bound = residual_tol * np.maximum(np.abs(values[chosen]), NEAR_ZERO * radius)
         # The basis of a small matrix becomes complete, which costs little and finds every copy of an
         # eigenvalue.
         enough = j + 1 >= min(low + high, dimension) and not (max(low, high) > 1 and dimension <= max_basis)

@@ -77,13 +77,13 @@ def _engine(problem: Problem, weights: Tensor | None, seed: int) -> Iterator[tup
 
 def check(problem: Problem, options: HessianOptions) -> None:
     """Raise InputError for options that pyhessian does not have."""
-    kind, part = options.kind, options.part
+    matrix, part = options.matrix, options.part
     refused = {
         "engine: 'pyhessian' knows no penalty and no weight decay; use 'landscape'": problem.regularised,
         "engine: 'pyhessian' takes losses that are means over samples, without random numbers and "
         "derivatives of their own; use 'landscape'": not problem.separable,
         "engine: 'pyhessian' knows no preconditioner; use 'landscape'": options.precondition is not None,
-        f"kind: '{kind}' is not allowed with engine 'pyhessian', it must be hessian": kind != "hessian",
+        f"matrix: '{matrix}' is not allowed with engine 'pyhessian', it must be hessian": matrix != "hessian",
         f"part: {part!r} is not allowed with engine 'pyhessian', which takes the whole model": bool(part),
     }
     for words, is_so in refused.items():
@@ -92,7 +92,7 @@ def check(problem: Problem, options: HessianOptions) -> None:
 
 
 def largest_magnitude(
-    problem: Problem, weights: Tensor | None, tol: float, max_products: int, seed: int
+    problem: Problem, weights: Tensor | None, residual_tol: float, max_products: int, seed: int
 ) -> tuple[float, Tensor, int]:
     """(eigenvalue of largest magnitude, its unit vector (P,), products).
 
@@ -100,7 +100,7 @@ def largest_magnitude(
     of the order of the residual squared, and where convergence is slow one step removes little of it (ours).
     """
     with _engine(problem, weights, seed) as (engine, batches):
-        values, vectors = engine.eigenvalues(maxIter=max_products, tol=tol**2 / 100)
+        values, vectors = engine.eigenvalues(maxIter=max_products, tol=residual_tol**2 / 100)
     flat = torch.cat([part.detach().flatten() for part in vectors[0]]).to(problem.weights)
     return float(values[0]), flat / flat.norm(), batches.passes
 

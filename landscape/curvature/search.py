@@ -113,7 +113,7 @@ def second_start(
 Product = Callable[[Tensor], Tensor]
 
 # ARPACK and its peers stop at a residual relative to the eigenvalue; 1% is what a heatmap can show (ours).
-TOL = 1e-2
+RESIDUAL_TOL = 1e-2
 MAX_PRODUCTS = 1000
 # Corrections of an approximate pair before a new search; MNIST's MLPs took at most 3.
 CORRECTIONS = 8
@@ -121,14 +121,14 @@ CORRECTIONS = 8
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """Which eigenvalues: the ``low`` smallest, ``high`` largest, to ``tol``, in at most ``max_products``.
+    """A search for the ``low`` smallest and ``high`` largest eigenvalues, to ``residual_tol``.
 
     ``progress`` takes an estimate of the share of the search that is done.
     """
 
     low: int = 0
     high: int = 1
-    tol: float = TOL
+    residual_tol: float = RESIDUAL_TOL
     max_products: int = MAX_PRODUCTS
     progress: Progress | None = None
 
@@ -143,13 +143,13 @@ class Ends:
         residual_min, residual_max: ‖Hv − λv‖, each from another product, so that rounding is included: some
             eigenvalue of H lies within that distance of λ. It does not bound the error of
             λ_min or λ_max; that λ_min is at most ``min`` and λ_max at least ``max`` holds up to rounding.
-        hvps: the number of Hessian-vector products, those of the verification included.
+        products: the number of Hessian-vector products, those of the verification included.
         converged: whether both residuals met the tolerance.
         search: the arithmetic of the search, such as "bfloat16, 2,372 of 10,000 samples".
         bounds: all eigenvalues lie between these, each with a probability of 99%.
 
     Example:
-        >>> ends = Ends(0.0, 2.0, 0.0, 0.0, hvps=4, converged=True, vectors=torch.eye(2))
+        >>> ends = Ends(0.0, 2.0, 0.0, 0.0, products=4, converged=True, vectors=torch.eye(2))
         >>> ends.max
         2.0
     """
@@ -158,7 +158,7 @@ class Ends:
     max: float
     residual_min: float
     residual_max: float
-    hvps: int
+    products: int
     converged: bool
     vectors: Tensor
     search: str = ""
@@ -169,7 +169,7 @@ class Ends:
 class Eigenpairs:
     """The largest eigenvalues, with unit eigenvectors.
 
-    After a search with cheaper products, bounds and ``verified`` are those of the cheaper operator; the
+    After a search with cheaper products, bounds and ``complete`` are those of the cheaper operator; the
     bounds are widened by its error in the last of the eigenvalues wanted.
 
     Attributes:
@@ -178,29 +178,29 @@ class Eigenpairs:
         residuals: (k,) ‖Hv − λv‖, each from another product, so that rounding is included: some eigenvalue of
             H lies within that distance of λ; whether it is the largest, ``bounds`` say. Values and
             residuals are float64 on the CPU.
-        hvps: the number of products, those of the verification included.
+        products: the number of products, those of the verification included.
         converged: whether all residuals met the tolerance.
         search: the arithmetic of the search (:mod:`landscape.curvature.eigenvalues`).
         bounds: all other eigenvalues lie between these, each with a probability of 99% over the random start
             (infinite where nothing is known).
-        verified: no eigenvalue was missed that lies beyond the last of those wanted by more than the
+        complete: no eigenvalue was missed that lies beyond the last of those wanted by more than the
             tolerance, or a thousandth of the largest magnitude.
         checks: the products that the verification of this took.
 
     Example:
-        >>> pairs = Eigenpairs(torch.tensor([2.0]), torch.eye(2)[:1], torch.zeros(1), hvps=3, converged=True)
+        >>> pairs = Eigenpairs(torch.ones(1), torch.eye(2)[:1], torch.zeros(1), products=3, converged=True)
         >>> pairs.values.tolist()
-        [2.0]
+        [1.0]
     """
 
     values: Tensor
     vectors: Tensor
     residuals: Tensor
-    hvps: int
+    products: int
     converged: bool
     search: str = ""
     bounds: tuple[float, float] = (-np.inf, np.inf)
-    verified: bool = False
+    complete: bool = False
     checks: int = 0
 
 
@@ -210,7 +210,7 @@ class SearchResult(NamedTuple):
     Attributes:
         values, vectors: the wanted Ritz pairs, (k,) descending and (k, P) of norm 1 each.
         products, checks: all products, and those of second starts.
-        converged, verified, bounds: see :class:`Eigenpairs`.
+        converged, complete, bounds: see :class:`Eigenpairs`.
         radius: the largest magnitude of a Ritz value.
         basis, t: the last basis (j, P), and the operator in it (j, j).
         wanted: what was searched.
@@ -225,7 +225,7 @@ class SearchResult(NamedTuple):
     t: Array
     wanted: SearchOptions
     bounds: tuple[float, float]
-    verified: bool
+    complete: bool
     checks: int
 
 
@@ -240,8 +240,8 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
     sent these products, so that many searches can share one pass over the data. ``start`` is a random vector,
     or contains at least as much of one (:func:`.warm_start`).
 
-    The search stops when each wanted Ritz residual is at most tol·|λ|, or tol·max|λ|/1000 for a λ nearer to
-    zero than that. (Power iteration, by contrast, returns the largest *magnitude*.)
+    The search stops when each wanted Ritz residual is at most tol·|λ|, tol the ``residual_tol``, or
+    tol·max|λ|/1000 for a λ nearer to zero. (Power iteration, by contrast, returns the largest *magnitude*.)
 
     A Krylov space from one start has one copy of a repeated eigenvalue, and may have one vector for two close
     ones. Where several eigenvalues of an end are wanted, a second start (:func:`.second_start`) therefore
@@ -255,10 +255,10 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
 
     A product that is NaN or infinite ends the search, not converged, with NaN.
 
-    Raises InputError for a tol that is not positive, or more eigenvalues than P.
+    Raises InputError for a residual_tol that is not positive, or more eigenvalues than P.
     """
-    low, high, tol, most = wanted.low, wanted.high, wanted.tol, wanted.max_products
-    positive("tol", tol)
+    low, high, residual_tol, most = wanted.low, wanted.high, wanted.residual_tol, wanted.max_products
+    positive("residual_tol", residual_tol)
     positive("max_products", most, least=1)
     size = len(start)
     if max(low, high) > size:
@@ -269,15 +269,16 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
     bounds = {1: np.inf, -1: np.inf}  # of the other eigenvalues times 1 and −1
     report_ratio = _Decline(wanted.progress) if wanted.progress else lambda ratio: None
     sides = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
-    good = complete = False
+    good = finished = False
     while True:
-        space = yield from krylov(start, vectors, radius, low, high, tol, most - products, report_ratio)
+        counts = low, high, residual_tol, most - products
+        space = yield from krylov(start, vectors, radius, *counts, report_ratio)
         locked = vectors
         values, vectors = np.concatenate((values, space.values)), torch.cat((vectors, space.vectors))
         products, radius = products + space.products, space.radius
         before, chosen = found, outer_indices(values, low, high)
         found = values[chosen]
-        near = max(tol * NEAR_ZERO, 100 * torch.finfo(start.dtype).eps) * radius
+        near = max(residual_tol * NEAR_ZERO, 100 * torch.finfo(start.dtype).eps) * radius
         same = len(before) == len(found) and bool(np.all(np.abs(before - found) <= near))
         if not len(locked) and not space.restarted:
             bounds = {sign: outermost(sign * space.t, float(space.rest.norm()), size) for sign in bounds}
@@ -286,34 +287,35 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
         if space.invariant:
             # Where one eigenvalue an end is wanted, no other vector can add one further out.
             single = max(low, high) == 1 and len(found) == min(low + high, size)
-            complete = good = single or same or len(values) == size
-            bounds |= floors if complete else {}
+            finished = good = single or same or len(values) == size
+            bounds |= floors if finished else {}
             start = torch.randn(size, dtype=torch.float64, generator=generator).to(start)
         elif good:
-            complete = True
+            finished = True
             for sign, count in sides:
                 if count == 1 and np.isfinite(bounds[sign]):
                     continue
-                level = floors[sign] + _slack(floors[sign], tol, radius)
+                level = floors[sign] + _slack(floors[sign], residual_tol, radius)
                 second = yield from second_start(space, locked, floors[sign], level, sign, most - products)
                 products, checks = products + second.products, checks + second.products
                 bounds[sign] = second.bound
                 if second.start is not None and not same:  # else it cannot be reached: the bound says so
-                    complete, start = False, second.start
+                    finished, start = False, second.start
                     break
-        if complete or products >= most or not space.converged:
+        if finished or products >= most or not space.converged:
             break
         del space  # its basis, before the next one
     pairs = vectors[torch.from_numpy(chosen).to(start.device)]
     pairs = pairs / pairs.norm(dim=1, keepdim=True)
-    verified = good and all(bounds[sign] <= at + _slack(at, tol, radius) for sign, at in floors.items())
-    known = wanted, (-bounds[-1], bounds[1]), verified, checks
+    levels = {sign: at + _slack(at, residual_tol, radius) for sign, at in floors.items()}
+    complete = good and all(bounds[sign] <= level for sign, level in levels.items())
+    known = wanted, (-bounds[-1], bounds[1]), complete, checks
     return SearchResult(found, pairs, products, good, radius, space.basis, space.t, *known)
 
 
-def _slack(value: float, tol: float, radius: float) -> float:
+def _slack(value: float, residual_tol: float, radius: float) -> float:
     """How far beyond ``value`` an eigenvalue may lie without counting as missed."""
-    return max(tol * abs(value), NEAR_ZERO * radius)
+    return max(residual_tol * abs(value), NEAR_ZERO * radius)
 
 
 class _Decline:
@@ -359,7 +361,9 @@ def run_in_lockstep(
     return [results[number] for number in range(len(searches))]
 
 
-def verify_and_refine(result: SearchResult, products: Callable[[Tensor], Tensor], tol: float) -> Eigenpairs:
+def verify_and_refine(
+    result: SearchResult, products: Callable[[Tensor], Tensor], residual_tol: float
+) -> Eigenpairs:
     """The pairs of a search, verified and refined with ``products`` (k, P) -> (k, P) of the exact operator.
 
     The values are those of the exact operator in the span of the vectors (Rayleigh–Ritz). Where a residual r
@@ -378,7 +382,7 @@ def verify_and_refine(result: SearchResult, products: Callable[[Tensor], Tensor]
         pairs = rows @ vectors
         gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
         residuals = gaps.norm(dim=1).double().cpu()
-        met = residuals.numpy() <= tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
+        met = residuals.numpy() <= residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
         if met.all() or not result.converged or step == CORRECTIONS:
             break
         missed = np.flatnonzero(~met)
@@ -392,9 +396,9 @@ def verify_and_refine(result: SearchResult, products: Callable[[Tensor], Tensor]
     below, above = result.bounds
     low, high = result.wanted.low or 1, result.wanted.high or 1
     bounds = below - float(off[-low]), above + float(off[high - 1])
-    verified = good and result.verified
+    complete = good and result.complete
     return Eigenpairs(
-        torch.from_numpy(at), pairs, residuals, result.products + len(vectors), good, "", bounds, verified,
+        torch.from_numpy(at), pairs, residuals, result.products + len(vectors), good, "", bounds, complete,
         result.checks,
     )  # fmt: skip
 
@@ -417,12 +421,12 @@ def find_eigenpairs(product: Product, start: Tensor, **wanted: Any) -> Eigenpair
     """
     options = SearchOptions(**wanted)
     result = run_in_lockstep([search_eigenpairs(start, options)], lambda v, _: product(v[0])[None])[0]
-    return verify_and_refine(result, lambda v: torch.stack([product(row) for row in v]), options.tol)
+    return verify_and_refine(result, lambda v: torch.stack([product(row) for row in v]), options.residual_tol)
 
 
 def ends_of(pairs: Eigenpairs) -> Ends:
     """The smallest and the largest of ``pairs``."""
     order = [-1, 0]
     (low, high), (off_low, off_high) = pairs.values[order].tolist(), pairs.residuals[order].tolist()
-    found = pairs.hvps, pairs.converged, pairs.vectors[order], pairs.search, pairs.bounds
+    found = pairs.products, pairs.converged, pairs.vectors[order], pairs.search, pairs.bounds
     return Ends(low, high, off_low, off_high, *found)

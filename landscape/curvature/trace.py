@@ -24,8 +24,8 @@ from landscape.evaluation.needs import BASIS_BYTES
 from landscape.problem.problem import Problem
 from landscape.results.curvature import Density, Trace
 
-# Ghorbani, Krishnan and Xiao 2019 use 10 probes of 80 to 90 steps for networks of all sizes.
-PROBES = 10
+# Ghorbani, Krishnan and Xiao 2019 use 10 draws of 80 to 90 steps for networks of all sizes.
+DRAWS = 10
 STEPS = 80
 # Vectors of a trace's products at once: on 2 cores more are no faster.
 BLOCK = 8
@@ -35,43 +35,43 @@ def quadrature(
     products: Products,
     like: Tensor,
     *,
-    probes: int = PROBES,
+    draws: int = DRAWS,
     steps: int = STEPS,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Density:
     """The density of a symmetric operator on vectors like ``like`` (P,), by stochastic Lanczos quadrature.
 
-    Ubaru, Chen and Saad 2017, section 3. From each probe z of random signs, ``steps`` Lanczos steps with full
+    Ubaru, Chen and Saad 2017, section 3. From each draw z of random signs, ``steps`` Lanczos steps with full
     reorthogonalisation give the Ritz values as nodes, and the squared first components of T's eigenvectors as
-    weights: exact for zᵀp(A)z/P, p any polynomial of degree below 2·steps. ``products`` takes (k, P), the
-    vectors of as many probes as fit in memory. Raises InputError for a count below 1.
+    masses: exact for zᵀp(A)z/P, p any polynomial of degree below 2·steps. ``products`` takes (k, P), the
+    vectors of as many draws as fit in memory. Raises InputError for a count below 1.
     """
-    positive("probes", probes, least=1)
+    positive("draws", draws, least=1)
     positive("steps", steps, least=1)
     positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
     size = len(like)
     steps = min(steps, size)
-    at_once = max(1, min(probes, BASIS_BYTES // (steps * like.nbytes)))
-    hvps, report = 0, progress or no_progress
+    at_once = max(1, min(draws, BASIS_BYTES // (steps * like.nbytes)))
+    spent, report = 0, progress or no_progress
 
     def counted(vectors: Tensor, running: list[int]) -> Tensor:
-        nonlocal hvps
-        hvps += len(vectors)
-        report(min(1.0, hvps / (probes * steps)))
+        nonlocal spent
+        spent += len(vectors)
+        report(min(1.0, spent / (draws * steps)))
         return products(vectors)
 
     rules: list[tuple[Array, Array]] = []
-    for i in range(0, probes, at_once):
-        starts = [signs(size, 1, generator, like)[0] / size**0.5 for _ in range(min(at_once, probes - i))]
-        rules += run_in_lockstep([_probe(start, steps) for start in starts], counted)
-    nodes, weights = (np.stack(part) for part in zip(*rules, strict=True))
-    return Density(nodes, weights, size, hvps)
+    for i in range(0, draws, at_once):
+        starts = [signs(size, 1, generator, like)[0] / size**0.5 for _ in range(min(at_once, draws - i))]
+        rules += run_in_lockstep([_draw(start, steps) for start in starts], counted)
+    nodes, masses = (np.stack(part) for part in zip(*rules, strict=True))
+    return Density(nodes, masses, size, spent)
 
 
-def _probe(start: Tensor, steps: int) -> Generator[Tensor, Tensor, tuple[Array, Array]]:
-    """Nodes and weights (steps,) of one probe; it yields vectors (P,), and is sent their products."""
+def _draw(start: Tensor, steps: int) -> Generator[Tensor, Tensor, tuple[Array, Array]]:
+    """Nodes and masses (steps,) of one random vector; it yields vectors (P,), and is sent their products."""
     vectors = start.new_zeros(steps, len(start))
     vectors[0] = start
     t = np.zeros((steps, steps))
@@ -82,27 +82,27 @@ def _probe(start: Tensor, steps: int) -> Generator[Tensor, Tensor, tuple[Array, 
             break
         vectors[j + 1] = w / beta
     values, s = small_eigh(t[: j + 1, : j + 1])
-    nodes, weights = np.full(steps, values[0]), np.zeros(steps)
-    nodes[: j + 1], weights[: j + 1] = values, s[0] ** 2
-    return nodes, weights
+    nodes, masses = np.full(steps, values[0]), np.zeros(steps)
+    nodes[: j + 1], masses[: j + 1] = values, s[0] ** 2
+    return nodes, masses
 
 
-def density_need(problem: Any, probes: Any, steps: Any, part: Any, **_: Any) -> Need:
-    """The bases of the probes that are computed together."""
+def density_need(problem: Any, draws: Any, steps: Any, part: Any, **_: Any) -> Need:
+    """The bases of the draws that are computed together."""
     size = needs.size(problem, part)
     basis = min(needs.count(steps), size)
-    at_once = max(1, min(needs.count(probes), BASIS_BYTES // (basis * size * int(problem.weights.itemsize))))
+    at_once = max(1, min(needs.count(draws), BASIS_BYTES // (basis * size * int(problem.weights.itemsize))))
     return needs.curved(problem, at_once * (basis + 4), part=part)
 
 
 @bounded(density_need)
 def density(
     problem: Problem,
-    probes: int = PROBES,
+    draws: int = DRAWS,
     steps: int = STEPS,
     *,
     weights: Tensor | None = None,
-    kind: str = "hessian",
+    matrix: str = "hessian",
     part: Part = None,
     seed: int = 0,
     max_memory: int | None = None,
@@ -112,18 +112,18 @@ def density(
 
     Args:
         problem: the loss.
-        probes: random vectors, each of which gives one quadrature; 10 by default.
-        steps: Lanczos steps, that is products, a probe; 80 by default. (Ghorbani, Krishnan and Xiao 2019 use
+        draws: random vectors, each of which gives one quadrature; 10 by default.
+        steps: Lanczos steps, that is products, a draw; 80 by default. (Ghorbani, Krishnan and Xiao 2019 use
             these numbers for networks of all sizes.)
         weights: θ (P,); default: the problem's centre.
-        kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
+        matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
-        seed: draws the probes.
+        seed: draws the random vectors.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
 
     Returns:
-        Nodes and weights, (probes, steps) each; the weights of a probe sum to 1.
+        Nodes and masses, (draws, steps) each; the masses of a draw sum to 1.
 
     Raises:
         InputError: a count below 1, or an unknown option.
@@ -132,12 +132,12 @@ def density(
         >>> import torch, landscape
         >>> x, y = torch.randn(20, 3), torch.randint(2, (20,))
         >>> problem = landscape.Problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, (x, y))
-        >>> landscape.density(problem, probes=2, steps=5).nodes.shape
+        >>> landscape.density(problem, draws=2, steps=5).nodes.shape
         (2, 5)
     """
-    h, size = exact_products(problem, weights, HessianOptions(kind, part))
+    h, size = exact_products(problem, weights, HessianOptions(matrix, part))
     like = start_vector(problem, seed, size)
-    return quadrature(h, like, probes=probes, steps=steps, seed=seed, progress=progress)
+    return quadrature(h, like, draws=draws, steps=steps, seed=seed, progress=progress)
 
 
 # A third of these are the samples behind the standard error, which 20 give to about 16% (ours).
@@ -207,7 +207,7 @@ def trace(
     products: int = TRACE_PRODUCTS,
     *,
     weights: Tensor | None = None,
-    kind: str = "hessian",
+    matrix: str = "hessian",
     part: Part = None,
     engine: str = "landscape",
     seed: int = 0,
@@ -220,7 +220,7 @@ def trace(
         problem: the loss.
         products: Hessian-vector products, at most; at least 6. A third of them are random samples.
         weights: θ (P,); default: the problem's centre.
-        kind: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
+        matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         engine: "landscape", or "pyhessian" to ask that package: plain Hutchinson samples, one a product.
         seed: draws the random signs.
@@ -241,7 +241,7 @@ def trace(
         2.0
     """
     positive("products", products, least=6)
-    options = HessianOptions(kind, part)
+    options = HessianOptions(matrix, part)
     h, size = exact_products(problem, weights, options)
     like = start_vector(problem, seed, size)
     if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":

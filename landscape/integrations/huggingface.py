@@ -40,7 +40,7 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
         data: the training set, as the recorder takes it. Default: the Trainer's, through its collator.
         test: data of the same kind, or a data set, for the test loss.
         contour, spectrum: True, or a dict of options (``grid``, ``span``, ``norm``, ``seed``, ``split``;
-            ``top_k``, ``ends``, ``trace``, ``density``, ``seed``, ``split``): at the end contour.h5 and .png,
+            ``k``, ``quantities``, ``seed``, ``split``): at the end contour.h5 and .png,
             spectrum.h5 and .png are written beside the checkpoints, in place of those of an earlier end. They
             are of the last step's weights, also where the Trainer loads the best ones at the end.
         options: ``every``, ``samples``, ``sharpness``, ``monitor``, ``save_every``, ``batch``, ``resume``,

@@ -51,7 +51,7 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
             ``training_step`` takes. Default: the data set behind the train dataloader, in order.
         test: data of the same kind, for the test loss.
         contour, spectrum: True, or a dict of options (``grid``, ``span``, ``norm``, ``seed``, ``split``;
-            ``top_k``, ``ends``, ``trace``, ``density``, ``seed``, ``split``): at the end contour.h5 and .png,
+            ``k``, ``quantities``, ``seed``, ``split``): at the end contour.h5 and .png,
             spectrum.h5 and .png are written beside the checkpoints, in place of those of an earlier end.
         options: ``every``, ``samples``, ``sharpness``, ``monitor``, ``save_every``, ``batch``, ``resume``,
             ``scalars``, ``seed``, ``terms`` and ``randomness`` of the recorder. ``batch`` is by default that

@@ -26,6 +26,7 @@ from landscape.core.options import SPLIT, check_keywords, check_type, choose, po
 from landscape.evaluation.grid import axes
 from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance, Result
+from landscape.results.curvature import QUANTITIES
 from landscape.training.own_loop.flat import place
 from landscape.training.own_loop.observer import undisturbed
 from landscape.training.own_loop.recorder import Recorder, RecorderWarning
@@ -73,26 +74,24 @@ class Contour:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The spectrum at the end; both ends without ``top_k`` and ``density``, as a trace has no picture."""
+    """The spectrum at the end, as :func:`landscape.spectrum` has it; a trace alone has no picture."""
 
-    top_k: int = 0
-    ends: bool = False
-    trace: bool = False
-    density: bool = False
+    k: int = 0
+    quantities: list[str] | tuple[str, ...] = ()
     seed: int = 0
     split: str = SPLIT
 
     def __post_init__(self) -> None:
-        positive("spectrum.top_k", self.top_k, least=0)
+        positive("spectrum.k", self.k, least=0)
+        for name in self.quantities:
+            choose("spectrum.quantities", name, QUANTITIES)
         positive("spectrum.seed", self.seed, least=0)
 
     def compute(self, problem: Problem, about: Provenance) -> Result:
         """The parts that are asked for, of the Hessian at the centre of ``problem``."""
-        ends = self.ends or not (self.top_k or self.density)
-        return spectrum(
-            problem, self.top_k, ends=ends, with_trace=self.trace, with_density=self.density, seed=self.seed,
-            **about,
-        )  # fmt: skip
+        drawn = self.k or {"extremes", "density"} & {*self.quantities}
+        quantities = self.quantities if drawn else ("extremes", *self.quantities)
+        return spectrum(problem, self.k, quantities=quantities, seed=self.seed, **about)
 
 
 PICTURES: dict[str, type[Contour | Spectrum]] = {"contour": Contour, "spectrum": Spectrum}

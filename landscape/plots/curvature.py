@@ -49,7 +49,7 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         ax.spines["left"].set_visible(False)
         ax.margins(x=0.08)
     first = results[0]
-    matrix = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}.get(first.kind, first.kind)
+    matrix = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}.get(first.matrix, first.matrix)
     ticks = "; ticks: computed eigenvalues" if any(r.values.size for r in results) else ""
     ax.set_xlabel(f"eigenvalue λ of the {style.loss_of(results)}'s {matrix}{ticks}")
     part = f", parameters {first.part}" if first.part else ""

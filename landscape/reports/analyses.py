@@ -361,7 +361,7 @@ def _colors(contents: Contents, results: Sequence[Result]) -> list[str]:
 
 def _spectra(contents: Contents) -> Section:
     spectra = contents.of(Spectrum)
-    wanted = "--top-k 5 --ends --trace --density"
+    wanted = "--k 5 --quantities extremes,trace,density"
     missing = missing_of("There is no spectrum of", "spectrum", wanted, contents.lacking(Spectrum))
     labels, colors = parts.labels_of(spectra, "spectrum"), _colors(contents, spectra)
     labelled = list(zip(spectra, labels, colors, strict=True))

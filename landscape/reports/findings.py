@@ -21,7 +21,7 @@ from landscape.reports.curves import last_test_error, values_of
 from landscape.reports.parts import Cell, Section, Table, number, text_cells
 from landscape.results.base import Result
 from landscape.results.comparison import Comparison
-from landscape.results.curvature import Spectrum
+from landscape.results.curvature import QUANTITIES, Spectrum
 from landscape.results.grids import HessianGrid, Interpolated, Surface
 from landscape.results.noise import Noise
 from landscape.results.shown import in_words
@@ -289,10 +289,11 @@ def command(contents: Contents, result: Result, path: Path) -> str:
         options += ["--plane", result.kind] * isinstance(result, Surface)
     elif isinstance(result, Spectrum):
         top = result.values.size - result.lowest
-        options += ["--top-k", top] * (top > 1 or not result.lowest)
-        options += ["--ends"] * bool(result.lowest) + ["--trace"] * math.isfinite(result.trace)
-        options += ["--density"] * (result.density is not None)
-        options += ["--kind", result.kind, "--seed", result.seed]
+        options += ["--k", top] * (top > 1 or not result.lowest)
+        parts = (result.lowest, math.isfinite(result.trace), result.density is not None)
+        names = [name for name, held in zip(QUANTITIES, parts, strict=True) if held]
+        options += ["--quantities", ",".join(names)] * bool(names)
+        options += ["--matrix", result.matrix, "--seed", result.seed]
         options += ["--part", result.part] * bool(result.part)
         options += ["--precondition"] * bool(result.precondition)
     elif isinstance(result, Noise):

@@ -17,6 +17,8 @@ from landscape.results.shown import Row, converged, eigenvalue, interval, limit_
 # Standard deviation of the Gaussians of a density, relative to the range of the nodes (ours: as fine as a
 # plot shows).
 BROADENING = 0.01
+#: The parts of a spectrum besides its largest eigenvalues.
+QUANTITIES = ("extremes", "trace", "density")
 
 
 # Of the n − 1 degrees of freedom of a trace's n draws, which are quadratic forms and skewed: by
@@ -31,19 +33,19 @@ class Trace:
     Attributes:
         value: tr H, in nats.
         standard_error: of the value, in nats.
-        hvps: the number of Hessian-vector products.
+        products: the number of Hessian-vector products.
         draws: (n,), the estimates of which it is the mean, and whose standard error is its own; one where
             nothing was drawn.
 
     Example:
-        >>> trace = Trace(3.0, standard_error=0.1, hvps=9, draws=np.array([2.9, 2.9, 3.2]))
+        >>> trace = Trace(3.0, standard_error=0.1, products=9, draws=np.array([2.9, 2.9, 3.2]))
         >>> trace.freedom, [round(end, 2) for end in trace.interval()]
         (1.6, [2.45, 3.55])
     """
 
     value: float
     standard_error: float
-    hvps: int
+    products: int
     draws: Array = field(default_factory=lambda: np.zeros(0), compare=False, repr=False)
 
     @property
@@ -61,7 +63,7 @@ class Trace:
             (lower end, upper end), in nats.
 
         Example:
-            >>> trace = Trace(3.0, standard_error=0.1, hvps=9, draws=np.array([2.9, 2.9, 3.2]))
+            >>> trace = Trace(3.0, standard_error=0.1, products=9, draws=np.array([2.9, 2.9, 3.2]))
             >>> [round(end, 2) for end in trace.interval()]
             [2.45, 3.55]
         """
@@ -70,16 +72,16 @@ class Trace:
 
 @dataclass(frozen=True)
 class Density:
-    """The spectral density of a P × P matrix, as quadratures: nodes with weights.
+    """The spectral density of a P × P matrix, as quadratures: nodes with masses.
 
     Attributes:
-        nodes, weights: (probes, steps), a row for each random probe. The weights of a probe sum to 1; a probe
-            whose Krylov space ended early has nodes of weight 0 at its end.
+        nodes, masses: (draws, steps), a row for each draw. The masses of a draw sum to 1; one
+            whose Krylov space ended early has nodes of mass 0 at its end.
         size: P.
-        hvps: number of Hessian-vector products.
+        products: number of Hessian-vector products.
 
     Example:
-        >>> density = Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, hvps=2)
+        >>> density = Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, products=2)
         >>> density.moment(1)[0], density.width()
         (0.5, 0.02)
         >>> density.broadened(np.array([0.0, 1.0]), width=0.1).round(3).tolist()
@@ -87,9 +89,9 @@ class Density:
     """
 
     nodes: Array
-    weights: Array
+    masses: Array
     size: int
-    hvps: int
+    products: int
 
     def moment(self, order: int) -> tuple[float, float]:
         """A moment of the spectral density, tr(H^order)/P.
@@ -98,14 +100,14 @@ class Density:
             order: 0, 1, 2, …
 
         Returns:
-            (estimate, its standard error over the probes, which is NaN for one probe).
+            (estimate, its standard error over the draws, which is NaN for one draw).
 
         Example:
-            >>> density = Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, hvps=2)
+            >>> density = Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, products=2)
             >>> density.moment(2)[0]
             1.0
         """
-        return mean_and_error((self.weights * self.nodes**order).sum(1))
+        return mean_and_error((self.masses * self.nodes**order).sum(1))
 
     def broadened(self, at: Array, width: float | None = None) -> Array:
         """The density with each node as a Gaussian (Ghorbani et al. 2019, Eq. 4).
@@ -115,21 +117,21 @@ class Density:
             width: standard deviation of the Gaussians; default: that of :meth:`width`.
 
         Returns:
-            (n,), the mean over the probes of Σ_i weight_i N(at; node_i, width²), whose integral is 1.
+            (n,), the mean over the draws of Σ_i mass_i N(at; node_i, width²), whose integral is 1.
 
         Raises:
             InputError: a width that is not positive.
 
         Example:
-            >>> density = Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, hvps=2)
+            >>> density = Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, products=2)
             >>> density.broadened(np.array([0.0, 2.0]), width=0.1).round(3).tolist()
             [2.992, 0.997]
         """
         width = self.width() if width is None else width
         positive("width", width)
         total = np.zeros(len(at))
-        for node, weight in zip(self.nodes.ravel(), self.weights.ravel(), strict=True):
-            total += weight * np.exp(-0.5 * ((at - node) / width) ** 2)
+        for node, mass in zip(self.nodes.ravel(), self.masses.ravel(), strict=True):
+            total += mass * np.exp(-0.5 * ((at - node) / width) ** 2)
         scaled: Array = total / (len(self.nodes) * width * np.sqrt(2 * np.pi))
         return scaled
 
@@ -140,7 +142,7 @@ class Density:
             The width; where all nodes are equal 1% of their magnitude, or 0.01 if that is 0.
 
         Example:
-            >>> Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, hvps=2).width()
+            >>> Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, products=2).width()
             0.02
         """
         span = float(np.ptp(self.nodes))
@@ -158,14 +160,15 @@ class Spectrum(Measured):
         lowest: how many of ``values`` are the smallest ones.
         trace, trace_error, trace_freedom: tr H and one standard error, in nats, and the degrees of freedom of
             that; NaN if not computed, or in older files.
-        nodes, weights: (probes, steps), as in :class:`Density`; (0, 0) if not computed.
+        nodes, masses: (draws, steps), as in :class:`Density`; (0, 0) if not computed.
         parameters: size of the Hessian or block.
-        hvps: number of all Hessian-vector products.
-        kind: "hessian" or "gauss-newton".
+        products: number of all Hessian-vector products.
+        matrix: "hessian" or "gauss-newton".
         part: names of the parameters of the block, joined by commas; "" for all.
-        engine: "lanczos" or "pyhessian".
+        engine: "landscape" or "pyhessian".
+        residual_tol: the largest residual that was allowed, relative to the eigenvalue.
         search: the products with which the search was done.
-        bound_low, bound_high, verified: as in :class:`landscape.Eigenpairs`; infinite in files older than
+        bound_low, bound_high, complete: as in :class:`landscape.Eigenpairs`; infinite in files older than
             these fields.
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
         precondition: the optimizer whose preconditioner P was used, or "given": all is then of P^{-1/2} H
@@ -176,13 +179,20 @@ class Spectrum(Measured):
         >>> none = np.zeros((0, 0))
         >>> result = Spectrum(
         ...     values=np.array([2.0, -1.0]), residuals=np.zeros(2), lowest=1, converged=True, trace=np.nan,
-        ...     trace_error=np.nan, nodes=none, weights=none, parameters=9, hvps=12, kind="hessian", part="",
-        ...     engine="lanczos", tol=0.01, seed=0, samples=10, dtype="float64")
+        ...     trace_error=np.nan, nodes=none, masses=none, parameters=9, products=12, matrix="hessian",
+        ...     part="", engine="landscape", residual_tol=0.01, seed=0, samples=10, dtype="float64")
         >>> result.density is None
         True
     """
 
     schema: ClassVar[str] = "landscape.spectrum"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "hvps": "products",
+        "kind": "matrix",
+        "weights": "masses",
+        "tol": "residual_tol",
+        "verified": "complete",
+    }
     table: ClassVar[str] = "rank"
 
     values: Annotated[Array, "rank", "nat"]
@@ -191,19 +201,19 @@ class Spectrum(Measured):
     converged: bool
     trace: Annotated[float, "nat"]
     trace_error: Annotated[float, "nat"]
-    nodes: Annotated[Array, "probe node", "nat"]
-    weights: Annotated[Array, "probe node", "1"]
+    nodes: Annotated[Array, "draw node", "nat"]
+    masses: Annotated[Array, "draw node", "1"]
     parameters: int
-    hvps: int
-    kind: str
+    products: int
+    matrix: str
     part: str
     engine: str
-    tol: float
+    residual_tol: float
     seed: int
     search: str = ""
     bound_low: Annotated[float, "nat"] = -np.inf
     bound_high: Annotated[float, "nat"] = np.inf
-    verified: bool = False
+    complete: bool = False
     precondition: str = ""
     lr: float = np.nan
     limit: float = np.nan
@@ -227,7 +237,7 @@ class Spectrum(Measured):
     @property
     def density(self) -> Density | None:
         """The spectral density; None if it was not computed."""
-        return Density(self.nodes, self.weights, self.parameters, self.hvps) if self.nodes.size else None
+        return Density(self.nodes, self.masses, self.parameters, self.products) if self.nodes.size else None
 
     def describe(self) -> list[Row]:
         unit = "1/η" if self.precondition else "nat"
@@ -250,9 +260,9 @@ class Spectrum(Measured):
         by = f", preconditioned by {self.precondition}" if self.precondition else ""
         return [
             *rows,
-            Row("matrix", self.kind, note=f"{self.parameters:,} rows{part}{by}"),
+            Row("matrix", self.matrix, note=f"{self.parameters:,} rows{part}{by}"),
             Row("samples", self.samples),
-            Row("Hessian products", self.hvps),
+            Row("Hessian products", self.products),
             converged(self.converged, "raise max_products"),
         ]
 

@@ -437,7 +437,7 @@ def command(case: Any) -> None:
     words = ["{run}/last.h5", *words, "-o", "{folder}/out.h5"]
     flags = {flag for each in registry.commands[name].params for flag in each.opts}
     options = {option: f"--{option.replace('_', '-')}" for option in case.refused}
-    refused = {o: [*words, flag, case.refused[o]] for o, flag in options.items() if flag in flags}
+    refused = {flag: [*words, flag, case.refused[o]] for o, flag in options.items() if flag in flags}
     check_command(name, words, refused=refused)
     with tempfile.TemporaryDirectory() as folder:
         code, _, error = run_command(name, [*words, "--plot", "{folder}/out.png"], folder)

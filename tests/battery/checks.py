@@ -226,7 +226,7 @@ def _second_order(compared: Compared, thorough: bool, ends: bool) -> None:
     if not ends:
         return
     with found.attempt("ends"):
-        e = landscape.extreme_eigenvalues(problem, tol=search)
+        e = landscape.extreme_eigenvalues(problem, residual_tol=search)
         found.compare("ends", [e.min, e.max], [values[0], values[-1]], tol, radius)
         if not e.converged:
             found.wrong.append("ends: not converged")
@@ -234,7 +234,7 @@ def _second_order(compared: Compared, thorough: bool, ends: bool) -> None:
         return
     with found.attempt("top 3"):
         k = min(3, p)
-        top = landscape.top_eigenvalues(problem, k, tol=search)
+        top = landscape.top_eigenvalues(problem, k, residual_tol=search)
         found.compare("top 3", top.values, values.flip(0)[:k], tol, radius)
     with found.attempt("trace"):
         _trace(found, problem, float(values.sum()), tol * radius)
@@ -281,10 +281,10 @@ def _gauss_newton(compared: Compared, v: Tensor, tol: float, search: float) -> N
         return
     g = reference.gauss_newton(theta)
     with found.attempt("Gauss-Newton", "" if g is not None else "gauss-newton"):
-        got = landscape.HessianOperator(problem, kind="gauss-newton")(v.to(problem.weights))
+        got = landscape.HessianOperator(problem, matrix="gauss-newton")(v.to(problem.weights))
         if g is None:
             return
         radius = float(torch.linalg.eigvalsh(g)[-1])
         found.compare("Gauss-Newton product", got, g @ v, tol, radius)
-        e = landscape.top_eigenvalues(problem, kind="gauss-newton", tol=search)
+        e = landscape.top_eigenvalues(problem, matrix="gauss-newton", residual_tol=search)
         found.compare("Gauss-Newton λ_max", e.values, [radius], tol, radius)

@@ -68,7 +68,7 @@ def test_a_policy_is_right(name: str, bn: str, kind: type[Reference]) -> None:
         found.compare(
             "product elsewhere", landscape.HessianOperator(problem, away)(v), r.hessian(away) @ v, 1e-8, 1.0
         )
-    e = landscape.extreme_eigenvalues(problem, tol=1e-6)
+    e = landscape.extreme_eigenvalues(problem, residual_tol=1e-6)
     found.compare("ends", [e.min, e.max], [values[0], values[-1]], 1e-5)
     plane = landscape.random_plane(whole, norm="filter")
     s = landscape.contour(whole, plane, grid=(3, 2), span=0.3, bn=bn, bn_samples=250)

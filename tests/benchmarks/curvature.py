@@ -63,9 +63,9 @@ def both_ends(problem: landscape.Problem) -> None:
         return torch.cat([g.flatten() for g in torch.autograd.grad(gradient @ vector, parameters)]).numpy()
 
     def ours() -> None:
-        ends = landscape.extreme_eigenvalues(problem, tol=TOL, seed=next(seeds["ours"]))
+        ends = landscape.extreme_eigenvalues(problem, residual_tol=TOL, seed=next(seeds["ours"]))
         assert ends.converged
-        line = [ends.min, ends.max, ends.residual_min, ends.residual_max, ends.hvps]
+        line = [ends.min, ends.max, ends.residual_min, ends.residual_max, ends.products]
         found["ours"].append(np.array(line))
 
     def arpack() -> None:
@@ -97,7 +97,7 @@ def grid(problem: landscape.Problem) -> None:
     compare(
         "hessian-grid, 4 × 4 points, against 16 times one point",
         lambda: landscape.hessian_grid(problem, plane, residual_tol=TOL),
-        lambda: landscape.extreme_eigenvalues(problem, tol=TOL),
+        lambda: landscape.extreme_eigenvalues(problem, residual_tol=TOL),
         rounds=3, need=16 / 12, work=16,
     )  # fmt: skip
 
@@ -116,7 +116,7 @@ def top_five(problem: landscape.Problem) -> None:
         return max(float((check(v) - x * v).norm()) / abs(x) for x, v in pairs)
 
     def ours() -> None:
-        pairs = landscape.top_eigenvalues(problem, 5, tol=TOL)
+        pairs = landscape.top_eigenvalues(problem, 5, residual_tol=TOL)
         assert pairs.converged
         found["ours"] = pairs.values, pairs.vectors
 
@@ -156,7 +156,7 @@ def top_and_trace(problem: landscape.Problem) -> None:
         return peer.hessian(problem.model, problem.criterion, data=problem.tensors, cuda=False)
 
     def top() -> None:
-        pair = landscape.top_eigenvalues(problem, 1, tol=TOL)
+        pair = landscape.top_eigenvalues(problem, 1, residual_tol=TOL)
         found["ours"] = f"{pair.values[0]:.4f}, relative residual {pair.residuals[0] / pair.values[0]:.1e}"
 
     def power(tol: float) -> float:

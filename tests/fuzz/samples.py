@@ -106,7 +106,7 @@ def results() -> dict[str, Any]:
         "noise_scale": filled(landscape.NoiseScale, gradient="draws", norm2=1.0, learners=3, local_batch=4, learner_draws=5),
         "spectrum": filled(
             landscape.Spectrum, values=np.array([2.0, 1.0, -0.5]), lowest=1, nodes=RNG.random((2, 6)),
-            weights=np.full((2, 6), 1 / 6), kind="hessian", engine="landscape", parameters=20,
+            masses=np.full((2, 6), 1 / 6), matrix="hessian", engine="landscape", parameters=20,
         ),
         "noise_alignment": filled(landscape.NoiseAlignment, values=np.array([2.0, 1.0]), parameters=20),
         "comparison": comparison(),

@@ -174,7 +174,7 @@ def test_samples_and_pictures(tmp_path: Path) -> None:
         every=4,
         samples=160,
         contour={"grid": (4, 3), "norm": "filter"},
-        spectrum={"top_k": 1},
+        spectrum={"k": 1},
     )
     train(model, callback, folder=tmp_path)
     run = landscape.load(tmp_path / "a" / "last.h5")

@@ -250,7 +250,7 @@ def test_a_run_goes_on_from_a_checkpoint_of_lightnings(tmp_path: Path) -> None:
 def test_pictures_at_the_end_and_samples(tmp_path: Path) -> None:
     module = Module()
     callback = LandscapeCallback(
-        tmp_path / "a", every=3, samples=96, contour={"grid": (4, 3)}, spectrum={"top_k": 2}
+        tmp_path / "a", every=3, samples=96, contour={"grid": (4, 3)}, spectrum={"k": 2}
     )
     fit(module, callback, folder=tmp_path)
     surface, spectrum = (landscape.load(tmp_path / "a" / f"{name}.h5") for name in ("contour", "spectrum"))

@@ -83,8 +83,8 @@ def test_the_options_are_the_recorders() -> None:
         ({"contour": {"span": -1.0}}, "span"),
         ({"contour": {"norm": "fliter"}}, "filter"),
         ({"contour": {"split": "test"}}, "contour.split: 'test'"),
-        ({"spectrum": {"top_k": -1}}, "top_k: -1"),
-        ({"spectrum": {"trace": 1}}, "trace: 1"),
+        ({"spectrum": {"k": -1}}, "k: -1"),
+        ({"spectrum": {"quantities": ["traces"]}}, "spectrum.quantities: 'traces'"),
         ({"spectrum": None}, "spectrum: None"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_session_records_draws_and_goes_on(tmp_path: Path) -> None:
     made = session(
         tmp_path,
         contour={"grid": (3, 2), "split": "test"},
-        spectrum={"trace": True},
+        spectrum={"quantities": ["trace"]},
         test=(X[:4], Y[:4]),
         every=2,
     )

@@ -159,7 +159,7 @@ def minima(
     for (f, k), count in np.ndenumerate(steps):
         end_at = functools.partial(run, start, int(count), delays[k], *settings[f])
         low, high, end = search(end_at, float(table[f, k]) / curvature, tol)
-        after = top_eigenvalues(problem, 1, weights=end, start=top.vectors[0], seed=seed)
+        after = top_eigenvalues(problem, 1, weights=end, initial=top.vectors[0], seed=seed)
         for column, value in zip(columns.values(), (low, high, float(after.values[0])), strict=True):
             column[f, k] = value
         done += int(count)
