@@ -463,7 +463,7 @@ def _fields(problem: Problem, plane: Plane, residual_tol: float, search: str) ->
     digest.update(as_array(plane.directions).tobytes())
     return {
         **{name: getattr(plane, name) for name in ("kind", "norm", "seed")},
-        "residual_tol": wanted.residual_tol,
+        "residual_tol": residual_tol,
         **setting(problem),
         "search": search,
         "randomness": problem.randomness,

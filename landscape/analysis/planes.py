@@ -280,7 +280,7 @@ def eigen_plane(
     ends = extreme_eigenvalues(problem, residual_tol, max_products=max_products, seed=seed, progress=progress)
     if not ends.converged:
         raise OperationError(
-            f"eigen: {ends.products} products did not bring the eigenvectors to a residual of {residual_tol:g}; "
+            f"eigen: {ends.products} products do not bring the vectors to a residual of {residual_tol:g}; "
             "allow a larger residual_tol or more products"
         )
     axes = f"eigenvector of λ_max = {ends.max:.3g}", f"eigenvector of λ_min = {ends.min:.3g}"
