@@ -86,7 +86,7 @@ def test_contour_of_several_checkpoints_shares_directions(
     a, b = landscape.load(out_file)
     np.testing.assert_array_equal(a.directions, b.directions)
     assert a.loss.shape == (3, 4)
-    assert (a.split, a.norm, a.span, a.seed, a.path) == ("train", "none", 0.1, 0, "batched")
+    assert (a.split, a.norm, a.span, a.seed, a.method) == ("train", "none", 0.1, 0, "batched")
     assert a.source_sha256 == landscape.core.hdf5.sha256(files[0])
     assert picture.read_bytes().startswith(b"\x89PNG")
     center = landscape.load(files[0]).problem()

@@ -262,11 +262,11 @@ def test_every_figure_can_be_estimated(
 
 def _grid(ratio: list[float], converged: list[bool], label: str) -> landscape.HessianGrid:
     columns = {
-        n: np.ones((2, 2)) for n in ("lambda_min", "lambda_max", "residual_min", "residual_max", "hvps")
+        n: np.ones((2, 2)) for n in ("lambda_min", "lambda_max", "residual_min", "residual_max", "products")
     }
     return landscape.HessianGrid(
         x=np.array([-1.0, 1]), y=np.array([-1.0, 1]), ratio=np.array(ratio).reshape(2, 2),
-        converged=np.array(converged).reshape(2, 2), kind="random", norm="none", seed=0, span=1.0, tol=0.01,
+        converged=np.array(converged).reshape(2, 2), kind="random", norm="none", seed=0, span=1.0, residual_tol=0.01,
         samples=9, dtype="float32", split="test", label=label, **columns,
     )  # fmt: skip
 

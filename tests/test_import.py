@@ -252,7 +252,7 @@ def test_a_language_model_with_tied_frozen_and_unused_parameters(folder: Path, c
     assert problem.loss() == pytest.approx(Problem(model, None, problems.tokens()).loss(), rel=1e-6)
     assert f"train: loss {problem.loss():.6g} (11 samples)" in out
     assert command("contour", "whole.h5", *own, "--grid", "2")[0] == 0
-    assert command("spectrum", "whole.h5", *own, "--split", "train", "--tol", "0.1")[0] == 0
+    assert command("spectrum", "whole.h5", *own, "--split", "train", "--residual-tol", "0.1")[0] == 0
     state["head.weight"] = state["head.weight"] + 1
     torch.save(state, "untied.pt")
     one_line(command("import", "untied.pt", *own), 1, "'embedding.weight' and 'head.weight' differ")

@@ -464,7 +464,7 @@ def test_a_path_that_is_wrong_beyond_the_samples_of_its_comparison(monkeypatch: 
         return totals if few else lambda points, progress: 1.01 * totals(points, progress)
 
     monkeypatch.setattr(evaluate, "batched", wrong)
-    with pytest.raises(InputError, match="the path 'batched' is wrong .* use path='pointwise'"):
+    with pytest.raises(InputError, match="the method 'batched' is wrong .* use method='pointwise'"):
         landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2))
     surface = landscape.contour(problem, landscape.random_plane(problem), grid=(1, 1), method="pointwise")
     assert surface.loss[0, 0] == pytest.approx(problem.loss(), rel=1e-12)

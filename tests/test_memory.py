@@ -133,7 +133,7 @@ def test_max_memory_on_the_command_line(tiny: Path, tmp_path: Path, command: Com
     bounded = ("contour", last, "--grid", "3", "-o", out, "--max-memory")
     code, _, err = command(*bounded, "10MB")
     assert (code, err.count("\n")) == (2, 1)
-    assert err.startswith("landscape: max_memory: 9.53674MiB is not enough, at least ")
+    assert err.startswith("landscape: --max-memory: 9.53674MiB is not enough, at least ")
     assert command(*bounded, "lots")[2].startswith("landscape: --max-memory: 'lots' is not allowed")
     assert not out.exists()
     assert command(*bounded, "64GiB")[0] == 0

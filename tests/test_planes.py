@@ -118,7 +118,7 @@ def test_planes_that_cannot_be_are_refused() -> None:
             make(problem, thetas)
     with pytest.raises(LandscapeError, match="labels: 1 for 3"):
         pca(problem, [a, b, c], ["one"])
-    with pytest.raises(OperationError, match="did not bring the eigenvectors"):
+    with pytest.raises(OperationError, match="do not bring the vectors"):
         landscape.eigen_plane(problem, residual_tol=1e-12, max_products=3)
     with pytest.raises(LandscapeError, match="did you mean 'bias\\+norm'"):
         landscape.random_plane(problem, ignore="bias_norm")

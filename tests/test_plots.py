@@ -509,9 +509,7 @@ def test_a_trace_alone_and_a_density_alone_are_drawn() -> None:
     spectrum: Spectrum = samples.results()["spectrum"]
     none = {"values": np.zeros(0), "residuals": np.zeros(0), "lowest": 0, "trace": 3.0, "trace_error": 0.1}
     dense = dataclasses.replace(spectrum, **none)
-    trace = dataclasses.replace(
-        dense, nodes=np.zeros((0, 0)), weights=np.zeros((0, 0)), label="dpsgd, seed 0"
-    )
+    trace = dataclasses.replace(dense, nodes=np.zeros((0, 0)), masses=np.zeros((0, 0)), label="dpsgd, seed 0")
     ax = plots.draw([trace, dataclasses.replace(trace, label="ssgd")]).axes[0]
     assert [label.get_text() for label in ax.get_yticklabels()] == ["DPSGD, seed 0", "SSGD"]
     assert "3 ± 0.1" in [text.get_text() for text in ax.texts]

@@ -53,7 +53,7 @@ def test_the_folded_path_is_the_user_s_function_or_is_refused() -> None:
     found = landscape.contour(problem, plane, grid=(3, 2), span=1.0, method="folded")
     np.testing.assert_allclose(found.loss, np.array(expected), rtol=1e-9)
     runs = [landscape.contour(problem, plane, grid=(2, 2)) for _ in range(3)]
-    assert {run.path for run in runs} == {"folded"}
+    assert {run.method for run in runs} == {"folded"}
     assert all(np.array_equal(run.loss, runs[0].loss) for run in runs)
     hooked = seen(Net())
     hooked.register_forward_hook(lambda module, args, out: 10 * out)

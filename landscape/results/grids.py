@@ -456,6 +456,7 @@ class Line(Interpolated):
             interpolated, see :class:`landscape.results.grids.Interpolated`.
         barrier: of an interpolation, in nats (see :func:`landscape.barrier`); NaN of a direction.
         labels: names of the two sets of weights.
+        method: how the losses were computed, see :func:`landscape.contour`.
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
 
     Example:
@@ -514,7 +515,8 @@ class HessianGrid(Interpolated):
         residual_min, residual_max: (ny, nx), ‖Hv − λv‖ in nats: some eigenvalue lies within this
             distance, not necessarily the outermost.
         products: (ny, nx), number of Hessian-vector products.
-        converged: (ny, nx), whether both residuals met the tolerance ``residual_tol``.
+        residual_tol: the largest residual relative to |λ| that was asked for.
+        converged: (ny, nx), whether both residuals are within ``residual_tol``.
         done: (ny, nx), True where the values are exact; elsewhere they are interpolated, or not computed yet.
             Files older than this field are complete.
         interpolation_tol, columns, stated_error, largest_error, checks, log_columns: as in

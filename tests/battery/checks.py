@@ -172,7 +172,7 @@ def _surfaces(compared: Compared, paths: tuple[str, ...]) -> None:
         quantity = f"contour norm={norm} path={path}"
         # A path that is asked for by name, but is not there for this model, is refused; 'pointwise' always is there.
         forced = path not in ("auto", "pointwise")
-        with found.attempt(quantity), _unless(forced, LandscapeError, "path: "):
+        with found.attempt(quantity), _unless(forced, LandscapeError, "method: "):
             plane = landscape.random_plane(problem, norm=norm, seed=1)
             s = landscape.contour(problem, plane, grid=GRID, span=SPAN, method=path)
             expected = reference.surface(theta, plane.directions, s.x.tolist(), s.y.tolist())
