@@ -41,8 +41,21 @@ nitpick_ignore_regex = [
         r"py:class",
         r"(Path|Figure|Axes|Tensor|Array|Checkpoint|Progress|evaluate\.Progress|UserData|Workers|tuple\[str)",
     ),
-    (r"py:class", r"landscape\..*\.(T|UserData|OptimizerMemory|MeanLoss)"),
+    (
+        r"py:class",
+        r"landscape\..*\.(T|F|R|R2|UserData|OptimizerMemory|MeanLoss|Run|Point|Moment|Setting|Gradients|Record|"
+        r"Workers|Group|Spec)",
+    ),
+    # landscape.plugins shows names away from the modules that their descriptions speak of.
+    (
+        r"py:.*",
+        r"(combinations|by_seed|Compared|replace|read|measure|panels|mean_and_spread|identity|drawable|"
+        r"OutOfTimeError|Picture|Judge|landscape\.results\.base\.Result\.to_dataframe|landscape\.plots\.draw|"
+        r"landscape\.core\.registry\.numerics)",
+    ),
 ]
+# Names that landscape.plugins shows stand in the site twice.
+suppress_warnings = ["ref.python"]
 smartquotes = False  # which makes one dash of the two of an option
 
 myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath", "fieldlist", "substitution"]

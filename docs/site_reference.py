@@ -354,6 +354,10 @@ def autosummary(names: Iterable[str]) -> Iterator[str]:
     yield from ("```", "")
 
 
+#: Names of landscape.plugins that the page has under another name.
+SHOWN_ELSEWHERE = ("plugins.registry", "plugins.Dataset", "plugins.InputError", "plugins.OperationError")
+
+
 def api_page() -> Iterator[str]:
     """All public names, by task."""
     yield from ("# Python interface", "", "`import landscape` gives all names of this page. ")
@@ -364,8 +368,10 @@ def api_page() -> Iterator[str]:
             continue
         place = module if module != "landscape" else f"landscape.{name}"
         inner = [f"{name}.{one}" for one in getattr(landscape, name).__all__] if place != module else [name]
-        tasks[task_of(place)] += (f"landscape.{one}" for one in inner if one != "plugins.registry")
-    tasks["Write a plugin"] += (f"landscape.testing.{name}" for name in landscape.testing.__all__)
+        tasks[task_of(place)] += (f"landscape.{one}" for one in inner if one not in SHOWN_ELSEWHERE)
+    tasks["Write a plugin"] += (
+        f"landscape.testing.{name}" for name in landscape.testing.__all__ if name != "CHECKS"
+    )
     for task, names in tasks.items():
         yield from (f"## {task}", "", TASKS[task][0], "", *autosummary(names))
     yield from ("## Other types and errors", "", *autosummary(TYPES))
