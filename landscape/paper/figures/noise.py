@@ -17,7 +17,7 @@ from landscape.paper import scales
 from landscape.paper.context import Context, Point
 from landscape.paper.figure import Compared, Drawing, figure, summary
 from landscape.paper.verdicts import Effect, Rows, select, settings, stacked
-from landscape.plots.picture import panels, shared_legend
+from landscape.plots.picture import panels, shared_legend, wrapped_panels
 from landscape.results.flatness import Smoothing
 from landscape.results.noise import Noise
 from landscape.training.experiments import continued
@@ -56,7 +56,7 @@ def _estimates(context: Context, key: str, run: Checkpoint) -> list[dict[str, An
 def _eq4(context: Context) -> Drawing:
     rows = context.table("dpsgd", {}, functools.partial(_estimates, context))
     groups = rows.groupby("seed")
-    picture, axes = panels(1, len(groups), 4.4, 3.7, sharey=True)
+    picture, axes = wrapped_panels(len(groups), 4.0, 3.3, sharey=True)
     for ax, (seed, of_seed) in zip(axes, groups, strict=True):
         for marker, (name, label) in zip("osD^", _FORMS.items(), strict=True):
             one = select(of_seed, estimate=name)
