@@ -1,0 +1,177 @@
+"""The parameters of public functions, the fields of results and the options of commands against the vocabulary.
+
+The words stand in docs/reference/vocabulary.md, with the types that a parameter of the name may have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+import landscape
+from landscape.cli import group
+from tests.test_docstrings import every_name
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "vocabulary.md"
+ROWS = [
+    [cell.strip().replace("&#124;", "|") for cell in line[1:-1].split("|")]
+    for line in PAGE.read_text("utf-8").splitlines()
+    if line.startswith("| `")
+]
+UNUSED = {word: row[1] for row in ROWS if len(row) == 2 for word in re.findall("`(.*?)`", row[0])}
+
+
+@dataclasses.dataclass
+class Word:
+    """A row of the vocabulary: the types of parameters, those of fields, and the unit."""
+
+    types: set[str]
+    fields: set[str]
+    unit: str
+
+
+def members(annotation: str) -> set[str]:
+    """The types that an annotation joins by "|", without None: {"int", "str"} of "int | str | None"."""
+    text = re.sub(r"Annotated\[((?:[^\[\],]|\[[^\[\]]*\])+),.*\]$", r"\1", annotation)
+    text = text.replace("tuple[str, ...]", "Sequence[str]").replace("Names", "Sequence[str]")
+    depth, parts = 0, [""]
+    for letter in text:
+        depth += (letter in "[(") - (letter in "])")
+        parts = [*parts, ""] if letter in "|," and not depth else [*parts[:-1], parts[-1] + letter]
+    return {part.strip() for part in parts} - {"None", ""}
+
+
+def word_of(types: str, unit: str) -> Word:
+    own, _, fields = types.partition("; result: ")
+    return Word(members(own), members(fields or own), unit)
+
+
+#: The unit in the annotation of a field.
+UNIT = re.compile(r"^Annotated\[(?:int|float|.*, '[^']*'), '(\w+)'\]$")
+WORDS = {row[0].strip("`"): word_of(row[1], row[2]) for row in ROWS if len(row) > 2}
+
+#: Words of one function each, which its own docstring describes.
+OWN: dict[str, str] = {
+}
+#: Options of commands that are no parameters of the function of the same name; those of all commands.
+OPTIONS = {
+    "all": "",
+}
+
+
+def parameters(value: Any) -> Iterator[inspect.Parameter]:
+    """The parameters of a function or class, without self."""
+    yield from (p for p in inspect.signature(value).parameters.values() if p.name not in ("self", "cls"))
+
+
+def faults(value: Any, own: str = "", *, is_field: bool = False) -> list[str]:
+    """What is wrong with the names and types of a function's parameters, or a dataclass's fields."""
+    found = []
+    for parameter in parameters(value):
+        name, types = parameter.name, members(str(parameter.annotation))
+        word = WORDS.get(name)
+        if name in own.split():
+            continue
+        if name in UNUSED:
+            found.append(f"{name}: {UNUSED[name]} is the word")
+        elif word is None:
+            found += [] if is_field else [f"{name}: not in the vocabulary"]
+        elif types - (word.fields | {"Array"} if is_field else word.types):
+            found.append(f"{name}: {' | '.join(sorted(types))} is not its type")
+        elif is_field and (unit := UNIT.findall(str(parameter.annotation))):
+            found += [f"{name}: {unit[0]} is not its unit"] if word.unit not in ("", unit[0]) else []
+    return found
+
+
+def described() -> Iterator[tuple[str, Any, bool]]:
+    """(name, function or class, True for the fields of a dataclass) of all that has a signature."""
+    for name, value, owner in every_name():
+        if isinstance(value, property) or not (inspect.isclass(value) or inspect.isroutine(value)):
+            continue
+        if not (inspect.isclass(value) and issubclass(value, Exception)):
+            yield (value.__qualname__ if owner else name), value, dataclasses.is_dataclass(value)
+
+
+FUNCTIONS = {name: (value, is_field) for name, value, is_field in described()}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_names_and_types_are_those_of_the_vocabulary(name: str) -> None:
+    value, is_field = FUNCTIONS[name]
+    assert faults(value, OWN.get(name, ""), is_field=is_field) == []
+
+
+def options() -> Iterator[tuple[str, click.Option]]:
+    """(command, option) of all commands."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command
+        yield from ((name, option) for option in command.params if isinstance(option, click.Option))
+
+
+def option_faults(command: str, option: click.Option) -> list[str]:
+    """What is wrong with the words of an option, and with its type."""
+    flags = [flag for flag in (*option.opts, *option.secondary_opts) if flag.startswith("--")]
+    found = []
+    for name in (flag.lstrip("-").replace("-", "_") for flag in flags):
+        word, kind = WORDS.get(name), {"integer": "int", "float": "float", "boolean": "bool"}.get(option.type.name)
+        if name in UNUSED and name not in OPTIONS["all"]:
+            found.append(f"--{name}: {UNUSED[name]} is the word")
+        elif word is None:
+            known = f"{OPTIONS['all']} {OPTIONS.get(command, '')} {OWN.get(command.replace('-', '_'), '')}"
+            found += [] if name in known.split() else [f"--{name}: not in the vocabulary"]
+        elif kind and kind not in word.types:
+            found.append(f"--{name}: {kind} is not its type")
+    return found
+
+
+def test_options_are_words_of_the_vocabulary() -> None:
+    assert {f"{name}: {fault}" for name, option in options() for fault in option_faults(name, option)} == set()
+
+
+def test_no_word_is_listed_without_need() -> None:
+    """Every row is used by two functions or options at least, every other word by its own."""
+    used = {name: [p.name for p in parameters(value)] for name, (value, _) in FUNCTIONS.items()}
+    for name, words in OWN.items():
+        assert set(words.split()) <= set(used[name]) - WORDS.keys(), name
+    flags: dict[str, set[str]] = {}
+    for name, option in options():
+        flags.setdefault(name, set()).update(f.lstrip("-").replace("-", "_") for f in option.opts)
+    for name, words in OPTIONS.items():
+        held = set().union(*flags.values()) if name == "all" else flags[name]
+        assert set(words.split()) <= held - WORDS.keys(), name
+    every = [word for words in (*used.values(), *flags.values()) for word in words]
+    assert [word for word in WORDS if every.count(word) < 2] == []
+    assert not WORDS.keys() & UNUSED.keys()
+
+
+def measure(problem: landscape.Problem, k: float, hvps: int = 1, draws: int | None = None, odd: int = 0) -> None:
+    """An invented function with two wrong words and a wrong type."""
+
+
+def test_a_wrong_word_is_found() -> None:
+    assert faults(measure) == [
+        "k: float is not its type",
+        "hvps: `products` is the word",
+        "odd: not in the vocabulary",
+    ]
+    assert faults(measure, "odd")[2:] == []
+    wrong = click.Option(["--top-k"], type=int), click.Option(["--draws"], type=float)
+    assert [option_faults("spectrum", option) for option in wrong] == [
+        ["--top_k: `k` is the word"],
+        ["--draws: float is not its type"],
+    ]
+
+
+def test_types_are_read_from_annotations() -> None:
+    assert members("Annotated[Array, 'y x', 'nat'] | None") == {"Annotated[Array, 'y x', 'nat']"}
+    assert members("Annotated[tuple[str, ...], 'row+']") == {"Sequence[str]"}
+    assert members("Literal['a | b'] | dict[str, int] | None") == {"Literal['a | b']", "dict[str, int]"}
