@@ -16,7 +16,7 @@ from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.memory import spare, with_saved_bytes
 from landscape.core.options import choose, expect, positive
 from landscape.curvature import double_backward
-from landscape.curvature.operators import SymmetricOperator
+from landscape.curvature.operators import Products, SymmetricOperator
 from landscape.evaluation.needs import GRAPH_BYTES
 from landscape.problem.batches import aligned
 from landscape.problem.layout import check_recording, differentiable, gradients
@@ -382,9 +382,6 @@ def gradient_curvature(problem: Problem, weights: Tensor | None = None) -> tuple
             "that there is no curvature along it"
         )
     return curved / norm2, norm2
-
-
-Products = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)

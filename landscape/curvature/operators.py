@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,10 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.options import expect
+
+
+#: A function from vectors (k, size), one a row, to their products with a matrix, (k, size).
+Products = Callable[[Tensor], Tensor]
 
 
 class SymmetricOperator:
@@ -38,18 +43,16 @@ class SymmetricOperator:
         """The products with the rows of ``rows``, (m, size) -> (m, size)."""
         raise NotImplementedError
 
-    def rows(self, rows: Tensor) -> Tensor:
-        """The products with several vectors, (m, size) -> (m, size): those of ``A @ rows.T``, transposed."""
-        self.products += len(rows)
-        return self._images(rows)
-
     def __matmul__(self, v: Tensor) -> Tensor:
         """The product with a vector (size,) or a block (size, m), in the shape and precision of ``v``."""
         expect("v", v, Tensor)
         if v.dim() not in (1, 2) or len(v) != self.size or not v.is_floating_point():
             what = f"shape {tuple(v.shape)} of {str(v.dtype).removeprefix('torch.')}"
             raise InputError(f"v: {what}, it must be ({self.size},) or ({self.size}, m) of real numbers")
-        return self.rows(v[None])[0] if v.dim() == 1 else self.rows(v.T.contiguous()).T
+        rows = v[None] if v.dim() == 1 else v.T.contiguous()
+        self.products += len(rows)
+        images = self._images(rows)
+        return images[0] if v.dim() == 1 else images.T
 
     __call__ = __matmul__
 
@@ -77,3 +80,8 @@ class SymmetricOperator:
         dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
         every = dict.fromkeys(("matvec", "rmatvec", "matmat", "rmatmat"), image)
         return LinearOperator(self.shape, dtype=dtype, **every)
+
+
+def row_products(operator: SymmetricOperator) -> Products:
+    """The products of ``operator`` with vectors that are rows, (k, size) -> (k, size)."""
+    return lambda rows: (operator @ rows.T).T
