@@ -12,7 +12,6 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.options import expect
 
-
 #: A function from vectors (k, size), one a row, to their products with a matrix, (k, size).
 Products = Callable[[Tensor], Tensor]
 
