@@ -28,7 +28,8 @@ class Ranks:
 
     def norm(self, v: Tensor, **options: Any) -> Tensor:
         """The norm of a vector; with ``dim=1``, the norms of the rows of a matrix."""
-        return v.norm(**options)
+        found: Tensor = v.norm(**options)
+        return found
 
     def size(self, v: Tensor) -> int:
         """The number of dimensions of the space of ``v``."""
@@ -49,7 +50,8 @@ class Ranks:
 
     def orthonormal(self, rows: Tensor) -> Tensor:
         """As many orthonormal rows, whose span contains ``rows``."""
-        return torch.linalg.qr(rows.T)[0].T
+        q: Tensor = torch.linalg.qr(rows.T)[0]
+        return q.T
 
 
 ALONE = Ranks()
