@@ -49,7 +49,7 @@ class Ranks:
         return draw.to(like).mul_(2).sub_(1)
 
     def orthonormal(self, rows: Tensor) -> Tensor:
-        """As many orthonormal rows, whose span contains ``rows``."""
+        """Orthonormal rows, as many as ``rows``, whose span contains these."""
         q: Tensor = torch.linalg.qr(rows.T)[0]
         return q.T
 
