@@ -428,7 +428,7 @@ class CriticalBatch(Measurement):
         return int(worse[0]) if len(worse) else len(rise)
 
     def _crossing(self, loss: Array) -> float:
-        """Where the rise passes ``loss_tol``: linear in log batch; in its middle from inf."""
+        """The batch where the rise passes ``loss_tol``, linear in log batch; in its middle from inf."""
         rise = _rise(loss)
         k = self._first_worse(rise)
         if k == len(rise):
