@@ -5,8 +5,8 @@ names. The names of this module stand in ``__init__.pyi``; each is imported when
 point that declares names takes no time.
 """
 
-from landscape import _lazy
+from landscape.core import lazy
 from landscape.core import registry as registry
 
-_modules, __getattr__, __dir__ = _lazy(__name__, __file__)
+_modules, __getattr__, __dir__ = lazy(__name__, __file__)
 __all__ = list(_modules)
