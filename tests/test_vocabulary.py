@@ -69,7 +69,7 @@ OWN = {
     "Checkpoint.load": "whole_history",
     "ResultFile": "writes",
     "ResultFile.drop": "reason",
-    "ResultFile.earlier": "differs source",
+    "ResultFile.earlier": "differs",
     "ResultFile.put": "finished",
     "top_eigenvalues": "initial",
     "HessianOperator": "graph_bytes",
@@ -85,7 +85,7 @@ OWN = {
     "barrier": "t",
     "recipes": "pattern",
     "train": "max_restarts",
-    "critical_batch": "tol factors scaling",
+    "critical_batch": "factors scaling",
     "DecentralizedDataParallel": "algorithm average_buffers peak_lr",
     "DecentralizedDataParallel.forward": "keywords",
     "Recorder": "every test sharpness save_every scalars",
@@ -114,7 +114,6 @@ OWN = {
     # Fields that are tables of a recipe, or what an object is made of.
     "Recipe": "checkpoint precision",
     "Execution": "save previous",
-    "CriticalBatch": "tol",
 }
 #: Options of a command that are no parameters of the function of the same name.
 OPTIONS = {
@@ -124,7 +123,7 @@ OPTIONS = {
     "critical-batch": "branches lr_scaling",
     "fetch": "mirror",
     "figures": "all scale budget dry_run records prune",
-    "minima": "tol",
+    "minima": "rate_tol",
     "plan": "workers learners_per_worker scaling bandwidth latency straggler slow mixing all_reduce alone "
     "per_machine",
     "plot": "log linear levels vmax cmap dpi animate film_grid frames fps",

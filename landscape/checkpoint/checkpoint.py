@@ -30,6 +30,7 @@ from landscape.data.base import Dataset
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import Layout, Slot, average
 from landscape.problem.problem import Loss, Problem
+from landscape.results.base import Provenance
 
 SCHEMA = "landscape.checkpoint"
 IMPORTED = "import"  # the algorithm of imported weights (landscape.checkpoint.foreign_weights)
@@ -151,6 +152,27 @@ class Checkpoint:
         if self.algorithm == RECORDED and self.path:
             return f"{self.path.resolve().parent.name}, step {self.step:,}"
         return f"{self.algorithm}, seed {self.seed}, step {self.step:,}"
+
+    def about(self, split: str | None = None) -> Provenance:
+        """The origin that analyses keep with a result of this run: split, label, file and its SHA-256.
+
+        Args:
+            split: "train" or "test"; default: that of :meth:`problem`.
+
+        Returns:
+            A dict with ``split``, ``label``, ``source`` and ``source_sha256``; without a file the first two.
+
+        Example:
+            >>> import tempfile, torch, landscape
+            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
+            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
+            >>> landscape.import_state(f"{folder}/net.pt", model).about()
+            {'split': 'train', 'label': 'net (torch.nn.modules.linear:Linear)'}
+        """
+        found = Provenance(split=split or self.source.get("split", SPLIT), label=self.label)
+        if self.path is not None and self.path.is_file():
+            found |= {"source": self.path.name, "source_sha256": hdf5.sha256(self.path)}
+        return found
 
     def problem(
         self,
