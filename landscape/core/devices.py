@@ -37,13 +37,13 @@ def pick_device(name: str) -> torch.device:
         device(type='cpu')
     """
     cpu, own = torch.device("cpu"), accelerator()
-    choose("--device", name, DEVICES)
+    choose("device", name, DEVICES)
     if name == "auto":
         return own if own and has_float64(own) else cpu
     for device in (cpu, own):
         if device and device.type == name:
             return device
-    raise InputError(f"--device: '{name}' is not allowed, PyTorch finds no {name} here; use cpu or auto")
+    raise InputError(f"device: '{name}' is not allowed, PyTorch finds no {name} here; use cpu or auto")
 
 
 @functools.cache

@@ -129,10 +129,10 @@ def test_random_numbers_of_a_device_are_fixed_and_kept(float64: bool) -> None:
 
 def test_a_device_is_named() -> None:
     assert devices.pick_device("cpu") == torch.device("cpu")
-    with pytest.raises(InputError, match="^--device: 'gpu' is not known.*allowed: auto, cpu, cuda"):
+    with pytest.raises(InputError, match="^device: 'gpu' is not known.*allowed: auto, cpu, cuda"):
         devices.pick_device("gpu")
     for name in {*devices.DEVICES} - {"auto", "cpu", getattr(devices.accelerator(), "type", "")}:
-        with pytest.raises(InputError, match=f"^--device: '{name}' is not allowed, PyTorch finds no {name}"):
+        with pytest.raises(InputError, match=f"^device: '{name}' is not allowed, PyTorch finds no {name}"):
             devices.pick_device(name)
 
 
