@@ -112,7 +112,7 @@ class Checkpoint:
 
     @property
     def has_recipe(self) -> bool:
-        """Whether ``landscape train`` made it: ``recipe`` then says how the run goes on."""
+        """Say whether ``landscape train`` made it: ``recipe`` then says how the run goes on."""
         return self.algorithm not in (IMPORTED, RECORDED)
 
     @property

@@ -102,7 +102,7 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torc
 
 
 def _unfit(value: Tensor, target: Tensor) -> str:
-    """Why the numbers of ``value`` cannot become those of ``target``; "" if they can."""
+    """The reason why the numbers of ``value`` cannot become those of ``target``; "" if they can."""
     if value.is_meta:
         return "is on the device 'meta' and holds no numbers"
     if value.layout != torch.strided or value.is_quantized or value.is_nested:

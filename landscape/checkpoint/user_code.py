@@ -45,12 +45,12 @@ class Spec:
 
     @property
     def user_defined(self) -> bool:
-        """Whether it names the user's code."""
+        """Say whether it names the user's code."""
         return is_user_defined(self.name)
 
 
 def is_user_defined(name: str) -> bool:
-    """Whether the name of a model or data set is MODULE:NAME, and not a built-in one."""
+    """Say whether the name of a model or data set is MODULE:NAME, and not a built-in one."""
     return ":" in name
 
 

@@ -118,7 +118,7 @@ def frame_set(
 
 @dataclass(frozen=True)
 class Features:
-    """How recordings become inputs and labels: the options of :func:`spoken_digits` with the same names.
+    """The way from recordings to inputs and labels: the options of :func:`spoken_digits` with these names.
 
     Attributes:
         rate: Sampling rate to which recordings are brought. Unit: Hz. Source: that of the recordings.

@@ -179,7 +179,7 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Execution:
-    """Where the points of a grid are computed, what they go on with, and who hears of them meanwhile.
+    """The execution of a grid: where its points are computed, from which on, and who hears of them.
 
     Args:
         group: a torch.distributed group whose processes all make the call, each for its part of the points;
@@ -474,7 +474,7 @@ def complete(
 
 
 def meets(previous: Interpolated, tolerance: Tolerance | None) -> bool:
-    """Whether the values of ``previous`` are all exact, or interpolated within ``tolerance``."""
+    """Say whether the values of ``previous`` are all exact, or interpolated within ``tolerance``."""
     if previous.exact.all():
         return True
     if tolerance is None or not previous.columns:
@@ -560,17 +560,17 @@ class PlaneGrid:
         return complete(at, done, columns, of, dispatch, self.tolerance, deciding, others, seed)
 
     def fields(self) -> dict[str, Any]:
-        """Those of a result, with copies of the columns as they are now."""
+        """The fields of a result, with copies of the columns as they are now."""
         copies = {name: column.copy() for name, column in self.columns.items()}
         return {"x": self.x, "y": self.y, "span": self.span, "done": self.done.copy(), **copies}
 
 
 def _unknown(kind: Any) -> Any:
-    """What stands for a number that is not known: NaN, or 0 for whole numbers."""
+    """The stand-in for a number that is not known: NaN, or 0 for whole numbers."""
     return np.nan if np.dtype(kind).kind == "f" else 0
 
 
 def reused_points(previous: Any, surface: Any) -> int:
-    """How many points of ``surface``, or Hessian grid, were taken from ``previous``."""
+    """The number of points of ``surface``, or Hessian grid, that were taken from ``previous``."""
     columns, rows = coincide(surface.x, previous.x)[1], coincide(surface.y, previous.y)[1]
     return int(previous.done[np.ix_(rows, columns)].sum())

@@ -153,7 +153,7 @@ class Stack:
                 )
 
     def _dtype(self, weights: Tensor) -> torch.dtype:
-        """Of the arithmetic inside the network."""
+        """The precision of the arithmetic inside the network."""
         return weights.dtype if self.precision == "full" else torch.bfloat16
 
     def _relative_error(
@@ -272,7 +272,7 @@ class Stack:
 
     @property
     def _seeds(self) -> Sequence[int | None]:
-        """Those of random numbers in eval mode, the same for all learners; the loss is a mean over them."""
+        """The seeds of random numbers in eval mode, for all learners alike; the loss is a mean over them."""
         return range(self.problem.draws) if self.problem.draws else [None]
 
     def _mean(
@@ -327,7 +327,7 @@ class Stack:
         return losses.detach()
 
     def batching_pays(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> bool:
-        """Whether :meth:`gradients` of these arguments is faster batched, and the same: a short trial.
+        """Try whether :meth:`gradients` of these arguments is faster batched, and the same.
 
         Never where each learner needs a pass: with dropout, whose numbers differ by learner, or operations
         that torch.vmap does not know; nor where all learners' activations exceed MAX_BATCHED_BYTES.

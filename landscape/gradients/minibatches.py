@@ -229,7 +229,7 @@ def from_sums(squares: Any, total2: Any, n: Any, batch: int) -> tuple[Any, Any]:
 
 
 class ExactGradientEstimator:
-    """From the distances of minibatch gradients to the gradient of all data, which is exact."""
+    """The noise from the distances of minibatch gradients to the gradient of all data, which is exact."""
 
     def __init__(self, whole: Tensor, batch: int) -> None:
         self._whole, self._batch, self.draws = whole, batch, 0
@@ -249,7 +249,7 @@ class ExactGradientEstimator:
 
 
 class JackknifeEstimator:
-    """From all pairs of minibatch gradients at one θ (P,): both parts are unbiased, their ratio nearly.
+    """The noise from all pairs of minibatch gradients at one θ (P,): unbiased parts, a nearly unbiased ratio.
 
     Each group of draws is left out once, which gives the standard errors and takes most of the ratio's bias
     (Quenouille's jackknife). Sums of gradients are kept by group, not the gradients themselves.
@@ -291,7 +291,7 @@ class JackknifeEstimator:
 
 
 class LearnersEstimator(JackknifeEstimator):
-    """From minibatch gradients of n ≥ 2 learners at their own weights.
+    """The noise from minibatch gradients of n ≥ 2 learners at their own weights.
 
     The scale is that of their mean gradient: each draw is one of n · B samples, whose noise the spread of the
     weights does not enter. ``rounds`` is what single draws show by :func:`from_round`, as a running training

@@ -124,7 +124,7 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
                 )
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """What is to be known before a step: after the backward pass, before the gradients are clipped."""
+        """Measure what a step needs before it is made: after backward, before gradients are clipped."""
         if not (self._stepping and self._session.within):  # in which LBFGS calls its closure again
             self._session.before()
 
@@ -234,7 +234,7 @@ def _no_trainer(module: Any) -> Any:
 
 
 def _indices(module: Any) -> int:
-    """How many arguments training_step takes after the batch: batch_idx, or none."""
+    """The number of arguments that training_step takes after the batch: one for batch_idx, or none."""
     parameters = inspect.signature(module.training_step).parameters.values()
     if any(p.kind == p.VAR_POSITIONAL for p in parameters):
         return 1
@@ -257,7 +257,7 @@ def _check_own_loss(trainer: Any, module: Any) -> None:
 
 
 def _overrides(part: Any, name: str) -> bool:
-    """Whether the method ``name`` of a module or datamodule is not Lightning's own."""
+    """Say whether the method ``name`` of a module or datamodule is not Lightning's own."""
     method = getattr(type(part), name, None)
     own = [package.partition(".")[0] for package in PACKAGES]
     return method is not None and method.__module__.partition(".")[0] not in own

@@ -1,4 +1,4 @@
-"""What the callbacks share: a recorder between a trainer's hooks, and the pictures at the end."""
+"""The common part of the callbacks: a recorder between a trainer's hooks, and the pictures at the end."""
 
 from __future__ import annotations
 
@@ -164,14 +164,14 @@ class Session:
         self.steps = self.recorder.steps
 
     def before(self) -> None:
-        """Right before the optimizer's step."""
+        """Begin a step, right before the optimizer's."""
         self.after()  # of a step that was skipped, so that no hook came after it
         if self.recorder is not None:
             self._step.enter_context(self.recorder.step())
             self.within = True
 
     def after(self) -> None:
-        """Right after it; again, or without a step: nothing."""
+        """End the step, right after the optimizer's; without a step nothing happens."""
         self._step.close()
         self.within = False
         if self.recorder is not None:
@@ -225,7 +225,7 @@ class Session:
 
 
 class Recorded:
-    """What callbacks have in common: their arguments, and the session that is made of them."""
+    """The common base of callbacks: their arguments, and the session that is made of them."""
 
     def __init__(
         self,

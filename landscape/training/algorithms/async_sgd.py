@@ -125,14 +125,14 @@ class AsyncSGD(Rule):
         return {"delay": self._delay(step)}
 
     def follows_mean_direction(self, step: int) -> bool:
-        """Not of the measured schedule: its server has the gradient, but not the minibatch."""
+        """A measured schedule does not: its server has the gradient, but not the minibatch."""
         return not (self.shifted or self.staleness_aware or self.measured)
 
     def communication_cost(self, step: int) -> tuple[float, int]:
         return 2.0, 0  # its gradient to the server, weights back; no worker waits for another
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """In mean square for the random schedule; not known for the measured one, where delays vary."""
+        """The limit is one in mean square for the random schedule, and unknown for the measured one."""
         if self.measured and self.delay:
             return None
         if (self.shifted and momentum) or (
@@ -205,7 +205,7 @@ class ADPSGD(DPSGD):
         return {"delay": self._mean_delay}
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """Of random pairs in mean square, and with the fixed schedule only."""
+        """The limit for random pairs is one in mean square; it is known for the fixed schedule only."""
         if not self.delay:
             return super().stability_limit(momentum, form)
         if self.schedule == "random" or len(self.mixing.cycle) > 1:

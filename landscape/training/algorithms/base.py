@@ -153,7 +153,7 @@ class Rule(ABC):
         """
 
     def follows_mean_direction(self, step: int) -> bool:
-        """Whether a step moves w_a by −α times the mean of the directions, which Eq. 4's split assumes.
+        """Say whether a step moves w_a by −α times the mean direction, which Eq. 4's split assumes.
 
         Args:
             step: counted from 1.

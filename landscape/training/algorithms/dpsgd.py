@@ -66,7 +66,7 @@ class DPSGD(Rule):
         return self._new_weights(weights).copy_(self.comm.mix(stepped, self.mixing, step)())
 
     def finish_moved(self, weights: Tensor, points: Tensor, moved: Tensor, lr: float, step: int) -> Tensor:
-        """In AWC order w_j − α u_j + Σ_k M_jk (w_k − w_j), for which three passes over memory are enough."""
+        """The result in AWC order is w_j − α u_j + Σ_k M_jk (w_k − w_j): three passes over memory."""
         if self.order == "awc" and self.lr_is_factor and points.data_ptr() == weights.data_ptr():
             return self._mixed.add_to(moved)
         return super().finish_moved(weights, points, moved, lr, step)
@@ -83,7 +83,7 @@ class DPSGD(Rule):
         return self.mixing.degree(step) * (1 + self._mixed_buffers), 1
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """Without momentum that of the mixing in this order; of random matching in mean square."""
+        """The limit without momentum is that of the mixing; random matching has one in mean square."""
         if not momentum:
             return self.mixing.stability_limit if self.order == "awc" else max_stable_step()
         mixed = self.buffers == "mix"
@@ -199,7 +199,7 @@ class SGP(Rule):
         return (np.count_nonzero(p) - np.count_nonzero(np.diag(p))) / self.learners, 1
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """Where w stays 1, that of DPSGD in ATC order; of a fixed graph, with the w that it settles at.
+        """The limit is that of DPSGD in ATC order where w stays 1; on a fixed graph w is where it settles.
 
         On one quadratic x ← P (x − ηλ x/w): learners of little weight w take the largest steps.
         """

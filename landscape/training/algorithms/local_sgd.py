@@ -80,7 +80,7 @@ class LocalSGD(Rule):
         self._averaged = 0
 
     def _ends_period(self, step: int) -> bool:
-        """Whether ``step`` ends a period of local steps with the average of all."""
+        """Say whether ``step`` ends a period of local steps with the average of all."""
         return step > self.first and (step - self.first) % self.period == 0
 
     def begin(self, weights: Tensor, step: int) -> None:
@@ -106,7 +106,7 @@ class LocalSGD(Rule):
         return new
 
     def _outer(self, mean: Tensor, lr: float) -> Tensor:
-        """(P,): where all learners go on from, given their mean after a period."""
+        """The weights (P,) from which all learners go on, given their mean after a period."""
         return mean
 
     def _anchored(self, mean: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ class _Outer(LocalSGD):
 
 @registry.algorithms.add("slowmo")
 class SlowMo(_Outer):
-    """After every ``period`` steps average to x̄, then u ← βu + (x_old − x̄)/γ, x_old ← x_old − a γ u.
+    """SlowMo: after ``period`` steps average to x̄, then u ← βu + (x_old − x̄)/γ, x_old ← x_old − a γ u.
 
     γ is the learning rate of the period's last step (Wang et al. 2020, Algorithm 1; LocalSGD-2021). a = 1 and
     β = 0 is local SGD, whose options it has.
@@ -211,7 +211,7 @@ class SlowMo(_Outer):
 
 @registry.algorithms.add("diloco")
 class DiLoCo(_Outer):
-    """After every ``period`` steps Δ = x_old − x̄, v ← μv + Δ, x_old ← x_old − ν (Δ + μv): Nesterov's.
+    """DiLoCo: after ``period`` steps Δ = x_old − x̄, v ← μv + Δ, x_old ← x_old − ν (Δ + μv), Nesterov's.
 
     The rule is Algorithm 1 of Douillard et al. 2023. Their inner optimizer is AdamW, whose state is kept;
     here it is the recipe's. ``period``, ``start`` and ``buffers`` are those of local SGD.

@@ -1,4 +1,4 @@
-"""What an instrument is: a measurement that a run repeats; the instruments of a run, and their sample."""
+"""Instruments, measurements that a run repeats: their base class, those of a run, and their sample."""
 
 from __future__ import annotations
 
@@ -267,11 +267,11 @@ class Instrument(ABC):
 
     @property
     def key(self) -> str:
-        """The name in checkpoints of what it remembers."""
+        """The name of its memory in checkpoints."""
         return f"monitor_{self.name}"
 
     def state(self, step: int) -> dict[str, Tensor]:
-        """What it remembers after ``step``: {} or one tensor, the same on all processes, under :attr:`key`.
+        """The memory after ``step``: {} or one tensor, the same on all processes, under :attr:`key`.
 
         It goes into checkpoints: with it a resumed run gives the bits of one that never stopped.
         """
@@ -288,7 +288,7 @@ class Instrument(ABC):
         """Column -> number; a column that is left out is NaN in the history."""
 
     def generator(self, now: StepState, part: str = "") -> torch.Generator:
-        """For random draws of this instrument at ``now``; ``part`` names one of several uses."""
+        """A generator of this instrument's draws at ``now``; ``part`` names one of several uses."""
         return generator(self.run.seed, f"{self.key} {part}".rstrip(), now.step)
 
     def needs_batch(self) -> int:
@@ -355,7 +355,7 @@ class Monitoring:
         return tuple(every for _, intervals in self._instruments for every in intervals if every)
 
     def due(self, step: int) -> bool:
-        """Whether something is measured after ``step``."""
+        """Say whether something is measured after ``step``."""
         return any(step % every == 0 for every in self.turns)
 
     def see(self, step: int, points: Tensor, rows: Tensor) -> None:
@@ -384,14 +384,14 @@ class Monitoring:
         return columns
 
     def state(self, step: int) -> dict[str, Tensor]:
-        """What the instruments remember after ``step``, for a checkpoint."""
+        """The instruments' memory after ``step``, for a checkpoint."""
         state = dict(self.run.sample.state) if "sample" in vars(self.run) else {}
         for instrument, _ in self._instruments:
             state |= instrument.state(step)
         return state
 
     def restore(self, shared: Mapping[str, Tensor]) -> None:
-        """Take that from a checkpoint."""
+        """Take the instruments' memory from a checkpoint."""
         if "sample" in vars(self.run):
             self.run.sample.restore(shared)
         for instrument, _ in self._instruments:
@@ -442,7 +442,7 @@ def of_run(
         return StatePreconditioner(recipe, problem, "monitor.instruments")
 
     def preconditioner(now: StepState | None) -> Preconditioner | None:
-        """That of the learners' mean state, at w_a."""
+        """The preconditioner of the learners' mean state, at w_a."""
         counters = made().counters
         if now is None:
             return None

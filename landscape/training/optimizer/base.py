@@ -19,7 +19,7 @@ from landscape.problem.layout import Layout
 
 
 class OptimizerMemory(Protocol):
-    """What update rules read and change of an optimizer, this package's or a user's own.
+    """The part of an optimizer, of this package or a user's own, that update rules read and change.
 
     Attributes:
         counters, state: as of :class:`Optimizer`.

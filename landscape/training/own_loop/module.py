@@ -168,7 +168,7 @@ class DecentralizedDataParallel(nn.Module):
         return self.module(*args, **keywords)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """For loops written for DistributedDataParallel: gradients add up here in any case.
+        """A context for loops written for DistributedDataParallel: gradients add up here in any case.
 
         Nothing is exchanged in a backward pass, so that passes before a step accumulate with or without it.
 

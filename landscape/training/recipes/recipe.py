@@ -41,7 +41,7 @@ MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run 
 
 @dataclass(frozen=True)
 class Decompose:
-    """How often a step is decomposed into effective learning rate and noise, and from how many samples.
+    """The decomposition of steps into effective learning rate and noise: its interval and its samples.
 
     Attributes:
         every: Decompose every so many steps; 0: none. Unit: steps. Source: ours; every 10th step costs about
@@ -59,7 +59,7 @@ class Decompose:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """How often w_a is evaluated on the test set.
+    """The evaluation of w_a on the test set.
 
     Attributes:
         every: Evaluate loss and accuracy every so many steps; 0: only at the end. Unit: steps. Source: ours.
@@ -74,7 +74,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Save:
-    """How often a checkpoint is written; one is always written at the end.
+    """The writing of checkpoints along the run; one is always written at the end.
 
     Attributes:
         every: Write a file step-NNNNNNN.h5 every so many steps; 0: only at the end. Unit: steps. Source:
@@ -86,7 +86,7 @@ class Save:
 
 @dataclass(frozen=True)
 class Monitor:
-    """What is measured along the run besides its steps, at w_a and at the learners' weights.
+    """The measurements along the run besides its steps, at w_a and at the learners' weights.
 
     Attributes:
         sharpness: Measure λ_max of the loss at w_a every so many steps; 0: never. Unit: steps. Source: ours;
@@ -284,7 +284,7 @@ class Recipe:
 
     @property
     def names_code(self) -> bool:
-        """Whether its model or data is MODULE:NAME."""
+        """Say whether its model or data is MODULE:NAME."""
         return any(self.spec(table).user_defined for table in CODE)
 
     def rule(self) -> algorithms.Rule:

@@ -317,7 +317,7 @@ LOCKED_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """``recipe`` in ``folder``."""
+    """A run to be made or gone on with: ``recipe`` in ``folder``."""
 
     recipe: Recipe
     folder: Path
@@ -328,7 +328,7 @@ Ended = Callable[[TrainingJob, float | None], None]
 
 
 class _OutOfTime(Exception):
-    """It is later than a run may go on."""
+    """A run has come to the time at which it must stop."""
 
 
 def train_runs(
@@ -376,7 +376,7 @@ def train_runs(
 
 
 def _visible(folder: Path) -> bool:
-    """Whether the files of a run that has ended elsewhere can be seen: over NFS after a while."""
+    """Say whether the files of a run that has ended elsewhere can be seen: over NFS after a while."""
     deadline = time.monotonic() + NFS_SECONDS
     while "last.h5" not in (os.listdir(folder) if folder.is_dir() else ()):
         if time.monotonic() > deadline:

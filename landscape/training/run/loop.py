@@ -319,7 +319,7 @@ class Trainer:
         return self.optimizer.state, self.rule.state, self.rule.shared, buffers
 
     def describe_part(self) -> str:
-        """For logs: the learners of this process."""
+        """The learners of this process, in words for logs."""
         return f"learners {self.comm.local.start} to {self.comm.local.stop - 1}"
 
     def checkpoint(self) -> Checkpoint:
