@@ -49,7 +49,7 @@ class Sample:
     """
 
     def __init__(self, monitor: Monitor, problem: Problem, comm: Comm, seed: int) -> None:
-        self._comm, self.count = comm, min(monitor.top, problem.layout.size)
+        self._comm, self.count = comm, min(monitor.k, problem.layout.size)
         self.state: dict[str, Tensor] = {}
         self._found: tuple[int, Eigenpairs | None] = -1, None
         HessianOperator(problem)  # refuses a model without second derivatives, before the first step

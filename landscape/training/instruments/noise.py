@@ -185,7 +185,7 @@ class NoiseAlignment(Instrument):
 
 @registry.instruments.add("disagreement")
 class Disagreement(Instrument):
-    """The spread and the gradient in the space of the ``monitor.top`` largest eigenvalues, and ½ tr(HC).
+    """The spread and the gradient in the space of the ``monitor.k`` largest eigenvalues, and ½ tr(HC).
 
     H and the gradient are at w_a, on the sample of ``monitor.samples``; C = n⁻¹ Σ_j Δw_j Δw_jᵀ, so that
     ½ tr(HC) is what the spread costs in loss to second order, in nats. Errors are those of

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from landscape import data, models
-from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
+from landscape.checkpoint.checkpoint import FORMER_KEYS, IMPORTED, Checkpoint
 from landscape.checkpoint.user_code import Spec, is_user_defined
 from landscape.core import registry
 from landscape.core.errors import InputError, OperationError
@@ -29,7 +29,7 @@ from landscape.core.options import (
     type_hints,
 )
 from landscape.core.options import parse_toml as parse
-from landscape.gradients.learners import Precision
+from landscape.gradients.learners import Autocast
 from landscape.training import algorithms, optimizer
 from landscape.training.recipes import table_recipes
 from landscape.training.recipes.schedule import Schedule
@@ -93,7 +93,7 @@ class Monitor:
             at Figure 2's settings every 50 steps cost about an eighth of the run.
         samples: Training samples for Hessians, always the same ones; 0: all. Unit: samples. Source: ours; at
             Figure 2's settings λ_max on 2,000 samples is within 10% of that on 10,000.
-        top: Number of leading eigenvectors, for the share of the learners' spread that lies along them.
+        k: Number of leading eigenvectors, for the share of the learners' spread that lies along them.
             Source: ours.
         instruments: Names of instruments that measure every ``every`` steps, such as "batch-sharpness".
             Source: ours.
@@ -105,14 +105,14 @@ class Monitor:
 
     sharpness: int = 0
     samples: int = 2000
-    top: int = 3
+    k: int = 3
     instruments: list[str] = field(default_factory=list)
     every: int = 50
     draws: int = 16
     rho: float = 0.0
 
     def __post_init__(self) -> None:
-        for key, least in {"sharpness": 0, "samples": 0, "top": 1, "every": 1, "draws": 2, "rho": 0}.items():
+        for key, least in {"sharpness": 0, "samples": 0, "k": 1, "every": 1, "draws": 2, "rho": 0}.items():
             positive(f"monitor.{key}", getattr(self, key), least=least)
         for name in self.instruments:
             registry.instruments[name]  # refuses one that is not known
@@ -177,8 +177,8 @@ class Recipe:
         steps: Length of the run. Unit: steps.
         seed: Seed of the initial weights, the minibatches and all other random numbers. Source: ours.
         dtype: Precision of weights, optimizer state and passes over whole data sets. Source: PyTorch's.
-        precision: "bfloat16" runs the network on minibatches under autocast, on CPU as well as CUDA. Source:
-            ours; "full" changes no number.
+        autocast: "bfloat16" runs the network on minibatches under autocast, on CPU as well as CUDA; "": in
+            ``dtype``. Source: ours; "" changes no number.
         accumulate: Number of microbatches in which each local minibatch is computed. Source: ours; 1 is the
             whole minibatch at once.
         sampling: "replacement" draws minibatches with replacement. "all" takes the whole training set in each
@@ -203,7 +203,7 @@ class Recipe:
     data: dict[str, Any]
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
-    precision: Precision = "full"
+    autocast: Autocast = ""
     accumulate: int = 1
     sampling: Literal["replacement", "all"] = "replacement"
     optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "sgd"} | optimizer.options("sgd", {}))
@@ -230,8 +230,8 @@ class Recipe:
                 f"accumulate: {self.accumulate} is not allowed, it must divide the local batch of "
                 f"{self.local_batch}"
             )
-        if self.precision == "bfloat16" and self.dtype == "float64":
-            raise InputError("precision: 'bfloat16' is not allowed with dtype 'float64', only with 'float32'")
+        if self.autocast and self.dtype == "float64":
+            raise InputError("autocast: 'bfloat16' is not allowed with dtype 'float64', only with 'float32'")
         most = torch.finfo(getattr(torch, self.dtype)).max
         if self.schedule.peak_lr(self.lr, self.batch) > most:
             raise InputError(f"lr: {self.lr} is not allowed, {self.dtype} holds numbers up to {most:.4g}")
@@ -476,7 +476,7 @@ def read(
     typed = changed({}, given)
     values = table_recipes.values(recipe, typed)
     if values is None:
-        values = _file_values(recipe)
+        values = file_values(recipe)
     else:
         given.pop("epochs", None)
     values = changed(values, given)
@@ -492,7 +492,7 @@ def read(
     return from_values(values)
 
 
-def _file_values(recipe: str) -> dict[str, Any]:
+def file_values(recipe: str) -> dict[str, Any]:
     """The values of the recipe in a file; it is named for the file if it has no name of its own."""
     path = BUILT_IN / f"{recipe}.toml"
     if recipe not in built_in():
@@ -560,6 +560,8 @@ def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **given: A
     fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in given}
     built = {}
     for key, value in values.items():
+        if present := FORMER_KEYS.get(f"{prefix}{key}"):
+            raise InputError(f"recipe key {prefix}{key}: it is {present} now")
         choose(f"recipe key {prefix}{key}", key, fields)
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, dict):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from landscape.checkpoint import run_folder
-from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.checkpoint import Checkpoint, with_present_keys
 from landscape.core import files
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import Lock, printable, wait_until_free
@@ -32,7 +32,7 @@ from landscape.training.processes.cluster import end_if_unwanted
 from landscape.training.processes.comm import Comm
 from landscape.training.processes.process_group import Group, LostProcessError, log_to, where
 from landscape.training.processes.server import Server, Worker
-from landscape.training.recipes.recipe import Recipe, from_values, read, recipe_of
+from landscape.training.recipes.recipe import Recipe, file_values, from_values, recipe_of
 from landscape.training.run.loop import Hooks, Trainer
 from landscape.training.run.setup import divergence_message
 
@@ -259,7 +259,8 @@ def _resumed(
         checkpoint = last_sound(folder, local)
         stored = recipe_of(checkpoint)
     elif (folder / "recipe.toml").exists():  # stopped before its first checkpoint: the same steps again
-        stored = read(str(folder / "recipe.toml"), allow_code=True)  # what it names is checked below
+        values = file_values(str(folder / "recipe.toml"))
+        stored = from_values(with_present_keys(values))  # the code that it names is checked below
     elif recipe is None:
         raise OperationError(f"{folder}: holds no run to resume (no last.h5); give a recipe to start one")
     if stored is None:

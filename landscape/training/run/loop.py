@@ -139,7 +139,7 @@ class Trainer:
             Problem(model, dataset.loss, dataset.split(split), device=device, dtype=dtype)
             for split in ("train", "test")
         )
-        self.stack = Stack(self.train, recipe.accumulate, recipe.precision)
+        self.stack = Stack(self.train, recipe.accumulate, recipe.autocast)
         self.trial = BatchingChoice(self.stack, self.comm)
         self.buffers = Buffers(self.train, self.test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
         if checkpoint:

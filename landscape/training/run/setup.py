@@ -362,7 +362,7 @@ class BatchingChoice:
             place = (
                 torch.cuda.get_device_name(weights.device) if weights.is_cuda else f"{os.cpu_count()} cores"
             )
-            what = [model, shapes, stack.accumulate, stack.precision, place, torch.get_num_threads()]
+            what = [model, shapes, stack.accumulate, stack.autocast, place, torch.get_num_threads()]
 
             def trial() -> dict[str, np.ndarray[Any, Any]]:
                 return {"batched": np.array([stack.batching_pays(weights, x, y, training)])}
@@ -386,8 +386,8 @@ def check_compatibility(
     if samples % GROUPS:
         raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")
     on_gpu = train.device.type == "cuda"
-    if recipe.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported(False):
-        raise InputError("precision: 'bfloat16' is not allowed, this GPU does not compute in it; use 'full'")
+    if recipe.autocast and on_gpu and not torch.cuda.is_bf16_supported(False):
+        raise InputError("autocast: 'bfloat16' is not allowed, this GPU does not compute in it; use ''")
     micro = recipe.local_batch // recipe.accumulate
     if has_batchnorm(train.model) and 0 < samples < GROUPS * micro:
         raise InputError(
