@@ -453,7 +453,7 @@ def test_the_picture_has_a_row_more(tiny: Path) -> None:
         ("monitor.sharpness=-1", "monitor.sharpness: -1 is not allowed"),
         ("monitor.samples=-1", "monitor.samples: -1 is not allowed"),
         ("monitor.k=0", "monitor.k: 0 is not allowed"),
-        ("monitor.top=2", "recipe key monitor.top: it is monitor.k now"),
+        ("monitor.top=2", "recipe key monitor.top: not allowed, it is monitor.k now"),
         ("monitor.sharp=1", "did you mean 'sharpness'"),
     ],
 )

@@ -104,7 +104,7 @@ def test_toml_reads_back_to_the_same_recipe(
         ("accumulate=3", "accumulate: 3 is not allowed, it must divide the local batch of 100"),
         ("accumulate=0", "accumulate: 0 is not allowed"),
         ("autocast=fp16", "autocast: 'fp16' is not allowed, it must be one of '', 'bfloat16'"),
-        ("precision=bfloat16", "recipe key precision: it is autocast now"),
+        ("precision=bfloat16", "recipe key precision: not allowed, it is autocast now"),
         ("schedule.unit=hours", "schedule.unit: 'hours' is not allowed"),
         ("schedule.warmup=-1", "schedule.warmup: -1.0 is not allowed"),
         ("schedule.anneal=0", "schedule.anneal: 0.0 is not allowed"),

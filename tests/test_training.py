@@ -87,7 +87,7 @@ def test_a_run_of_a_version_with_other_keys_goes_on(begun: bool, tiny: Path, tmp
         half.save(folder / "last.h5")
     same_bits(whole, launch.launch(None, folder, resume=True))
     assert 'autocast = ""' in (folder / "recipe.toml").read_text()
-    with pytest.raises(InputError, match="recipe key precision: it is autocast now"):
+    with pytest.raises(InputError, match="recipe key precision: not allowed, it is autocast now"):
         recipe.from_values(recipe.parse(former, "recipe"))
 
 

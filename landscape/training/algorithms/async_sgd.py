@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.core import registry
 from landscape.core.errors import InputError
-from landscape.core.options import below_one, positive
+from landscape.core.options import BelowOne, Natural
 from landscape.limits import max_stable_step
 from landscape.limits.rules import max_matching_step, max_mixing_step, max_random_delay_step
 from landscape.training.algorithms.base import Rule
@@ -49,14 +49,12 @@ class AsyncSGD(Rule):
         self,
         learners: int,
         seed: int,
-        delay: int,
+        delay: Natural,
         schedule: Literal["round-robin", "random", "measured"] = "round-robin",
-        shifted: float = 0.0,
+        shifted: BelowOne = 0.0,
         staleness_aware: bool = False,
     ) -> None:
         super().__init__(learners, seed)
-        positive("algorithm.delay", delay, least=0)
-        below_one("algorithm.shifted", shifted)
         self.measured = schedule == "measured"
         if self.measured and learners > 1:
             raise InputError(
@@ -173,12 +171,11 @@ class ADPSGD(DPSGD):
         self,
         learners: int,
         seed: int,
-        delay: int = 1,
+        delay: Natural = 1,
         schedule: Literal["fixed", "random"] = "fixed",
         mixing: str = "random-matching",
     ) -> None:
         super().__init__(learners, seed, mixing)
-        positive("algorithm.delay", delay, least=0)
         self.delay, self.schedule = delay, schedule
         self._slots, self._mean_delay = torch.empty(0), 0.0
 

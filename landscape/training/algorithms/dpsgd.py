@@ -13,7 +13,7 @@ from torch import Tensor
 from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import positive
+from landscape.core.options import NonNegative
 from landscape.limits import max_stable_step
 from landscape.limits.rules import first_unstable, max_matching_momentum_step, max_mixing_step
 from landscape.training.algorithms.base import Rule
@@ -117,9 +117,8 @@ class DSGDAC(DPSGD):
     lr_is_factor = False
     uses_peak_lr = True
 
-    def __init__(self, learners: int, seed: int, mixing: str = "full", power: float = 1.0) -> None:
+    def __init__(self, learners: int, seed: int, mixing: str = "full", power: NonNegative = 1.0) -> None:
         super().__init__(learners, seed, mixing)
-        positive("algorithm.power", power, least=0)
         self.power = power
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.core import registry
 from landscape.core.errors import InputError
-from landscape.core.options import below_one, positive
+from landscape.core.options import BelowOne, Count, Natural, Positive
 from landscape.limits.rules import max_period_step
 from landscape.training.algorithms.base import Rule
 from landscape.training.algorithms.dpsgd import DPSGD
@@ -52,18 +52,15 @@ class LocalSGD(Rule):
         self,
         learners: int,
         seed: int,
-        period: int,
-        start: int = 0,
+        period: Count,
+        start: Natural = 0,
         nodes: int = 1,
-        node_period: int = 1,
+        node_period: Count = 1,
         mixing: str = "none",
         order: Literal["awc", "atc"] = "awc",
         buffers: Buffers = "keep",
     ) -> None:
         super().__init__(learners, seed)
-        positive("algorithm.period", period, least=1)
-        positive("algorithm.start", start, least=0)
-        positive("algorithm.node_period", node_period, least=1)
         if nodes < 1 or learners % nodes:
             raise InputError(f"algorithm.nodes: {nodes} is not allowed, it must divide {learners} learners")
         if nodes > 1 and mixing != "none":
@@ -187,19 +184,17 @@ class SlowMo(_Outer):
         self,
         learners: int,
         seed: int,
-        period: int,
-        slow_lr: float = 1.0,
-        slow_momentum: float = 0.5,
-        start: int = 0,
+        period: Count,
+        slow_lr: Positive = 1.0,
+        slow_momentum: BelowOne = 0.5,
+        start: Natural = 0,
         nodes: int = 1,
-        node_period: int = 1,
+        node_period: Count = 1,
         mixing: str = "none",
         order: Literal["awc", "atc"] = "awc",
         buffers: Buffers = "keep",
     ) -> None:
         super().__init__(learners, seed, period, start, nodes, node_period, mixing, order, buffers)
-        positive("algorithm.slow_lr", slow_lr)
-        below_one("algorithm.slow_momentum", slow_momentum)
         self.outer_lr, self.outer_momentum = slow_lr, slow_momentum
 
     def _outer(self, mean: Tensor, lr: float) -> Tensor:
@@ -228,15 +223,13 @@ class DiLoCo(_Outer):
         self,
         learners: int,
         seed: int,
-        period: int,
-        outer_lr: float = 0.7,
-        outer_momentum: float = 0.9,
-        start: int = 0,
+        period: Count,
+        outer_lr: Positive = 0.7,
+        outer_momentum: BelowOne = 0.9,
+        start: Natural = 0,
         buffers: Buffers = "keep",
     ) -> None:
         super().__init__(learners, seed, period, start, buffers=buffers)
-        positive("algorithm.outer_lr", outer_lr)
-        below_one("algorithm.outer_momentum", outer_momentum)
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
 
     def _outer(self, mean: Tensor, lr: float) -> Tensor:

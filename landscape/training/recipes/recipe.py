@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +19,13 @@ from landscape.core import registry
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import (
+    Count,
+    Natural,
+    NonNegative,
+    Positive,
+    Several,
     bounded_toml,
+    check_bounds,
     check_type,
     choose,
     positive,
@@ -29,7 +34,6 @@ from landscape.core.options import (
     type_hints,
 )
 from landscape.core.options import parse_toml as parse
-from landscape.gradients.learners import Autocast
 from landscape.training import algorithms, optimizer
 from landscape.training.recipes import table_recipes
 from landscape.training.recipes.schedule import Schedule
@@ -52,8 +56,8 @@ class Decompose:
             their own. Source: ours.
     """
 
-    every: int = 10
-    samples: int = 0
+    every: Natural = 10
+    samples: Natural = 0
     split: bool = True
 
 
@@ -68,8 +72,8 @@ class Evaluate:
             standard error of 1.4%.
     """
 
-    every: int = 100
-    bn_samples: int = 5000
+    every: Natural = 100
+    bn_samples: Several = 5000
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ class Save:
             ours.
     """
 
-    every: int = 500
+    every: Natural = 500
 
 
 @dataclass(frozen=True)
@@ -103,17 +107,15 @@ class Monitor:
         rho: Radius of "worst-sharpness" and "average-sharpness", which need one. Source: ours.
     """
 
-    sharpness: int = 0
-    samples: int = 2000
-    k: int = 3
+    sharpness: Natural = 0
+    samples: Natural = 2000
+    k: Count = 3
     instruments: list[str] = field(default_factory=list)
-    every: int = 50
-    draws: int = 16
-    rho: float = 0.0
+    every: Count = 50
+    draws: Several = 16
+    rho: NonNegative = 0.0
 
     def __post_init__(self) -> None:
-        for key, least in {"sharpness": 0, "samples": 0, "k": 1, "every": 1, "draws": 2, "rho": 0}.items():
-            positive(f"monitor.{key}", getattr(self, key), least=least)
         for name in self.instruments:
             registry.instruments[name]  # refuses one that is not known
 
@@ -131,8 +133,8 @@ class Diverge:
             1, and only disagreement that grows by itself stays far beyond.
     """
 
-    loss: float = 1e4
-    consensus: float = 100.0
+    loss: Positive = 1e4
+    consensus: Positive = 100.0
 
 
 @dataclass(frozen=True)
@@ -155,12 +157,10 @@ BUILT_IN = Path(__file__).parent
 CODE = ("model", "data")
 # The tables with a name, and where it is looked up.
 PARTS: dict[str, Any] = {"algorithm": algorithms, "optimizer": optimizer, "model": models, "data": data}
-# The least value of each number that has one; None: it must be above 0.
-LEAST = {
-    "learners": 1, "batch": 1, "accumulate": 1, "lr": None, "steps": 0, "seed": 0, "decompose.every": 0,
-    "decompose.samples": 0, "evaluate.every": 0, "checkpoint.every": 0, "evaluate.bn_samples": 2,
-    "diverge.loss": None, "diverge.consensus": None,
-}  # fmt: skip
+
+
+# The least value of the numbers of the run itself; None: it must be above 0.
+LEAST = {"learners": 1, "batch": 1, "accumulate": 1, "lr": None, "steps": 0, "seed": 0}
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ class Recipe:
     data: dict[str, Any]
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
-    autocast: Autocast = ""
+    autocast: Literal["", "bfloat16"] = ""
     accumulate: int = 1
     sampling: Literal["replacement", "all"] = "replacement"
     optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "sgd"} | optimizer.options("sgd", {}))
@@ -218,8 +218,9 @@ class Recipe:
     matrices: dict[str, Array] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         for key, least in LEAST.items():
-            positive(key, operator.attrgetter(key)(self), least=least)
+            positive(key, getattr(self, key), least=least)
         if self.batch % self.learners:
             raise InputError(
                 f"batch: {self.batch} is not divisible by {self.learners} learners; "
@@ -556,12 +557,12 @@ def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **given: A
         >>> build_table(Monitor, {"every": 10}, "monitor.").every
         10
     """
-    hints = type_hints(kind)
+    hints = type_hints(kind, bounds=True)
     fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in given}
     built = {}
     for key, value in values.items():
         if present := FORMER_KEYS.get(f"{prefix}{key}"):
-            raise InputError(f"recipe key {prefix}{key}: it is {present} now")
+            raise InputError(f"recipe key {prefix}{key}: not allowed, it is {present} now")
         choose(f"recipe key {prefix}{key}", key, fields)
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, dict):

@@ -77,7 +77,7 @@ def launch(
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     end = launch(read("saddle-dpsgd", ["steps=3"]), folder)
+        ...     end = launch(Recipe.read("saddle-dpsgd", steps=3), folder)
         ...     end.step, sorted(path.name for path in Path(folder).glob("*.h5"))
         (3, ['last.h5', 'step-0000000.h5', 'step-0000003.h5'])
     """
