@@ -47,6 +47,11 @@ FORMER_KEYS = {"precision": "autocast", "monitor.top": "monitor.k"}
 _DATA: dict[str, type] = {"name": str, "options": dict, "train": int, "test": int, "fingerprint": str}
 
 
+def unknown_data() -> dict[str, Any]:
+    """The facts on data of which nothing is known."""
+    return {key: kind() for key, kind in _DATA.items()}
+
+
 @dataclass
 class Checkpoint:
     """State of a run after some steps; in a run over several processes, one process's part of it.
@@ -88,15 +93,15 @@ class Checkpoint:
     weights: Tensor
     layout: Layout
     step: int
-    epoch: float
     algorithm: str
     recipe: str
     model: dict[str, Any]
-    data: dict[str, Any]
-    lr: float
-    local_batch: int
-    seed: int
-    history: dict[str, hdf5.Array]
+    epoch: float = math.nan
+    data: dict[str, Any] = field(default_factory=unknown_data)
+    lr: float = math.nan
+    local_batch: int = 0
+    seed: int = 0
+    history: dict[str, hdf5.Array] = field(default_factory=lambda: dict.fromkeys(history.UNITS, np.zeros(0)))
     buffers: dict[str, Tensor] = field(default_factory=dict)
     mean_buffers: dict[str, Tensor] = field(default_factory=dict)
     optimizer: dict[str, Tensor] = field(default_factory=dict)

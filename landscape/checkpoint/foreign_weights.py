@@ -13,14 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint, storable
-from landscape.checkpoint.history import UNITS
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint, storable, unknown_data
 from landscape.core import hdf5
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import open_regular
@@ -237,10 +235,6 @@ def import_state(
         algorithm=IMPORTED,
         recipe=origin,
         model={"name": name, "options": options or {}},
-        data=data or {"name": "", "options": {}, "train": 0, "test": 0, "fingerprint": ""},
-        lr=float("nan"),
-        local_batch=0,
-        seed=0,
-        history={column: np.zeros(0) for column in UNITS},
         buffers={key: torch.stack([row[key] for row in fixed]) for key in common},
+        data=data or unknown_data(),
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 from landscape.core import statistics
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import expect, positive
+from landscape.core.options import Positive, Several, check_bounds, expect, positive
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import concatenate, count_samples, named_tensors, take
 from landscape.problem.batchnorm import has_batchnorm
@@ -334,14 +334,12 @@ class Precision:
     # The relative standard error asked for, and the fewest and the most draws (ours): a standard error from
     # 16 draws is itself right to 18%, 1/√(2·15), and a stop much earlier would favour draws that agree by
     # accident.
-    relative_error: float = 0.05
-    min_draws: int = 16
-    max_draws: int = 1000
+    relative_error: Positive = 0.05
+    min_draws: Several = 16
+    max_draws: Several = 1000
 
     def __post_init__(self) -> None:
-        positive("relative_error", self.relative_error)
-        positive("min_draws", self.min_draws, least=2)
-        positive("max_draws", self.max_draws, least=2)
+        check_bounds(self)
         if self.max_draws < self.min_draws:
             raise InputError(
                 f"max_draws: {self.max_draws} is not allowed, it must be ≥ min_draws, {self.min_draws}"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -80,7 +79,8 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
         if session.loss is None:
             _check_own_loss(trainer, pl_module)
             model, data, test = step_model(pl_module), as_steps(data), as_steps(test)
-            terms = terms and functools.partial(_terms_of_step, terms)
+            of_user = terms
+            terms = of_user and (lambda inputs: of_user(inputs[BATCH]))
         (optimizer,) = trainer.optimizers
         batch = batch_size(loader) if trainer.accumulate_grad_batches == 1 else 0
         resume = self._resume if trainer.global_step else 0  # and not in another Trainer's first fit
@@ -204,10 +204,6 @@ def step_model(module: Any) -> nn.Module:
     own = shallow_copy(module)
     own.__class__ = Step
     return own
-
-
-def _terms_of_step(terms: Callable[[Any], Tensor], inputs: Any) -> Tensor:
-    return terms(inputs[BATCH])
 
 
 def _loss_of_step(module: Any, batch: Any) -> Tensor:

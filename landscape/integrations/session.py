@@ -22,7 +22,7 @@ from landscape.analysis.spectrum import spectrum
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
 from landscape.core.errors import InputError, LandscapeError
-from landscape.core.options import SPLIT, check_keywords, check_type, choose, positive
+from landscape.core.options import SPLIT, Natural, check_keywords, check_type, choose
 from landscape.evaluation.grid import axes
 from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance, Result
@@ -58,13 +58,12 @@ class Contour:
     grid: int | tuple[int, int] = (50, 50)
     span: float | None = None
     norm: str = "none"
-    seed: int = 0
+    seed: Natural = 0
     split: str = SPLIT
 
     def __post_init__(self) -> None:
         axes(self.grid, 1.0 if self.span is None else self.span)
         choose("contour.norm", self.norm, NORMS)
-        positive("contour.seed", self.seed, least=0)
 
     def compute(self, problem: Problem, about: Provenance) -> Result:
         """The surface around the centre of ``problem``, over a random plane."""
@@ -76,16 +75,14 @@ class Contour:
 class Spectrum:
     """The spectrum at the end, as :func:`landscape.spectrum` has it; a trace alone has no picture."""
 
-    k: int = 0
+    k: Natural = 0
     quantities: list[str] | tuple[str, ...] = ()
-    seed: int = 0
+    seed: Natural = 0
     split: str = SPLIT
 
     def __post_init__(self) -> None:
-        positive("spectrum.k", self.k, least=0)
         for name in self.quantities:
             choose("spectrum.quantities", name, QUANTITIES)
-        positive("spectrum.seed", self.seed, least=0)
 
     def compute(self, problem: Problem, about: Provenance) -> Result:
         """The parts that are asked for, of the Hessian at the centre of ``problem``."""

@@ -101,9 +101,8 @@ class Rule(ABC):
             step: counted from 1.
         """
 
-    @abstractmethod
     def gradient_points(self, weights: Tensor) -> Tensor:
-        """The points at which the learners' gradients are taken.
+        """The points at which the learners' gradients are taken: by default each learner's own weights.
 
         Args:
             weights: those at the step's start (n, P).
@@ -111,6 +110,7 @@ class Rule(ABC):
         Returns:
             (n, P), a point for each learner.
         """
+        return weights
 
     @abstractmethod
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:

@@ -56,9 +56,6 @@ class DPSGD(Rule):
         if self.order == "awc":
             self._mixed = self.comm.mix(weights, self.mixing, step)
 
-    def gradient_points(self, weights: Tensor) -> Tensor:
-        return weights
-
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         if self.order == "awc":
             return torch.sub(self._mixed(), directions, alpha=lr, out=self._new_weights(weights))
@@ -176,9 +173,6 @@ class SGP(Rule):
             p *= 0.5
             p[(np.arange(n) + hop) % n, np.arange(n)] = 0.5
         return p
-
-    def gradient_points(self, weights: Tensor) -> Tensor:
-        return weights
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         w, p = self.shared["push_weights"], self.matrix(step)

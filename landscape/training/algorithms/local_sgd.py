@@ -87,9 +87,6 @@ class LocalSGD(Rule):
             if not self.synchronous:
                 self.base.begin(weights, step)
 
-    def gradient_points(self, weights: Tensor) -> Tensor:
-        return weights
-
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         if self.base and step > self.first:
             new = self.base.finish(weights, directions, lr, step)

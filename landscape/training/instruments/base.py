@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -229,6 +230,11 @@ class MeasuredRun:
     synchronous: bool = True
     second: Callable[[int, int, Tensor], Tensor] | None = None
 
+    @property
+    def limit(self) -> float:
+        """``stability_limit``, NaN where it is not known."""
+        return math.nan if self.stability_limit is None else self.stability_limit
+
     @functools.cached_property
     def sample(self) -> Sample:
         """The sample on which Hessians are taken."""
@@ -282,6 +288,10 @@ class Instrument(ABC):
 
     def see(self, gradients: Gradients) -> None:  # noqa: B027 - most instruments see no steps
         """Take the gradients of a step; called for every step."""
+
+    def row(self, *values: float) -> dict[str, float]:
+        """The columns with ``values``, in the order of ``columns``; those without a value are left out."""
+        return dict(zip(self.columns, values, strict=False))
 
     @abstractmethod
     def measure(self, now: StepState) -> dict[str, float]:

@@ -23,6 +23,7 @@ from landscape import limits
 from landscape.checkpoint.checkpoint import Checkpoint, storable
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.curvature.hessian import Preconditioner
+from landscape.evaluation.grid import gather_bytes
 from landscape.problem.layout import Layout
 from landscape.training.optimizer.torch_optim import preconditioned
 from landscape.training.optimizer.torch_optim import preconditioner as found_preconditioner
@@ -224,16 +225,8 @@ class DefaultGroup:
         """The value of each rank, which JSON can represent, in the order of the ranks."""
         if self.size == 1:
             return [mine]
-        raw = torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8, device=self.device)
-        length = torch.tensor([len(raw)], device=self.device)
-        lengths = [torch.zeros_like(length) for _ in range(self.size)]
         with self.naming():
-            dist.all_gather(lengths, length)
-            padded = raw.new_zeros(max(int(n) for n in lengths))
-            padded[: len(raw)] = raw
-            texts = [torch.empty_like(padded) for _ in range(self.size)]
-            dist.all_gather(texts, padded)
-        return [json.loads(bytes(t[: int(n)].tolist())) for t, n in zip(texts, lengths, strict=True)]
+            return [json.loads(text) for text in gather_bytes(json.dumps(mine).encode(), self.device)]
 
     def agree(self, facts: Mapping[str, str]) -> None:
         """Raise InputError on every rank, with the first difference, unless ``facts`` are equal on all."""

@@ -24,7 +24,7 @@ from landscape.checkpoint.user_code import UserData
 from landscape.core import files
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import Lock
-from landscape.core.options import check_type, choose, positive, toml_text
+from landscape.core.options import Natural, check_type, choose, positive, toml_text
 from landscape.core.registry import optional
 from landscape.problem.batches import as_tensors
 from landscape.problem.layout import Layout, unwrapped
@@ -164,8 +164,7 @@ class Recorder:
 
     def _check_options(self) -> None:
         for name in ("every", "samples", "save_every", "batch", "seed"):
-            value = check_type(name, getattr(self, f"_{name}"), int)
-            positive(name, value, least=0)
+            check_type(name, getattr(self, f"_{name}"), Natural)
         if self._samples % GROUPS:
             allowed = f"it must be 0 (all) or a multiple of {GROUPS}"
             raise InputError(f"samples: {self._samples} is not allowed, {allowed}")

@@ -261,7 +261,6 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
         weights=storable(parameters.flat),
         layout=parameters.layout,
         step=stepper.steps,
-        epoch=math.nan,
         algorithm=RECORDED,
         recipe=toml_text(
             {
@@ -273,9 +272,7 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
             },
         ),
         model={"name": loop.class_path(unwrapped(parameters.module)), "options": {}},
-        data={"name": "", "options": {}, "train": 0, "test": 0, "fingerprint": ""},
         lr=loop.rate(parameters.optimizer),
-        local_batch=0,
         seed=seed,
         history=_history(stepper),
         buffers={name: t.to(parameters.device) for name, t in parameters.kept().items()},
