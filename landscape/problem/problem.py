@@ -241,7 +241,7 @@ class Run(Protocol):
     def problem(self) -> Problem:
         """The run's problem: its model and training set, centred on w_a."""
 
-    def about(self) -> Mapping[str, str]:
+    def about(self) -> Mapping[str, object]:
         """The run's label, split and file, which results keep."""
 
 
