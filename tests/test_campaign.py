@@ -24,7 +24,7 @@ from landscape.paper.record import POINTS, Record
 from landscape.results.training import Stability
 from landscape.training.recipes.recipe import Decompose, Evaluate, Save
 from landscape.training.run import launch
-from landscape.training.run.launch import Run, train_one
+from landscape.training.run.launch import TrainingJob, train_one
 from landscape.training.run.loop import Trainer
 from tests.conftest import Command
 from tests.test_cli import one_line
@@ -172,18 +172,18 @@ def test_a_budget_stops_and_the_same_command_goes_on_and_repeats_no_run(
 def test_a_run_stops_at_its_time_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = small(steps=60, checkpoint=Save(every=20), decompose=Decompose(every=0), evaluate=Evaluate(every=0))
     folder = tmp_path / "run"
-    assert train_one(Run(run, folder), "cpu", None, time.time() - 1) is None
+    assert train_one(TrainingJob(run, folder), "cpu", None, time.time() - 1) is None
     assert not folder.exists()
     clock = iter([0.0, *np.arange(30.0)])  # the time is over in step 29, after the checkpoint of step 20
     monkeypatch.setattr(
         launch, "time", SimpleNamespace(time=lambda: next(clock), perf_counter=time.perf_counter)
     )
-    assert train_one(Run(run, folder), "cpu", None, 27.5) is None
+    assert train_one(TrainingJob(run, folder), "cpu", None, 27.5) is None
     assert landscape.load(folder / "last.h5").step == 20
     monkeypatch.undo()
-    assert train_one(Run(run, folder), "cpu", None) is not None
+    assert train_one(TrainingJob(run, folder), "cpu", None) is not None
     whole = tmp_path / "whole"
-    train_one(Run(run, whole), "cpu", None)
+    train_one(TrainingJob(run, whole), "cpu", None)
     a, b = (landscape.load(f / "last.h5") for f in (folder, whole))
     np.testing.assert_array_equal(a.weights, b.weights)
 

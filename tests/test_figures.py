@@ -377,7 +377,7 @@ def test_words_of_the_gallery() -> None:
 def test_numbers_are_compared_by_setting_in_the_order_of_the_rows() -> None:
     rows = pd.DataFrame({"rule": ["SSGD"] * 2 + ["DPSGD"] * 2, "limit": [2, 2, np.nan, np.nan]})
     rows["x"] = [3.0, 1.0, 5.0, np.inf]
-    assert figure.compare(rows, "x of {rule} ({limit:.1f})", "x", paper="1", form=".1f") == [
+    assert figure.compare_with_paper(rows, "x of {rule} ({limit:.1f})", "x", paper="1", form=".1f") == [
         Compared("x of SSGD (2.0)", "2.0 (1.0 to 3.0)", "1"),
         Compared("x of DPSGD (nan)", "5.0", "1"),
     ]

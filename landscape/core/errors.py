@@ -7,7 +7,7 @@ import sys
 
 
 class LandscapeError(Exception):
-    """What the package says of a request that it does not fulfil: one line, which the command line prints.
+    """A request that the package does not fulfil, in one line, which the command line prints.
 
     Args:
         message: the line: the parameter, option or file, the value, and what is allowed.
@@ -76,8 +76,8 @@ class ProblemWarning(UserWarning):
 # As torch's allocators, C++ and numpy say it.
 _NO_MEMORY = re.compile("(can't|cannot) allocate memory|out of memory|bad_alloc|not enough memory")
 REMEDY = (
-    "to train, lower learners, batch or the model, or raise accumulate; to analyse, lower --max-memory, "
-    "--grid, --jobs or --nproc"
+    "to train, lower learners, batch or the model, or raise accumulate; to analyse, lower max_memory, "
+    "the grid or the number of processes"
 )
 
 

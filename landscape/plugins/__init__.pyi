@@ -29,7 +29,7 @@ from landscape.cli.output import files as files
 from landscape.paper.context import Context as Context
 from landscape.paper.context import Ended as Ended
 from landscape.paper.figure import Drawing as Drawing
-from landscape.paper.figure import compare as compare
+from landscape.paper.figure import compare_with_paper as compare_with_paper
 from landscape.paper.figure import figure as figure
 from landscape.paper.figure import summary as summary
 from landscape.paper.figure import test_error as test_error

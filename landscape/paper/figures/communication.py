@@ -14,7 +14,7 @@ import pandas as pd
 
 from landscape import plots
 from landscape.paper.context import Context, Ended, identity
-from landscape.paper.figure import Compared, Drawing, compare, figure, mean_and_spread, test_error
+from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, mean_and_spread, test_error
 from landscape.paper.verdicts import Effect, Rows, paired_effect, settings
 from landscape.plots.picture import panels, shared_legend
 from landscape.plots.style import color_of
@@ -124,4 +124,4 @@ def _local(context: Context) -> Drawing:
     shared_legend(picture, axes[:1], ncols=2)
     what = "test accuracy (%), {algorithm}, H = {period}"
     shown = rows.replace({"algorithm": NAMED})
-    return Drawing({"": picture}, rows, compare(shown, what, ACCURACY, mean_and_spread))
+    return Drawing({"": picture}, rows, compare_with_paper(shown, what, ACCURACY, mean_and_spread))

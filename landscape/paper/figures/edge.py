@@ -13,7 +13,7 @@ from landscape.paper.context import Context, Ended
 from landscape.paper.figure import (
     Compared,
     Drawing,
-    compare,
+    compare_with_paper,
     figure,
     handle,
     last,
@@ -121,7 +121,7 @@ def _edge(context: Context) -> Drawing:
     axes[0].set_ylim(0, 3)
     settings_legend(picture, handle("its limit on ηλ", lw=1.2, ls="--"), columns=5, lw=1.8)
     what = "plateau of ηλ_max, α = {lr:g}, {setting} (limit {limit:.2f})"
-    return Drawing({"": picture}, rows, compare(rows, what, LEVEL))
+    return Drawing({"": picture}, rows, compare_with_paper(rows, what, LEVEL))
 
 
 # ---- Flatness and test error
@@ -177,7 +177,7 @@ def _follows(context: Context) -> Drawing:
     grey.append(handle("ATC order", marker="o", mfc="none", ls="none"))
     settings_legend(picture, *grey, columns=4, marker="o", ls="none")
     shown = rows[rows["setting"].isin(["SSGD", "ring(2) AWC", "ring(2) ATC"])]
-    compared = compare(shown, "test error (%), α = {lr:g}, {setting}", ERROR, mean_and_spread)
+    compared = compare_with_paper(shown, "test error (%), α = {lr:g}, {setting}", ERROR, mean_and_spread)
     compared.append(Compared("correlation of log λ_max with log rise", f"{_correlation(rows):.2f}"))
     return Drawing({"": picture}, rows, compared)
 
@@ -224,4 +224,4 @@ def _lazy(context: Context) -> Drawing:
     axes[1].set_xlabel("its spectral gap")
     shared_legend(picture, axes[:1], ncols=3)
     what = "plateau of ηλ_max, gap {gap:.3g}, ω_min {omega_min:+.3g} ({setting})"
-    return Drawing({"": picture}, rows, compare(rows, what, LEVEL))
+    return Drawing({"": picture}, rows, compare_with_paper(rows, what, LEVEL))

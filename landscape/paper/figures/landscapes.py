@@ -19,7 +19,7 @@ from landscape.paper.context import Context, Ended, Point
 from landscape.paper.figure import (
     Compared,
     Drawing,
-    compare,
+    compare_with_paper,
     figure,
     last,
     mean_and_spread,
@@ -223,7 +223,7 @@ def _planes(context: Context) -> Drawing:
     return Drawing(
         {"": plots.draw(surfaces[: len(_WHEN)])},
         rows,
-        compare(of_mean, what, "of_mean", form=".3g"),
+        compare_with_paper(of_mean, what, "of_mean", form=".3g"),
         "The picture is of the first seed.",
     )
 
@@ -280,7 +280,7 @@ def _grids(
         make: takes a run and a label, and gives its grid.
         columns: takes a grid, and gives arrays (ny, nx) by name.
         value: one of these.
-        what: the words for :func:`.compare`.
+        what: the words for :func:`.compare_with_paper`.
         count: a column that says which points count.
     """
     grids: dict[str, list[Any]] = {}
@@ -308,7 +308,9 @@ def _grids(
         lost = rows[~rows[count]].groupby(["model", "algorithm"], sort=False).size()
         missed = ", ".join(f"{n} of {model} with {a}" for (model, a), n in lost.items())
         remarks.append(f"Points that did not converge do not count: {missed}.")
-    return Drawing({"": picture}, rows, compare(by_run, what, value, form=".3g"), " ".join(remarks))
+    return Drawing(
+        {"": picture}, rows, compare_with_paper(by_run, what, value, form=".3g"), " ".join(remarks)
+    )
 
 
 def _judge_3(rows: Rows) -> list[Effect]:

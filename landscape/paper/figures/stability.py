@@ -14,7 +14,7 @@ from matplotlib import ticker
 
 from landscape import limits, plots
 from landscape.paper.context import Context, Ended
-from landscape.paper.figure import Compared, Drawing, compare, figure, summary
+from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, summary
 from landscape.paper.verdicts import Effect, Rows, by_seed, paired_effect, select, settings
 from landscape.plots.picture import panels
 from landscape.plots.tables import without_bridge
@@ -107,7 +107,14 @@ def _delay_minima(context: Context) -> Drawing:
 
         def make() -> Minima:
             problem = context.problem(point, "train")
-            return minima(problem, **sizes, weight_decay=decay, split="train", label=point.label)
+            return minima(
+                problem,
+                sizes["delays"],
+                weight_decay=decay,
+                rate_tol=sizes["tol"],
+                split="train",
+                label=point.label,
+            )
 
         (found,) = context.cached(Minima, point, sizes, make, (minima,))
         results.append(found)
@@ -126,7 +133,7 @@ def _delay_minima(context: Context) -> Drawing:
 
     rows = context.table(measure)
     what = "largest rate that stays / predicted, {form}"
-    compared = compare(rows, what, "ratio", paper="1", form=".3f")
+    compared = compare_with_paper(rows, what, "ratio", paper="1", form=".3f")
     return Drawing({"": plots.draw(results[:1])}, rows, compared, "The picture is of the first seed.")
 
 

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import landscape
-from landscape.plugins import Context, Drawing, Effect, Rows, compare, figure, paired_effect, test_error
+from landscape.plugins import (
+    Context,
+    Drawing,
+    Effect,
+    Rows,
+    compare_with_paper,
+    figure,
+    paired_effect,
+    test_error,
+)
 
 SETTINGS = [
     "algorithm={_algorithm}",
@@ -48,4 +57,6 @@ def clipping(context: Context) -> Drawing:
     """Training curves, and the test error at the end."""
     rows = context.table(lambda run: {"test_error_percent": test_error(run.end)})
     picture = landscape.draw([run.end for run in context.ended()], title=TEXTS["title"])
-    return Drawing({"": picture}, rows, compare(rows, "test error of {algorithm} (%)", "test_error_percent"))
+    return Drawing(
+        {"": picture}, rows, compare_with_paper(rows, "test error of {algorithm} (%)", "test_error_percent")
+    )
