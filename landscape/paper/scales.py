@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from landscape.core.memory import pick_device
+from landscape.core.devices import pick_device
 from landscape.core.options import check_keywords, parse_toml
 from landscape.paper.context import SCALES, Cell, Context, Scale, digest
 from landscape.problem.batches import Stream
