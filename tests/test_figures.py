@@ -94,7 +94,7 @@ def test_the_papers_numbers_are_of_our_networks() -> None:
 def test_a_table_of_a_figure_is_checked() -> None:
     texts = dict.fromkeys(("where", "title", "claims", "finding", "laptop"), "x")
     for wrong, words in (
-        ({"wher": "x"}, r"mine: 'wher' is not known; did you mean 'where'"),
+        ({"titles": "x"}, r"mine: 'titles' is not known; did you mean 'title'"),
         ({"title": 3}, r"mine\.title: 3 is not allowed, it must be str"),
         ({"weights": "yes"}, r"mine\.weights"),
     ):
