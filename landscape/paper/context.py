@@ -35,7 +35,7 @@ from landscape.problem.problem import Problem
 from landscape.results import base
 from landscape.results.grids import HessianGrid, Surface
 from landscape.training.processes import children
-from landscape.training.recipes.recipe import Recipe
+from landscape.training.recipes.recipe import Monitor, Recipe
 from landscape.training.run import launch
 from landscape.training.run.launch import TrainingJob, train_runs
 from landscape.training.run.loop import Trainer
@@ -396,10 +396,16 @@ def identity(recipe: Recipe) -> str:
     return digest(_non_default(_unnamed(recipe)), version_of(Trainer))
 
 
+# Fields under whose names before 0.18 runs are known.
+_FORMER = {(Recipe, "autocast"): "precision", (Monitor, "k"): "top"}
+
+
 def _non_default(part: Any) -> dict[str, Any]:
     """The fields of a recipe, or of a table in it, that differ from their defaults."""
     return {
-        entry.name: _non_default(value) if dataclasses.is_dataclass(value) else value
+        _FORMER.get((type(part), entry.name), entry.name): _non_default(value)
+        if dataclasses.is_dataclass(value)
+        else value
         for entry in dataclasses.fields(part)
         for value in [getattr(part, entry.name)]
         if value

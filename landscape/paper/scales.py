@@ -137,7 +137,7 @@ def seconds_of(context: Context, runs: Iterable[Recipe]) -> float:
     total, known = 0.0, dict[str, float]()
     for run in runs:
         most = min(max(TIMED_SAMPLES), run.local_batch)
-        kind = digest(run.model, run.data, run.precision, run.dtype, most)
+        kind = digest(run.model, run.data, run.autocast, run.dtype, most)
         if kind not in known:
             known[kind] = seconds_a_sample(context, run)
         spec = run.spec("data")

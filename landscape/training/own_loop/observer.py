@@ -1,4 +1,4 @@
-"""What is known of one step of a training loop of the user's own, found without disturbing that loop."""
+"""Measurements of one step of a training loop of the user's own, which leave that loop as it is."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Observer:
         self._start = theta, g
 
     def forget(self) -> None:
-        """The step that was started is none."""
+        """Forget the step that was started."""
         self._start = None
 
     def finish(self) -> dict[str, float]:
