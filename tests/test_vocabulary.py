@@ -104,6 +104,7 @@ OWN = {
     "plugins.wrapped_panels": "count",
     "plugins.finish": "figure legend",
     "plugins.command": "own",
+    "Instrument.row": "values",
     "Registry.declare": "place summary",
     "Registry.make": "own",
     "Rule.finish_moved": "moved",
@@ -112,7 +113,7 @@ OWN = {
     "Optimizer.start": "layout",
     "Mixing.describe": "order stable",
     # Fields that are tables of a recipe, or what an object is made of.
-    "Recipe": "checkpoint precision",
+    "Recipe": "checkpoint",
     "Execution": "save previous",
 }
 #: Options of a command that are no parameters of the function of the same name.

@@ -86,10 +86,7 @@ class Checkpoint:
         source: arguments of :meth:`problem` that stand in for those that a call leaves out (:meth:`using`).
 
     Example:
-        >>> import tempfile, torch, landscape
-        >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-        >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-        >>> landscape.import_state(f"{folder}/net.pt", model).weights.shape
+        >>> run.weights.shape
         torch.Size([1, 8])
     """
 
@@ -169,11 +166,8 @@ class Checkpoint:
             A dict with ``split``, ``label``, ``source`` and ``source_sha256``; without a file the first two.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> landscape.import_state(f"{folder}/net.pt", model).about()
-            {'split': 'train', 'label': 'net (torch.nn.modules.linear:Linear)'}
+            >>> run.about()
+            {'split': 'train', 'label': 'import (torch.nn.modules.linear:Linear)'}
         """
         found = Provenance(split=split or self.source.get("split", SPLIT), label=self.label)
         if self.path is not None and self.path.is_file():
@@ -221,12 +215,8 @@ class Checkpoint:
                 or do not fit the model.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
             >>> data, loss = (torch.randn(9, 3), torch.randint(2, (9,))), torch.nn.functional.cross_entropy
-            >>> run.problem(model=model, data=data, loss=loss).samples
+            >>> run.problem(model=linear, data=data, loss=loss).samples
             9
         """
         given = {
@@ -252,12 +242,8 @@ class Checkpoint:
             InputError: a named model, data set or loss that does not exist.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
             >>> data = torch.randn(9, 3), torch.randint(2, (9,))
-            >>> landscape.spectrum(run.using(model=model, data=data), k=2).values.shape
+            >>> landscape.spectrum(run.using(model=linear, data=data), k=2).values.shape
             (2,)
         """
         return dataclasses.replace(self, source=self.source | user_code.named(source))
@@ -336,12 +322,8 @@ class Checkpoint:
             OperationError: data that is missing or has another fingerprint.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
-            >>> run.data |= {"name": "digits", "fingerprint": landscape.data.load("digits").fingerprint}
-            >>> run.load_data().classes
+            >>> known = {"name": "digits", "fingerprint": landscape.data.load("digits").fingerprint}
+            >>> dataclasses.replace(run, data=run.data | known).load_data().classes
             10
         """
         dataset = datasets.load(self.data["name"], data_dir=data_dir, **self.data["options"])
@@ -358,10 +340,6 @@ class Checkpoint:
             OperationError: another fingerprint.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
             >>> run.check_data(landscape.data.load("digits"))
             Traceback (most recent call last):
             landscape.core.errors.OperationError: checkpoint: trained on data ...
@@ -379,10 +357,6 @@ class Checkpoint:
             Name in the file -> (n, …).
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
             >>> list(run.stacked())
             ['weights']
         """
@@ -403,12 +377,10 @@ class Checkpoint:
             OperationError: the file cannot be written.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
-            >>> run.save(f"{folder}/net.h5")
-            >>> landscape.load(f"{folder}/net.h5").learners
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     run.save(f"{folder}/net.h5")
+            ...     landscape.load(f"{folder}/net.h5").learners
             1
         """
         n = self.learners if learners is None else learners
