@@ -215,7 +215,7 @@ def compiled_totals(
 
 
 def _correct(outputs: Tensor, labels: Tensor | None) -> Tensor:
-    """(K,) how many samples each of outputs (K, C, samples) classifies right; NaN without ``labels``."""
+    """The number (K,) of samples that each of outputs (K, C, samples) gets right; NaN without ``labels``."""
     if labels is None:
         return torch.full((len(outputs),), torch.nan, dtype=torch.float64, device=outputs.device)
     # In eager mode argmax along a middle dimension is 40 times slower than amax on a CPU: it serves where
