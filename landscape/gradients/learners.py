@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from landscape.core.devices import synchronize
 from landscape.core.errors import PathWarning
 from landscape.core.memory import with_saved_bytes
 from landscape.problem.batches import call, named_tensors, take, tree_map
@@ -344,8 +345,7 @@ class Stack:
             self.batched = batched
             clock = time.perf_counter()
             self.gradients(weights, x, y, out, state)
-            if weights.is_cuda:
-                torch.cuda.synchronize(weights.device)
+            synchronize(weights.device)
             return time.perf_counter() - clock
 
         try:

@@ -24,10 +24,10 @@ from landscape.analysis.grids import contour, hessian_grid
 from landscape.analysis.planes import random_plane
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.devices import pick_device
 from landscape.core.errors import OperationError
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
-from landscape.core.memory import pick_device
 from landscape.core.progress import Progress, progress_bar
 from landscape.core.registry import version_of
 from landscape.paper.record import Record

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from landscape.core.memory import pick_device
+from landscape.core.devices import pick_device
 from landscape.paper.context import Axes, Context, Runs, Scale, digest, runs_of
 from landscape.problem.batches import Stream
 from landscape.training.planning.calibration import calibrate

@@ -27,9 +27,9 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from landscape import _version
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import within
-from landscape.core.memory import pick_device
 from landscape.core.progress import tolerant_stream
 from landscape.training.processes.children import (
     STORE,
@@ -384,13 +384,21 @@ def number(name: str, least: int, usual: int | None = None, most: int | None = N
 def worker_device(name: str) -> torch.device:
     """The device of a process that a launcher started: the CPU, or the GPU of its LOCAL_RANK.
 
-    Raises InputError where more processes than GPUs are on this machine: NCCL needs a GPU for each.
+    Raises InputError where more processes than GPUs are on this machine: NCCL needs a GPU for each, and for
+    several processes on accelerators other than CUDA's.
     """
     device = pick_device(name)
     if device.type == "cpu":
         return device
     processes, gpus = number("LOCAL_WORLD_SIZE", 1, 1), torch.cuda.device_count()
     local = number("LOCAL_RANK", 0, 0)
+    if device.type != "cuda":
+        if number("WORLD_SIZE", 1, 1) == 1:
+            return device
+        raise InputError(
+            f"device: '{name}' is {device.type} here, which several processes cannot share; use cpu, or "
+            "one process"
+        )
     if max(processes, local + 1) > gpus:
         raise InputError(
             f"device: '{name}' is not allowed, {processes} processes here need a GPU each and there are "

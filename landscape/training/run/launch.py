@@ -19,10 +19,10 @@ import numpy as np
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint, with_present_keys
 from landscape.core import files
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import Lock, printable, wait_until_free
 from landscape.core.hdf5 import DamageWarning
-from landscape.core.memory import pick_device
 from landscape.core.options import parse_toml
 from landscape.core.progress import Progress
 from landscape.data.base import data_root, fingerprint
@@ -60,7 +60,7 @@ def launch(
         resume: continue from last.h5 (or start, if there is none yet). The recipe must equal the folder's,
             except for ``steps``, which may be larger.
         force: delete the checkpoints of a run that is in the folder first; nothing else is deleted.
-        device: "auto" (CUDA where there is a GPU), "cpu" or "cuda".
+        device: "auto" (the accelerator, where there is one with float64), "cpu", "cuda", "xpu" or "mps".
         data_dir: the folder of data sets.
         hooks: functions to call during the run; ``save`` is replaced.
         group: the processes that share the run; None: there is only this one.
