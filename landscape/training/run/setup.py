@@ -352,7 +352,7 @@ class BatchingChoice:
         Rank 0 decides for all. There is nothing to choose for a chain, or where a process has one learner.
         """
         stack, comm = self._stack, self._comm
-        if self.state or stack.steps is not None or comm.learners == comm.size:
+        if self.state or stack.layers is not None or comm.learners == comm.size:
             return
         pays = 0.0
         if comm.rank == 0:
@@ -405,7 +405,7 @@ def check_compatibility(
             )
     else:
         train.gather(torch.zeros(1, dtype=torch.long))  # refuses batches, which cannot be drawn from
-    if stack.steps is None:
+    if stack.layers is None:
         buffers.check(stack.training_model, micro)
     if recipe.sampling == "all" and recipe.batch != train.samples:
         raise InputError(
