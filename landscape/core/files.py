@@ -507,5 +507,5 @@ def within(seconds: float, call: Callable[[], T]) -> T:
 
     threading.Thread(target=run, daemon=True).start()
     if not wait([result], seconds).done:
-        raise TimeoutError(f"no answer within {seconds:g} s")
+        raise TimeoutError(f"no answer within {seconds:.3g} s")
     return result.result()
