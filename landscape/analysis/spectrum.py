@@ -187,7 +187,10 @@ def _values(
     }
     by = [each for each in (pairs, tr, dense) if each and each.derivatives == "differences"]
     if by:
-        found |= {"derivatives": "differences", "product_error": max(each.product_error for each in by)}
+        found |= {
+            "derivatives": "differences",
+            "product_error": max(each.product_error for each in by if each is not tr or len(by) == 1),
+        }
     if pairs:
         low, high = pairs.bounds
         found |= {"search": pairs.search, "complete": pairs.complete, "bound_low": low, "bound_high": high}

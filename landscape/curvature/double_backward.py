@@ -113,7 +113,11 @@ class NoSecondDerivative(InputError):
     """Model or loss have no second derivative, or a wrong one, while their gradient may be right."""
 
 
-WHAT_TO_DO = "; write it in differentiable operations, or take another (losses and gradients do not need it)"
+WHAT_TO_DO = (
+    "; take derivatives='differences', those of gradients, or write it in differentiable operations (losses "
+    "and gradients do not need it)"
+)
+NO_GRADIENT = "; write it in differentiable operations (losses do not need it)"
 
 
 class Decomposed(TorchFunctionMode):
@@ -163,8 +167,7 @@ def missing_named() -> Iterator[None]:
         if match is None:
             raise
         raise NoSecondDerivative(
-            f"model or loss: PyTorch has no second derivative of {match[1]}, so that there are no products "
-            f"with its Hessian{WHAT_TO_DO}"
+            f"model or loss: PyTorch has no second derivative of {match[1]}{WHAT_TO_DO}"
         ) from error
 
 
@@ -233,7 +236,7 @@ def check_gradient(
         raise InputError(
             "model or loss: its gradient is not the derivative of the loss, which changes by another amount "
             "along random directions (a straight-through estimator, a phantom gradient, a detached part, "
-            f"rounding?), so that the loss's second derivatives are not to be had from it{WHAT_TO_DO}"
+            f"rounding?), so that the loss's second derivatives are not to be had from it{NO_GRADIENT}"
         )
     few.checked[key] = True
 

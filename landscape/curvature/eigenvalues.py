@@ -121,8 +121,10 @@ SEARCHES = ("auto", "exact")
 MAX_POINTS = 16
 
 
-def points_at_once(problem: Problem) -> int:
+def points_at_once(problem: Problem, options: HessianOptions = FULL_HESSIAN) -> int:
     """The number of sets of weights for one call of :func:`eigenpairs` with bounded memory."""
+    if options.at(problem).derivatives == "differences":
+        return 1
     problem = in_full_precision(problem)
     saved = _chain_bytes(problem, problem.weights, FULL_HESSIAN)
     if saved is None:

@@ -402,7 +402,7 @@ class HessianOptions:
         return HessianOperator(problem, weights, **options)  # type: ignore[arg-type]
 
 
-FULL_HESSIAN = HessianOptions()
+FULL_HESSIAN = HessianOptions(derivatives="exact")
 
 
 def gradient_curvature(problem: Problem, weights: Tensor | None = None) -> tuple[float, float]:
@@ -425,7 +425,7 @@ def gradient_curvature(problem: Problem, weights: Tensor | None = None) -> tuple
     problem = double_backward.in_full_precision(problem)
     weights = (problem.weights if weights is None else weights).to(problem.dtype)
     g = problem.gradient(weights)
-    product = HessianOperator(problem, weights)(g)
+    product = HessianOperator(problem, weights, derivatives="exact")(g)
     norm2, curved = float(g.double() @ g.double()), float(g.double() @ product.double())
     if not math.isfinite(norm2 + curved):
         raise OperationError("weights: gradient or Hessian of a minibatch is not finite at these weights")
