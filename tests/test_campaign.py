@@ -22,9 +22,9 @@ from landscape.paper.context import SCALES, Context, OutOfTimeError, Runs, Scale
 from landscape.paper.figure import Drawing, Figure
 from landscape.paper.record import POINTS, Record
 from landscape.results.training import Stability
-from landscape.training.recipes.recipe import Decompose, Evaluate, Save
+from landscape.training.recipes.recipe import Decompose, Evaluate, Monitor, Save, read
 from landscape.training.run import launch
-from landscape.training.run.launch import Run, train_one
+from landscape.training.run.launch import TrainingJob, train_one
 from landscape.training.run.loop import Trainer
 from tests.conftest import Command
 from tests.test_cli import one_line
@@ -48,6 +48,26 @@ def test_a_record_holds_what_is_drawn_of_a_run(tmp_path: Path) -> None:
     assert read.weights.shape == (5, 0)
     with pytest.raises(LandscapeError, match=r"fit|shape|match|size"):
         read.problem("train").loss()
+
+
+def test_keys_that_were_renamed_keep_the_records_and_runs_of_before(tmp_path: Path) -> None:
+    plain, ranked, rounded = (
+        read("saddle-dpsgd"), read("saddle-dpsgd", ["monitor.k=10", "monitor.sharpness=5"]),
+        read("digits-dpsgd", ["autocast=bfloat16", "monitor.k=7"]),
+    )  # fmt: skip
+    assert [identity(run) for run in (plain, ranked, rounded)] == [  # as 0.17 has them
+        "f8581677e33b17c76b5c5a69", "668626497f1e2d337e74ab7b", "04eb32f353943f60f6818c9f",
+    ]  # fmt: skip
+    run = small(monitor=Monitor(k=2))
+    context = Context(tmp_path)
+    context.train([run])
+    path = context.run_folder(run) / "last.h5"
+    end = landscape.load(path)
+    former = end.recipe.replace('autocast = ""', 'precision = "full"').replace("\nk = 2\n", "\ntop = 2\n")
+    assert former.count("precision") == former.count("top = 2") == 1
+    dataclasses.replace(end, recipe=former).save(path)
+    (tmp_path / "records" / f"{identity(run)}.json").unlink()
+    assert context.missing([run]) == []
 
 
 def test_long_curves_are_thinned_and_keep_their_ends(tmp_path: Path) -> None:
@@ -173,18 +193,18 @@ def test_a_budget_stops_and_the_same_command_goes_on_and_repeats_no_run(
 def test_a_run_stops_at_its_time_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = small(steps=60, checkpoint=Save(every=20), decompose=Decompose(every=0), evaluate=Evaluate(every=0))
     folder = tmp_path / "run"
-    assert train_one(Run(run, folder), "cpu", None, time.time() - 1) is None
+    assert train_one(TrainingJob(run, folder), "cpu", None, time.time() - 1) is None
     assert not folder.exists()
     clock = iter([0.0, *np.arange(30.0)])  # the time is over in step 29, after the checkpoint of step 20
     monkeypatch.setattr(
         launch, "time", SimpleNamespace(time=lambda: next(clock), perf_counter=time.perf_counter)
     )
-    assert train_one(Run(run, folder), "cpu", None, 27.5) is None
+    assert train_one(TrainingJob(run, folder), "cpu", None, 27.5) is None
     assert landscape.load(folder / "last.h5").step == 20
     monkeypatch.undo()
-    assert train_one(Run(run, folder), "cpu", None) is not None
+    assert train_one(TrainingJob(run, folder), "cpu", None) is not None
     whole = tmp_path / "whole"
-    train_one(Run(run, whole), "cpu", None)
+    train_one(TrainingJob(run, whole), "cpu", None)
     a, b = (landscape.load(f / "last.h5") for f in (folder, whole))
     np.testing.assert_array_equal(a.weights, b.weights)
 

@@ -176,7 +176,7 @@ class Differences:
         if abs(float(v @ image - u @ other)) > error + other_error * float(u.norm()):
             raise InputError(
                 "model or loss: differences of its gradients are not symmetric, as a Hessian is: the "
-                "gradient is not that of the loss"
+                "gradient of one of them is wrong; write it in differentiable operations"
             )
 
     def _random(self, seed: int) -> Tensor:

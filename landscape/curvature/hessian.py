@@ -245,7 +245,23 @@ class HessianOperator(SymmetricOperator):
         self.derivatives = "exact"
 
     def verified(self, rows: Tensor) -> tuple[Tensor, list[float]]:
-        """The products with the rows, and bounds on the lengths of their errors: 0 for exact products."""
+        """The products with several vectors, and the largest errors that they may have.
+
+        Args:
+            rows: vectors (m, size), one a row.
+
+        Returns:
+            (images (m, size), errors): the length of an image's error is at most the error of that row, as it
+            was measured for differences of gradients; 0 for exact products.
+
+        Example:
+            >>> import torch, landscape
+            >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+            >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+            >>> images, errors = problem.hessian(derivatives="differences").verified(torch.eye(2))
+            >>> images.round(decimals=3).tolist(), max(errors) < 1e-6
+            ([[1.0, 0.0], [0.0, 9.0]], True)
+        """
         if self.derivatives == "exact":
             return (self @ rows.T).T, [0.0] * len(rows)
         self.products += len(rows)
@@ -502,7 +518,25 @@ class Preconditioner:
         return scaled
 
     def root(self, problem: Problem, part: Part = None) -> Tensor:
-        """P^{-1/2} (P',) for the parameters of ``part``. InputError for a diagonal of another length."""
+        """P^{-1/2} for the parameters of a part.
+
+        Args:
+            problem: whose parameters these are.
+            part: names or name prefixes of parameters; default: all.
+
+        Returns:
+            (P',) in float64.
+
+        Raises:
+            InputError: a diagonal of another length than θ.
+
+        Example:
+            >>> import landscape
+            >>> x, y = torch.eye(2), torch.zeros(2, 1)
+            >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+            >>> Preconditioner(torch.tensor([1.0, 4.0])).root(problem).tolist()
+            [1.0, 0.5]
+        """
         size = problem.layout.size
         if self.diagonal.shape != (size,):
             raise InputError(f"precondition: shape {tuple(self.diagonal.shape)}, it must be {(size,)}")

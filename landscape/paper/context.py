@@ -24,10 +24,10 @@ from landscape.analysis.grids import contour, hessian_grid
 from landscape.analysis.planes import random_plane
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.devices import pick_device
 from landscape.core.errors import OperationError
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
-from landscape.core.memory import pick_device
 from landscape.core.progress import Progress, progress_bar
 from landscape.core.registry import version_of
 from landscape.paper.record import Record
@@ -36,7 +36,7 @@ from landscape.problem.problem import Problem
 from landscape.results import base
 from landscape.results.grids import HessianGrid, Surface
 from landscape.training.processes import children
-from landscape.training.recipes.recipe import Recipe
+from landscape.training.recipes.recipe import Monitor, Recipe
 from landscape.training.run import launch
 from landscape.training.run.launch import TrainingJob, train_runs
 from landscape.training.run.loop import Trainer
@@ -407,10 +407,16 @@ def identity(recipe: Recipe) -> str:
     return digest(_non_default(_unnamed(recipe)), version_of(Trainer))
 
 
+# Fields under whose names before 0.18 runs are known.
+_FORMER = {(Recipe, "autocast"): "precision", (Monitor, "k"): "top"}
+
+
 def _non_default(part: Any) -> dict[str, Any]:
     """The fields of a recipe, or of a table in it, that differ from their defaults."""
     return {
-        entry.name: _non_default(value) if dataclasses.is_dataclass(value) else value
+        _FORMER.get((type(part), entry.name), entry.name): _non_default(value)
+        if dataclasses.is_dataclass(value)
+        else value
         for entry in dataclasses.fields(part)
         for value in [getattr(part, entry.name)]
         if value

@@ -12,7 +12,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from landscape.core.memory import pick_device
+from landscape.core.devices import pick_device
 from landscape.paper.context import Axes, Context, Runs, Scale, digest, runs_of
 from landscape.problem.batches import Stream
 from landscape.training.planning.calibration import calibrate
@@ -129,7 +129,7 @@ def seconds_of(context: Context, runs: Iterable[Recipe]) -> float:
     total, known = 0.0, dict[str, float]()
     for run in runs:
         most = min(max(TIMED_SAMPLES), run.local_batch)
-        kind = digest(run.model, run.data, run.precision, run.dtype, most)
+        kind = digest(run.model, run.data, run.autocast, run.dtype, most)
         if kind not in known:
             known[kind] = seconds_a_sample(context, run)
         spec = run.spec("data")

@@ -211,7 +211,7 @@ class Interpolated(Measured):
     #: What a command may ask for otherwise and still go on with an earlier result. All other options that are
     #: fields must be equal.
     may_differ: ClassVar[Set[str]] = frozenset(
-        ("span", "interpolation_tol", "max_products", "method", "bn", "bn_samples")
+        ("span", "interpolation_tol", "max_products", "method", "bn", "bn_samples", "derivatives")
     )
     renamed: ClassVar[Mapping[str, str]] = {"tolerance": "interpolation_tol", "path": "method"}
 

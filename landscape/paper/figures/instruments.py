@@ -28,7 +28,7 @@ MEASURED = (
     "monitor.instruments=['lambda-max', 'batch-sharpness', 'noise-scale', 'disagreement']",
     "monitor.every=100",
     "monitor.draws=8",
-    "monitor.top=10",  # the classes
+    "monitor.k=10",  # the classes
 )
 NOTE = (
     "n = 6, α = 0.2, three seeds, measured every 100 steps: batch sharpness on 8 minibatches, Hessians on "
