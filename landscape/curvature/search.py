@@ -398,15 +398,10 @@ def verify_and_refine(
         at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
         pairs = rows @ vectors
         gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
-<<<<<<< HEAD
-        found = gaps.norm(dim=1).double().cpu()
+        found = ranks.norm(gaps, dim=1).double().cpu()
         doubt = rows.abs().double().cpu() @ torch.tensor(errors, dtype=torch.float64) if errors else 0 * found
         allowed = residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
         met, residuals = found.numpy() <= allowed, found + doubt
-=======
-        residuals = ranks.norm(gaps, dim=1).double().cpu()
-        met = residuals.numpy() <= residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
->>>>>>> main
         if met.all() or not result.converged or step == CORRECTIONS:
             break
         missed = np.flatnonzero(~met)

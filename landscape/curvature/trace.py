@@ -188,11 +188,8 @@ def hutchpp(
     products: int = TRACE_PRODUCTS,
     seed: int = 0,
     progress: Progress | None = None,
-<<<<<<< HEAD
-    doubt: Doubt | None = None,
-=======
     ranks: Ranks = ALONE,
->>>>>>> main
+    doubt: Doubt | None = None,
 ) -> Trace:
     """tr A of a symmetric operator on vectors like ``like`` (P,): Hutch++ (Meyer et al. 2021, Algorithm 1).
 
@@ -221,21 +218,13 @@ def hutchpp(
             report(min(1.0, done / products))
         return torch.cat(images)
 
-<<<<<<< HEAD
-    q = torch.linalg.qr(each(signs(size, rank, generator, like)).T)[0].T.contiguous()  # (rank, P), rows
+    q = ranks.orthonormal(each(ranks.signs(like, rank, generator))).contiguous()  # (rank, P), rows
     off = rank * doubt(q) if doubt else 0.0
     known: dict[str, Any] = {"derivatives": "differences", "product_error": off} if doubt else {}
-    exact = float((q.double() * each(q).double()).sum())
-    if rank == size:  # Q spans everything
-        return Trace(exact, off, done, np.array([exact]), **known)
-    g = signs(size, products - 2 * rank, generator, like)
-=======
-    q = ranks.orthonormal(each(ranks.signs(like, rank, generator))).contiguous()  # (rank, P), rows
     exact = float(ranks.total((q.double() * each(q).double()).sum()))
     if rank == size:  # Q spans everything
-        return Trace(exact, 0.0, done, np.array([exact]))
+        return Trace(exact, off, done, np.array([exact]), **known)
     g = ranks.signs(like, products - 2 * rank, generator)
->>>>>>> main
     for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
         g -= ranks.total(g @ q.T) @ q
     samples = ranks.total((g.double() * each(g).double()).sum(1))
