@@ -21,7 +21,7 @@ from landscape.checkpoint.foreign_weights import SUFFIXES, import_state
 from landscape.cli import common
 from landscape.cli.completion import Choice
 from landscape.cli.options import SHARED, Group, Settings, described, group, is_plain, option, options_of
-from landscape.core import hdf5, registry
+from landscape.core import registry
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import SPLIT
@@ -368,10 +368,5 @@ def about(run: Checkpoint, split: str, other_data: str = "") -> base.Provenance:
 
     ``other_data``: what the data is called where it is not the checkpoint's.
     """
-    assert run.path is not None
-    return {
-        "split": split,
-        "label": f"{run.label}, on {other_data}" if other_data else run.label,
-        "source": run.path.name,
-        "source_sha256": hdf5.sha256(run.path),
-    }
+    found = run.about(split)
+    return found | {"label": f"{run.label}, on {other_data}"} if other_data else found
