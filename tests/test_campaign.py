@@ -18,7 +18,7 @@ from landscape.core import registry
 from landscape.core.errors import LandscapeError, OperationError
 from landscape.core.registry import version_of
 from landscape.paper import figure, gallery
-from landscape.paper.context import SCALES, Context, OutOfTimeError, Runs, Scale, WeightsNeededError, identity
+from landscape.paper.context import Cell, Context, OutOfTimeError, WeightsNeededError, identity
 from landscape.paper.figure import Drawing, Figure
 from landscape.paper.record import POINTS, Record
 from landscape.results.training import Stability
@@ -100,12 +100,11 @@ def test_a_damaged_record_is_one_line(tmp_path: Path, text: str) -> None:
         Context(tmp_path).missing([small()])
 
 
-def _entry(runs: Runs, **more: Any) -> Figure:
-    notes: dict[Scale, str] = dict.fromkeys(SCALES, "")
-    nothing = Drawing({}, pd.DataFrame(), [], "")
-    return Figure(
-        "x", "Ours", "t", "c", notes, lambda scale: runs, lambda rows: [], lambda context: nothing, **more
-    )  # fmt: skip
+def _entry(**more: Any) -> Figure:
+    texts = dict.fromkeys(("where", "title", "claims", "finding", "laptop"), "x")
+    nothing = Drawing({}, pd.DataFrame(), [])
+    made: dict[str, Any] = {"name": "x", "judge": lambda rows: [], "draw": lambda context: nothing}
+    return Figure(**texts, **(made | more))
 
 
 def test_runs_and_analyses_are_made_again_once_their_numerics_change_or_their_file_is_damaged(
@@ -142,22 +141,22 @@ def test_runs_and_analyses_are_made_again_once_their_numerics_change_or_their_fi
 def test_analyses_are_kept_with_the_records_and_weights_made_again_where_they_are_needed(
     tmp_path: Path,
 ) -> None:
-    runs = {"a/0": small()}
+    cells = [Cell({"seed": 0}, small())]
 
     def draw(context: Context) -> Drawing:
-        surface = context.contour(context.last("a/0"), grid=3)
-        loss = context.end("a/0").history["loss"]
-        return Drawing({}, pd.DataFrame({"fall": loss[0] - loss, "rise": surface.loss[0, 0]}), [], "")
+        (run,) = context.ended()
+        surface, loss = context.contour(run.last, grid=3), run.end.history["loss"]
+        return Drawing({}, pd.DataFrame({"fall": loss[0] - loss, "rise": surface.loss[0, 0]}), [])
 
     def csv(context: Context) -> bytes:
         gallery.draw(entry, context, tmp_path / "g")
         return (tmp_path / "g" / "x.csv").read_bytes()
 
-    entry = dataclasses.replace(_entry(runs, weights=True), draw=draw)
+    entry = _entry(weights=True, draw=draw)
     first, other = (
-        Context(tmp_path / name, scale="smoke", records=tmp_path / "records", runs=runs) for name in "12"
+        Context(tmp_path / name, scale="smoke", records=tmp_path / "records", cells=cells) for name in "12"
     )
-    first.train(runs.values())
+    first.train([small()])
     drawn = csv(first)
     assert csv(other) == drawn
     assert not (tmp_path / "2").exists()
@@ -216,22 +215,23 @@ def test_weights_are_deleted_where_no_figure_needs_them(tmp_path: Path) -> None:
     assert context.missing([kept, other]) == []
     assert context.run_folder(kept).exists()
     assert not context.run_folder(other).exists()
-    context = context.of({"a/4": other})
-    assert [point.step for point in context.points("a/4")] == [4]
+    (run,) = context.of([Cell({"seed": 4}, other)]).ended()
+    assert [point.step for point in run.points] == [4]
     with pytest.raises(WeightsNeededError):
-        context.last("a/4").load()
+        run.last.load()
     wanted = figure.with_weights([figure.get("fig3"), figure.get("table1")], "smoke")
-    assert wanted == {identity(r) for r in figure.get("fig3").runs("smoke").values()}
+    assert wanted == {identity(cell.recipe) for cell in figure.get("fig3").runs("smoke")}
 
 
 def test_a_figure_is_drawn_from_part_of_its_runs_only_if_it_can_be(tmp_path: Path) -> None:
-    runs = {"a/0": small(), "a/1": small(seed=1)}
-    context = Context(tmp_path, runs=runs)
-    context.train([runs["a/0"]])
+    cells = [Cell({"what": "a", "_hidden": 1, "seed": seed}, small(seed=seed)) for seed in range(2)]
+    context = Context(tmp_path, cells=cells)
+    context.train([small()])
     with pytest.raises(OutOfTimeError):
-        gallery.draw(_entry(runs), context, tmp_path)
-    assert [run.seed for run in context.group("a")] == [0]
-    assert context.table("a", {}, lambda key, run: {"key": key}, first=1).to_dict("records") == [
-        {"first": 1, "seed": 0, "key": "a/0"}
+        gallery.draw(_entry(), context, tmp_path)
+    assert [run.end.seed for run in context.ended(what="a")] == [0]
+    assert context.ended(what="b") == []
+    assert context.table(lambda run: {"of": run.end.algorithm}).to_dict("records") == [
+        {"what": "a", "seed": 0, "of": "dpsgd"}
     ]
-    assert "1 of 2 runs have not ended yet" in _entry(runs).note(context)
+    assert "1 of 2 runs have not ended yet" in _entry().note(context)

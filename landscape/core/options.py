@@ -144,7 +144,7 @@ def _fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    return annotation is not None and isinstance(value, annotation)
+    return annotation is not None and isinstance(value, origin or annotation)
 
 
 def _type_name(annotation: Any) -> str:
