@@ -240,7 +240,9 @@ def test_a_dry_run_says_what_is_needed_where_the_data_is_not_there(tmp_path: Pat
     code, out, err = command("figures", "fig2a", "delay-boundary", *options)
     assert code == 0, err
     first, second = out.splitlines()
-    assert first.startswith("fig2a: 15 of 15 runs to train, for a time that is known once their data is there; ")
+    assert first.startswith(
+        "fig2a: 15 of 15 runs to train, for a time that is known once their data is there; "
+    )
     assert "data: mnist (" in first
     assert "LANDSCAPE_DATA" in first
     assert second.endswith("data: none")
