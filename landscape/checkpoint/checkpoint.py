@@ -553,7 +553,7 @@ def _set_buffers(where: str, network: nn.Module, values: Mapping[str, Tensor]) -
 
 
 def check_learner(learner: str | int, learners: int) -> None:
-    """InputError unless ``learner`` is "mean", or the number of one of so many."""
+    """Raise InputError unless ``learner`` is "mean", or the number of one of so many."""
     if learner != "mean" and (not isinstance(learner, int) or not 0 <= learner < learners):
         raise InputError(f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{learners - 1}")
 
