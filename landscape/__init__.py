@@ -15,7 +15,12 @@ _STUB = Path(__file__).with_suffix(".pyi").read_text("utf-8")
 _MODULES = {name: module for module, name in re.findall(r"^from (\S+) import (\w+)", _STUB, re.MULTILINE)}
 __all__ = list(_MODULES)
 #: Former public name -> today's, for one minor version: that after which they go.
-_FORMER = {"FailedError": "OperationError", "NoiseEstimate": "Noise", "estimate_noise": "noise"}
+_FORMER = {
+    "Ends": "ExtremeEigenvalues",
+    "FailedError": "OperationError",
+    "NoiseEstimate": "Noise",
+    "estimate_noise": "noise",
+}
 _FORMER_UNTIL = "0.19"
 
 

@@ -23,7 +23,7 @@ from landscape.curvature.hessian import MATRICES
 from landscape.curvature.search import find_eigenpairs
 from landscape.curvature.trace import hutchpp, quadrature, signs
 from landscape.data.synthetic import mean_output
-from landscape.results.curvature import QUANTITIES
+from landscape.results.spectrum import QUANTITIES
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from tests import problems

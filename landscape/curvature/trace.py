@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -11,19 +11,20 @@ from torch import Tensor
 
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
-from landscape.core.options import choose, positive
+from landscape.core.options import positive
 from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import pyhessian_engine
-from landscape.curvature.eigenvalues import exact_products
-from landscape.curvature.hessian import HessianOptions, Part
+from landscape.curvature.eigenvalues import Matrix
+from landscape.curvature.hessian import Part
 from landscape.curvature.lanczos import negligible, orthogonalise, small_eigh
-from landscape.curvature.operators import Products
-from landscape.curvature.search import run_in_lockstep, start_vector
+from landscape.curvature.operators import Products, SymmetricMatrix
+from landscape.curvature.search import run_in_lockstep
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES
-from landscape.problem.problem import Problem
-from landscape.results.curvature import Density, Trace
+from landscape.problem.problem import Problem, Run
+from landscape.results.base import Provenance
+from landscape.results.spectrum import Density, Trace
 
 # Ghorbani, Krishnan and Xiao 2019 use 10 draws of 80 to 90 steps for networks of all sizes.
 DRAWS = 10
@@ -40,7 +41,7 @@ def quadrature(
     steps: int = STEPS,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Density:
+) -> dict[str, Any]:
     """The density of a symmetric operator on vectors like ``like`` (P,), by stochastic Lanczos quadrature.
 
     Ubaru, Chen and Saad 2017, section 3. From each draw z of random signs, ``steps`` Lanczos steps with full
@@ -68,7 +69,7 @@ def quadrature(
         starts = [signs(size, 1, generator, like)[0] / size**0.5 for _ in range(min(at_once, draws - i))]
         rules += run_in_lockstep([_draw(start, steps) for start in starts], counted)
     nodes, masses = (np.stack(part) for part in zip(*rules, strict=True))
-    return Density(nodes, masses, size, spent)
+    return {"nodes": nodes, "masses": masses, "products": spent}
 
 
 def _draw(start: Tensor, steps: int) -> Generator[Tensor, Tensor, tuple[Array, Array]]:
@@ -98,7 +99,7 @@ def density_need(problem: Any, draws: Any, steps: Any, part: Any, **_: Any) -> N
 
 @bounded(density_need)
 def density(
-    problem: Problem,
+    problem: Problem | Run | SymmetricMatrix,
     draws: int = DRAWS,
     steps: int = STEPS,
     *,
@@ -108,11 +109,12 @@ def density(
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
+    **about: Unpack[Provenance],
 ) -> Density:
     """The spectral density of ∇²L(θ) by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
 
     Args:
-        problem: the loss.
+        problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
         draws: random vectors, each of which gives one quadrature; 10 by default.
         steps: Lanczos steps, that is products, a draw; 80 by default. (Ghorbani, Krishnan and Xiao 2019 use
             these numbers for networks of all sizes.)
@@ -122,12 +124,13 @@ def density(
         seed: draws the random vectors.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
         Nodes and masses, (draws, steps) each; the masses of a draw sum to 1.
 
     Raises:
-        InputError: a count below 1, or an unknown option.
+        InputError: a count below 1, an unknown option, or an operator that is not symmetric.
 
     Example:
         >>> import torch, landscape
@@ -136,9 +139,15 @@ def density(
         >>> landscape.density(problem, draws=2, steps=5).nodes.shape
         (2, 5)
     """
-    h, size = exact_products(problem, weights, HessianOptions(matrix, part))
-    like = start_vector(problem, seed, size)
-    return quadrature(h, like, draws=draws, steps=steps, seed=seed, progress=progress)
+    own = {"weights": weights, "matrix": matrix, "part": part, "max_memory": max_memory}
+    chosen = Matrix.of(problem, seed, about, **own)
+    return density_of(chosen, draws, steps, progress)
+
+
+def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None) -> Density:
+    """The spectral density of a matrix, by :func:`quadrature`."""
+    options: dict[str, Any] = {"draws": draws, "steps": steps, "seed": chosen.seed, "progress": progress}
+    return Density(**chosen.about, **quadrature(chosen.products, chosen.start(), **options))
 
 
 # A third of these are the samples behind the standard error, which 20 give to about 16% (ours).
@@ -158,7 +167,7 @@ def hutchpp(
     products: int = TRACE_PRODUCTS,
     seed: int = 0,
     progress: Progress | None = None,
-) -> Trace:
+) -> dict[str, Any]:
     """tr A of a symmetric operator on vectors like ``like`` (P,): Hutch++ (Meyer et al. 2021, Algorithm 1).
 
     A third of the products finds an orthonormal basis Q of the range of AS, S random signs; a third gives
@@ -188,13 +197,19 @@ def hutchpp(
     q = torch.linalg.qr(each(signs(size, rank, generator, like)).T)[0].T.contiguous()  # (rank, P), rows
     exact = float((q.double() * each(q).double()).sum())
     if rank == size:  # Q spans everything
-        return Trace(exact, 0.0, done, np.array([exact]))
+        return {"value": exact, "standard_error": 0.0, "draws": np.array([exact]), "products": done}
     g = signs(size, products - 2 * rank, generator, like)
     for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
         g -= (g @ q.T) @ q
     samples = (g.double() * each(g).double()).sum(1)
     draws = exact + samples.cpu().numpy()
-    return Trace(*mean_and_error(draws), done, draws)
+    return _sampled(draws, done)
+
+
+def _sampled(draws: Array, products: int) -> dict[str, Any]:
+    """The fields of a trace that is the mean of ``draws``."""
+    value, error = mean_and_error(draws)
+    return {"value": value, "standard_error": error, "draws": draws, "products": products}
 
 
 def trace_need(problem: Any, products: Any, part: Any, **_: Any) -> Need:
@@ -204,7 +219,7 @@ def trace_need(problem: Any, products: Any, part: Any, **_: Any) -> Need:
 
 @bounded(trace_need)
 def trace(
-    problem: Problem,
+    problem: Problem | Run | SymmetricMatrix,
     products: int = TRACE_PRODUCTS,
     *,
     weights: Tensor | None = None,
@@ -214,11 +229,12 @@ def trace(
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
+    **about: Unpack[Provenance],
 ) -> Trace:
     """tr ∇²L(θ), with its standard error, by Hutch++ (Meyer et al. 2021).
 
     Args:
-        problem: the loss.
+        problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
         products: Hessian-vector products, at most; at least 6. A third of them are random samples.
         weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
@@ -227,12 +243,14 @@ def trace(
         seed: draws the random signs.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
         The estimate and its standard error.
 
     Raises:
-        InputError: fewer than 6 products, an unknown option, or one that pyhessian does not have.
+        InputError: fewer than 6 products, an unknown option, one that pyhessian does not have, or an operator
+            that is not symmetric.
 
     Example:
         >>> import torch, landscape
@@ -242,11 +260,17 @@ def trace(
         2.0
     """
     positive("products", products, least=6)
-    options = HessianOptions(matrix, part)
-    h, size = exact_products(problem, weights, options)
-    like = start_vector(problem, seed, size)
-    if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
-        pyhessian_engine.check(problem, options)
-        draws = pyhessian_engine.trace_samples(problem, weights, products=products, seed=seed)
-        return Trace(*mean_and_error(draws), products, draws)
-    return hutchpp(h, like, products=products, seed=seed, progress=progress)
+    own = {"weights": weights, "matrix": matrix, "part": part, "max_memory": max_memory}
+    chosen = Matrix.of(problem, seed, about, **own, engine=engine)
+    return trace_of(chosen, products, progress)
+
+
+def trace_of(chosen: Matrix, products: int, progress: Progress | None) -> Trace:
+    """The trace of a matrix, by :func:`hutchpp` or by pyhessian."""
+    seed = chosen.seed
+    if isinstance(chosen.given, Problem) and chosen.about["engine"] == "pyhessian":
+        at = chosen.given, chosen.weights
+        draws = pyhessian_engine.trace_samples(*at, products=products, seed=seed)
+        return Trace(**chosen.about, **_sampled(draws, products))
+    options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress}
+    return Trace(**chosen.about, **hutchpp(chosen.products, chosen.start(), **options))
