@@ -82,7 +82,8 @@ def test_a_run_stands_for_its_problem() -> None:
         (torch.ones(2, 3), r"v: shape \(2, 3\)"),
         (torch.ones(3, 2, 2), r"v: shape \(3, 2, 2\)"),
         (torch.ones(5), "v: shape .* of int64"),
-        (np.ones(5), "v: a ndarray is not allowed"),
+        (np.ones(5), r"v: shape \(5,\) of float64"),
+        ([1.0], "v: a list is not allowed"),
     ],
 )
 def test_what_is_no_vector_is_refused(v: Any, words: str) -> None:
