@@ -15,7 +15,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded, spare
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress
-from landscape.curvature import pyhessian_engine
+from landscape.curvature import peers
 from landscape.curvature.chain_hessian import ChainHessian, agrees
 from landscape.curvature.double_backward import INSIDE, in_full_precision
 from landscape.curvature.hessian import (
@@ -301,7 +301,7 @@ class Matrix:
         preconditioner = as_preconditioner(options.get("precondition"))
         chosen = HessianOptions(options["matrix"], part, preconditioner)
         if engine == "pyhessian":
-            pyhessian_engine.check(problem, chosen)
+            peers.check(chosen)
         size = chosen.at(problem, weights).size
         fields = setting(problem) | {
             "matrix": chosen.matrix, "part": ",".join([part] if isinstance(part, str) else part or ()),
@@ -349,14 +349,14 @@ class Matrix:
         if wanted.high != 1:
             raise InputError(f"k: {wanted.high} is not allowed with engine 'pyhessian', it must be 1")
         tol, most = wanted.residual_tol, wanted.max_products
-        value, v, products = pyhessian_engine.largest_magnitude(problem, self.weights, tol, most, self.seed)
+        value, v, products = peers.largest_magnitude(problem, self.weights, tol, most, self.seed)
         h = self.options.at(problem, self.weights)
         residual = float((h(v) - value * v).norm())
         pair = torch.tensor([[value], [residual]], dtype=torch.float64)
         return RitzPairs(pair[0], v[None], pair[1], products + 1, residual <= tol * abs(value))
 
 
-ENGINES = pyhessian_engine.ENGINES
+ENGINES = peers.ENGINES
 # The options about the matrix of a problem, where they are not None.
 USUAL = {"matrix": "hessian", "search": SEARCHES[0], "engine": ENGINES[0]}
 

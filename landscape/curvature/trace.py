@@ -14,7 +14,7 @@ from landscape.core.memory import Need, bounded
 from landscape.core.options import positive
 from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import mean_and_error
-from landscape.curvature import pyhessian_engine
+from landscape.curvature import peers
 from landscape.curvature.eigenvalues import Matrix
 from landscape.curvature.hessian import Part
 from landscape.curvature.lanczos import negligible, orthogonalise, small_eigh
@@ -270,7 +270,7 @@ def trace_of(chosen: Matrix, products: int, progress: Progress | None) -> Trace:
     seed = chosen.seed
     if isinstance(chosen.given, Problem) and chosen.about["engine"] == "pyhessian":
         at = chosen.given, chosen.weights
-        draws = pyhessian_engine.trace_samples(*at, products=products, seed=seed)
+        draws = peers.trace_samples(*at, products=products, seed=seed)
         return Trace(**chosen.about, **_sampled(draws, products))
     options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress}
     return Trace(**chosen.about, **hutchpp(chosen.products, chosen.start(), **options))
