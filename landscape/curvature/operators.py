@@ -126,7 +126,7 @@ class GivenOperator(SymmetricOperator):
         block: Any = rows.T.to(self.device, self.dtype)
         images = torch.as_tensor(self.given @ (block if self._tensors else block.numpy())).detach()
         if images.shape != block.shape:
-            raise InputError(f"its product has the shape {tuple(images.shape)}, not {tuple(block.shape)}")
+            raise ValueError(f"it has the shape {tuple(images.shape)}")
         return images.T.to(rows)
 
     def _check_symmetric(self) -> None:
@@ -139,7 +139,7 @@ class GivenOperator(SymmetricOperator):
         except Exception as error:  # the user's object raises any kind of error
             words = " ".join(str(error).split())[:100]
             raise InputError(
-                f"problem: the product of a {self.matrix} with a block {tuple(rows.T.shape)} fails ({words})"
+                f"problem: a {self.matrix} fails ({words}), its product A @ V must take a block V (P, m)"
             ) from error
         found = torch.stack(images)
         pairs = found @ rows[:-1].double().T

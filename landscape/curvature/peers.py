@@ -148,4 +148,6 @@ def to_curvlinops(problem: Problem, operator: str, weights: Tensor | None, **opt
         return getattr(curvlinops, operator)(model, loss, parameters, batches, **options)
     except Exception as error:  # another package raises any kind of error
         words = " ".join(str(error).split())[:100]
-        raise InputError(f"to_curvlinops: {operator} fails on this problem ({words})") from error
+        raise InputError(
+            f"to_curvlinops: {operator} fails on this problem ({words}); use problem.hessian()"
+        ) from error
