@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import math
 import operator
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, Literal
+from typing import Any
 
 import h5py
 import numpy as np
@@ -19,8 +20,8 @@ from torch import Tensor, nn
 
 from landscape import data as datasets
 from landscape import models
-from landscape.checkpoint import history
-from landscape.checkpoint.user_code import UserData, as_data, command_text, is_user_defined
+from landscape.checkpoint import history, user_code
+from landscape.checkpoint.user_code import UserData, as_data, is_user_defined, text_of
 from landscape.core import hdf5
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import SPLIT, parse_toml
@@ -42,7 +43,14 @@ _ATTRIBUTES: dict[str, type] = {
 _STACKED, _COMMON = ("buffers", "optimizer", "rule"), ("shared", "mean_buffers")
 _TEXT = h5py.string_dtype()
 SLOT = np.dtype([("name", _TEXT), ("shape", _TEXT), ("offset", "i8"), ("size", "i8"), ("role", _TEXT)])
+#: Keys of recipes before 0.18, with today's, which stored recipes are read under.
+FORMER_KEYS = {"precision": "autocast", "monitor.top": "monitor.k"}
 _DATA: dict[str, type] = {"name": str, "options": dict, "train": int, "test": int, "fingerprint": str}
+
+
+def unknown_data() -> dict[str, Any]:
+    """The facts on data of which nothing is known."""
+    return {key: kind() for key, kind in _DATA.items()}
 
 
 @dataclass
@@ -74,6 +82,7 @@ class Checkpoint:
         diverged_at: the step at which the run diverged, or −1.
         diverged: what diverged: "", "mean" or "learners".
         path: the file; None if it was not saved.
+        source: arguments of :meth:`problem` that stand in for those that a call leaves out (:meth:`using`).
 
     Example:
         >>> import tempfile, torch, landscape
@@ -86,15 +95,15 @@ class Checkpoint:
     weights: Tensor
     layout: Layout
     step: int
-    epoch: float
     algorithm: str
     recipe: str
     model: dict[str, Any]
-    data: dict[str, Any]
-    lr: float
-    local_batch: int
-    seed: int
-    history: dict[str, hdf5.Array]
+    epoch: float = math.nan
+    data: dict[str, Any] = field(default_factory=unknown_data)
+    lr: float = math.nan
+    local_batch: int = 0
+    seed: int = 0
+    history: dict[str, hdf5.Array] = field(default_factory=lambda: dict.fromkeys(history.UNITS, np.zeros(0)))
     buffers: dict[str, Tensor] = field(default_factory=dict)
     mean_buffers: dict[str, Tensor] = field(default_factory=dict)
     optimizer: dict[str, Tensor] = field(default_factory=dict)
@@ -104,6 +113,7 @@ class Checkpoint:
     diverged_at: int = -1
     diverged: str = ""
     path: Path | None = None
+    source: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:
         n, size = self.weights.shape
@@ -112,7 +122,7 @@ class Checkpoint:
 
     @property
     def has_recipe(self) -> bool:
-        """Whether ``landscape train`` made it: ``recipe`` then says how the run goes on."""
+        """Say whether ``landscape train`` made it: ``recipe`` then says how the run goes on."""
         return self.algorithm not in (IMPORTED, RECORDED)
 
     @property
@@ -120,7 +130,7 @@ class Checkpoint:
         """The values in ``recipe``; none for imported weights. OperationError where they cannot be read."""
         try:
             where = f"{self.path or 'checkpoint'}: recipe"
-            return {} if self.algorithm == IMPORTED else parse_toml(self.recipe, where)
+            return {} if self.algorithm == IMPORTED else with_present_keys(parse_toml(self.recipe, where))
         except LandscapeError as error:
             raise OperationError(str(error)) from error
 
@@ -128,6 +138,11 @@ class Checkpoint:
     def learners(self) -> int:
         """The number n of learners."""
         return len(self.weights)
+
+    @property
+    def batch(self) -> int:
+        """The total batch nB of a step; 0 where it is not known."""
+        return self.local_batch * self.learners
 
     @property
     def mean(self) -> Tensor:
@@ -145,16 +160,16 @@ class Checkpoint:
 
     def problem(
         self,
-        split: str = SPLIT,
+        split: str | None = None,
         learner: str | int = "mean",
         *,
-        model: nn.Module | Callable[[], nn.Module] | None = None,
+        model: nn.Module | Callable[[], nn.Module] | str | None = None,
         data: Any = None,
-        loss: Loss | Literal["data"] | None = "data",
+        loss: Loss | str | None = "data",
         data_dir: str | Path | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        randomness: str | int = "refuse",
+        randomness: str | int | None = None,
     ) -> Problem:
         """The run's model and data as a :class:`landscape.Problem`, centred on w_a or on one learner.
 
@@ -164,10 +179,11 @@ class Checkpoint:
         recorded; without any, they are computed on the whole training set.
 
         Args:
-            split: "train" or "test".
+            split: "train" (the default) or "test".
             learner: "mean", or a learner's number.
             model: replaces the built-in model; needed if the checkpoint's model is the user's code. Its
-                weights and buffers are replaced by the checkpoint's.
+                weights and buffers are replaced by the checkpoint's. Model, data and loss may be named, too,
+                as the commands' options take them: "MODULE:NAME".
             data: replaces the built-in data set: a :class:`landscape.data.Dataset`, a dict of the splits
                 "train" and "test", or one split for both, each as :class:`landscape.Problem` takes it.
             loss: replaces the loss of the data ("data"); as in :class:`landscape.Problem`.
@@ -191,6 +207,53 @@ class Checkpoint:
             >>> run.problem(model=model, data=data, loss=loss).samples
             9
         """
+        given = {
+            "split": split, "model": model, "data": data, "data_dir": data_dir, "device": device,
+            "dtype": dtype, "randomness": randomness,
+        }  # fmt: skip
+        given = {name: value for name, value in given.items() if value is not None}
+        if not (isinstance(loss, str) and loss == "data"):
+            given["loss"] = loss  # None is one, too
+        usual = {"split": SPLIT, "loss": "data", "randomness": "refuse"}
+        return self._problem(learner, **usual | self.source | user_code.named(given))
+
+    def using(self, **source: Any) -> Checkpoint:
+        """The same run, whose problem has a model, data or loss that its file does not bring along.
+
+        Args:
+            source: arguments of :meth:`problem`, used where a call of it leaves them out.
+
+        Returns:
+            A run that shares its arrays with this one.
+
+        Raises:
+            InputError: a named model, data set or loss that does not exist.
+
+        Example:
+            >>> import tempfile, torch, landscape
+            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
+            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
+            >>> run = landscape.import_state(f"{folder}/net.pt", model)
+            >>> data = torch.randn(9, 3), torch.randint(2, (9,))
+            >>> landscape.spectrum(run.using(model=model, data=data), k=2).values.shape
+            (2,)
+        """
+        return dataclasses.replace(self, source=self.source | user_code.named(source))
+
+    def _problem(
+        self,
+        learner: str | int,
+        *,
+        split: str,
+        loss: Any,
+        randomness: str | int,
+        model: Any = None,
+        data: Any = None,
+        data_dir: Any = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> Problem:
+        """The problem of :meth:`problem`, whose arguments are complete."""
         check_learner(learner, self.learners)
         where = str(self.path or "checkpoint")
         theta = self.mean if isinstance(learner, str) else self.weights[learner]
@@ -199,8 +262,8 @@ class Checkpoint:
         name = self.data["name"]
         if data is None and (is_user_defined(name) or not name):
             of = f"data is '{name}', which a file cannot bring along" if name else "data is not known"
-            hint = command_text(name, self.data["options"]) if name else "MODULE:NAME"
-            raise OperationError(f"{where}: its {of}; give --data {hint} (from Python, data=…)")
+            hint = text_of(name, self.data["options"]) if name else "MODULE:NAME"
+            raise OperationError(f"{where}: its {of}; give data={hint!r}")
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
         pick = _mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
         rows = {key: pick(value) for key, value in self.buffers.items()}
@@ -228,8 +291,8 @@ class Checkpoint:
         name, options = self.model["name"], self.model["options"]
         if given is None and is_user_defined(name):
             raise OperationError(
-                f"{where}: its model is '{name}', code that a file cannot bring along; give --model "
-                f"{command_text(name, options)} (from Python, model=…)"
+                f"{where}: its model is '{name}', code that a file cannot bring along; give "
+                f"model={text_of(name, options)!r}"
             )
         if given is None:
             network = models.build(name, **options)
@@ -422,6 +485,19 @@ class Checkpoint:
         steps = self.history["step"]
         if not np.isfinite(steps).all() or not (np.diff(steps) > 0).all():
             raise ValueError("/history/step must be finite and increasing")
+
+
+def with_present_keys(values: dict[str, Any]) -> dict[str, Any]:
+    """The nested ``values`` of a stored recipe, under the keys of this version."""
+    if values.get("precision") == "full":
+        values = values | {"precision": ""}
+    for former, present in FORMER_KEYS.items():
+        table, _, key = former.rpartition(".")
+        inner = values.get(table, {}) if table else values
+        if isinstance(inner, dict) and key in inner:
+            new = {present.rpartition(".")[2] if name == key else name: v for name, v in inner.items()}
+            values = values | {table: new} if table else new
+    return values
 
 
 def storable(tensor: Tensor) -> Tensor:

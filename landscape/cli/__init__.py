@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import sys
 import textwrap
@@ -154,7 +155,7 @@ def _show_warning(
 
 
 # An argument in the middle of a line: "give resume=True", "or device='cpu'".
-_ARGUMENT = re.compile(r"(?<!\S)(\w+)=(?:True|'([^']*)')")
+_ARGUMENT = re.compile(r"(?<!\S)(\w+)=(?:True|'(…|[^']*)')")
 
 
 def with_options(line: str, name: str) -> str:
@@ -170,14 +171,15 @@ def with_options(line: str, name: str) -> str:
         flag = max(parameter.opts, key=len)
         if isinstance(parameter, click.Argument):
             flag = str(parameter.metavar or parameter.name).strip("[]….").upper()
-        flags |= {str(parameter.name): flag, flag.lstrip("-").replace("-", "_"): flag}
+        flags |= {str(parameter.name): flag, flag.lstrip("-").replace("-", "_").lower(): flag}
     subject, colon, rest = line.partition(": ")
     if colon and all(word in flags for word in subject.split(", ")):
         line = ", ".join(flags[word] for word in subject.split(", ")) + colon + rest
 
     def option(found: re.Match[str]) -> str:
         parameter, value = found.groups()
-        return f"{flags[parameter]} {value or ''}".rstrip() if parameter in flags else found[0]
+        given = shlex.quote(value) if value and value != "…" else ""
+        return f"{flags[parameter]} {given}".rstrip() if parameter in flags else found[0]
 
     words, use, remedy = line.partition("; use ")
     return _ARGUMENT.sub(option, words) + use + remedy
@@ -250,7 +252,7 @@ def signals() -> Iterator[None]:
     A signal that is ignored, such as SIGHUP under nohup, stays ignored. Processes of a launcher leave signals
     to the launcher.
     """
-    if threading.current_thread() is not threading.main_thread() or children.of_launcher():
+    if threading.current_thread() is not threading.main_thread() or children.launcher_store():
         yield
         return
 

@@ -13,7 +13,7 @@ import torch
 from landscape.cli import common
 from landscape.cli.completion import Choice, names
 from landscape.cli.options import command, group, numbers
-from landscape.core.memory import pick_device
+from landscape.core.devices import pick_device
 from landscape.core.options import positive, quantity
 from landscape.results.training import RunTimes
 from landscape.training.planning import calibration
@@ -196,7 +196,7 @@ def assumptions(r: RunTimes) -> str:
     slow = f", one worker {r.slow:g}× slower" if r.slow != 1 else ""
     wait = (
         "before each update, an exchange of the previous loss"
-        if r.news
+        if r.exchange_loss
         else "no exchange of the loss (--alone)"
     )
     return (

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from landscape.core.devices import kept_randomness
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
@@ -79,7 +80,7 @@ def _engine(problem: Problem, weights: Tensor | None, seed: int) -> Iterator[tup
     # Its backward(create_graph=True) makes PyTorch warn of a reference cycle; the copy goes away with it.
     with (
         warnings.catch_warnings(action="ignore"),
-        torch.random.fork_rng(devices=[problem.device] if cuda else []),
+        kept_randomness(problem.device),
         twice_differentiable(problem),
     ):
         torch.manual_seed(seed)

@@ -39,7 +39,7 @@ FILES = (
 
 
 def places(root: Path, name: str, folder: str, file: str) -> list[Path]:
-    """Where a loader looks for a file of a data set, in its order; a packed one may lie there unpacked."""
+    """The places where a loader looks for a file, in its order; a packed one may lie there unpacked."""
     folders = dict.fromkeys((root / folder, root / name / folder, root / name, root))
     return [place / each for place in folders for each in dict.fromkeys((file, file.removesuffix(".gz")))]
 
@@ -59,7 +59,7 @@ class File:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the ``files`` of a data set are, and their ``folder`` below the root of the data.
+    """The mirrors and ``files`` of a data set, and their ``folder`` below the root of the data.
 
     With an ``archive``, which the mirrors hold in their place, they are extracted from it; ``size``: the
     megabytes of a download.
@@ -187,7 +187,7 @@ def fetch(
             one cannot be written.
     """
     if mirror is not None and not mirror.startswith(("http://", "https://")):
-        raise InputError(f"--mirror: '{mirror}' is not allowed, it must be an http:// or https:// address")
+        raise InputError(f"mirror: '{mirror}' is not allowed, it must be an http:// or https:// address")
     source = SOURCES[name]
     mirrors = source.mirrors if mirror is None else (mirror,)
     kept = {file: _existing(name, root, file, force) for file in source.files}
@@ -215,7 +215,7 @@ def _existing(name: str, root: Path, file: File, force: bool) -> Path | None:
             if path.parent == target.parent and not force:
                 raise OperationError(
                     f"{path}: is not the file of {name} (its checksum is another); move it away, or give "
-                    "--force to replace it"
+                    "force=True to replace it"
                 )
             if path.parent == target.parent and path != target:
                 path.unlink()  # or a loader might take it in place of the new one
@@ -223,7 +223,7 @@ def _existing(name: str, root: Path, file: File, force: bool) -> Path | None:
 
 
 def _is(path: Path, file: File) -> bool:
-    """Whether a file is the one of the mirrors, or one with the same content."""
+    """Say whether a file is the one of the mirrors, or one with the same content."""
     with open_regular(path, MOST) as opened:
         if _digest("sha256", opened) == file.sha256:
             return True
@@ -283,12 +283,12 @@ def _download(
             if mirror != mirrors[-1]:
                 message(f"{error}; trying the next mirror")
     raise OperationError(
-        f"{'; '.join(failures)}; try again, give --mirror, or put {file.name} into {path.parent} yourself"
+        f"{'; '.join(failures)}; try again, give mirror='…', or put {file.name} into {path.parent} yourself"
     )
 
 
 def _inner(url: str) -> bool:
-    """Whether the host of an address is in this machine or its own network; not one that has no address."""
+    """Say whether the host of an address is in this machine or its network; one without an address is not."""
     try:
         found = socket.getaddrinfo(urlsplit(url).hostname, None)
     except (OSError, UnicodeError):
@@ -306,7 +306,7 @@ def _opened(url: str, seconds: float) -> Any:
             if other or (_inner(newurl) and not _inner(url)):
                 fp.close()
                 where = "to another scheme" if other else "into this network"
-                raise ValueError(f"it is redirected {where}, {newurl}; give that as --mirror if it is right")
+                raise ValueError(f"it is redirected {where}, {newurl}; give mirror='{newurl}' if it is right")
             return super().redirect_request(req, fp, code, msg, headers, newurl)
 
     request = Request(url, headers={"User-Agent": f"landscape/{__version__}"})

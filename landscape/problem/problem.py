@@ -201,7 +201,7 @@ class Problem(MeanLoss):
             >>> problem = landscape.Problem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (x, y), weight_decay=1)
             >>> problem.to_curvlinops()
             Traceback (most recent call last):
-            landscape.core.errors.InputError: to_curvlinops: curvlinops knows no penalty and no weight decay; ...
+            landscape.core.errors.InputError: to_curvlinops: curvlinops knows no penalty and ...
         """
         peers = importlib.import_module("landscape.curvature.peers")
         return peers.to_curvlinops(self, operator, weights, **options)

@@ -1,9 +1,10 @@
-"""What an instrument is: a measurement that a run repeats; the instruments of a run, and their sample."""
+"""Instruments, measurements that a run repeats: their base class, those of a run, and their sample."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class Sample:
     """
 
     def __init__(self, monitor: Monitor, problem: Problem, comm: Comm, seed: int) -> None:
-        self._comm, self.count = comm, min(monitor.top, problem.layout.size)
+        self._comm, self.count = comm, min(monitor.k, problem.layout.size)
         self.state: dict[str, Tensor] = {}
         self._found: tuple[int, RitzPairs | None] = -1, None
         HessianOperator(problem)  # refuses a model without second derivatives, before the first step
@@ -167,7 +168,7 @@ def _finite(product: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepState:
     """The state of a run after a step.
 
     Attributes:
@@ -200,7 +201,7 @@ class Gradients:
 
 
 @dataclass(frozen=True)
-class Setting:
+class MeasuredRun:
     """The run that instruments measure.
 
     Attributes:
@@ -223,11 +224,16 @@ class Setting:
     seed: int
     batch: int
     stability_limit: float | None
-    preconditioner: Callable[[Moment | None], Preconditioner | None]
+    preconditioner: Callable[[StepState | None], Preconditioner | None]
     learners: int = 1
     at_mean: bool = True
     synchronous: bool = True
     second: Callable[[int, int, Tensor], Tensor] | None = None
+
+    @property
+    def limit(self) -> float:
+        """``stability_limit``, NaN where it is not known."""
+        return math.nan if self.stability_limit is None else self.stability_limit
 
     @functools.cached_property
     def sample(self) -> Sample:
@@ -258,7 +264,7 @@ class Instrument(ABC):
     #: Whether it draws minibatches, and so must know the samples of a step.
     on_minibatches = False
 
-    def __init__(self, run: Setting) -> None:
+    def __init__(self, run: MeasuredRun) -> None:
         self.run = run
         if self.on_minibatches:
             self.needs_batch()
@@ -267,11 +273,11 @@ class Instrument(ABC):
 
     @property
     def key(self) -> str:
-        """The name in checkpoints of what it remembers."""
+        """The name of its memory in checkpoints."""
         return f"monitor_{self.name}"
 
     def state(self, step: int) -> dict[str, Tensor]:
-        """What it remembers after ``step``: {} or one tensor, the same on all processes, under :attr:`key`.
+        """The memory after ``step``: {} or one tensor, the same on all processes, under :attr:`key`.
 
         It goes into checkpoints: with it a resumed run gives the bits of one that never stopped.
         """
@@ -283,12 +289,16 @@ class Instrument(ABC):
     def see(self, gradients: Gradients) -> None:  # noqa: B027 - most instruments see no steps
         """Take the gradients of a step; called for every step."""
 
+    def row(self, *values: float) -> dict[str, float]:
+        """The columns with ``values``, in the order of ``columns``; those without a value are left out."""
+        return dict(zip(self.columns, values, strict=False))
+
     @abstractmethod
-    def measure(self, now: Moment) -> dict[str, float]:
+    def measure(self, now: StepState) -> dict[str, float]:
         """Column -> number; a column that is left out is NaN in the history."""
 
-    def generator(self, now: Moment, part: str = "") -> torch.Generator:
-        """For random draws of this instrument at ``now``; ``part`` names one of several uses."""
+    def generator(self, now: StepState, part: str = "") -> torch.Generator:
+        """A generator of this instrument's draws at ``now``; ``part`` names one of several uses."""
         return generator(self.run.seed, f"{self.key} {part}".rstrip(), now.step)
 
     def needs_batch(self) -> int:
@@ -332,7 +342,7 @@ class Monitoring:
         InputError: for an instrument that cannot measure this run, or a column of a name that is taken.
     """
 
-    def __init__(self, run: Setting, taken: Iterable[str] = ()) -> None:
+    def __init__(self, run: MeasuredRun, taken: Iterable[str] = ()) -> None:
         self.run, settings = run, run.monitor
         names = dict.fromkeys(([LAMBDA_MAX] if settings.sharpness else []) + list(settings.instruments))
         #: Each instrument with the intervals at which it measures; 0: never.
@@ -355,7 +365,7 @@ class Monitoring:
         return tuple(every for _, intervals in self._instruments for every in intervals if every)
 
     def due(self, step: int) -> bool:
-        """Whether something is measured after ``step``."""
+        """Say whether something is measured after ``step``."""
         return any(step % every == 0 for every in self.turns)
 
     def see(self, step: int, points: Tensor, rows: Tensor) -> None:
@@ -364,13 +374,13 @@ class Monitoring:
             instrument.see(Gradients(step, points, rows))
 
     def measure(self, step: int, lr: float, weights: Tensor) -> dict[str, float]:
-        """The columns of the instruments that are due after a step; arguments as of :class:`.Moment`.
+        """The columns of the instruments that are due after a step; arguments as of :class:`.StepState`.
 
         Raises:
             OperationError: for a column that an instrument does not declare.
         """
         mean, columns = self.run.comm.mean(weights), dict[str, float]()
-        now = Moment(step, lr, weights, mean.expand_as(weights) if self.run.at_mean else weights, mean)
+        now = StepState(step, lr, weights, mean.expand_as(weights) if self.run.at_mean else weights, mean)
         for instrument, intervals in self._instruments:
             if any(every and now.step % every == 0 for every in intervals):
                 found = instrument.measure(now)
@@ -384,14 +394,14 @@ class Monitoring:
         return columns
 
     def state(self, step: int) -> dict[str, Tensor]:
-        """What the instruments remember after ``step``, for a checkpoint."""
+        """The instruments' memory after ``step``, for a checkpoint."""
         state = dict(self.run.sample.state) if "sample" in vars(self.run) else {}
         for instrument, _ in self._instruments:
             state |= instrument.state(step)
         return state
 
     def restore(self, shared: Mapping[str, Tensor]) -> None:
-        """Take that from a checkpoint."""
+        """Take the instruments' memory from a checkpoint."""
         if "sample" in vars(self.run):
             self.run.sample.restore(shared)
         for instrument, _ in self._instruments:
@@ -430,7 +440,7 @@ def of_run(
         problem: the loss that its steps descend, on the training set.
         comm: its processes.
         optimizer: that makes its steps, whose state is read when it is measured.
-        second: as of :class:`Setting`.
+        second: as of :class:`MeasuredRun`.
 
     Raises:
         InputError: for an instrument that cannot measure this run.
@@ -441,8 +451,8 @@ def of_run(
     def made() -> StatePreconditioner:
         return StatePreconditioner(recipe, problem, "monitor.instruments")
 
-    def preconditioner(now: Moment | None) -> Preconditioner | None:
-        """That of the learners' mean state, at w_a."""
+    def preconditioner(now: StepState | None) -> Preconditioner | None:
+        """The preconditioner of the learners' mean state, at w_a."""
         counters = made().counters
         if now is None:
             return None
@@ -453,7 +463,7 @@ def of_run(
         draws = generator(recipe.seed, "monitor_preconditioner", now.step)
         return made().at(now.mean, state, now.step, now.lr, draws)
 
-    setting = Setting(
+    setting = MeasuredRun(
         recipe.monitor,
         problem,
         comm,

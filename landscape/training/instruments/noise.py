@@ -16,8 +16,15 @@ from landscape.core import registry, statistics
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import covariance_of_means, mean_and_error
-from landscape.gradients.minibatches import GradientNoise, Jackknife, Minibatches, from_sums
-from landscape.training.instruments.base import Gradients, Instrument, Moment, Setting, on_all, rounding
+from landscape.gradients.minibatches import GradientNoise, JackknifeEstimator, Minibatches, from_sums
+from landscape.training.instruments.base import (
+    Gradients,
+    Instrument,
+    MeasuredRun,
+    StepState,
+    on_all,
+    rounding,
+)
 
 # Of a step's cost, the most that second gradients may take on average: 1/40 (ours).
 SHARE = 40
@@ -55,7 +62,7 @@ class NoiseScale(Instrument):
     }
     on_minibatches = True
 
-    def __init__(self, run: Setting) -> None:
+    def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
         self._between = run.synchronous and run.learners > 1
         self._every = 1 if self._between else -(-SHARE // run.learners)
@@ -106,14 +113,14 @@ class NoiseScale(Instrument):
         """(steps, 2) float64 on the CPU."""
         return torch.stack([each.to("cpu", torch.float64) for each in self._sums])
 
-    def measure(self, now: Moment) -> dict[str, float]:
+    def measure(self, now: StepState) -> dict[str, float]:
         if self.run.second is None:
             return self._from_draws(now)
         traces, norms2 = self._window()
         if not len(traces):
             return {}
         parts = (*mean_and_error(traces), *mean_and_error(norms2), covariance_of_means(traces, norms2))
-        return _columns(GradientNoise(statistics.ratio_estimates(traces, norms2), *parts))
+        return self._row_of(GradientNoise(statistics.ratio_estimates(traces, norms2), *parts))
 
     def _window(self) -> tuple[Array, Array]:
         """tr Σ and ‖g‖² of each step, or each stretch of steps up to a second gradient; the rest is kept."""
@@ -129,26 +136,17 @@ class NoiseScale(Instrument):
         )
         return traces, means / n**2 - traces / self.run.batch
 
-    def _from_draws(self, now: Moment) -> dict[str, float]:
-        draws, estimator = self.run.monitor.draws, Jackknife(now.mean, self.run.batch)
+    def _from_draws(self, now: StepState) -> dict[str, float]:
+        draws, estimator = self.run.monitor.draws, JackknifeEstimator(now.mean, self.run.batch)
         minibatches = Minibatches(self.run.problem, self.run.batch, self.generator(now))
         for _, (drawn,) in zip(range(draws), minibatches, strict=False):
             estimator.add(drawn.gradient(now.mean)[None])
-        return _columns(estimator.estimate())
+        return self._row_of(estimator.estimate())
 
-
-def _columns(scale: GradientNoise) -> dict[str, float]:
-    low, high = scale.interval()
-    return {
-        "noise_scale": scale.value,
-        "noise_scale_se": scale.standard_error if math.isfinite(scale.value) else math.nan,
-        "noise_scale_low": low,
-        "noise_scale_high": high,
-        "noise_trace": scale.trace,
-        "noise_trace_se": scale.trace_error,
-        "noise_norm2": scale.norm2,
-        "noise_norm2_se": scale.norm2_error,
-    }
+    def _row_of(self, scale: GradientNoise) -> dict[str, float]:
+        error = scale.standard_error if math.isfinite(scale.value) else math.nan
+        parts = scale.trace, scale.trace_error, scale.norm2, scale.norm2_error
+        return self.row(scale.value, error, *scale.interval(), *parts)
 
 
 @registry.instruments.add("noise-alignment")
@@ -164,7 +162,7 @@ class NoiseAlignment(Instrument):
     columns: ClassVar[Mapping[str, str]] = {"noise_alignment": "nat", "noise_alignment_se": "nat"}
     on_sample = on_minibatches = True
 
-    def measure(self, now: Moment) -> dict[str, float]:
+    def measure(self, now: StepState) -> dict[str, float]:
         comm, draws = self.run.comm, self.run.monitor.draws
         along, turns = self.run.sample.curvature(now.mean), range(draws)[comm.share(draws)]
         minibatches = Minibatches(self.run.problem, self.run.batch, self.generator(now))
@@ -172,13 +170,12 @@ class NoiseAlignment(Instrument):
         for k, (drawn,) in zip(range(draws), minibatches, strict=False):
             gradient = on_all(comm, drawn.gradient(now.mean) if k in turns else None, now.mean)
             rows[k] = along(gradient), float(gradient.double().square().sum())
-        value, error = statistics.ratio(rows[:, 0], rows[:, 1])
-        return {"noise_alignment": value, "noise_alignment_se": error}
+        return self.row(*statistics.ratio(rows[:, 0], rows[:, 1]))
 
 
 @registry.instruments.add("disagreement")
 class Disagreement(Instrument):
-    """The spread and the gradient in the space of the ``monitor.top`` largest eigenvalues, and ½ tr(HC).
+    """The spread and the gradient in the space of the ``monitor.k`` largest eigenvalues, and ½ tr(HC).
 
     H and the gradient are at w_a, on the sample of ``monitor.samples``; C = n⁻¹ Σ_j Δw_j Δw_jᵀ, so that
     ½ tr(HC) is what the spread costs in loss to second order, in nats. Errors are those of
@@ -196,14 +193,14 @@ class Disagreement(Instrument):
     }
     on_sample = True
 
-    def __init__(self, run: Setting) -> None:
+    def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
         if run.learners < 2:
             raise InputError(
                 f"monitor.instruments: '{self.name}' is not allowed with 1 learner, at least 2 are needed"
             )
 
-    def measure(self, now: Moment) -> dict[str, float]:
+    def measure(self, now: StepState) -> dict[str, float]:
         pairs = self.run.sample.top(now.step, now.mean)
         if pairs is None:
             return {}

@@ -19,7 +19,7 @@ from landscape.core.statistics import mean_and_error
 from landscape.curvature.hessian import gradient_curvature
 from landscape.gradients.minibatches import MIN_COSTLY, Minibatches
 from landscape.problem.problem import Problem
-from landscape.training.instruments.base import Instrument, Moment, Setting, rounding
+from landscape.training.instruments.base import Instrument, MeasuredRun, StepState, rounding
 
 
 @registry.instruments.add("lambda-max")
@@ -33,7 +33,7 @@ class LambdaMax(Instrument):
     columns: ClassVar[Mapping[str, str]] = {column: UNITS[column] for column in MONITORED}
     on_sample = True
 
-    def measure(self, now: Moment) -> dict[str, float]:
+    def measure(self, now: StepState) -> dict[str, float]:
         pairs = self.run.sample.top(now.step, now.mean)
         if pairs is None:
             return {}
@@ -43,14 +43,8 @@ class LambdaMax(Instrument):
             float(spread.double().square().sum()) / len(spread),
         )
         along, total = totals()
-        top, limit = float(pairs.values[0]), self.run.stability_limit
-        return {
-            "lambda_max": top,
-            "lambda_max_residual": float(pairs.residuals[0]),
-            "lr_lambda_max": now.lr * top,
-            "lr_lambda_limit": math.nan if limit is None else limit,
-            "spread_share": along / total if total > rounding(now.mean) else math.nan,
-        }
+        top, share = float(pairs.values[0]), along / total if total > rounding(now.mean) else math.nan
+        return self.row(top, float(pairs.residuals[0]), now.lr * top, self.run.limit, share)
 
 
 @registry.instruments.add("preconditioned-lambda-max")
@@ -69,7 +63,7 @@ class PreconditionedLambdaMax(Instrument):
     }
     on_sample = True
 
-    def __init__(self, run: Setting) -> None:
+    def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
         run.preconditioner(None)
         self._near: Tensor | None = None
@@ -80,19 +74,14 @@ class PreconditionedLambdaMax(Instrument):
     def restore(self, state: Tensor) -> None:
         self._near = state.to(self.run.problem.weights)
 
-    def measure(self, now: Moment) -> dict[str, float]:
+    def measure(self, now: StepState) -> dict[str, float]:
         seen = self.run.preconditioner(now)
         pairs = None if seen is None else self.run.sample.search(now.mean, 1, self._near, seen)
         self._near = None if pairs is None else pairs.vectors.sum(0)
         if seen is None or pairs is None:
             return {}
         top = float(pairs.values[0])
-        return {
-            "preconditioned_lambda_max": top,
-            "preconditioned_lambda_max_residual": float(pairs.residuals[0]),
-            "lr_preconditioned_lambda_max": now.lr * top,
-            "lr_preconditioned_limit": seen.limit,
-        }
+        return self.row(top, float(pairs.residuals[0]), now.lr * top, seen.limit)
 
 
 @registry.instruments.add("batch-sharpness")
@@ -116,25 +105,15 @@ class BatchSharpness(Instrument):
     }
     on_minibatches = True
 
-    def measure(self, now: Moment) -> dict[str, float]:
-        run = self.run
+    def measure(self, now: StepState) -> dict[str, float]:
         value, error = mean_and_error(self._drawn(now, now.mean[None], 1).mean(1))
-        columns = {
-            "batch_sharpness": value,
-            "batch_sharpness_se": error,
-            "lr_batch_sharpness": now.lr * value,
-            "lr_lambda_limit": math.nan if run.stability_limit is None else run.stability_limit,
-        }
-        if run.learners == 1:
-            return columns
-        value, error = mean_and_error(self._drawn(now, now.points, run.learners).mean(1))
-        return columns | {
-            "learner_batch_sharpness": value,
-            "learner_batch_sharpness_se": error,
-            "lr_learner_batch_sharpness": now.lr * value,
-        }
+        values = [value, error, now.lr * value, self.run.limit]
+        if self.run.learners > 1:
+            value, error = mean_and_error(self._drawn(now, now.points, self.run.learners).mean(1))
+            values += [value, error, now.lr * value]
+        return self.row(*values)
 
-    def _drawn(self, now: Moment, weights: Tensor, learners: int) -> Array:
+    def _drawn(self, now: StepState, weights: Tensor, learners: int) -> Array:
         """(draws, learners): w_a's draws are shared by the processes; of learners each has its own."""
         comm, draws = self.run.comm, self.run.monitor.draws
         part = "learners" if learners > 1 else "mean"
@@ -169,12 +148,12 @@ class _Rise(Instrument):
     kind: ClassVar[str]
     on_sample = True
 
-    def __init__(self, run: Setting) -> None:
+    def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
         if not run.monitor.rho:
             raise InputError(f"monitor.rho: missing, '{self.name}' is the rise of the loss within it")
 
-    def measure(self, now: Moment) -> dict[str, float]:
+    def measure(self, now: StepState) -> dict[str, float]:
         found = torch.zeros(len(self.columns), dtype=torch.float64)
         if self.run.comm.rank == 0:
             problem = copy.copy(self.run.sample.problem)
@@ -185,9 +164,7 @@ class _Rise(Instrument):
             )  # fmt: skip
             found += torch.tensor([result.value, result.standard_error][: len(found)])
         values = self.run.comm.totals(found).tolist()
-        if not all(math.isfinite(value) for value in values):
-            return {}
-        return dict(zip(self.columns, values, strict=True))
+        return self.row(*values) if all(map(math.isfinite, values)) else {}
 
 
 @registry.instruments.add("worst-sharpness")

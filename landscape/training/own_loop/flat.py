@@ -23,10 +23,11 @@ from landscape import limits
 from landscape.checkpoint.checkpoint import Checkpoint, storable
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.curvature.hessian import Preconditioner
+from landscape.evaluation.grid import gather_bytes
 from landscape.problem.layout import Layout
 from landscape.training.optimizer.torch_optim import preconditioned
 from landscape.training.optimizer.torch_optim import preconditioner as found_preconditioner
-from landscape.training.processes.process_group import Lost, first_line
+from landscape.training.processes.process_group import LostProcessError, first_line
 
 T = TypeVar("T")
 REMEDY = "make the change first, then a new optimizer and a new DecentralizedDataParallel"
@@ -70,7 +71,7 @@ class Tracked:
         return {name: t for name, t in named.items() if name not in trained}
 
     def kept(self) -> dict[str, Tensor]:
-        """Of :meth:`rest` what is saved, a row for the one learner, as files take it."""
+        """The saved part of :meth:`rest`, a row for the one learner, as files take it."""
         return {name: storable(t)[None].clone() for name, t in self.rest(saved=True).items()}
 
 
@@ -180,7 +181,7 @@ def _refusal(name: str, change: str, remedy: str = REMEDY) -> InputError:
 
 
 class DefaultGroup:
-    """This process in the default process group; alone where there is none.
+    """This process in the default process group, or the only process where there is none.
 
     Args:
         rank, size: its number, and that of all processes.
@@ -207,7 +208,7 @@ class DefaultGroup:
             yield
         except RuntimeError as error:
             words = first_line(error).split(". ")[0]
-            raise Lost(
+            raise LostProcessError(
                 f"rank {self.rank} of {self.size}: an exchange of step {self.step} failed, another process "
                 f"is lost or made fewer steps ({words}); go on from the last checkpoint"
             ) from error
@@ -221,19 +222,11 @@ class DefaultGroup:
         return copied.to(tensor.device)
 
     def gathered(self, mine: T) -> list[T]:
-        """What JSON can represent: that which each rank gives, in the order of the ranks."""
+        """The value of each rank, which JSON can represent, in the order of the ranks."""
         if self.size == 1:
             return [mine]
-        raw = torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8, device=self.device)
-        length = torch.tensor([len(raw)], device=self.device)
-        lengths = [torch.zeros_like(length) for _ in range(self.size)]
         with self.naming():
-            dist.all_gather(lengths, length)
-            padded = raw.new_zeros(max(int(n) for n in lengths))
-            padded[: len(raw)] = raw
-            texts = [torch.empty_like(padded) for _ in range(self.size)]
-            dist.all_gather(texts, padded)
-        return [json.loads(bytes(t[: int(n)].tolist())) for t, n in zip(texts, lengths, strict=True)]
+            return [json.loads(text) for text in gather_bytes(json.dumps(mine).encode(), self.device)]
 
     def agree(self, facts: Mapping[str, str]) -> None:
         """Raise InputError on every rank, with the first difference, unless ``facts`` are equal on all."""
@@ -246,11 +239,11 @@ class DefaultGroup:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What fails inside fails on every rank: with its own error, or with a line that names the rank."""
+        """Make a failure inside fail every rank: with its own error, or with a line that names the rank."""
         error: LandscapeError | None = None
         try:
             yield
-        except Lost:
+        except LostProcessError:
             raise
         except LandscapeError as raised:
             error = raised
@@ -259,7 +252,7 @@ class DefaultGroup:
             raise error
         for rank, text in enumerate(found):
             if text:
-                raise Lost(f"rank {rank}: {text}")
+                raise LostProcessError(f"rank {rank}: {text}")
 
 
 #: The name in a checkpoint of which parameters have a state (n, parameter tensors): one that never had a
@@ -324,7 +317,7 @@ class OptimizerState:
                 tensor.copy_(part.view(tensor.shape))
 
     def reset(self) -> None:
-        """The state is again that which the optimizer had when it was wrapped: none, for most."""
+        """Restore the state that the optimizer had when it was wrapped: for most, none."""
         for p, _ in self._states():
             self._parameters.optimizer.state.pop(p, None)
             if p in self._first:
@@ -345,7 +338,7 @@ class OptimizerState:
         return found
 
     def rows(self) -> dict[str, Tensor]:
-        """For a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""
+        """The state for a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""
         mine = {f"{name}.{key}": storable(value) for name, key, value in self._named()}
         kinds: dict[str, list[Any]] = {}
         own = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in mine.items()}
@@ -432,7 +425,8 @@ def stability_limit(optimizer: Any) -> float | None:
 
 
 def preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Preconditioner | None:
-    """That of torch's Adam, AdamW or RMSprop for all ``parameters``, with its limit; None before it has one.
+    """The preconditioner of torch's Adam, AdamW or RMSprop for all ``parameters``; None before its first
+    step.
 
     Raises:
         InputError: for another optimizer, or parameter groups with different options.
@@ -470,10 +464,10 @@ def optimizer_table(optimizer: Any) -> dict[str, Any]:
     for key, value in getattr(optimizer, "defaults", {}).items():
         value = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
         each = value if isinstance(value, (list, tuple)) else [value]
-        held = all(
+        writable = all(
             isinstance(v, bool | int | str) or (isinstance(v, float) and math.isfinite(v)) for v in each
         )
-        if held and re.fullmatch(r"[\w-]+", key):
+        if writable and re.fullmatch(r"[\w-]+", key):
             table[key] = value
     return table
 
@@ -484,11 +478,11 @@ def read_settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
 
 
 def has_group() -> bool:
-    """Whether torch.distributed has a default process group."""
+    """Say whether torch.distributed has a default process group."""
     return dist.is_available() and dist.is_initialized()
 
 
-def place(what: str = "Recorder", why: str = "so that one rank alone records") -> tuple[int, int]:
+def rank_and_size(what: str = "Recorder", why: str = "so that one rank alone records") -> tuple[int, int]:
     """(rank, processes) of this process. InputError where there are several that know no group yet."""
     if has_group():
         return dist.get_rank(), dist.get_world_size()

@@ -35,12 +35,12 @@ from landscape.training.processes import boot
 # Interval of the checks of the children (s), short enough not to delay a short command noticeably.
 CHECK_INTERVAL = 0.05
 FOLDER = "landscape-processes-"
-#: The environment variable with the folder of the board, for the processes that ``--nproc`` started.
-BOARD = "LANDSCAPE_BOARD"
+#: The environment variable with the folder of the store, for the processes that ``--nproc`` started.
+STORE = "LANDSCAPE_STORE"
 LOCKED_WITHIN = 60.0  # a new folder is locked within this time (s)
 
 
-class FolderBoard:
+class FolderStore:
     """Texts by name that processes of this machine share, in a file for each: without a port."""
 
     def __init__(self, folder: Path) -> None:
@@ -74,9 +74,9 @@ class FolderBoard:
         return True
 
 
-def of_launcher() -> FolderBoard | None:
-    """The board of the launcher that started this process with ``--nproc``; None if there is none."""
-    return FolderBoard(Path(os.environ[BOARD])) if BOARD in os.environ else None
+def launcher_store() -> FolderStore | None:
+    """The store of the launcher that started this process with ``--nproc``; None if there is none."""
+    return FolderStore(Path(os.environ[STORE])) if STORE in os.environ else None
 
 
 class Child:
@@ -112,7 +112,7 @@ class Children:
 
     def __init__(self) -> None:
         if not HAS_LOCKS:
-            raise InputError("--nproc, --jobs: this system has no processes that share sockets; use 1")
+            raise InputError("processes: this system has no processes that share sockets; use 1")
         _sweep()
         self.all: list[Child] = []
         try:
@@ -233,7 +233,7 @@ class JobError(OperationError):
 
 
 class Executor(Protocol):
-    """What does independent jobs: a :class:`Pool`, or a :class:`.cluster.Cluster` of several machines."""
+    """Processes that do independent jobs: a :class:`Pool`, or a :class:`.cluster.Cluster` of machines."""
 
     def run(self, function: str, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]) -> None:
         """Call ``function`` with the arguments of each job.
@@ -265,7 +265,7 @@ class Pool:
     place: Callable[[int], dict[str, str]] = lambda number: {}
 
     def run(self, function: str, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]) -> None:
-        """As of :class:`Executor`; arguments and results are such that JSON can represent them."""
+        """Do the jobs as :class:`Executor` says; JSON can represent arguments and results."""
         waiting = list(enumerate(jobs))[::-1]
         with Children() as children:
             shared = threads_each(self.nproc, self.threads)
@@ -299,7 +299,7 @@ class Pool:
 
 
 def reason(error: Exception) -> tuple[str, bool]:
-    """Why a job failed, and whether it is an error for the user, and none of this package."""
+    """The reason why a job failed, and whether it is an error for the user, and none of this package."""
     known = explain(error)
     return (str(known), True) if known else (f"{type(error).__name__}: {error}", False)
 
@@ -374,7 +374,7 @@ def start(
                 "WORLD_SIZE": str(nproc),
                 "LOCAL_WORLD_SIZE": str(nproc),
                 "TORCHELASTIC_RESTART_COUNT": str(attempt),
-                BOARD: str(children.folder),
+                STORE: str(children.folder),
                 "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback()),
                 "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", loopback()),
                 **threads_each(nproc, threads),
@@ -400,7 +400,7 @@ def start(
 
 def _watch(children: Children, timeout: float) -> int:
     """The exit code, once all have ended; raises as :func:`start` does."""
-    failures, deadline = FolderBoard(children.folder), 0.0
+    failures, deadline = FolderStore(children.folder), 0.0
     while True:
         children.check()
         lost = [child for child in children.all if (child.ended or 0) < 0]
@@ -455,7 +455,7 @@ def report(message: str, code: int) -> bool:
 
     If another process has reported a failure before, that one is printed.
     """
-    failures = of_launcher()
+    failures = launcher_store()
     if failures:
         with contextlib.suppress(OSError):  # the launcher has ended, and cannot read it
             failures.first("failure", f"{os.environ.get('RANK', 0)} {code} {message}")

@@ -1,6 +1,6 @@
 """A recipe for every cell of DPSGD-2020's Tables 2, 3 and 5, and for Tables 4 and 6 with open speech data.
 
-CIFAR-10, sections 4 and 4.1 (DESIGN, settings): 320 epochs, ×0.1 after 160 and 240, momentum 0.9, weight
+CIFAR-10, sections 4 and 4.1 of the paper: 320 epochs, ×0.1 after 160 and 240, momentum 0.9, weight
 decay 5e-4, crops and flips, normalised channels; 16 learners, DPSGD mixing with one random partner a step.
 The paper gives neither how many learners Table 2's runs have, nor how noise is spread over them.
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from landscape.core.errors import InputError
-from landscape.core.options import check_type, near, positive
+from landscape.core.options import Count, Positive, check_type, near
 
 NETWORKS = (
     "efficientnet-b0", "senet-18", "vgg-19", "resnet-18", "densenet-121", "mobilenet", "mobilenet-v2",
@@ -162,8 +162,8 @@ def values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
             )
         return None
     epochs, batch = changes.get("epochs", EPOCHS[cell.task]), changes.get("batch", cell.batch)
-    positive("epochs", check_type("epochs", epochs, float))
-    positive("batch", check_type("batch", batch, int))
+    check_type("epochs", epochs, Positive)
+    check_type("batch", batch, Count)
     data = changes.get("data", {})
     samples = data.get("subset") if isinstance(data, dict) else 0
     samples = samples if isinstance(samples, int) and samples > 0 else SAMPLES[cell.task]

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from landscape.checkpoint import run_folder
-from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.checkpoint import Checkpoint, with_present_keys
 from landscape.core import files
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import Lock, printable, wait_until_free
 from landscape.core.hdf5 import DamageWarning
-from landscape.core.memory import pick_device
 from landscape.core.options import parse_toml
 from landscape.core.progress import Progress
 from landscape.data.base import data_root, fingerprint
@@ -30,9 +30,9 @@ from landscape.training.algorithms.async_sgd import AsyncSGD
 from landscape.training.processes import children
 from landscape.training.processes.cluster import end_if_unwanted
 from landscape.training.processes.comm import Comm
-from landscape.training.processes.process_group import Group, Lost, log_to, where
+from landscape.training.processes.process_group import Group, LostProcessError, log_to, where
 from landscape.training.processes.server import Server, Worker
-from landscape.training.recipes.recipe import Recipe, from_values, read, recipe_of
+from landscape.training.recipes.recipe import Recipe, file_values, from_values, recipe_of
 from landscape.training.run.loop import Hooks, Trainer
 from landscape.training.run.setup import divergence_message
 
@@ -60,7 +60,7 @@ def launch(
         resume: continue from last.h5 (or start, if there is none yet). The recipe must equal the folder's,
             except for ``steps``, which may be larger.
         force: delete the checkpoints of a run that is in the folder first; nothing else is deleted.
-        device: "auto" (CUDA where there is a GPU), "cpu" or "cuda".
+        device: "auto" (the accelerator, where there is one with float64), "cpu", "cuda", "xpu" or "mps".
         data_dir: the folder of data sets.
         hooks: functions to call during the run; ``save`` is replaced.
         group: the processes that share the run; None: there is only this one.
@@ -77,7 +77,7 @@ def launch(
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     end = launch(read("saddle-dpsgd", ["steps=3"]), folder)
+        ...     end = launch(Recipe.read("saddle-dpsgd", steps=3), folder)
         ...     end.step, sorted(path.name for path in Path(folder).glob("*.h5"))
         (3, ['last.h5', 'step-0000000.h5', 'step-0000003.h5'])
     """
@@ -153,10 +153,10 @@ def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
             if end.diverged:
                 log(divergence_message(end))
             return end
-        except Lost as error:
+        except LostProcessError as error:
             line = f"{error}; resume=True goes on from {folder / 'last.h5'}"
             log(line)
-            raise Lost(line) from error
+            raise LostProcessError(line) from error
         except Exception as error:
             log(f"{type(error).__name__}: {error}")
             raise
@@ -259,7 +259,8 @@ def _resumed(
         checkpoint = last_sound(folder, local)
         stored = recipe_of(checkpoint)
     elif (folder / "recipe.toml").exists():  # stopped before its first checkpoint: the same steps again
-        stored = read(str(folder / "recipe.toml"), allow_code=True)  # what it names is checked below
+        values = file_values(str(folder / "recipe.toml"))
+        stored = from_values(with_present_keys(values))  # the code that it names is checked below
     elif recipe is None:
         raise OperationError(f"{folder}: holds no run to resume (no last.h5); give a recipe to start one")
     if stored is None:
@@ -316,23 +317,23 @@ LOCKED_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
-class Run:
-    """``recipe`` in ``folder``."""
+class TrainingJob:
+    """A run to be made or gone on with: ``recipe`` in ``folder``."""
 
     recipe: Recipe
     folder: Path
 
 
 #: Takes a run as it ends, and its seconds; None where the time was over before its end.
-Ended = Callable[[Run, float | None], None]
+Ended = Callable[[TrainingJob, float | None], None]
 
 
 class _OutOfTime(Exception):
-    """It is later than a run may go on."""
+    """A run has come to the time at which it must stop."""
 
 
 def train_runs(
-    runs: Sequence[Run],
+    runs: Sequence[TrainingJob],
     ended: Ended,
     progress: Progress,
     *,
@@ -376,7 +377,7 @@ def train_runs(
 
 
 def _visible(folder: Path) -> bool:
-    """Whether the files of a run that has ended elsewhere can be seen: over NFS after a while."""
+    """Say whether the files of a run that has ended elsewhere can be seen: over NFS after a while."""
     deadline = time.monotonic() + NFS_SECONDS
     while "last.h5" not in (os.listdir(folder) if folder.is_dir() else ()):
         if time.monotonic() > deadline:
@@ -392,7 +393,7 @@ def train_elsewhere(
 
     For ``patience`` seconds it waits for another worker that has the run.
     """
-    run = Run(from_values(parse_toml(toml, folder)), Path(folder))
+    run = TrainingJob(from_values(parse_toml(toml, folder)), Path(folder))
     if not run.folder.parent.is_dir():
         raise OperationError(f"{run.folder.parent}: no such folder on {socket.gethostname()}; {NOT_SHARED}")
     wait_until_free(run.folder, patience)
@@ -400,7 +401,7 @@ def train_elsewhere(
 
 
 def train_one(
-    run: Run,
+    run: TrainingJob,
     device: str,
     data_dir: str | None,
     until: float | None = None,

@@ -1,4 +1,4 @@
-"""Who averages with whom: topologies by name, and mixing matrices.
+"""Topologies by name, which say who averages with whom, and mixing matrices.
 
 A topology is a function from the number of learners n to mixing matrices (n, n). Its name adds itself to the
 registry; the arguments after n stand in brackets in a recipe, ``ring(2)``. One matrix is that of every step;
@@ -137,7 +137,7 @@ def lazy(n: int, a: float, form: str) -> list[Array]:
 
 
 def forms() -> list[str]:
-    """What a user may write, topology by topology: "ring(k)"."""
+    """The forms that a user may write, topology by topology: "ring(k)"."""
     docs = {name: (inspect.getdoc(topologies[name]) or "").partition(":")[0] for name in topologies}
     return [doc if doc.startswith(name) else name for name, doc in docs.items()]
 
@@ -309,9 +309,10 @@ class Mixing:
         """The ηλ at which learners that take plain steps on one quadratic, in AWC order, drift apart.
 
         A mode evolves by ω − ηλ, so the limit is min Re ω + √(1 − (Im ω)²): 1 + ω_min for symmetric M
-        (DESIGN, formulas). Of a cycle, where the product over one first reaches 1 in modulus. Of random
-        matching, in mean square: with projections E(M − ηλ)² = (1 − 2ηλ) E M + (ηλ)², so ρ + √(ρ² − ρ + 1)
-        with ρ the mean's eigenvalue; no drawing at all grows below 1 + ω_min = 1. One learner: SGD's 2.
+        (docs/explanation/stability.md). For a cycle it is where the product over one first reaches 1 in
+        modulus. For random matching it is the limit in mean square: with projections E(M − ηλ)² = (1 − 2ηλ) E
+        M + (ηλ)², so ρ + √(ρ² − ρ + 1) with ρ the mean's eigenvalue; no drawing at all grows below 1 + ω_min
+        = 1. One learner: SGD's 2.
         """
         if self.learners == 1:
             return 2.0
@@ -363,12 +364,12 @@ class Mixing:
 
 
 def is_file(spec: object) -> bool:
-    """Whether ``spec`` names the file of a matrix."""
+    """Say whether ``spec`` names the file of a matrix."""
     return isinstance(spec, str) and Path(spec).suffix in (".csv", ".txt", ".npy")
 
 
 def averages_all(matrix: Array) -> bool:
-    """Whether ``matrix`` (n, n) needs an all-reduce: all entries are equal.
+    """Say whether ``matrix`` (n, n) needs an all-reduce: all entries are equal.
 
     Two learners rather exchange their vectors: the traffic is the same, and the work is less.
     """
