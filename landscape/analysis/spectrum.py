@@ -53,6 +53,7 @@ def spectrum(
     quantities: Sequence[str] = (),
     matrix: str = "hessian",
     part: Part = None,
+    derivatives: str = "auto",
     precondition: Preconditioner | Tensor | None = None,
     engine: str = "landscape",
     search: str = "auto",
@@ -78,6 +79,7 @@ def spectrum(
         draws, steps: random vectors for the density, and products for each.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
             checkpoint: all is then of P^{-1/2} H P^{-1/2}, by exact products.
         engine: "pyhessian" gives one eigenvalue, that of largest magnitude, and the trace; no more.
@@ -117,8 +119,9 @@ def spectrum(
             f"engine: 'pyhessian' is not allowed with {foreign[0]}, it gives the eigenvalue of largest "
             "magnitude (k=1) and the trace"
         )
-    own = {"weights": None, "matrix": matrix, "part": part, "search": search, "max_memory": max_memory}
-    chosen = Matrix.of(problem, seed, about, **own, engine=engine, precondition=precondition)
+    own = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
+    other = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
+    chosen = Matrix.of(problem, seed, about, **own, **other)
     low = int("extremes" in wanted)
     high = max(k, low)
     asked = [high > 0, "trace" in wanted, "density" in wanted]

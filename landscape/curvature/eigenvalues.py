@@ -130,8 +130,10 @@ SEARCHES = ("auto", "exact")
 MAX_POINTS = 16
 
 
-def points_at_once(problem: Problem) -> int:
+def points_at_once(problem: Problem, options: HessianOptions = FULL_HESSIAN) -> int:
     """The number of sets of weights for one call of :func:`eigenpairs` with bounded memory."""
+    if options.at(problem).derivatives == "differences":
+        return 1
     problem = in_full_precision(problem)
     saved = _chain_bytes(problem, problem.weights, FULL_HESSIAN)
     if saved is None:
@@ -175,6 +177,8 @@ def eigenpairs(
     Each product counts as one.
     """
     choose("search", search, SEARCHES)
+    if options.at(problem, weights[0]).derivatives == "differences":
+        return [_by_differences(options.at(problem, w), start, wanted, options, done) for w in weights]
     if options.precondition:
         products, _ = exact_products(problem, weights[0], options)
         pairs = find_eigenpairs(lambda v: products(v[None])[0], start, **vars(wanted))
@@ -217,15 +221,42 @@ def eigenpairs(
     return every
 
 
+def _by_differences(
+    h: HessianOperator,
+    start: Tensor,
+    wanted: SearchOptions,
+    options: HessianOptions,
+    done: Callable[[], None],
+) -> RitzPairs:
+    """Eigenvalues by differences of gradients, whose errors are measured for the vectors that are found."""
+    if options.precondition:
+        h.differences.root = options.precondition.root(h.problem, options.part)
+    errors: list[float] = []
+
+    def verified(vectors: Tensor) -> Tensor:
+        images, found = h.verified(vectors)
+        errors.extend(found)
+        return images
+
+    search = search_eigenpairs(start, wanted)
+    result = run_in_lockstep([search], lambda v, _: (h @ v.T).T, done)[0]
+    pairs = verify_and_refine(result, verified, wanted.residual_tol, errors)
+    return replace(pairs, search=h.arithmetic + ", preconditioned" * bool(options.precondition))
+
+
 def exact_products(
     problem: Problem, weights: Tensor | None = None, options: HessianOptions = FULL_HESSIAN
-) -> tuple[Products, int]:
-    """The products of the matrix at θ with vectors (k, P), or (k, P') for a part, and that size.
+) -> tuple[Products, HessianOperator]:
+    """The products of the matrix at θ with vectors (k, P), or (k, P') for a part, and the matrix.
 
     Raises InputError as :class:`landscape.HessianOperator`.
     """
-    problem = in_full_precision(problem)
     h = options.at(problem, weights)
+    if h.derivatives == "differences":
+        if options.precondition:
+            h.differences.root = options.precondition.root(problem, options.part)
+        return row_products(h), h
+    problem = in_full_precision(problem)
     at = (problem.weights if weights is None else weights).to(problem.dtype)
     saved = _chain_bytes(problem, at, options)
     products: Products = row_products(h)
@@ -233,7 +264,7 @@ def exact_products(
         products = ChainHessian(problem, at[None], matrix=options.matrix)
     if options.precondition:
         products = options.precondition.around(products, problem, options.part)
-    return products, h.size
+    return products, h
 
 
 def _one_by_one(each: list[HessianOperator], share: float) -> Callable[[Tensor, list[int]], Tensor]:
@@ -299,18 +330,19 @@ class Matrix:
         problem, weights, part = problem_of(given), options["weights"], options["part"]
         choose("search", options.get("search", SEARCHES[0]), SEARCHES)
         preconditioner = as_preconditioner(options.get("precondition"))
-        chosen = HessianOptions(options["matrix"], part, preconditioner)
+        chosen = HessianOptions(options["matrix"], part, preconditioner, options["derivatives"])
         if engine == "pyhessian":
             peers.check(chosen)
-        size = chosen.at(problem, weights).size
+        h = chosen.at(problem, weights)
         fields = setting(problem) | {
-            "matrix": chosen.matrix, "part": ",".join([part] if isinstance(part, str) else part or ()),
-            "parameters": size, "engine": engine, "seed": seed,
+            "matrix": chosen.matrix, "derivatives": h.derivatives,
+            "part": ",".join([part] if isinstance(part, str) else part or ()),
+            "parameters": h.size, "engine": engine, "seed": seed,
         }  # fmt: skip
         if preconditioner:
             known = preconditioner.name, preconditioner.lr, preconditioner.limit
             fields |= zip(("precondition", "lr", "limit"), known, strict=True)
-        return cls(problem, weights, chosen, size, fields | dict(about))
+        return cls(problem, weights, chosen, h.size, fields | dict(about))
 
     @property
     def seed(self) -> int:
@@ -323,15 +355,26 @@ class Matrix:
         return start_vector(self.given, self.seed, self.size)
 
     @functools.cached_property
-    def products(self) -> Products:
-        """Its products with vectors that are rows, exact ones."""
+    def _exact(self) -> tuple[Products, SymmetricOperator]:
         if isinstance(self.given, SymmetricOperator):
-            return row_products(self.given)
-        return exact_products(self.given, self.weights, self.options)[0]
+            return row_products(self.given), self.given
+        return exact_products(self.given, self.weights, self.options)
+
+    @property
+    def products(self) -> Products:
+        """Its products with vectors that are rows, with all samples."""
+        return self._exact[0]
+
+    @property
+    def operator(self) -> SymmetricOperator:
+        """The matrix as an operator, without the preconditioner of exact products."""
+        return self._exact[1]
 
     def search(self, start: Tensor, wanted: SearchOptions, search: str = "auto") -> dict[str, Any]:
         """The fields of a result with the eigenvalues that are ``wanted``, see :func:`eigenpairs`."""
-        if not isinstance(self.given, Problem):
+        if isinstance(self.given, HessianOperator) and self.given.derivatives == "differences":
+            found = _by_differences(self.given, start, wanted, self.options, lambda: None)
+        elif isinstance(self.given, SymmetricOperator):
             found = find_eigenpairs(lambda v: self.products(v[None])[0], start, **vars(wanted))
         elif self.about["engine"] == "pyhessian":
             found = self._by_pyhessian(self.given, wanted)
@@ -339,7 +382,8 @@ class Matrix:
             at = self.given.weights if self.weights is None else self.weights
             found = eigenpairs(self.given, at[None], start, wanted, self.options, search=search)[0]
         low, high = found.bounds
-        same = {name: getattr(found, name) for name in ("products", "converged", "search", "complete")}
+        names = ("products", "converged", "search", "complete", "derivatives", "product_error")
+        same = {name: getattr(found, name) for name in names}
         arrays = {name: getattr(found, name).cpu().numpy() for name in ("values", "vectors", "residuals")}
         more = {"bound_low": low, "bound_high": high, "residual_tol": wanted.residual_tol}
         return {**self.about, **same, **arrays, **more, "lowest": wanted.low}
@@ -358,7 +402,7 @@ class Matrix:
 
 ENGINES = peers.ENGINES
 # The options about the matrix of a problem, where they are not None.
-USUAL = {"matrix": "hessian", "search": SEARCHES[0], "engine": ENGINES[0]}
+USUAL = {"matrix": "hessian", "derivatives": "auto", "search": SEARCHES[0], "engine": ENGINES[0]}
 
 
 def _fields_of_operator(operator: SymmetricOperator) -> dict[str, Any]:
@@ -367,7 +411,8 @@ def _fields_of_operator(operator: SymmetricOperator) -> dict[str, Any]:
         part = (
             "" if operator.size == operator.problem.layout.size else ",".join(s.name for s in operator.slots)
         )
-        return setting(operator.problem) | {"matrix": operator.matrix, "part": part}
+        kind = {"matrix": operator.matrix, "derivatives": operator.derivatives, "part": part}
+        return setting(operator.problem) | kind
     dtype = str(operator.dtype).removeprefix("torch.")
     return {"matrix": operator.matrix, "samples": 0, "dtype": dtype}
 
@@ -384,6 +429,7 @@ def extreme_eigenvalues(
     weights: Tensor | None = None,
     matrix: str = "hessian",
     part: Part = None,
+    derivatives: str = "auto",
     search: str = "auto",
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
@@ -396,12 +442,13 @@ def extreme_eigenvalues(
     Args:
         problem: the loss, a run, or any symmetric matrix: a :class:`landscape.HessianOperator`, or an object
             with ``shape`` and ``@`` of PyTorch, NumPy, SciPy or curvlinops. A matrix takes none of the
-            options weights, matrix, part, search and max_memory.
+            options weights, matrix, part, derivatives, search and max_memory.
         residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
             zero.
         weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         search: "auto": the search may use cheaper products, with the samples that have most of the curvature
             and the data in bfloat16, and its results are verified and refined with exact ones; "exact": all
             products are exact.
@@ -428,11 +475,9 @@ def extreme_eigenvalues(
         >>> round(ends.min, 4), round(ends.max, 4)
         (1.0, 9.0)
     """
-    own = {"weights": weights, "matrix": matrix, "part": part, "search": search, "max_memory": max_memory}
-    chosen, wanted = (
-        Matrix.of(problem, seed, about, **own),
-        SearchOptions(1, 1, residual_tol, max_products, progress),
-    )
+    own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
+    chosen = Matrix.of(problem, seed, about, **own, max_memory=max_memory)
+    wanted = SearchOptions(1, 1, residual_tol, max_products, progress)
     return ExtremeEigenvalues(**chosen.search(chosen.start(), wanted, search))
 
 
@@ -449,6 +494,7 @@ def top_eigenvalues(
     weights: Tensor | None = None,
     matrix: str = "hessian",
     part: Part = None,
+    derivatives: str = "auto",
     precondition: Preconditioner | Tensor | None = None,
     search: str = "auto",
     engine: str = "landscape",
@@ -472,6 +518,7 @@ def top_eigenvalues(
         weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
             checkpoint: eigenvalues and vectors are those of P^{-1/2} H P^{-1/2}, on which the stability of
             Adam, RMSProp, LARS and LAMB depends. All products are then exact.
@@ -506,8 +553,9 @@ def top_eigenvalues(
         [9.0, 1.0]
     """
     positive("k", k, least=1)
-    own = {"weights": weights, "matrix": matrix, "part": part, "search": search, "max_memory": max_memory}
-    chosen = Matrix.of(problem, seed, about, **own, engine=engine, precondition=precondition)
+    own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
+    other = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
+    chosen = Matrix.of(problem, seed, about, **own, **other)
     wanted = SearchOptions(0, k, residual_tol, max_products, progress)
     first = chosen.start()
     if initial is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -144,7 +144,7 @@ class RitzPairs:
         values, residuals: (k,), as those of :class:`landscape.Eigenpairs`; float64 on the CPU.
         vectors: (k, P), the eigenvectors, or (k, P') for a part of the model.
         products: the number of products, those of the verification included.
-        converged, search, bounds, complete: as in :class:`landscape.Eigenpairs`.
+        converged, search, bounds, complete, derivatives, product_error: as in :class:`landscape.Eigenpairs`.
         checks: the products of second starts.
     """
 
@@ -157,6 +157,8 @@ class RitzPairs:
     bounds: tuple[float, float] = (-np.inf, np.inf)
     complete: bool = False
     checks: int = 0
+    derivatives: str = "exact"
+    product_error: float = 0.0
 
 
 class SearchResult(NamedTuple):
@@ -319,9 +321,14 @@ def run_in_lockstep(
 
 
 def verify_and_refine(
-    result: SearchResult, products: Callable[[Tensor], Tensor], residual_tol: float
+    result: SearchResult,
+    products: Callable[[Tensor], Tensor],
+    residual_tol: float,
+    errors: Sequence[float] | None = None,
 ) -> RitzPairs:
     """The pairs of a search, verified and refined with ``products`` (k, P) -> (k, P) of the exact operator.
+
+    ``errors``: a list to which ``products`` adds the largest error of each; it is added to the residuals.
 
     The values are those of the exact operator in the span of the vectors (Rayleigh–Ritz). Where a residual r
     misses the tolerance because the search's operator was an approximation, the span is widened by (A − λ)⁻¹r
@@ -338,17 +345,19 @@ def verify_and_refine(
         at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
         pairs = rows @ vectors
         gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
-        residuals = ranks.norm(gaps, dim=1).double().cpu()
-        met = residuals.numpy() <= residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
+        found = ranks.norm(gaps, dim=1).double().cpu()
+        doubt = rows.abs().double().cpu() @ torch.tensor(errors, dtype=torch.float64) if errors else 0 * found
+        allowed = residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
+        met, residuals = found.numpy() <= allowed, found + doubt
         if met.all() or not result.converged or step == CORRECTIONS:
             break
         missed = np.flatnonzero(~met)
-        new = torch.stack([_davidson(result, gaps[i], at[i], float(residuals[i])) for i in missed])
+        new = torch.stack([_davidson(result, gaps[i], at[i], float(found[i])) for i in missed])
         for _ in range(2):
             new = new - ranks.total(new @ vectors.T) @ vectors
         new = ranks.orthonormal(new)
         vectors, images = torch.cat((vectors, new)), torch.cat((images, products(new)))
-    good = result.converged and bool(met.all())
+    good = result.converged and bool((residuals.numpy() <= allowed).all())
     off = np.abs(at - result.values)
     below, above = result.bounds
     low, high = result.wanted.low or 1, result.wanted.high or 1
@@ -356,7 +365,7 @@ def verify_and_refine(
     complete = good and result.complete
     return RitzPairs(
         torch.from_numpy(at), pairs, residuals, result.products + len(vectors), good, "", bounds, complete,
-        result.checks,
+        result.checks, "exact" if errors is None else "differences", float(doubt.max()),
     )  # fmt: skip
 
 

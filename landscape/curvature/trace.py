@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, Unpack
 
 import numpy as np
@@ -16,10 +16,10 @@ from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import peers
 from landscape.curvature.eigenvalues import Matrix
-from landscape.curvature.hessian import Part
+from landscape.curvature.hessian import HessianOperator, Part
 from landscape.curvature.lanczos import negligible, orthogonalise, small_eigh
-from landscape.curvature.operators import ALONE, Products, Ranks, SymmetricMatrix
-from landscape.curvature.search import run_in_lockstep
+from landscape.curvature.operators import ALONE, Products, Ranks, SymmetricMatrix, SymmetricOperator
+from landscape.curvature.search import run_in_lockstep, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES
 from landscape.problem.problem import Problem, Run
@@ -107,6 +107,7 @@ def density(
     weights: Tensor | None = None,
     matrix: str = "hessian",
     part: Part = None,
+    derivatives: str = "auto",
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
@@ -122,6 +123,7 @@ def density(
         weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         seed: draws the random vectors.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
@@ -140,15 +142,45 @@ def density(
         >>> landscape.density(problem, draws=2, steps=5).nodes.shape
         (2, 5)
     """
-    own = {"weights": weights, "matrix": matrix, "part": part, "max_memory": max_memory}
-    chosen = Matrix.of(problem, seed, about, **own)
+    own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
+    chosen = Matrix.of(problem, seed, about, **own, max_memory=max_memory)
     return density_of(chosen, draws, steps, progress)
 
 
 def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None) -> Density:
     """The spectral density of a matrix, by :func:`quadrature`."""
     options: dict[str, Any] = {"draws": draws, "steps": steps, "seed": chosen.seed, "progress": progress}
-    return Density(**chosen.about, **quadrature(chosen.products, chosen.start(), **options))
+    found = quadrature(chosen.products, chosen.start(), **options)
+    return Density(**chosen.about, **found, product_error=_error_of(chosen))
+
+
+# Vectors of each kind whose products' errors are measured (ours): the rest have the same distribution.
+MEASURED = 2
+Doubt = Callable[[Tensor], float]
+
+
+def doubt_of(h: SymmetricOperator) -> Doubt | None:
+    """A function from rows (n, P) to the mean error of vᵀHv by differences; None for exact products."""
+    if not isinstance(h, HessianOperator) or h.derivatives == "exact":
+        return None
+
+    def doubt(rows: Tensor) -> float:
+        rows = rows[:MEASURED]
+        quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
+        off = ((quick - images).double() * rows.double()).sum(1).abs().cpu()
+        return float((off + torch.tensor(errors) * rows.double().norm(dim=1).cpu()).mean())
+
+    return doubt
+
+
+def _error_of(chosen: Matrix) -> float:
+    """The largest error of products by differences with random vectors of norm 1; 0 of exact ones."""
+    h, seed = chosen.operator, chosen.seed
+    if not isinstance(h, HessianOperator) or h.derivatives == "exact":
+        return 0.0
+    rows = torch.nn.functional.normalize(torch.stack([start_vector(h, s) for s in (seed, seed + 1)]))
+    quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
+    return float((quick - images).norm(dim=1).max()) + max(errors)
 
 
 # A third of these are the samples behind the standard error, which 20 give to about 16% (ours).
@@ -163,6 +195,7 @@ def hutchpp(
     seed: int = 0,
     progress: Progress | None = None,
     ranks: Ranks = ALONE,
+    doubt: Doubt | None = None,
 ) -> dict[str, Any]:
     """tr A of a symmetric operator on vectors like ``like`` (P,): Hutch++ (Meyer et al. 2021, Algorithm 1).
 
@@ -170,7 +203,8 @@ def hutchpp(
     tr(QᵀAQ) exactly; the rest samples g ↦ gᵀ(I − QQᵀ)A(I − QQᵀ)g, whose mean is the rest of the trace. The
     estimate is unbiased, and its standard error is that of the mean of these samples.
 
-    ``operator`` takes (k, P), k at most 8. Raises InputError for fewer than 6 products, with which there
+    ``operator`` takes (k, P), k at most 8. ``doubt`` gives how far vᵀAv of its products may be off, of which
+    the standard error has its part. Raises InputError for fewer than 6 products, with which there
     would be fewer than 2 samples.
     """
     positive("products", products, least=6)
@@ -191,21 +225,25 @@ def hutchpp(
         return torch.cat(images)
 
     q = ranks.orthonormal(each(ranks.signs(like, rank, generator))).contiguous()  # (rank, P), rows
+    off = rank * doubt(q) if doubt else 0.0
     exact = float(ranks.total((q.double() * each(q).double()).sum()))
     if rank == size:  # Q spans everything
-        return {"value": exact, "standard_error": 0.0, "draws": np.array([exact]), "products": done}
+        found = {"value": exact, "standard_error": off, "draws": np.array([exact])}
+        return {**found, "products": done, "product_error": off}
     g = ranks.signs(like, products - 2 * rank, generator)
     for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
         g -= ranks.total(g @ q.T) @ q
     samples = ranks.total((g.double() * each(g).double()).sum(1))
     draws = exact + samples.cpu().numpy()
-    return _sampled(draws, done)
+    off += doubt(g) if doubt else 0.0
+    return {**_sampled(draws, done, off), "product_error": off}
 
 
-def _sampled(draws: Array, products: int) -> dict[str, Any]:
-    """The fields of a trace that is the mean of ``draws``."""
+def _sampled(draws: Array, products: int, off: float = 0.0) -> dict[str, Any]:
+    """The fields of a trace that is the mean of ``draws``, whose products may set it ``off``."""
     value, error = mean_and_error(draws)
-    return {"value": value, "standard_error": error, "draws": draws, "products": products}
+    both = float(np.hypot(error, off))
+    return {"value": value, "standard_error": both, "draws": draws, "products": products}
 
 
 def trace_need(problem: Any, products: Any, part: Any, **_: Any) -> Need:
@@ -221,6 +259,7 @@ def trace(
     weights: Tensor | None = None,
     matrix: str = "hessian",
     part: Part = None,
+    derivatives: str = "auto",
     engine: str = "landscape",
     seed: int = 0,
     max_memory: int | None = None,
@@ -235,6 +274,7 @@ def trace(
         weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         engine: "landscape", or "pyhessian" to ask that package: plain Hutchinson samples, one a product.
         seed: draws the random signs.
         max_memory: bytes that the process may take, at most.
@@ -256,8 +296,8 @@ def trace(
         2.0
     """
     positive("products", products, least=6)
-    own = {"weights": weights, "matrix": matrix, "part": part, "max_memory": max_memory}
-    chosen = Matrix.of(problem, seed, about, **own, engine=engine)
+    own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
+    chosen = Matrix.of(problem, seed, about, **own, engine=engine, max_memory=max_memory)
     return trace_of(chosen, products, progress)
 
 
@@ -268,5 +308,6 @@ def trace_of(chosen: Matrix, products: int, progress: Progress | None) -> Trace:
         at = chosen.given, chosen.weights
         draws = peers.trace_samples(*at, products=products, seed=seed)
         return Trace(**chosen.about, **_sampled(draws, products))
-    options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress}
+    doubt = doubt_of(chosen.operator)
+    options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress, "doubt": doubt}
     return Trace(**chosen.about, **hutchpp(chosen.products, chosen.start(), **options))

@@ -47,6 +47,10 @@ class MatrixResult(Measured):
         precondition: the optimizer whose preconditioner P was used, or "given": all is then of P^{-1/2} H
             P^{-1/2}, in units of 1/η; "" for none.
         lr, limit: the optimizer's η and the largest stable ηλ with P fixed; NaN if unknown or without P.
+        derivatives: "exact", or "differences" of gradients.
+        product_error: the largest error of products by differences, as it was measured: with the eigenvectors
+            found, whose residuals contain it; how far it may set a trace off, whose standard error contains
+            it; with random vectors of norm 1, by which the nodes of a density may be off. 0 for exact ones.
         seed: of the random draws.
         samples: of the problem; 0 for an operator that was given.
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
@@ -60,6 +64,8 @@ class MatrixResult(Measured):
     precondition: str = ""
     lr: float = np.nan
     limit: float = np.nan
+    derivatives: str = "exact"
+    product_error: Annotated[float, "nat"] = 0.0
     seed: int
 
     @property
@@ -73,7 +79,11 @@ class MatrixResult(Measured):
         by = f", preconditioned by {self.precondition}" if self.precondition else ""
         rows = [Row("matrix", self.matrix, note=f"{self.parameters:,} rows{part}{by}")]
         rows += [Row("samples", self.samples)] * (self.samples > 0)
-        return [*rows, Row("Hessian products", self.products)]
+        rows.append(Row("Hessian products", self.products))
+        if self.derivatives == "differences":
+            note = "at most, of differences of gradients"
+            rows.append(Row("product error", self.product_error, unit=self.unit, note=note))
+        return rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -372,7 +382,12 @@ class Spectrum(Eigenvalues):
             if isinstance(part, Trace):
                 values |= {"trace": part.value, "trace_error": part.standard_error}
                 values["trace_freedom"] = part.freedom
-        return cls(**values | {"products": sum(part.products for part in parts)})
+        values["products"] = sum(part.products for part in parts)
+        by = [part for part in parts if part.derivatives == "differences"]
+        if by:
+            largest = max(part.product_error for part in by if len(by) == 1 or not isinstance(part, Trace))
+            values |= {"derivatives": "differences", "product_error": largest}
+        return cls(**values)
 
     def trace_interval(self, level: float = 0.95) -> tuple[float, float]:
         """The confidence interval of ``trace``, as that of :class:`landscape.Trace`; NaN where not known.
