@@ -52,7 +52,8 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     for ax, column in zip(axes, filter(None, names), strict=True):
         name, scale = PANELS[column]
         drawn = [_draw_runs(ax, *group, column, scale) for group in groups]
-        label = textwrap.fill(f"{name}{style.in_brackets(unit_of(column))}", WIDTH)
+        unit = style.in_brackets(unit_of(column).replace(" ", "\N{NO-BREAK SPACE}"))
+        label = textwrap.fill(f"{name}{unit}", WIDTH)
         ax.set(ylabel=label, xlabel="step", yscale=scale if any(drawn) else "linear")
         if column == "test_error":
             style.decimal_labels(ax.yaxis)
