@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
@@ -379,13 +380,13 @@ def verify_and_refine(
     vectors, images, ranks = result.vectors, products(result.vectors), result.wanted.ranks
     rounding = torch.finfo(vectors.dtype).eps * result.radius
     for step in range(CORRECTIONS + 1):
-        t = ranks.total(vectors @ images.T).double().cpu().numpy()
+        t = double(ranks.total(vectors @ images.T)).cpu().numpy()
         values, turn = small_eigh((t + t.T) / 2)
         chosen = outer_indices(values, result.wanted.low, result.wanted.high)
         at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
         pairs = rows @ vectors
         gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
-        residuals = ranks.norm(gaps, dim=1).double().cpu()
+        residuals = double(ranks.norm(gaps, dim=1)).cpu()
         met = residuals.numpy() <= residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
         if met.all() or not result.converged or step == CORRECTIONS:
             break

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core.devices import double
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, positive
@@ -182,13 +183,13 @@ def hutchpp(
         return torch.cat(images)
 
     q = ranks.orthonormal(each(ranks.signs(like, rank, generator))).contiguous()  # (rank, P), rows
-    exact = float(ranks.total((q.double() * each(q).double()).sum()))
+    exact = float(ranks.total((double(q) * double(each(q))).sum()))
     if rank == size:  # Q spans everything
         return Trace(exact, 0.0, done, np.array([exact]))
     g = ranks.signs(like, products - 2 * rank, generator)
     for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
         g -= ranks.total(g @ q.T) @ q
-    samples = ranks.total((g.double() * each(g).double()).sum(1))
+    samples = ranks.total((double(g) * double(each(g))).sum(1))
     draws = exact + samples.cpu().numpy()
     return Trace(*mean_and_error(draws), done, draws)
 
