@@ -193,6 +193,10 @@ OF_NETWORKS: dict[str, tuple[float, Callable[[Problem], Any]]] = {
     "loss": (1e-4, lambda problem: problem.loss()),
     "gradient": (1e-3, lambda problem: problem.gradient()),
     "product": (1e-3, lambda problem: HessianOperator(problem)(problem.gradient())),
+    "product by differences": (
+        1e-2,
+        lambda problem: HessianOperator(problem, derivatives="differences")(problem.gradient()),
+    ),
     "Gauss-Newton product": (
         1e-3,
         lambda problem: HessianOperator(problem, matrix="gauss-newton")(problem.gradient()),

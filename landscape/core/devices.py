@@ -68,9 +68,7 @@ def widest_dtype(device: torch.device) -> torch.dtype:
 def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
     """Raise InputError for float64 on a device without it."""
     if dtype == torch.float64 and not has_float64(device):
-        raise InputError(
-            f"dtype: float64 is not allowed on {device}, which has none; use float32, or the CPU"
-        )
+        raise InputError(f"dtype: float64 is not allowed on {device}, which has none; use float32 or cpu")
 
 
 def double(tensor: Tensor) -> Tensor:

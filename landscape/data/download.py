@@ -10,11 +10,9 @@ import ipaddress
 import itertools
 import socket
 import tarfile
-import threading
 import time
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +20,7 @@ from urllib.parse import urlsplit
 
 from landscape._version import __version__
 from landscape.core.errors import InputError, OperationError
-from landscape.core.files import open_regular, replacing
+from landscape.core.files import open_regular, replacing, within
 from landscape.core.progress import Progress
 
 # Seconds without an answer, bytes that are read at once, and the slowest download: bytes a second (ours).
@@ -39,7 +37,7 @@ FILES = (
 
 
 def places(root: Path, name: str, folder: str, file: str) -> list[Path]:
-    """Where a loader looks for a file of a data set, in its order; a packed one may lie there unpacked."""
+    """The places where a loader looks for a file, in its order; a packed one may lie there unpacked."""
     folders = dict.fromkeys((root / folder, root / name / folder, root / name, root))
     return [place / each for place in folders for each in dict.fromkeys((file, file.removesuffix(".gz")))]
 
@@ -59,7 +57,7 @@ class File:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the ``files`` of a data set are, and their ``folder`` below the root of the data.
+    """The mirrors and ``files`` of a data set, and their ``folder`` below the root of the data.
 
     With an ``archive``, which the mirrors hold in their place, they are extracted from it; ``size``: the
     megabytes of a download.
@@ -223,7 +221,7 @@ def _existing(name: str, root: Path, file: File, force: bool) -> Path | None:
 
 
 def _is(path: Path, file: File) -> bool:
-    """Whether a file is the one of the mirrors, or one with the same content."""
+    """Say whether a file is the one of the mirrors, or one with the same content."""
     with open_regular(path, MOST) as opened:
         if _digest("sha256", opened) == file.sha256:
             return True
@@ -288,7 +286,7 @@ def _download(
 
 
 def _inner(url: str) -> bool:
-    """Whether the host of an address is in this machine or its own network; not one that has no address."""
+    """Say whether the host of an address is in this machine or its network; one without an address is not."""
     try:
         found = socket.getaddrinfo(urlsplit(url).hostname, None)
     except (OSError, UnicodeError):
@@ -310,18 +308,8 @@ def _opened(url: str, seconds: float) -> Any:
             return super().redirect_request(req, fp, code, msg, headers, newurl)
 
     request = Request(url, headers={"User-Agent": f"landscape/{__version__}"})
-    answer: Future[Any] = Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(build_opener(Guard).open(request, timeout=TIMEOUT))
-        except Exception as error:  # told by the caller
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, daemon=True).start()  # a server can send its headers byte by byte
-    if answer not in wait([answer], timeout=seconds).done:
-        raise TimeoutError(f"no answer in {seconds:.0f} s")
-    return answer.result()
+    # A server can send its headers byte by byte.
+    return within(seconds, lambda: build_opener(Guard).open(request, timeout=TIMEOUT))
 
 
 def _blocks(url: str, most: int, progress: Progress) -> Generator[bytes]:

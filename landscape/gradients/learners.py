@@ -19,7 +19,7 @@ from landscape.core.errors import PathWarning
 from landscape.core.memory import with_saved_bytes
 from landscape.problem.batches import call, named_tensors, take, tree_map
 from landscape.problem.layout import differentiable, gradients
-from landscape.problem.problem import LinearStep, Problem, chain, stacked_losses
+from landscape.problem.problem import LinearLayer, Problem, chain, stacked_losses
 
 
 class StackedLinear(torch.autograd.Function):
@@ -57,7 +57,7 @@ MAX_BATCHED_BYTES, MAX_TIME_SHARE = 2**30, 0.9
 # by the order of 1 (ours).
 ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1}
 
-Precision = Literal["full", "bfloat16"]
+Autocast = Literal["", "bfloat16"]
 # One network after the other (in two memory layouts), all at once under torch.vmap, a batched product a
 # layer.
 GradientPath = Literal["loop", "channels last", "batched", "chain"]
@@ -83,8 +83,8 @@ class Stack:
     Args:
         problem: its model and loss.
         accumulate: microbatches a minibatch, one after the other: less memory, the same mean up to rounding.
-        precision: "bfloat16" runs the network under PyTorch's autocast, but not the loss; the gradients are
-            in the weights' precision.
+        autocast: "bfloat16" runs the network under PyTorch's autocast, but not the loss; the gradients are
+            in the weights' precision. "": no autocast.
 
     Attributes:
         batched: a network that is no chain runs once for all learners instead of once for each. Which is
@@ -97,10 +97,10 @@ class Stack:
     not used.
     """
 
-    def __init__(self, problem: Problem, accumulate: int = 1, precision: Precision = "full") -> None:
+    def __init__(self, problem: Problem, accumulate: int = 1, autocast: Autocast = "") -> None:
         self.problem, self.accumulate = problem, accumulate
-        self.steps = chain(problem)
-        self.precision = precision
+        self.layers = chain(problem)
+        self.autocast = autocast
         self.batched = False
         # Convolutions are a tenth faster where a pixel's channels lie together (ResNet-18, 2 cores).
         convolutions = [m for m in problem.model.modules() if type(m) is nn.Conv2d]
@@ -111,7 +111,7 @@ class Stack:
 
     def _path(self, x: Any) -> GradientPath:
         """The path of gradients on minibatches like ``x``."""
-        if self.steps is not None:
+        if self.layers is not None:
             return "chain"
         if self.batched:
             return "batched"
@@ -123,7 +123,7 @@ class Stack:
     def _abandon(self, path: GradientPath) -> None:
         """Use ``path`` no more."""
         if path == "chain":
-            self.steps = None
+            self.layers = None
         elif path == "batched":
             self.batched = False
         else:
@@ -154,8 +154,8 @@ class Stack:
                 )
 
     def _dtype(self, weights: Tensor) -> torch.dtype:
-        """Of the arithmetic inside the network."""
-        return weights.dtype if self.precision == "full" else torch.bfloat16
+        """The precision of the arithmetic inside the network."""
+        return torch.bfloat16 if self.autocast else weights.dtype
 
     def _relative_error(
         self, path: GradientPath, weights: Tensor, x: Any, y: Any, training: Training | None
@@ -187,9 +187,8 @@ class Stack:
         return float(((other - loop).norm() / loop.norm().clamp(min=1e-30)).nan_to_num(torch.inf))
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        if self.precision == "full":
-            return contextlib.nullcontext()
-        return torch.autocast(self.problem.device.type, torch.bfloat16)
+        device = self.problem.device.type
+        return torch.autocast(device, torch.bfloat16) if self.autocast else contextlib.nullcontext()
 
     @functools.cached_property
     def training_model(self) -> nn.Module:
@@ -273,7 +272,7 @@ class Stack:
 
     @property
     def _seeds(self) -> Sequence[int | None]:
-        """Those of random numbers in eval mode, the same for all learners; the loss is a mean over them."""
+        """The seeds of random numbers in eval mode, for all learners alike; the loss is a mean over them."""
         return range(self.problem.draws) if self.problem.draws else [None]
 
     def _mean(
@@ -288,21 +287,21 @@ class Stack:
 
     def _chain_losses(self, weights: Tensor, x: Any, y: Any, out: Tensor | None = None) -> Tensor:
         """The losses (n,) of a chain; their backward pass writes the gradients to ``out``, if given."""
-        assert self.steps is not None
+        assert self.layers is not None
         views = self.problem.layout.views(weights)
         grads = {} if out is None else self.problem.layout.views(out)
         dtype = self._dtype(weights)
         h = x.flatten(2).transpose(1, 2)  # features before samples: gradients come out as the weights lie
         with self._autocast():
-            for step in self.steps:
-                if isinstance(step, LinearStep):
-                    w, w_grad = views[step.weight], grads.get(step.weight)
-                    b, b_grad = (views[step.bias], grads.get(step.bias)) if step.bias else (None, None)
+            for layer in self.layers:
+                if isinstance(layer, LinearLayer):
+                    w, w_grad = views[layer.weight], grads.get(layer.weight)
+                    b, b_grad = (views[layer.bias], grads.get(layer.bias)) if layer.bias else (None, None)
                     if out is not None and not h.requires_grad:  # the first layer: backward is to reach it
                         w = w.detach().requires_grad_()
                     h = StackedLinear.apply(h.to(dtype), w, b, w_grad, b_grad)  # type: ignore[no-untyped-call]
                 else:
-                    h = step(h)
+                    h = layer(h)
         return stacked_losses(self.problem.criterion, h.to(weights.dtype), y)
 
     def _all(self, model: nn.Module, values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
@@ -328,12 +327,12 @@ class Stack:
         return losses.detach()
 
     def batching_pays(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> bool:
-        """Whether :meth:`gradients` of these arguments is faster batched, and the same: a short trial.
+        """Try whether :meth:`gradients` of these arguments is faster batched, and the same.
 
         Never where each learner needs a pass: with dropout, whose numbers differ by learner, or operations
         that torch.vmap does not know; nor where all learners' activations exceed MAX_BATCHED_BYTES.
         """
-        if self.steps is not None or len(weights) == 1 or not self.problem.separable:
+        if self.layers is not None or len(weights) == 1 or not self.problem.separable:
             return False
         if self._bytes(weights, x, y) > MAX_BATCHED_BYTES:
             return False

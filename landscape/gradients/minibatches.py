@@ -15,7 +15,7 @@ from landscape.core import statistics
 from landscape.core.devices import double, float64_device
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import expect, positive
+from landscape.core.options import Positive, Several, check_bounds, expect, positive
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import concatenate, count_samples, named_tensors, take
 from landscape.problem.batchnorm import has_batchnorm
@@ -53,7 +53,7 @@ def in_minibatches(problem: Problem, batch: int) -> Problem:
 
 
 def check_unpenalised(problem: Problem, what: str) -> None:
-    """InputError where the loss has a penalty, which ``what`` says is not part of the quantity."""
+    """Raise InputError where the loss has a penalty, which ``what`` says is not part of the quantity."""
     if problem.regularised:
         raise InputError(f"penalty: {what}, leave out penalty and weight_decay")
 
@@ -230,7 +230,7 @@ def from_sums(squares: Any, total2: Any, n: Any, batch: int) -> tuple[Any, Any]:
 
 
 class ExactGradientEstimator:
-    """From the distances of minibatch gradients to the gradient of all data, which is exact."""
+    """The noise from the distances of minibatch gradients to the gradient of all data, which is exact."""
 
     def __init__(self, whole: Tensor, batch: int) -> None:
         self._whole, self._batch, self.draws = whole, batch, 0
@@ -250,7 +250,7 @@ class ExactGradientEstimator:
 
 
 class JackknifeEstimator:
-    """From all pairs of minibatch gradients at one θ (P,): both parts are unbiased, their ratio nearly.
+    """The noise from all pairs of minibatch gradients at one θ (P,): unbiased parts, a nearly unbiased ratio.
 
     Each group of draws is left out once, which gives the standard errors and takes most of the ratio's bias
     (Quenouille's jackknife). Sums of gradients are kept by group, not the gradients themselves.
@@ -294,7 +294,7 @@ class JackknifeEstimator:
 
 
 class LearnersEstimator(JackknifeEstimator):
-    """From minibatch gradients of n ≥ 2 learners at their own weights.
+    """The noise from minibatch gradients of n ≥ 2 learners at their own weights.
 
     The scale is that of their mean gradient: each draw is one of n · B samples, whose noise the spread of the
     weights does not enter. ``rounds`` is what single draws show by :func:`from_round`, as a running training
@@ -337,14 +337,12 @@ class Precision:
     # The relative standard error asked for, and the fewest and the most draws (ours): a standard error from
     # 16 draws is itself right to 18%, 1/√(2·15), and a stop much earlier would favour draws that agree by
     # accident.
-    relative_error: float = 0.05
-    min_draws: int = 16
-    max_draws: int = 1000
+    relative_error: Positive = 0.05
+    min_draws: Several = 16
+    max_draws: Several = 1000
 
     def __post_init__(self) -> None:
-        positive("relative_error", self.relative_error)
-        positive("min_draws", self.min_draws, least=2)
-        positive("max_draws", self.max_draws, least=2)
+        check_bounds(self)
         if self.max_draws < self.min_draws:
             raise InputError(
                 f"max_draws: {self.max_draws} is not allowed, it must be ≥ min_draws, {self.min_draws}"

@@ -78,7 +78,7 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
         self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any, train_dataloader: Any,
         **given: Any,
     ) -> None:  # fmt: skip
-        """What is to be known before a step: the gradients are there, and clipped."""
+        """Measure what a step needs before it is made: the gradients are there, and clipped."""
         if not self._begun:  # the weights are still those of the training's start
             if self._watch is not None:
                 self._watch.check()
@@ -90,7 +90,7 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
         self._session.before()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """What is to be known after a step."""
+        """Record a step after it is made."""
         self._session.after()
 
     def on_log(self, args: Any, state: Any, control: Any, *, logs: Any = None, **given: Any) -> None:
@@ -115,7 +115,7 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
 
 
 def _check(args: Any, optimizer: Any, *, own_loss: bool) -> None:
-    """InputError for arguments of the Trainer under which steps or losses are others than those recorded."""
+    """Raise InputError for arguments of the Trainer with which steps or losses are not those recorded."""
     name = str(getattr(args.optim, "value", args.optim))
     if "lomo" in name or "layerwise" in name:
         raise InputError(f"LandscapeCallback: optim '{name}' steps in the backward pass, which has no steps")
@@ -141,7 +141,7 @@ class LossWatch:
             loss.register_hook(self._used.append)  # type: ignore[no-untyped-call]
 
     def check(self) -> None:
-        """Stop. InputError where another loss was differentiated."""
+        """Stop, and raise InputError where another loss was differentiated."""
         self.stop()
         if not self._used:
             raise InputError(

@@ -27,7 +27,7 @@ UPDATES = "updates"
 
 
 def is_torch(name: str) -> bool:
-    """Whether ``name`` is that of a class of ``torch.optim``: "torch:CLASS"."""
+    """Say whether ``name`` names a class of ``torch.optim``: "torch:CLASS"."""
     return name.startswith(PREFIX)
 
 
@@ -151,7 +151,7 @@ class TorchOptimizer(Optimizer):
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """InputError, with its reason, for what the class refuses inside."""
+        """Turn what the class refuses inside into an InputError with its reason."""
         try:
             yield
         except (ValueError, TypeError, RuntimeError, AssertionError) as error:

@@ -59,7 +59,7 @@ class Stepper:
 
     @contextlib.contextmanager
     def _plainly(self) -> Iterator[None]:
-        """Inside, arithmetic is that of the parameters' precision, and nothing is recorded."""
+        """Compute inside in the parameters' precision, and record nothing for gradients."""
         with torch.no_grad(), torch.autocast(self.parameters.device.type, enabled=False):
             yield
 
@@ -97,7 +97,7 @@ class Stepper:
             self.begun = True
 
     def _before(self, optimizer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Before the optimizer's step."""
+        """Begin the step, right before the optimizer's."""
         self.begin(in_forward=False)
         with self._plainly():
             closure = any(callable(given) for given in (*args, *keywords.values()))
@@ -123,7 +123,7 @@ class Stepper:
         return rates.pop()
 
     def _after(self, optimizer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """After the optimizer's step."""
+        """Finish the step, right after the optimizer's."""
         step, flat = self.steps + 1, self.parameters.flat
         with self._plainly():
             self._gradients.restore()
@@ -196,7 +196,7 @@ class LearnerGradients:
             self._hidden = None
 
     def _unscale(self) -> bool:
-        """Divide by the scale of a GradScaler that called the step; whether it found an overflow."""
+        """Divide by the scale of a GradScaler that called the step; True where it found an overflow."""
         found, scale = (getattr(self._optimizer, name, None) for name in ("found_inf", "grad_scale"))
         if found is None:
             return False
@@ -212,7 +212,7 @@ class LearnerGradients:
         return False
 
     def _agree(self, overflow: bool) -> bool:
-        """Whether any process found an overflow; a gradient that only others have becomes zeros here."""
+        """Say whether any process found an overflow; a gradient that only others have becomes zeros here."""
         parameters = [*self._parameters.trained.values()]
         here = [float(overflow), *(float(p.grad is not None) for p in parameters)]
         found, *counts = self._comm.total(*here)
@@ -262,7 +262,6 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
         weights=storable(parameters.flat),
         layout=parameters.layout,
         step=stepper.steps,
-        epoch=math.nan,
         algorithm=RECORDED,
         recipe=toml_text(
             {
@@ -274,9 +273,7 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
             },
         ),
         model={"name": loop.class_path(unwrapped(parameters.module)), "options": {}},
-        data={"name": "", "options": {}, "train": 0, "test": 0, "fingerprint": ""},
         lr=loop.rate(parameters.optimizer),
-        local_batch=0,
         seed=seed,
         history=_history(stepper),
         buffers={name: t.to(parameters.device) for name, t in parameters.kept().items()},
@@ -353,7 +350,7 @@ def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
 
 
 def _check_writable(path: Path) -> None:
-    """InputError where ``path`` cannot be written, before the others begin to send."""
+    """Raise InputError where ``path`` cannot be written, before the others begin to send."""
     if path.suffix != ".h5":
         raise InputError(f"path: {path} is not allowed, its name must end in .h5")
     try:

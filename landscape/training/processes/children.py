@@ -63,7 +63,7 @@ class FolderStore:
             return ""
 
     def first(self, name: str, text: str) -> bool:
-        """Write ``text`` if there is none yet; whether the text is ``text`` then."""
+        """Write ``text`` if there is none yet, and say whether it is ``text`` then."""
         path = self._write(name, text)
         try:
             os.link(path, self.folder / name)
@@ -182,7 +182,7 @@ class Children:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL of 9."""
+    """The name of a signal, such as SIGKILL for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -233,7 +233,7 @@ class JobError(OperationError):
 
 
 class Executor(Protocol):
-    """What does independent jobs: a :class:`Pool`, or a :class:`.cluster.Cluster` of several machines."""
+    """Processes that do independent jobs: a :class:`Pool`, or a :class:`.cluster.Cluster` of machines."""
 
     def run(self, function: str, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]) -> None:
         """Call ``function`` with the arguments of each job.
@@ -265,7 +265,7 @@ class Pool:
     place: Callable[[int], dict[str, str]] = lambda number: {}
 
     def run(self, function: str, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]) -> None:
-        """As of :class:`Executor`; arguments and results are such that JSON can represent them."""
+        """Do the jobs as :class:`Executor` says; JSON can represent arguments and results."""
         waiting = list(enumerate(jobs))[::-1]
         with Children() as children:
             shared = threads_each(self.nproc, self.threads)
@@ -299,7 +299,7 @@ class Pool:
 
 
 def reason(error: Exception) -> tuple[str, bool]:
-    """Why a job failed, and whether it is an error for the user, and none of this package."""
+    """The reason why a job failed, and whether it is an error for the user, and none of this package."""
     known = explain(error)
     return (str(known), True) if known else (f"{type(error).__name__}: {error}", False)
 

@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +29,7 @@ from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[a
 from landscape import _version
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
+from landscape.core.files import within
 from landscape.core.progress import tolerant_stream
 from landscape.training.processes.children import (
     STORE,
@@ -52,7 +52,7 @@ class LostProcessError(OperationError):
 
 
 class TorchStore:
-    """As :class:`FolderStore`, in a key of a store of torch's for each text; its errors are RuntimeErrors."""
+    """A :class:`FolderStore` in a store of torch's, a key for each text; its errors are RuntimeErrors."""
 
     def __init__(self, store: PrefixStore) -> None:
         self.store = store
@@ -161,13 +161,13 @@ class Group:
         self._ask(lambda: self._store.set(f"{name}-{self.rank}", text))
 
     def _wait(self, name: str, deadline: float) -> str:
-        """The text ``name`` on the store, "" if it does not come in time."""
+        """The text ``name`` in the store, "" if it does not come in time."""
         while not (text := self._ask(lambda: self._store.get(name))) and time.monotonic() < deadline:
             time.sleep(0.05)
         return text
 
     def _ask(self, call: Callable[[], T]) -> T:
-        """``call()`` on the store, which may not answer if rank 0 holds it."""
+        """The result of ``call()`` to the store, which may not answer if rank 0 holds it."""
         try:
             return within(min(self.timeout, LOST_AFTER), call)
         except (RuntimeError, OSError) as error:  # a TimeoutError is an OSError
@@ -199,7 +199,7 @@ class Group:
             raise OperationError(difference)
 
     def _beat(self) -> None:
-        """Every BEAT seconds write a sign of life, read those of the others, and end this process if needed.
+        """Write a sign of life every BEAT seconds, read the others', and end this process if needed.
 
         It ends if its parent has ended, if another rank has reported a failure and this one still waits in an
         exchange (which cannot be cancelled), or if a rank is silent for too long.
@@ -241,7 +241,7 @@ class Group:
         os._exit(1)
 
     def _lost(self, limit: float, words: str = "") -> str:
-        """Who is lost: rank 0 with the store, or the ranks silent for ``limit`` seconds; "" if nobody is."""
+        """The line on a loss: rank 0 with the store, or ranks silent for ``limit`` seconds; "" for none."""
         silent = [rank for rank, seconds in self._silent.items() if seconds >= limit]
         if self._store_lost or (self._unanswered > 2 and 0 in silent):
             return self._no_answer(words or f"for {limit:g} s")
@@ -310,12 +310,12 @@ def _difference(facts: dict[str, str], theirs: dict[int, str]) -> str:
 
 
 def failure(rank: int, code: int, message: str) -> str:
-    """The text of a failure on a store: rank, exit code and message."""
+    """The text of a failure in a store: rank, exit code and message."""
     return f"{rank} {code} {' '.join(message.split())}"
 
 
 def started_by_launcher() -> bool:
-    """Whether a launcher (--nproc, torchrun, srun …) started this process as one of several."""
+    """Say whether a launcher (--nproc, torchrun, srun …) started this process as one of several."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -408,22 +408,6 @@ def worker_device(name: str) -> torch.device:
     return torch.device("cuda", local)
 
 
-def within(seconds: float, call: Callable[[], T]) -> T:
-    """``call()``; TimeoutError if it takes longer. Its thread goes on, as torch's calls cannot be ended."""
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    if not wait([result], seconds).done:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return result.result()
-
-
 def first_line(error: BaseException) -> str:
     """The first line of an error of torch's, without the place in torch's sources."""
     line = (str(error).splitlines() or [type(error).__name__])[0]
@@ -431,7 +415,7 @@ def first_line(error: BaseException) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is a loopback address, which only this machine can reach."""
+    """Say whether ``host`` is a loopback address, which only this machine can reach."""
     return host == "localhost" or host == "::1" or host.startswith("127.")
 
 

@@ -37,7 +37,7 @@ Row = dict[str, float]
 
 
 def due(every: int, step: int) -> bool:
-    """Whether ``step`` is one of every ``every``-th; 0: none is."""
+    """Say whether ``step`` is one of every ``every``-th; 0: none is."""
     return bool(every) and step % every == 0
 
 
@@ -99,7 +99,7 @@ class History:
         self.rows = [dict(zip(whole, row, strict=True)) for row in last]
 
     def column(self, name: str) -> Array:
-        """(T,) float64, a copy."""
+        """The column (T,) float64, a copy."""
         blocks = (block.get(name, np.full(len(block["step"]), np.nan)) for block in self._blocks)
         return np.concatenate([*blocks, _column(self.rows, name)])
 
@@ -108,7 +108,7 @@ class History:
         return {name: self.column(name) for name in self.units}
 
     def pace(self, batch: int) -> str:
-        """For logs: the speed of the last steps and the share of waiting; "" before the first step.
+        """The speed of the last steps and the share of waiting, for logs; "" before the first step.
 
         Args:
             batch: samples a step.
@@ -148,15 +148,15 @@ class DivergenceTest:
     start_norm2: float
 
     def needs_spread(self, rows: Sequence[Row]) -> bool:
-        """Whether the last measured spread may exceed its bound, so that the next one must be measured."""
+        """Say whether the last measured spread exceeds its bound, so that the next one must be measured."""
         return bool(rows) and rows[-1]["consensus"] > self.bounds.consensus * self.start_norm2
 
     def bounds_loss(self, loss: float) -> bool:
-        """Whether ``loss`` is within its bound; not of NaN."""
+        """Say whether ``loss`` is within its bound; NaN is not."""
         return loss <= self.bounds.loss
 
     def learners_apart(self, rows: Sequence[Row], mean: Tensor | None) -> bool:
-        """Whether the spread exceeded its bound in all of the last steps.
+        """Say whether the spread exceeded its bound in all of the last steps.
 
         Args:
             rows: the history, the newest step included.
@@ -353,7 +353,7 @@ class BatchingChoice:
         Rank 0 decides for all. There is nothing to choose for a chain, or where a process has one learner.
         """
         stack, comm = self._stack, self._comm
-        if self.state or stack.steps is not None or comm.learners == comm.size:
+        if self.state or stack.layers is not None or comm.learners == comm.size:
             return
         pays = 0.0
         if comm.rank == 0:
@@ -363,7 +363,7 @@ class BatchingChoice:
             place = (
                 torch.cuda.get_device_name(weights.device) if weights.is_cuda else f"{os.cpu_count()} cores"
             )
-            what = [model, shapes, stack.accumulate, stack.precision, place, torch.get_num_threads()]
+            what = [model, shapes, stack.accumulate, stack.autocast, place, torch.get_num_threads()]
 
             def trial() -> dict[str, np.ndarray[Any, Any]]:
                 return {"batched": np.array([stack.batching_pays(weights, x, y, training)])}
@@ -387,8 +387,8 @@ def check_compatibility(
     if samples % GROUPS:
         raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")
     on_gpu = train.device.type == "cuda"
-    if recipe.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported(False):
-        raise InputError("precision: 'bfloat16' is not allowed, this GPU does not compute in it; use 'full'")
+    if recipe.autocast and on_gpu and not torch.cuda.is_bf16_supported(False):
+        raise InputError("autocast: 'bfloat16' is not allowed, this GPU does not compute in it; use ''")
     micro = recipe.local_batch // recipe.accumulate
     if has_batchnorm(train.model) and 0 < samples < GROUPS * micro:
         raise InputError(
@@ -406,7 +406,7 @@ def check_compatibility(
             )
     else:
         train.gather(torch.zeros(1, dtype=torch.long))  # refuses batches, which cannot be drawn from
-    if stack.steps is None:
+    if stack.layers is None:
         buffers.check(stack.training_model, micro)
     if recipe.sampling == "all" and recipe.batch != train.samples:
         raise InputError(
@@ -449,7 +449,7 @@ class Sampler:
         return x, y
 
     def second_gradient(self, stack: Stack, step: int, learner: int, point: Tensor) -> Tensor:
-        """(P,), the gradient of ``learner`` at ``point`` (P,), independent of that of its ``step``.
+        """The gradient (P,) of ``learner`` at ``point`` (P,), independent of that of its ``step``.
 
         On a further minibatch of the same size, with augmentation and dropout of its own. As in a step
         BatchNorm takes the minibatch's statistics; the learner's running ones stay as they are. ``stack``
