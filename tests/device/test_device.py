@@ -23,8 +23,9 @@ from tests.device import simulated
 pytestmark = pytest.mark.xdist_group("device")
 Rows = dict[str, dict[str, Any]]
 # Calls whose kernels are not the CPU's: attention and recurrent layers are fused there, and the sums in float64
-# of training begin at another address. All others are equal to the bit.
-ROUNDING = {"of attention": 2e-6, "of recurrent": 2e-6, "train ": 2e-15}
+# of training begin at another address. All others are equal to the bit. Differences are of gradients in float64
+# where there is float64.
+ROUNDING = {"of attention": 2e-6, "of recurrent": 2e-6, "train ": 2e-15, "by differences": 1e-4}
 
 
 def on_simulated(code: str, *words: str, float64: bool = True) -> subprocess.CompletedProcess[str]:
@@ -207,7 +208,7 @@ def test_doctor_says_which_calls_differ(command: Command, monkeypatch: pytest.Mo
 def test_every_rule_and_optimizer_is_compared() -> None:
     assert {*self_test.RULES, "dpsgd"} == {*registry.algorithms.names()}
     assert {*self_test.OPTIMIZERS} >= {*registry.optimizers.names()}
-    assert len(self_test.calls()) == 69
+    assert len(self_test.calls()) == 70
 
 
 def test_what_is_compared() -> None:
