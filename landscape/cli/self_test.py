@@ -53,6 +53,7 @@ LEFT_OUT = (
     "residuals",
     "residual_min",
     "residual_max",
+    "product_error",
     "vectors",
 )
 
