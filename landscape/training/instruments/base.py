@@ -292,6 +292,7 @@ class Instrument(ABC):
 
     def row(self, *values: float) -> dict[str, float]:
         """The columns with ``values``, in the order of ``columns``; those without a value are left out."""
+        assert len(values) <= len(self.columns)
         return dict(zip(self.columns, values, strict=False))
 
     @abstractmethod
