@@ -70,7 +70,7 @@ class MatrixResult(Measured):
 
     @property
     def unit(self) -> str:
-        """The unit of the eigenvalues: "nat", "1/η" with a preconditioner, "" of an operator that was given."""
+        """The unit of the eigenvalues: "nat", "1/η" with a preconditioner, "" of a given operator."""
         return "1/η" if self.precondition else "nat" * (self.samples > 0)
 
     def _about(self) -> list[Row]:
