@@ -149,8 +149,8 @@ def _measured(**how: Any) -> list[RunTimes]:
         except (OSError, subprocess.CalledProcessError) as error:
             said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
             raise OperationError(
-                f"processes over a slow loopback cannot be timed here ({said}); run it as root, with unshare, "
-                "ip and tc installed"
+                f"processes over a slow loopback cannot be timed here ({said}); run it as root, with "
+                "unshare, ip and tc installed"
             ) from error
         return [each for each in base.load_results(path) if isinstance(each, RunTimes)]
 
