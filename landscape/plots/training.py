@@ -215,7 +215,7 @@ def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
 
 def unit_of(column: str) -> str:
     """The unit of a drawn column of the history."""
-    units = UNITS | {"test_error": "%"} | dict.fromkeys(_SQUARES, "squared weights")
+    units: dict[str, str] = UNITS | {"test_error": "%"} | dict.fromkeys(_SQUARES, "squared weights")
     for instrument in registry.instruments.names():
         units |= registry.instruments[instrument].columns
     return units.get(column, "1")
