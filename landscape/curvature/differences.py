@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from landscape.curvature.double_backward import (
     first_loss,
     in_full_precision,
 )
-from landscape.problem.batches import call
-from landscape.problem.layout import Slot, differentiable
+from landscape.problem.layout import Slot, backward
 from landscape.problem.problem import Problem
 
 # Steps relative to the weights are eps^(1/3)·4^−k, from k = COARSEST to FINEST, and at least LEAST·eps:
@@ -48,26 +47,8 @@ class _Gradient:
         part = problem if dtype == problem.dtype else problem.to(dtype)
         self.problem, self.slots, self.dtype = part.at(weights.to(dtype)), slots, dtype
         self.coarse = dtype if not low or dtype == torch.float64 else torch.bfloat16
-        named = dict(self.problem.model.named_parameters())
-        self.parameters = {slot.name: named[slot.name] for slot in problem.layout.slots}
+        self.sizes = [slot.size for slot in slots]
         self.weights = weights.to(_wide(problem.device))
-
-    @contextlib.contextmanager
-    def _placed(self, weights: Tensor) -> Iterator[None]:
-        """The module has ``weights`` (P,) in the block, for what a backward pass computes again, too."""
-        views, before = self.problem.layout.views(weights), []
-        try:
-            with torch.no_grad():
-                for name, parameter in self.parameters.items():
-                    before.append(parameter.detach().clone())
-                    parameter.grad = None
-                    parameter.copy_(views[name])
-            yield
-        finally:
-            with torch.no_grad():
-                for parameter, old in zip(self.parameters.values(), before, strict=False):
-                    parameter.copy_(old)
-                    parameter.grad = None
 
     def __call__(self, step: Tensor | None = None, *, first: bool = False) -> Tensor:
         """The gradient in the slots (P',) in float64, at the weights displaced by ``step`` (P',) there.
@@ -77,31 +58,27 @@ class _Gradient:
         problem, at = self.problem, self.weights
         if step is not None:
             at = at.clone()
-            for slot, piece in zip(self.slots, torch.split(step, [s.size for s in self.slots]), strict=True):
+            for slot, piece in zip(self.slots, torch.split(step, self.sizes), strict=True):
                 at[slot.offset : slot.offset + slot.size] += piece
-        total = at.new_zeros(sum(s.size for s in self.slots))
+        total = at.new_zeros(sum(self.sizes))
         full = FullPrecision(self.dtype) if self.dtype == torch.float64 else contextlib.nullcontext()
-        with self._placed(at), torch.enable_grad(), full:
+        with problem.placed(at) as placed, torch.enable_grad(), full:
+            inputs = list(placed.values())
+
+            def add(loss: Tensor, share: float) -> None:
+                parts = dict(zip(placed, backward(loss, inputs), strict=True))
+                for piece, slot in zip(torch.split(total, self.sizes), self.slots, strict=True):
+                    piece.add_(parts[slot.name].flatten(), alpha=share)
+
             for x, y, count, seed in problem.parts():
                 with problem.evaluating(seed):
-                    loss = problem.criterion(call(problem.model, dict(problem.batchnorm.buffers), x), y)
-                self._add(total, loss, 1.0 if first else count / problem.samples)
+                    loss = problem.criterion(problem.own_outputs(x), y)
+                add(loss, 1.0 if first else count / problem.samples)
                 if first:
                     return total
             if problem.regularised:
-                leaf = problem.layout.flatten(self.parameters)
-                self._add(total, problem.penalty_value(leaf), 1.0)
+                add(problem.penalty_value(problem.layout.flatten(placed)), 1.0)
         return total
-
-    def _add(self, total: Tensor, loss: Tensor, share: float) -> None:
-        """Add ``share`` of the gradient of ``loss`` to ``total``."""
-        differentiable(loss).backward()  # type: ignore[no-untyped-call]
-        parts = [self.parameters[s.name].grad for s in self.slots]
-        for piece, part in zip(torch.split(total, [s.size for s in self.slots]), parts, strict=True):
-            if part is not None:
-                piece.add_(part.flatten(), alpha=share)
-        for parameter in self.parameters.values():
-            parameter.grad = None
 
     def steps(self) -> list[float]:
         """The steps, relative to the weights, from the coarsest on."""

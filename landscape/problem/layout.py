@@ -33,6 +33,18 @@ def gradients(
     return [part.detach() for part in parts]
 
 
+def backward(loss: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """:func:`gradients` of a loss by its ``backward()``, as in training, which leaves no gradients behind.
+
+    Reentrant activation checkpointing allows nothing else.
+    """
+    differentiable(loss).backward()  # type: ignore[no-untyped-call]
+    parts = [torch.zeros_like(t) if t.grad is None else t.grad for t in inputs]
+    for t in inputs:
+        t.grad = None
+    return parts
+
+
 def differentiable(loss: Tensor) -> Tensor:
     """``loss``; InputError where no gradient was recorded for it."""
     if not loss.requires_grad:
