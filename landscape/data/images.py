@@ -10,7 +10,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -455,14 +455,26 @@ def read_binary(path: Path, labels: int, classes: int) -> tuple[Array, Array]:
     return rows[:, labels:].reshape(-1, 3, 32, 32), y
 
 
-def _load_cifar(
-    name: str, data_dir: str | Path | None, normalize: bool, augment: bool, subset: int, size: int
-) -> Dataset:
-    if size not in (sizes := (32, 16, 8, 4)):
-        raise InputError(f"data.size: {size} is not allowed, it must be one of {', '.join(map(str, sizes))}")
+def _smaller(images: Array, times: int) -> Array:
+    """uint8 (N, 3, H, W) -> (N, 3, H/times, W/times): the means of blocks, rounded."""
+    n, channels, height, width = images.shape
+    blocks = images.reshape(n, channels, height // times, times, width // times, times)
+    return images if times == 1 else np.rint(blocks.mean((3, 5), dtype=np.float32)).astype(np.uint8)
+
+
+def _some(images: tuple[Array, Array], subset: int) -> tuple[Array, Array]:
+    """``subset`` of 50,000 images, and that share of the 10,000 for testing, in a fixed shuffle; 0: all."""
+    if not subset:
+        return images
+    x, y = images
+    chosen = np.random.default_rng(0).permutation(len(y))[: max(1, len(y) * subset // 50_000)]
+    return x[chosen], y[chosen]
+
+
+def _read_cifar(name: str, root: Path) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """The images (N, 3, 32, 32) and labels of training and test, from binary files or folders of images."""
     (labels, classes), archive = BINARY[name], SOURCES[name].folder
     *train_files, test_file = (file.name for file in SOURCES[name].files)
-    root = data_root(data_dir)
     images = root / name
     for folder in (path.parent for path in places(root, name, archive, test_file) if path.is_file()):
         missing = [file for file in train_files if not (folder / file).is_file()]
@@ -482,57 +494,33 @@ def _load_cifar(
         if len(names) != classes:
             raise OperationError(f"{images / 'train'}: holds {len(names)} classes, {name} has {classes}")
         train, test = ((a[f"x_{part}"], a[f"y_{part}"]) for part in ("train", "test"))
-    train, test = ((_smaller(x, 32 // size), y) for x, y in (_some(train, subset), _some(test, subset)))
-    return image_set(train, test, classes, normalize, augment)
+    return train, test
 
 
-def _smaller(images: Array, times: int) -> Array:
-    """uint8 (N, 3, H, W) -> (N, 3, H/times, W/times): the means of blocks, rounded."""
-    n, channels, height, width = images.shape
-    blocks = images.reshape(n, channels, height // times, times, width // times, times)
-    return images if times == 1 else np.rint(blocks.mean((3, 5), dtype=np.float32)).astype(np.uint8)
+def cifar(name: str) -> Callable[..., Dataset]:
+    """The loader of one of BINARY."""
+
+    def load(
+        data_dir: str | Path | None = None,
+        normalize: bool = True,
+        augment: bool = False,
+        subset: Natural = 0,
+        size: Literal[32, 16, 8, 4] = 32,
+    ) -> Dataset:
+        """CIFAR-10, or CIFAR-100 with its fine labels: x (50000 and 10000, 3, 32, 32), y the class.
+
+        Args:
+            subset: So many of the 50,000 training images, and the same share of those for testing, for
+                reduced runs; 0: all. Unit: samples. Source: ours.
+            size: Height and width of the images: 32, or 16, 8 or 4, for which each pixel is the mean of a
+                square of pixels. Unit: pixels. Source: ours.
+        """
+        parts = (_some(part, subset) for part in _read_cifar(name, data_root(data_dir)))
+        train, test = ((_smaller(x, 32 // size), y) for x, y in parts)
+        return image_set(train, test, BINARY[name][1], normalize, augment)
+
+    return load
 
 
-def _some(images: tuple[Array, Array], subset: int) -> tuple[Array, Array]:
-    """``subset`` of 50,000 images, and that share of the 10,000 for testing, in a fixed shuffle; 0: all."""
-    if not subset:
-        return images
-    x, y = images
-    chosen = np.random.default_rng(0).permutation(len(y))[: max(1, len(y) * subset // 50_000)]
-    return x[chosen], y[chosen]
-
-
-@registry.data_sets.add("cifar10")
-def cifar10(
-    data_dir: str | Path | None = None,
-    normalize: bool = True,
-    augment: bool = False,
-    subset: Natural = 0,
-    size: int = 32,
-) -> Dataset:
-    """CIFAR-10: x (50000 and 10000, 3, 32, 32), y in 0…9 in the order of the names of the classes.
-
-    Args:
-        subset: So many of the 50,000 training images, and the same share of those for testing, for reduced
-            runs; 0: all. Unit: samples. Source: ours.
-        size: Height and width of the images: 32, or 16, 8 or 4, for which each pixel is the mean of a square
-            of pixels. Unit: pixels. Source: ours.
-    """
-    return _load_cifar("cifar10", data_dir, normalize, augment, subset, size)
-
-
-@registry.data_sets.add("cifar100")
-def cifar100(
-    data_dir: str | Path | None = None,
-    normalize: bool = True,
-    augment: bool = False,
-    subset: Natural = 0,
-    size: int = 32,
-) -> Dataset:
-    """CIFAR-100 with its fine labels, y in 0…99; otherwise as :func:`cifar10`.
-
-    Args:
-        subset: As for cifar10. Unit: samples. Source: ours.
-        size: As for cifar10. Unit: pixels. Source: ours.
-    """
-    return _load_cifar("cifar100", data_dir, normalize, augment, subset, size)
+for name in BINARY:
+    registry.data_sets.add(name)(cifar(name))
