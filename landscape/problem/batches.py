@@ -144,6 +144,16 @@ def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
     return call(model, weights, x)
 
 
+def own_outputs(problem: Any, x: Any) -> Any:
+    """The outputs of a problem's model with the weights that the module itself has (:func:`.placed`)."""
+    if recomputes(problem.model) and problem.batchnorm.buffers:
+        raise InputError(
+            "bn: other statistics than the centre's are not allowed with activation checkpointing, which "
+            "computes outputs again with those of the module; switch it off"
+        )
+    return call(problem.model, dict(problem.batchnorm.buffers), x)
+
+
 def is_resident(data: Any) -> bool:
     """Test whether ``data`` is the data itself, samples first, and not an iterable of batches of it.
 

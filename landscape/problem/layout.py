@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -218,3 +219,25 @@ def padding_rows(module: nn.Module, layout: Layout) -> tuple[slice, ...]:
 def average(weights: Tensor) -> Tensor:
     """w_a (P,), the mean of learners (n, P), in their precision; one function, so that all agree on it."""
     return weights.mean(0)
+
+
+@contextlib.contextmanager
+def placed(module: nn.Module, layout: Layout, weights: Tensor) -> Iterator[dict[str, Tensor]]:
+    """Inside, the module itself has ``weights`` (P,); the context is of its parameters by name.
+
+    They are there in a backward pass that computes outputs again, too. Afterwards the module has the values
+    of before.
+    """
+    named, views = dict(module.named_parameters()), layout.views(weights)
+    parameters = {name: named[name] for name in views}
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    try:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.grad = None
+                parameter.copy_(views[name])
+        yield dict(parameters)
+    finally:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(before[name])

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from landscape.core.errors import InputError
 from landscape.core.memory import Need, bounded, with_saved_bytes
 from landscape.problem import batchnorm as bn_policies
-from landscape.problem.batches import call, count_samples, fixed_randomness, recomputes
+from landscape.problem.batches import call, count_samples, fixed_randomness, own_outputs, recomputes
 from landscape.problem.batchnorm import SAMPLES, BatchNormPolicy
 from landscape.problem.data import Data
-from landscape.problem.layout import Layout, backward, gradients
+from landscape.problem.layout import Layout, backward, gradients, placed
 from landscape.problem.losses import correct, placed_loss
 
 Loss = Callable[[Any, Any], Tensor]
@@ -310,57 +310,6 @@ class MeanLoss:
         """
         return self.call(self.layout.views(weights), x)
 
-    def own_outputs(self, x: Any) -> Any:
-        """The model's outputs with the weights that the module itself has, as inside of :meth:`placed`.
-
-        Args:
-            x: inputs, as the model takes them.
-
-        Returns:
-            What the model returns.
-
-        Example:
-            >>> torch.equal(problem.own_outputs(x), problem.outputs(problem.weights, x))
-            True
-        """
-        if recomputes(self.model) and self.batchnorm.buffers:
-            raise InputError(
-                "bn: other statistics than the centre's are not allowed with activation checkpointing, which "
-                "computes outputs again with those of the module; switch it off"
-            )
-        return call(self.model, dict(self.batchnorm.buffers), x)
-
-    @contextlib.contextmanager
-    def placed(self, weights: Tensor) -> Iterator[dict[str, Tensor]]:
-        """The context in which the module itself has some weights.
-
-        Unlike those of :meth:`call`, these are there in a backward pass that computes outputs again, too.
-
-        Args:
-            weights: (P,).
-
-        Returns:
-            A context of the parameters by name, which have the values of before after it.
-
-        Example:
-            >>> with problem.placed(torch.ones(4)) as parameters:
-            ...     parameters["weight"].tolist()
-            [[1.0, 1.0], [1.0, 1.0]]
-        """
-        named, views = dict(self.model.named_parameters()), self.layout.views(weights)
-        parameters = {name: named[name] for name in views}
-        before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-        try:
-            with torch.no_grad():
-                for name, parameter in parameters.items():
-                    parameter.grad = None
-                    parameter.copy_(views[name])
-            yield dict(parameters)
-        finally:
-            with torch.no_grad():
-                for name, parameter in parameters.items():
-                    parameter.copy_(before[name])
-
     @contextlib.contextmanager
     def evaluating(self, seed: int | None) -> Iterator[None]:
         """The context of a forward pass and its loss.
@@ -400,7 +349,7 @@ class MeanLoss:
 
         def loss() -> Tensor:
             with torch.enable_grad(), self.evaluating(0):
-                return self.criterion(self.own_outputs(x) if again else self.call(leaves, x), y)
+                return self.criterion(own_outputs(self, x) if again else self.call(leaves, x), y)
 
         return with_saved_bytes(loss, excluding=leaves.values())[1]
 
@@ -588,10 +537,14 @@ class MeanLoss:
         weights = self.weights if weights is None else weights
         problem, again = self.at(weights), recomputes(self.model)
         total, gradient = 0.0, torch.empty_like(weights) if out is None else out
-        with self.placed(weights) if again else contextlib.nullcontext(self.layout.leaves(weights)) as leaves:
+        with (
+            placed(self.model, self.layout, weights)
+            if again
+            else contextlib.nullcontext(self.layout.leaves(weights)) as leaves
+        ):
             for i, (x, y, count, seed) in enumerate(self.parts()):
                 with self.evaluating(seed):
-                    outputs = problem.own_outputs(x) if again else problem.call(leaves, x)
+                    outputs = own_outputs(problem, x) if again else problem.call(leaves, x)
                     value = self.criterion(outputs, y) * (count / self.samples)
                 parts = (backward if again else gradients)(value, list(leaves.values()))
                 for view, part in zip(self.layout.views(gradient).values(), parts, strict=True):
