@@ -16,6 +16,7 @@ from landscape.analysis.planes import random_plane
 from landscape.analysis.sharpness import batch_sharpness, sharpness
 from landscape.analysis.spread import K, disagreement
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import SPLIT, positive
@@ -23,13 +24,13 @@ from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import Estimate
 from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
 from landscape.curvature.hessian import Preconditioner
-from landscape.curvature.search import Eigenpairs, Ends
 from landscape.curvature.trace import trace
 from landscape.evaluation.evaluate import Evaluator, evaluator
 from landscape.problem.losses import correct_shares
 from landscape.problem.problem import Problem
 from landscape.results.curvature import Disagreement
 from landscape.results.grids import SPAN
+from landscape.results.spectrum import ExtremeEigenvalues
 
 # Directions in each plane, at equal angles (ours): the area of an ellipse is then right within 0.03% for axes
 # of 1 : 2 and within 3.4% for 1 : 4; random planes in many dimensions are rounder.
@@ -82,7 +83,7 @@ def basin_widths(
     angles = 2 * math.pi * torch.arange(ANGLES, dtype=torch.float64) / ANGLES
     circle = torch.stack((angles.cos(), angles.sin()), 1)
     for k, own in enumerate(np.random.SeedSequence(seed).generate_state(planes).tolist()):
-        drawn = random_plane(problem, seed=own).directions.double()
+        drawn = double(random_plane(problem, seed=own).directions)
         unit = torch.linalg.qr(drawn.T)[0].T.to(problem.weights)
         loss = evaluator(problem, problem.weights, unit, ANGLES)
         base = float(loss(torch.zeros(1, 2, dtype=torch.float64))["loss"][0])
@@ -214,7 +215,7 @@ class Subject:
         self.test, self.seed = functools.partial(problem_of, run, "test") if run else None, seed
 
     @functools.cached_property
-    def ends(self) -> Ends:
+    def ends(self) -> ExtremeEigenvalues:
         """Both ends of the Hessian's spectrum."""
         return extreme_eigenvalues(self.problem, ENDS_TOL, search="exact", seed=self.seed)
 
@@ -361,7 +362,7 @@ def _preconditioned(subject: Subject, settings: Settings, progress: Progress) ->
     if subject.run is None or settings.preconditioner_of is None:
         raise InputError("preconditioner_of: not given, landscape.preconditioner makes P from a run")
     given = settings.preconditioner_of(subject.run, subject.problem)
-    pairs: Eigenpairs = top_eigenvalues(subject.problem, precondition=given, seed=subject.seed)
+    pairs = top_eigenvalues(subject.problem, precondition=given, seed=subject.seed)
     return _largest(subject, float(pairs.values[0]), pairs.bounds[1])
 
 

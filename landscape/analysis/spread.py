@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from landscape.core import statistics
+from landscape.core.devices import double, float64_device
 from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded, spare
@@ -117,21 +118,22 @@ def disagreement(
     )  # fmt: skip
     report(0.6)
     loss, gradient = problem.loss_and_gradient(mean)
-    along = spread.products(pairs.vectors)  # (n, k)
+    vectors, values = torch.from_numpy(pairs.vectors).to(mean.device), torch.from_numpy(pairs.values)
+    along = spread.products(vectors)  # (n, k)
     bent = spread.curvature(problem)
     report(0.8)
     share, share_error = shares(along.square().numpy(), spread.gram.diagonal().numpy())
     cost, cost_error = half_mean(bent)
     result = Disagreement(
-        values=pairs.values.numpy(),
-        residuals=pairs.residuals.numpy(),
+        values=pairs.values,
+        residuals=pairs.residuals,
         spread_share=share,
         spread_error=share_error,
-        **_of_gradient(gradient, pairs.vectors, spread, along),
+        **_of_gradient(gradient, vectors, spread, along),
         consensus=consensus,
         cost=cost,
         cost_error=cost_error,
-        cost_top=0.5 * float(pairs.values @ along.square().mean(0)),
+        cost_top=0.5 * float(values @ along.square().mean(0)),
         loss=loss,
         learners_loss=float(np.mean([problem.loss(w) for w in weights])),
         parameters=len(mean),
@@ -199,9 +201,9 @@ def _of_gradient(gradient: Tensor, vectors: Tensor, spread: _Spread, along: Tens
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
     """(n, m) float64 on the CPU, the inner products of ``a`` (n, P) with ``b`` (m, P), summed in float64."""
-    total = torch.zeros(len(a), len(b), dtype=torch.float64, device=a.device)
+    total = torch.zeros(len(a), len(b), dtype=torch.float64, device=float64_device(a.device))
     for left, right in zip(torch.split(a, BLOCK, 1), torch.split(b, BLOCK, 1), strict=True):
-        total += left.double() @ right.double().T
+        total += double(left) @ double(right).T
     return total.cpu()
 
 
@@ -327,19 +329,20 @@ def smoothing(
     weights = placed(problem, weights, least=2)
     mean = average(weights)
     spread = weights - mean
-    variance = float(spread.double().square().sum()) / len(weights)
+    variance = float(double(spread).square().sum()) / len(weights)
     if not 0 < variance < math.inf:
         raise OperationError(
             f"weights: their consensus distance is {variance:g}, there is no spread to smooth by"
         )
     search, count = portion(progress, 0, 0.3), min(k, len(mean))
     eigen = top_eigenvalues(problem, count, residual_tol, weights=mean, seed=seed, progress=search)
+    vectors = torch.from_numpy(eigen.vectors).to(mean.device)
     products, _ = exact_products(problem, mean)
-    along = (spread @ eigen.vectors.T).double().square().sum(0) / len(weights)
-    trace_hs = sum(float(s.double() @ products(s[None])[0].double()) for s in spread) / len(weights)
+    along = double(spread @ vectors.T).square().sum(0) / len(weights)
+    trace_hs = sum(float(double(s) @ double(products(s[None])[0])) for s in spread) / len(weights)
     route = mean[None] if trajectory is None else trajectory.to(mean)
-    lengths = (route[1:] - route[:-1]).double().norm(dim=1)
-    gradients = [problem.gradient(w).double() for w in route] if len(route) > 1 else []
+    lengths = double(route[1:] - route[:-1]).norm(dim=1)
+    gradients = [double(problem.gradient(w)) for w in route] if len(route) > 1 else []
     rows = []
     for place, kind in enumerate(KINDS):
 
@@ -350,7 +353,7 @@ def smoothing(
         began, ends = (0.3 + 0.7 * (place + share) / len(KINDS) for share in (0, 1))
         losses = [[problem.loss(mean + sign * shift(i)) for sign in (1, -1)] for i in range(draws)]
         first_half = portion(progress, began, (began + ends) / 2)
-        sharpest, converged = smoothed.sharpest(eigen.vectors[0], residual_tol, seed, first_half)
+        sharpest, converged = smoothed.sharpest(vectors[0], residual_tol, seed, first_half)
         lipschitz = smoothed.lipschitz(route, lengths)
         rows.append((*mean_and_error(np.mean(losses, axis=1)), *sharpest, *lipschitz, converged))
         portion(progress, began, ends)(1.0)
@@ -360,7 +363,7 @@ def smoothing(
         loss=problem.loss(mean),
         lambda_max=float(eigen.values[0]),
         residual=float(eigen.residuals[0]),
-        eigenvalues=eigen.values.numpy(),
+        eigenvalues=eigen.values,
         share=(along / variance).cpu().numpy(),
         trace_hs=trace_hs,
         consensus=variance,
@@ -446,8 +449,8 @@ class _Smoothed:
         centre, along, across = product(v), np.zeros(self.draws), 0.0
         for i, one in enumerate(each(v)):
             away = one - centre
-            along[i] = part = float(v.double() @ away.double())
-            across += float(away.double().square().sum()) - part**2
+            along[i] = part = float(double(v) @ double(away))
+            across += float(double(away).square().sum()) - part**2
         bias = max(0.0, across) / (self.draws * (self.draws - 1)) / abs(value) if value else math.nan
         return (value, float(top.residuals[0]), standard_error(along), bias), top.converged
 
@@ -463,7 +466,7 @@ class _Smoothed:
 
         def smooth(w: Tensor, i: int) -> Tensor:
             d = self.shift(i)
-            return ((self.problem.gradient(w + d) + self.problem.gradient(w - d)) / 2).double()
+            return double((self.problem.gradient(w + d) + self.problem.gradient(w - d)) / 2)
 
         before = [smooth(route[0], i) for i in range(self.draws)]
         for t in range(len(lengths)):

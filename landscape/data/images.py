@@ -24,16 +24,8 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.files import open_regular, read_regular
 from landscape.core.hdf5 import Array
 from landscape.core.options import Natural, choose
-from landscape.data.base import (
-    Dataset,
-    Split,
-    cached,
-    classification,
-    data_root,
-    each,
-    file_stat,
-    fingerprint,
-)
+from landscape.data import base
+from landscape.data.base import Dataset
 from landscape.data.download import FILES, SOURCES, places
 from landscape.problem.batches import STREAM_BATCH, Stream
 
@@ -82,7 +74,7 @@ def image_set(
     mean, std = channel_moments(train[0]) if normalize else (np.zeros(channels), np.ones(channels))
     center, scale = ((torch.from_numpy(v).float().view(-1, 1, 1)) for v in (mean, std))
 
-    def tensors(pair: tuple[Array, Array]) -> Split:
+    def tensors(pair: tuple[Array, Array]) -> base.Split:
         x = torch.from_numpy(pair[0]).float().div_(255).sub_(center).div_(scale)
         return x, torch.from_numpy(pair[1].astype(np.int64))
 
@@ -90,7 +82,7 @@ def image_set(
         tensors(train),
         tensors(test),
         torch.nn.functional.cross_entropy,
-        fingerprint((*train, *test, mean, std)),
+        base.fingerprint((*train, *test, mean, std)),
         classes,
         crops_and_flips(train[0].shape[2], center, scale) if augment else None,
     )
@@ -159,7 +151,7 @@ class ImageFiles(Samples[tuple[Tensor, int]]):
         """SHA-256 (hex) of names, labels and sizes of the files, and of the settings; not of the pixels."""
         digest = hashlib.sha256(repr((self.size, self.border, self.mean, self.std)).encode())
         for path, label in self.files:
-            digest.update(f"\0{path}\0{label}\0{file_stat(self.root, path).st_size}".encode())
+            digest.update(f"\0{path}\0{label}\0{base.file_stat(self.root, path).st_size}".encode())
         return digest.hexdigest()
 
 
@@ -254,12 +246,12 @@ def folder_arrays(
                 )
             return image
 
-        images = np.stack(each(f"decoding {name}", one, paths, TASK))
+        images = np.stack(base.each(f"decoding {name}", one, paths, TASK))
         cut = len(listed["train"])
         labels = {f"y_{split}": np.array([y for _, y in pairs]) for split, pairs in listed.items()}
         return {"x_train": images[:cut], "x_test": images[cut:], **labels}
 
-    return classes, cached(name, root, paths, f"images 1 {size} {border}", make)
+    return classes, base.cached(name, root, paths, f"images 1 {size} {border}", make)
 
 
 @registry.data_sets.add("image-folder")
@@ -289,7 +281,7 @@ def image_folder(
     """
     if not 0 <= border < 0.5:
         raise InputError(f"data.border: {border} is not allowed, it must be ≥ 0 and below 0.5")
-    root = data_root(data_dir) / folder
+    root = base.data_root(data_dir) / folder
     if not stream:
         classes, a = folder_arrays(Path(folder).name, root, size, border)
         train, test = (a["x_train"], a["y_train"]), (a["x_test"], a["y_test"])
@@ -345,7 +337,7 @@ def digits(data_dir: str | Path | None = None, test_samples: int = 360, form: st
     if form == "image":
         x = np.repeat(x.repeat(4, axis=1).repeat(4, axis=2)[:, None], 3, axis=1)
     cut = len(y) - test_samples
-    return classification((x[:cut], y[:cut]), (x[cut:], y[cut:]), scale=16.0, classes=10)
+    return base.classification((x[:cut], y[:cut]), (x[cut:], y[cut:]), scale=16.0, classes=10)
 
 
 CLASSES = 10
@@ -381,7 +373,7 @@ def read_idx(path: Path) -> np.ndarray[Any, Any]:
 
 
 def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
-    root = data_root(data_dir)
+    root = base.data_root(data_dir)
     arrays = []
     for file in FILES:
         here = (path for path in places(root, name, name, f"{file}.gz") if path.is_file())
@@ -412,7 +404,7 @@ def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
         raise InputError(f"data.samples: {samples} is not allowed, it must be 0 (all) to {len(train[0])}")
     if samples:
         train = train[0][:samples], train[1][:samples]
-    return classification(train, test, scale=255.0, classes=CLASSES)
+    return base.classification(train, test, scale=255.0, classes=CLASSES)
 
 
 @registry.data_sets.add("mnist")
@@ -515,7 +507,7 @@ def cifar(name: str) -> Callable[..., Dataset]:
             size: Height and width of the images: 32, or 16, 8 or 4, for which each pixel is the mean of a
                 square of pixels. Unit: pixels. Source: ours.
         """
-        parts = (_some(part, subset) for part in _read_cifar(name, data_root(data_dir)))
+        parts = (_some(part, subset) for part in _read_cifar(name, base.data_root(data_dir)))
         train, test = ((_smaller(x, 32 // size), y) for x, y in parts)
         return image_set(train, test, BINARY[name][1], normalize, augment)
 

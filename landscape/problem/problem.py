@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from landscape.core.devices import check_dtype
 from landscape.core.errors import InputError
 from landscape.core.options import choose, expect, of_run
 from landscape.problem import batchnorm, checks
@@ -29,7 +30,7 @@ RANDOMNESS = ("refuse", "seed")
 
 
 def number_of_draws(randomness: str | int) -> int:
-    """How many draws of random numbers the loss is a mean over; 0 for "refuse".
+    """The number of draws of random numbers the loss is a mean over; 0 for "refuse".
 
     Args:
         randomness: one of :data:`RANDOMNESS`, or a number of draws, also as text.
@@ -176,6 +177,36 @@ class Problem(MeanLoss):
         curvature = importlib.import_module("landscape.curvature.hessian")
         return curvature.HessianOperator(self, weights, matrix=matrix, **options)
 
+    def to_curvlinops(
+        self, operator: str = "HessianLinearOperator", weights: Tensor | None = None, **options: Any
+    ) -> Any:
+        """A linear operator of the package curvlinops on this problem (the extra "curvlinops").
+
+        Args:
+            operator: its class, such as "KFACLinearOperator" or "GGNLinearOperator".
+            weights: θ (P,); default: the problem's centre.
+            options: further arguments of that class.
+
+        Returns:
+            The operator, of a copy of the model; vectors have the order of θ. ``landscape.trace`` and its
+            relatives take it.
+
+        Raises:
+            OperationError: curvlinops is not installed.
+            InputError: an unknown operator, or a problem that curvlinops does not know: with a penalty, data
+                that is no pair of tensors, or a layer or loss of which it has no operator.
+
+        Example:
+            >>> import torch, landscape
+            >>> x, y = torch.eye(2), torch.zeros(2, 1)
+            >>> problem = landscape.Problem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (x, y), weight_decay=1)
+            >>> problem.to_curvlinops()
+            Traceback (most recent call last):
+            landscape.core.errors.InputError: to_curvlinops: curvlinops knows no penalty and ...
+        """
+        peers = importlib.import_module("landscape.curvature.peers")
+        return peers.to_curvlinops(self, operator, weights, **options)
+
     def _weigh(self, terms: Terms) -> None:
         """Count the samples and the terms of the loss's mean, which batches of other targets check, too."""
         checked = self.check != "off"
@@ -183,10 +214,10 @@ class Problem(MeanLoss):
         novel, self.data.novel = self.data.novel, []  # kept no longer than the check
         if not checked or self.data.mixes or not novel:
             return
-        before, theta, first = terms.given, moved(self), self.data.first()
+        before, away, first = terms.given, moved(self), self.data.first()
         for batch in novel:
             if not self.data.mixes:
-                check_mean(self, terms, self.data.beside(first, self.data.place(batch)), theta)
+                check_mean(self, terms, self.data.beside(first, self.data.place(batch)), away)
         if terms.given is not before or self.data.mixes:
             self.data.weigh(terms, equal=checked, ordered=self.draws > 0 or self.data.mixes)
             self.data.novel = []
@@ -216,6 +247,7 @@ class Problem(MeanLoss):
         self.padding = padding_rows(model, self.layout)
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
+        check_dtype(self.device, self.dtype)
         self.model = model.to(self.device, self.dtype).eval()
         for layer in self.model.modules():
             if isinstance(layer, nn.RNNBase) and not layer.dropout:  # the same function; but cuDNN's backward

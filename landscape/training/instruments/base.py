@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from landscape.core import registry
+from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.curvature.eigenvalues import exact_products
 from landscape.curvature.hessian import HessianOperator, Preconditioner
-from landscape.curvature.search import Eigenpairs, find_eigenpairs, start_vector, warm_start
+from landscape.curvature.search import RitzPairs, find_eigenpairs, start_vector, warm_start
 from landscape.problem.problem import Problem
 from landscape.training.optimizer.base import Optimizer
 from landscape.training.optimizer.preconditioning import StatePreconditioner
@@ -52,10 +53,9 @@ class Sample:
     def __init__(self, monitor: Monitor, problem: Problem, comm: Comm, seed: int) -> None:
         self._comm, self.count = comm, min(monitor.k, problem.layout.size)
         self.state: dict[str, Tensor] = {}
-        self._found: tuple[int, Eigenpairs | None] = -1, None
-        HessianOperator(
-            problem, derivatives="exact"
-        )  # refuses a model without second derivatives, before the first step
+        self._found: tuple[int, RitzPairs | None] = -1, None
+        # This refuses a model without second derivatives, before the first step.
+        HessianOperator(problem, derivatives="exact")
         batch, samples = problem.batchnorm.samples, min(monitor.samples or problem.samples, problem.samples)
         if batch:  # whole batches, as a sample's loss depends on its batch
             samples = max(1, samples // batch) * batch
@@ -75,7 +75,7 @@ class Sample:
         if STATE in shared:
             self.state = {STATE: shared[STATE].to(self._random)}
 
-    def top(self, step: int, weights: Tensor) -> Eigenpairs | None:
+    def top(self, step: int, weights: Tensor) -> RitzPairs | None:
         """The ``count`` largest eigenvalues at ``weights`` (P,) after ``step``, searched once a step.
 
         None where the Hessian is not finite.
@@ -89,7 +89,7 @@ class Sample:
     def gradient(self, weights: Tensor) -> Tensor:
         """∇L (P,) at ``weights`` over the sample."""
         part = self._local.gradient(weights) * self._share if self._share else torch.zeros_like(weights)
-        return self._comm.totals(part.double()).to(weights) if self._comm.size > 1 else part
+        return self._comm.totals(double(part)).to(weights) if self._comm.size > 1 else part
 
     def curvature(self, weights: Tensor) -> Callable[[Tensor], float]:
         """v ↦ vᵀHv for the Hessian at ``weights``, and a v (P,) that all processes have."""
@@ -97,13 +97,13 @@ class Sample:
 
         def along(v: Tensor) -> float:
             product = local(v[None])[0] * self._share if local else torch.zeros_like(v)
-            return self._comm.total(float(v.double() @ product.double()))[0]
+            return self._comm.total(float(double(v) @ double(product)))[0]
 
         return along
 
     def search(
         self, weights: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None
-    ) -> Eigenpairs | None:
+    ) -> RitzPairs | None:
         """The largest eigenvalues of H, or of P^{-1/2} H P^{-1/2}, with vectors (count, P), on all ranks.
 
         Args:
@@ -124,14 +124,14 @@ class Sample:
 
         def shared(v: Tensor, going: float = 1.0) -> Tensor:
             """H ``v`` for the ``v`` of rank 0, which all ranks receive; they stop if ``going`` is 0."""
-            sent = torch.cat((v.double(), v.new_tensor([going], dtype=torch.float64)))
+            sent = torch.cat((double(v), v.new_tensor([going], dtype=torch.float64)))
             sent = self._comm.totals(sent if self._comm.rank == 0 else torch.zeros_like(sent))
             if not sent[-1]:
                 raise _StoppedError
             product = local(sent[None, :-1].to(weights))[0] * self._share if local else sent[:-1] * 0
-            return self._comm.totals(product.double()).to(weights)
+            return self._comm.totals(double(product)).to(weights)
 
-        pairs: Eigenpairs | None = None
+        pairs: RitzPairs | None = None
         if self._comm.rank == 0:
             with contextlib.suppress(_NotFiniteError):
                 pairs = find_eigenpairs(lambda v: _finite(shared(v)), start, high=count)
@@ -143,16 +143,16 @@ class Sample:
                     shared(start)
         return self._broadcast(pairs, count, weights)
 
-    def _broadcast(self, pairs: Eigenpairs | None, count: int, weights: Tensor) -> Eigenpairs | None:
+    def _broadcast(self, pairs: RitzPairs | None, count: int, weights: Tensor) -> RitzPairs | None:
         """The ``pairs`` of rank 0, on all ranks."""
         table = torch.zeros(count, len(weights) + 3, dtype=torch.float64, device=weights.device)
         if pairs is not None:
             numbers = torch.stack((pairs.values, pairs.residuals), 1).to(table)
-            table = torch.cat((torch.ones_like(numbers[:, :1]), numbers, pairs.vectors.double()), 1)
+            table = torch.cat((torch.ones_like(numbers[:, :1]), numbers, double(pairs.vectors)), 1)
         table = self._comm.totals(table)
         if not table[0, 0]:
             return None
-        return Eigenpairs(table[:, 1].cpu(), table[:, 3:].to(weights), table[:, 2].cpu(), 0, True)
+        return RitzPairs(table[:, 1].cpu(), table[:, 3:].to(weights), table[:, 2].cpu(), 0, True)
 
 
 class _NotFiniteError(Exception):
@@ -293,6 +293,7 @@ class Instrument(ABC):
 
     def row(self, *values: float) -> dict[str, float]:
         """The columns with ``values``, in the order of ``columns``; those without a value are left out."""
+        assert len(values) <= len(self.columns)
         return dict(zip(self.columns, values, strict=False))
 
     @abstractmethod
@@ -323,7 +324,7 @@ def on_all(comm: Comm, row: Tensor | None, like: Tensor) -> Tensor:
     if comm.size == 1:
         assert row is not None
         return row
-    return comm.totals(torch.zeros_like(like, dtype=torch.float64) if row is None else row.double()).to(like)
+    return comm.totals(torch.zeros_like(like, dtype=torch.float64) if row is None else double(row)).to(like)
 
 
 #: The instrument that ``monitor.sharpness`` has measure at steps of its own.

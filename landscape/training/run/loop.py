@@ -14,6 +14,7 @@ from torch import Tensor
 
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.devices import double
 from landscape.core.registry import numerics
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.batchnorm import has_batchnorm
@@ -25,16 +26,7 @@ from landscape.training.processes.comm import Comm
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes.recipe import MATRIX, Recipe
 from landscape.training.run import setup
-from landscape.training.run.setup import (
-    BatchingChoice,
-    Buffers,
-    DivergenceTest,
-    History,
-    Row,
-    Sampler,
-    check_compatibility,
-    due,
-)
+from landscape.training.run.setup import Buffers, DivergenceTest, Row, check_compatibility, due
 
 START = "start_norm2"  # the name in a checkpoint of ‖w_a‖² at the start, if that was another run's end
 
@@ -113,7 +105,7 @@ class Trainer:
         )
         second = functools.partial(self.minibatches.second_gradient, self.stack)
         self.monitor: Monitoring = of_run(recipe, objective, self.comm, self.optimizer, second)
-        self.history = History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
+        self.history = setup.History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
         self.divergence = DivergenceTest(recipe.diverge, float(self.train.weights @ self.train.weights))
         self.step, self.diverged, self.diverged_at = 0, "", -1
         self._pending: PendingStep | None = None
@@ -140,12 +132,12 @@ class Trainer:
             for split in ("train", "test")
         )
         self.stack = Stack(self.train, recipe.accumulate, recipe.autocast)
-        self.trial = BatchingChoice(self.stack, self.comm)
+        self.trial = setup.BatchingChoice(self.stack, self.comm)
         self.buffers = Buffers(self.train, self.test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
         if checkpoint:
             self.buffers.restore(checkpoint.buffers)
         check_compatibility(recipe, self.model, dataset, (self.train, self.test), self.stack, self.buffers)
-        self.minibatches = Sampler(recipe, self.train, getattr(dataset, "augment", None))
+        self.minibatches = setup.Sampler(recipe, self.train, getattr(dataset, "augment", None))
         self.data = {
             "name": source.name,
             "options": source.options,
@@ -238,7 +230,7 @@ class Trainer:
         # memory of the gradients.
         mean = self.comm.mean(new) if measured else None
         spread = (new if mean is None else torch.sub(new, mean, out=self._gradients)).flatten()
-        loss, squares = float(losses.double().mean()), float(spread @ spread) / len(new)
+        loss, squares = float(double(losses).mean()), float(spread @ spread) / len(new)
         results = self.comm.start_learners_mean(loss, squares)
         self._pending = PendingStep(row, weights, state, mean, results)
         self.weights, self.step = new, t
