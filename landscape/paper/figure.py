@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -164,6 +165,13 @@ def test_error(run: Checkpoint) -> float:
     return 100 * (1 - last(run, "test_accuracy"))
 
 
+def printed(table: str) -> Rows:
+    """The numbers of a paper, all as text: the rows of numbers/TABLE.csv, such as "table3_cifar10"."""
+    import pandas as pd
+
+    return pd.read_csv(Path(__file__).parent / "numbers" / f"{table}.csv", dtype=str, keep_default_na=False)
+
+
 def summary(values: Iterable[float], form: str = ".2f") -> str:
     """ "3.09 (2.69 to 4.53)": median and range, or the one value there is."""
     finite = np.array([v for v in values if np.isfinite(v)])
@@ -191,7 +199,7 @@ def compare_with_paper(
         rows: of the figure.
         what: the words, with columns in braces, such as "test error of {algorithm} (%)".
         value: the column.
-        text: :func:`summary` or :func:`mean_and_spread`.
+        text: :func:`summary` or ``mean_and_spread``.
         paper: the paper's number, the same for all settings.
         form: ``form`` of ``text``.
     """
