@@ -23,6 +23,8 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import landscape
 from landscape import HessianOperator, Problem
+from landscape.curvature.search import start_vector
+from landscape.curvature.trace import hutchpp
 
 once = torch.autograd.function.once_differentiable
 TOL = 1e-3
@@ -333,11 +335,15 @@ def found(net: Network, seed: int) -> Found:
     top = landscape.top_eigenvalues(problem, 5, TOL, derivatives="differences")
     trace = landscape.trace(problem, derivatives="differences")
     low, high = trace.interval(0.99)
+    like = start_vector(problem, 0, len(h))
+    same = hutchpp(lambda rows: (rows.double() @ h).to(rows), like)  # with the same draws
+    rounding = 1e-5 * float(np.abs(values).sum())  # of vectors in float32
     off = np.abs(np.asarray(top.values) - values[:5])
     inside = {
         "λ_max": abs(ends.max - values[0]) <= ends.residual_max,
         "λ_min": abs(ends.min - values[-1]) <= ends.residual_min,
         "top 5": bool((off <= np.asarray(top.residuals)).all()),
+        "trace, same draws": abs(trace.value - same.value) <= trace.product_error + rounding,
         "trace": low - trace.product_error <= h.trace() <= high + trace.product_error,
     }
     made = HessianOperator(problem, derivatives="differences")

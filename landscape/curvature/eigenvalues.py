@@ -177,8 +177,11 @@ def eigenpairs(
     Each product counts as one.
     """
     choose("search", search, SEARCHES)
-    if options.at(problem, weights[0]).derivatives == "differences":
-        return [_by_differences(options.at(problem, w), start, wanted, options, done) for w in weights]
+    first = options.at(problem, weights[0])
+    if first.derivatives == "differences":
+        every_point = [first, *(options.at(problem, w) for w in weights[1:])]
+        return [_by_differences(h, start, wanted, options, done) for h in every_point]
+    del first
     if options.precondition:
         products, _ = exact_products(problem, weights[0], options)
         pairs = find_eigenpairs(lambda v: products(v[None])[0], start, **vars(wanted))

@@ -7,7 +7,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -18,9 +18,16 @@ from landscape.core import registry
 from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.curvature.eigenvalues import exact_products
-from landscape.curvature.hessian import HessianOperator, Preconditioner
-from landscape.curvature.search import RitzPairs, find_eigenpairs, start_vector, warm_start
+from landscape.curvature.eigenvalues import eigenpairs, exact_products
+from landscape.curvature.hessian import HessianOperator, HessianOptions, Preconditioner
+from landscape.curvature.search import (
+    RESIDUAL_TOL,
+    RitzPairs,
+    SearchOptions,
+    find_eigenpairs,
+    start_vector,
+    warm_start,
+)
 from landscape.problem.problem import Problem
 from landscape.training.optimizer.base import Optimizer
 from landscape.training.optimizer.preconditioning import StatePreconditioner
@@ -36,7 +43,8 @@ class Sample:
 
     A Lanczos search begins at the sum of the eigenvectors of the previous search, plus a random vector of the
     same norm, the same every time, so that an eigenvector orthogonal to them is not missed. It uses exact
-    products only: cheaper products are chosen by timing, on which the history's bits must not depend.
+    products only: cheaper products are chosen by timing, on which the history's bits must not depend. Where
+    the model has no second derivatives, they are differences of gradients, with the errors in the residuals.
     ``state`` is the sum, so that a resumed run gives the bits of one that never stopped.
 
     Every process multiplies with its share of the sample, and all call the same methods in the same order;
@@ -47,15 +55,21 @@ class Sample:
         count: how many eigenvalues :meth:`top` gives.
 
     Raises:
-        InputError: a model without second derivatives.
+        InputError: a model whose gradient is wrong, or without second derivatives in several processes.
     """
 
     def __init__(self, monitor: Monitor, problem: Problem, comm: Comm, seed: int) -> None:
         self._comm, self.count = comm, min(monitor.k, problem.layout.size)
         self.state: dict[str, Tensor] = {}
         self._found: tuple[int, RitzPairs | None] = -1, None
-        # This refuses a model without second derivatives, before the first step.
-        HessianOperator(problem, derivatives="exact")
+        # This refuses a model whose gradient is wrong, before the first step.
+        derivatives = HessianOperator(problem).derivatives
+        self._options = HessianOptions(derivatives=derivatives)
+        if derivatives == "differences" and comm.size > 1:
+            raise InputError(
+                f"monitor: {comm.size} processes are not allowed where second derivatives are differences of "
+                "gradients; take one, or write model and loss in differentiable operations"
+            )
         batch, samples = problem.batchnorm.samples, min(monitor.samples or problem.samples, problem.samples)
         if batch:  # whole batches, as a sample's loss depends on its batch
             samples = max(1, samples // batch) * batch
@@ -93,6 +107,15 @@ class Sample:
 
     def curvature(self, weights: Tensor) -> Callable[[Tensor], float]:
         """v ↦ vᵀHv for the Hessian at ``weights``, and a v (P,) that all processes have."""
+        if self._options.derivatives == "differences":
+            h = self._options.at(self.problem, weights)
+
+            def measured(v: Tensor) -> float:
+                images, errors = h.verified(v[None])
+                value = float(double(v) @ double(images[0]))
+                return value if errors[0] * float(v.norm()) <= RESIDUAL_TOL * abs(value) else math.nan
+
+            return measured
         local = exact_products(self._local, weights)[0] if self._share else None
 
         def along(v: Tensor) -> float:
@@ -112,10 +135,14 @@ class Sample:
             near: the sum of eigenvectors at weights nearby; None: there are none yet.
             precondition: P.
         """
+        start = self._random if near is None else warm_start(near, self._random)
+        if self._options.derivatives == "differences":
+            options = replace(self._options, precondition=precondition)
+            found = eigenpairs(self.problem, weights[None], start, SearchOptions(high=count), options)[0]
+            return found if bool(torch.isfinite(found.values).all()) else None
         local = exact_products(self._local, weights)[0] if self._share else None
         if local is not None and precondition is not None:
             local = precondition.around(local, self.problem)
-        start = self._random if near is None else warm_start(near, self._random)
         if self._comm.size == 1:
             assert local is not None
             with contextlib.suppress(_NotFiniteError):
