@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
 from site_reference import sections
 
+PACKAGE = Path(landscape.__file__).parent
 # Signs of a formula that has an origin, and what names its source: a paper with its year, an arXiv number, an equation, "ours".
 FORMULA = re.compile("[∇Σ∂∝]")
 SOURCE = re.compile(r"\b(19|20)\d\d\b|arXiv|\bEq\. \d|\bours\b|\bpaper")
@@ -105,6 +106,33 @@ def test_a_public_name_is_described(name: str) -> None:
     if FORMULA.search(text) and not SOURCE.search(text + (inspect.getdoc(owner) or "" if owner else "")):
         missing.append("the source of a formula")
     assert missing == []
+
+
+# A first sentence has a subject and a verb, or is an imperative or a noun phrase that stands alone.
+FRAGMENT = re.compile(r"(Of|What|Whether|Where|That|As|From)\b")
+ROOMS_LEFT = (
+    *("analysis/compare.py", "checkpoint", "cli", "data", "evaluation", "gradients", "integrations", "paper"),
+    "training",
+)
+
+
+def fragments(source: str) -> list[str]:
+    """First lines of docstrings that are the rest of a sentence."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Module)
+    texts = [ast.get_docstring(n) or "" for n in ast.walk(ast.parse(source)) if isinstance(n, kinds)]
+    return [text.split("\n")[0] for text in texts if FRAGMENT.match(text)]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_a_docstring_begins_with_a_whole_sentence(path: Path) -> None:
+    found = fragments(path.read_text("utf-8"))
+    if not str(path.relative_to(PACKAGE)).startswith(tuple(ROOMS_LEFT)):
+        assert found == []
+
+
+def test_a_rest_of_a_sentence_is_found() -> None:
+    source = 'def f():\n    """Whether it is."""\n\n\nclass C:\n    """A class.\n\n    Of it."""\n'
+    assert fragments(source) == ["Whether it is."]
 
 
 # Rooms of commands and figures have no examples.

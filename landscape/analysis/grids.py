@@ -261,7 +261,7 @@ POINTS = 51  # ours; Frankle et al. 2020 take 30 between two ends. Odd, so that 
 
 
 def _line_need(problem: Any, points: Any, max_memory: Any, **_: Any) -> Need:
-    """That of a contour, and a second direction, which is zero."""
+    """The need of a contour, and a second direction, which is zero."""
     held = LINE_POINT * needs.count(points)
     return needs.evaluated(problem, 5 if chain(problem) else 3, held, max_memory)
 

@@ -116,7 +116,7 @@ class Langevin:
 
     @property
     def finite(self) -> bool:
-        """Whether all chains are where losses are finite."""
+        """True if all chains are where losses are finite."""
         return bool(np.isfinite(self._numbers[-1]).all())
 
     def draws(self) -> Array:
@@ -314,7 +314,7 @@ class _Summary:
 
     @property
     def hopeless(self) -> bool:
-        """Whether more steps are of no use: losses are not finite, or heating is all of the rise."""
+        """True if more steps are of no use: losses are not finite, or heating is all of the rise."""
         return not abs(self.heating) < abs(self.rise)
 
 

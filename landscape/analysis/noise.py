@@ -20,7 +20,8 @@ from landscape.core.progress import Progress, no_progress, portion
 from landscape.core.registry import numerics
 from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
-from landscape.curvature.hessian import HessianOperator, Products
+from landscape.curvature.hessian import HessianOperator
+from landscape.curvature.operators import Products
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.gradients.learners import Stack

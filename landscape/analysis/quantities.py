@@ -201,7 +201,7 @@ class Measured:
 
 
 class Subject:
-    """What is measured: a problem at its centre, and the checkpoint that it is of, if there is one.
+    """A problem at its centre, at which quantities are measured, and its checkpoint, if there is one.
 
     Attributes:
         test: gives the same on the test set; None where that is not known.
@@ -219,7 +219,7 @@ class Subject:
         return extreme_eigenvalues(self.problem, ENDS_TOL, search="exact", seed=self.seed)
 
     def rounding(self, top: float) -> float:
-        """Of eigenvalues whose largest magnitude is ``top``."""
+        """The rounding error of eigenvalues whose largest magnitude is ``top``."""
         return ROUNDINGS * torch.finfo(self.problem.dtype).eps * abs(top)
 
     def spread(self, settings: Settings, progress: Progress) -> Disagreement:
@@ -265,7 +265,7 @@ class Quantity:
 
     @property
     def needs_batch(self) -> bool:
-        """Whether it takes the size of the minibatches that it draws."""
+        """True if it takes the size of the minibatches that it draws."""
         return self.over == MINIBATCHES
 
 

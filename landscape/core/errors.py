@@ -7,7 +7,7 @@ import sys
 
 
 class LandscapeError(Exception):
-    """What the package says of a request that it does not fulfil: one line, which the command line prints.
+    """A request that the package does not fulfil, in one line, which the command line prints.
 
     Args:
         message: the line: the parameter, option or file, the value, and what is allowed.

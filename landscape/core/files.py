@@ -420,7 +420,7 @@ class Lock:
 
 
 def in_use(path: Path) -> bool:
-    """Whether a process has the lock of the folder ``path``, without taking it or waiting for it.
+    """True if a process has the lock of the folder ``path``; it is neither taken nor waited for.
 
     The hidden file of a process of this machine that was killed does not count. A process of another machine
     is taken to be alive.
@@ -468,7 +468,7 @@ def wait_until_free(path: Path, seconds: float) -> None:
 
 
 def _taken(path: Path, seconds: float = 0.0) -> bool:
-    """Whether a process has the lock of a hidden file for ``seconds``, by an attempt to take it."""
+    """True if a process has the lock of a hidden file for ``seconds``, by an attempt to take it."""
     if HAS_LOCKS:
         if (handle := _locked(path, seconds, make=False)) is not None:
             os.close(handle)

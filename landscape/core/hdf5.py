@@ -226,7 +226,7 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
 
 
 def has_checksum(path: str | Path) -> bool:
-    """Whether the file at ``path`` has a checksum; :func:`reading` compares it with the content."""
+    """True if the file at ``path`` has a checksum; :func:`reading` compares it with the content."""
     with open_regular(path) as raw:
         return _seal(raw) is not None
 
@@ -274,7 +274,7 @@ class _Examiner:
         self._owner, self._memory = 0, 0
 
     def ask(self, path: str, length: int) -> str:
-        """What is wrong with the file at ``path``, or how the process failed over it; "" for a sound file."""
+        """The fault of the file at ``path``, or how the process failed over it; "" for a sound file."""
         memory, seconds, late = MEMORY + 2 * length, PATIENCE + length / PACE, threading.Event()
         with self._lock:
             try:

@@ -161,7 +161,7 @@ class MemoryBudget:
 
 
 def fits(size: int, device: torch.device) -> bool:
-    """Whether ``size`` bytes of data may be placed on ``device``.
+    """True if ``size`` bytes of data may be placed on ``device``.
 
     On a GPU, data may take half of the free memory (ours: weights and activations need memory, too). On the
     CPU they are in memory already.

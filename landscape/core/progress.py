@@ -1,4 +1,4 @@
-"""What a terminal sees: streams that may be closed, and the progress of long work."""
+"""Output to a terminal: streams that may be closed, and the progress of long work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is found by name: registries of things of one kind, optional packages, and versions of numerics."""
+"""Registries of things that are found by name, optional packages, and versions of numerics."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ class Registry:
         return check_keywords(self.option.partition(".")[0], given, self[name], given=self._given)
 
     def make(self, name: str, given: Mapping[str, Any], **own: Any) -> Any:
-        """What the entry called ``name`` gives for the options ``given``.
+        """Call the entry ``name`` with the options ``given``.
 
         Args:
             name: one of :meth:`names`.
@@ -237,7 +237,7 @@ class Registry:
         return self[name](**own, **self.options(name, given))
 
     def _imported(self, name: str, place: str) -> Any:
-        """What a declared entry is; OperationError where the package that declared it does not have it."""
+        """Import a declared entry; OperationError where the package that declared it does not have it."""
         module, _, attribute = place.partition(":")
         try:
             return operator.attrgetter(attribute)(importlib.import_module(module))
@@ -257,7 +257,7 @@ class Registry:
             importlib.import_module(f"{self._room}.{module.name}")
 
     def _place(self, entry: object) -> str:
-        """Where an entry is defined: "MODULE.NAME"."""
+        """The place where an entry is defined, "MODULE.NAME"."""
         if isinstance(entry, _Declared):
             return entry.place.replace(":", ".")
         made = self._function(entry)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,9 +22,9 @@ from landscape.curvature.hessian import (
     HessianOptions,
     Part,
     Preconditioner,
-    Products,
     as_preconditioner,
 )
+from landscape.curvature.operators import Products, row_products
 from landscape.curvature.search import (
     MAX_PRODUCTS,
     RESIDUAL_TOL,
@@ -194,7 +193,7 @@ def eigenpairs(
             each = [options.at(near.problem, t) for t in at]
             products = _one_by_one(each, share)
             whole_data = each if exact else (options.at(problem, t) for t in at)
-            verifying = (functools.partial(_rows, h) for h in whole_data)
+            verifying = (row_products(h) for h in whole_data)
         results = run_in_lockstep([search_eigenpairs(s, wanted) for s in starts], products, done)
         exact_ones, tol = zip(results, verifying, strict=True), wanted.residual_tol
         refined = (verify_and_refine(r, h, tol) for r, h in exact_ones)
@@ -220,16 +219,12 @@ def exact_products(
     h = options.at(problem, weights)
     at = (problem.weights if weights is None else weights).to(problem.dtype)
     saved = _chain_bytes(problem, at, options)
-    products: Products = functools.partial(_rows, h)
+    products: Products = row_products(h)
     if saved is not None and saved <= min(GRAPH_BYTES, spare()):
         products = ChainHessian(problem, at[None], matrix=options.matrix)
     if options.precondition:
         products = options.precondition.around(products, problem, options.part)
     return products, h.size
-
-
-def _rows(h: HessianOperator, vectors: Tensor) -> Tensor:
-    return torch.stack([h(v) for v in vectors])
 
 
 def _one_by_one(each: list[HessianOperator], share: float) -> Callable[[Tensor, list[int]], Tensor]:

@@ -16,10 +16,11 @@ from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.memory import spare, with_saved_bytes
 from landscape.core.options import choose, expect, positive
 from landscape.curvature import double_backward
+from landscape.curvature.operators import Products, SymmetricOperator
 from landscape.evaluation.needs import GRAPH_BYTES
 from landscape.problem.batches import aligned
 from landscape.problem.layout import check_recording, differentiable, gradients
-from landscape.problem.problem import Problem
+from landscape.problem.problem import Problem, Run, problem_of
 
 # Random vectors of the test of symmetry; one of their 6 pairs alone might miss an asymmetry (ours).
 VECTORS = 4
@@ -140,15 +141,15 @@ def penalty_hessians(problem: Problem, thetas: Sequence[Tensor]) -> list[Penalty
     return [PenaltyHessian(problem, theta) for theta in thetas] if problem.regularised else []
 
 
-class HessianOperator:
-    """v ↦ ∇²L(θ) v for a fixed θ, averaged over all samples of ``problem``.
+class HessianOperator(SymmetricOperator):
+    """The Hessian ∇²L(θ) at a fixed θ as a linear operator, averaged over all samples of ``problem``.
 
-    The Hessian of a problem's penalty and weight decay is added, for either ``matrix``. The graph of a chunk
-    of data is built once and kept for as many chunks as fit in ``graph_bytes``; the graphs of other chunks
-    are built again for every product.
+    ``h @ v`` takes a vector (size,) or a block (size, m). The Hessian of a problem's penalty and weight decay
+    is added, for either ``matrix``. The graph of a chunk of data is built once and kept for as many chunks as
+    fit in ``graph_bytes``; the graphs of other chunks are built again for every product or block.
 
     Args:
-        problem: the loss.
+        problem: the loss, or a run.
         weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for JᵀH_L J (see Schraudolph 2002, section 3), which is positive
             semi-definite for the usual losses.
@@ -157,8 +158,9 @@ class HessianOperator:
         graph_bytes: memory for graphs.
 
     Attributes:
+        shape, dtype, device: (size, size), and the arithmetic of the products and its place.
         size: the length of the vectors.
-        products: the number of products so far.
+        products: the number of products so far; a block counts as its m vectors.
 
     Raises:
         InputError: an unknown matrix or part, products that are not those of a symmetric matrix, and at the
@@ -168,26 +170,28 @@ class HessianOperator:
         >>> import torch, landscape
         >>> x, y = torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1)
         >>> problem = landscape.Problem(torch.nn.Linear(1, 1, bias=False), torch.nn.MSELoss(), (x, y))
-        >>> landscape.HessianOperator(problem)(torch.ones(1))  # the mean of 2x²
-        tensor([10.])
+        >>> h = landscape.HessianOperator(problem)
+        >>> h.shape, h @ torch.ones(1)  # the mean of 2x²
+        ((1, 1), tensor([10.]))
     """
 
     def __init__(
         self,
-        problem: Problem,
+        problem: Problem | Run,
         weights: Tensor | None = None,
         *,
         matrix: str = "hessian",
         part: Part = None,
         graph_bytes: int = GRAPH_BYTES,
     ) -> None:
-        expect("problem", problem, Problem)
+        problem = problem_of(problem)
         check_recording()
         positive("graph_bytes", graph_bytes, least=0)
         self.matrix = choose("matrix", matrix, MATRICES)
         problem = double_backward.in_full_precision(problem)
         weights = (problem.weights if weights is None else weights).to(problem.dtype)
         self.problem = problem.at(weights)
+        self.dtype, self.device = problem.dtype, problem.device
         self.slots = problem.layout.select(part)
         self.size = sum(slot.size for slot in self.slots)
         views = problem.layout.views(weights)
@@ -197,28 +201,27 @@ class HessianOperator:
         self._budget = min(graph_bytes, spare())
         self._full = self._complete = False
         self._penalties = penalty_hessians(problem, [weights])
-        self.products = 0
         check_symmetric(problem, weights, self)
 
-    def __call__(self, v: Tensor) -> Tensor:
-        """The product with ``v``, (size,) -> (size,); the sum over the chunks is in the precision of v."""
-        if v.shape != (self.size,):
-            raise InputError(f"v: shape {tuple(v.shape)}, it must be {(self.size,)}")
-        self.products += 1
-        pieces = torch.split(v, [slot.size for slot in self.slots])
-        vectors = [piece.to(leaf).view(leaf.shape) for piece, leaf in zip(pieces, self._active, strict=True)]
-        total = torch.zeros_like(v)
+    def _images(self, rows: Tensor) -> Tensor:
+        """The products with the rows; the sum over the chunks is in the precision of the rows."""
+        sizes, total = [slot.size for slot in self.slots], torch.zeros_like(rows)
+        split = [torch.split(row, sizes) for row in rows]
+        every = [[p.to(a).view(a.shape) for p, a in zip(v, self._active, strict=True)] for v in split]
+        last = len(every) - 1
         for chunk, share, keep in self._chunks():
-            with twice_differentiable(self.problem):
-                parts = chunk.product(vectors, keep)
-            if parts is not None:
-                total.add_(torch.cat([part.flatten() for part in parts]).to(v), alpha=share)
+            for i, vectors in enumerate(every):
+                with twice_differentiable(self.problem):
+                    parts = chunk.product(vectors, keep or i < last)
+                if parts is not None:
+                    total[i].add_(torch.cat([part.flatten() for part in parts]).to(rows), alpha=share)
         for penalty in self._penalties:
-            whole = v.new_zeros(self.problem.layout.size)
-            for slot, piece in zip(self.slots, pieces, strict=True):
-                whole[slot.offset : slot.offset + slot.size] = piece
-            product = penalty(whole.to(penalty.weights)).to(v)
-            total += torch.cat([product[slot.offset : slot.offset + slot.size] for slot in self.slots])
+            for image, pieces in zip(total, split, strict=True):
+                whole = rows.new_zeros(self.problem.layout.size)
+                for slot, piece in zip(self.slots, pieces, strict=True):
+                    whole[slot.offset : slot.offset + slot.size] = piece
+                product = penalty(whole.to(penalty.weights)).to(rows)
+                image += torch.cat([product[slot.offset : slot.offset + slot.size] for slot in self.slots])
         return total
 
     def _chunks(self) -> Iterator[tuple[Chunk, float, bool]]:
@@ -379,9 +382,6 @@ def gradient_curvature(problem: Problem, weights: Tensor | None = None) -> tuple
             "that there is no curvature along it"
         )
     return curved / norm2, norm2
-
-
-Products = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)

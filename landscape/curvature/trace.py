@@ -16,8 +16,9 @@ from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.eigenvalues import exact_products
-from landscape.curvature.hessian import HessianOptions, Part, Products
+from landscape.curvature.hessian import HessianOptions, Part
 from landscape.curvature.lanczos import negligible, orthogonalise, small_eigh
+from landscape.curvature.operators import Products
 from landscape.curvature.search import run_in_lockstep, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES

@@ -1,1 +1,1 @@
-"""What is computed on finished surfaces: basins, merge trees, regions, profiles, and files for ParaView."""
+"""Computations on finished surfaces: basins, merge trees, regions, profiles, and files for ParaView."""

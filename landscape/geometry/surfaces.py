@@ -1,4 +1,4 @@
-"""What is computed on finished surfaces: basins and merge trees, and the rise of the loss by distance.
+"""Computations on finished surfaces: basins and merge trees, and the rise of the loss by distance.
 
 As a level rises, each local minimum begins a component of the points below it. Where two components meet, at
 a saddle, the one with the higher minimum ends: the saddle's height above its minimum is its persistence
@@ -267,7 +267,7 @@ def _loss_error(surface: Surface) -> float:
 
 
 def _start(surface: Surface, around: str, lowest: Sequence[float]) -> Sequence[float]:
-    """Where all regions begin. OperationError for a centre outside the grid, or beside a loss not finite."""
+    """The start of all regions. OperationError for a centre outside the grid, or beside a loss not finite."""
     if around == "lowest":
         return lowest
     beside = [np.flatnonzero(np.abs(grid) < np.diff(grid).max()) for grid in (surface.y, surface.x)]
@@ -363,7 +363,7 @@ def gram(surface: Surface) -> Array:
 
 
 def independent(gram: Array) -> bool:
-    """Whether directions with these inner products are finite, not zero and not parallel."""
+    """True if directions with these inner products are finite, not zero and not parallel."""
     with np.errstate(over="ignore", invalid="ignore"):
         area = gram[0, 0] * gram[1, 1]
         return bool(np.isfinite(gram).all() and np.isfinite(area) and area - gram[0, 1] ** 2 > 1e-12 * area)
@@ -409,7 +409,7 @@ def profile(surface: Surface) -> Profile:
 
 
 def has_profile(surface: Surface) -> bool:
-    """Whether a surface has a profile: its centre is a set of weights inside the grid, with a finite loss."""
+    """True if a surface has a profile: its centre is a set of weights inside the grid, with a finite loss."""
     if surface.kind not in CENTERED or min(surface.loss.shape) < 2:
         return False
     inside = all(grid[0] < 0 < grid[-1] and np.all(np.diff(grid) > 0) for grid in (surface.x, surface.y))
@@ -439,7 +439,7 @@ def shared_rise(surfaces: Sequence[Surface]) -> float:
 
 
 def comparable(surfaces: Sequence[Surface]) -> bool:
-    """Whether the rises of ``surfaces`` can be compared.
+    """True if the rises of ``surfaces`` can be compared.
 
     They must be of networks of one size, over one kind of plane, one span and one split of the data.
     """

@@ -50,7 +50,7 @@ class Picture(Figure):
         return buffer.getvalue()
 
     def savefig(self, *arguments: Any, **options: Any) -> None:
-        """As in matplotlib; panels of a fixed aspect get the room of their labels only in a second layout."""
+        """Save as matplotlib does; panels of a fixed aspect get room for labels only in a second layout."""
         engine = self.get_layout_engine()
         if engine is not None and any(ax.get_aspect() != "auto" for ax in self.axes):
             engine.execute(self)
@@ -95,7 +95,7 @@ class Picture(Figure):
             engine.set(rect=(0, below, 1, 1 - below))
 
     def suptitle(self, t: str, **options: Any) -> Text:
-        """As in matplotlib, with lines broken where the picture ends."""
+        """Set the title as matplotlib does, with lines broken where the picture ends."""
         wrapper = textwrap.TextWrapper(
             int(TITLE_CHARACTERS * self.get_size_inches()[0]), break_on_hyphens=False
         )

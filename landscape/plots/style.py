@@ -183,13 +183,13 @@ def split_names(results: Sequence[Any]) -> str:
 
 
 def interpolation_note(results: Sequence[Any]) -> str:
-    """From how many exact points ``results`` are interpolated, and how well, after "; "; "" if none is."""
+    """The exact points of interpolated ``results``, and how well they fit, after "; "; "" if none is."""
     notes = [r.interpolation() for r in results]
     return f"; {joined(n or 'all points exact' for n in notes)}" if any(notes) else ""
 
 
 def joined(texts: Iterable[str]) -> str:
-    """What differs between results, in their order; what they share is said once."""
+    """The texts of results that differ, in their order; what they share is said once."""
     return " / ".join(dict.fromkeys(texts))
 
 

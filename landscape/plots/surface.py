@@ -336,7 +336,7 @@ def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> t
 
 
 def _is_logarithmic(low: float, high: float, log: bool | None) -> tuple[bool, str]:
-    """Whether levels are at equal ratios, and why, for the caption."""
+    """True if levels are at equal ratios, and why, for the caption."""
     if log and low <= 0:
         raise InputError(f"log: not allowed, the lowest loss is {low:.4g}; it must be > 0")
     reason = "as asked"
@@ -444,7 +444,7 @@ def _panel_title(r: Surface) -> str:
 
 
 def settings(results: Sequence[Surface]) -> str:
-    """What the surfaces are of, for the caption; what differs is named in the order of the panels."""
+    """The subject of the surfaces, for the caption; what differs is named in the order of the panels."""
     parts = [
         style.joined(f"{r.samples:,}" for r in results) + " samples",
         style.joined(f"{len(r.x)} × {len(r.y)} points" for r in results),

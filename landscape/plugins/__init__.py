@@ -1,4 +1,4 @@
-"""What packages of one's own build on: base classes, registries, checks of options, parts of pictures.
+"""Foundations of packages of one's own: base classes, registries, checks of options, parts of pictures.
 
 A package adds names to the registries in the module that its entry point of the group "landscape.plugins"
 names. The names of this module stand in ``__init__.pyi``; each is imported when it is used, so that an entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -148,6 +149,32 @@ class Problem(MeanLoss):
             raise InputError(f"data: NaN in {where}, so that the loss is NaN; leave these out, or mask them")
         if self.draws and self.resident is not None:
             self.data.chunk_size = self.chunk  # copies in another precision draw for the same chunks
+
+    def hessian(self, weights: Tensor | None = None, *, matrix: str = "hessian", **options: Any) -> Any:
+        """The Hessian of the loss at ``weights``, as a linear operator.
+
+        Args:
+            weights: θ (P,); default: the problem's centre.
+            matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
+            options: further arguments of :class:`landscape.HessianOperator`, such as ``part``.
+
+        Returns:
+            A :class:`landscape.HessianOperator`.
+
+        Raises:
+            InputError: an unknown matrix or part, or second derivatives that are wrong.
+
+        Example:
+            >>> import torch, landscape
+            >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+            >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+            >>> problem.hessian() @ torch.eye(2)  # the mean of 2xxᵀ
+            tensor([[1., 0.],
+                    [0., 9.]])
+        """
+        # By name: a problem does not depend on what analyses it.
+        curvature = importlib.import_module("landscape.curvature.hessian")
+        return curvature.HessianOperator(self, weights, matrix=matrix, **options)
 
     def _weigh(self, terms: Terms) -> None:
         """Count the samples and the terms of the loss's mean, which batches of other targets check, too."""

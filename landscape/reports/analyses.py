@@ -1,4 +1,4 @@
-"""What the page shows of results: surfaces, learners along a run, ratios, spectra, noise and the rest."""
+"""The sections of results: surfaces, learners along a run, ratios, spectra, noise and the rest."""
 
 from __future__ import annotations
 
@@ -459,7 +459,7 @@ def comparison_sentences(contents: Contents) -> list[str]:
 
 
 def _setting(c: Comparison) -> str:
-    """What the sides are, after a comma."""
+    """The setting of the sides, after a comma."""
     at = f", at a training loss near {c.equal_loss:.3g} nat" if np.isfinite(c.equal_loss) else ""
     counts = np.bincount(c.side_of, minlength=len(c.sides))
     return f"{at}, over {' and '.join(map(str, counts))} seeds" if c.grouped else at

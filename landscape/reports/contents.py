@@ -1,4 +1,4 @@
-"""What a report is about: the runs and results in the files and folders that it was given, by setting."""
+"""The contents of a report: the runs and results in the files and folders that it was given, by setting."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Run:
 
     @property
     def shown_path(self) -> Path:
-        """What a command takes: the folder of a run's last.h5, or the file."""
+        """The path that a command takes: the folder of a run's last.h5, or the file."""
         return self.path.parent if self.path.name == "last.h5" else self.path
 
 
@@ -128,7 +128,7 @@ def read(given: Any) -> Contents:
 
 
 def missing_of(text: str, command: str, options: str, runs: Sequence[Run]) -> tuple[Missing, ...]:
-    """That something is missing of ``runs``, with the one command that makes it; nothing for no runs."""
+    """A note that something is missing of ``runs``, with the command that makes it; nothing for no runs."""
     if not runs:
         return ()
     names = [run.name for run in runs]

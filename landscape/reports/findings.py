@@ -1,4 +1,4 @@
-"""What the page says in words: the outcome, what was run, and how each number was made."""
+"""The page's sentences: the outcome, what was run, and how each number was made."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ErrorSummary:
 
 
 def sentences(contents: Contents) -> tuple[str, ...]:
-    """What the files say, a sentence each; the most important first."""
+    """Sentences about the files, one each; the most important first."""
     settings = seed_groups(contents.runs)
     errors = {s.name: e for s in settings if (e := test_error(contents.runs, s))}
     said = [f"{name}: test error {error.words}." for name, error in errors.items()]

@@ -162,7 +162,7 @@ def _part(name: str) -> str:
 
 
 def _source(script: str) -> str:
-    """What allows ``script``, and no other, in the page's Content-Security-Policy."""
+    """The source that allows ``script``, and no other, in the page's Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 

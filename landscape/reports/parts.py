@@ -1,4 +1,4 @@
-"""What a page consists of: sections with sentences, charts, tables and pictures."""
+"""Parts of a page: sections with sentences, charts, tables and pictures."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Missing:
-    """What is not in the files, and the command that makes it."""
+    """Something that is not in the files, and the command that makes it."""
 
     text: str
     command: str = ""
@@ -104,7 +104,7 @@ class Section:
 
     @property
     def shows(self) -> bool:
-        """Whether there is more in it than what is missing."""
+        """True if there is more in it than what is missing."""
         return bool(self.charts or self.tables or self.pictures or self.widget)
 
 

@@ -265,7 +265,7 @@ def summary(comparison: Comparison) -> list[str]:
 
 
 def footnotes(comparison: Comparison) -> list[str]:
-    """What the errors are, how the differences were tested, at which loss, and the notes."""
+    """The meaning of the errors, how the differences were tested, at which loss, and the notes."""
     c = comparison
     lines = [f"{'; '.join(words for kind, words in ERRORS.items() if kind in c.kinds)}."]
     named = {

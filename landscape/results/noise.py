@@ -427,7 +427,7 @@ class CriticalBatch(Measurement):
         return int(worse[0]) if len(worse) else len(rise)
 
     def _crossing(self, loss: Array) -> float:
-        """Where the rise passes ``tol``: linear in the logarithm of the batch; in its middle from inf."""
+        """The batch where the rise passes ``tol``, linear in log batch; in its middle from inf."""
         rise = _rise(loss)
         k = self._first_worse(rise)
         if k == len(rise):

@@ -24,7 +24,7 @@ WINDOW, POINTS = 0.05, 200
 
 
 def logarithmic(values: Array) -> bool:
-    """Whether ``values`` are shown on a logarithmic scale by default.
+    """True if ``values`` are shown on a logarithmic scale by default.
 
     Args:
         values: numbers of any shape; those that are not finite are ignored.
@@ -113,7 +113,7 @@ def percent(name: str, share: float, error: float = math.nan, note: str = "") ->
 
 
 def converged(met: bool, missed: str) -> Row:
-    """Whether the tolerance was met, as a row; ``missed`` says what to do if not."""
+    """A row that says if the tolerance was met; ``missed`` says what to do if not."""
     return Row("converged", "yes" if met else "NO", note="" if met else missed)
 
 

@@ -1,4 +1,4 @@
-"""What checks share, tiny problems among it, and those of drawings, commands and analyses."""
+"""Checks of drawings, commands and analyses, and tools that all checks share, such as tiny problems."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def output(case: Any) -> None:
 
 
 def one_line(case: Any) -> None:
-    """What is wrong is one line on stderr that names it, with the exit code 1 or 2."""
+    """An error is one line on stderr that names it, with the exit code 1 or 2."""
     for named, wrong in {"--no-such-option": [*case.arguments, "--no-such-option"], **case.refused}.items():
         with tempfile.TemporaryDirectory() as folder:
             code, _, err = run_command(case.name, wrong, folder)
@@ -268,7 +268,7 @@ def one_line(case: Any) -> None:
 
 
 def parts(results: list[Result]) -> None:
-    """What stands around the panels can be left out; each panel can be drawn into axes of one's own."""
+    """Everything around the panels can be left out; each panel can be drawn into axes of one's own."""
     from matplotlib.figure import Figure
 
     from landscape import plots
@@ -425,7 +425,7 @@ def truth(case: Any) -> None:
 
 
 def refusals(case: Any) -> None:
-    """What is not allowed is refused in one line that names option and value."""
+    """Values that are not allowed are refused in one line that names option and value."""
     refuses(case.call, case.refused)
 
 
