@@ -43,7 +43,7 @@ nitpick_ignore_regex = [
     ),
     (
         r"py:class",
-        r"landscape\..*\.(T|F|R|R2|UserData|OptimizerMemory|MeanLoss|Run|Point|Moment|Setting|Gradients|Record|"
+        r"landscape\..*\.(T|F|R|R2|UserData|OptimizerMemory|MeanLoss|Run|Point|StepState|MeasuredRun|Gradients|Record|"
         r"Workers|Group|Spec)",
     ),
     # landscape.plugins shows names away from the modules that their descriptions speak of.

@@ -17,9 +17,9 @@ ERRORS = {
     "OperationError",
     "MismatchError",
     "LostError",
-    "Lost",
+    "LostProcessError",
     "Broken",
-    "Unsound",
+    "UnsoundError",
     "UsageError",
 }
 #: Headings of the page, from the folder of the source.

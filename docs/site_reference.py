@@ -343,7 +343,7 @@ TYPES = (
     "landscape.problem.layout.Slot",
     "landscape.results.base.Provenance",
     "landscape.evaluation.grid.MismatchError",
-    "landscape.training.processes.process_group.Lost",
+    "landscape.training.processes.process_group.LostProcessError",
 )
 
 

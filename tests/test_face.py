@@ -148,6 +148,12 @@ def test_commands_name_their_options_where_functions_name_parameters(
 
 
 def test_former_names_warn_and_give_todays() -> None:
+    with pytest.warns(
+        DeprecationWarning, match=r"landscape.limits.Setting is landscape.limits.Hyperparameters"
+    ):
+        assert landscape.limits.Setting is landscape.limits.Hyperparameters
+    with pytest.raises(AttributeError, match="has no attribute 'Other'"):
+        _ = landscape.limits.Other
     for old, new in landscape._FORMER.items():
         assert old not in landscape.__all__
         with pytest.warns(DeprecationWarning, match=f"landscape.{old} is landscape.{new} now"):

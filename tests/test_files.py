@@ -198,7 +198,7 @@ for path in sys.argv[1:]:
     try:
         landscape.load(path)
     except landscape.OperationError:
-        hdf5._examiner.stop()
+        hdf5._validator.stop()
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
 FORGED = {
@@ -215,7 +215,7 @@ def test_a_forged_checksum_opens_no_door(sound: Path, tmp_path: Path, command: C
     for forge, words in FORGED.items():
         path = tmp_path / f"{forge.__name__}.h5"
         path.write_bytes(sealed(forge(raw)))
-        hdf5._examiner.stop()
+        hdf5._validator.stop()
         begun = time.monotonic()
         with pytest.raises(OperationError, match=re.escape(words)):
             landscape.load(path)
@@ -225,7 +225,7 @@ def test_a_forged_checksum_opens_no_door(sound: Path, tmp_path: Path, command: C
         one_line(command(reader, path), 1, path.name, words)
     shutil.copy(path, tmp_path / "last.h5")
     one_line(command("watch", tmp_path), 1, "last.h5", words)
-    hdf5._examiner.stop()
+    hdf5._validator.stop()
     argv = [sys.executable, "-c", PEAK, *(tmp_path / f"{forge.__name__}.h5" for forge in FORGED)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert 0 < int(done.stdout) <= hdf5.MEMORY >> 10
@@ -235,7 +235,7 @@ def test_what_this_process_wrote_is_not_examined(
     sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(hdf5._examiner, "ask", lambda path, length: asked.append(path) or "")
+    monkeypatch.setattr(hdf5._validator, "ask", lambda path, length: asked.append(path) or "")
     shutil.copy(sound / "line.h5", tmp_path / "a.h5")
     landscape.load(tmp_path / "a.h5")
     assert not asked
@@ -282,7 +282,7 @@ def test_files_without_a_checksum_open_with_a_word(sound: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("how", "words"), [(signal.SIGSTOP, "does not come to an end"), (signal.SIGKILL, "crash")]
 )
-def test_a_file_that_hdf5_loops_or_crashes_over_harms_only_the_examiner(
+def test_a_file_that_hdf5_loops_or_crashes_over_harms_only_the_validator(
     how: signal.Signals, words: str, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hdf5, "PATIENCE", 1.0)
@@ -290,7 +290,7 @@ def test_a_file_that_hdf5_loops_or_crashes_over_harms_only_the_examiner(
     for path in paths:
         path.write_bytes(unsealed((sound / "line.h5").read_bytes()))
     landscape.load(paths[0])
-    process = hdf5._examiner._process
+    process = hdf5._validator._process
     assert process is not None
     os.kill(process.pid, how)
     begun = time.monotonic()
@@ -548,7 +548,7 @@ def test_what_a_file_cannot_hold_is_refused(
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         store(file)
-    with h5py.File(path) as file, pytest.raises(hdf5_check.Unsound, match=words):
+    with h5py.File(path) as file, pytest.raises(hdf5_check.UnsoundError, match=words):
         hdf5_check.check(file, path.stat().st_size - cut)
 
 

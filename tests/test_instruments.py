@@ -20,7 +20,7 @@ from landscape.core import registry
 from landscape.core.errors import OperationError
 from landscape.plots.training import draw_training
 from landscape.problem.layout import average
-from landscape.training.instruments.base import Instrument, Moment
+from landscape.training.instruments.base import Instrument, StepState
 from landscape.training.own_loop.recorder import Recorder
 from landscape.training.recipes import recipe
 from landscape.training.run.loop import Hooks, Trainer
@@ -254,7 +254,7 @@ def test_an_instrument_of_ones_own_declares_its_columns(
     class Norm(Instrument):
         name = "norm"
 
-        def measure(self, now: Moment) -> dict[str, float]:
+        def measure(self, now: StepState) -> dict[str, float]:
             return {"norm": float(now.mean.norm())}
 
     monkeypatch.setattr(Norm, "columns", columns)

@@ -205,7 +205,7 @@ def test_a_full_or_closed_stream_is_no_traceback(tiny: Path, tmp_path: Path) -> 
 def test_messages_to_a_terminal_that_is_gone_are_lost(tmp_path: Path) -> None:
     hear, say = os.pipe()
     os.close(hear)
-    told = progress.calm(say)
+    told = progress.tolerant_stream(say)
     print("nobody reads this", file=told, flush=True)
     print("nor this", file=told)
     told.close()

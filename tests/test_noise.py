@@ -18,7 +18,7 @@ from landscape import InputError, OperationError, Problem
 from landscape.analysis.noise import exponent
 from landscape.cli.instruments import gradient_points
 from landscape.data.synthetic import mean_output
-from landscape.gradients.minibatches import Jackknife, from_round, stream
+from landscape.gradients.minibatches import JackknifeEstimator, from_round, stream
 from landscape.results.shown import text_of
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
@@ -195,7 +195,7 @@ def test_each_draw_is_that_of_textbook_gradients(name: str) -> None:
 
 def test_the_jackknife_is_that_of_leaving_each_draw_out() -> None:
     draws = torch.randn(9, 5, dtype=torch.float64, generator=stream(0, 3)) + 0.7
-    whole = Jackknife(draws[0], 3)
+    whole = JackknifeEstimator(draws[0], 3)
     for row in draws:
         whole.add(row[None])
     full = from_round(draws, 3)
@@ -254,7 +254,7 @@ def test_intervals_of_a_ratio_cover_the_truth_and_no_scale_is_negative(
     """24 gradients with noise of variance 1 in each of 20 coordinates, around a small and a large g."""
     g, covered, open_ends = torch.full((20,), size / 20**0.5, dtype=torch.float64), [], 0
     for seed in range(seeds):
-        estimator = Jackknife(g, 1)
+        estimator = JackknifeEstimator(g, 1)
         for row in g + torch.randn(24, 20, dtype=torch.float64, generator=stream(seed, 7)):
             estimator.add(row[None])
         scale = estimator.estimate()

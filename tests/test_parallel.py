@@ -24,7 +24,7 @@ from landscape import DecentralizedDataParallel, InputError, LandscapeError
 from landscape.checkpoint import user_code
 from landscape.testing.checks import RECIPE
 from landscape.training.processes.children import loopback
-from landscape.training.processes.process_group import Group, Lost
+from landscape.training.processes.process_group import Group, LostProcessError
 from landscape.training.recipes import recipe
 from landscape.training.run import setup
 from landscape.training.run.loop import Trainer
@@ -362,7 +362,7 @@ def leaves(group: Group, hangs: bool) -> None:
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_lost_process_ends_the_others_with_a_line(hangs: bool) -> None:
     first, _ = together(2, leaves, hangs, timeout=3.0 if hangs else 20.0, deadline=45.0, lost=(1,))
-    assert isinstance(first, Lost), first
+    assert isinstance(first, LostProcessError), first
     assert str(first).startswith("rank 0 of 2: an exchange of step 2 failed" if hangs else "rank 0 of 2: an ")
     assert "\n" not in str(first)
 
@@ -758,7 +758,7 @@ def test_a_killed_learner_is_started_again_and_the_end_is_the_same(tmp_path: Pat
         assert done.returncode == 0, done.stderr
         assert done.stdout.count("from 6") == 2 * (kind == "kill")
         ends.append(landscape.load(tmp_path / kind / "last.h5"))
-    if "Lost" in done.stderr:  # rank 0, unless torchrun ended it first
+    if LostProcessError in done.stderr:  # rank 0, unless torchrun ended it first
         assert "rank 0 of 2: an exchange of step 8 failed" in done.stderr
     broken, unbroken = ends
     assert (broken.step, broken.learners) == (12, 2)

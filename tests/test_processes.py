@@ -27,7 +27,7 @@ from landscape.testing.checks import RECIPE
 from landscape.training.decomposition import estimate_gradient
 from landscape.training.processes import process_group
 from landscape.training.processes.comm import Comm, Plan, _bounds
-from landscape.training.processes.process_group import Group, Lost
+from landscape.training.processes.process_group import Group, LostProcessError
 from landscape.training.processes.server import Server, Worker
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
@@ -353,7 +353,7 @@ def lose_one(group: Group, lost: int, how: int) -> str:
     trainer.rule.begin = begin  # type: ignore[method-assign]
     try:
         trainer.run()
-    except Lost as error:
+    except LostProcessError as error:
         return str(error) if group.tell(str(error)) else "told already"
     return "not lost"
 
@@ -364,7 +364,7 @@ def stopped(lost: int) -> Any:
 
 @pytest.mark.parametrize(("lost", "how"), [(1, signal.SIGKILL), stopped(1), stopped(0)])
 def test_the_others_name_the_rank_that_is_lost(lost: int, how: signal.Signals) -> None:
-    """Rank 0 has the board: without it, each of the others ends by itself, within the timeout and 15 s."""
+    """Rank 0 has the store: without it, each of the others ends by itself, within the timeout and 15 s."""
     found = together(3, lose_one, lost, int(how), timeout=16.0, deadline=180.0, lost=(lost,))
     lines = {line for line in found if isinstance(line, str) and line != "told already"}
     if lost:
@@ -523,7 +523,7 @@ def lose_worker(group: Group, folder: str) -> str:
         threading.Thread(target=die_in_training, args=(Path(folder),), daemon=True).start()
     try:
         serve(group, measured(2, steps=10**7, decompose={"every": 0}), folder)
-    except Lost as error:
+    except LostProcessError as error:
         return str(error) if group.tell(str(error)) else "told already"
     return "not lost"
 

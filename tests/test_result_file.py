@@ -12,8 +12,10 @@ import pytest
 
 import landscape
 from landscape import Execution, InputError, OperationError, Problem
-from landscape.checkpoint.result_file import HeldError
+from landscape.checkpoint.result_file import ConflictError
 from landscape.evaluation import grid
+from landscape.training.recipes.recipe import read
+from landscape.training.run.launch import launch
 from tests import problems
 from tests.examples import parabola
 
@@ -105,7 +107,7 @@ def test_what_does_not_fit_is_refused_or_replaced(problem: Problem, path: Path) 
         ),
         "it holds a landscape.surface": lambda f: landscape.hessian_grid(problem, plane, grid=2, into=f),
     }.items():
-        with landscape.open(path, "a") as file, pytest.raises(HeldError, match=words) as refusal:
+        with landscape.open(path, "a") as file, pytest.raises(ConflictError, match=words) as refusal:
             call(file)
         assert refusal.value.remedy == f"landscape.open({str(path)!r}, 'a', replace=True)"
         assert path.read_bytes() == before
@@ -123,7 +125,7 @@ def test_results_of_other_files_stay_beside(problem: Problem, path: Path) -> Non
             landscape.contour(one, landscape.random_plane(one), grid=2, source_sha256=source, into=file)
     with landscape.open(path) as file:
         assert [surface.source_sha256[0] for surface in file] == ["a", "b"]
-    with landscape.open(path, "a") as file, pytest.raises(HeldError, match="its span|points|seed|bn"):
+    with landscape.open(path, "a") as file, pytest.raises(ConflictError, match="its span|points|seed|bn"):
         landscape.contour(problem, plane, grid=2, bn="train", source_sha256="a" * 64, into=file)
 
 
@@ -133,7 +135,7 @@ def test_any_results_are_added_and_read(path: Path) -> None:
         assert len(file) == 0
         file.add(surface)
         file.add(surface.compact())
-        with pytest.raises(HeldError, match="no landscape.basins is allowed"):
+        with pytest.raises(ConflictError, match="no landscape.basins is allowed"):
             file.add(surface.basins([0.25]))
         assert len(landscape.load(path)) == 2  # type: ignore[arg-type]
     with landscape.open(path) as file:
@@ -170,6 +172,37 @@ def test_what_is_no_file_of_results_is_refused(problem: Problem, path: Path) -> 
         with pytest.raises(OperationError, match="HDF5"):
             landscape.open(path, mode)
     assert path.read_text() == "no HDF5"
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_a_damaged_file_is_replaced_where_the_mode_is_to_begin_anew(damage: str, path: Path) -> None:
+    surface = parabola()
+    surface.save(path)
+    whole = path.read_bytes()
+    middle = len(whole) // 2
+    path.write_bytes(
+        whole[:middle]
+        if damage == "cut"
+        else whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    )
+    damaged = path.read_bytes()
+    for mode in "ra":
+        with pytest.raises(OperationError, match="damaged|not a readable"):
+            landscape.open(path, mode)
+    with landscape.open(path, "w"):
+        pass
+    assert path.read_bytes() == damaged  # nothing took its place
+    with landscape.open(path, "w") as file:
+        assert len(file) == 0
+        file.add(surface)
+    np.testing.assert_array_equal(landscape.load(path).loss, surface.loss)  # type: ignore[union-attr]
+
+
+def test_a_file_of_something_else_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "last.h5"
+    launch(read("saddle-dpsgd", ["steps=1"]), tmp_path)
+    with pytest.raises(OperationError, match=r"holds a landscape\.checkpoint, not a result"):
+        landscape.open(path, "w")
 
 
 def test_one_process_at_a_time_writes(path: Path) -> None:

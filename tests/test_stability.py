@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from landscape import InputError
 from landscape.analysis.spectrum import stability
-from landscape.limits import FORMS, Setting, limits, lr_that_keeps_minima, max_stable_step, polynomials
+from landscape.limits import (
+    FORMS,
+    Hyperparameters,
+    limits,
+    lr_that_keeps_minima,
+    max_stable_step,
+    polynomials,
+)
 from landscape.limits.rules import (
     max_matching_momentum_step,
     max_matching_step,
@@ -196,12 +203,14 @@ def test_steps_between_averages_in_closed_form() -> None:
 
 
 def test_rates_that_keep_the_accessible_minima() -> None:
-    far, near = Setting(delay=63), Setting(delay=31)
+    far, near = Hyperparameters(delay=63), Hyperparameters(delay=31)
     assert lr_that_keeps_minima(0.1, near, far) == pytest.approx(0.1 * 63 / 127, rel=1e-3)  # ∝ 1/(2τ + 1)
-    assert lr_that_keeps_minima(0.1, Setting(), Setting(momentum=0.9)) == pytest.approx(0.19)
-    many = Setting(batch=400)
-    assert lr_that_keeps_minima(0.1, Setting(batch=100), many) == pytest.approx(0.1)
-    assert lr_that_keeps_minima(0.1, Setting(batch=100), many, noise=1e6) == pytest.approx(0.4, rel=1e-3)
+    assert lr_that_keeps_minima(0.1, Hyperparameters(), Hyperparameters(momentum=0.9)) == pytest.approx(0.19)
+    many = Hyperparameters(batch=400)
+    assert lr_that_keeps_minima(0.1, Hyperparameters(batch=100), many) == pytest.approx(0.1)
+    assert lr_that_keeps_minima(0.1, Hyperparameters(batch=100), many, noise=1e6) == pytest.approx(
+        0.4, rel=1e-3
+    )
 
 
 def test_bad_values_are_refused() -> None:

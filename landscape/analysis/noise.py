@@ -28,10 +28,10 @@ from landscape.gradients.learners import Stack
 from landscape.gradients.minibatches import (
     MAX_COSTLY,
     MIN_COSTLY,
-    AroundWhole,
+    ExactGradientEstimator,
     GradientNoise,
-    Jackknife,
-    Learners,
+    JackknifeEstimator,
+    LearnersEstimator,
     Minibatches,
     Precision,
     check_unpenalised,
@@ -242,16 +242,16 @@ def noise_scale(
     if thetas is not None and len(thetas) < 2:
         raise InputError("weights: those of 1 learner are not allowed, at least 2 are needed")
     at_mean, middle = Minibatches(problem, batch, stream(seed, 0)), 1.0 if thetas is None else 0.5
-    estimator: AroundWhole | Jackknife
+    estimator: ExactGradientEstimator | JackknifeEstimator
     if gradient == "whole":
-        estimator = AroundWhole(_finite(at_mean.whole.gradient()), batch)
+        estimator = ExactGradientEstimator(_finite(at_mean.whole.gradient()), batch)
     else:
-        estimator = Jackknife(problem.weights, batch)
+        estimator = JackknifeEstimator(problem.weights, batch)
     mean = _gradient_noise(at_mean, problem.weights[None], estimator, precision, portion(progress, 0, middle))
     measured, of_learners = [mean], dict[str, Any]()
     if thetas is not None:
         own = Minibatches(problem, local, stream(seed, 1), len(thetas))
-        own_gradients = Learners(problem.weights, len(thetas), local)
+        own_gradients = LearnersEstimator(problem.weights, len(thetas), local)
         measured.append(_gradient_noise(own, thetas, own_gradients, precision, portion(progress, middle, 1)))
         of_learners = {f"learner_{name}": value for name, value in vars(measured[1]).items()}
         of_learners |= own_gradients.rounds()
@@ -271,7 +271,11 @@ def noise_scale(
 
 
 def _gradient_noise(
-    drawn: Minibatches, thetas: Tensor, by: AroundWhole | Jackknife, precision: Precision, progress: Progress
+    drawn: Minibatches,
+    thetas: Tensor,
+    by: ExactGradientEstimator | JackknifeEstimator,
+    precision: Precision,
+    progress: Progress,
 ) -> GradientNoise:
     """The noise scale from gradients at ``thetas`` (n, P), until it is as exact as asked for."""
     for parts in drawn:

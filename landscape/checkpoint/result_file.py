@@ -12,25 +12,25 @@ import torch.distributed as dist
 
 from landscape.core.errors import OperationError
 from landscape.core.files import Lock
-from landscape.core.hdf5 import Array
+from landscape.core.hdf5 import Array, DamagedError
 from landscape.core.options import choose
 from landscape.evaluation.grid import coincide
 from landscape.results import base
 from landscape.results.base import Result
 
 
-class HeldError(OperationError):
+class ConflictError(OperationError):
     """A file holds results that would be lost.
 
     Attributes:
-        held: the file, what it holds, and why that cannot be gone on with.
+        conflict: the file, what it holds, and why that cannot be gone on with.
         grid: the smallest grid (nx, ny) that keeps all its points; None where no grid does.
     """
 
-    def __init__(self, path: Path, held: str, grid: tuple[int, int] | None = None) -> None:
-        self.held, self.grid = f"{path}: {held}", grid
+    def __init__(self, path: Path, conflict: str, grid: tuple[int, int] | None = None) -> None:
+        self.conflict, self.grid = f"{path}: {conflict}", grid
         kept = f"; grid={grid} keeps them all" if grid else ""
-        super().__init__(f"{self.held}{kept}", f"landscape.open({str(path)!r}, 'a', replace=True)")
+        super().__init__(f"{self.conflict}{kept}", f"landscape.open({str(path)!r}, 'a', replace=True)")
 
 
 class ResultFile:
@@ -84,6 +84,11 @@ class ResultFile:
         try:
             known = mode == "r" or self.path.exists()
             self._stored: list[Result] = base.load_results(self.path) if known else []
+        except DamagedError:
+            if mode != "w":  # which replaces the file
+                self._lock.release()
+                raise
+            self._stored = []
         except BaseException:
             self._lock.release()
             raise
@@ -238,7 +243,7 @@ class ResultFile:
             1
         """
         if not self._replace:
-            raise HeldError(self.path, f"holds another result, {reason}")
+            raise ConflictError(self.path, f"holds another result, {reason}")
         self._results = [other for other in self._results if other is not result]
         self._reasons += [] if reason in self._reasons else [reason]
 
@@ -247,7 +252,7 @@ class ResultFile:
         before, after = int(earlier.done.sum()), int(earlier.done[np.ix_(up, across)].sum())
         if after < before and not self._replace:
             nx, ny, span = len(earlier.x), len(earlier.y), f"{earlier.span:g}"
-            raise HeldError(
+            raise ConflictError(
                 self.path,
                 f"holds {before:,} points of a grid of {nx} × {ny} over [−{span}, {span}], of which "
                 f"{before - after:,} would be lost",
@@ -294,9 +299,11 @@ class ResultFile:
             raise OperationError(
                 f"{self.path}: is closed, or open for reading only; give mode 'a' to write it"
             )
-        held = [other for other in self._results if result is not None and other.schema != result.schema]
-        if held and result is not None:
-            raise HeldError(self.path, f"holds a {held[0].schema}, no {result.schema} is allowed beside it")
+        others = [other for other in self._results if result is not None and other.schema != result.schema]
+        if others and result is not None:
+            raise ConflictError(
+                self.path, f"holds a {others[0].schema}, no {result.schema} is allowed beside it"
+            )
 
 
 def _apart(source: str, other: str) -> bool:
@@ -329,7 +336,8 @@ def open(
 
     Raises:
         InputError: another mode.
-        OperationError: the file holds something else, is damaged, cannot be read, or is in use.
+        OperationError: the file holds something else, is damaged ("w" replaces such a one), cannot be read,
+            or is in use.
 
     Example:
         >>> import tempfile, landscape

@@ -250,7 +250,7 @@ def signals() -> Iterator[None]:
     A signal that is ignored, such as SIGHUP under nohup, stays ignored. Processes of a launcher leave signals
     to the launcher.
     """
-    if threading.current_thread() is not threading.main_thread() or children.of_launcher():
+    if threading.current_thread() is not threading.main_thread() or children.launcher_store():
         yield
         return
 

@@ -30,7 +30,7 @@ from landscape.results.grids import Surface
 from landscape.results.noise import Noise
 from landscape.training.processes.children import Pool
 from landscape.training.recipes import recipe
-from landscape.training.run.launch import Run, train_runs
+from landscape.training.run.launch import TrainingJob, train_runs
 
 # From our trials: at rate 1 the outcome on the digits hangs on rounding, and so on the machine. At 0.5, the
 # only other rate tried, each of these seeds tells the same, also with another order of summation.
@@ -112,12 +112,12 @@ def train(folder: Path, at_once: int) -> Runs:
     for name, seed in ((name, seed) for name in NAMES for seed in SEEDS):
         every = FRAME if (name, seed) == ("dpsgd", 0) else STEPS
         chosen = recipe.read(f"digits-{name}", (*SETTINGS, f"seed={seed}", f"checkpoint.every={every}"))
-        runs[name, seed] = Run(chosen, folder / f"{name}-{seed}")
+        runs[name, seed] = TrainingJob(chosen, folder / f"{name}-{seed}")
     processes = min(at_once, AT_ONCE) if HAS_LOCKS else 1
-    ended: list[Run] = []
+    ended: list[TrainingJob] = []
     with common.progress_bar("training") as bar:
 
-        def count(run: Run, seconds: float | None) -> None:
+        def count(run: TrainingJob, seconds: float | None) -> None:
             ended.append(run)
             bar(len(ended) / len(runs))
 

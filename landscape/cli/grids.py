@@ -25,7 +25,7 @@ from landscape.analysis.planes import (
 )
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.checkpoint.result_file import HeldError, ResultFile
+from landscape.checkpoint.result_file import ConflictError, ResultFile
 from landscape.cli import common, processes
 from landscape.cli.analysis import Analysis, analysis_options, each
 from landscape.cli.completion import Choice
@@ -239,13 +239,13 @@ def _by_options() -> Iterator[None]:
     """Inside, the refusal of a file says which options allow it."""
     try:
         yield
-    except HeldError as error:
+    except ConflictError as error:
         if not error.grid:
-            raise OperationError(f"{error.held}; give --force to replace it, or another -o") from error
+            raise OperationError(f"{error.conflict}; give --force to replace it, or another -o") from error
         x, y = error.grid
         raise OperationError(
-            f"{error.held}; give --force to replace them, another -o, or a grid that has them all, such as "
-            f"--grid {x}x{y}"
+            f"{error.conflict}; give --force to replace them, another -o, or a grid that has them all, such "
+            f"as --grid {x}x{y}"
         ) from error
 
 

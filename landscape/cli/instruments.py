@@ -208,11 +208,13 @@ def stability(
         )
         common.values(table(stable, momentum, noise / batch), limits=stable)
         if lr is not None:
-            before = limits.Setting(from_delay, from_momentum, from_form, from_batch)
+            before = limits.Hyperparameters(from_delay, from_momentum, from_form, from_batch)
 
             def rate(tau: int, m: float, form: str) -> float:
                 """The learning rate that keeps the minima which ``lr`` has now."""
-                return limits.lr_that_keeps_minima(lr, before, limits.Setting(tau, m, form, batch), noise)
+                return limits.lr_that_keeps_minima(
+                    lr, before, limits.Hyperparameters(tau, m, form, batch), noise
+                )
 
             kept = rows(chosen, momentum, rate)
             common.values(rates_table(kept, lr, before, noise), rates=kept)
@@ -249,7 +251,7 @@ def table(found: Limits, momentum: float, noise: float) -> str:
     return f"largest stable lr·λ_max{' in mean square' if noise else ''}\n" + "\n".join(lines)
 
 
-def rates_table(found: Limits, lr: float, before: limits.Setting, noise: float) -> str:
+def rates_table(found: Limits, lr: float, before: limits.Hyperparameters, noise: float) -> str:
     """The learning rates, a line a delay."""
     base = f"lr {lr:g} with delay {before.delay}, momentum {before.momentum:g} ({before.form})"
     base += f", batch {before.batch}" if noise else ""

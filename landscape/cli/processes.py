@@ -25,7 +25,7 @@ from landscape.evaluation.grid import RESUMABLE, LostError
 from landscape.training.processes import children
 from landscape.training.processes.children import TIMEOUT, Executor, Pool
 from landscape.training.processes.cluster import Cluster
-from landscape.training.processes.process_group import Group, Lost, number, started_by_launcher
+from landscape.training.processes.process_group import Group, LostProcessError, number, started_by_launcher
 
 # A share of a grid may take long; a process that ends or is silent is noticed without this limit.
 WAIT = datetime.timedelta(days=7)
@@ -184,7 +184,7 @@ def joined(device: torch.device, timeout: float, wait: datetime.timedelta | None
         try:
             yield group
         except LostError as error:
-            raise Lost(f"{group.diagnose(error)}; {RESUMABLE}") from error
+            raise LostProcessError(f"{group.diagnose(error)}; {RESUMABLE}") from error
         except (SystemExit, click.exceptions.Exit):  # done, with an exit code
             group.close()
             raise
@@ -192,15 +192,15 @@ def joined(device: torch.device, timeout: float, wait: datetime.timedelta | None
     except (SystemExit, click.exceptions.Exit):
         raise
     except BaseException as error:
-        launched = children.of_launcher() is not None
-        known = Lost(str(error)) if isinstance(error, Stopped) else explain(error)
+        launched = children.launcher_store() is not None
+        known = LostProcessError(str(error)) if isinstance(error, Stopped) else explain(error)
         rank = group.rank if group else 0
-        name = "" if launched or not rank or isinstance(error, Lost) else f"rank {rank}: "
+        name = "" if launched or not rank or isinstance(error, LostProcessError) else f"rank {rank}: "
         words = str(known) if known else f"{type(error).__name__}: {error}"
         line = name + with_options(words, output.current().command)
         code = error.exit_code if isinstance(error, Stopped) else known.exit_code if known else 1
         if group:
-            first = group.tell(line, children.LOST if isinstance(error, Lost) else code)
+            first = group.tell(line, children.LOST if isinstance(error, LostProcessError) else code)
         else:
             first = not children.report(line, code)
         if known and first and not launched:

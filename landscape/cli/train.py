@@ -122,7 +122,7 @@ def _train(chosen: Recipe | None, folder: str, timeout: float, about: dict[str, 
 
 def _launched() -> bool:
     """Whether the launcher of --nproc started this process, and waits for it."""
-    return children.of_launcher() is not None
+    return children.launcher_store() is not None
 
 
 def _check_divergence(end: Checkpoint, folder: str, rank: int = 0) -> None:

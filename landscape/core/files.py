@@ -42,14 +42,14 @@ _OLD = 86400.0  # seconds after which a temporary file is stale where files cann
 _cleaned: set[str] = set()  # folders in which this process has looked for stale files
 
 
-class CalmFile(io.FileIO):
+class TolerantFile(io.FileIO):
     """A file that stores its first failed write or change of size in ``error`` and does not raise it.
 
     HDF5 reports a full disk once for every open object, as tracebacks from its destructors. If it sees no
     error it closes without a message, and the caller then raises the stored error.
 
     Example:
-        >>> with CalmFile("/dev/null", "wb") as file:
+        >>> with TolerantFile("/dev/null", "wb") as file:
         ...     file.write(b"abc"), file.error
         (3, None)
     """
@@ -101,7 +101,7 @@ def lock_descriptor(descriptor: int, *, wait: bool = False) -> bool:
 
 
 @contextlib.contextmanager
-def replacing(path: str | Path) -> Iterator[CalmFile]:
+def replacing(path: str | Path) -> Iterator[TolerantFile]:
     """A context with a new file, open for reading and writing, that replaces ``path`` at the end.
 
     The new file is a temporary file in the same folder, with a random name and locked. After an error it is
@@ -126,7 +126,7 @@ def replacing(path: str | Path) -> Iterator[CalmFile]:
     temporary = None
     try:
         temporary, handle = _temporary(path.parent)
-        with CalmFile(handle, "wb+") as raw:
+        with TolerantFile(handle, "wb+") as raw:
             yield raw
             if raw.error:
                 raise raw.error
@@ -277,7 +277,7 @@ _ODD = "is a link, a folder, a pipe or a device, or has two names; no lock can l
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path) -> Iterator[None]:
     """A lock on a folder between processes that may read it; the others wait. It ends with its process.
 
     Raises:
@@ -285,7 +285,7 @@ def alone(folder: Path) -> Iterator[None]:
 
     Example:
         >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder, alone(Path(folder)):
+        >>> with tempfile.TemporaryDirectory() as folder, folder_lock(Path(folder)):
         ...     list(Path(folder).glob("*.h5"))
         []
     """

@@ -34,7 +34,7 @@ import torch
 from landscape._version import __version__
 from landscape.core import hdf5_check
 from landscape.core.errors import LandscapeError, OperationError
-from landscape.core.files import CalmFile, open_regular, printable, replacing
+from landscape.core.files import TolerantFile, open_regular, printable, replacing
 from landscape.core.hdf5_check import first_words
 
 Array = np.ndarray[Any, Any]
@@ -48,7 +48,7 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SEAL = re.compile(rb"\nlandscape sha256 ([0-9a-f]{64})\n")
 _SEAL_LENGTH = 83
 ATTEMPTS = 8  # to open a file that others replace: a run in progress writes its last checkpoint again (ours)
-# Time limit of the examiner: seconds for its start, and bytes per second, a tenth of the speed of a disk
+# Time limit of the validator: seconds for its start, and bytes per second, a tenth of the speed of a disk
 # (ours). Its memory limit in bytes, plus twice the size of the file: Python, numpy and HDF5 need half of it.
 PATIENCE, PACE, MEMORY = 10.0, 20e6, 1 << 29
 _known: dict[str, tuple[int, ...]] = {}  # files that were verified, with their state then
@@ -62,6 +62,10 @@ class ChecksumWarning(UserWarning):
         >>> issubclass(ChecksumWarning, UserWarning)
         True
     """
+
+
+class DamagedError(OperationError):
+    """A file of this project whose content is damaged or incomplete."""
 
 
 class DamageWarning(UserWarning):
@@ -136,7 +140,7 @@ def changed_copy(source: str | Path, target: str | Path) -> Iterator[h5py.File]:
         _add_seal(raw)
 
 
-def _add_seal(raw: CalmFile) -> None:
+def _add_seal(raw: TolerantFile) -> None:
     """Write the checksum behind the last byte."""
     if raw.error is None:
         raw.seek(0)
@@ -191,7 +195,7 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
         except LandscapeError:
             raise
         except Exception as error:  # the file may contain anything, so every error is due to its content
-            raise OperationError(f"{path}: damaged or incomplete ({first_words(error)})") from error
+            raise DamagedError(f"{path}: damaged or incomplete ({first_words(error)})") from error
 
 
 @contextlib.contextmanager
@@ -207,8 +211,10 @@ def _opened(path: Path) -> Iterator[tuple[h5py.File, bool]]:
             place = opened if os.path.exists(opened) else key
             unknown = _known.get(key) != stamp and seal not in _own
             try:
-                if unknown and (problem := _examiner.ask(place, stamp[2])):
-                    raise OperationError(f"{path}: {problem}")
+                if unknown and (problem := _validator.ask(place, stamp[2])):
+                    damaged = problem.startswith(("damaged", "not a readable HDF5 file"))
+                    kind = DamagedError if damaged else OperationError
+                    raise kind(f"{path}: {problem}")
                 # Its writer may still have it locked for a moment, after it took its name as a whole file.
                 file = stack.enter_context(h5py.File(place, "r", locking=False if seal else None))
                 break
@@ -257,7 +263,7 @@ def _verify(raw: Any, path: str | Path, check: bool) -> bytes | None:
                 digest.update(buffer[:count])
                 left -= count
             if digest.hexdigest().encode() != seal:
-                raise OperationError(
+                raise DamagedError(
                     f"{path}: damaged, its checksum does not fit; take a copy, or make it again"
                 )
     except OSError as error:
@@ -265,7 +271,7 @@ def _verify(raw: Any, path: str | Path, check: bool) -> bytes | None:
     return seal
 
 
-class _Examiner:
+class _Validator:
     """The process that reads files before this one does; started when needed, and again after a crash."""
 
     def __init__(self) -> None:
@@ -321,7 +327,7 @@ class _Examiner:
         self._owner, self._memory = os.getpid(), memory
 
     def stop(self) -> None:
-        """Stop the examiner, if this process started it."""
+        """Stop the validator, if this process started it."""
         process, self._process = self._process, None
         if process is None or self._owner != os.getpid():
             return
@@ -332,8 +338,8 @@ class _Examiner:
                 pipe.close()  # type: ignore[union-attr]
 
 
-_examiner = _Examiner()
-atexit.register(_examiner.stop)
+_validator = _Validator()
+atexit.register(_validator.stop)
 
 
 def group(parent: h5py.Group, name: str) -> h5py.Group:

@@ -1,6 +1,6 @@
 """Checks of the content of an HDF5 file before it is used.
 
-This module is also run as a script, the examiner: a separate process that reads files before any other does.
+This module is also run as a script, the validator: a separate process that reads files before any other does.
 A damaged file can make HDF5 crash, loop or allocate too much memory, and then does so only in that process.
 The module therefore imports nothing of the package. The script reads one path per line and answers with one
 line: "ok", or a description of the problem.
@@ -30,11 +30,11 @@ FLOATS = (
 LINKS = {h5py.h5l.TYPE_SOFT: "a soft link", h5py.h5l.TYPE_EXTERNAL: "a link to another file"}
 
 
-class Unsound(Exception):
+class UnsoundError(Exception):
     """A problem of a file, with its place in the file.
 
     Example:
-        >>> str(Unsound("/loss: is a soft link"))
+        >>> str(UnsoundError("/loss: is a soft link"))
         '/loss: is a soft link'
     """
 
@@ -51,15 +51,17 @@ class _Walk:
         self.seen: set[int] = set()  # addresses of objects
 
     def once(self, thing: Any, where: str) -> None:
-        """Raise Unsound for an object that was seen before: a small file can give it a great many names."""
+        """Raise UnsoundError for an object seen before: a small file can give it a great many names."""
         address = h5py.h5o.get_info(thing).addr
         if address in self.seen:
-            raise Unsound(f"{where}: is a second name of an object, or lies in a circle; it is not followed")
+            raise UnsoundError(
+                f"{where}: is a second name of an object, or lies in a circle; it is not followed"
+            )
         self.seen.add(address)
 
     def group(self, group: Any, where: str, depth: int) -> None:
         if depth > DEPTH:
-            raise Unsound(f"{where or '/'}: groups lie more than {DEPTH} deep")
+            raise UnsoundError(f"{where or '/'}: groups lie more than {DEPTH} deep")
         self.once(group, where or "/")
         self.attributes(group, where or "/")
         names: list[bytes] = []
@@ -71,36 +73,36 @@ class _Walk:
         group.links.iterate(take)
         self.objects += len(names)
         if self.objects > self.most:
-            raise Unsound(f"{where or '/'}: more than {self.most:,} objects")
+            raise UnsoundError(f"{where or '/'}: more than {self.most:,} objects")
         for name in names:
             path = f"{where}/{name.decode('utf-8', 'surrogateescape')}"
             kind = group.links.get_info(name).type
             if kind != h5py.h5l.TYPE_HARD:
-                raise Unsound(f"{path}: is {LINKS.get(kind, 'an unknown link')}, which is not followed")
+                raise UnsoundError(f"{path}: is {LINKS.get(kind, 'an unknown link')}, which is not followed")
             member = h5py.h5o.open(group, name)
             if isinstance(member, h5py.h5g.GroupID):
                 self.group(member, path, depth + 1)
             elif isinstance(member, h5py.h5d.DatasetID):
                 self.dataset(member, path)
             else:
-                raise Unsound(f"{path}: is neither a group nor a data set")
+                raise UnsoundError(f"{path}: is neither a group nor a data set")
 
     def dataset(self, dataset: Any, where: str) -> None:
         self.once(dataset, where)
         made = dataset.get_create_plist()
         layout = made.get_layout()
         if layout == h5py.h5d.VIRTUAL:
-            raise Unsound(f"{where}: is a virtual data set, which is not followed")
+            raise UnsoundError(f"{where}: is a virtual data set, which is not followed")
         if layout not in (h5py.h5d.COMPACT, h5py.h5d.CONTIGUOUS, h5py.h5d.CHUNKED):
-            raise Unsound(f"{where}: its storage is of an unknown kind")
+            raise UnsoundError(f"{where}: its storage is of an unknown kind")
         if made.get_external_count():
-            raise Unsound(f"{where}: its data lie in another file, which is not followed")
+            raise UnsoundError(f"{where}: its data lie in another file, which is not followed")
         filters = [made.get_filter(i)[0] for i in range(made.get_nfilters())]
         for code in filters:
             if code not in FILTERS or filters.count(code) > 1:  # gzip of gzip expands a millionfold
                 problem = "is applied twice" if code in FILTERS else "is not known"
                 allowed = ", ".join(FILTERS.values())
-                raise Unsound(f"{where}: filter {code} {problem} (allowed: {allowed}, each once)")
+                raise UnsoundError(f"{where}: filter {code} {problem} (allowed: {allowed}, each once)")
         self.attributes(dataset, where)
         kind = dataset.get_type()
         check_type(kind, where)
@@ -111,41 +113,41 @@ class _Walk:
         if layout == h5py.h5d.CHUNKED and size:
             chunk = made.get_chunk()
             if len(chunk) != len(shape) or min(chunk) < 1:
-                raise Unsound(f"{where}: chunks {chunk} do not fit shape {shape}")
+                raise UnsoundError(f"{where}: chunks {chunk} do not fit shape {shape}")
             count = math.prod(-(-n // c) for n, c in zip(shape, chunk, strict=True))
             size = count * math.prod(chunk) * kind.get_size()
             most = EXPANSION * self.length + ALWAYS
             if filters and self.expanded + size > most:
-                raise Unsound(
+                raise UnsoundError(
                     f"{where}: shape {shape} is too much for a file of {self.length:,} bytes; repack it "
                     "without compression (h5repack -f NONE)"
                 )
             if size > most or dataset.get_num_chunks() != count:
-                raise Unsound(f"{where}: shape {shape} is more than the file holds")
+                raise UnsoundError(f"{where}: shape {shape} is more than the file holds")
             each = 0 if filters else math.prod(chunk) * kind.get_size()
             dataset.chunk_iter(lambda c: self._chunk(c, each, where))
             if filters:
                 self.expanded += size
                 return
         if size != stored:
-            raise Unsound(f"{where}: shape {shape} needs {size:,} bytes, {stored:,} are there")
+            raise UnsoundError(f"{where}: shape {shape} needs {size:,} bytes, {stored:,} are there")
         self._take(size, where, shape)
 
     def _chunk(self, chunk: Any, size: int, where: str) -> None:
-        """Raise Unsound unless a chunk lies in the file, with all filters; ``size``: 0 if not known."""
+        """Raise UnsoundError unless a chunk lies in the file, with all filters; ``size``: 0 if not known."""
         inside = chunk.byte_offset is not None and chunk.byte_offset + chunk.size <= self.length
         if not inside or chunk.filter_mask or chunk.size != (size or chunk.size):
-            raise Unsound(f"{where}: its chunk at {chunk.chunk_offset} is not as its header says")
+            raise UnsoundError(f"{where}: its chunk at {chunk.chunk_offset} is not as its header says")
 
     def _take(self, size: int, where: str, shape: tuple[int, ...]) -> None:
         self.uncompressed += size
         if self.uncompressed > self.length:
-            raise Unsound(f"{where}: shape {shape} is more than a file of {self.length:,} bytes holds")
+            raise UnsoundError(f"{where}: shape {shape} is more than a file of {self.length:,} bytes holds")
 
     def attributes(self, thing: Any, where: str) -> None:
         count = h5py.h5a.get_num_attrs(thing)
         if count > ATTRIBUTES:
-            raise Unsound(f"{where}: more than {ATTRIBUTES:,} attributes")
+            raise UnsoundError(f"{where}: more than {ATTRIBUTES:,} attributes")
         for i in range(count):
             attribute = h5py.h5a.open(thing, index=i)
             name = f"{where}: attribute {attribute.name.decode('utf-8', 'surrogateescape')}"
@@ -156,9 +158,9 @@ class _Walk:
 
 
 def shape_of(space: Any, where: str) -> tuple[int, ...]:
-    """The shape of a data space. Raises Unsound for a space without elements."""
+    """The shape of a data space. Raises UnsoundError for a space without elements."""
     if space.get_simple_extent_type() not in (h5py.h5s.SCALAR, h5py.h5s.SIMPLE):
-        raise Unsound(f"{where}: is empty")
+        raise UnsoundError(f"{where}: is empty")
     return tuple(int(n) for n in space.get_simple_extent_dims())
 
 
@@ -175,7 +177,7 @@ def is_text(kind: Any) -> bool:
 
 
 def check_type(kind: Any, where: str, depth: int = 0) -> None:
-    """Raise Unsound unless ``kind`` is a number, a boolean, a text, or a compound of a few of these."""
+    """Raise UnsoundError unless ``kind`` is a number, a boolean, a text, or a compound of a few of these."""
     of = kind.get_class()
     size = kind.get_size()
     if of == h5py.h5t.INTEGER and size in (1, 2, 4, 8):
@@ -201,7 +203,7 @@ def check_type(kind: Any, where: str, depth: int = 0) -> None:
         h5py.h5t.TIME: "times",
     }
     what = names.get(of, "numbers of an unusual format")
-    raise Unsound(f"{where}: holds {what}, which this project does not write")
+    raise UnsoundError(f"{where}: holds {what}, which this project does not write")
 
 
 def check(file: h5py.File, length: int) -> None:
@@ -211,8 +213,8 @@ def check(file: h5py.File, length: int) -> None:
         length: size of the file in bytes.
 
     Raises:
-        Unsound: the file contains something that this project does not write, or is damaged. HDF5 itself may
-            raise other errors for a damaged file.
+        UnsoundError: the file contains something that this project does not write, or is damaged. HDF5
+            itself may raise other errors for a damaged file.
     """
     _Walk(length).group(h5py.h5g.open(file.id, b"/"), "", 0)
 
@@ -245,7 +247,7 @@ def examine(path: str) -> str:
         with file:
             check(file, os.path.getsize(path))
             read_all(file)
-    except Unsound as error:
+    except UnsoundError as error:
         return " ".join(str(error).split())
     except Exception as error:  # HDF5 and h5py raise errors of many types for damaged files
         return f"damaged or incomplete ({first_words(error)})"

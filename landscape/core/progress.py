@@ -23,7 +23,7 @@ class _Named(io.FileIO):
             raise OSError(error.errno, error.strerror, "stdout") from error
 
 
-class _Calm(io.FileIO):
+class _TolerantFile(io.FileIO):
     """A file that ignores write errors: messages to a terminal that was closed must not end a run."""
 
     def write(self, data: Any) -> int:
@@ -33,16 +33,16 @@ class _Calm(io.FileIO):
             return memoryview(data).nbytes
 
 
-def calm(descriptor: int) -> io.TextIOWrapper:
+def tolerant_stream(descriptor: int) -> io.TextIOWrapper:
     """A text stream to a file descriptor, written line by line, that ignores write errors.
 
     Example:
-        >>> stream = calm(os.open(os.devnull, os.O_WRONLY))
+        >>> stream = tolerant_stream(os.open(os.devnull, os.O_WRONLY))
         >>> stream.write("message")
         7
         >>> stream.close()
     """
-    raw = io.BufferedWriter(_Calm(descriptor, "wb", closefd=False))
+    raw = io.BufferedWriter(_TolerantFile(descriptor, "wb", closefd=False))
     return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
@@ -62,7 +62,7 @@ def prepare() -> None:
         encoding = sys.stdout.encoding if sys.stdout else "utf-8"
         sys.stdout = io.TextIOWrapper(raw, encoding, line_buffering=True)
     if sys.stderr is None or sys.stderr is sys.__stderr__:
-        sys.stderr = calm(2)
+        sys.stderr = tolerant_stream(2)
 
 
 def flush() -> OSError | None:

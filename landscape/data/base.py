@@ -22,7 +22,7 @@ from torch import Tensor
 
 from landscape.core import hdf5
 from landscape.core.errors import OperationError
-from landscape.core.files import alone
+from landscape.core.files import folder_lock
 from landscape.core.options import choose
 from landscape.core.progress import progress_bar
 from landscape.problem.batches import Stream
@@ -129,7 +129,7 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
         try:
             folder = cache_folder()
             folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(alone(folder))
+            stack.enter_context(folder_lock(folder))
         except (OSError, OperationError) as error:
             words = str(error)
             if isinstance(error, OSError):

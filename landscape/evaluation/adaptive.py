@@ -73,7 +73,7 @@ class Tolerance:
 
 
 @dataclass(frozen=True)
-class Scale:
+class ErrorScale:
     """How values are measured against a tolerance: by their logarithms if ``log``, in units of ``limit``.
 
     A share is one of the range of the values as they are shown: of their logarithms where a picture has a
@@ -86,7 +86,7 @@ class Scale:
     possible: bool
 
     @classmethod
-    def of(cls, values: Array, tolerance: Tolerance) -> Scale:
+    def of(cls, values: Array, tolerance: Tolerance) -> ErrorScale:
         """The scale for finite ``values`` (K,), at least one of them."""
         log = tolerance.relative and logarithmic(values)
         width = float(np.ptp(np.log(values) if log else values)) if tolerance.relative else 1.0
@@ -244,7 +244,7 @@ class _Fit:
     """
 
     def __init__(
-        self, at: Array, values: Array, places: Array, scale: Scale, through: Sequence[Interpolant]
+        self, at: Array, values: Array, places: Array, scale: ErrorScale, through: Sequence[Interpolant]
     ) -> None:
         exact, candidates = values[places], []
         self._at, self._values, self.scale = at, values, scale
@@ -331,7 +331,7 @@ class _Grid:
                 name: _Fit(self.at, values, good, scale, through)
                 for name, values in self._columns.items()
                 if np.isfinite(values[good]).all()
-                and (scale := Scale.of(values[good], self._tolerance)).possible
+                and (scale := ErrorScale.of(values[good], self._tolerance)).possible
             }
         except np.linalg.LinAlgError:  # all on a line, say
             return False
@@ -404,7 +404,7 @@ class _Grid:
             distance[closer] = nearer[closer]
         return np.array(chosen, dtype=int)
 
-    def fill(self, done: Array) -> dict[str, Scale]:
+    def fill(self, done: Array) -> dict[str, ErrorScale]:
         """Write predictions to the places that are not ``done``; column -> the scale of what is shown."""
         places = np.flatnonzero(~done)
         outside = places[self.outside[places]]
@@ -413,7 +413,7 @@ class _Grid:
             if len(outside):
                 column[outside] = column[self._nearest_bad[outside]]
         shown = {name: self._columns[name] for name in self.fits}
-        return {name: Scale.of(c[np.isfinite(c)], self._tolerance) for name, c in shown.items()}
+        return {name: ErrorScale.of(c[np.isfinite(c)], self._tolerance) for name, c in shown.items()}
 
 
 def interpolate(
@@ -471,7 +471,7 @@ def interpolate(
 
 
 def _stated(
-    outcome: Outcome, scales: Mapping[str, Scale], shown: Mapping[str, Scale], least: float
+    outcome: Outcome, scales: Mapping[str, ErrorScale], shown: Mapping[str, ErrorScale], least: float
 ) -> Outcome:
     """``outcome``, of errors on ``scales``, with the errors that are stated on those of what is ``shown``.
 

@@ -228,7 +228,7 @@ def from_sums(squares: Any, total2: Any, n: Any, batch: int) -> tuple[Any, Any]:
     return batch * (squares - total2 / n) / (n - 1), (total2 - squares) / (n * (n - 1))
 
 
-class AroundWhole:
+class ExactGradientEstimator:
     """From the distances of minibatch gradients to the gradient of all data, which is exact."""
 
     def __init__(self, whole: Tensor, batch: int) -> None:
@@ -248,7 +248,7 @@ class AroundWhole:
         return GradientNoise(estimates, *statistics.mean_and_error(traces), self._norm2, 0.0)
 
 
-class Jackknife:
+class JackknifeEstimator:
     """From all pairs of minibatch gradients at one θ (P,): both parts are unbiased, their ratio nearly.
 
     Each group of draws is left out once, which gives the standard errors and takes most of the ratio's bias
@@ -290,7 +290,7 @@ class Jackknife:
         return GradientNoise(pseudo[0], float(parts[0]), trace_error, float(parts[1]), norm2_error, both)
 
 
-class Learners(Jackknife):
+class LearnersEstimator(JackknifeEstimator):
     """From minibatch gradients of n ≥ 2 learners at their own weights.
 
     The scale is that of their mean gradient: each draw is one of n · B samples, whose noise the spread of the

@@ -27,7 +27,7 @@ from landscape.evaluation.grid import axes
 from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance, Result
 from landscape.results.curvature import QUANTITIES
-from landscape.training.own_loop.flat import place
+from landscape.training.own_loop.flat import rank_and_size
 from landscape.training.own_loop.observer import undisturbed
 from landscape.training.own_loop.recorder import Recorder, RecorderWarning
 from landscape.training.run.setup import due
@@ -196,7 +196,7 @@ class Session:
         self.after()
         recorder = self.recorder
         self.abort()
-        if recorder is not None and place()[0] == 0:
+        if recorder is not None and rank_and_size()[0] == 0:
             self._draw()
 
     def _about(self, label: str, split: str) -> Provenance:

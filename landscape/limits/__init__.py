@@ -3,13 +3,15 @@
 Along an eigenvector of the Hessian with eigenvalue λ a learning rate η acts by h = ηλ alone. Plain steps with
 delay τ follow x_{t+1} = x_t − h x_{t−τ}; momentum and mixing add terms, and always the characteristic
 polynomial is p₀(z) + h p₁(z). Training stays at the minimum while all its roots lie in the unit disc: for h
-up to the limits computed here (Delay-2019; DESIGN, formulas).
+up to the limits computed here (Delay-2019; derived in docs/explanation/stability.md).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import below_one, choose, positive
 
-__all__ = ["Setting", "limits", "lr_that_keeps_minima", "max_stable_step"]
+__all__ = ["Hyperparameters", "limits", "lr_that_keeps_minima", "max_stable_step"]
 
 #: v ← m v − ηg, x ← x + v; Nesterov's as torch.optim.SGD has it; and the shifted v_{t+1} = m v_{t−τ} − ηg.
 FORMS = ("ordinary", "nesterov", "shifted")
@@ -25,14 +27,23 @@ FORMS = ("ordinary", "nesterov", "shifted")
 _POINTS, _POINTS_A_STEP = 8192, 512
 
 
+def __getattr__(name: str) -> Any:
+    """The class under its name before 0.18 (PEP 562)."""
+    if name != "Setting":
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    line = f"{__name__}.Setting is {__name__}.Hyperparameters now; the old name goes with 0.19"
+    warnings.warn(line, DeprecationWarning, stacklevel=2)
+    return Hyperparameters
+
+
 def max_stable_step(
     delay: int = 0, momentum: float = 0.0, form: str = "ordinary", noise: float = 0.0
 ) -> float:
     """The largest stable ηλ with gradients ``delay`` τ steps old and ``momentum`` m.
 
-    The polynomials, with h = ηλ: ordinary z^τ (z − 1)(z − m) + h z, which is DESIGN's z^{τ+1} − (1+m) z^τ +
-    m z^{τ−1} + h times z; nesterov the same with h ((1+m) z − m); shifted (z^{τ+1} − m)(z − 1) + h z.
-    Without momentum the limit is 2 sin(π/(2(2τ+1))); without delay 2(1+m).
+    The polynomials, with h = ηλ: ordinary z^τ (z − 1)(z − m) + h z, which is z times z^{τ+1} − (1+m) z^τ +
+    m z^{τ−1} + h (docs/explanation/stability.md); nesterov the same with h ((1+m) z − m); shifted (z^{τ+1} −
+    m)(z − 1) + h z. Without momentum the limit is 2 sin(π/(2(2τ+1))); without delay 2(1+m).
 
     Args:
         delay: τ ≥ 0, in steps.
@@ -72,16 +83,16 @@ def max_stable_step(
 
 
 @dataclass(frozen=True)
-class Setting:
-    """The options that decide which minima are stable, except the learning rate.
+class Hyperparameters:
+    """The hyperparameters that decide which minima are stable, except the learning rate.
 
     Attributes:
         delay, momentum, form: as in :func:`max_stable_step`.
         batch: samples a step.
 
     Example:
-        >>> from landscape.limits import Setting
-        >>> round(Setting(delay=3).limit(), 4)
+        >>> from landscape.limits import Hyperparameters
+        >>> round(Hyperparameters(delay=3).limit(), 4)
         0.445
     """
 
@@ -100,17 +111,19 @@ class Setting:
             The limit, without a unit.
 
         Raises:
-            InputError: a setting or a noise that is not allowed.
+            InputError: a hyperparameter or a noise that is not allowed.
 
         Example:
-            >>> from landscape.limits import Setting
-            >>> Setting(momentum=0.9).limit() == 2 * (1 + 0.9)
+            >>> from landscape.limits import Hyperparameters
+            >>> Hyperparameters(momentum=0.9).limit() == 2 * (1 + 0.9)
             True
         """
         return max_stable_step(self.delay, self.momentum, self.form, noise / self.batch)
 
 
-def lr_that_keeps_minima(lr: float, before: Setting, after: Setting, noise: float = 0.0) -> float:
+def lr_that_keeps_minima(
+    lr: float, before: Hyperparameters, after: Hyperparameters, noise: float = 0.0
+) -> float:
     """The learning rate under ``after`` that leaves the same minima accessible as ``lr`` under ``before``.
 
     Minima stay that are stable, λ < limit/η: so η' = η limit(after)/limit(before). For long delays and no
@@ -119,18 +132,18 @@ def lr_that_keeps_minima(lr: float, before: Setting, after: Setting, noise: floa
 
     Args:
         lr: η under ``before``, > 0.
-        before, after: the two settings.
+        before, after: the hyperparameters then and now.
         noise: s²/λ², the relative variance of one sample's curvature.
 
     Returns:
         η', the learning rate under ``after``.
 
     Raises:
-        InputError: an lr that is not positive, or settings that are not allowed.
+        InputError: an lr that is not positive, or hyperparameters that are not allowed.
 
     Example:
-        >>> from landscape.limits import Setting, lr_that_keeps_minima
-        >>> round(lr_that_keeps_minima(0.1, Setting(), Setting(delay=1)), 4)
+        >>> from landscape.limits import Hyperparameters, lr_that_keeps_minima
+        >>> round(lr_that_keeps_minima(0.1, Hyperparameters(), Hyperparameters(delay=1)), 4)
         0.05
     """
     positive("lr", lr)

@@ -38,7 +38,7 @@ from landscape.results.grids import HessianGrid, Surface
 from landscape.training.processes import children
 from landscape.training.recipes.recipe import Recipe
 from landscape.training.run import launch
-from landscape.training.run.launch import Run, train_runs
+from landscape.training.run.launch import TrainingJob, train_runs
 from landscape.training.run.loop import Trainer
 
 Scale = Literal["smoke", "laptop", "paper"]
@@ -184,14 +184,14 @@ class Context:
             OperationError: a run could not be made.
         """
         todo = [
-            Run(recipe, folder)
+            TrainingJob(recipe, folder)
             for folder, recipe in self._folders(recipes).items()
             if launch.ended(recipe, folder) is None
         ]
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
         done = 0
 
-        def ended(run: Run, seconds: float | None) -> None:
+        def ended(run: TrainingJob, seconds: float | None) -> None:
             nonlocal done
             if seconds is None:  # the time was over
                 return

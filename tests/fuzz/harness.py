@@ -85,7 +85,7 @@ def child(todo: Sequence[tuple[str, int]], pipe: int, folder: Path, raws: dict[s
         if used - start > BYTES >> 10:
             ended = f"{used >> 10} MB of memory"
         os.write(pipe, ended.encode("utf-8", "backslashreplace").replace(b"\n", b" ") + b"\n")
-    hdf5._examiner.stop()  # its memory counts for the peak
+    hdf5._validator.stop()  # its memory counts for the peak
 
 
 def run(todo: Sequence[tuple[str, int]]) -> Outcome:

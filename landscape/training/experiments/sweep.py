@@ -25,14 +25,14 @@ from landscape.results.training import COLUMNS, Sweep, texts
 from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.settings import key_and_value, parse_value
 from landscape.training.run import launch
-from landscape.training.run.launch import Ended, Run
+from landscape.training.run.launch import Ended, TrainingJob
 
 #: ("recipe", LABEL), then (KEY, VALUE) as --set takes them, by key.
 Setting = tuple[tuple[str, str], ...]
 # Longest name of a setting's folder in characters; file systems allow 255 bytes.
 MAX_NAME = 150
 #: Trains runs; takes what is called with each as it ends, and with the share of the present one.
-Execute = Callable[[Sequence[Run], Ended, Progress], None]
+Execute = Callable[[Sequence[TrainingJob], Ended, Progress], None]
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Runner:
 
         Raises OperationError where a folder holds a run of another recipe than its name says.
         """
-        waiting: dict[Path, tuple[Run, Setting, int]] = {}
+        waiting: dict[Path, tuple[TrainingJob, Setting, int]] = {}
         for setting, seed in itertools.product(settings, self.seeds):
             (_, label), *rest = setting
             changes = [*(f"{key}={value}" for key, value in rest), f"seed={seed}"]
@@ -189,10 +189,10 @@ class Runner:
                 self.done += 1
             else:
                 self.outcomes.get(setting, {}).pop(seed, None)
-                waiting[folder] = Run(recipe, folder), setting, seed
+                waiting[folder] = TrainingJob(recipe, folder), setting, seed
         self.save()
 
-        def record(run: Run, seconds: float | None) -> None:
+        def record(run: TrainingJob, seconds: float | None) -> None:
             _, setting, seed = waiting[run.folder]
             outcome = _outcome(run.folder / "last.h5")
             self.outcomes.setdefault(setting, {})[seed] = outcome

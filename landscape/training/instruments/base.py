@@ -167,7 +167,7 @@ def _finite(product: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Moment:
+class StepState:
     """The state of a run after a step.
 
     Attributes:
@@ -200,7 +200,7 @@ class Gradients:
 
 
 @dataclass(frozen=True)
-class Setting:
+class MeasuredRun:
     """The run that instruments measure.
 
     Attributes:
@@ -223,7 +223,7 @@ class Setting:
     seed: int
     batch: int
     stability_limit: float | None
-    preconditioner: Callable[[Moment | None], Preconditioner | None]
+    preconditioner: Callable[[StepState | None], Preconditioner | None]
     learners: int = 1
     at_mean: bool = True
     synchronous: bool = True
@@ -258,7 +258,7 @@ class Instrument(ABC):
     #: Whether it draws minibatches, and so must know the samples of a step.
     on_minibatches = False
 
-    def __init__(self, run: Setting) -> None:
+    def __init__(self, run: MeasuredRun) -> None:
         self.run = run
         if self.on_minibatches:
             self.needs_batch()
@@ -284,10 +284,10 @@ class Instrument(ABC):
         """Take the gradients of a step; called for every step."""
 
     @abstractmethod
-    def measure(self, now: Moment) -> dict[str, float]:
+    def measure(self, now: StepState) -> dict[str, float]:
         """Column -> number; a column that is left out is NaN in the history."""
 
-    def generator(self, now: Moment, part: str = "") -> torch.Generator:
+    def generator(self, now: StepState, part: str = "") -> torch.Generator:
         """For random draws of this instrument at ``now``; ``part`` names one of several uses."""
         return generator(self.run.seed, f"{self.key} {part}".rstrip(), now.step)
 
@@ -332,7 +332,7 @@ class Monitoring:
         InputError: for an instrument that cannot measure this run, or a column of a name that is taken.
     """
 
-    def __init__(self, run: Setting, taken: Iterable[str] = ()) -> None:
+    def __init__(self, run: MeasuredRun, taken: Iterable[str] = ()) -> None:
         self.run, settings = run, run.monitor
         names = dict.fromkeys(([LAMBDA_MAX] if settings.sharpness else []) + list(settings.instruments))
         #: Each instrument with the intervals at which it measures; 0: never.
@@ -364,13 +364,13 @@ class Monitoring:
             instrument.see(Gradients(step, points, rows))
 
     def measure(self, step: int, lr: float, weights: Tensor) -> dict[str, float]:
-        """The columns of the instruments that are due after a step; arguments as of :class:`.Moment`.
+        """The columns of the instruments that are due after a step; arguments as of :class:`.StepState`.
 
         Raises:
             OperationError: for a column that an instrument does not declare.
         """
         mean, columns = self.run.comm.mean(weights), dict[str, float]()
-        now = Moment(step, lr, weights, mean.expand_as(weights) if self.run.at_mean else weights, mean)
+        now = StepState(step, lr, weights, mean.expand_as(weights) if self.run.at_mean else weights, mean)
         for instrument, intervals in self._instruments:
             if any(every and now.step % every == 0 for every in intervals):
                 found = instrument.measure(now)
@@ -430,7 +430,7 @@ def of_run(
         problem: the loss that its steps descend, on the training set.
         comm: its processes.
         optimizer: that makes its steps, whose state is read when it is measured.
-        second: as of :class:`Setting`.
+        second: as of :class:`MeasuredRun`.
 
     Raises:
         InputError: for an instrument that cannot measure this run.
@@ -441,7 +441,7 @@ def of_run(
     def made() -> StatePreconditioner:
         return StatePreconditioner(recipe, problem, "monitor.instruments")
 
-    def preconditioner(now: Moment | None) -> Preconditioner | None:
+    def preconditioner(now: StepState | None) -> Preconditioner | None:
         """That of the learners' mean state, at w_a."""
         counters = made().counters
         if now is None:
@@ -453,7 +453,7 @@ def of_run(
         draws = generator(recipe.seed, "monitor_preconditioner", now.step)
         return made().at(now.mean, state, now.step, now.lr, draws)
 
-    setting = Setting(
+    setting = MeasuredRun(
         recipe.monitor,
         problem,
         comm,

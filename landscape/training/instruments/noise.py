@@ -16,8 +16,15 @@ from landscape.core import registry, statistics
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import covariance_of_means, mean_and_error
-from landscape.gradients.minibatches import GradientNoise, Jackknife, Minibatches, from_sums
-from landscape.training.instruments.base import Gradients, Instrument, Moment, Setting, on_all, rounding
+from landscape.gradients.minibatches import GradientNoise, JackknifeEstimator, Minibatches, from_sums
+from landscape.training.instruments.base import (
+    Gradients,
+    Instrument,
+    MeasuredRun,
+    StepState,
+    on_all,
+    rounding,
+)
 
 # Of a step's cost, the most that second gradients may take on average: 1/40 (ours).
 SHARE = 40
@@ -55,7 +62,7 @@ class NoiseScale(Instrument):
     }
     on_minibatches = True
 
-    def __init__(self, run: Setting) -> None:
+    def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
         self._between = run.synchronous and run.learners > 1
         self._every = 1 if self._between else -(-SHARE // run.learners)
@@ -106,7 +113,7 @@ class NoiseScale(Instrument):
         """(steps, 2) float64 on the CPU."""
         return torch.stack([each.to("cpu", torch.float64) for each in self._sums])
 
-    def measure(self, now: Moment) -> dict[str, float]:
+    def measure(self, now: StepState) -> dict[str, float]:
         if self.run.second is None:
             return self._from_draws(now)
         traces, norms2 = self._window()
@@ -129,8 +136,8 @@ class NoiseScale(Instrument):
         )
         return traces, means / n**2 - traces / self.run.batch
 
-    def _from_draws(self, now: Moment) -> dict[str, float]:
-        draws, estimator = self.run.monitor.draws, Jackknife(now.mean, self.run.batch)
+    def _from_draws(self, now: StepState) -> dict[str, float]:
+        draws, estimator = self.run.monitor.draws, JackknifeEstimator(now.mean, self.run.batch)
         minibatches = Minibatches(self.run.problem, self.run.batch, self.generator(now))
         for _, (drawn,) in zip(range(draws), minibatches, strict=False):
             estimator.add(drawn.gradient(now.mean)[None])
@@ -164,7 +171,7 @@ class NoiseAlignment(Instrument):
     columns: ClassVar[Mapping[str, str]] = {"noise_alignment": "nat", "noise_alignment_se": "nat"}
     on_sample = on_minibatches = True
 
-    def measure(self, now: Moment) -> dict[str, float]:
+    def measure(self, now: StepState) -> dict[str, float]:
         comm, draws = self.run.comm, self.run.monitor.draws
         along, turns = self.run.sample.curvature(now.mean), range(draws)[comm.share(draws)]
         minibatches = Minibatches(self.run.problem, self.run.batch, self.generator(now))
@@ -196,14 +203,14 @@ class Disagreement(Instrument):
     }
     on_sample = True
 
-    def __init__(self, run: Setting) -> None:
+    def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
         if run.learners < 2:
             raise InputError(
                 f"monitor.instruments: '{self.name}' is not allowed with 1 learner, at least 2 are needed"
             )
 
-    def measure(self, now: Moment) -> dict[str, float]:
+    def measure(self, now: StepState) -> dict[str, float]:
         pairs = self.run.sample.top(now.step, now.mean)
         if pairs is None:
             return {}

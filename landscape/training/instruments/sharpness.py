@@ -19,7 +19,7 @@ from landscape.core.statistics import mean_and_error
 from landscape.curvature.hessian import gradient_curvature
 from landscape.gradients.minibatches import MIN_COSTLY, Minibatches
 from landscape.problem.problem import Problem
-from landscape.training.instruments.base import Instrument, Moment, Setting, rounding
+from landscape.training.instruments.base import Instrument, MeasuredRun, StepState, rounding
 
 
 @registry.instruments.add("lambda-max")
@@ -33,7 +33,7 @@ class LambdaMax(Instrument):
     columns: ClassVar[Mapping[str, str]] = {column: UNITS[column] for column in MONITORED}
     on_sample = True
 
-    def measure(self, now: Moment) -> dict[str, float]:
+    def measure(self, now: StepState) -> dict[str, float]:
         pairs = self.run.sample.top(now.step, now.mean)
         if pairs is None:
             return {}
@@ -69,7 +69,7 @@ class PreconditionedLambdaMax(Instrument):
     }
     on_sample = True
 
-    def __init__(self, run: Setting) -> None:
+    def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
         run.preconditioner(None)
         self._near: Tensor | None = None
@@ -80,7 +80,7 @@ class PreconditionedLambdaMax(Instrument):
     def restore(self, state: Tensor) -> None:
         self._near = state.to(self.run.problem.weights)
 
-    def measure(self, now: Moment) -> dict[str, float]:
+    def measure(self, now: StepState) -> dict[str, float]:
         seen = self.run.preconditioner(now)
         pairs = None if seen is None else self.run.sample.search(now.mean, 1, self._near, seen)
         self._near = None if pairs is None else pairs.vectors.sum(0)
@@ -116,7 +116,7 @@ class BatchSharpness(Instrument):
     }
     on_minibatches = True
 
-    def measure(self, now: Moment) -> dict[str, float]:
+    def measure(self, now: StepState) -> dict[str, float]:
         run = self.run
         value, error = mean_and_error(self._drawn(now, now.mean[None], 1).mean(1))
         columns = {
@@ -134,7 +134,7 @@ class BatchSharpness(Instrument):
             "lr_learner_batch_sharpness": now.lr * value,
         }
 
-    def _drawn(self, now: Moment, weights: Tensor, learners: int) -> Array:
+    def _drawn(self, now: StepState, weights: Tensor, learners: int) -> Array:
         """(draws, learners): w_a's draws are shared by the processes; of learners each has its own."""
         comm, draws = self.run.comm, self.run.monitor.draws
         part = "learners" if learners > 1 else "mean"
@@ -169,12 +169,12 @@ class _Rise(Instrument):
     kind: ClassVar[str]
     on_sample = True
 
-    def __init__(self, run: Setting) -> None:
+    def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
         if not run.monitor.rho:
             raise InputError(f"monitor.rho: missing, '{self.name}' is the rise of the loss within it")
 
-    def measure(self, now: Moment) -> dict[str, float]:
+    def measure(self, now: StepState) -> dict[str, float]:
         found = torch.zeros(len(self.columns), dtype=torch.float64)
         if self.run.comm.rank == 0:
             problem = copy.copy(self.run.sample.problem)

@@ -26,7 +26,7 @@ from landscape.curvature.hessian import Preconditioner
 from landscape.problem.layout import Layout
 from landscape.training.optimizer.torch_optim import preconditioned
 from landscape.training.optimizer.torch_optim import preconditioner as found_preconditioner
-from landscape.training.processes.process_group import Lost, first_line
+from landscape.training.processes.process_group import LostProcessError, first_line
 
 T = TypeVar("T")
 REMEDY = "make the change first, then a new optimizer and a new DecentralizedDataParallel"
@@ -207,7 +207,7 @@ class DefaultGroup:
             yield
         except RuntimeError as error:
             words = first_line(error).split(". ")[0]
-            raise Lost(
+            raise LostProcessError(
                 f"rank {self.rank} of {self.size}: an exchange of step {self.step} failed, another process "
                 f"is lost or made fewer steps ({words}); go on from the last checkpoint"
             ) from error
@@ -250,7 +250,7 @@ class DefaultGroup:
         error: LandscapeError | None = None
         try:
             yield
-        except Lost:
+        except LostProcessError:
             raise
         except LandscapeError as raised:
             error = raised
@@ -259,7 +259,7 @@ class DefaultGroup:
             raise error
         for rank, text in enumerate(found):
             if text:
-                raise Lost(f"rank {rank}: {text}")
+                raise LostProcessError(f"rank {rank}: {text}")
 
 
 #: The name in a checkpoint of which parameters have a state (n, parameter tensors): one that never had a
@@ -470,10 +470,10 @@ def optimizer_table(optimizer: Any) -> dict[str, Any]:
     for key, value in getattr(optimizer, "defaults", {}).items():
         value = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
         each = value if isinstance(value, (list, tuple)) else [value]
-        held = all(
+        writable = all(
             isinstance(v, bool | int | str) or (isinstance(v, float) and math.isfinite(v)) for v in each
         )
-        if held and re.fullmatch(r"[\w-]+", key):
+        if writable and re.fullmatch(r"[\w-]+", key):
             table[key] = value
     return table
 
@@ -488,7 +488,7 @@ def has_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def place(what: str = "Recorder", why: str = "so that one rank alone records") -> tuple[int, int]:
+def rank_and_size(what: str = "Recorder", why: str = "so that one rank alone records") -> tuple[int, int]:
     """(rank, processes) of this process. InputError where there are several that know no group yet."""
     if has_group():
         return dist.get_rank(), dist.get_world_size()

@@ -16,7 +16,7 @@ from landscape.core.errors import InputError
 from landscape.core.options import check_type, positive
 from landscape.problem.layout import independent_copy
 from landscape.training import algorithms
-from landscape.training.own_loop.flat import DefaultGroup, FlatParameters, check_module, place, plain
+from landscape.training.own_loop.flat import DefaultGroup, FlatParameters, check_module, plain, rank_and_size
 from landscape.training.own_loop.step import Stepper, average_buffers, load, save
 
 _wrapped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -33,12 +33,13 @@ class DecentralizedDataParallel(nn.Module):
     w_a(t+1), as under DistributedDataParallel). Exchanges that do not depend on the gradient run during the
     forward and the backward pass.
 
-    All processes must make the same number of steps; a lost one ends the others with :class:`.Lost`, at once
-    or within the timeout of the process group. What is done to gradients before the step, such as clipping,
-    is done to the learner's own. A step that a GradScaler skips is one without a gradient: the learner
-    exchanges as in any other. A gradient that is None moves nothing, the parameter is mixed as the others.
-    A step in which the rule is synchronous (ssgd, the first ``start`` ones of local-sgd) averages gradients
-    in ``optimizer.step()``, or, with ``torch.optim.SGD``, the weights after it, which is the same.
+    All processes must make the same number of steps; a lost one ends the others with
+    :class:`.LostProcessError`, at once or within the timeout of the process group. What is done to gradients
+    before the step, such as clipping, is done to the learner's own. A step that a GradScaler skips is one
+    without a gradient: the learner exchanges as in any other. A gradient that is None moves nothing, the
+    parameter is mixed as the others. A step in which the rule is synchronous (ssgd, the first ``start`` ones
+    of local-sgd) averages gradients in ``optimizer.step()``, or, with ``torch.optim.SGD``, the weights after
+    it, which is the same.
 
     The trainable parameters stay the same objects; their memory becomes part of one contiguous tensor. They
     must have one precision and one device, and must not be replaced, reshaped or moved later; beside them the
@@ -97,7 +98,7 @@ class DecentralizedDataParallel(nn.Module):
         _check(model, optimizer)
         check_type("average_buffers", average_buffers, bool)
         positive("seed", check_type("seed", seed, int), least=0)
-        rank, size = place("DecentralizedDataParallel", "so that each process is one learner")
+        rank, size = rank_and_size("DecentralizedDataParallel", "so that each process is one learner")
         options = algorithms.options(algorithm, options)
         rule = algorithms.make(algorithm, options, learners=size, seed=seed)
         if rule.measured:
@@ -160,7 +161,7 @@ class DecentralizedDataParallel(nn.Module):
 
         Raises:
             InputError: for parameters that were replaced, frozen, reshaped or moved.
-            Lost: where another process is lost.
+            LostProcessError: where another process is lost.
         """
         if self.training and torch.is_grad_enabled():
             self._stepper.begin(in_forward=True)
@@ -195,7 +196,7 @@ class DecentralizedDataParallel(nn.Module):
 
         Raises:
             InputError: within a step, and for a module that cannot be copied.
-            Lost: where another process is lost.
+            LostProcessError: where another process is lost.
 
         Example:
             >>> import torch, landscape
@@ -229,7 +230,7 @@ class DecentralizedDataParallel(nn.Module):
         Raises:
             InputError: within a step, and for another ending.
             OperationError: where the file cannot be written, or a state is no tensor.
-            Lost: where another process is lost.
+            LostProcessError: where another process is lost.
 
         Example:
             >>> import tempfile

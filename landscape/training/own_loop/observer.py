@@ -16,7 +16,7 @@ from landscape.core.errors import InputError, LandscapeError
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
 from landscape.training.decomposition import Gradient, estimate_gradient, fixed_batches, step_columns
-from landscape.training.instruments.base import Monitoring, Setting
+from landscape.training.instruments.base import MeasuredRun, Monitoring
 from landscape.training.own_loop.flat import Tracked, check_module, preconditioner, stability_limit
 from landscape.training.processes.comm import Comm
 from landscape.training.recipes.recipe import Monitor, build_table
@@ -84,7 +84,7 @@ class Observer:
             table = build_table(Monitor, values, "monitor.")
             _check_drawn("monitor.samples", table.samples, self.train)
             self.monitor = Monitoring(
-                Setting(
+                MeasuredRun(
                     table,
                     self._objective,
                     self._comm,

@@ -135,9 +135,9 @@ class Recorder:
         self._check_options()
         self._phase, self._broken, self._next = IDLE, False, 1
         self._process = os.getpid()
-        self._rank, self._world = loop.place()
+        self._rank, self._world = loop.rank_and_size()
         self._closed = self._rank > 0
-        self._step: contextlib.AbstractContextManager[None] = Step(self)
+        self._step: contextlib.AbstractContextManager[None] = StepContext(self)
         if self._closed:
             self._step = contextlib.nullcontext()
             return
@@ -459,7 +459,7 @@ class RecorderWarning(UserWarning):
     """What is recorded may not be what the user means."""
 
 
-class Step:
+class StepContext:
     """What ``with recorder.step():`` enters: one object for all steps, so that one costs two comparisons."""
 
     __slots__ = ("_recorder",)

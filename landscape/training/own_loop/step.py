@@ -50,7 +50,7 @@ class Stepper:
         #: w_j (1, P) at the start of the step that has begun.
         self.weights = torch.empty_like(flat)
         self._points, self._rate = self.weights, self._rate_of_step()
-        self._gradients = Gradients(parameters, self.comm)
+        self._gradients = LearnerGradients(parameters, self.comm)
         rule.comm = self.comm
         rule.start(flat)
         parameters.optimizer.register_step_pre_hook(self._before)
@@ -159,7 +159,7 @@ def average_buffers(module: nn.Module, comm: Comm) -> None:
         tensor.copy_(part.view(tensor.shape))
 
 
-class Gradients:
+class LearnerGradients:
     """The gradients of one learner: unscaled, and averaged where the update rule is synchronous.
 
     A GradScaler calls ``optimizer.step`` of an optimizer that says that it supports scaling even if gradients

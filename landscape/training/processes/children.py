@@ -35,12 +35,12 @@ from landscape.training.processes import boot
 # Interval of the checks of the children (s), short enough not to delay a short command noticeably.
 CHECK_INTERVAL = 0.05
 FOLDER = "landscape-processes-"
-#: The environment variable with the folder of the board, for the processes that ``--nproc`` started.
-BOARD = "LANDSCAPE_BOARD"
+#: The environment variable with the folder of the store, for the processes that ``--nproc`` started.
+STORE = "LANDSCAPE_STORE"
 LOCKED_WITHIN = 60.0  # a new folder is locked within this time (s)
 
 
-class FolderBoard:
+class FolderStore:
     """Texts by name that processes of this machine share, in a file for each: without a port."""
 
     def __init__(self, folder: Path) -> None:
@@ -74,9 +74,9 @@ class FolderBoard:
         return True
 
 
-def of_launcher() -> FolderBoard | None:
-    """The board of the launcher that started this process with ``--nproc``; None if there is none."""
-    return FolderBoard(Path(os.environ[BOARD])) if BOARD in os.environ else None
+def launcher_store() -> FolderStore | None:
+    """The store of the launcher that started this process with ``--nproc``; None if there is none."""
+    return FolderStore(Path(os.environ[STORE])) if STORE in os.environ else None
 
 
 class Child:
@@ -374,7 +374,7 @@ def start(
                 "WORLD_SIZE": str(nproc),
                 "LOCAL_WORLD_SIZE": str(nproc),
                 "TORCHELASTIC_RESTART_COUNT": str(attempt),
-                BOARD: str(children.folder),
+                STORE: str(children.folder),
                 "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback()),
                 "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", loopback()),
                 **threads_each(nproc, threads),
@@ -400,7 +400,7 @@ def start(
 
 def _watch(children: Children, timeout: float) -> int:
     """The exit code, once all have ended; raises as :func:`start` does."""
-    failures, deadline = FolderBoard(children.folder), 0.0
+    failures, deadline = FolderStore(children.folder), 0.0
     while True:
         children.check()
         lost = [child for child in children.all if (child.ended or 0) < 0]
@@ -455,7 +455,7 @@ def report(message: str, code: int) -> bool:
 
     If another process has reported a failure before, that one is printed.
     """
-    failures = of_launcher()
+    failures = launcher_store()
     if failures:
         with contextlib.suppress(OSError):  # the launcher has ended, and cannot read it
             failures.first("failure", f"{os.environ.get('RANK', 0)} {code} {message}")

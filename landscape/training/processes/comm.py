@@ -40,7 +40,7 @@ class Comm:
     """This process's part of ``learners`` learners: rows ``local`` of the (n, P) buffer.
 
     Without a ``group``, or in a group of one, that is all of them. Raises InputError for fewer learners than
-    processes; an exchange that fails raises :class:`.Lost`, which names the rank.
+    processes; an exchange that fails raises :class:`.LostProcessError`, which names the rank.
     """
 
     def __init__(self, learners: int, group: Processes | None = None) -> None:

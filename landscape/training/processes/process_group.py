@@ -1,6 +1,6 @@
 """The processes of one run: their rendezvous, their signs of life, and the rank that was lost.
 
-Process groups and their collectives are torch.distributed's. In addition a board holds a sign of life of each
+Process groups and their collectives are torch.distributed's. In addition a store holds a sign of life of each
 rank and the first failure, so that the remaining processes can report the cause. Under ``--nproc`` it is a
 private folder. Otherwise it is a store of torch's on rank 0, or on torchrun's agent, at MASTER_ADDR and
 MASTER_PORT.
@@ -30,8 +30,15 @@ from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[a
 from landscape import _version
 from landscape.core.errors import InputError, OperationError
 from landscape.core.memory import pick_device
-from landscape.core.progress import calm
-from landscape.training.processes.children import BOARD, TIMEOUT, FolderBoard, loopback, of_launcher, stamped
+from landscape.core.progress import tolerant_stream
+from landscape.training.processes.children import (
+    STORE,
+    TIMEOUT,
+    FolderStore,
+    launcher_store,
+    loopback,
+    stamped,
+)
 
 T = TypeVar("T")
 
@@ -40,12 +47,12 @@ T = TypeVar("T")
 BEAT, LOST_AFTER = 1.0, 10.0
 
 
-class Lost(OperationError):
+class LostProcessError(OperationError):
     """Another process is lost, or failed first; the message names its rank."""
 
 
-class StoreBoard:
-    """As :class:`FolderBoard`, in a key of a store of torch's for each text; its errors are RuntimeErrors."""
+class TorchStore:
+    """As :class:`FolderStore`, in a key of a store of torch's for each text; its errors are RuntimeErrors."""
 
     def __init__(self, store: PrefixStore) -> None:
         self.store = store
@@ -60,7 +67,7 @@ class StoreBoard:
         return bool(self.store.compare_set(name, "", text).decode() == text)
 
 
-Board = FolderBoard | StoreBoard
+Store = FolderStore | TorchStore
 PAUSE = 0.05  # seconds between two attempts to connect
 
 
@@ -89,14 +96,14 @@ class Group:
             raise InputError(f"RANK: {self.rank} is not allowed, WORLD_SIZE is {self.size}")
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         self._stop, self._failure, self._failure_beats = threading.Event(), "", 0
-        # Whether the board is lost, and the number of beats without an answer of it.
-        self._board_lost, self._unanswered = False, 0
+        # Whether the store is lost, and the number of beats without an answer of it.
+        self._store_lost, self._unanswered = False, 0
         # The last sign of life of each rank, the seconds since it changed, and how often it has changed.
         self._signs = dict.fromkeys(range(self.size), "")
         self._silent = dict.fromkeys(range(self.size), 0.0)
         self._changes = dict.fromkeys(range(self.size), 0)
         self._parent = os.getppid()
-        store, self._board, self._beats = self._join_board()
+        store, self._store, self._beats = self._join_store()
         self._meet()
         init = functools.partial(
             dist.init_process_group,
@@ -115,12 +122,12 @@ class Group:
             ) from error
         threading.Thread(target=self._beat, daemon=True).start()
 
-    def _join_board(self) -> tuple[Any, Board, Board]:
-        """The store for torch, the board for facts and failures, and a separate connection for beats."""
+    def _join_store(self) -> tuple[Any, Store, Store]:
+        """The store for torch, the store for facts and failures, and a separate connection for beats."""
         self._hosts = False
-        if BOARD in os.environ:
-            folder = Path(os.environ[BOARD])
-            texts = FolderBoard(folder)
+        if STORE in os.environ:
+            folder = Path(os.environ[STORE])
+            texts = FolderStore(folder)
             return FileStore(str(folder / "store"), self.size), texts, texts
         address, port = os.environ.get("MASTER_ADDR", ""), number("MASTER_PORT", 1, most=65535)
         if not address:
@@ -132,7 +139,7 @@ class Group:
         self._hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         stores = connect(address, port, self.rank, self._hosts, self.timeout)
         first, second = (PrefixStore(f"landscape/{self.attempt}", store) for store in stores)
-        return PrefixStore("group", first), StoreBoard(first), StoreBoard(second)
+        return PrefixStore("group", first), TorchStore(first), TorchStore(second)
 
     def _meet(self) -> None:
         """Wait for every rank; each writes the number of ranks that it expects."""
@@ -151,20 +158,20 @@ class Group:
                 )
 
     def _set(self, name: str, text: str) -> None:
-        self._ask(lambda: self._board.set(f"{name}-{self.rank}", text))
+        self._ask(lambda: self._store.set(f"{name}-{self.rank}", text))
 
     def _wait(self, name: str, deadline: float) -> str:
-        """The text ``name`` on the board, "" if it does not come in time."""
-        while not (text := self._ask(lambda: self._board.get(name))) and time.monotonic() < deadline:
+        """The text ``name`` on the store, "" if it does not come in time."""
+        while not (text := self._ask(lambda: self._store.get(name))) and time.monotonic() < deadline:
             time.sleep(0.05)
         return text
 
     def _ask(self, call: Callable[[], T]) -> T:
-        """``call()`` on the board, which may not answer if rank 0 holds it."""
+        """``call()`` on the store, which may not answer if rank 0 holds it."""
         try:
             return within(min(self.timeout, LOST_AFTER), call)
         except (RuntimeError, OSError) as error:  # a TimeoutError is an OSError
-            raise Lost(self._no_answer(error)) from error
+            raise LostProcessError(self._no_answer(error)) from error
 
     def _no_answer(self, error: BaseException | str) -> str:
         words = error if isinstance(error, str) else first_line(error)
@@ -184,7 +191,7 @@ class Group:
         deadline = time.monotonic() + self.timeout
         if self.rank == 0:
             theirs = {rank: self._wait(f"facts-{rank}", deadline) for rank in range(1, self.size)}
-            self._ask(lambda: self._board.set("agreed", f"agreed: {_difference(facts, theirs)}"))
+            self._ask(lambda: self._store.set("agreed", f"agreed: {_difference(facts, theirs)}"))
         answer = self._wait("agreed", deadline + 2 * BEAT)
         if not answer:
             raise self.diagnose(TimeoutError(f"no agreement within {self.timeout:g} s"))
@@ -211,7 +218,7 @@ class Group:
                 self._give_up()
 
     def _exchange_signs(self) -> None:
-        """Write and read the signs of life once; this may hang with the board."""
+        """Write and read the signs of life once; this may hang with the store."""
         try:
             count = int(self._signs[self.rank].partition(" ")[0] or 0) + 1
             self._signs[self.rank] = f"{count} {self.step}"
@@ -224,41 +231,43 @@ class Group:
             self._failure = self._beats.get("failure")
             self._failure_beats += bool(self._failure)
         except (RuntimeError, OSError):  # the store is lost, which the exchanges notice
-            self._board_lost = True
+            self._store_lost = True
 
     def _give_up(self) -> None:
         """End this process, with a message if no other rank has reported one."""
         line = self._lost(max(self.timeout, LOST_AFTER))
-        if self.tell(line) and not of_launcher():
+        if self.tell(line) and not launcher_store():
             print(f"landscape: {line}", file=sys.stderr, flush=True)
         os._exit(1)
 
     def _lost(self, limit: float, words: str = "") -> str:
-        """Who is lost: rank 0 with the board, or the ranks silent for ``limit`` seconds; "" if nobody is."""
+        """Who is lost: rank 0 with the store, or the ranks silent for ``limit`` seconds; "" if nobody is."""
         silent = [rank for rank, seconds in self._silent.items() if seconds >= limit]
-        if self._board_lost or (self._unanswered > 2 and 0 in silent):
+        if self._store_lost or (self._unanswered > 2 and 0 in silent):
             return self._no_answer(words or f"for {limit:g} s")
         line = f"{_ranks(silent)} of {self.size} lost, no sign of life for {limit:g} s"
         return line + f" ({words})" * bool(words) if silent else ""
 
-    def diagnose(self, error: BaseException) -> Lost:
+    def diagnose(self, error: BaseException) -> LostProcessError:
         """The reason why an exchange failed: the failure that another rank reported, or the silent ranks."""
         words, before = first_line(error), dict(self._changes)
         deadline = time.monotonic() + 2 * LOST_AFTER  # a busy machine reads a rank's last sign late
-        while time.monotonic() < deadline and not (self._failure or self._board_lost):
+        while time.monotonic() < deadline and not (self._failure or self._store_lost):
             # The first new sign may be the last one of a rank that is lost; the second shows that it lives.
             waiting = [rank for rank, count in self._changes.items() if count < before[rank] + 2]
             if all(self._silent[rank] >= LOST_AFTER for rank in waiting if rank != self.rank):
                 break
             time.sleep(BEAT / 4)
         if self._failure:
-            return Lost(self._failure.split(" ", 2)[2])
+            return LostProcessError(self._failure.split(" ", 2)[2])
         if lost := self._lost(LOST_AFTER, words):
-            return Lost(lost)
+            return LostProcessError(lost)
         steps = {rank: int(sign.partition(" ")[2] or -1) for rank, sign in self._signs.items()}
         behind = [rank for rank, step in steps.items() if step < max(steps.values())]
         late = f"; {_ranks(behind)} only at step {steps[behind[0]]}" if behind else ""
-        return Lost(f"an exchange of rank {self.rank} failed, though all ranks live ({words}){late}")
+        return LostProcessError(
+            f"an exchange of rank {self.rank} failed, though all ranks live ({words}){late}"
+        )
 
     @contextlib.contextmanager
     def naming(self) -> Iterator[None]:
@@ -273,7 +282,7 @@ class Group:
         self._stop.set()
         report = failure(self.rank, code, message)
         try:
-            first: bool = within(2 * BEAT, lambda: self._board.first("failure", report))
+            first: bool = within(2 * BEAT, lambda: self._store.first("failure", report))
         except (RuntimeError, OSError):
             return True  # no other rank is left
         if self._hosts:
@@ -301,7 +310,7 @@ def _difference(facts: dict[str, str], theirs: dict[int, str]) -> str:
 
 
 def failure(rank: int, code: int, message: str) -> str:
-    """The text of a failure on a board: rank, exit code and message."""
+    """The text of a failure on a store: rank, exit code and message."""
     return f"{rank} {code} {' '.join(message.split())}"
 
 
@@ -325,11 +334,11 @@ def log_to(path: Path) -> Iterator[Callable[[str], None]]:
     def log(line: str) -> None:
         file.write(stamped(line))
 
-    file, console, before = calm(opened.fileno()), os.dup(2), sys.stderr
+    file, console, before = tolerant_stream(opened.fileno()), os.dup(2), sys.stderr
     with opened:
         before.flush()
         os.dup2(opened.fileno(), 2)
-        sys.stderr = calm(console)
+        sys.stderr = tolerant_stream(console)
         try:
             yield log
         finally:

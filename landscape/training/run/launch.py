@@ -30,7 +30,7 @@ from landscape.training.algorithms.async_sgd import AsyncSGD
 from landscape.training.processes import children
 from landscape.training.processes.cluster import end_if_unwanted
 from landscape.training.processes.comm import Comm
-from landscape.training.processes.process_group import Group, Lost, log_to, where
+from landscape.training.processes.process_group import Group, LostProcessError, log_to, where
 from landscape.training.processes.server import Server, Worker
 from landscape.training.recipes.recipe import Recipe, from_values, read, recipe_of
 from landscape.training.run.loop import Hooks, Trainer
@@ -153,10 +153,10 @@ def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
             if end.diverged:
                 log(divergence_message(end))
             return end
-        except Lost as error:
+        except LostProcessError as error:
             line = f"{error}; resume=True goes on from {folder / 'last.h5'}"
             log(line)
-            raise Lost(line) from error
+            raise LostProcessError(line) from error
         except Exception as error:
             log(f"{type(error).__name__}: {error}")
             raise
@@ -316,7 +316,7 @@ LOCKED_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingJob:
     """``recipe`` in ``folder``."""
 
     recipe: Recipe
@@ -324,7 +324,7 @@ class Run:
 
 
 #: Takes a run as it ends, and its seconds; None where the time was over before its end.
-Ended = Callable[[Run, float | None], None]
+Ended = Callable[[TrainingJob, float | None], None]
 
 
 class _OutOfTime(Exception):
@@ -332,7 +332,7 @@ class _OutOfTime(Exception):
 
 
 def train_runs(
-    runs: Sequence[Run],
+    runs: Sequence[TrainingJob],
     ended: Ended,
     progress: Progress,
     *,
@@ -392,7 +392,7 @@ def train_elsewhere(
 
     For ``patience`` seconds it waits for another worker that has the run.
     """
-    run = Run(from_values(parse_toml(toml, folder)), Path(folder))
+    run = TrainingJob(from_values(parse_toml(toml, folder)), Path(folder))
     if not run.folder.parent.is_dir():
         raise OperationError(f"{run.folder.parent}: no such folder on {socket.gethostname()}; {NOT_SHARED}")
     wait_until_free(run.folder, patience)
@@ -400,7 +400,7 @@ def train_elsewhere(
 
 
 def train_one(
-    run: Run,
+    run: TrainingJob,
     device: str,
     data_dir: str | None,
     until: float | None = None,

@@ -26,12 +26,12 @@ from landscape.training.processes.process_group import Group
 from landscape.training.recipes.recipe import MATRIX, Recipe
 from landscape.training.run import setup
 from landscape.training.run.setup import (
+    BatchingChoice,
     Buffers,
     DivergenceTest,
     History,
     Row,
     Sampler,
-    Trial,
     check_compatibility,
     due,
 )
@@ -140,7 +140,7 @@ class Trainer:
             for split in ("train", "test")
         )
         self.stack = Stack(self.train, recipe.accumulate, recipe.precision)
-        self.trial = Trial(self.stack, self.comm)
+        self.trial = BatchingChoice(self.stack, self.comm)
         self.buffers = Buffers(self.train, self.test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
         if checkpoint:
             self.buffers.restore(checkpoint.buffers)
@@ -177,7 +177,7 @@ class Trainer:
             The final state, which the hook ``save`` has taken, too.
 
         Raises:
-            Lost: where another process of the group is lost.
+            LostProcessError: where another process of the group is lost.
         """
         every = self.recipe.checkpoint.every
         if description := self.recipe.describe():

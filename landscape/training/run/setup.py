@@ -333,7 +333,7 @@ def network(recipe: Recipe, data: Dataset | user_code.UserData, start: Checkpoin
 STATE = "stack.batched"
 
 
-class Trial:
+class BatchingChoice:
     """The choice for ``stack``; ``state`` is its form in checkpoints, empty before the first step."""
 
     def __init__(self, stack: Stack, comm: Comm) -> None:

@@ -309,9 +309,10 @@ class Mixing:
         """The ηλ at which learners that take plain steps on one quadratic, in AWC order, drift apart.
 
         A mode evolves by ω − ηλ, so the limit is min Re ω + √(1 − (Im ω)²): 1 + ω_min for symmetric M
-        (DESIGN, formulas). Of a cycle, where the product over one first reaches 1 in modulus. Of random
-        matching, in mean square: with projections E(M − ηλ)² = (1 − 2ηλ) E M + (ηλ)², so ρ + √(ρ² − ρ + 1)
-        with ρ the mean's eigenvalue; no drawing at all grows below 1 + ω_min = 1. One learner: SGD's 2.
+        (docs/explanation/stability.md). For a cycle it is where the product over one first reaches 1 in
+        modulus. For random matching it is the limit in mean square: with projections E(M − ηλ)² = (1 − 2ηλ) E
+        M + (ηλ)², so ρ + √(ρ² − ρ + 1) with ρ the mean's eigenvalue; no drawing at all grows below 1 + ω_min
+        = 1. One learner: SGD's 2.
         """
         if self.learners == 1:
             return 2.0
