@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import importlib
 import math
 import re
 import signal
@@ -59,7 +58,9 @@ class Piece:
         kinds = getattr(given, "placements", ())
         if any(kind.is_partial() for kind in kinds):
             raise InputError(f"model: {name} is a sum over ranks, a parameter must be in shards or copies")
-        shards = math.prod(given.device_mesh.size(i) for i, kind in enumerate(kinds) if not kind.is_replicate())
+        shards = math.prod(
+            given.device_mesh.size(i) for i, kind in enumerate(kinds) if not kind.is_replicate()
+        )
         return cls(name, parameter, shards / dist.get_world_size())
 
     @property
@@ -84,7 +85,9 @@ class Piece:
             return whole
         from torch.distributed.tensor import DTensor, Replicate  # takes a second, and is there already
 
-        copies = DTensor.from_local(whole, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False)
+        copies = DTensor.from_local(
+            whole, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False
+        )
         cut: Tensor = copies.redistribute(placements=like.placements).to_local()
         return cut
 
@@ -185,7 +188,9 @@ class ShardedProblem:
             raise InputError("model: it has no trainable parameters, at least one is needed")
         first = self.pieces[0].local
         # With its parameters offloaded to the CPU, FSDP2 still computes on the mesh's devices.
-        kinds = {p.parameter.device_mesh.device_type for p in self.pieces if hasattr(p.parameter, "device_mesh")}
+        kinds = {
+            p.parameter.device_mesh.device_type for p in self.pieces if hasattr(p.parameter, "device_mesh")
+        }
         away = next(iter(kinds - {first.device.type}), None)
         self.device = torch.device(away, torch.accelerator.current_device_index()) if away else first.device
         self.dtype = torch.promote_types(first.dtype, torch.float32)
@@ -295,7 +300,8 @@ class ShardedProblem:
             (n,).
         """
         return self.flatten(
-            piece.cut(function(piece.parameter.shape).to(piece.local.device, self.dtype)) for piece in self.chosen
+            piece.cut(function(piece.parameter.shape).to(piece.local.device, self.dtype))
+            for piece in self.chosen
         )
 
     # Passes.
