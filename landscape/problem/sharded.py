@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import choose
-from landscape.problem.batches import count_samples, take
+from landscape.problem.batches import count_samples, named_tensors, take
 from landscape.problem.checks import CHECKS, tolerance, with_other_first_labels
 from landscape.problem.data import Data
-from landscape.problem.layout import Layout, check_recording, differentiable, unwrapped
+from landscape.problem.layout import Layout, check_recording, differentiable, padding_rows, unwrapped
 from landscape.problem.losses import Terms, describe_loss, output_loss, placed_loss
 
 # Errors of torch.distributed about other ranks are RuntimeErrors, which their texts tell from the model's own.
@@ -148,8 +148,9 @@ class ShardedProblem:
 
     Attributes:
         model, criterion, layout: the model itself, the loss, and the parameters in order.
-        samples, terms: those of all ranks with data of their own or in common.
-        length: n.
+        samples: of all ranks together; the same data on several ranks count once.
+        coarse: the coarsest precision of a pass.
+        mask: (n,), 1 for what a vector moves: 0 for padding rows of embeddings, which training never moves.
 
     Raises:
         InputError: another kind of model, no process group, weights that are not finite, or a failed check.
@@ -204,6 +205,12 @@ class ShardedProblem:
             count.shifted = pair[0] == pair[1]
         self.data.weigh(count, equal=check != "off", ordered=False)
         self._mean_terms = self._mean(self.data.terms)
+        sums = torch.zeros(self.ranks, dtype=torch.float64)
+        sums[dist.get_rank()] = sum(float(t.double().sum()) for _, t in named_tensors((x, y)))
+        shares = len(self.total(sums).unique()) / self.ranks  # others have the same data
+        self.samples = round(float(self.total(torch.tensor(float(self.data.samples)))) * shares)
+        self.coarse = self._coarsest(x, y)
+        self.mask = self._trained()
         if check != "off":
             self._check(x, y, count)
 
@@ -229,6 +236,7 @@ class ShardedProblem:
         names = {slot.name for slot in self.layout.select(part)}
         other = copy.copy(self)
         other.chosen = tuple(piece for piece in self.pieces if piece.name in names)
+        other.mask = other._trained()
         return other
 
     # Vectors.
@@ -278,13 +286,14 @@ class ShardedProblem:
         Raises:
             OperationError: another rank is lost, or did not answer in time.
         """
-        return self._reduced(values, dist.ReduceOp.SUM)
+        return self.reduced(values, dist.ReduceOp.SUM)
 
     def norm(self, vector: Tensor) -> float:
         """The norm of a vector (n,) on all ranks."""
         return float(self.total(vector.double().square().sum()).sqrt())
 
-    def _reduced(self, values: Tensor, how: Any) -> Tensor:
+    def reduced(self, values: Tensor, how: Any) -> Tensor:
+        """As :meth:`total`, with another reduction of torch.distributed than the sum."""
         found = values.detach().to(self.device, copy=True).contiguous()
         with all_ranks():
             dist.all_reduce(found, how)
@@ -396,6 +405,32 @@ class ShardedProblem:
         """The mean of a number over the ranks."""
         return float(self.total(torch.tensor([value], dtype=torch.float64))) / self.ranks
 
+    def _coarsest(self, x: Any, y: Any) -> torch.dtype:
+        """The coarsest precision of parameters, and of what modules give for one batch."""
+        seen = {piece.local.dtype for piece in self.pieces}
+
+        def note(module: nn.Module, args: Any, outputs: Any) -> None:
+            seen.update(t.dtype for _, t in named_tensors(outputs) if t.is_floating_point())
+
+        hook = nn.modules.module.register_module_forward_hook(note)
+        try:
+            self._on(x, y, 1.0).loss()
+        finally:
+            hook.remove()
+        return max(seen, key=lambda dtype: torch.finfo(dtype).eps)
+
+    def _trained(self) -> Tensor:
+        """:attr:`mask` of the chosen parameters."""
+        padding, whole = padding_rows(unwrapped(self.model), self.layout), []
+        for piece, slot in zip(self.pieces, self.layout.slots, strict=True):
+            mask = torch.ones(slot.size, device=piece.local.device)
+            for rows in padding:
+                if slot.offset <= rows.start < slot.offset + slot.size:
+                    mask[rows.start - slot.offset : rows.stop - slot.offset] = 0
+            if piece in self.chosen:
+                whole.append(piece.cut(mask.view(slot.shape)).flatten())
+        return torch.cat(whole).to(self.dtype)
+
     def _on(self, x: Any, y: Any, terms: float) -> Self:
         """The same loss on one batch of each rank."""
         other = copy.copy(self)
@@ -408,7 +443,7 @@ class ShardedProblem:
     def _same(self, *values: float) -> bool:
         """Test whether numbers are the same on all ranks, up to rounding."""
         found = torch.tensor(values, dtype=torch.float64)
-        low, high = self._reduced(found, dist.ReduceOp.MIN), self._reduced(found, dist.ReduceOp.MAX)
+        low, high = self.reduced(found, dist.ReduceOp.MIN), self.reduced(found, dist.ReduceOp.MAX)
         return torch.allclose(low, high, rtol=tolerance(self.dtype), atol=0)
 
     def _check(self, x: Any, y: Any, terms: Terms) -> None:
@@ -429,7 +464,7 @@ class ShardedProblem:
         samples = count_samples(x, y, alike=False)
         halves = [take((x, y), rows) for rows in (slice(samples // 2), slice(samples // 2, None))]
         counts = [float(terms(*half).sum()) if len(half) else 0.0 for half in halves]
-        if self._reduced(torch.tensor(counts), dist.ReduceOp.MIN).min() > 0:
+        if self.reduced(torch.tensor(counts), dist.ReduceOp.MIN).min() > 0:
             parts = [self._on(*half, count) for half, count in zip(halves, counts, strict=True)]
             mean = sum(part.loss() * part._mean_terms for part in parts) / few._mean_terms
             if abs(mean - value) > tolerance(self.dtype) * max(1.0, abs(value)):
