@@ -74,7 +74,7 @@ def test_a_grid_has_the_same_bits_and_a_failure_is_one_line(
         for name in here.shapes:
             np.testing.assert_array_equal(getattr(here, name), getattr(there, name))
 
-    with pytest.raises(OperationError, match="--cluster: model, loss and data cannot be sent .* 'generator'"):
+    with pytest.raises(OperationError, match="cluster: model, loss and data cannot be sent .* 'generator'"):
         local.run((_ for _ in ()).send, [[None]], print)
     with pytest.raises(children.JobError, match="ZeroDivisionError") as caught:
         local.run("operator:truediv", [[1, 1], [1, 0]], lambda number, result: None)

@@ -81,8 +81,8 @@ def test_the_search_widens_and_gives_up() -> None:
         search(lambda lr: end, 1.0, 0.1)
     with pytest.raises(InputError, match="λ_max with weight decay is -1, it must be > 0"):
         minima(problems.quadratic([-1.0, -2.0]), [0])
-    with pytest.raises(InputError, match="tol: 0 is not allowed"):
-        minima(problems.quadratic([1.0, 2.0]), [0], tol=0)
+    with pytest.raises(InputError, match="rate_tol: 0 is not allowed"):
+        minima(problems.quadratic([1.0, 2.0]), [0], rate_tol=0)
 
 
 @pytest.mark.slow
@@ -189,7 +189,7 @@ def quadratic(lr: float = LR, steps: int = 60, **more: object) -> Checkpoint:
 def test_on_a_quadratic_it_is_where_the_closed_form_says() -> None:
     """E‖w‖² = α²σ²/(nB(1 − (1 − α)²)): with α and nB times k, the loss grows as (2 − α)/(2 − kα)."""
     run = quadratic()
-    result = critical_batch(run, [1, 4, 5, 6], tol=0.8, trained_samples=2400, seeds=3)
+    result = critical_batch(run, [1, 4, 5, 6], loss_tol=0.8, trained_samples=2400, seeds=3)
     k = result.batch / 4
     exact = (2 - LR) / (2 - k * LR) - 1
     assert result.lr.tolist() == pytest.approx((LR * k).tolist())
@@ -198,13 +198,13 @@ def test_on_a_quadratic_it_is_where_the_closed_form_says() -> None:
     assert result.value == pytest.approx(20.0, abs=3 * result.standard_error + 0.5)  # exact: k = 5
     assert result.bracket in ((16.0, 20.0), (20.0, 24.0))
     assert result.samples == 1000
-    constant = critical_batch(run, [1, 4], scaling="none", tol=0.1, trained_samples=640, seeds=1)
+    constant = critical_batch(run, [1, 4], scaling="none", loss_tol=0.1, trained_samples=640, seeds=1)
     assert constant.value == math.inf  # less noise, at the same rate, near the minimum
     assert math.isnan(constant.standard_error)
 
 
 def test_branches_that_diverge_are_worse_than_any() -> None:
-    result = critical_batch(quadratic(1.0), [1, 4], tol=0.5, trained_samples=800, seeds=2)
+    result = critical_batch(quadratic(1.0), [1, 4], loss_tol=0.5, trained_samples=800, seeds=2)
     assert np.isinf(result.loss[1]).all()
     assert (result.value, result.standard_error) == (pytest.approx(8.0), 0.0)
     assert result.bracket == (4.0, 16.0)
@@ -214,7 +214,7 @@ def test_the_jackknife_over_seeds() -> None:
     rng = np.random.default_rng(0)
     made = CriticalBatch(
         batch=np.array([10, 100]), lr=np.array([1.0, 2.0]), steps=np.array([9, 9]), loss=np.ones((2, 8)),
-        own_batch=10, step=0, trained_samples=90, tol=0.1, scaling="sqrt", samples=9, seed=0, dtype="float32",
+        own_batch=10, step=0, trained_samples=90, loss_tol=0.1, scaling="sqrt", samples=9, seed=0, dtype="float32",
     )  # fmt: skip
     values, errors = [], []
     for _ in range(300):
@@ -235,7 +235,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
         ("factors: -1", {"factors": [-1, 1]}),
         ("trained_samples: 16", {"factors": [1, 2], "trained_samples": 16}),
         ("scaling: 'cube'", {"scaling": "cube"}),
-        ("tol: 0", {"tol": 0.0}),
+        ("loss_tol: 0", {"loss_tol": 0.0}),
         ("seeds: 0", {"seeds": 0}),
     ):
         with pytest.raises(InputError, match=words):

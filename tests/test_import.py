@@ -295,7 +295,7 @@ def test_code_is_neither_unpickled_nor_imported_by_reading(folder: Path, command
     run = landscape.load("net.h5")
     assert command("info", "net.h5")[0] == 0
     for call in (run.problem, lambda: run.problem(data=(torch.zeros(2, 1, 6, 6), torch.zeros(2)))):
-        with pytest.raises(OperationError, match="give --"):
+        with pytest.raises(OperationError, match="give data='mine:images'|give model='mine:net'"):
             call()
     one_line(command("contour", "net.h5"), 1, "net.h5: its data is 'mine:images'", "give --data mine:images")
     one_line(
@@ -464,7 +464,7 @@ def test_from_python_the_model_names_itself(tmp_path: Path) -> None:
     assert np.isnan(back.lr)
     with h5py.File(tmp_path / "net.h5") as file:
         assert file.attrs["schema"] == "landscape.checkpoint"
-    with pytest.raises(OperationError, match="its data is not known; give --data MODULE:NAME"):
+    with pytest.raises(OperationError, match="its data is not known; give data='MODULE:NAME'"):
         back.problem(model=model)
     with pytest.raises(
         OperationError, match=r"do not fit the model: 'conv.weight' is \(3, 1, 3, 3\) in the file, missing"

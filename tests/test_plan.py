@@ -56,7 +56,7 @@ def test_all_reduces_cost_what_the_textbook_says() -> None:
     assert all_reduce("recursive-doubling", 8, 1000.0, link) == pytest.approx(3 * (1e-3 + 10.0))
     assert all_reduce("recursive-halving", 8, 1000.0, link) == pytest.approx(6e-3 + 1.75 * 10.0)
     assert all_reduce("recursive-halving", 9, 1000.0, link) == pytest.approx(8e-3 + 3.75 * 10.0)
-    with pytest.raises(InputError, match="--all-reduce: 'tree' is not known"):
+    with pytest.raises(InputError, match="all_reduce: 'tree' is not known"):
         all_reduce("tree", 4, 1.0, link)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import functools
 import json
 import math
 import operator
@@ -10,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, Literal
+from typing import Any
 
 import h5py
 import numpy as np
@@ -19,9 +21,9 @@ from torch import Tensor, nn
 
 from landscape import data as datasets
 from landscape import models
-from landscape.checkpoint import history
-from landscape.checkpoint.user_code import UserData, as_data, command_text, is_user_defined
-from landscape.core import hdf5
+from landscape.checkpoint import history, user_code
+from landscape.checkpoint.user_code import UserData, as_data, is_user_defined, text_of
+from landscape.core import hdf5, registry
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import SPLIT, parse_toml
 from landscape.data.base import Dataset
@@ -74,6 +76,7 @@ class Checkpoint:
         diverged_at: the step at which the run diverged, or −1.
         diverged: what diverged: "", "mean" or "learners".
         path: the file; None if it was not saved.
+        source: arguments of :meth:`problem` that stand in for those that a call leaves out (:meth:`using`).
 
     Example:
         >>> import tempfile, torch, landscape
@@ -104,6 +107,7 @@ class Checkpoint:
     diverged_at: int = -1
     diverged: str = ""
     path: Path | None = None
+    source: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __repr__(self) -> str:
         n, size = self.weights.shape
@@ -130,6 +134,11 @@ class Checkpoint:
         return len(self.weights)
 
     @property
+    def batch(self) -> int:
+        """The total batch nB of a step; 0 where it is not known."""
+        return self.local_batch * self.learners
+
+    @property
     def mean(self) -> Tensor:
         """The mean w_a of the learners' weights (P,)."""
         return average(self.weights)
@@ -145,16 +154,16 @@ class Checkpoint:
 
     def problem(
         self,
-        split: str = SPLIT,
+        split: str | None = None,
         learner: str | int = "mean",
         *,
-        model: nn.Module | Callable[[], nn.Module] | None = None,
+        model: nn.Module | Callable[[], nn.Module] | str | None = None,
         data: Any = None,
-        loss: Loss | Literal["data"] | None = "data",
+        loss: Loss | str | None = "data",
         data_dir: str | Path | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        randomness: str | int = "refuse",
+        randomness: str | int | None = None,
     ) -> Problem:
         """The run's model and data as a :class:`landscape.Problem`, centred on w_a or on one learner.
 
@@ -164,10 +173,11 @@ class Checkpoint:
         recorded; without any, they are computed on the whole training set.
 
         Args:
-            split: "train" or "test".
+            split: "train" (the default) or "test".
             learner: "mean", or a learner's number.
             model: replaces the built-in model; needed if the checkpoint's model is the user's code. Its
-                weights and buffers are replaced by the checkpoint's.
+                weights and buffers are replaced by the checkpoint's. Model, data and loss may be named, too,
+                as the commands' options take them: "MODULE:NAME".
             data: replaces the built-in data set: a :class:`landscape.data.Dataset`, a dict of the splits
                 "train" and "test", or one split for both, each as :class:`landscape.Problem` takes it.
             loss: replaces the loss of the data ("data"); as in :class:`landscape.Problem`.
@@ -191,6 +201,52 @@ class Checkpoint:
             >>> run.problem(model=model, data=data, loss=loss).samples
             9
         """
+        given = {"model": model, "data": data, "device": device, "dtype": dtype, "randomness": randomness}
+        given |= {"split": split, "data_dir": data_dir} | (
+            {} if isinstance(loss, str) and loss == "data" else {"loss": loss}
+        )
+        chosen = {"split": SPLIT, "loss": "data", "randomness": "refuse"} | self.source
+        return self._problem(
+            learner, **chosen | _named({k: v for k, v in given.items() if v is not None or k == "loss"})
+        )
+
+    def using(self, **source: Any) -> Checkpoint:
+        """The same run, whose problem has a model, data or loss that its file does not bring along.
+
+        Args:
+            source: arguments of :meth:`problem`, used where a call of it leaves them out.
+
+        Returns:
+            A run that shares its arrays with this one.
+
+        Raises:
+            InputError: a named model, data set or loss that does not exist.
+
+        Example:
+            >>> import tempfile, torch, landscape
+            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
+            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
+            >>> run = landscape.import_state(f"{folder}/net.pt", model)
+            >>> data = torch.randn(9, 3), torch.randint(2, (9,))
+            >>> landscape.spectrum(run.using(model=model, data=data), k=2).values.shape
+            (2,)
+        """
+        return dataclasses.replace(self, source=self.source | _named(source))
+
+    def _problem(
+        self,
+        learner: str | int,
+        *,
+        split: str,
+        loss: Any,
+        randomness: str | int,
+        model: Any = None,
+        data: Any = None,
+        data_dir: Any = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> Problem:
+        """The problem of :meth:`problem`, whose arguments are complete."""
         check_learner(learner, self.learners)
         where = str(self.path or "checkpoint")
         theta = self.mean if isinstance(learner, str) else self.weights[learner]
@@ -199,8 +255,8 @@ class Checkpoint:
         name = self.data["name"]
         if data is None and (is_user_defined(name) or not name):
             of = f"data is '{name}', which a file cannot bring along" if name else "data is not known"
-            hint = command_text(name, self.data["options"]) if name else "MODULE:NAME"
-            raise OperationError(f"{where}: its {of}; give --data {hint} (from Python, data=…)")
+            hint = text_of(name, self.data["options"]) if name else "MODULE:NAME"
+            raise OperationError(f"{where}: its {of}; give data={hint!r}")
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
         pick = _mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
         rows = {key: pick(value) for key, value in self.buffers.items()}
@@ -228,8 +284,8 @@ class Checkpoint:
         name, options = self.model["name"], self.model["options"]
         if given is None and is_user_defined(name):
             raise OperationError(
-                f"{where}: its model is '{name}', code that a file cannot bring along; give --model "
-                f"{command_text(name, options)} (from Python, model=…)"
+                f"{where}: its model is '{name}', code that a file cannot bring along; give "
+                f"model={text_of(name, options)!r}"
             )
         if given is None:
             network = models.build(name, **options)
@@ -513,3 +569,20 @@ def set_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, value in values.items():
         known[name].copy_(value)
+
+
+def _named(source: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of :meth:`Checkpoint.problem`, what is named among them found."""
+    found, known = dict(source), {"model": registry.models, "data": registry.data_sets}
+    specs = {
+        name: user_code.known_spec(name, source[name], of)
+        for name, of in known.items()
+        if isinstance(source.get(name), str)
+    }
+    if "model" in specs:
+        found["model"] = functools.partial(user_code.build_model, "model", specs["model"])
+    if "data" in specs:
+        found["data"] = user_code.load_data("data", specs["data"], source.get("data_dir"))
+    if isinstance(loss := source.get("loss"), str) and loss != "data":
+        found["loss"] = user_code.load_loss("loss", loss)
+    return found

@@ -72,10 +72,15 @@ def parse(where: str, text: str) -> Spec:
     return Spec(match[1], options, match[2] is not None)
 
 
-def command_text(name: str, options: Mapping[str, Any]) -> str:
-    """NAME, or NAME(KEY=VALUE, …) in quotes for a shell: the text of a command's option."""
+def text_of(name: str, options: Mapping[str, Any]) -> str:
+    """NAME, or NAME(KEY=VALUE, …), as :func:`parse` reads it."""
     text = ", ".join(f"{key}={toml_value(value)}" for key, value in options.items())
-    return shlex.quote(f"{name}({text})") if text else name
+    return f"{name}({text})" if text else name
+
+
+def command_text(name: str, options: Mapping[str, Any]) -> str:
+    """:func:`text_of` for a shell: the text of a command's option."""
+    return shlex.quote(text_of(name, options)) if options else name
 
 
 def known_spec(where: str, text: str, known: Registry) -> Spec:

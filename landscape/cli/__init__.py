@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import sys
 import textwrap
@@ -154,7 +155,7 @@ def _show_warning(
 
 
 # An argument in the middle of a line: "give resume=True", "or device='cpu'".
-_ARGUMENT = re.compile(r"(?<!\S)(\w+)=(?:True|'([^']*)')")
+_ARGUMENT = re.compile(r"(?<!\S)(\w+)=(?:True|'(…|[^']*)')")
 
 
 def with_options(line: str, name: str) -> str:
@@ -177,7 +178,8 @@ def with_options(line: str, name: str) -> str:
 
     def option(found: re.Match[str]) -> str:
         parameter, value = found.groups()
-        return f"{flags[parameter]} {value or ''}".rstrip() if parameter in flags else found[0]
+        given = shlex.quote(value) if value and value != "…" else ""
+        return f"{flags[parameter]} {given}".rstrip() if parameter in flags else found[0]
 
     words, use, remedy = line.partition("; use ")
     return _ARGUMENT.sub(option, words) + use + remedy

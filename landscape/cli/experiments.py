@@ -81,7 +81,7 @@ def weight_decay(run: Checkpoint) -> float:
             "help": "Training samples that each branch sees. [default: 40 steps of the largest batch]",
         },
         seeds={"flag": "--branches", "help": "Branches for each batch, by seed."},
-        tol={"help": "Allowed rise of the loss, relative to it."},
+        loss_tol={"help": "Allowed rise of the loss, relative to it."},
         scaling={
             "flag": "--lr-scaling",
             "type": Choice(tuple(SCALING)),
@@ -95,7 +95,8 @@ def critical_batch(
     """The batch above which training from each CKPT loses, sample for sample, by training branches from it.
 
     Branches with batches of several sizes train on equally many samples. Prints where the training loss at
-    w_a ends higher than with the smallest batch by more than --tol, with one standard error over the seeds.
+    w_a ends higher than with the smallest batch by more than --loss-tol, with one standard error over the
+    seeds.
 
     Args:
         factors: Batches of the branches, in units of the run's own.

@@ -196,7 +196,7 @@ def assumptions(r: RunTimes) -> str:
     slow = f", one worker {r.slow:g}× slower" if r.slow != 1 else ""
     wait = (
         "before each update, an exchange of the previous loss"
-        if r.news
+        if r.exchange_loss
         else "no exchange of the loss (--alone)"
     )
     return (

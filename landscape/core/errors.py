@@ -76,8 +76,8 @@ class ProblemWarning(UserWarning):
 # As torch's allocators, C++ and numpy say it.
 _NO_MEMORY = re.compile("(can't|cannot) allocate memory|out of memory|bad_alloc|not enough memory")
 REMEDY = (
-    "to train, lower learners, batch or the model, or raise accumulate; to analyse, lower --max-memory, "
-    "--grid, --jobs or --nproc"
+    "to train, lower learners, batch or the model, or raise accumulate; to analyse, lower max_memory, "
+    "the grid or the number of processes"
 )
 
 

@@ -27,9 +27,9 @@ DEVICES = ("auto", "cpu", "cuda")
 
 def pick_device(name: str) -> torch.device:
     """The device called "auto", "cpu" or "cuda". Raises InputError for CUDA where there is none."""
-    choose("--device", name, DEVICES)
+    choose("device", name, DEVICES)
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device: 'cuda' is not allowed, PyTorch finds no GPU here; use cpu or auto")
+        raise InputError("device: 'cuda' is not allowed, PyTorch finds no GPU here; use cpu or auto")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
@@ -58,13 +58,13 @@ def parse_size(where: str, text: str) -> int:
     """The number of bytes that a text such as "2.5GiB", "800 MB" or "1000000" stands for.
 
     Args:
-        where: the option that the text was given with, for the message.
+        where: the parameter that the text was given for, for the message.
 
     Raises:
         InputError: the text is no positive number with a unit of memory.
 
     Example:
-        >>> parse_size("--max-memory", "2 KiB")
+        >>> parse_size("max_memory", "2 KiB")
         2048
     """
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)\s*([A-Z]*)", text.strip().upper())
@@ -321,12 +321,14 @@ def bounded(need: Callable[..., Need], *of_the_run: str) -> Callable[[Callable[P
             run: Any = call.arguments.get("problem")
             if (problem := of_run(run)) is not run:  # which reads its data once
                 call.arguments["problem"] = problem
-                own = {name: getattr(run, name) for name in of_the_run if call.arguments.get(name) is None}
-                call.arguments |= own
+                absent = {n: getattr(run, n) for n in of_the_run if call.arguments.get(n) is None}
+                # NaN and 0 are the numbers of imported weights: unknown.
+                call.arguments |= {
+                    n: own for n, own in absent.items() if not isinstance(own, (int, float)) or own > 0
+                }
                 if of_the_run:
-                    call.arguments["about"] = {"split": SPLIT, "label": run.label} | call.arguments.get(
-                        "about", {}
-                    )
+                    about = {"split": getattr(run, "source", {}).get("split", SPLIT), "label": run.label}
+                    call.arguments["about"] = about | call.arguments.get("about", {})
             return call
 
         def needed(*args: Any, **kwargs: Any) -> Need | None:

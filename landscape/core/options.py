@@ -34,9 +34,9 @@ def choose(where: str, name: str, allowed: Iterable[str]) -> str:
         InputError: another name; the message suggests the most similar allowed one.
 
     Example:
-        >>> choose("--norm", "fliter", ["none", "filter", "layer"])
+        >>> choose("norm", "fliter", ["none", "filter", "layer"])
         Traceback (most recent call last):
-        landscape.core.errors.InputError: --norm: 'fliter' is not known; did you mean 'filter'? ...
+        landscape.core.errors.InputError: norm: 'fliter' is not known; did you mean 'filter'? ...
     """
     known = sorted(allowed)
     if name in known:
@@ -65,9 +65,9 @@ def positive(where: str, value: float, *, least: float | None = None) -> None:
         InputError: another value.
 
     Example:
-        >>> positive("--grid", 0, least=1)
+        >>> positive("grid", 0, least=1)
         Traceback (most recent call last):
-        landscape.core.errors.InputError: --grid: 0 is not allowed, it must be a finite number ≥ 1
+        landscape.core.errors.InputError: grid: 0 is not allowed, it must be a finite number ≥ 1
     """
     bits = value.bit_length() if isinstance(value, int) else 0
     given: Any = value  # typeshed does not know that a float is a Real
@@ -91,7 +91,7 @@ def quantity(where: str, text: str, units: Mapping[str, float], *, zero: bool = 
         InputError: no finite number > 0 (with ``zero``: ≥ 0), or no known unit.
 
     Example:
-        >>> quantity("--bandwidth", "10 kB/s", {"B/s": 1.0, "kB/s": 1e3})
+        >>> quantity("bandwidth", "10 kB/s", {"B/s": 1.0, "kB/s": 1e3})
         10000.0
     """
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(?:[eE]([+-]?\d+))?\s*(\D.*)", text.strip())

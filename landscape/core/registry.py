@@ -100,7 +100,7 @@ class Registry:
         given: arguments of an entry that the program sets, and are no options of a user.
 
     Example:
-        >>> colours = Registry("colour", "--colour")
+        >>> colours = Registry("colour", "colour")
         >>> @colours.add("red")
         ... def red() -> str:
         ...     return "#ff0000"
@@ -290,10 +290,10 @@ topologies = Registry("topology", "algorithm.mixing", "landscape.training.topolo
 optimizers = Registry("optimizer", "optimizer.name", "landscape.training.optimizer")
 models = Registry("model", "model.name", "landscape.models")
 data_sets = Registry("data set", "data.name", "landscape.data", given=("data_dir",))
-results = Registry("result", "FILE", "landscape.results")
+results = Registry("result", "schema", "landscape.results")
 instruments = Registry("instrument", "monitor.instruments", "landscape.training.instruments")
-drawings = Registry("drawing", "FILE", "landscape.plots")
-figures = Registry("figure", "NAME", "landscape.paper.figures", operator.attrgetter("draw"))
+drawings = Registry("drawing", "drawing", "landscape.plots")
+figures = Registry("figure", "name", "landscape.paper.figures", operator.attrgetter("draw"))
 commands = Registry("command", "COMMAND", "landscape.cli.commands", operator.attrgetter("callback"))
 
 

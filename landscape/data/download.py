@@ -187,7 +187,7 @@ def fetch(
             one cannot be written.
     """
     if mirror is not None and not mirror.startswith(("http://", "https://")):
-        raise InputError(f"--mirror: '{mirror}' is not allowed, it must be an http:// or https:// address")
+        raise InputError(f"mirror: '{mirror}' is not allowed, it must be an http:// or https:// address")
     source = SOURCES[name]
     mirrors = source.mirrors if mirror is None else (mirror,)
     kept = {file: _existing(name, root, file, force) for file in source.files}
@@ -215,7 +215,7 @@ def _existing(name: str, root: Path, file: File, force: bool) -> Path | None:
             if path.parent == target.parent and not force:
                 raise OperationError(
                     f"{path}: is not the file of {name} (its checksum is another); move it away, or give "
-                    "--force to replace it"
+                    "force=True to replace it"
                 )
             if path.parent == target.parent and path != target:
                 path.unlink()  # or a loader might take it in place of the new one
@@ -283,7 +283,7 @@ def _download(
             if mirror != mirrors[-1]:
                 message(f"{error}; trying the next mirror")
     raise OperationError(
-        f"{'; '.join(failures)}; try again, give --mirror, or put {file.name} into {path.parent} yourself"
+        f"{'; '.join(failures)}; try again, give mirror='…', or put {file.name} into {path.parent} yourself"
     )
 
 
@@ -306,7 +306,7 @@ def _opened(url: str, seconds: float) -> Any:
             if other or (_inner(newurl) and not _inner(url)):
                 fp.close()
                 where = "to another scheme" if other else "into this network"
-                raise ValueError(f"it is redirected {where}, {newurl}; give that as --mirror if it is right")
+                raise ValueError(f"it is redirected {where}, {newurl}; give mirror='{newurl}' if it is right")
             return super().redirect_request(req, fp, code, msg, headers, newurl)
 
     request = Request(url, headers={"User-Agent": f"landscape/{__version__}"})

@@ -163,7 +163,7 @@ def mean_and_spread(values: Sequence[float], form: str = ".2f") -> str:
     return f"{np.mean(values):{form}} ± {np.std(values, ddof=1):{form}}"
 
 
-def compare(
+def compare_with_paper(
     rows: Rows, what: str, value: str, text: Callable[..., str] = summary, paper: str = "", **form: str
 ) -> list[Compared]:
     """``text`` of the column ``value`` for each setting that ``what`` names, in the order of the rows.

@@ -143,7 +143,7 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
     Branches that diverged are not drawn.
     """
     figure, (ax,) = panels(1, 1, 6.4, 4.0, ["rise"])
-    first, allowed = results[0], 100 * results[0].tol
+    first, allowed = results[0], 100 * results[0].loss_tol
     for r, name, color in style.labeled(results, ""):
         seen = np.isfinite(r.rise)
         name += "" if "step" in r.label else f", step {r.step:,}"  # unless the run ended there

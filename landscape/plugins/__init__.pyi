@@ -31,7 +31,7 @@ from landscape.paper.context import Runs as Runs
 from landscape.paper.context import Scale as Scale
 from landscape.paper.context import runs_of as runs_of
 from landscape.paper.figure import Drawing as Drawing
-from landscape.paper.figure import compare as compare
+from landscape.paper.figure import compare_with_paper as compare_with_paper
 from landscape.paper.figure import figure as figure
 from landscape.paper.figure import summary as summary
 from landscape.paper.figure import test_error as test_error

@@ -352,7 +352,7 @@ class NoiseAlignment(Measurement):
 class CriticalBatch(Measurement):
     """The loss after branches that train on equally many samples, by batch; the first is the reference.
 
-    The critical batch is where the mean loss exceeds that of the reference by the share ``tol`` of it.
+    The critical batch is where the mean loss exceeds that of the reference by the share ``loss_tol`` of it.
 
     Attributes:
         batch: (K,), samples of a step, nB, increasing.
@@ -362,19 +362,20 @@ class CriticalBatch(Measurement):
         own_batch: nB of the run that the branches start from.
         step: the step that they start at.
         trained_samples: the samples that each branch sees.
-        tol: the allowed rise of the loss, relative to the reference.
+        loss_tol: the allowed rise of the loss, relative to the reference.
         scaling: how the learning rate follows the batch: "linear", "sqrt" or "none".
 
     Example:
         >>> result = CriticalBatch(
         ...     batch=np.array([10, 40]), lr=np.array([0.1, 0.4]), steps=np.array([40, 10]),
-        ...     loss=np.array([[1.0, 1.0], [1.1, 1.3]]), own_batch=10, step=100, trained_samples=400, tol=0.1,
-        ...     scaling="linear", samples=50, seed=0, dtype="float32")
+        ...     loss=np.array([[1.0, 1.0], [1.1, 1.3]]), own_batch=10, step=100, trained_samples=400,
+        ...     loss_tol=0.1, scaling="linear", samples=50, seed=0, dtype="float32")
         >>> result.value, result.rise.round(3).tolist()
         (20.0, [0.0, 0.2])
     """
 
     schema: ClassVar[str] = "landscape.critical_batch"
+    renamed: ClassVar[Mapping[str, str]] = {"tol": "loss_tol"}
     axes_of: ClassVar[tuple[str, ...]] = ("batch",)
     table: ClassVar[str] = "batch seed_of_branch"
 
@@ -385,7 +386,7 @@ class CriticalBatch(Measurement):
     own_batch: Annotated[int, "samples"]
     step: Annotated[int, "steps"]
     trained_samples: Annotated[int, "samples"]
-    tol: Annotated[float, "1"]
+    loss_tol: Annotated[float, "1"]
     scaling: str
 
     @property
@@ -423,16 +424,16 @@ class CriticalBatch(Measurement):
         return float(self.batch[k - 1]), float(self.batch[k]) if k < len(self.batch) else math.inf
 
     def _first_worse(self, rise: Array) -> int:
-        worse = np.flatnonzero(~(rise <= self.tol))
+        worse = np.flatnonzero(~(rise <= self.loss_tol))
         return int(worse[0]) if len(worse) else len(rise)
 
     def _crossing(self, loss: Array) -> float:
-        """The batch where the rise passes ``tol``, linear in log batch; in its middle from inf."""
+        """The batch where the rise passes ``loss_tol``, linear in log batch; in its middle from inf."""
         rise = _rise(loss)
         k = self._first_worse(rise)
         if k == len(rise):
             return math.inf
-        share = (self.tol - rise[k - 1]) / (rise[k] - rise[k - 1]) if np.isfinite(rise[k]) else 0.5
+        share = (self.loss_tol - rise[k - 1]) / (rise[k] - rise[k - 1]) if np.isfinite(rise[k]) else 0.5
         low, high = np.log(self.batch[k - 1 : k + 1])
         return float(round(math.exp(low + share * (high - low)), 9))
 
@@ -451,7 +452,7 @@ class CriticalBatch(Measurement):
         return [
             first,
             *rises,
-            percent("allowed rise above the smallest batch", self.tol),
+            percent("allowed rise above the smallest batch", self.loss_tol),
             Row("samples of a branch", self.trained_samples, note=f"{self.loss.shape[1]} seeds"),
             Row("scaling of the rate", self.scaling),
         ]

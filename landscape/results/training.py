@@ -432,12 +432,12 @@ class RunTimes(Result):
         speedup: (rows,), ``samples_per_s`` relative to SSGD with the same number of workers.
         efficiency: (rows,), ``samples_per_s`` relative to workers without exchange and stragglers.
         recipe, parameters: name of the recipe, and number of parameters of its network.
-        held: learners per worker.
+        learners_per_worker: learners of each worker.
         bandwidth, latency: of the link, in bytes per second and seconds.
         straggler: s, where computing takes (1 + s·E) times as long, E ~ Exp(1) anew for each worker and step.
         slow: factor by which one worker is slower than the others.
         all_reduce: algorithm of the all-reduce.
-        news: whether all workers receive the loss of each step before the next one ends.
+        exchange_loss: whether all workers receive the loss of each step before the next one ends.
         seed: of the simulation.
 
     Example:
@@ -446,14 +446,16 @@ class RunTimes(Result):
         >>> result = RunTimes(
         ...     workers=np.array([2]), algorithm=("ssgd",), mixing=("",), gradient_s=one, update_s=one,
         ...     exchange_s=one, step_s=3 * one, step_error=0 * one, steps=one, run_s=3 * one, waiting=0 * one,
-        ...     samples_per_s=one, speedup=one, efficiency=one, recipe="r", parameters=9, held=1,
-        ...     bandwidth=1e9, latency=1e-5, straggler=0.0, slow=1.0, all_reduce="ring", news=True, seed=0)
+        ...     samples_per_s=one, speedup=one, efficiency=one, recipe="r", parameters=9,
+        ...     learners_per_worker=1, bandwidth=1e9, latency=1e-5, straggler=0.0, slow=1.0,
+        ...     all_reduce="ring", exchange_loss=True, seed=0)
         >>> print(result.label)
         r, 9 parameters
         8 Gbit/s, 10 µs
     """
 
     schema: ClassVar[str] = "landscape.plan"
+    renamed: ClassVar[Mapping[str, str]] = {"held": "learners_per_worker", "news": "exchange_loss"}
     table: ClassVar[str] = "row"
 
     workers: Annotated[Array, "row+"]
@@ -472,13 +474,13 @@ class RunTimes(Result):
     efficiency: Annotated[Array, "row+", "1"]
     recipe: str
     parameters: int
-    held: int
+    learners_per_worker: int
     bandwidth: Annotated[float, "byte/s"]
     latency: Annotated[float, "s"]
     straggler: float
     slow: float
     all_reduce: str
-    news: bool
+    exchange_loss: bool
     seed: int
 
     @property

@@ -126,7 +126,7 @@ def results() -> dict[str, Any]:
         ),
         "plan": filled(
             RunTimes, workers=np.array([2, 4, 8]), algorithm=("ssgd", "dpsgd awc", "dpsgd atc"), mixing=("", "ring(1)", "full"),
-            recipe="r", held=1, bandwidth=1e9, slow=1.0, all_reduce="ring",
+            recipe="r", learners_per_worker=1, bandwidth=1e9, slow=1.0, all_reduce="ring",
         ),
         "sweep": filled(
             Sweep, keys=("lr", "batch"), settings=texts([["0.1", "10"], ["0.2", "10"]]), seeds=texts(["0 1", "0"]),

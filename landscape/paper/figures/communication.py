@@ -14,7 +14,7 @@ import pandas as pd
 from landscape import plots
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.context import Context, identity
-from landscape.paper.figure import Compared, Drawing, compare, figure, mean_and_spread, test_error
+from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, mean_and_spread, test_error
 from landscape.paper.scales import OURS, mnist_runs
 from landscape.paper.verdicts import Effect, Rows, difference_effect, pair
 from landscape.plots.picture import panels, shared_legend
@@ -140,7 +140,7 @@ def _local(context: Context) -> Drawing:
     return Drawing(
         {"": picture},
         rows,
-        compare(shown, "test accuracy (%), {algorithm}, H = {period}", ACCURACY, mean_and_spread),
+        compare_with_paper(shown, "test accuracy (%), {algorithm}, H = {period}", ACCURACY, mean_and_spread),
         f"From H = 1 to 64 local SGD loses {plain[1] - plain[64]:.2f} points of accuracy; slow momentum "
         f"changes it by {', '.join(f'{v:+.2f}' for v in slow - plain)} points at H = "
         f"{', '.join(map(str, PERIODS))}.",

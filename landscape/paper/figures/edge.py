@@ -13,7 +13,7 @@ from landscape.paper.context import Context
 from landscape.paper.figure import (
     Compared,
     Drawing,
-    compare,
+    compare_with_paper,
     figure,
     handle,
     last,
@@ -130,7 +130,7 @@ def _edge(context: Context) -> Drawing:
     return Drawing(
         {"": picture},
         rows,
-        compare(rows, "plateau of ηλ_max, α = {lr:g}, {setting} (limit {limit:.2f})", LEVEL),
+        compare_with_paper(rows, "plateau of ηλ_max, α = {lr:g}, {setting} (limit {limit:.2f})", LEVEL),
         f"The median plateau of ηλ_max is {min(near):.2f} to {max(near):.2f} times the setting's own limit, "
         f"over {len(near)} settings; ring(1) ≤ full ≤ SSGD, the order of their limits (AWC), at "
         f"{sum(ordered)} of {len(ordered)} rates. In ATC order, whose limit is SSGD's, it is {min(atc):.2f} "
@@ -207,7 +207,9 @@ def _edge_follows(context: Context) -> Drawing:
         {"": _flatness_picture(rows)},
         rows,
         [
-            *compare(shown, "test error (%), α = {lr:g}, {setting}", "test_error_percent", mean_and_spread),
+            *compare_with_paper(
+                shown, "test error (%), α = {lr:g}, {setting}", "test_error_percent", mean_and_spread
+            ),
             Compared("correlation of log λ_max with log rise", correlation),
         ],
         f"Over all runs log λ_max and the log rise of the loss correlate with {correlation}; DPSGD ring(2) "
@@ -280,7 +282,9 @@ def _lazy(context: Context) -> Drawing:
     return Drawing(
         {"": picture},
         rows,
-        compare(rows, "plateau of ηλ_max, gap {gap:.3g}, ω_min {omega_min:+.3g} ({setting})", LEVEL),
+        compare_with_paper(
+            rows, "plateau of ηλ_max, gap {gap:.3g}, ω_min {omega_min:+.3g} ({setting})", LEVEL
+        ),
         f"Sharpness follows ω_min: as the power {omega} of 1 + ω_min and {gap} of the spectral gap, fitted "
         "over six mixings.",
     )

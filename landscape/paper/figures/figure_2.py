@@ -14,7 +14,7 @@ from landscape.paper.context import Context, Point
 from landscape.paper.figure import (
     Compared,
     Drawing,
-    compare,
+    compare_with_paper,
     figure,
     last,
     mean_and_spread,
@@ -263,7 +263,7 @@ def _planes(context: Context) -> Drawing:
     return Drawing(
         {"": plots.draw(surfaces[: len(_WHEN)])},
         rows.drop(columns="of_mean"),
-        compare(rows, "loss of a learner / loss of the mean, {when}", "of_mean", form=".3g"),
+        compare_with_paper(rows, "loss of a learner / loss of the mean, {when}", "of_mean", form=".3g"),
         f"The mean has a lower loss than the median learner at {(rows['of_mean'] > 1).sum()} of {len(rows)} "
         "checkpoints; the picture is of the first seed.",
     )

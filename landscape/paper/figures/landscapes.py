@@ -10,7 +10,7 @@ import pandas as pd
 from landscape import plots
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.context import Axes, Context, Runs, Scale, runs_of
-from landscape.paper.figure import Drawing, compare, figure
+from landscape.paper.figure import Drawing, compare_with_paper, figure
 from landscape.paper.figures.training_curves import NAMED, ORDERS, accuracy, networks, tuned
 from landscape.paper.scales import CIFAR_NOTE, PAPER_CIFAR
 from landscape.paper.scales import cell as scaled
@@ -105,7 +105,7 @@ def _drawing(context: Context, make: Any, columns: Any, value: str, what: str, c
     rows = _table(context, first, make, columns)
     good = rows.assign(**{value: rows[value].where(rows[count])}) if count else rows
     by_run = good.groupby(["model", "algorithm", "seed"], sort=False)[value].median().reset_index()
-    return Drawing({"": plots.draw(first)}, rows, compare(by_run, what, value, form=".3g"), "")
+    return Drawing({"": plots.draw(first)}, rows, compare_with_paper(by_run, what, value, form=".3g"), "")
 
 
 def _fig3(context: Context) -> Drawing:

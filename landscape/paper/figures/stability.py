@@ -15,7 +15,7 @@ from matplotlib import ticker
 from landscape import limits, plots
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.context import Context, Runs, Scale, runs_of
-from landscape.paper.figure import Compared, Drawing, compare, figure, summary
+from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, summary
 from landscape.paper.scales import OURS
 from landscape.paper.verdicts import Effect, Rows, by_seed, pair, ratio_effect, select, settings
 from landscape.plots.picture import panels
@@ -120,7 +120,7 @@ def _minima_of(context: Context, key: str, run: Checkpoint) -> Minima:
 
     def make() -> Minima:
         problem = context.problem(point, "train")
-        return minima(problem, delays, weight_decay=decay, tol=tol, split="train", label=point.label)
+        return minima(problem, delays, weight_decay=decay, rate_tol=tol, split="train", label=point.label)
 
     return context.cached(Minima, point, {"delays": delays, "tol": tol}, make, (minima,))[0]
 
@@ -148,7 +148,9 @@ def _delay_minima(context: Context) -> Drawing:
     return Drawing(
         {"": plots.draw(results[:1])},
         rows,
-        compare(rows, "largest rate that stays / predicted, {form}", "ratio", paper="1", form=".3f"),
+        compare_with_paper(
+            rows, "largest rate that stays / predicted, {form}", "ratio", paper="1", form=".3f"
+        ),
         f"With delay, the largest stable rate is within {100 * (rows['ratio'] - 1).abs().max():.0f}% of the "
         f"prediction; all three forms, delays {rows['delay'].min()} to {rows['delay'].max()}, {many} "
         f"seed{'s' * (many > 1)}. The picture is of the first.",

@@ -26,7 +26,7 @@ from landscape.training.recipes.schedule import Schedule
 from landscape.training.run.loop import Hooks, Trainer
 
 # Batches in units of the run's own, seeds, and the allowed rise of the loss (ours).
-FACTORS, SEEDS, TOL = (1.0, 2.0, 4.0, 8.0, 16.0), 3, 0.01
+FACTORS, SEEDS, LOSS_TOL = (1.0, 2.0, 4.0, 8.0, 16.0), 3, 0.01
 # The largest batch takes so many steps by default, and at least so many. The loss of a branch is its mean at
 # so many places evenly spread over the last quarter, which takes off most of its fluctuation (ours).
 STEPS, LEAST_STEPS, PLACES = 40, 8, 5
@@ -42,7 +42,7 @@ def critical_batch(
     *,
     trained_samples: int | None = None,
     seeds: int = SEEDS,
-    tol: float = TOL,
+    loss_tol: float = LOSS_TOL,
     scaling: str | None = None,
     seed: int = 0,
     device: torch.device | str = "cpu",
@@ -54,10 +54,10 @@ def critical_batch(
 
     From the checkpoint, with the state of its optimizer and update rule, branches train on equally many
     samples in steps of other batches; the learning rate follows the batch. The critical batch is the one
-    above which the training loss ends higher than with the smallest batch, by more than the share ``tol``:
-    branched training (Merrill et al. 2025, arXiv 2505.23971). It needs no assumption on the Hessian, which
-    :func:`landscape.noise_scale` does. Evaluation of the loss at w_a over all training data, several seeds
-    and interpolation between batches are ours.
+    above which the training loss ends higher than with the smallest batch, by more than the share
+    ``loss_tol``: branched training (Merrill et al. 2025, arXiv 2505.23971). It needs no assumption on the
+    Hessian, which :func:`landscape.noise_scale` does. Evaluation of the loss at w_a over all training data,
+    several seeds and interpolation between batches are ours.
 
     Args:
         run: a checkpoint of ``landscape train``, which says how the run goes on (a :class:`landscape.Problem`
@@ -65,7 +65,7 @@ def critical_batch(
         factors: batches of the branches in units of the run's; the smallest is the reference.
         trained_samples: of each branch; default: 40 steps of the largest batch.
         seeds: branches for each batch, with minibatches of their own.
-        tol: the allowed rise of the loss, relative to that of the reference.
+        loss_tol: the allowed rise of the loss, relative to that of the reference.
         scaling: of the learning rate with the batch: "linear", "sqrt" or "none". Default: "linear", for
             optimizers that divide by the size of the gradient "sqrt".
         seed: of the first branch; it draws the minibatches.
@@ -97,7 +97,7 @@ def critical_batch(
     choose("scaling", chosen, SCALING)
     for name, value in (("seeds", seeds), ("trained_samples", trained_samples or 1)):
         positive(name, value, least=1)
-    positive("tol", tol)
+    positive("loss_tol", loss_tol)
     batches = _batches(recipe, factors)
     total = trained_samples or STEPS * batches[-1]
     rates = [run.lr * (batch / recipe.batch) ** SCALING[chosen] for batch in batches]
@@ -123,7 +123,7 @@ def critical_batch(
         own_batch=recipe.batch,
         step=run.step,
         trained_samples=total,
-        tol=tol,
+        loss_tol=loss_tol,
         scaling=chosen,
         seed=seed,
         **setting(trainer.train),

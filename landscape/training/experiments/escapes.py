@@ -112,7 +112,7 @@ def minima(
     momentum: float = 0.9,
     *,
     weight_decay: float = 0.0,
-    tol: float = 0.07,
+    rate_tol: float = 0.07,
     seed: int = 0,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
@@ -124,8 +124,8 @@ def minima(
         delays: τ of each experiment.
         momentum: m of the ordinary and of the shifted form; the third form has none.
         weight_decay: the optimizer's.
-        tol: rates are bisected until the one at which training leaves is at most 1 + ``tol`` times the one at
-            which it stays.
+        rate_tol: rates are bisected until the one at which training leaves is at most 1 + ``rate_tol`` times
+            the one at which it stays.
         seed: draws the vector that the search for λ_max starts from.
         progress: takes the share that is done.
         **about: the provenance of the result.
@@ -137,7 +137,7 @@ def minima(
         InputError: where the loss curves upwards in no direction.
         OperationError: where training leaves at every rate, or at none.
     """
-    positive("tol", tol)
+    positive("rate_tol", rate_tol)
     positive("weight_decay", weight_decay, least=0)
     table = limits(delays, momentum)
     top = top_eigenvalues(problem, 1, seed=seed)
@@ -158,7 +158,7 @@ def minima(
     done = 0
     for (f, k), count in np.ndenumerate(steps):
         end_at = functools.partial(run, start, int(count), delays[k], *settings[f])
-        low, high, end = search(end_at, float(table[f, k]) / curvature, tol)
+        low, high, end = search(end_at, float(table[f, k]) / curvature, rate_tol)
         after = top_eigenvalues(problem, 1, weights=end, initial=top.vectors[0], seed=seed)
         for column, value in zip(columns.values(), (low, high, float(after.values[0])), strict=True):
             column[f, k] = value
@@ -233,9 +233,9 @@ def run(start: Start, steps: int, delay: int, momentum: float, shifted: float, l
 
 
 def search(
-    end_at: Callable[[float], Tensor | None], predicted: float, tol: float
+    end_at: Callable[[float], Tensor | None], predicted: float, rate_tol: float
 ) -> tuple[float, float, Tensor]:
-    """A rate at which training stays, one at most 1 + ``tol`` times it at which it leaves, and an end.
+    """A rate at which training stays, one at most 1 + ``rate_tol`` times it at which it leaves, and an end.
 
     By bisection of the logarithm. ``end_at`` gives the last weights of training at a rate, None if it leaves;
     the end is the last weights at the first of the two rates.
@@ -257,7 +257,7 @@ def search(
         raise OperationError(
             f"minimum: training stays even at lr {low:.3g}, {low / predicted:.3g} × predicted"
         )
-    while high > low * (1 + tol):
+    while high > low * (1 + rate_tol):
         middle = math.sqrt(low * high)
         further = end_at(middle)
         if further is None:

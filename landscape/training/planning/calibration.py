@@ -156,7 +156,7 @@ def calibrate_at_once(
     ``landscape train --nproc`` gives them. Raises OperationError where they cannot meet.
     """
     arguments = [recipe.to_toml(), learners_per_worker, local_batch, data_dir and os.fspath(data_dir)]
-    means: dict[str, Any] = _at_once(processes, "calibrate", arguments, "--per-machine")
+    means: dict[str, Any] = _at_once(processes, "calibrate", arguments, "per_machine")
     whole = {"linear": bool(means["linear"]), **{n: int(means[n]) for n in ("size", "parameters")}}
     return Costs(**(means | whole))
 
@@ -174,7 +174,7 @@ def measure_link(size: int, processes: int = 2) -> Link:
     Each sends to the next and receives from the one before, as an exchange of ``Comm`` does.
     Raises OperationError where the processes cannot meet.
     """
-    return Link(**_at_once(processes, "exchange", [size], "--bandwidth, --latency"))
+    return Link(**_at_once(processes, "exchange", [size], "bandwidth, latency"))
 
 
 def _exchange(rank: int, processes: int, size: int) -> dict[str, float]:
@@ -195,7 +195,7 @@ def _exchange(rank: int, processes: int, size: int) -> dict[str, float]:
     return {"latency": latency, "bandwidth": size / max(whole - latency, 1e-3 * whole)}
 
 
-def _at_once(processes: int, work: str, arguments: list[Any], option: str) -> dict[str, float]:
+def _at_once(processes: int, work: str, arguments: list[Any], where: str) -> dict[str, float]:
     """The mean over the ranks of the results of ``work(rank, processes, *arguments)``, at the same time."""
     results: dict[int, dict[str, float]] = {}
     threads = None if "OMP_NUM_THREADS" in os.environ else os.cpu_count()
@@ -207,7 +207,7 @@ def _at_once(processes: int, work: str, arguments: list[Any], option: str) -> di
             if error.known:
                 raise
             raise OperationError(
-                f"{option}: {processes} processes cannot be measured here ({error})"
+                f"{where}: {processes} processes cannot be measured here ({error})"
             ) from error
     return {name: statistics.mean(each[name] for each in results.values()) for name in results[0]}
 

@@ -102,7 +102,7 @@ def all_reduce(kind: str, workers: int, size: float, link: Link) -> float:
     The latter two take 2(α + S/β) more where W is no power of two (Thakur et al. 2005, section 4.5). Raises
     InputError for another ``kind``.
     """
-    if choose("--all-reduce", kind, ALL_REDUCE) == "ring":
+    if choose("all_reduce", kind, ALL_REDUCE) == "ring":
         return 2 * (workers - 1) * link.message(size / workers)
     rounds = workers.bit_length() - 1
     core, rest = 1 << rounds, 2 * (workers != 1 << rounds)
@@ -126,8 +126,8 @@ class Stragglers:
     slow: float = 1.0
 
     def __post_init__(self) -> None:
-        positive("--straggler", self.coefficient, least=0)
-        positive("--slow", self.slow, least=1)
+        positive("straggler", self.coefficient, least=0)
+        positive("slow", self.slow, least=1)
 
     def fixed(self, workers: int) -> Array:
         """F (W,)."""
@@ -340,7 +340,7 @@ def plan(
     Raises:
         InputError: for numbers that do not fit the recipe.
     """
-    choose("--scaling", scaling, SCALINGS)
+    choose("scaling", scaling, SCALINGS)
     learners = [w * cluster.learners_per_worker for w in workers]
     batches = [local_batch(recipe, n, scaling) for n in learners]
     for spec in mixings:
@@ -369,9 +369,10 @@ def plan(
     columns |= {key: np.array(columns[key]) for key in columns.keys() - {"algorithm", "mixing"}}
     link, stragglers = cluster.link, cluster.stragglers
     return RunTimes(
-        **columns, recipe=recipe.name, parameters=measured.parameters, held=cluster.learners_per_worker,
-        bandwidth=link.bandwidth, latency=link.latency, straggler=stragglers.coefficient,
-        slow=stragglers.slow, all_reduce=cluster.all_reduce, news=cluster.exchange_loss, seed=recipe.seed,
+        **columns, recipe=recipe.name, parameters=measured.parameters,
+        learners_per_worker=cluster.learners_per_worker, bandwidth=link.bandwidth, latency=link.latency,
+        straggler=stragglers.coefficient, slow=stragglers.slow, all_reduce=cluster.all_reduce,
+        exchange_loss=cluster.exchange_loss, seed=recipe.seed,
     )  # fmt: skip
 
 
@@ -428,7 +429,7 @@ def local_batch(recipe: Recipe, learners: int, scaling: Scaling) -> int:
         return recipe.local_batch
     if recipe.batch % learners:
         raise InputError(
-            f"--scaling: 'total' is not allowed, {learners} learners do not divide the batch of "
-            f"{recipe.batch}; choose other --workers or --set batch=…"
+            f"scaling: 'total' is not allowed, {learners} learners do not divide the batch of "
+            f"{recipe.batch}; choose other workers, or another batch"
         )
     return recipe.batch // learners

@@ -112,7 +112,7 @@ class Children:
 
     def __init__(self) -> None:
         if not HAS_LOCKS:
-            raise InputError("--nproc, --jobs: this system has no processes that share sockets; use 1")
+            raise InputError("processes: this system has no processes that share sockets; use 1")
         _sweep()
         self.all: list[Child] = []
         try:

@@ -69,24 +69,24 @@ class Cluster:
     Example:
         >>> Cluster("local:0")
         Traceback (most recent call last):
-        landscape.core.errors.InputError: --cluster: 'local:0' is not allowed, it must be the address ...
+        landscape.core.errors.InputError: cluster: 'local:0' is not allowed, it must be the address ...
     """
 
     def __init__(self, address: str = "local", threads: int | None = None) -> None:
         local, host = re.fullmatch(r"local(?::([1-9]\d{0,2}))?", address), r"(?!local:)[^\s/]*[^\s/:]"
         if not local and not re.fullmatch(rf"(?:(?:tcp|tls)://)?{host}:\d{{1,5}}", address):
             raise InputError(
-                f"--cluster: '{address}' is not allowed, it must be the address of a Dask scheduler, such as "
+                f"cluster: '{address}' is not allowed, it must be the address of a Dask scheduler, such as "
                 "tcp://HOST:8786, or local or local:N for N processes of this machine"
             )
         with apart():
-            self._distributed = optional("distributed", "--cluster", _EXTRA)
-            self._config = optional("dask.config", "--cluster", _EXTRA)
+            self._distributed = optional("distributed", "cluster", _EXTRA)
+            self._config = optional("dask.config", "cluster", _EXTRA)
         self._sent: tuple[Any, Any] | None = None  # a function, and the future of it on the workers
         self._end = contextlib.ExitStack()
         if local:
-            optional("cryptography", "--cluster local", _EXTRA)
-            workers = int(local[1] or optional("dask.system", "--cluster local", _EXTRA).CPU_COUNT)
+            optional("cryptography", "cluster", _EXTRA)
+            workers = int(local[1] or optional("dask.system", "cluster", _EXTRA).CPU_COUNT)
             self._target: Any = functools.partial(self._start, workers, threads or workers)
         else:
             self._target = address
@@ -130,9 +130,7 @@ class Cluster:
                 )
             except (OSError, RuntimeError) as error:
                 words = " ".join(str(error).split())
-                raise OperationError(
-                    f"--cluster: {workers} local processes cannot start ({words})"
-                ) from error
+                raise OperationError(f"cluster: {workers} local processes cannot start ({words})") from error
             with cluster:
                 yield cluster
 
@@ -145,7 +143,7 @@ class Cluster:
         except (OSError, RuntimeError, TypeError, ValueError) as error:  # two of them: of certificates
             client.close(timeout=CONNECT)  # Dask would do it at the end of this process, and take 10 s
             words = " ".join(str(error).split())
-            raise OperationError(f"--cluster: no Dask scheduler answers at {target} ({words})") from error
+            raise OperationError(f"cluster: no Dask scheduler answers at {target} ({words})") from error
         return client
 
     @property
@@ -198,11 +196,11 @@ class Cluster:
         """``function`` as a future that all jobs share. A worker that lost it gets it anew."""
         if self._sent is None or self._sent[0] is not function:
             try:
-                payload = optional("cloudpickle", "--cluster", _EXTRA).dumps(function)
+                payload = optional("cloudpickle", "cluster", _EXTRA).dumps(function)
             except Exception as error:  # whatever the objects of the user raise
                 words = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 raise OperationError(
-                    f"--cluster: model, loss and data cannot be sent to workers ({words})"
+                    f"cluster: model, loss and data cannot be sent to workers ({words})"
                 ) from error
             folder = None if isinstance(self._target, str) else os.getcwd()
             called = pickle.dumps(_Function(payload, _versions(), folder))
@@ -220,7 +218,7 @@ class Cluster:
             lost = f"the Dask scheduler at {self.address} was lost"
             raise children.JobError(number, f"{lost}; {children.GOES_ON}") from error
         except ImportError as error:
-            words = f"--cluster: {error} on a worker, which needs all packages and modules of this command"
+            words = f"cluster: {error} on a worker, which needs all packages and modules of this command"
             raise children.JobError(number, words, known=True) from error
         except Exception as error:
             words, known = children.reason(error)
@@ -298,12 +296,12 @@ class _Function:
             importlib.import_module("landscape.problem.problem")
         if self.folder:
             look_in(self.folder)
-        function: Any = optional("cloudpickle", "--cluster", _EXTRA).loads(self.payload)
+        function: Any = optional("cloudpickle", "cluster", _EXTRA).loads(self.payload)
         return pkgutil.resolve_name(function) if isinstance(function, str) else function
 
     def __call__(self, job: bytes) -> Any:
         """The result of a job, its arguments being pickled."""
-        worker = optional("distributed", "--cluster", _EXTRA).get_worker()
+        worker = optional("distributed", "cluster", _EXTRA).get_worker()
         self._check(worker)
         key = worker.get_current_task()
 
@@ -318,13 +316,13 @@ class _Function:
         """OperationError if ``worker``, this one, is not as the command needs it."""
         if worker.state.nthreads > 1:
             raise OperationError(
-                f"--cluster: worker {worker.address} does {worker.state.nthreads} jobs at once, 1 is "
+                f"cluster: worker {worker.address} does {worker.state.nthreads} jobs at once, 1 is "
                 "allowed; start it with --nthreads 1 (and several with --nworkers)"
             )
         for name, here in _versions().items():
             if here != self.versions.get(name):
                 raise OperationError(
-                    f"--cluster: worker {worker.address} has {name} {here}, this command "
+                    f"cluster: worker {worker.address} has {name} {here}, this command "
                     f"{self.versions.get(name)}; they must be the same"
                 )
 
@@ -337,6 +335,6 @@ def _versions() -> dict[str, str]:
 
     from landscape.training.processes.process_group import versions
 
-    dask = optional("distributed", "--cluster", _EXTRA).__version__
+    dask = optional("distributed", "cluster", _EXTRA).__version__
     python = ".".join(platform.python_version_tuple()[:2])
     return {"Python": python, **versions(), "numpy": numpy.__version__, "Dask": dask}

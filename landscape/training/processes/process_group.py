@@ -393,7 +393,7 @@ def worker_device(name: str) -> torch.device:
     local = number("LOCAL_RANK", 0, 0)
     if max(processes, local + 1) > gpus:
         raise InputError(
-            f"--device: '{name}' is not allowed, {processes} processes here need a GPU each and there are "
+            f"device: '{name}' is not allowed, {processes} processes here need a GPU each and there are "
             f"{gpus}; start fewer, or use cpu"
         )
     torch.cuda.set_device(local)

@@ -10,7 +10,7 @@ from landscape.plugins import (
     Rows,
     Runs,
     Scale,
-    compare,
+    compare_with_paper,
     difference_effect,
     figure,
     pair,
@@ -67,5 +67,5 @@ def clipping(context: Context) -> Drawing:
     picture = landscape.draw(ends, title="SSGD with and without clipping, two moons")
     errors = rows.groupby("algorithm", sort=False)["test_error_percent"]
     text = ", ".join(f"{name} {summary(values)}%" for name, values in errors)
-    compared = compare(rows, "test error of {algorithm} (%)", "test_error_percent")
+    compared = compare_with_paper(rows, "test error of {algorithm} (%)", "test_error_percent")
     return Drawing({"": picture}, rows, compared, f"Test error: {text}.")
