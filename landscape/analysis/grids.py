@@ -41,6 +41,7 @@ from landscape.geometry.surfaces import barrier
 from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem, Run, chain, problem_of
+from landscape.problem.sharded import on_ranks
 from landscape.results.base import Provenance
 from landscape.results.grids import SPAN, HessianGrid, Line, Plane, Surface
 
@@ -136,10 +137,13 @@ def contour(
         >>> surface.loss.shape
         (3, 5)
     """
-    problem = problem_of(problem)
+    problem = problem_of(problem, sharded=True)
+    sharded = on_ranks(problem)
+    if sharded and (into or execution):
+        raise InputError("into, execution: not allowed with a sharded model, whose ranks share each point")
     at = PlaneGrid(problem, plane, grid, span, interpolation_tol, dict.fromkeys(("loss", "accuracy"), float))
     problem = problem.with_batchnorm(bn, bn_samples)
-    own, made_of = _setting(problem, plane, bn, autocast), provenance(problem)
+    own, made_of = _setting(problem, plane, bn, autocast), () if sharded else provenance(problem)
     same = _source(about) | own | {"center": plane.center, "directions": plane.directions}
     same |= {} if method == "auto" else {"method": method}
     transport = _Transport(Surface, at, same, made_of, into, execution or Execution())
@@ -317,11 +321,11 @@ def line(
         >>> landscape.line(problem, weights=torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), points=3).loss.tolist()
         [0.5, 0.0, 0.5]
     """
-    problem = problem_of(problem)
+    problem = problem_of(problem, sharded=True)
     positive("points", points, least=2)
     if (direction is None) == (weights is None):
         raise InputError("direction, weights: a line takes one of the two, and not both")
-    size, name = problem.layout.size, "direction" if weights is None else "weights"
+    size, name = len(problem.weights), "direction" if weights is None else "weights"
     vectors, shape = (direction, (size,)) if weights is None else (weights, (2, size))
     expect(name, vectors, Tensor)
     assert vectors is not None

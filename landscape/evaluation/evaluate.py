@@ -48,6 +48,7 @@ from landscape.evaluation.paths import (
     long_enough,
 )
 from landscape.problem.problem import LinearStep, Problem, Step, chain
+from landscape.problem.sharded import on_ranks
 
 METHODS = ("auto", "batched", "compiled", "folded", "pointwise")
 # The dtype of the arithmetic; "tf32": that of the model.
@@ -240,7 +241,7 @@ def _bounded(problem: Problem, budget: MemoryBudget, weights: int, smaller: int)
     Without a bound a chunk takes the usual bytes, in numbers ``smaller`` times as small.
     """
     data = problem.data
-    if data.resident is None:
+    if data.resident is None or on_ranks(problem):
         budget.require(weights)
         return problem
     if budget.limit is None:

@@ -522,7 +522,7 @@ class PlaneGrid:
         kinds: Mapping[str, type],
     ) -> None:
         expect("plane", plane, Plane)
-        size = problem.layout.size
+        size = len(problem.weights)
         if plane.directions.shape != (2, size) or plane.center.shape != (size,):
             raise InputError(
                 f"plane: it is of a model with {plane.directions.shape[-1]:,} parameters, this one has "

@@ -75,7 +75,7 @@ def _contents(value: Any) -> Iterable[Any]:
 
 
 def with_other_first_labels(criterion: Any, x: Any) -> dict[str, Any] | None:
-    """The batch x of a model that computes its loss from integer "labels" (B, n), each with another first one.
+    """The batch x of a model that computes its loss from integer "labels" (B, n), with other first labels.
 
     None for another kind of model or labels. The loss of causal language models leaves the first label out;
     no attribute of a model says so, but its loss of this batch does.

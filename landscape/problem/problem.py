@@ -23,6 +23,7 @@ from landscape.problem.losses import Terms, describe_loss, is_softmax_loss, outp
 from landscape.problem.mean_check import check_mean
 from landscape.problem.mean_loss import Loss as Loss
 from landscape.problem.mean_loss import MeanLoss, Penalty
+from landscape.problem.sharded import ShardedProblem, is_sharded
 
 # What to do with a model whose forward pass is random even in eval mode.
 RANDOMNESS = ("refuse", "seed")
@@ -103,6 +104,17 @@ class Problem(MeanLoss):
         >>> landscape.Problem(model, loss, (x, y), weight_decay=1e-4)
         Problem(Linear, 8 parameters, cross_entropy, 20 samples, float32 on cpu)
     """
+
+    def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
+        """A problem; a :class:`landscape.ShardedProblem` of a model whose parameters are shared by ranks."""
+        if not (isinstance(model, nn.Module) and is_sharded(unwrapped(model))):
+            return super().__new__(cls)
+        if foreign := [name for name in options if name not in ("loss", "data", "terms", "check")]:
+            raise InputError(
+                f"{foreign[0]}: it is not allowed with a sharded model, which is taken as it is (allowed: "
+                "terms, check)"
+            )
+        return ShardedProblem(model, *args, **options)
 
     @torch.inference_mode(False)  # its tensors are used outside, too
     def __init__(
@@ -242,8 +254,13 @@ class Run(Protocol):
         """The run's problem: its model and training set, centred on w_a."""
 
 
-def problem_of(given: Problem | Run) -> Problem:
+def problem_of(given: Any, *, sharded: bool = False) -> Problem:
     """The problem that a function is about: the one given, or that of a run.
+
+    Args:
+        given: a problem or a run.
+        sharded: whether a :class:`landscape.ShardedProblem` is allowed, too: it has what these functions need
+            of a problem.
 
     Raises:
         InputError: anything else.
@@ -254,7 +271,7 @@ def problem_of(given: Problem | Run) -> Problem:
         landscape.core.errors.InputError: problem: a str is not allowed, it must be a Problem or ...
     """
     found = of_run(given)
-    expect("problem", found, Problem)
+    expect("problem", found, Problem, *[ShardedProblem] * sharded)
     return found  # type: ignore[no-any-return]
 
 

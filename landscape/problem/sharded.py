@@ -19,13 +19,14 @@ from torch import Tensor, nn
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import choose
 from landscape.problem.batches import count_samples, named_tensors, take
+from landscape.problem.batchnorm import BatchNormPolicy
 from landscape.problem.checks import CHECKS, tolerance, with_other_first_labels
 from landscape.problem.data import Data
-from landscape.problem.layout import Layout, check_recording, differentiable, padding_rows, unwrapped
-from landscape.problem.losses import Terms, describe_loss, output_loss, placed_loss
+from landscape.problem.layout import Layout, Slot, check_recording, differentiable, padding_rows, unwrapped
+from landscape.problem.losses import Terms, correct, describe_loss, output_loss, placed_loss
 
-# Errors of torch.distributed about other ranks are RuntimeErrors, which their texts tell from the model's own.
-_LOST = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|process group", re.IGNORECASE)
+# Errors of torch.distributed about other ranks are RuntimeErrors, told from the model's own by their texts.
+_LOST = re.compile(r"connection|socket|\bpeer|timed? ?out|remote|aborted", re.IGNORECASE)
 # The check of the gradient moves the weights by so much of their norm, and allows so large a relative error:
 # a gradient that is a sum over ranks instead of their mean is off by a factor of 2 at least (both ours).
 STEP, ALLOWED = 1e-3, 0.2
@@ -47,26 +48,32 @@ def _local(tensor: Any) -> Tensor:
 class Piece:
     """A trainable parameter, whose numbers on this rank are on 1/``share`` ranks."""
 
-    name: str
+    slot: Slot
     parameter: nn.Parameter
     share: float
 
     @classmethod
-    def of(cls, name: str, parameter: nn.Parameter) -> Piece:
-        """The piece of the parameter ``name``."""
+    def of(cls, slot: Slot, parameter: nn.Parameter) -> Piece:
+        """The piece of the parameter of a slot."""
         given: Any = parameter
         kinds = getattr(given, "placements", ())
         if any(kind.is_partial() for kind in kinds):
-            raise InputError(f"model: {name} is a sum over ranks, a parameter must be in shards or copies")
+            raise InputError(f"model: {slot.name} is a sum over ranks, it must be in shards or copies")
         shards = math.prod(
             given.device_mesh.size(i) for i, kind in enumerate(kinds) if not kind.is_replicate()
         )
-        return cls(name, parameter, shards / dist.get_world_size())
+        return cls(slot, parameter, shards / dist.get_world_size())
 
     @property
     def local(self) -> Tensor:
         """The numbers on this rank, in the parameter's memory."""
         return _local(self.parameter)
+
+    def whole(self) -> Tensor:
+        """The parameter, gathered from all ranks."""
+        given: Any = self.parameter.detach()
+        found: Tensor = given.full_tensor() if hasattr(given, "full_tensor") else given
+        return found
 
     def gradient(self) -> Tensor:
         """The gradient of these numbers that a backward pass left: zero where it left none."""
@@ -184,7 +191,7 @@ class ShardedProblem:
         self._reshard()
         named = dict(inner.named_parameters())
         self.layout = Layout.of(inner)
-        self.pieces = self.chosen = tuple(Piece.of(s.name, named[s.name]) for s in self.layout.slots)
+        self.pieces = self.chosen = tuple(Piece.of(s, named[s.name]) for s in self.layout.slots)
         if not self.pieces:
             raise InputError("model: it has no trainable parameters, at least one is needed")
         first = self.pieces[0].local
@@ -207,10 +214,12 @@ class ShardedProblem:
         self._mean_terms = self._mean(self.data.terms)
         sums = torch.zeros(self.ranks, dtype=torch.float64)
         sums[dist.get_rank()] = sum(float(t.double().sum()) for _, t in named_tensors((x, y)))
-        shares = len(self.total(sums).unique()) / self.ranks  # others have the same data
+        shares = len(set(self.total(sums).tolist())) / self.ranks  # others have the same data
         self.samples = round(float(self.total(torch.tensor(float(self.data.samples)))) * shares)
         self.coarse = self._coarsest(x, y)
         self.mask = self._trained()
+        # As a problem whose data is in batches that no faster path may divide.
+        self.batchnorm, self.separable, self.regularised, self.draws = BatchNormPolicy(), False, False, 0
         if check != "off":
             self._check(x, y, count)
 
@@ -220,6 +229,23 @@ class ShardedProblem:
             f"ShardedProblem({type(unwrapped(self.model)).__name__}, {self.layout.size:,} parameters on "
             f"{self.ranks} ranks, {loss}, {dtype} on {self.device})"
         )
+
+    def with_batchnorm(self, bn: str, samples: int = 0) -> Self:
+        """This problem itself: BatchNorm has the statistics in the model's buffers.
+
+        Args:
+            bn: "center".
+            samples: not used.
+
+        Returns:
+            The problem.
+
+        Raises:
+            InputError: another policy.
+        """
+        if bn != "center":
+            raise InputError(f"bn: '{bn}' is not allowed with a sharded model, it must be 'center'")
+        return self
 
     def of(self, part: str | Sequence[str] | None) -> Self:
         """The same with vectors of some parameters only.
@@ -235,11 +261,16 @@ class ShardedProblem:
         """
         names = {slot.name for slot in self.layout.select(part)}
         other = copy.copy(self)
-        other.chosen = tuple(piece for piece in self.pieces if piece.name in names)
+        other.chosen = tuple(piece for piece in self.pieces if piece.slot.name in names)
         other.mask = other._trained()
         return other
 
     # Vectors.
+
+    @property
+    def weights(self) -> Tensor:
+        """The model's own weights, (n,)."""
+        return self.flatten(piece.local for piece in self.chosen)
 
     @property
     def size(self) -> int:
@@ -258,21 +289,24 @@ class ShardedProblem:
         pairs = zip(self.chosen, tensors, strict=True)
         return torch.cat([t.flatten().to(self.dtype) * math.sqrt(piece.share) for piece, t in pairs])
 
-    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """This rank's numbers of a vector, by parameter.
+    def parts(self, vector: Tensor) -> list[Tensor]:
+        """This rank's numbers of a vector for each chosen parameter.
 
         Args:
             vector: (n,).
 
         Returns:
-            Name -> tensor in the shape of the parameter's local part.
+            Tensors in the shapes of the parameters' local parts.
+
+        Raises:
+            InputError: a vector of another length.
         """
         local = [piece.local for piece in self.chosen]
-        parts = torch.split(vector, [t.numel() for t in local])
-        return {
-            piece.name: part.view(t.shape) / math.sqrt(piece.share)
-            for piece, part, t in zip(self.chosen, parts, local, strict=True)
-        }
+        sizes = [t.numel() for t in local]
+        if vector.shape != (sum(sizes),):
+            raise InputError(f"weights: shape {tuple(vector.shape)}, on this rank it must be ({sum(sizes)},)")
+        triples = zip(torch.split(vector, sizes), local, self.chosen, strict=True)
+        return [part.view(t.shape) / math.sqrt(piece.share) for part, t, piece in triples]
 
     def total(self, values: Tensor) -> Tensor:
         """The sum over the ranks of what each of them has.
@@ -299,25 +333,34 @@ class ShardedProblem:
             dist.all_reduce(found, how)
         return found.to(values.device)
 
-    def draw(self, function: Callable[[torch.Size], Tensor]) -> Tensor:
+    def draw(self, function: Callable[[Piece], Tensor]) -> Tensor:
         """A random vector that does not depend on the number of ranks.
 
         Args:
-            function: draws the numbers of a parameter, of its shape, the same on all ranks.
+            function: draws all numbers of a parameter, in its shape, the same on all ranks.
 
         Returns:
             (n,).
         """
-        return self.flatten(
-            piece.cut(function(piece.parameter.shape).to(piece.local.device, self.dtype))
-            for piece in self.chosen
-        )
+        drawn = ((piece, function(piece).to(piece.local.device, self.dtype)) for piece in self.chosen)
+        return self.flatten(piece.cut(whole) for piece, whole in drawn)
+
+    def along_weights(self, directions: Tensor) -> Tensor:
+        """Set ``directions`` to zero along the padding rows of embeddings, which training never moves.
+
+        Args:
+            directions: (..., n), changed in place.
+
+        Returns:
+            ``directions``.
+        """
+        return directions.mul_(self.mask)
 
     # Passes.
 
     @contextlib.contextmanager
-    def _passes(self, along: Tensor | None = None) -> Iterator[None]:
-        """The model at θ + ``along`` in the block, in eval mode; it is then as it was, to the bit."""
+    def _passes(self, weights: Tensor | None) -> Iterator[None]:
+        """The model at ``weights`` in the block, in eval mode; it is then as it was, to the bit."""
         check_recording()
         modes = {module: module.training for module in self.model.modules()}
         with uninterrupted(), torch.no_grad():
@@ -332,9 +375,9 @@ class ShardedProblem:
                     module.training = isinstance(module, nn.RNNBase) and not module.dropout
                 for piece in self.pieces:
                     piece.parameter.grad = None
-                moved = {} if along is None else self.unflatten(along)
-                for piece in self.chosen if moved else ():
-                    piece.local.copy_(piece.local.to(self.dtype) + moved[piece.name])
+                parts = [piece.local for piece in self.chosen] if weights is None else self.parts(weights)
+                for piece, part in zip(self.chosen, parts, strict=True):
+                    piece.local.copy_(part)
                 with all_ranks():
                     yield
             finally:
@@ -349,53 +392,80 @@ class ShardedProblem:
     def _reshard(self) -> None:
         """Let FSDP2 free whole parameters: after a pass without gradients, the next one would use them."""
         for module in self.model.modules():
-            if hasattr(module, "reshard"):
-                module.reshard()
+            getattr(module, "reshard", lambda: None)()
 
-    def _value(self, x: Any, y: Any) -> Tensor:
-        """The loss of a batch, differentiable, at the weights of the moment."""
+    def _outputs_and_loss(self, x: Any, y: Any) -> tuple[Any, Tensor]:
+        """Of a batch, differentiable, at the weights of the moment."""
         args, kwargs = tuple(x) if isinstance(x, (tuple, list)) else (x,), dict[str, Any]()
         if isinstance(x, Mapping):
             args, kwargs = (), dict(x)
-        value: Any = self.criterion(self.model(*args, **kwargs), y)
-        return value.full_tensor() if hasattr(value, "full_tensor") else value
+        outputs = self.model(*args, **kwargs)
+        value: Any = self.criterion(outputs, y)
+        return outputs, value.full_tensor() if hasattr(value, "full_tensor") else value
 
     def _batches(self) -> Iterator[tuple[Any, Any, float]]:
         """(x, y, weight) of this rank: a mean over ranks, with these weights, is one over all terms."""
         for x, y, count in self.data.chunks():
             yield x, y, count / self.data.samples * self.data.terms / self._mean_terms
 
-    def loss(self, along: Tensor | None = None) -> float:
+    def totals(self, weights: Tensor | None = None) -> Tensor:
+        """The sums that :meth:`evaluate` divides by the number of samples.
+
+        Args:
+            weights: (n,); default: the model's own.
+
+        Returns:
+            (2,) float64, the same on all ranks: the loss and the number of right answers.
+        """
+        found = torch.zeros(3, dtype=torch.float64)
+        with self._passes(weights):
+            for x, y, weight in self._batches():
+                outputs, value = self._outputs_and_loss(x, y)
+                found[0] += float(value) * weight
+                found[1] += correct(outputs, y, self.criterion).cpu()
+                found[2] += count_samples(x, y, alike=False)
+                self._reshard()
+        total = self.total(found)
+        return torch.stack((total[0] / self.ranks, total[1] / total[2])) * self.samples
+
+    def evaluate(self, weights: Tensor | None = None) -> tuple[float, float]:
+        """Mean loss and accuracy over the data of all ranks.
+
+        Args:
+            weights: (n,); default: the model's own.
+
+        Returns:
+            (loss, accuracy), the same on all ranks; see :meth:`landscape.Problem.evaluate`.
+        """
+        loss, right = (self.totals(weights) / self.samples).tolist()
+        return loss, right
+
+    def loss(self, weights: Tensor | None = None) -> float:
         """The mean loss over the data of all ranks.
 
         Args:
-            along: (n,), added to the weights; None: at the model's own.
+            weights: (n,); default: the model's own.
 
         Returns:
-            L(θ + along), the same on all ranks.
+            L(θ), the same on all ranks.
         """
-        found = 0.0
-        with self._passes(along):
-            for x, y, weight in self._batches():
-                found += float(self._value(x, y)) * weight
-                self._reshard()
-        return self._mean(found)
+        return self.evaluate(weights)[0]
 
-    def gradient(self, along: Tensor | None = None) -> Tensor:
+    def gradient(self, weights: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss over the data of all ranks.
 
         Args:
-            along: (n,), added to the weights; None: at the model's own.
+            weights: (n,); default: the model's own.
 
         Returns:
             (n,), in float32 or float64, whatever the model's precision.
         """
-        with self._passes(along):
-            found = torch.zeros_like(self.flatten(piece.local for piece in self.chosen))
+        with self._passes(weights):
+            found = torch.zeros_like(self.weights)
             for x, y, weight in self._batches():
                 with torch.enable_grad():
-                    value = differentiable(self._value(x, y) * weight)
-                value.backward()
+                    value = differentiable(self._outputs_and_loss(x, y)[1] * weight)
+                value.backward()  # type: ignore[no-untyped-call]
                 found += self.flatten(piece.gradient() for piece in self.chosen)
                 for piece in self.pieces:
                     piece.parameter.grad = None
@@ -421,15 +491,16 @@ class ShardedProblem:
 
     def _trained(self) -> Tensor:
         """:attr:`mask` of the chosen parameters."""
-        padding, whole = padding_rows(unwrapped(self.model), self.layout), []
-        for piece, slot in zip(self.pieces, self.layout.slots, strict=True):
-            mask = torch.ones(slot.size, device=piece.local.device)
+        padding = padding_rows(unwrapped(self.model), self.layout)
+
+        def ones(piece: Piece) -> Tensor:
+            first, mask = piece.slot.offset, torch.ones(piece.slot.size)
             for rows in padding:
-                if slot.offset <= rows.start < slot.offset + slot.size:
-                    mask[rows.start - slot.offset : rows.stop - slot.offset] = 0
-            if piece in self.chosen:
-                whole.append(piece.cut(mask.view(slot.shape)).flatten())
-        return torch.cat(whole).to(self.dtype)
+                if first <= rows.start < first + piece.slot.size:
+                    mask[rows.start - first : rows.stop - first] = 0
+            return mask.view(piece.slot.shape)
+
+        return (self.draw(ones) > 0).to(self.dtype)
 
     def _on(self, x: Any, y: Any, terms: float) -> Self:
         """The same loss on one batch of each rank."""
@@ -465,7 +536,7 @@ class ShardedProblem:
         halves = [take((x, y), rows) for rows in (slice(samples // 2), slice(samples // 2, None))]
         counts = [float(terms(*half).sum()) if len(half) else 0.0 for half in halves]
         if self.reduced(torch.tensor(counts), dist.ReduceOp.MIN).min() > 0:
-            parts = [self._on(*half, count) for half, count in zip(halves, counts, strict=True)]
+            parts = [self._on(half[0], half[1], count) for half, count in zip(halves, counts, strict=True)]
             mean = sum(part.loss() * part._mean_terms for part in parts) / few._mean_terms
             if abs(mean - value) > tolerance(self.dtype) * max(1.0, abs(value)):
                 raise InputError(
@@ -475,24 +546,29 @@ class ShardedProblem:
 
     def _check_gradient(self, few: Self, g: Tensor, rounding: float) -> None:
         """Raise InputError unless g is the gradient of the loss of the ``few`` samples on all ranks."""
-        copies, parts = [p for p in self.pieces if p.share * self.ranks == 1], self.unflatten(g)
-        if not self._same(*(float(t.double().sum()) for p in copies for t in (p.local, parts[p.name].abs()))):
+        triples = zip(self.pieces, self.parts(self.weights), self.parts(g), strict=True)
+        copies = [t.double() for piece, *both in triples if piece.share * self.ranks == 1 for t in both]
+        if not self._same(*(float(t.square().sum()) for t in copies)):
             raise InputError(
                 "model: parameters that every rank has, or their gradients, differ from rank to rank; ranks "
                 "that divide a layer among them need the same data"
             )
         generator = torch.Generator().manual_seed(0)
-        random = self.draw(lambda shape: torch.randn(shape, generator=generator))
-        theta = self.flatten(piece.local for piece in self.pieces)
+        random = self.along_weights(self.draw(lambda p: torch.randn(p.slot.shape, generator=generator)))
+        theta = self.weights
         along = random / self.norm(random) + g / max(self.norm(g), 1e-30)
         step = STEP * self.norm(theta) / self.norm(along)
         expected = float(self.total(g @ along))
-        ends = [few.loss(times * step * along) for times in (1, -1, 2, -2)]
+        ends = [few.loss(theta + times * step * along) for times in (1, -1, 2, -2)]
         slope, other = (ends[0] - ends[1]) / (2 * step), (ends[2] - ends[3]) / (4 * step)
         allowed = ALLOWED * max(abs(expected), abs(slope)) + abs(slope - other) + rounding / step
         if not abs(slope - expected) <= allowed:
             raise InputError(
-                f"model: its gradient is not that of the mean loss of all ranks: the slope is {slope:.3g}, by "
-                f"the gradient {expected:.3g}; gradients must be averaged over the ranks with data of their "
-                "own, and synchronised"
+                f"model: its gradient is not that of the mean loss of all ranks: the slope is {slope:.3g}, "
+                f"by the gradient {expected:.3g}; ranks with data of their own must average gradients"
             )
+
+
+def on_ranks(problem: Any) -> bool:
+    """Test whether a problem is a :class:`ShardedProblem`."""
+    return isinstance(problem, ShardedProblem)
