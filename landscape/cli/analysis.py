@@ -22,8 +22,8 @@ from landscape.cli import common
 from landscape.cli.completion import Choice
 from landscape.cli.options import SHARED, Group, Settings, described, group, is_plain, option, options_of
 from landscape.core import hdf5, registry
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
-from landscape.core.memory import pick_device
 from landscape.core.options import SPLIT
 from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import SEARCHES

@@ -12,8 +12,8 @@ from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.completion import Choice
 from landscape.cli.options import command, group, numbers, parse_seeds
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
-from landscape.core.memory import pick_device
 from landscape.core.options import positive
 from landscape.results.flatness import Smoothing
 from landscape.results.training import median_rank

@@ -13,7 +13,7 @@ import torch
 from landscape.cli import common
 from landscape.cli.completion import Choice, names
 from landscape.cli.options import command, group, numbers
-from landscape.core.memory import pick_device
+from landscape.core.devices import pick_device
 from landscape.core.options import positive, quantity
 from landscape.results.training import RunTimes
 from landscape.training.planning import calibration

@@ -21,8 +21,8 @@ from landscape.cli import common, processes, run_summary
 from landscape.cli.completion import names
 from landscape.cli.options import FOLDER, command, group, parse_seeds
 from landscape.cli.output import current
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
-from landscape.core.memory import pick_device
 from landscape.core.options import positive
 from landscape.results.training import Sweep
 from landscape.training.experiments import sweep as sweeping

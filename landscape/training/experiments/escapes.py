@@ -1,4 +1,4 @@
-"""When training leaves a saddle, and when a minimum."""
+"""The steps at which training leaves a saddle or a minimum."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def minima(
 
 @dataclass(frozen=True)
 class Start:
-    """Where training from a minimum starts, and when it has left.
+    """The start of training at a minimum, and the test of when it has left it.
 
     ``theta`` (P,): the first weights, near the minimum of the ``problem``'s loss plus ½ ``weight_decay``
     ‖w‖²; ``ceiling``: training has left the minimum when that sum is above it.

@@ -47,7 +47,7 @@ class Outcome:
 
     @classmethod
     def of(cls, end: Checkpoint) -> Outcome:
-        """That of a finished run."""
+        """The outcome of a finished run."""
         if not end.step:
             return cls(math.nan, math.nan, math.nan, bool(end.diverged), 0.0)
         history = end.history

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
+from landscape.core.devices import synchronize
 from landscape.core.errors import OperationError
 from landscape.core.options import parse_toml
 from landscape.training.algorithms.ssgd import SSGD
@@ -133,8 +134,7 @@ class _Clocked(SSGD):
 
     def now(self) -> float:
         """The time (s), with nothing still queued on the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(self.device)
         return time.perf_counter()
 
     def gradient_points(self, weights: Tensor) -> Tensor:
