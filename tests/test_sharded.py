@@ -285,8 +285,8 @@ def refused(group: Any) -> None:
     problem = landscape.Problem(sharded, F.cross_entropy, own)
     plane = landscape.random_plane(problem)
     calls: tuple[Callable[[], Any], ...] = (
-        lambda: landscape.noise_scale(problem),
-        lambda: landscape.sharpness(problem),
+        lambda: landscape.noise_scale(problem, 4),
+        lambda: landscape.sharpness(problem, 0.05),
         lambda: landscape.smoothing(problem, torch.zeros(2, 3)),
         lambda: landscape.learning_coefficient(problem),
         lambda: landscape.eigen_plane(problem),
