@@ -22,10 +22,12 @@ from landscape.curvature.trace import (
     STEPS,
     TRACE_PRODUCTS,
     density_need,
+    doubt_of,
     hutchpp,
     quadrature,
     trace,
     trace_need,
+    with_error,
 )
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
@@ -54,6 +56,7 @@ def spectrum(
     quantities: Sequence[str] = (),
     matrix: str = "hessian",
     part: Part = None,
+    derivatives: str = "auto",
     precondition: Preconditioner | Tensor | None = None,
     engine: str = "landscape",
     search: str = "auto",
@@ -79,6 +82,7 @@ def spectrum(
         draws, steps: random vectors for the density, and products for each.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
             checkpoint: all is then of P^{-1/2} H P^{-1/2}, by exact products.
         engine: "pyhessian" gives one eigenvalue, that of largest magnitude, and the trace; no more.
@@ -120,11 +124,11 @@ def spectrum(
             f"engine: 'pyhessian' is not allowed with {foreign[0]}, it gives the eigenvalue of largest "
             "magnitude (k=1) and the trace"
         )
-    options = HessianOptions(matrix, part, given := as_preconditioner(precondition))
+    options = HessianOptions(matrix, part, given := as_preconditioner(precondition), derivatives)
     if external:
         pyhessian_engine.check(problem, options)
-    h, size = exact_products(problem, None, options)
-    start = start_vector(problem, seed, size)
+    products_of, h = exact_products(problem, None, options)
+    start = start_vector(problem, seed, h.size)
     low = int("extremes" in wanted)
     high = max(k, low)
     asked = [high > 0, "trace" in wanted, "density" in wanted]
@@ -146,13 +150,15 @@ def spectrum(
     if asked[1] and external:
         tr = trace(problem, products, engine=engine, seed=seed)
     elif asked[1]:
-        tr = hutchpp(h, start, products=products, seed=seed, progress=stage(1))
+        doubt = doubt_of(h)
+        tr = hutchpp(products_of, start, products=products, seed=seed, progress=stage(1), doubt=doubt)
     if asked[2]:
-        dense = quadrature(h, start, draws=draws, steps=steps, seed=seed, progress=stage(2))
+        dense = quadrature(products_of, start, draws=draws, steps=steps, seed=seed, progress=stage(2))
+        dense = with_error(dense, h, seed)
     return Spectrum(
         **_values(pairs, tr, dense, given),
         lowest=low,
-        parameters=size,
+        parameters=h.size,
         matrix=matrix,
         part=",".join([part] if isinstance(part, str) else part or ()),
         engine=engine,
@@ -179,6 +185,12 @@ def _values(
         "masses": dense.masses if dense else empty,
         "products": sum(each.products for each in (pairs, tr, dense) if each),
     }
+    by = [each for each in (pairs, tr, dense) if each and each.derivatives == "differences"]
+    if by:
+        found |= {
+            "derivatives": "differences",
+            "product_error": max(each.product_error for each in by if each is not tr or len(by) == 1),
+        }
     if pairs:
         low, high = pairs.bounds
         found |= {"search": pairs.search, "complete": pairs.complete, "bound_low": low, "bound_high": high}

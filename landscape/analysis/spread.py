@@ -112,8 +112,8 @@ def disagreement(
     if not 0 < consensus < math.inf:
         raise OperationError(f"weights: their consensus distance is {consensus:g}, there is no disagreement")
     pairs = top_eigenvalues(
-        problem, k, residual_tol, weights=mean, search=search, max_products=max_products, seed=seed,
-        progress=portion(progress, 0, 0.6),
+        problem, k, residual_tol, weights=mean, derivatives="exact", search=search, max_products=max_products,
+        seed=seed, progress=portion(progress, 0, 0.6),
     )  # fmt: skip
     report(0.6)
     loss, gradient = problem.loss_and_gradient(mean)
@@ -413,7 +413,7 @@ class _Smoothed:
             if saved is not None:
                 many = ChainHessian(problem, points)
                 return lambda v: many(v.expand(len(points), -1)).view(len(rows), 2, -1).mean(1)
-            ends = [HessianOperator(problem, point, graph_bytes=0) for point in points]
+            ends = [HessianOperator(problem, point, derivatives="exact", graph_bytes=0) for point in points]
             return lambda v: ((ends[0](v) + ends[1](v)) / 2)[None]
 
         operators = [group(rows) for rows in groups] if stored else None

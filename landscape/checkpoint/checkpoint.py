@@ -29,6 +29,7 @@ from landscape.data.base import Dataset
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import Layout, Slot, average
 from landscape.problem.problem import Loss, Problem
+from landscape.results.base import Provenance
 
 SCHEMA = "landscape.checkpoint"
 IMPORTED = "import"  # the algorithm of imported weights (landscape.checkpoint.foreign_weights)
@@ -85,10 +86,7 @@ class Checkpoint:
         source: arguments of :meth:`problem` that stand in for those that a call leaves out (:meth:`using`).
 
     Example:
-        >>> import tempfile, torch, landscape
-        >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-        >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-        >>> landscape.import_state(f"{folder}/net.pt", model).weights.shape
+        >>> run.weights.shape
         torch.Size([1, 8])
     """
 
@@ -158,6 +156,24 @@ class Checkpoint:
             return f"{self.path.resolve().parent.name}, step {self.step:,}"
         return f"{self.algorithm}, seed {self.seed}, step {self.step:,}"
 
+    def about(self, split: str | None = None) -> Provenance:
+        """The origin that analyses keep with a result of this run: split, label, file and its SHA-256.
+
+        Args:
+            split: "train" or "test"; default: that of :meth:`problem`.
+
+        Returns:
+            A dict with ``split``, ``label``, ``source`` and ``source_sha256``; without a file the first two.
+
+        Example:
+            >>> run.about()
+            {'split': 'train', 'label': 'import (torch.nn.modules.linear:Linear)'}
+        """
+        found = Provenance(split=split or self.source.get("split", SPLIT), label=self.label)
+        if self.path is not None and self.path.is_file():
+            found |= {"source": self.path.name, "source_sha256": hdf5.sha256(self.path)}
+        return found
+
     def problem(
         self,
         split: str | None = None,
@@ -199,12 +215,8 @@ class Checkpoint:
                 or do not fit the model.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
             >>> data, loss = (torch.randn(9, 3), torch.randint(2, (9,))), torch.nn.functional.cross_entropy
-            >>> run.problem(model=model, data=data, loss=loss).samples
+            >>> run.problem(model=linear, data=data, loss=loss).samples
             9
         """
         given = {
@@ -230,12 +242,8 @@ class Checkpoint:
             InputError: a named model, data set or loss that does not exist.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
             >>> data = torch.randn(9, 3), torch.randint(2, (9,))
-            >>> landscape.spectrum(run.using(model=model, data=data), k=2).values.shape
+            >>> landscape.spectrum(run.using(model=linear, data=data), k=2).values.shape
             (2,)
         """
         return dataclasses.replace(self, source=self.source | user_code.named(source))
@@ -314,12 +322,8 @@ class Checkpoint:
             OperationError: data that is missing or has another fingerprint.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
-            >>> run.data |= {"name": "digits", "fingerprint": landscape.data.load("digits").fingerprint}
-            >>> run.load_data().classes
+            >>> known = {"name": "digits", "fingerprint": landscape.data.load("digits").fingerprint}
+            >>> dataclasses.replace(run, data=run.data | known).load_data().classes
             10
         """
         dataset = datasets.load(self.data["name"], data_dir=data_dir, **self.data["options"])
@@ -336,10 +340,6 @@ class Checkpoint:
             OperationError: another fingerprint.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
             >>> run.check_data(landscape.data.load("digits"))
             Traceback (most recent call last):
             landscape.core.errors.OperationError: checkpoint: trained on data ...
@@ -357,10 +357,6 @@ class Checkpoint:
             Name in the file -> (n, …).
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
             >>> list(run.stacked())
             ['weights']
         """
@@ -381,12 +377,10 @@ class Checkpoint:
             OperationError: the file cannot be written.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
-            >>> run.save(f"{folder}/net.h5")
-            >>> landscape.load(f"{folder}/net.h5").learners
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     run.save(f"{folder}/net.h5")
+            ...     landscape.load(f"{folder}/net.h5").learners
             1
         """
         n = self.learners if learners is None else learners
@@ -559,7 +553,7 @@ def _set_buffers(where: str, network: nn.Module, values: Mapping[str, Tensor]) -
 
 
 def check_learner(learner: str | int, learners: int) -> None:
-    """InputError unless ``learner`` is "mean", or the number of one of so many."""
+    """Raise InputError unless ``learner`` is "mean", or the number of one of so many."""
     if learner != "mean" and (not isinstance(learner, int) or not 0 <= learner < learners):
         raise InputError(f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{learners - 1}")
 

@@ -21,12 +21,13 @@ from landscape.checkpoint.foreign_weights import SUFFIXES, import_state
 from landscape.cli import common
 from landscape.cli.completion import Choice
 from landscape.cli.options import SHARED, Group, Settings, described, group, is_plain, option, options_of
-from landscape.core import hdf5, registry
+from landscape.core import registry
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import SPLIT
 from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import SEARCHES
+from landscape.curvature.hessian import DERIVATIVES
 from landscape.data.base import Dataset
 from landscape.evaluation.evaluate import AUTOCASTS, METHODS
 from landscape.problem.batchnorm import POLICIES
@@ -85,6 +86,11 @@ TABLE: Mapping[str, Settings] = {
         "type": Choice(SEARCHES),
         "help": "auto: cheaper products find the eigenvectors, the results are verified and refined with "
         "exact products; exact: exact products only.",
+    },
+    "derivatives": {
+        "type": Choice(DERIVATIVES),
+        "help": "exact: double backward; differences: differences of gradients, with measured errors; auto: "
+        "exact where the model has second derivatives.",
     },
     "k": {"metavar": "K", "help": "Eigenvectors of the K largest eigenvalues."},
     "min_draws": {"help": "At least so many draws."},
@@ -362,10 +368,5 @@ def about(run: Checkpoint, split: str, other_data: str = "") -> base.Provenance:
 
     ``other_data``: what the data is called where it is not the checkpoint's.
     """
-    assert run.path is not None
-    return {
-        "split": split,
-        "label": f"{run.label}, on {other_data}" if other_data else run.label,
-        "source": run.path.name,
-        "source_sha256": hdf5.sha256(run.path),
-    }
+    found = run.about(split)
+    return found | {"label": f"{run.label}, on {other_data}"} if other_data else found

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core.errors import InputError
-from landscape.core.options import SPLIT, of_run, positive
+from landscape.core.options import of_run, positive
 
 T = TypeVar("T")
 
@@ -296,12 +296,12 @@ def bounded(need: Callable[..., Need], *of_the_run: str) -> Callable[[Callable[P
     """A decorator for a public function: it is refused before it starts where its memory is not there.
 
     The function's keyword ``max_memory`` is its limit. Of functions that call one another, the outermost
-    states the need of all. Where the argument ``problem`` is a run, the function gets the run's problem.
+    states the need of all. Where the argument ``problem`` is a run, the function gets the run's problem, and
+    ``about`` the run's origin.
 
     Args:
         need: gives the :class:`Need` of a call from the function's arguments, by name.
-        of_the_run: arguments whose default are the run's attributes of that name. The result then has the
-            run's label, too.
+        of_the_run: arguments whose default are the run's attributes of that name.
     """
 
     def declare(function: Callable[P, T]) -> Callable[P, T]:
@@ -320,9 +320,8 @@ def bounded(need: Callable[..., Need], *of_the_run: str) -> Callable[[Callable[P
                 call.arguments |= {
                     n: own for n, own in absent.items() if not isinstance(own, (int, float)) or own > 0
                 }
-                if of_the_run:
-                    about = {"split": getattr(run, "source", {}).get("split", SPLIT), "label": run.label}
-                    call.arguments["about"] = about | call.arguments.get("about", {})
+                if "about" in signature.parameters:
+                    call.arguments["about"] = run.about() | call.arguments.get("about", {})
             return call
 
         def needed(*args: Any, **kwargs: Any) -> Need | None:

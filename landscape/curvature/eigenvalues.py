@@ -121,8 +121,10 @@ SEARCHES = ("auto", "exact")
 MAX_POINTS = 16
 
 
-def points_at_once(problem: Problem) -> int:
+def points_at_once(problem: Problem, options: HessianOptions = FULL_HESSIAN) -> int:
     """The number of sets of weights for one call of :func:`eigenpairs` with bounded memory."""
+    if options.at(problem).derivatives == "differences":
+        return 1
     problem = in_full_precision(problem)
     saved = _chain_bytes(problem, problem.weights, FULL_HESSIAN)
     if saved is None:
@@ -166,6 +168,8 @@ def eigenpairs(
     Each product counts as one.
     """
     choose("search", search, SEARCHES)
+    if options.at(problem, weights[0]).derivatives == "differences":
+        return [_by_differences(options.at(problem, w), start, wanted, options, done) for w in weights]
     if options.precondition:
         products, _ = exact_products(problem, weights[0], options)
         pairs = find_eigenpairs(lambda v: products(v[None])[0], start, **vars(wanted))
@@ -208,15 +212,42 @@ def eigenpairs(
     return every
 
 
+def _by_differences(
+    h: HessianOperator,
+    start: Tensor,
+    wanted: SearchOptions,
+    options: HessianOptions,
+    done: Callable[[], None],
+) -> Eigenpairs:
+    """Eigenvalues by differences of gradients, whose errors are measured for the vectors that are found."""
+    if options.precondition:
+        h.differences.root = options.precondition.root(h.problem, options.part)
+    errors: list[float] = []
+
+    def verified(vectors: Tensor) -> Tensor:
+        images, found = h.verified(vectors)
+        errors.extend(found)
+        return images
+
+    search = search_eigenpairs(start, wanted)
+    result = run_in_lockstep([search], lambda v, _: (h @ v.T).T, done)[0]
+    pairs = verify_and_refine(result, verified, wanted.residual_tol, errors)
+    return replace(pairs, search=h.arithmetic + ", preconditioned" * bool(options.precondition))
+
+
 def exact_products(
     problem: Problem, weights: Tensor | None = None, options: HessianOptions = FULL_HESSIAN
-) -> tuple[Products, int]:
-    """The products of the matrix at θ with vectors (k, P), or (k, P') for a part, and that size.
+) -> tuple[Products, HessianOperator]:
+    """The products of the matrix at θ with vectors (k, P), or (k, P') for a part, and the matrix.
 
     Raises InputError as :class:`landscape.HessianOperator`.
     """
-    problem = in_full_precision(problem)
     h = options.at(problem, weights)
+    if h.derivatives == "differences":
+        if options.precondition:
+            h.differences.root = options.precondition.root(problem, options.part)
+        return row_products(h), h
+    problem = in_full_precision(problem)
     at = (problem.weights if weights is None else weights).to(problem.dtype)
     saved = _chain_bytes(problem, at, options)
     products: Products = row_products(h)
@@ -224,7 +255,7 @@ def exact_products(
         products = ChainHessian(problem, at[None], matrix=options.matrix)
     if options.precondition:
         products = options.precondition.around(products, problem, options.part)
-    return products, h.size
+    return products, h
 
 
 def _one_by_one(each: list[HessianOperator], share: float) -> Callable[[Tensor, list[int]], Tensor]:
@@ -257,6 +288,7 @@ def extreme_eigenvalues(
     weights: Tensor | None = None,
     matrix: str = "hessian",
     part: Part = None,
+    derivatives: str = "auto",
     search: str = "auto",
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
@@ -272,6 +304,7 @@ def extreme_eigenvalues(
         weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         search: "auto": the search may use cheaper products, with the samples that have most of the curvature
             and the data in bfloat16, and its results are verified and refined with exact ones; "exact": all
             products are exact.
@@ -296,7 +329,8 @@ def extreme_eigenvalues(
         >>> round(ends.min, 4), round(ends.max, 4)
         (1.0, 9.0)
     """
-    options, wanted = HessianOptions(matrix, part), SearchOptions(1, 1, residual_tol, max_products, progress)
+    options = HessianOptions(matrix, part, None, derivatives)
+    wanted = SearchOptions(1, 1, residual_tol, max_products, progress)
     start = start_vector(problem, seed, options.at(problem, weights).size)
     at = problem.weights if weights is None else weights
     return ends_of(eigenpairs(problem, at[None], start, wanted, options, search=search)[0])
@@ -315,6 +349,7 @@ def top_eigenvalues(
     weights: Tensor | None = None,
     matrix: str = "hessian",
     part: Part = None,
+    derivatives: str = "auto",
     precondition: Preconditioner | Tensor | None = None,
     search: str = "auto",
     engine: str = "landscape",
@@ -337,6 +372,7 @@ def top_eigenvalues(
         weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
             checkpoint: eigenvalues and vectors are those of P^{-1/2} H P^{-1/2}, on which the stability of
             Adam, RMSProp, LARS and LAMB depends. All products are then exact.
@@ -369,7 +405,7 @@ def top_eigenvalues(
         [9.0, 1.0]
     """
     positive("k", k, least=1)
-    options = HessianOptions(matrix, part, as_preconditioner(precondition))
+    options = HessianOptions(matrix, part, as_preconditioner(precondition), derivatives)
     h = options.at(problem, weights)
     if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
         pyhessian_engine.check(problem, options)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -149,6 +149,7 @@ class Ends:
         converged: whether both residuals met the tolerance.
         search: the arithmetic of the search, such as "bfloat16, 2,372 of 10,000 samples".
         bounds: all eigenvalues lie between these, each with a probability of 99%.
+        derivatives, product_error: as in :class:`Eigenpairs`.
 
     Example:
         >>> ends = Ends(0.0, 2.0, 0.0, 0.0, products=4, converged=True, vectors=torch.eye(2))
@@ -165,6 +166,8 @@ class Ends:
     vectors: Tensor
     search: str = ""
     bounds: tuple[float, float] = (-np.inf, np.inf)
+    derivatives: str = "exact"
+    product_error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -188,6 +191,9 @@ class Eigenpairs:
         complete: no eigenvalue was missed that lies beyond the last of those wanted by more than the
             tolerance, or a thousandth of the largest magnitude.
         checks: the products that the verification of this took.
+        derivatives: "exact", or "differences" of gradients.
+        product_error: the largest error of the products of differences with the vectors, as it was measured;
+            the residuals contain it. 0 for exact products.
 
     Example:
         >>> pairs = Eigenpairs(torch.ones(1), torch.eye(2)[:1], torch.zeros(1), products=3, converged=True)
@@ -204,6 +210,8 @@ class Eigenpairs:
     bounds: tuple[float, float] = (-np.inf, np.inf)
     complete: bool = False
     checks: int = 0
+    derivatives: str = "exact"
+    product_error: float = 0.0
 
 
 class SearchResult(NamedTuple):
@@ -366,9 +374,14 @@ def run_in_lockstep(
 
 
 def verify_and_refine(
-    result: SearchResult, products: Callable[[Tensor], Tensor], residual_tol: float
+    result: SearchResult,
+    products: Callable[[Tensor], Tensor],
+    residual_tol: float,
+    errors: Sequence[float] | None = None,
 ) -> Eigenpairs:
     """The pairs of a search, verified and refined with ``products`` (k, P) -> (k, P) of the exact operator.
+
+    ``errors``: a list to which ``products`` adds the largest error of each; it is added to the residuals.
 
     The values are those of the exact operator in the span of the vectors (Rayleigh–Ritz). Where a residual r
     misses the tolerance because the search's operator was an approximation, the span is widened by (A − λ)⁻¹r
@@ -385,17 +398,19 @@ def verify_and_refine(
         at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
         pairs = rows @ vectors
         gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
-        residuals = ranks.norm(gaps, dim=1).double().cpu()
-        met = residuals.numpy() <= residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
+        found = ranks.norm(gaps, dim=1).double().cpu()
+        doubt = rows.abs().double().cpu() @ torch.tensor(errors, dtype=torch.float64) if errors else 0 * found
+        allowed = residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
+        met, residuals = found.numpy() <= allowed, found + doubt
         if met.all() or not result.converged or step == CORRECTIONS:
             break
         missed = np.flatnonzero(~met)
-        new = torch.stack([_davidson(result, gaps[i], at[i], float(residuals[i])) for i in missed])
+        new = torch.stack([_davidson(result, gaps[i], at[i], float(found[i])) for i in missed])
         for _ in range(2):
             new = new - ranks.total(new @ vectors.T) @ vectors
         new = ranks.orthonormal(new)
         vectors, images = torch.cat((vectors, new)), torch.cat((images, products(new)))
-    good = result.converged and bool(met.all())
+    good = result.converged and bool((residuals.numpy() <= allowed).all())
     off = np.abs(at - result.values)
     below, above = result.bounds
     low, high = result.wanted.low or 1, result.wanted.high or 1
@@ -403,7 +418,7 @@ def verify_and_refine(
     complete = good and result.complete
     return Eigenpairs(
         torch.from_numpy(at), pairs, residuals, result.products + len(vectors), good, "", bounds, complete,
-        result.checks,
+        result.checks, "exact" if errors is None else "differences", float(doubt.max()),
     )  # fmt: skip
 
 
@@ -433,4 +448,4 @@ def ends_of(pairs: Eigenpairs) -> Ends:
     order = [-1, 0]
     (low, high), (off_low, off_high) = pairs.values[order].tolist(), pairs.residuals[order].tolist()
     found = pairs.products, pairs.converged, pairs.vectors[order], pairs.search, pairs.bounds
-    return Ends(low, high, off_low, off_high, *found)
+    return Ends(low, high, off_low, off_high, *found, pairs.derivatives, pairs.product_error)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import pyhessian_engine
 from landscape.curvature.eigenvalues import exact_products
-from landscape.curvature.hessian import HessianOptions, Part
+from landscape.curvature.hessian import HessianOperator, HessianOptions, Part
 from landscape.curvature.lanczos import negligible, orthogonalise, small_eigh
 from landscape.curvature.operators import ALONE, Products, Ranks
 from landscape.curvature.search import run_in_lockstep, start_vector
@@ -106,6 +107,7 @@ def density(
     weights: Tensor | None = None,
     matrix: str = "hessian",
     part: Part = None,
+    derivatives: str = "auto",
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
@@ -120,6 +122,7 @@ def density(
         weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         seed: draws the random vectors.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
@@ -137,9 +140,41 @@ def density(
         >>> landscape.density(problem, draws=2, steps=5).nodes.shape
         (2, 5)
     """
-    h, size = exact_products(problem, weights, HessianOptions(matrix, part))
-    like = start_vector(problem, seed, size)
-    return quadrature(h, like, draws=draws, steps=steps, seed=seed, progress=progress)
+    products, h = exact_products(problem, weights, HessianOptions(matrix, part, None, derivatives))
+    like = start_vector(problem, seed, h.size)
+    found = quadrature(products, like, draws=draws, steps=steps, seed=seed, progress=progress)
+    return with_error(found, h, seed)
+
+
+# Vectors of each kind whose products' errors are measured (ours): the rest have the same distribution.
+MEASURED = 2
+Doubt = Callable[[Tensor], float]
+
+
+def doubt_of(h: HessianOperator) -> Doubt | None:
+    """A function from rows (n, P) to the mean error of vᵀHv by differences; None for exact products."""
+    if h.derivatives == "exact":
+        return None
+
+    def doubt(rows: Tensor) -> float:
+        rows = rows[:MEASURED]
+        quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
+        off = ((quick - images).double() * rows.double()).sum(1).abs().cpu()
+        return float((off + torch.tensor(errors) * rows.double().norm(dim=1).cpu()).mean())
+
+    return doubt
+
+
+def with_error(found: Density, h: HessianOperator, seed: int) -> Density:
+    """``found`` with the error of the differences of ``h``, as far as they are not exact products."""
+    if h.derivatives == "exact":
+        return found
+    rows = torch.nn.functional.normalize(
+        torch.stack([start_vector(h.problem, s, h.size) for s in (seed, seed + 1)])
+    )
+    quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
+    off = float((quick - images).norm(dim=1).max()) + max(errors)
+    return replace(found, derivatives="differences", product_error=off)
 
 
 # A third of these are the samples behind the standard error, which 20 give to about 16% (ours).
@@ -154,6 +189,7 @@ def hutchpp(
     seed: int = 0,
     progress: Progress | None = None,
     ranks: Ranks = ALONE,
+    doubt: Doubt | None = None,
 ) -> Trace:
     """tr A of a symmetric operator on vectors like ``like`` (P,): Hutch++ (Meyer et al. 2021, Algorithm 1).
 
@@ -161,7 +197,8 @@ def hutchpp(
     tr(QᵀAQ) exactly; the rest samples g ↦ gᵀ(I − QQᵀ)A(I − QQᵀ)g, whose mean is the rest of the trace. The
     estimate is unbiased, and its standard error is that of the mean of these samples.
 
-    ``operator`` takes (k, P), k at most 8. Raises InputError for fewer than 6 products, with which there
+    ``operator`` takes (k, P), k at most 8. ``doubt`` gives how far vᵀAv of its products may be off, of which
+    the standard error has its part. Raises InputError for fewer than 6 products, with which there
     would be fewer than 2 samples.
     """
     positive("products", products, least=6)
@@ -182,15 +219,20 @@ def hutchpp(
         return torch.cat(images)
 
     q = ranks.orthonormal(each(ranks.signs(like, rank, generator))).contiguous()  # (rank, P), rows
+    off = rank * doubt(q) if doubt else 0.0
+    known: dict[str, Any] = {"derivatives": "differences", "product_error": off} if doubt else {}
     exact = float(ranks.total((q.double() * each(q).double()).sum()))
     if rank == size:  # Q spans everything
-        return Trace(exact, 0.0, done, np.array([exact]))
+        return Trace(exact, off, done, np.array([exact]), **known)
     g = ranks.signs(like, products - 2 * rank, generator)
     for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
         g -= ranks.total(g @ q.T) @ q
     samples = ranks.total((g.double() * each(g).double()).sum(1))
     draws = exact + samples.cpu().numpy()
-    return Trace(*mean_and_error(draws), done, draws)
+    value, error = mean_and_error(draws)
+    if doubt:
+        known["product_error"] = off = off + doubt(g)
+    return Trace(value, float(np.hypot(error, off)), done, draws, **known)
 
 
 def trace_need(problem: Any, products: Any, part: Any, **_: Any) -> Need:
@@ -206,6 +248,7 @@ def trace(
     weights: Tensor | None = None,
     matrix: str = "hessian",
     part: Part = None,
+    derivatives: str = "auto",
     engine: str = "landscape",
     seed: int = 0,
     max_memory: int | None = None,
@@ -219,6 +262,7 @@ def trace(
         weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         engine: "landscape", or "pyhessian" to ask that package: plain Hutchinson samples, one a product.
         seed: draws the random signs.
         max_memory: bytes that the process may take, at most.
@@ -238,11 +282,12 @@ def trace(
         2.0
     """
     positive("products", products, least=6)
-    options = HessianOptions(matrix, part)
-    h, size = exact_products(problem, weights, options)
-    like = start_vector(problem, seed, size)
+    options = HessianOptions(matrix, part, None, derivatives)
+    products_of, h = exact_products(problem, weights, options)
+    like = start_vector(problem, seed, h.size)
     if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
         pyhessian_engine.check(problem, options)
         draws = pyhessian_engine.trace_samples(problem, weights, products=products, seed=seed)
         return Trace(*mean_and_error(draws), products, draws)
-    return hutchpp(h, like, products=products, seed=seed, progress=progress)
+    doubt = doubt_of(h)
+    return hutchpp(products_of, like, products=products, seed=seed, progress=progress, doubt=doubt)

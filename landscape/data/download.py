@@ -10,11 +10,9 @@ import ipaddress
 import itertools
 import socket
 import tarfile
-import threading
 import time
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,7 +20,7 @@ from urllib.parse import urlsplit
 
 from landscape._version import __version__
 from landscape.core.errors import InputError, OperationError
-from landscape.core.files import open_regular, replacing
+from landscape.core.files import open_regular, replacing, within
 from landscape.core.progress import Progress
 
 # Seconds without an answer, bytes that are read at once, and the slowest download: bytes a second (ours).
@@ -310,18 +308,8 @@ def _opened(url: str, seconds: float) -> Any:
             return super().redirect_request(req, fp, code, msg, headers, newurl)
 
     request = Request(url, headers={"User-Agent": f"landscape/{__version__}"})
-    answer: Future[Any] = Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(build_opener(Guard).open(request, timeout=TIMEOUT))
-        except Exception as error:  # told by the caller
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, daemon=True).start()  # a server can send its headers byte by byte
-    if answer not in wait([answer], timeout=seconds).done:
-        raise TimeoutError(f"no answer in {seconds:.0f} s")
-    return answer.result()
+    # A server can send its headers byte by byte.
+    return within(seconds, lambda: build_opener(Guard).open(request, timeout=TIMEOUT))
 
 
 def _blocks(url: str, most: int, progress: Progress) -> Generator[bytes]:

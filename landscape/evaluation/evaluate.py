@@ -47,7 +47,7 @@ from landscape.evaluation.paths import (
     folded_totals,
     long_enough,
 )
-from landscape.problem.problem import LinearStep, Problem, Step, chain
+from landscape.problem.problem import Layer, LinearLayer, Problem, chain
 from landscape.problem.sharded import on_ranks
 
 METHODS = ("auto", "batched", "compiled", "folded", "pointwise")
@@ -117,9 +117,9 @@ def evaluator(
         raise InputError("autocast: 'tf32' is not allowed here, it needs a float32 model on a CUDA device")
     max_memory = limit() if max_memory is None else max_memory
     loss, budget = PlaneLoss(problem, center, directions), MemoryBudget.on(problem.device, max_memory)
-    steps, dtype = chain(problem), (AUTOCASTS[autocast] if autocast else None) or problem.dtype
+    layers, dtype = chain(problem), (AUTOCASTS[autocast] if autocast else None) or problem.dtype
     # The batched path is possible for a chain that starts with a linear layer.
-    takes = steps is not None and isinstance(steps[0], LinearStep) and dtype == problem.dtype
+    takes = layers is not None and isinstance(layers[0], LinearLayer) and dtype == problem.dtype
     if method in ("batched", "compiled") and not takes:
         raise InputError(
             f"method: '{method}' needs a chain of linear layers, tensor data and the model's own precision; "
@@ -128,8 +128,8 @@ def evaluator(
     if method == "pointwise" and dtype != problem.dtype:
         raise InputError(f"method: 'pointwise' works in the model's own precision, not in {autocast}")
     found, wanted = None, method
-    if steps is not None and takes and method not in ("pointwise", "folded"):
-        found = _by_blocks(loss, steps, count, method, autocast, budget)
+    if layers is not None and takes and method not in ("pointwise", "folded"):
+        found = _by_blocks(loss, layers, count, method, autocast, budget)
         wanted = "pointwise"
     chosen, block, totals, parts = found or _by_points(loss, wanted, autocast, dtype, budget)
     again = functools.partial(
@@ -140,20 +140,20 @@ def evaluator(
 
 
 def _by_blocks(
-    loss: PlaneLoss, steps: list[Step], count: int, method: str, autocast: str | None, budget: MemoryBudget
+    loss: PlaneLoss, layers: list[Layer], count: int, method: str, autocast: str | None, budget: MemoryBudget
 ) -> tuple[str, int, Totals, Problem] | None:
     """The batched path, or the compiled one; None if it has too little memory or is wrong for the model."""
     problem, forced = loss.problem, method != "auto"
-    size = block_size(problem, steps, count, budget, forced=forced)
+    size = block_size(problem, layers, count, budget, forced=forced)
     if size is None or not loss.agrees(
-        "batched", lambda few: batched(few, steps, (few.problem.samples, 3)), forced=forced
+        "batched", lambda few: batched(few, layers, (few.problem.samples, 3)), forced=forced
     ):
         return None
-    totals, chosen = batched(loss, steps, size), "batched"
+    totals, chosen = batched(loss, layers, size), "batched"
     # The memory of a compiler has no bound.
-    if method == "compiled" or (not forced and budget.limit is None and long_enough(problem, steps, count)):
+    if method == "compiled" or (not forced and budget.limit is None and long_enough(problem, layers, count)):
         with _arithmetic(autocast):
-            totals, chosen = compiled_totals(loss, steps, size, forced=forced)
+            totals, chosen = compiled_totals(loss, layers, size, forced=forced)
     parts = problem if budget.limit is None else problem.on(problem.data.in_chunks(size[0]))
     return chosen, size[1], loss.with_penalty(totals), parts
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,7 +59,8 @@ class Problem(MeanLoss):
     Args:
         model: any module; it is copied, put in eval mode, and never changed. A dict x is passed to it as
             ``model(**x)``, a tuple or list as ``model(*x)``, anything else as ``model(x)``. Of DataParallel,
-            DistributedDataParallel and torch.compile, the module inside.
+            DistributedDataParallel and torch.compile, the module inside. Of one whose parameters are DTensors
+            (FSDP2, tensor parallelism), a :class:`landscape.ShardedProblem` is made instead.
         loss: ``loss(outputs, targets)``, the *mean* over the samples of a batch; None if the model computes
             its loss itself and returns it as ``.loss`` or ["loss"] (Hugging Face models). A module is copied
             to the problem's device and precision.
@@ -105,17 +107,6 @@ class Problem(MeanLoss):
         Problem(Linear, 8 parameters, cross_entropy, 20 samples, float32 on cpu)
     """
 
-    def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
-        """A problem; a :class:`landscape.ShardedProblem` of a model whose parameters are shared by ranks."""
-        if not (isinstance(model, nn.Module) and is_sharded(unwrapped(model))):
-            return super().__new__(cls)
-        if foreign := [name for name in options if name not in ("loss", "data", "terms", "check")]:
-            raise InputError(
-                f"{foreign[0]}: it is not allowed with a sharded model, which is taken as it is (allowed: "
-                "terms, check)"
-            )
-        return ShardedProblem(model, *args, **options)
-
     @torch.inference_mode(False)  # its tensors are used outside, too
     def __init__(
         self,
@@ -161,6 +152,17 @@ class Problem(MeanLoss):
             raise InputError(f"data: NaN in {where}, so that the loss is NaN; leave these out, or mask them")
         if self.draws and self.resident is not None:
             self.data.chunk_size = self.chunk  # copies in another precision draw for the same chunks
+
+    @functools.wraps(__init__)
+    def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
+        if not (isinstance(model, nn.Module) and is_sharded(unwrapped(model))):
+            return super().__new__(cls)
+        if foreign := [name for name in options if name not in ("loss", "data", "terms", "check")]:
+            raise InputError(
+                f"{foreign[0]}: it is not allowed with a sharded model, which is taken as it is (allowed: "
+                "terms, check)"
+            )
+        return ShardedProblem(model, *args, **options)
 
     def hessian(self, weights: Tensor | None = None, *, matrix: str = "hessian", **options: Any) -> Any:
         """The Hessian of the loss at ``weights``, as a linear operator.
@@ -253,6 +255,9 @@ class Run(Protocol):
     def problem(self) -> Problem:
         """The run's problem: its model and training set, centred on w_a."""
 
+    def about(self) -> Mapping[str, object]:
+        """The run's label, split and file, which results keep."""
+
 
 def problem_of(given: Any, *, sharded: bool = False) -> Problem:
     """The problem that a function is about: the one given, or that of a run.
@@ -290,18 +295,18 @@ ELEMENTWISE: tuple[type[nn.Module], ...] = (
 
 
 @dataclass(frozen=True)
-class LinearStep:
+class LinearLayer:
     """A linear layer of a chain, by the names of its parameters in the layout."""
 
     weight: str
     bias: str | None
 
 
-Step = LinearStep | nn.Module
+Layer = LinearLayer | nn.Module
 
 
-def chain(problem: Problem) -> list[Step] | None:
-    """The steps of a model that is Flatten, then Linear layers and element-wise functions; None for others.
+def chain(problem: Problem) -> list[Layer] | None:
+    """The layers of a model that is Flatten, then Linear layers and element-wise functions; None for others.
 
     Only an exact ``nn.Sequential`` counts (a subclass may do anything in its forward), without hooks or
     parametrisations. Its linear layers have all parameters of θ and are used once each. Each sample is one
@@ -310,7 +315,7 @@ def chain(problem: Problem) -> list[Step] | None:
     model, tensors = problem.model, problem.data.tensors
     if tensors is None or not problem.separable or type(model) is not nn.Sequential:
         return None
-    steps: list[Step] = []
+    layers: list[Layer] = []
     leaves = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if not list(m.children())]
     for module in model.modules():
         hooked = module._forward_hooks or module._forward_pre_hooks
@@ -321,17 +326,17 @@ def chain(problem: Problem) -> list[Step] | None:
             continue
         if type(module) is nn.Linear:
             biased = module.bias is not None
-            steps.append(LinearStep(f"{name}.weight", f"{name}.bias" if biased else None))
+            layers.append(LinearLayer(f"{name}.weight", f"{name}.bias" if biased else None))
         elif type(module) in ELEMENTWISE and not getattr(module, "inplace", False):
-            steps.append(module)
+            layers.append(module)
         else:
             return None
-    linear = [step for step in steps if isinstance(step, LinearStep)]
-    names = [name for step in linear for name in (step.weight, step.bias) if name]
+    linear = [layer for layer in layers if isinstance(layer, LinearLayer)]
+    names = [name for layer in linear for name in (layer.weight, layer.bias) if name]
     # Tied, frozen and other parameters: each must be in θ once, and nothing else.
     if not linear or sorted(names) != sorted(slot.name for slot in problem.layout.slots):
         return None
-    return steps if type(leaves[0][1]) is nn.Flatten or tensors[0].dim() == 2 else None
+    return layers if type(leaves[0][1]) is nn.Flatten or tensors[0].dim() == 2 else None
 
 
 def stacked_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -76,7 +76,12 @@ class Piece:
         return found
 
     def gradient(self) -> Tensor:
-        """The gradient of these numbers that a backward pass left: zero where it left none."""
+        """The gradient of these numbers that a backward pass left: zero where it left none.
+
+        Example:
+            >>> problem.gradient(torch.zeros(4)).tolist()
+            [-0.25, 0.25, 0.25, -0.25]
+        """
         found: Any = self.parameter.grad
         if found is None:
             return torch.zeros_like(self.local)
@@ -242,6 +247,10 @@ class ShardedProblem:
 
         Raises:
             InputError: another policy.
+
+        Example:
+            >>> problem.with_batchnorm("center") is problem
+            True
         """
         if bn != "center":
             raise InputError(f"bn: '{bn}' is not allowed with a sharded model, it must be 'center'")
@@ -258,6 +267,10 @@ class ShardedProblem:
 
         Raises:
             InputError: a name that fits none.
+
+        Example:
+            >>> problem.of("head").size  # doctest: +SKIP
+            65536
         """
         names = {slot.name for slot in self.layout.select(part)}
         other = copy.copy(self)
@@ -285,6 +298,10 @@ class ShardedProblem:
 
         Returns:
             (n,), in float32 or float64.
+
+        Example:
+            >>> len(problem.flatten(gradients))  # doctest: +SKIP
+            15728640
         """
         pairs = zip(self.chosen, tensors, strict=True)
         return torch.cat([t.flatten().to(self.dtype) * math.sqrt(piece.share) for piece, t in pairs])
@@ -300,6 +317,10 @@ class ShardedProblem:
 
         Raises:
             InputError: a vector of another length.
+
+        Example:
+            >>> [tuple(t.shape) for t in problem.parts(gradient)]  # doctest: +SKIP
+            [(2048, 1024), (512,)]
         """
         local = [piece.local for piece in self.chosen]
         sizes = [t.numel() for t in local]
@@ -319,15 +340,41 @@ class ShardedProblem:
 
         Raises:
             OperationError: another rank is lost, or did not answer in time.
+
+        Example:
+            >>> float(problem.total(gradient @ gradient))  # doctest: +SKIP
+            0.25
         """
         return self.reduced(values, dist.ReduceOp.SUM)
 
     def norm(self, vector: Tensor) -> float:
-        """The norm of a vector (n,) on all ranks."""
+        """The norm of a vector on all ranks.
+
+        Args:
+            vector: (n,).
+
+        Returns:
+            The norm, the same on all ranks.
+
+        Example:
+            >>> problem.norm(problem.gradient())  # doctest: +SKIP
+            0.5
+        """
         return float(self.total(vector.double().square().sum()).sqrt())
 
     def reduced(self, values: Tensor, how: Any) -> Tensor:
-        """As :meth:`total`, with another reduction of torch.distributed than the sum."""
+        """A reduction over the ranks of what each of them has.
+
+        Args:
+            values: of one shape on all ranks.
+            how: such as ``dist.ReduceOp.MAX``.
+
+        Returns:
+            The result, the same on all ranks.
+
+        Example:
+            >>> problem.reduced(torch.tensor(seconds), dist.ReduceOp.MAX)  # doctest: +SKIP
+        """
         found = values.detach().to(self.device, copy=True).contiguous()
         with all_ranks():
             dist.all_reduce(found, how)
@@ -341,6 +388,9 @@ class ShardedProblem:
 
         Returns:
             (n,).
+
+        Example:
+            >>> v = problem.draw(lambda piece: torch.randn(piece.slot.shape))  # doctest: +SKIP
         """
         drawn = ((piece, function(piece).to(piece.local.device, self.dtype)) for piece in self.chosen)
         return self.flatten(piece.cut(whole) for piece, whole in drawn)
@@ -353,6 +403,9 @@ class ShardedProblem:
 
         Returns:
             ``directions``.
+
+        Example:
+            >>> problem.along_weights(v)  # doctest: +SKIP
         """
         return directions.mul_(self.mask)
 
@@ -395,7 +448,7 @@ class ShardedProblem:
             getattr(module, "reshard", lambda: None)()
 
     def _outputs_and_loss(self, x: Any, y: Any) -> tuple[Any, Tensor]:
-        """Of a batch, differentiable, at the weights of the moment."""
+        """The outputs and the loss of a batch at the weights of the moment, differentiable."""
         args, kwargs = tuple(x) if isinstance(x, (tuple, list)) else (x,), dict[str, Any]()
         if isinstance(x, Mapping):
             args, kwargs = (), dict(x)
@@ -416,6 +469,10 @@ class ShardedProblem:
 
         Returns:
             (2,) float64, the same on all ranks: the loss and the number of right answers.
+
+        Example:
+            >>> problem.totals(torch.tensor([1.0, 0.0, 0.0, 1.0]))[1].item()
+            2.0
         """
         found = torch.zeros(3, dtype=torch.float64)
         with self._passes(weights):
@@ -436,6 +493,10 @@ class ShardedProblem:
 
         Returns:
             (loss, accuracy), the same on all ranks; see :meth:`landscape.Problem.evaluate`.
+
+        Example:
+            >>> round(problem.evaluate()[0], 3), problem.evaluate()[1]  # doctest: +SKIP
+            (3.217, nan)
         """
         loss, right = (self.totals(weights) / self.samples).tolist()
         return loss, right
@@ -448,6 +509,10 @@ class ShardedProblem:
 
         Returns:
             L(θ), the same on all ranks.
+
+        Example:
+            >>> round(problem.loss(torch.zeros(4)), 3)
+            0.693
         """
         return self.evaluate(weights)[0]
 
@@ -540,7 +605,8 @@ class ShardedProblem:
             mean = sum(part.loss() * part._mean_terms for part in parts) / few._mean_terms
             if abs(mean - value) > tolerance(self.dtype) * max(1.0, abs(value)):
                 raise InputError(
-                    f"loss: it is no mean over samples: {value:.6g} for a batch, {mean:.6g} by its halves"
+                    f"loss: it is no mean over samples: {value:.6g} for a batch, {mean:.6g} by its halves; "
+                    "give one with reduction='mean'"
                 )
         self._check_gradient(few, g, rounding)
 

@@ -36,6 +36,9 @@ class Trace:
         products: the number of Hessian-vector products.
         draws: (n,), the estimates of which it is the mean, and whose standard error is its own; one where
             nothing was drawn.
+        derivatives: "exact", or "differences" of gradients.
+        product_error: how far products by differences may set the value off, as it was measured on some; the
+            standard error contains it. 0 for exact products.
 
     Example:
         >>> trace = Trace(3.0, standard_error=0.1, products=9, draws=np.array([2.9, 2.9, 3.2]))
@@ -47,6 +50,8 @@ class Trace:
     standard_error: float
     products: int
     draws: Array = field(default_factory=lambda: np.zeros(0), compare=False, repr=False)
+    derivatives: str = "exact"
+    product_error: float = 0.0
 
     @property
     def freedom(self) -> float:
@@ -79,6 +84,9 @@ class Density:
             whose Krylov space ended early has nodes of mass 0 at its end.
         size: P.
         products: number of Hessian-vector products.
+        derivatives: "exact", or "differences" of gradients.
+        product_error: the largest error of such products with random vectors of norm 1, as measured, by which
+            the nodes may be off. 0 for exact products.
 
     Example:
         >>> density = Density(np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]]), size=4, products=2)
@@ -92,6 +100,8 @@ class Density:
     masses: Array
     size: int
     products: int
+    derivatives: str = "exact"
+    product_error: float = 0.0
 
     def moment(self, order: int) -> tuple[float, float]:
         """A moment of the spectral density, tr(H^order)/P.
@@ -170,6 +180,9 @@ class Spectrum(Measured):
         search: the products with which the search was done.
         bound_low, bound_high, complete: as in :class:`landscape.Eigenpairs`; infinite in files older than
             these fields.
+        derivatives: "exact", or "differences" of gradients.
+        product_error: the largest error of products by differences that was measured, in nats, of which the
+            residuals and the trace's standard error have their parts; 0 for exact products.
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
         precondition: the optimizer whose preconditioner P was used, or "given": all is then of P^{-1/2} H
             P^{-1/2}, in units of 1/η; "" for none.
@@ -218,6 +231,8 @@ class Spectrum(Measured):
     lr: float = np.nan
     limit: float = np.nan
     trace_freedom: Annotated[float, "1"] = np.nan
+    derivatives: str = "exact"
+    product_error: Annotated[float, "nat"] = 0.0
 
     def trace_interval(self, level: float = 0.95) -> tuple[float, float]:
         """The confidence interval of ``trace``, as that of :class:`landscape.Trace`; NaN where not known.
@@ -258,11 +273,16 @@ class Spectrum(Measured):
             rows.append(Row("mean λ", *self.density.moment(1), unit, "from the density"))
         part = f", parameters {self.part}" if self.part else ""
         by = f", preconditioned by {self.precondition}" if self.precondition else ""
+        error = Row(
+            "product error", self.product_error, unit=unit, note="at most, of differences of gradients"
+        )
+        by_differences = [error] if self.derivatives == "differences" else []
         return [
             *rows,
             Row("matrix", self.matrix, note=f"{self.parameters:,} rows{part}{by}"),
             Row("samples", self.samples),
             Row("Hessian products", self.products),
+            *by_differences,
             converged(self.converged, "raise max_products"),
         ]
 

@@ -127,7 +127,7 @@ def critical_batch(
         scaling=chosen,
         seed=seed,
         **setting(trainer.train),
-        **about,
+        **run.about() | about,
     )
 
 

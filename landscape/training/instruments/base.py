@@ -53,7 +53,9 @@ class Sample:
         self._comm, self.count = comm, min(monitor.k, problem.layout.size)
         self.state: dict[str, Tensor] = {}
         self._found: tuple[int, Eigenpairs | None] = -1, None
-        HessianOperator(problem)  # refuses a model without second derivatives, before the first step
+        HessianOperator(
+            problem, derivatives="exact"
+        )  # refuses a model without second derivatives, before the first step
         batch, samples = problem.batchnorm.samples, min(monitor.samples or problem.samples, problem.samples)
         if batch:  # whole batches, as a sample's loss depends on its batch
             samples = max(1, samples // batch) * batch

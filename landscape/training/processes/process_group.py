@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +29,7 @@ from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[a
 from landscape import _version
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
+from landscape.core.files import within
 from landscape.core.progress import tolerant_stream
 from landscape.training.processes.children import (
     STORE,
@@ -199,7 +199,7 @@ class Group:
             raise OperationError(difference)
 
     def _beat(self) -> None:
-        """Every BEAT seconds write a sign of life, read those of the others, and end this process if needed.
+        """Write a sign of life every BEAT seconds, read the others', and end this process if needed.
 
         It ends if its parent has ended, if another rank has reported a failure and this one still waits in an
         exchange (which cannot be cancelled), or if a rank is silent for too long.
@@ -406,22 +406,6 @@ def worker_device(name: str) -> torch.device:
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
-
-
-def within(seconds: float, call: Callable[[], T]) -> T:
-    """``call()``; TimeoutError if it takes longer. Its thread goes on, as torch's calls cannot be ended."""
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    if not wait([result], seconds).done:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return result.result()
 
 
 def first_line(error: BaseException) -> str:
