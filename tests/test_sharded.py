@@ -288,7 +288,7 @@ def refused(group: Any) -> None:
         lambda: landscape.noise_scale(problem, 4),
         lambda: landscape.sharpness(problem, 0.05),
         lambda: landscape.smoothing(problem, torch.zeros(2, 3)),
-        lambda: landscape.learning_coefficient(problem),
+        lambda: landscape.learning_coefficient(problem, 4),
         lambda: landscape.eigen_plane(problem),
         lambda: landscape.contour(problem, plane, bn="train"),
         lambda: landscape.contour(problem, plane, autocast="bfloat16"),

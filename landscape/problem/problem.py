@@ -7,7 +7,7 @@ import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -153,16 +153,18 @@ class Problem(MeanLoss):
         if self.draws and self.resident is not None:
             self.data.chunk_size = self.chunk  # copies in another precision draw for the same chunks
 
-    @functools.wraps(__init__)
-    def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
-        if not (isinstance(model, nn.Module) and is_sharded(unwrapped(model))):
-            return super().__new__(cls)
-        if foreign := [name for name in options if name not in ("loss", "data", "terms", "check")]:
-            raise InputError(
-                f"{foreign[0]}: it is not allowed with a sharded model, which is taken as it is (allowed: "
-                "terms, check)"
-            )
-        return ShardedProblem(model, *args, **options)
+    if not TYPE_CHECKING:  # for which a Problem(…) is a Problem
+
+        @functools.wraps(__init__)
+        def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
+            if not (isinstance(model, nn.Module) and is_sharded(unwrapped(model))):
+                return super().__new__(cls)
+            if foreign := [name for name in options if name not in ("loss", "data", "terms", "check")]:
+                raise InputError(
+                    f"{foreign[0]}: it is not allowed with a sharded model, which is taken as it is "
+                    "(allowed: terms, check)"
+                )
+            return ShardedProblem(model, *args, **options)
 
     def hessian(self, weights: Tensor | None = None, *, matrix: str = "hessian", **options: Any) -> Any:
         """The Hessian of the loss at ``weights``, as a linear operator.

@@ -76,12 +76,7 @@ class Piece:
         return found
 
     def gradient(self) -> Tensor:
-        """The gradient of these numbers that a backward pass left: zero where it left none.
-
-        Example:
-            >>> problem.gradient(torch.zeros(4)).tolist()
-            [-0.25, 0.25, 0.25, -0.25]
-        """
+        """The gradient of these numbers that a backward pass left: zero where it left none."""
         found: Any = self.parameter.grad
         if found is None:
             return torch.zeros_like(self.local)
@@ -524,6 +519,10 @@ class ShardedProblem:
 
         Returns:
             (n,), in float32 or float64, whatever the model's precision.
+
+        Example:
+            >>> problem.gradient(torch.zeros(4)).tolist()
+            [-0.25, 0.25, 0.25, -0.25]
         """
         with self._passes(weights):
             found = torch.zeros_like(self.weights)
