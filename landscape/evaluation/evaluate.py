@@ -36,17 +36,8 @@ from landscape.core.hdf5 import Array
 from landscape.core.memory import MemoryBudget, limit
 from landscape.core.options import choose
 from landscape.core.progress import Progress, no_progress
-from landscape.evaluation.paths import (
-    ACTIVATION_COPIES,
-    PlaneLoss,
-    Totals,
-    batched,
-    block_size,
-    compiled_totals,
-    fold,
-    folded_totals,
-    long_enough,
-)
+from landscape.evaluation import paths
+from landscape.evaluation.paths import PlaneLoss, Totals, block_size, long_enough
 from landscape.problem.problem import Layer, LinearLayer, Problem, chain
 from landscape.problem.sharded import on_ranks
 
@@ -146,14 +137,14 @@ def _by_blocks(
     problem, forced = loss.problem, method != "auto"
     size = block_size(problem, layers, count, budget, forced=forced)
     if size is None or not loss.agrees(
-        "batched", lambda few: batched(few, layers, (few.problem.samples, 3)), forced=forced
+        "batched", lambda few: paths.batched(few, layers, (few.problem.samples, 3)), forced=forced
     ):
         return None
-    totals, chosen = batched(loss, layers, size), "batched"
+    totals, chosen = paths.batched(loss, layers, size), "batched"
     # The memory of a compiler has no bound.
     if method == "compiled" or (not forced and budget.limit is None and long_enough(problem, layers, count)):
         with _arithmetic(autocast):
-            totals, chosen = compiled_totals(loss, layers, size, forced=forced)
+            totals, chosen = paths.compiled_totals(loss, layers, size, forced=forced)
     parts = problem if budget.limit is None else problem.on(problem.data.in_chunks(size[0]))
     return chosen, size[1], loss.with_penalty(totals), parts
 
@@ -167,13 +158,13 @@ def _by_points(
     low = problem.layout.size * dtype.itemsize
     # Statistics that are estimated at each point cannot be folded.
     foldable = method != "pointwise" and not problem.batchnorm.varies and problem.separable
-    folded = fold(problem.model, dtype) if foldable else None
+    folded = paths.fold(problem.model, dtype) if foldable else None
     pays = folded is not None and folded.convolves and weights + low <= budget.remaining
     if method == "auto" and same and not pays:
         folded = None
     elif folded is not None:
         exact = folded if same else folded.converted(problem.dtype)
-        if not loss.agrees("folded", lambda few: folded_totals(few, exact), forced=method != "auto"):
+        if not loss.agrees("folded", lambda few: paths.folded_totals(few, exact), forced=method != "auto"):
             folded = None
     if folded is None and (method == "folded" or not same):
         raise InputError(
@@ -188,7 +179,7 @@ def _by_points(
         return "pointwise", 1, bounded.pointwise, parts
     tensors = problem.tensors
     keep = tensors is not None and weights + low + 2 * tensors[0].nbytes < budget.remaining
-    return "folded", 1, loss.with_penalty(folded_totals(bounded, folded, keep=keep)), parts
+    return "folded", 1, loss.with_penalty(paths.folded_totals(bounded, folded, keep=keep)), parts
 
 
 def confirm(run: Evaluator, center: Tensor, directions: Tensor, points: Tensor, values: Array) -> None:
@@ -246,7 +237,7 @@ def _bounded(problem: Problem, budget: MemoryBudget, weights: int, smaller: int)
         return problem
     if budget.limit is None:
         return problem.on(data.in_chunks(problem.chunk * smaller))
-    sample = ACTIVATION_COPIES * problem.sample_bytes
+    sample = paths.ACTIVATION_COPIES * problem.sample_bytes
     # Statistics need batches of their size, and random numbers are drawn for each chunk.
     least = problem.chunk if problem.batchnorm.samples or not problem.separable else 1
     budget.require(weights + least * sample)
