@@ -180,6 +180,52 @@ def test_four_ranks_agree_with_one_process() -> None:
     assert together(4, agree, dict.fromkeys(("fsdp", "tensor", "ddp", "both"), (GPT, ViT))) == [None] * 4
 
 
+def curved(group: Any, cases: dict[str, tuple[type[nn.Module], ...]]) -> None:
+    """Eigenvalues, trace and density are those of exact products in one process, within the stated errors."""
+    for kind, nets in cases.items():
+        for net in nets:
+            problem, alone = problem_on(group.rank, group.size, kind, net)
+            before = [piece.local.clone() for piece in problem.pieces]
+            low, high = landscape.extreme_eigenvalues(problem), landscape.extreme_eigenvalues(alone)
+            assert low.converged
+            assert low.derivatives == "differences"
+            assert 0 < low.product_error < 1e-2 * low.max
+            for end in ("min", "max"):
+                residuals = getattr(low, f"residual_{end}") + getattr(high, f"residual_{end}")
+                assert abs(getattr(low, end) - getattr(high, end)) <= residuals, (kind, net, end)
+            v = torch.as_tensor(low.vectors[1])
+            assert problem.norm(v) == pytest.approx(1.0, rel=1e-5)
+            product = problem.hessian() @ v
+            assert float(problem.total(v @ product)) == pytest.approx(low.max, rel=1e-3)
+
+            ours, exact = landscape.trace(problem, 12), landscape.trace(alone, 12)  # of the same random signs
+            assert ours.value == pytest.approx(exact.value, abs=ours.product_error + 1e-3 * abs(exact.value))
+            assert ours.standard_error == pytest.approx(exact.standard_error, rel=0.05)
+            options: dict[str, Any] = {"draws": 2, "steps": 4}
+            dense, same = landscape.density(problem, **options), landscape.density(alone, **options)
+            assert dense.moment(2)[0] == pytest.approx(same.moment(2)[0], rel=1e-2)
+            assert dense.size == alone.layout.size
+            assert all(map(torch.equal, before, (piece.local for piece in problem.pieces))), (kind, net)
+    several, same = landscape.spectrum(problem, 3), landscape.spectrum(alone, 3)
+    assert abs(several.values - same.values).max() <= (several.residuals + same.residuals).max()
+    head = landscape.extreme_eigenvalues(problem.of(problem.pieces[-1].slot.name.rpartition(".")[0]))
+    part = landscape.extreme_eigenvalues(alone, part=problem.pieces[-1].slot.name.rpartition(".")[0])
+    assert head.max == pytest.approx(part.max, abs=head.residual_max + part.residual_max)
+    plane, same_plane = landscape.random_plane(problem), landscape.random_plane(alone)
+    grid = landscape.hessian_grid(problem, plane, grid=(2, 1), span=0.02)
+    expected = landscape.hessian_grid(alone, same_plane, grid=(2, 1), span=0.02)
+    assert grid.lambda_max == pytest.approx(expected.lambda_max, rel=0.02)
+
+
+def test_curvature_on_two_ranks_is_that_of_one_process() -> None:
+    assert together(2, curved, {"fsdp": (GPT,), "ddp": (ViT,)}) == [None] * 2
+
+
+@pytest.mark.slow
+def test_curvature_on_four_ranks_is_that_of_one_process() -> None:
+    assert together(4, curved, dict.fromkeys(("fsdp", "tensor", "ddp", "both"), (GPT, ViT))) == [None] * 4
+
+
 def state(problem: ShardedProblem) -> list[Any]:
     """Copies of all that passes must leave as it is: weights, buffers, gradients, modes."""
     gradients = [piece.gradient().clone() for piece in problem.pieces]
@@ -290,6 +336,14 @@ def refused(group: Any) -> None:
         lambda: landscape.smoothing(problem, torch.zeros(2, 3)),
         lambda: landscape.learning_coefficient(problem, 4),
         lambda: landscape.eigen_plane(problem),
+        lambda: landscape.spectrum(problem, 1, engine="pyhessian"),
+        lambda: landscape.trace(problem, part="head"),
+        lambda: landscape.trace(problem, matrix="gauss-newton"),
+        lambda: landscape.top_eigenvalues(problem, precondition=torch.ones(3)),
+        lambda: landscape.extreme_eigenvalues(problem, derivatives="exact"),
+        lambda: landscape.density(problem, max_memory=2**40),
+        lambda: problem.hessian().to_scipy(),
+        lambda: landscape.HessianOperator(problem),
         lambda: landscape.contour(problem, plane, bn="train"),
         lambda: landscape.contour(problem, plane, autocast="bfloat16"),
         lambda: landscape.contour(problem, plane, method="folded"),

@@ -138,12 +138,10 @@ def contour(
         (3, 5)
     """
     problem = problem_of(problem, sharded=True)
-    sharded = on_ranks(problem)
-    if sharded and (into or execution):
-        raise InputError("into, execution: not allowed with a sharded model, whose ranks share each point")
+    _check_sharded(problem, into, execution)
     at = PlaneGrid(problem, plane, grid, span, interpolation_tol, dict.fromkeys(("loss", "accuracy"), float))
     problem = problem.with_batchnorm(bn, bn_samples)
-    own, made_of = _setting(problem, plane, bn, autocast), () if sharded else provenance(problem)
+    own, made_of = _setting(problem, plane, bn, autocast), provenance(problem)
     same = _source(about) | own | {"center": plane.center, "directions": plane.directions}
     same |= {} if method == "auto" else {"method": method}
     transport = _Transport(Surface, at, same, made_of, into, execution or Execution())
@@ -169,6 +167,12 @@ def contour(
     else:
         error = _autocast_error(problem, plane, at)
     return transport.end(surface())
+
+
+def _check_sharded(problem: Any, into: ResultFile | None, execution: Execution | None) -> None:
+    """Raise InputError for a sharded problem with what divides points among processes, or saves them."""
+    if on_ranks(problem) and (into is not None or execution is not None):
+        raise InputError("into, execution: not allowed with a sharded model, whose ranks share each point")
 
 
 class _Transport(Generic[R]):
@@ -439,7 +443,8 @@ def hessian_grid(
         [[9.0, 9.0]]
     """
     kinds: dict[str, type] = dict.fromkeys((*VALUES, *RESIDUALS), float)
-    problem = problem_of(problem)
+    problem = problem_of(problem, sharded=True)
+    _check_sharded(problem, into, execution)
     at = PlaneGrid(
         problem, plane, grid, span, interpolation_tol, kinds | {"products": np.int64, "converged": bool}
     )

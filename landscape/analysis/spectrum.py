@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.memory import Need, bounded
-from landscape.core.options import choose, expect, positive
+from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, portion
 from landscape.core.registry import numerics
 from landscape.curvature import pyhessian_engine
@@ -32,7 +32,7 @@ from landscape.curvature.trace import (
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.limits import limits
-from landscape.problem.problem import Problem
+from landscape.problem.problem import Problem, problem_of
 from landscape.results.base import Provenance
 from landscape.results.curvature import QUANTITIES, Density, Spectrum, Trace
 from landscape.results.training import Stability
@@ -111,7 +111,7 @@ def spectrum(
         >>> result.values.round(3).tolist(), round(result.trace, 3)
         ([9.0, 1.0], 10.0)
     """
-    expect("problem", problem, Problem)
+    problem = problem_of(problem, sharded=True)
     positive("k", k, least=0)
     choose("engine", engine, pyhessian_engine.ENGINES)
     positive("residual_tol", residual_tol)
@@ -150,10 +150,11 @@ def spectrum(
     if asked[1] and external:
         tr = trace(problem, products, engine=engine, seed=seed)
     elif asked[1]:
-        doubt = doubt_of(h)
-        tr = hutchpp(products_of, start, products=products, seed=seed, progress=stage(1), doubt=doubt)
+        shared: dict[str, Any] = {"ranks": h.ranks, "doubt": doubt_of(h)}
+        tr = hutchpp(products_of, start, products=products, seed=seed, progress=stage(1), **shared)
     if asked[2]:
-        dense = quadrature(products_of, start, draws=draws, steps=steps, seed=seed, progress=stage(2))
+        counts: dict[str, Any] = {"draws": draws, "steps": steps, "seed": seed, "ranks": h.ranks}
+        dense = quadrature(products_of, start, progress=stage(2), **counts)
         dense = with_error(dense, h, seed)
     return Spectrum(
         **_values(pairs, tr, dense, given),

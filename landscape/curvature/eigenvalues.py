@@ -229,6 +229,7 @@ def _by_differences(
         errors.extend(found)
         return images
 
+    wanted = replace(wanted, ranks=h.ranks)
     search = search_eigenpairs(start, wanted)
     result = run_in_lockstep([search], lambda v, _: (h @ v.T).T, done)[0]
     pairs = verify_and_refine(result, verified, wanted.residual_tol, errors)

@@ -67,12 +67,14 @@ class SymmetricOperator:
         size: the length of the vectors.
         dtype, device: the arithmetic of the products, and where they are computed.
         products: the number of products so far; a block counts as its m vectors.
+        ranks: the processes that hold its vectors.
     """
 
     size: int
     dtype: torch.dtype
     device: torch.device
     products: int = 0
+    ranks: Ranks = ALONE
 
     @property
     def shape(self) -> tuple[int, int]:

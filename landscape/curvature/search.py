@@ -26,6 +26,7 @@ from landscape.curvature.lanczos import (
 )
 from landscape.curvature.operators import ALONE, Ranks
 from landscape.problem.problem import Problem
+from landscape.problem.sharded import on_ranks
 
 # Products of a second start, at most: as a share of the search's own, and at least so many. The top 5 of an
 # MNIST MLP take 3 after 19, the top 20 take 16 after 43.
@@ -40,6 +41,10 @@ def start_vector(problem: Problem, seed: int, size: int | None = None) -> Tensor
     """
     positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
+    if on_ranks(problem):
+        sharded: Any = problem
+        drawn: Tensor = sharded.draw(lambda piece: torch.randn(piece.slot.shape, generator=generator))
+        return drawn
     length = problem.layout.size if size is None else size
     return torch.randn(length, dtype=torch.float64, generator=generator).to(
         problem.device, torch.promote_types(problem.dtype, torch.float32)

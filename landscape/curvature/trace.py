@@ -142,7 +142,8 @@ def density(
     """
     products, h = exact_products(problem, weights, HessianOptions(matrix, part, None, derivatives))
     like = start_vector(problem, seed, h.size)
-    found = quadrature(products, like, draws=draws, steps=steps, seed=seed, progress=progress)
+    options: dict[str, Any] = {"draws": draws, "steps": steps, "seed": seed, "ranks": h.ranks}
+    found = quadrature(products, like, progress=progress, **options)
     return with_error(found, h, seed)
 
 
@@ -159,8 +160,8 @@ def doubt_of(h: HessianOperator) -> Doubt | None:
     def doubt(rows: Tensor) -> float:
         rows = rows[:MEASURED]
         quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
-        off = ((quick - images).double() * rows.double()).sum(1).abs().cpu()
-        return float((off + torch.tensor(errors) * rows.double().norm(dim=1).cpu()).mean())
+        off = h.ranks.total(((quick - images).double() * rows.double()).sum(1)).abs().cpu()
+        return float((off + torch.tensor(errors) * h.ranks.norm(rows.double(), dim=1).cpu()).mean())
 
     return doubt
 
@@ -169,11 +170,10 @@ def with_error(found: Density, h: HessianOperator, seed: int) -> Density:
     """``found`` with the error of the differences of ``h``, as far as they are not exact products."""
     if h.derivatives == "exact":
         return found
-    rows = torch.nn.functional.normalize(
-        torch.stack([start_vector(h.problem, s, h.size) for s in (seed, seed + 1)])
-    )
+    rows = torch.stack([start_vector(h.problem, s, h.size) for s in (seed, seed + 1)])
+    rows = rows / h.ranks.norm(rows, dim=1, keepdim=True)
     quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
-    off = float((quick - images).norm(dim=1).max()) + max(errors)
+    off = float(h.ranks.norm(quick - images, dim=1).max()) + max(errors)
     return replace(found, derivatives="differences", product_error=off)
 
 
@@ -289,5 +289,5 @@ def trace(
         pyhessian_engine.check(problem, options)
         draws = pyhessian_engine.trace_samples(problem, weights, products=products, seed=seed)
         return Trace(*mean_and_error(draws), products, draws)
-    doubt = doubt_of(h)
-    return hutchpp(products_of, like, products=products, seed=seed, progress=progress, doubt=doubt)
+    about: dict[str, Any] = {"ranks": h.ranks, "doubt": doubt_of(h)}
+    return hutchpp(products_of, like, products=products, seed=seed, progress=progress, **about)

@@ -4,130 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import math
-import re
-import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from landscape.core.errors import InputError, LandscapeError, OperationError
+from landscape.core.errors import InputError
 from landscape.core.options import choose
 from landscape.problem.batches import count_samples, named_tensors, take
 from landscape.problem.batchnorm import BatchNormPolicy
 from landscape.problem.checks import CHECKS, tolerance, with_other_first_labels
 from landscape.problem.data import Data
-from landscape.problem.layout import Layout, Slot, check_recording, differentiable, padding_rows, unwrapped
+from landscape.problem.layout import Layout, check_recording, differentiable, padding_rows, unwrapped
 from landscape.problem.losses import Terms, correct, describe_loss, output_loss, placed_loss
+from landscape.problem.shards import Piece, all_ranks, is_sharded, local_part, uninterrupted
 
-# Errors of torch.distributed about other ranks are RuntimeErrors, told from the model's own by their texts.
-_LOST = re.compile(r"connection|socket|\bpeer|timed? ?out|remote|aborted", re.IGNORECASE)
 # The check of the gradient moves the weights by so much of their norm, and allows so large a relative error:
 # a gradient that is a sum over ranks instead of their mean is off by a factor of 2 at least (both ours).
 STEP, ALLOWED = 1e-3, 0.2
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Test whether parameters of ``model`` are DTensors, as those of FSDP2 and tensor parallelism are."""
-    parts = [*model.parameters(), *model.modules()]  # after a forward pass, FSDP2's may be whole for a while
-    return any(hasattr(part, "device_mesh") or hasattr(part, "reshard") for part in parts)
-
-
-def _local(tensor: Any) -> Tensor:
-    """This rank's part of a DTensor, or a tensor that each rank has; it shares its memory."""
-    found: Tensor = tensor.detach()
-    return found.to_local() if hasattr(found, "to_local") else found
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A trainable parameter, whose numbers on this rank are on 1/``share`` ranks."""
-
-    slot: Slot
-    parameter: nn.Parameter
-    share: float
-
-    @classmethod
-    def of(cls, slot: Slot, parameter: nn.Parameter) -> Piece:
-        """The piece of the parameter of a slot."""
-        given: Any = parameter
-        kinds = getattr(given, "placements", ())
-        if any(kind.is_partial() for kind in kinds):
-            raise InputError(f"model: {slot.name} is a sum over ranks, it must be in shards or copies")
-        shards = math.prod(
-            given.device_mesh.size(i) for i, kind in enumerate(kinds) if not kind.is_replicate()
-        )
-        return cls(slot, parameter, shards / dist.get_world_size())
-
-    @property
-    def local(self) -> Tensor:
-        """The numbers on this rank, in the parameter's memory."""
-        return _local(self.parameter)
-
-    def whole(self) -> Tensor:
-        """The parameter, gathered from all ranks."""
-        given: Any = self.parameter.detach()
-        found: Tensor = given.full_tensor() if hasattr(given, "full_tensor") else given
-        return found
-
-    def gradient(self) -> Tensor:
-        """The gradient of these numbers that a backward pass left: zero where it left none."""
-        found: Any = self.parameter.grad
-        if found is None:
-            return torch.zeros_like(self.local)
-        like: Any = self.parameter
-        if hasattr(found, "placements") and found.placements != like.placements:
-            found = found.redistribute(placements=like.placements)
-        return _local(found)
-
-    def cut(self, whole: Tensor) -> Tensor:
-        """This rank's numbers of a tensor like the parameter, which all ranks have."""
-        like: Any = self.parameter
-        if not hasattr(like, "placements"):
-            return whole
-        from torch.distributed.tensor import DTensor, Replicate  # takes a second, and is there already
-
-        copies = DTensor.from_local(
-            whole, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False
-        )
-        cut: Tensor = copies.redistribute(placements=like.placements).to_local()
-        return cut
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Let Ctrl-C wait until the end of the block."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or before is None:
-        yield
-        return
-    pressed: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, _: pressed.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-        if pressed:
-            signal.raise_signal(signal.SIGINT)
-
-
-@contextlib.contextmanager
-def all_ranks() -> Iterator[None]:
-    """Raise OperationError, in one line, for an error in the block that says that another rank is lost."""
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, LandscapeError) or not _LOST.search(f"{type(error).__name__} {error}"):
-            raise
-        words = " ".join(str(error).split())[:160]
-        raise OperationError(
-            f"rank {dist.get_rank()}: another rank is lost, or did not answer in time ({words})"
-        ) from error
 
 
 class ShardedProblem:
@@ -219,7 +117,8 @@ class ShardedProblem:
         self.coarse = self._coarsest(x, y)
         self.mask = self._trained()
         # As a problem whose data is in batches that no faster path may divide.
-        self.batchnorm, self.separable, self.regularised, self.draws = BatchNormPolicy(), False, False, 0
+        self.batchnorm, self.separable, self.regularised = BatchNormPolicy(), False, False
+        self.draws, self.randomness = 0, "refuse"
         if check != "off":
             self._check(x, y, count)
 
@@ -250,6 +149,24 @@ class ShardedProblem:
         if bn != "center":
             raise InputError(f"bn: '{bn}' is not allowed with a sharded model, it must be 'center'")
         return self
+
+    def hessian(self, weights: Tensor | None = None) -> Any:
+        """The Hessian of the loss, as a linear operator on the vectors of each rank.
+
+        Its products are differences of gradients, with errors that are measured.
+
+        Args:
+            weights: (n,); default: the model's own.
+
+        Returns:
+            A :class:`landscape.curvature.sharded.ShardedHessian`.
+
+        Example:
+            >>> hessian = problem.hessian()
+            >>> image = hessian @ gradient  # doctest: +SKIP
+        """
+        # By name: a problem does not depend on what analyses it.
+        return importlib.import_module("landscape.curvature.sharded").ShardedHessian(self, weights)
 
     def of(self, part: str | Sequence[str] | None) -> Self:
         """The same with vectors of some parameters only.
@@ -414,9 +331,9 @@ class ShardedProblem:
         with uninterrupted(), torch.no_grad():
             self._reshard()
             gradients = [piece.parameter.grad for piece in self.pieces]
-            kept = [*(piece.local for piece in self.pieces), *map(_local, self.model.buffers())]
+            kept = [*(piece.local for piece in self.pieces), *map(local_part, self.model.buffers())]
             if self.model is not unwrapped(self.model):  # DistributedDataParallel may use their memory again
-                kept += [_local(gradient) for gradient in gradients if gradient is not None]
+                kept += [local_part(gradient) for gradient in gradients if gradient is not None]
             before = [tensor.clone() for tensor in kept]
             try:
                 for module in modes:  # as landscape.Problem: cuDNN's backward pass needs it
