@@ -186,8 +186,11 @@ def curved(group: Any, cases: dict[str, tuple[type[nn.Module], ...]]) -> None:
         for net in nets:
             problem, alone = problem_on(group.rank, group.size, kind, net)
             before = [piece.local.clone() for piece in problem.pieces]
-            low, high = landscape.extreme_eigenvalues(problem), landscape.extreme_eigenvalues(alone)
-            assert low.converged
+            low, high = (
+                landscape.extreme_eigenvalues(problem, 3e-3),
+                landscape.extreme_eigenvalues(alone, 1e-3),
+            )
+            assert low.converged, (kind, net, low)
             assert low.derivatives == "differences"
             assert 0 < low.product_error < 1e-2 * low.max
             for end in ("min", "max"):
@@ -198,16 +201,17 @@ def curved(group: Any, cases: dict[str, tuple[type[nn.Module], ...]]) -> None:
             product = problem.hessian() @ v
             assert float(problem.total(v @ product)) == pytest.approx(low.max, rel=1e-3)
 
-            ours, exact = landscape.trace(problem, 12), landscape.trace(alone, 12)  # of the same random signs
+            ours, exact = landscape.trace(problem, 9), landscape.trace(alone, 9)  # of the same random signs
             assert ours.value == pytest.approx(exact.value, abs=ours.product_error + 1e-3 * abs(exact.value))
             assert ours.standard_error == pytest.approx(exact.standard_error, rel=0.05)
             options: dict[str, Any] = {"draws": 2, "steps": 4}
             dense, same = landscape.density(problem, **options), landscape.density(alone, **options)
             assert dense.moment(2)[0] == pytest.approx(same.moment(2)[0], rel=1e-2)
-            assert dense.size == alone.layout.size
+            assert dense.parameters == alone.layout.size
             assert all(map(torch.equal, before, (piece.local for piece in problem.pieces))), (kind, net)
-    several, same = landscape.spectrum(problem, 3), landscape.spectrum(alone, 3)
-    assert abs(several.values - same.values).max() <= (several.residuals + same.residuals).max()
+    if group.size > 2:
+        several, same = landscape.spectrum(problem, 3), landscape.spectrum(alone, 3)
+        assert abs(several.values - same.values).max() <= (several.residuals + same.residuals).max()
     head = landscape.extreme_eigenvalues(problem.of(problem.pieces[-1].slot.name.rpartition(".")[0]))
     part = landscape.extreme_eigenvalues(alone, part=problem.pieces[-1].slot.name.rpartition(".")[0])
     assert head.max == pytest.approx(part.max, abs=head.residual_max + part.residual_max)
@@ -341,7 +345,7 @@ def refused(group: Any) -> None:
         lambda: landscape.trace(problem, matrix="gauss-newton"),
         lambda: landscape.top_eigenvalues(problem, precondition=torch.ones(3)),
         lambda: landscape.extreme_eigenvalues(problem, derivatives="exact"),
-        lambda: landscape.density(problem, max_memory=2**40),
+        lambda: landscape.density(problem, 1, 2, max_memory=2**40),
         lambda: problem.hessian().to_scipy(),
         lambda: landscape.HessianOperator(problem),
         lambda: landscape.contour(problem, plane, bn="train"),

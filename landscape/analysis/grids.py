@@ -21,7 +21,7 @@ from landscape.core.progress import Progress
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
-from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, ends_of, start_vector
+from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.adaptive import Tolerance, first_points
 from landscape.evaluation.evaluate import confirm, evaluator
@@ -508,10 +508,12 @@ def _ends_at(
         for i in range(0, len(points), at_once):
             thetas = plane.center + points[i : i + at_once].to(plane.directions) @ plane.directions
             pairs += eigenpairs(problem, thetas, start, wanted, options, search=search, done=one)
-        rows = [ends_of(each) for each in pairs]
-        names = {"lambda_min": "min", "lambda_max": "max", "products": "products", "converged": "converged"}
-        names |= {name: name for name in RESIDUALS}
-        columns = {name: np.array([getattr(row, key) for row in rows]) for name, key in names.items()}
+        columns = {
+            name: np.array([getattr(each, name) for each in pairs]) for name in ("products", "converged")
+        }
+        for end, place in (("min", -1), ("max", 0)):
+            columns[f"lambda_{end}"] = np.array([float(each.values[place]) for each in pairs])
+            columns[f"residual_{end}"] = np.array([float(each.residuals[place]) for each in pairs])
 
         with np.errstate(divide="ignore", invalid="ignore"):
             columns["ratio"] = np.abs(columns["lambda_min"]) / np.abs(columns["lambda_max"])

@@ -373,7 +373,7 @@ def noise_alignment(
     )
     products, _ = exact_products(problem)
     gradient = problem.gradient().double()
-    terms = _terms_in_curvature(problem, products, gradient, pairs.vectors.double())
+    terms = _terms_in_curvature(problem, products, gradient, torch.from_numpy(pairs.vectors).to(gradient))
     rows, drawing = np.zeros((0, 4 + k)), portion(progress, 0.5, 1)
     while True:
         block = itertools.islice(parts, min(BLOCK, max_draws - len(rows)))
@@ -382,11 +382,11 @@ def noise_alignment(
         if precision.enough(len(rows), ias, ias_error, drawing):
             break
     noise, noise_error = statistics.ratio(rows[:, 2], rows[:, 3])
-    values = pairs.values.numpy()
+    values = pairs.values
     gamma, gamma_error, scatter = exponent(values, rows[:, 4:])
     return NoiseAlignment(
         values=values,
-        residuals=pairs.residuals.numpy(),
+        residuals=pairs.residuals,
         covariance=rows[:, 4:].mean(0),
         covariance_error=np.array([standard_error(column) for column in rows[:, 4:].T]),
         ias=ias,

@@ -28,9 +28,10 @@ from landscape.cli.run_summary import known
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.curvature.hessian import MATRICES
-from landscape.curvature.pyhessian_engine import ENGINES
-from landscape.results.curvature import BatchSharpness, Spectrum
+from landscape.curvature.peers import ENGINES
+from landscape.results.curvature import BatchSharpness
 from landscape.results.noise import Noise, NoiseScale
+from landscape.results.spectrum import Spectrum
 from landscape.results.training import Stability
 from landscape.training.optimizer.preconditioning import preconditioner
 

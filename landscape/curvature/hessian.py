@@ -18,7 +18,6 @@ from landscape.core.memory import spare, with_saved_bytes
 from landscape.core.options import choose, expect, positive
 from landscape.curvature import differences, double_backward
 from landscape.curvature.operators import Products, SymmetricOperator
-from landscape.curvature.sharded import ShardedHessian
 from landscape.evaluation.needs import GRAPH_BYTES
 from landscape.problem.batches import aligned
 from landscape.problem.layout import check_recording, differentiable, gradients
@@ -417,21 +416,9 @@ class HessianOptions:
     def at(self, problem: Problem, weights: Tensor | None = None) -> HessianOperator:
         """The matrix of ``problem`` at ``weights`` (P,)."""
         if on_ranks(problem):
-            found: HessianOperator = self._on_ranks(problem, weights)
-            return found
+            return problem.hessian(weights)  # type: ignore[no-any-return]
         options = {"matrix": self.matrix, "part": self.part, "derivatives": self.derivatives}
         return HessianOperator(problem, weights, **options)  # type: ignore[arg-type]
-
-    def _on_ranks(self, problem: Any, weights: Tensor | None) -> Any:
-        """The Hessian of a sharded model; InputError for another matrix."""
-        others = {"matrix": self.matrix != "hessian", "part": self.part, "precondition": self.precondition}
-        others["derivatives"] = self.derivatives == "exact"
-        if refused := [name for name, given in others.items() if given is not None and given is not False]:
-            raise InputError(
-                f"{refused[0]}: not allowed with a sharded model, whose products are differences of "
-                "gradients; leave it out (for a part of the parameters, give problem.of(part))"
-            )
-        return ShardedHessian(problem, weights)
 
 
 FULL_HESSIAN = HessianOptions(derivatives="exact")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -12,19 +11,20 @@ from torch import Tensor
 
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
-from landscape.core.options import choose, positive
+from landscape.core.options import positive
 from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import mean_and_error
-from landscape.curvature import pyhessian_engine
-from landscape.curvature.eigenvalues import exact_products
-from landscape.curvature.hessian import HessianOperator, HessianOptions, Part
+from landscape.curvature import peers
+from landscape.curvature.eigenvalues import Matrix
+from landscape.curvature.hessian import Part
 from landscape.curvature.lanczos import negligible, orthogonalise, small_eigh
-from landscape.curvature.operators import ALONE, Products, Ranks
+from landscape.curvature.operators import ALONE, Products, Ranks, SymmetricMatrix, SymmetricOperator
 from landscape.curvature.search import run_in_lockstep, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES
-from landscape.problem.problem import Problem
-from landscape.results.curvature import Density, Trace
+from landscape.problem.problem import Problem, Run
+from landscape.results.base import Provenance
+from landscape.results.spectrum import Density, Trace
 
 # Ghorbani, Krishnan and Xiao 2019 use 10 draws of 80 to 90 steps for networks of all sizes.
 DRAWS = 10
@@ -42,7 +42,7 @@ def quadrature(
     seed: int = 0,
     progress: Progress | None = None,
     ranks: Ranks = ALONE,
-) -> Density:
+) -> dict[str, Any]:
     """The density of a symmetric operator on vectors like ``like`` (P,), by stochastic Lanczos quadrature.
 
     Ubaru, Chen and Saad 2017, section 3. From each draw z of random signs, ``steps`` Lanczos steps with full
@@ -70,7 +70,7 @@ def quadrature(
         starts = [ranks.signs(like, 1, generator)[0] / size**0.5 for _ in range(min(at_once, draws - i))]
         rules += run_in_lockstep([_draw(start, steps, ranks) for start in starts], counted)
     nodes, masses = (np.stack(part) for part in zip(*rules, strict=True))
-    return Density(nodes, masses, size, spent)
+    return {"nodes": nodes, "masses": masses, "products": spent}
 
 
 def _draw(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Tensor, tuple[Array, Array]]:
@@ -100,7 +100,7 @@ def density_need(problem: Any, draws: Any, steps: Any, part: Any, **_: Any) -> N
 
 @bounded(density_need)
 def density(
-    problem: Problem,
+    problem: Problem | Run | SymmetricMatrix,
     draws: int = DRAWS,
     steps: int = STEPS,
     *,
@@ -111,11 +111,12 @@ def density(
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
+    **about: Unpack[Provenance],
 ) -> Density:
     """The spectral density of ∇²L(θ) by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
 
     Args:
-        problem: the loss.
+        problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
         draws: random vectors, each of which gives one quadrature; 10 by default.
         steps: Lanczos steps, that is products, a draw; 80 by default. (Ghorbani, Krishnan and Xiao 2019 use
             these numbers for networks of all sizes.)
@@ -126,12 +127,13 @@ def density(
         seed: draws the random vectors.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
         Nodes and masses, (draws, steps) each; the masses of a draw sum to 1.
 
     Raises:
-        InputError: a count below 1, or an unknown option.
+        InputError: a count below 1, an unknown option, or an operator that is not symmetric.
 
     Example:
         >>> import torch, landscape
@@ -140,11 +142,16 @@ def density(
         >>> landscape.density(problem, draws=2, steps=5).nodes.shape
         (2, 5)
     """
-    products, h = exact_products(problem, weights, HessianOptions(matrix, part, None, derivatives))
-    like = start_vector(problem, seed, h.size)
-    options: dict[str, Any] = {"draws": draws, "steps": steps, "seed": seed, "ranks": h.ranks}
-    found = quadrature(products, like, progress=progress, **options)
-    return with_error(found, h, seed)
+    own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
+    chosen = Matrix.of(problem, seed, about, **own, max_memory=max_memory)
+    return density_of(chosen, draws, steps, progress)
+
+
+def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None) -> Density:
+    """The spectral density of a matrix, by :func:`quadrature`."""
+    options: dict[str, Any] = {"draws": draws, "steps": steps, "seed": chosen.seed, "progress": progress}
+    found = quadrature(chosen.products, chosen.start(), **options, ranks=chosen.operator.ranks)
+    return Density(**chosen.about, **found, product_error=_error_of(chosen))
 
 
 # Vectors of each kind whose products' errors are measured (ours): the rest have the same distribution.
@@ -152,7 +159,7 @@ MEASURED = 2
 Doubt = Callable[[Tensor], float]
 
 
-def doubt_of(h: HessianOperator) -> Doubt | None:
+def doubt_of(h: SymmetricOperator) -> Doubt | None:
     """A function from rows (n, P) to the mean error of vᵀHv by differences; None for exact products."""
     if h.derivatives == "exact":
         return None
@@ -166,15 +173,15 @@ def doubt_of(h: HessianOperator) -> Doubt | None:
     return doubt
 
 
-def with_error(found: Density, h: HessianOperator, seed: int) -> Density:
-    """``found`` with the error of the differences of ``h``, as far as they are not exact products."""
+def _error_of(chosen: Matrix) -> float:
+    """The largest error of products by differences with random vectors of norm 1; 0 of exact ones."""
+    h, seed = chosen.operator, chosen.seed
     if h.derivatives == "exact":
-        return found
-    rows = torch.stack([start_vector(h.problem, s, h.size) for s in (seed, seed + 1)])
+        return 0.0
+    rows = torch.stack([start_vector(h, s) for s in (seed, seed + 1)])
     rows = rows / h.ranks.norm(rows, dim=1, keepdim=True)
     quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
-    off = float(h.ranks.norm(quick - images, dim=1).max()) + max(errors)
-    return replace(found, derivatives="differences", product_error=off)
+    return float(h.ranks.norm(quick - images, dim=1).max()) + max(errors)
 
 
 # A third of these are the samples behind the standard error, which 20 give to about 16% (ours).
@@ -190,7 +197,7 @@ def hutchpp(
     progress: Progress | None = None,
     ranks: Ranks = ALONE,
     doubt: Doubt | None = None,
-) -> Trace:
+) -> dict[str, Any]:
     """tr A of a symmetric operator on vectors like ``like`` (P,): Hutch++ (Meyer et al. 2021, Algorithm 1).
 
     A third of the products finds an orthonormal basis Q of the range of AS, S random signs; a third gives
@@ -220,19 +227,24 @@ def hutchpp(
 
     q = ranks.orthonormal(each(ranks.signs(like, rank, generator))).contiguous()  # (rank, P), rows
     off = rank * doubt(q) if doubt else 0.0
-    known: dict[str, Any] = {"derivatives": "differences", "product_error": off} if doubt else {}
     exact = float(ranks.total((q.double() * each(q).double()).sum()))
     if rank == size:  # Q spans everything
-        return Trace(exact, off, done, np.array([exact]), **known)
+        found = {"value": exact, "standard_error": off, "draws": np.array([exact])}
+        return {**found, "products": done, "product_error": off}
     g = ranks.signs(like, products - 2 * rank, generator)
     for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
         g -= ranks.total(g @ q.T) @ q
     samples = ranks.total((g.double() * each(g).double()).sum(1))
     draws = exact + samples.cpu().numpy()
+    off += doubt(g) if doubt else 0.0
+    return {**_sampled(draws, done, off), "product_error": off}
+
+
+def _sampled(draws: Array, products: int, off: float = 0.0) -> dict[str, Any]:
+    """The fields of a trace that is the mean of ``draws``, whose products may set it ``off``."""
     value, error = mean_and_error(draws)
-    if doubt:
-        known["product_error"] = off = off + doubt(g)
-    return Trace(value, float(np.hypot(error, off)), done, draws, **known)
+    both = float(np.hypot(error, off))
+    return {"value": value, "standard_error": both, "draws": draws, "products": products}
 
 
 def trace_need(problem: Any, products: Any, part: Any, **_: Any) -> Need:
@@ -242,7 +254,7 @@ def trace_need(problem: Any, products: Any, part: Any, **_: Any) -> Need:
 
 @bounded(trace_need)
 def trace(
-    problem: Problem,
+    problem: Problem | Run | SymmetricMatrix,
     products: int = TRACE_PRODUCTS,
     *,
     weights: Tensor | None = None,
@@ -253,11 +265,12 @@ def trace(
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
+    **about: Unpack[Provenance],
 ) -> Trace:
     """tr ∇²L(θ), with its standard error, by Hutch++ (Meyer et al. 2021).
 
     Args:
-        problem: the loss.
+        problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
         products: Hessian-vector products, at most; at least 6. A third of them are random samples.
         weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
@@ -267,12 +280,14 @@ def trace(
         seed: draws the random signs.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
         The estimate and its standard error.
 
     Raises:
-        InputError: fewer than 6 products, an unknown option, or one that pyhessian does not have.
+        InputError: fewer than 6 products, an unknown option, one that pyhessian does not have, or an operator
+            that is not symmetric.
 
     Example:
         >>> import torch, landscape
@@ -282,12 +297,19 @@ def trace(
         2.0
     """
     positive("products", products, least=6)
-    options = HessianOptions(matrix, part, None, derivatives)
-    products_of, h = exact_products(problem, weights, options)
-    like = start_vector(problem, seed, h.size)
-    if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
-        pyhessian_engine.check(problem, options)
-        draws = pyhessian_engine.trace_samples(problem, weights, products=products, seed=seed)
-        return Trace(*mean_and_error(draws), products, draws)
-    about: dict[str, Any] = {"ranks": h.ranks, "doubt": doubt_of(h)}
-    return hutchpp(products_of, like, products=products, seed=seed, progress=progress, **about)
+    own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
+    chosen = Matrix.of(problem, seed, about, **own, engine=engine, max_memory=max_memory)
+    return trace_of(chosen, products, progress)
+
+
+def trace_of(chosen: Matrix, products: int, progress: Progress | None) -> Trace:
+    """The trace of a matrix, by :func:`hutchpp` or by pyhessian."""
+    seed = chosen.seed
+    if isinstance(chosen.given, Problem) and chosen.about["engine"] == "pyhessian":
+        at = chosen.given, chosen.weights
+        draws = peers.trace_samples(*at, products=products, seed=seed)
+        return Trace(**chosen.about, **_sampled(draws, products))
+    doubt = doubt_of(chosen.operator)
+    options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress, "doubt": doubt}
+    options["ranks"] = chosen.operator.ranks
+    return Trace(**chosen.about, **hutchpp(chosen.products, chosen.start(), **options))

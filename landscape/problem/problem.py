@@ -193,6 +193,36 @@ class Problem(MeanLoss):
         curvature = importlib.import_module("landscape.curvature.hessian")
         return curvature.HessianOperator(self, weights, matrix=matrix, **options)
 
+    def to_curvlinops(
+        self, operator: str = "HessianLinearOperator", weights: Tensor | None = None, **options: Any
+    ) -> Any:
+        """A linear operator of the package curvlinops on this problem (the extra "curvlinops").
+
+        Args:
+            operator: its class, such as "KFACLinearOperator" or "GGNLinearOperator".
+            weights: θ (P,); default: the problem's centre.
+            options: further arguments of that class.
+
+        Returns:
+            The operator, of a copy of the model; vectors have the order of θ. ``landscape.trace`` and its
+            relatives take it.
+
+        Raises:
+            OperationError: curvlinops is not installed.
+            InputError: an unknown operator, or a problem that curvlinops does not know: with a penalty, data
+                that is no pair of tensors, or a layer or loss of which it has no operator.
+
+        Example:
+            >>> import torch, landscape
+            >>> x, y = torch.eye(2), torch.zeros(2, 1)
+            >>> problem = landscape.Problem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (x, y), weight_decay=1)
+            >>> problem.to_curvlinops()
+            Traceback (most recent call last):
+            landscape.core.errors.InputError: to_curvlinops: curvlinops knows no penalty and ...
+        """
+        peers = importlib.import_module("landscape.curvature.peers")
+        return peers.to_curvlinops(self, operator, weights, **options)
+
     def _weigh(self, terms: Terms) -> None:
         """Count the samples and the terms of the loss's mean, which batches of other targets check, too."""
         checked = self.check != "off"

@@ -130,8 +130,8 @@ def _column(rows: Sequence[Row], name: str) -> Array:
 PERSISTENT = 10
 
 
-class Diverged(OperationError):
-    """A run that diverged: its files are whole, and end with the last finite state."""
+class DivergedError(OperationError):
+    """A run diverged: its files are whole, and end with the last finite state."""
 
     exit_code = 3
 
