@@ -141,9 +141,9 @@ class PenaltyHessian:
         return gradients(self.gradient, [self.weights], v, keep=True)[0]
 
 
-def penalty_hessians(problem: Problem, thetas: Sequence[Tensor]) -> list[PenaltyHessian]:
-    """One for each of ``thetas``; none where the problem is not regularised."""
-    return [PenaltyHessian(problem, theta) for theta in thetas] if problem.regularised else []
+def penalty_hessians(problem: Problem, weights: Sequence[Tensor]) -> list[PenaltyHessian]:
+    """One for each of ``weights``; none where the problem is not regularised."""
+    return [PenaltyHessian(problem, at) for at in weights] if problem.regularised else []
 
 
 class HessianOperator(SymmetricOperator):
@@ -403,7 +403,7 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
 
 @dataclass(frozen=True)
 class HessianOptions:
-    """Which matrix: the options of :class:`landscape.HessianOperator` with these names.
+    """The choice of a matrix, by options of :class:`landscape.HessianOperator` with these names.
 
     With ``precondition`` the matrix of a search, but not that of :meth:`at`, is P^{-1/2} H P^{-1/2}.
     """

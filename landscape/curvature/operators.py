@@ -47,7 +47,7 @@ class Ranks:
         return len(v)
 
     def length(self, v: Tensor) -> int:
-        """How many numbers of ``v`` a process holds, at most."""
+        """The count of numbers of ``v`` that a process holds, at most."""
         return len(v)
 
     def normal(self, like: Tensor, generator: torch.Generator, dtype: torch.dtype | None = None) -> Tensor:

@@ -276,7 +276,7 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
 
 
 def _slack(value: float, residual_tol: float, radius: float) -> float:
-    """How far beyond ``value`` an eigenvalue may lie without counting as missed."""
+    """The distance beyond ``value`` at which an eigenvalue may lie without counting as missed."""
     return max(residual_tol * abs(value), NEAR_ZERO * radius)
 
 

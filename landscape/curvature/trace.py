@@ -150,7 +150,7 @@ def density(
 def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None) -> Density:
     """The spectral density of a matrix, by :func:`quadrature`."""
     options: dict[str, Any] = {"draws": draws, "steps": steps, "seed": chosen.seed, "progress": progress}
-    found = quadrature(chosen.products, chosen.start(), **options, ranks=chosen.operator.ranks)
+    found = quadrature(chosen.exact[0], chosen.start(), **options, ranks=chosen.exact[1].ranks)
     return Density(**chosen.about, **found, product_error=_error_of(chosen))
 
 
@@ -175,7 +175,7 @@ def doubt_of(h: SymmetricOperator) -> Doubt | None:
 
 def _error_of(chosen: Matrix) -> float:
     """The largest error of products by differences with random vectors of norm 1; 0 of exact ones."""
-    h, seed = chosen.operator, chosen.seed
+    h, seed = chosen.exact[1], chosen.seed
     if h.derivatives == "exact":
         return 0.0
     rows = torch.stack([start_vector(h, s) for s in (seed, seed + 1)])
@@ -309,7 +309,7 @@ def trace_of(chosen: Matrix, products: int, progress: Progress | None) -> Trace:
         at = chosen.given, chosen.weights
         draws = peers.trace_samples(*at, products=products, seed=seed)
         return Trace(**chosen.about, **_sampled(draws, products))
-    doubt = doubt_of(chosen.operator)
-    options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress, "doubt": doubt}
-    options["ranks"] = chosen.operator.ranks
-    return Trace(**chosen.about, **hutchpp(chosen.products, chosen.start(), **options))
+    h = chosen.exact[1]
+    options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress}
+    options |= {"doubt": doubt_of(h), "ranks": h.ranks}
+    return Trace(**chosen.about, **hutchpp(chosen.exact[0], chosen.start(), **options))

@@ -177,7 +177,7 @@ def is_softmax_loss(loss: Any) -> bool:
 
 
 def correct(outputs: Any, targets: Any, loss: Any) -> Tensor:
-    """How many of (B, classes, ...) ``outputs`` have their largest entry at the target (B, ...).
+    """The number of (B, classes, ...) ``outputs`` that have their largest entry at the target (B, ...).
 
     NaN where :func:`correct_shares` is.
     """

@@ -187,7 +187,7 @@ class Parts:
     Args:
         problem: model and loss.
         batch: the first one; of data with numbered samples, rows are those numbers.
-        theta: weights (P,).
+        weights: θ (P,).
         data: where the samples come from.
     """
 
@@ -291,7 +291,7 @@ def divided(rows: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
     return [list(rows[a:b]) for a, b in itertools.pairwise([0, *ends, len(rows)])]
 
 
-def check_mean(problem: MeanLoss, terms: Terms, batch: tuple[Any, Any], theta: Tensor) -> None:
+def check_mean(problem: MeanLoss, terms: Terms, batch: tuple[Any, Any], at: Tensor) -> None:
     """Find by which weights the losses of parts of the data combine to that of all of them.
 
     Where they do not combine by the ``terms`` that are known, other counts of targets are tried, and used
@@ -301,14 +301,14 @@ def check_mean(problem: MeanLoss, terms: Terms, batch: tuple[Any, Any], theta: T
     Args:
         terms: how many terms of the mean each sample brings; changed where others are found.
         batch: the first samples, or the first batch.
-        theta: weights (P,) at which samples have different losses.
+        at: weights (P,) at which samples have different losses.
 
     Raises InputError where the loss is a sum, or neither a mean nor of a size that can be taken at once.
     """
     picked = problem.data.rows(*batch)
     if picked is None or len(picked) < 2:  # a batch that cannot be split, or nothing to split
         return
-    parts = Parts(problem, batch, theta, problem.data)
+    parts = Parts(problem, batch, at, problem.data)
     rows = _by_targets(picked.tolist(), parts)
     if problem.draws:
         if attempt(_random_parts_combine, parts, rows, terms):

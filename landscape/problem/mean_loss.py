@@ -40,7 +40,7 @@ class MeanLoss:
 
     Attributes:
         model, criterion, layout: the model, the loss, and the parameters' places in θ.
-        theta: the centre (P,).
+        weights: the centre (P,).
         data: the samples (:class:`landscape.problem.data.Data`).
         batchnorm: whose statistics BatchNorm uses (:class:`landscape.problem.batchnorm.BatchNormPolicy`).
         draws: how many draws of random numbers the loss is a mean over; 0 where it draws none.

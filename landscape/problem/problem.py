@@ -32,7 +32,7 @@ RANDOMNESS = ("refuse", "seed")
 
 
 def number_of_draws(randomness: str | int) -> int:
-    """How many draws of random numbers the loss is a mean over; 0 for "refuse".
+    """The number of draws of random numbers the loss is a mean over; 0 for "refuse".
 
     Args:
         randomness: one of :data:`RANDOMNESS`, or a number of draws, also as text.
@@ -230,10 +230,10 @@ class Problem(MeanLoss):
         novel, self.data.novel = self.data.novel, []  # kept no longer than the check
         if not checked or self.data.mixes or not novel:
             return
-        before, theta, first = terms.given, moved(self), self.data.first()
+        before, away, first = terms.given, moved(self), self.data.first()
         for batch in novel:
             if not self.data.mixes:
-                check_mean(self, terms, self.data.beside(first, self.data.place(batch)), theta)
+                check_mean(self, terms, self.data.beside(first, self.data.place(batch)), away)
         if terms.given is not before or self.data.mixes:
             self.data.weigh(terms, equal=checked, ordered=self.draws > 0 or self.data.mixes)
             self.data.novel = []
