@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,7 +199,7 @@ def curved(group: Any, cases: dict[str, tuple[type[nn.Module], ...]]) -> None:
             for end in ("min", "max"):
                 residuals = getattr(low, f"residual_{end}") + getattr(high, f"residual_{end}")
                 assert abs(getattr(low, end) - getattr(high, end)) <= residuals, (kind, net, end)
-            v = torch.as_tensor(low.vectors[1])
+            v = torch.as_tensor(low.vectors[low.values.argmax()])
             assert problem.norm(v) == pytest.approx(1.0, rel=1e-5)
             product = problem.hessian() @ v
             assert float(problem.total(v @ product)) == pytest.approx(low.max, rel=1e-3)
@@ -305,6 +308,10 @@ def refused(group: Any) -> None:
         assert "\n" not in str(raised.value)
 
     fails("its parameters must be DTensors", model)
+    old = torch.distributed.fsdp.FullyShardedDataParallel(made(ViT)[0], device_id=torch.device("cpu"))
+    fails("use fully_shard", old)
+    with pytest.raises(InputError, match="use fully_shard"):
+        landscape.Problem(old, F.cross_entropy, own)
     sharded = fsdp(model, 2)
     total = lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="sum")  # noqa: E731
     fails("no mean over samples", sharded, total)
@@ -369,3 +376,12 @@ def test_what_a_sharded_model_has_not_is_refused_in_one_line() -> None:
 def test_a_sharded_problem_needs_a_process_group() -> None:
     with pytest.raises(InputError, match="no process group"):
         landscape.ShardedProblem(nn.Linear(2, 2), F.cross_entropy, (torch.zeros(2, 2), torch.zeros(2)))
+
+
+@pytest.mark.slow
+def test_the_example_runs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    example = Path(__file__).parents[1] / "examples" / "sharded.py"
+    found = subprocess.run([*command, str(example)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "ShardedProblem(FSDPSequential, 5,512 parameters on 2 ranks" in found.stdout
+    assert landscape.open(tmp_path / "runs/sharded/contour.h5")[0].loss.shape == (11, 11)

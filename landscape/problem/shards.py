@@ -23,7 +23,12 @@ _LOST = re.compile(r"connection|socket|\bpeer|timed? ?out|remote|aborted", re.IG
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Test whether parameters of ``model`` are DTensors, as those of FSDP2 and tensor parallelism are."""
+    """Test whether parameters of ``model`` are DTensors, as those of FSDP2 and tensor parallelism are.
+
+    InputError for FSDP1, whose parameters are parts of one vector.
+    """
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise InputError("model: FullyShardedDataParallel is not allowed, use fully_shard of FSDP2")
     parts = [*model.parameters(), *model.modules()]  # after a forward pass, FSDP2's may be whole for a while
     return any(hasattr(part, "device_mesh") or hasattr(part, "reshard") for part in parts)
 
