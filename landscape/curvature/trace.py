@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core.devices import double
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import positive
@@ -167,8 +168,13 @@ def doubt_of(h: SymmetricOperator) -> Doubt | None:
     def doubt(rows: Tensor) -> float:
         rows = rows[:MEASURED]
         quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
+<<<<<<< HEAD
         off = h.ranks.total(((quick - images).double() * rows.double()).sum(1)).abs().cpu()
         return float((off + torch.tensor(errors) * h.ranks.norm(rows.double(), dim=1).cpu()).mean())
+=======
+        off = (double(quick - images) * double(rows)).sum(1).abs().cpu()
+        return float((off + torch.tensor(errors) * double(rows).norm(dim=1).cpu()).mean())
+>>>>>>> main
 
     return doubt
 
@@ -227,14 +233,14 @@ def hutchpp(
 
     q = ranks.orthonormal(each(ranks.signs(like, rank, generator))).contiguous()  # (rank, P), rows
     off = rank * doubt(q) if doubt else 0.0
-    exact = float(ranks.total((q.double() * each(q).double()).sum()))
+    exact = float(ranks.total((double(q) * double(each(q))).sum()))
     if rank == size:  # Q spans everything
         found = {"value": exact, "standard_error": off, "draws": np.array([exact])}
         return {**found, "products": done, "product_error": off}
     g = ranks.signs(like, products - 2 * rank, generator)
     for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
         g -= ranks.total(g @ q.T) @ q
-    samples = ranks.total((g.double() * each(g).double()).sum(1))
+    samples = ranks.total((double(g) * double(each(g))).sum(1))
     draws = exact + samples.cpu().numpy()
     off += doubt(g) if doubt else 0.0
     return {**_sampled(draws, done, off), "product_error": off}

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError
 from landscape.problem.batches import call, clone, named_tensors, random_state, strided, take
 from landscape.problem.data import PROBE
@@ -443,8 +444,8 @@ def check_parameters(problem: MeanLoss, x: Any, y: Any, weights: Tensor) -> None
         )
     if gradient is not None and truth is not None:
         # A part at a time: copies of all parts in double precision would take much memory.
-        apart = [float((a.double() - b.double()).norm()) for a, b in zip(gradient, truth, strict=True)]
-        scale = math.hypot(*(float(part.double().norm()) for part in truth))
+        apart = [float((double(a) - double(b)).norm()) for a, b in zip(gradient, truth, strict=True)]
+        scale = math.hypot(*(float(double(part).norm()) for part in truth))
         if math.isfinite(scale) and math.hypot(*apart) > 10 * allowed * (scale + allowed):
             raise InputError(
                 "model: with all parameters replaced its gradient is not that of the module with the same "

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from landscape.core.devices import check_dtype
 from landscape.core.errors import InputError
 from landscape.core.options import choose, expect, of_run
 from landscape.problem import batchnorm, checks
@@ -263,6 +264,7 @@ class Problem(MeanLoss):
         self.padding = padding_rows(model, self.layout)
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
+        check_dtype(self.device, self.dtype)
         self.model = model.to(self.device, self.dtype).eval()
         for layer in self.model.modules():
             if isinstance(layer, nn.RNNBase) and not layer.dropout:  # the same function; but cuDNN's backward

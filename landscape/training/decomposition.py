@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from landscape.core.devices import float64_device
 from landscape.core.errors import InputError
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.problem import Problem
@@ -99,13 +100,13 @@ def step_columns(loss: float, found: Projection) -> dict[str, float]:
 
 def _products(vectors: Sequence[Tensor], along: Tensor | None = None) -> Tensor:
     """⟨a, b⟩ (m, m) of any two, in float64; with ``along`` (m − 1,) of v_0 and v_i − along_i v_0."""
-    m, where = len(vectors), vectors[0].device
+    m, where = len(vectors), float64_device(vectors[0].device)
     total = torch.zeros(m, m, dtype=torch.float64, device=where)
     block = torch.empty(m, BLOCK, dtype=torch.float64, device=where)
     for i in range(0, len(vectors[0]), BLOCK):
         rows = block[:, : len(vectors[0]) - i]
         for row, v in zip(rows, vectors, strict=True):
-            row.copy_(v[i : i + BLOCK])
+            row.copy_(v[i : i + BLOCK].to(where))
         if along is not None:
             rows[1:].addr_(along, rows[0], alpha=-1)
         total.addmm_(rows, rows.T)

@@ -20,6 +20,7 @@ from landscape.checkpoint.checkpoint import Checkpoint, set_tensors
 from landscape.checkpoint.history import UNITS
 from landscape.checkpoint.user_code import Spec, UserData
 from landscape.core import hdf5
+from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.data.base import Dataset, cached
@@ -245,7 +246,7 @@ class Buffers:
         )
         weight = len(share) / len(parts)
         statistics = {
-            name: self._comm.totals(value.double() * weight).to(value.dtype)
+            name: self._comm.totals(double(value) * weight).to(value.dtype)
             for name, value in statistics.items()
             if value.is_floating_point()
         }
