@@ -245,13 +245,8 @@ class Differences:
         sides = (above + below).sub_(self._center[id(g)], alpha=2).div_(step)
         image = above.sub_(below).div_(2 * step)
         if self.root is not None:
-<<<<<<< HEAD
-            image, sides = self.root * image, self.root * sides
-        return image, float(self.ranks.norm(sides))
-=======
             image, sides = self.root.to(image) * image, self.root.to(sides) * sides
-        return image, float(sides.norm())
->>>>>>> main
+        return image, float(self.ranks.norm(sides))
 
     def product(self, v: Tensor) -> Tensor:
         """The product with ``v`` (P',), in float64, by one step; smaller ones where a kink lies within it."""

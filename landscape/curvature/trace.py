@@ -168,13 +168,8 @@ def doubt_of(h: SymmetricOperator) -> Doubt | None:
     def doubt(rows: Tensor) -> float:
         rows = rows[:MEASURED]
         quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
-<<<<<<< HEAD
-        off = h.ranks.total(((quick - images).double() * rows.double()).sum(1)).abs().cpu()
-        return float((off + torch.tensor(errors) * h.ranks.norm(rows.double(), dim=1).cpu()).mean())
-=======
-        off = (double(quick - images) * double(rows)).sum(1).abs().cpu()
-        return float((off + torch.tensor(errors) * double(rows).norm(dim=1).cpu()).mean())
->>>>>>> main
+        off = h.ranks.total((double(quick - images) * double(rows)).sum(1)).abs().cpu()
+        return float((off + torch.tensor(errors) * h.ranks.norm(double(rows), dim=1).cpu()).mean())
 
     return doubt
 
