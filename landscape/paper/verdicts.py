@@ -20,6 +20,8 @@ OUTCOMES: tuple[Outcome, ...] = ("holds", "holds in part", "does not hold", "und
 #: A table of pandas, which is imported where a figure is drawn or judged; and a number by seed.
 Rows: TypeAlias = "pd.DataFrame"
 Numbers: TypeAlias = "pd.Series[float]"
+#: The sizes of an effect that a claim speaks of, an open interval.
+Sizes: TypeAlias = tuple[float, float]
 ABOVE_ZERO, ABOVE_ONE = (0.0, math.inf), (1.0, math.inf)
 # The fewest seeds that a verdict may rest on, and the confidence of its intervals (ours).
 SEEDS, CONFIDENCE = 3, 0.95
@@ -59,7 +61,7 @@ class Effect:
     where: str
     what: str
     values: tuple[float, ...]
-    claimed: tuple[float, float] = ABOVE_ZERO
+    claimed: Sizes = ABOVE_ZERO
     exact: bool = False
     ratio: bool = False
     untested: str = ""
@@ -280,7 +282,7 @@ def paired_effect(
     /,
     *,
     times: bool = False,
-    claimed: tuple[float, float] | None = None,
+    claimed: Sizes | None = None,
     **columns: Any,
 ) -> Effect:
     """The first of two settings against the second, by seed.
@@ -305,13 +307,7 @@ def paired_effect(
 
 
 def effect_of(
-    where: str,
-    what: str,
-    a: Numbers,
-    b: Numbers,
-    *,
-    times: bool = False,
-    claimed: tuple[float, float] | None = None,
+    where: str, what: str, a: Numbers, b: Numbers, *, times: bool = False, claimed: Sizes | None = None
 ) -> Effect:
     """:func:`paired_effect` of numbers by seed."""
     border = claimed or (ABOVE_ONE if times else ABOVE_ZERO)
@@ -346,9 +342,4 @@ def rows_of(text: str) -> Rows:
 
     if not text.strip():
         return pd.DataFrame()
-    return pd.read_csv(
-        io.StringIO(text),
-        keep_default_na=False,
-        na_values="nan",
-        low_memory=False,
-    )
+    return pd.read_csv(io.StringIO(text), keep_default_na=False, na_values="nan", low_memory=False)
