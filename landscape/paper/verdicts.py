@@ -84,7 +84,7 @@ class Effect:
 
     @property
     def reason(self) -> str:
-        """Why nothing can be said; "" where the effect is decided."""
+        """The reason why nothing can be said; "" where the effect is decided."""
         if self.untested:
             return self.untested
         if not self.exact and len(self.values) < SEEDS:
@@ -97,7 +97,7 @@ class Effect:
 
     @property
     def _deciding(self) -> str:
-        """How many seeds would decide if their mean and spread were these."""
+        """The number of seeds that would decide if their mean and spread were these."""
         values, borders = np.array(self.values), np.array(self.claimed)
         if self.ratio:
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -114,7 +114,7 @@ class Effect:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the claim holds here; None where nothing can be said."""
+        """True where the claim holds here, False where it does not; None where nothing can be said."""
         return None if self.reason else self._inside
 
     @property
@@ -127,13 +127,13 @@ class Effect:
         return texts[0] if texts[0] == texts[1] == texts[2] else f"{texts[0]} ({texts[1]} to {texts[2]})"
 
     def _shown(self, value: float) -> str:
-        """With a sign where zero is among the claimed sizes, or their border."""
+        """``value`` in a few digits, with a sign where zero is among the claimed sizes, or their border."""
         if self.ratio or not self.claimed[0] <= 0 <= self.claimed[1]:
             return f"{value:.3g}"
         return f"{value:+.3g}" if abs(value) >= 100 else f"{value:+.2g}"
 
     def entry(self) -> dict[str, Any]:
-        """For the JSON file of a figure; numbers that are not finite are null."""
+        """The entry in the JSON file of a figure; numbers that are not finite are null."""
         mean, low, high = self.interval
         numbers = {"mean": mean, "low": low, "high": high, "least": self.claimed[0], "most": self.claimed[1]}
         return {
