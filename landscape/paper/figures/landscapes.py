@@ -149,8 +149,8 @@ def _judge_flatness(rows: Rows) -> list[Effect]:
 
 @figure("flatness", _judge_flatness)
 def _flatness(context: Context) -> Drawing:
-    """The rise of the loss along random directions, as they are and filter-normalised, and from checkpoints of
-    equal training loss."""
+    """The rise of the loss along random directions, as they are and filter-normalised, and from
+    checkpoints of equal training loss."""
     lost = {(r.values["_rule"], r.end.seed): last(r.end, "train_loss") for r in context.ended()}
 
     def measure(run: Ended) -> list[dict[str, Any]]:
