@@ -10,15 +10,13 @@ from landscape.analysis.spread import smoothing as compute_smoothing
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
-from landscape.cli.completion import Choice
 from landscape.cli.options import command, group, numbers, parse_seeds
 from landscape.core.errors import InputError
 from landscape.core.memory import pick_device
 from landscape.core.options import positive
 from landscape.results.flatness import Smoothing
 from landscape.results.training import median_rank
-from landscape.training.experiments.continued import FACTORS, PATH_STEPS, SCALING, effective_rate, mean_path
-from landscape.training.experiments.continued import critical_batch as compute_critical_batch
+from landscape.training.experiments.continued import PATH_STEPS, effective_rate, mean_path
 from landscape.training.experiments.escapes import VARY, sweep
 from landscape.training.experiments.escapes import minima as compute_minima
 from landscape.training.own_loop.flat import read_settings
@@ -50,7 +48,7 @@ def minima(*, delay: str = DELAYS, analysis: Analysis) -> None:
         "minima",
         analysis.open(),
         lambda run, **settings: compute_minima(
-            analysis.problem(run), delays, weight_decay=weight_decay(run), **settings
+            run.problem(), delays, weight_decay=weight_decay(run), **settings
         ),
     )
 
@@ -67,55 +65,6 @@ def weight_decay(run: Checkpoint) -> float:
     if name != "sgd":
         raise InputError(f"{run.path}: its optimizer is '{name}', the experiment needs 'sgd'")
     return float(options.get("weight_decay", 0.0))
-
-
-@command(
-    factors={"metavar": "k,…"},
-    analysis=analysis_options(
-        compute_critical_batch,
-        split=False,
-        problem=False,
-        trained_samples={
-            "flag": "--samples",
-            "metavar": "N",
-            "help": "Training samples that each branch sees. [default: 40 steps of the largest batch]",
-        },
-        seeds={"flag": "--branches", "help": "Branches for each batch, by seed."},
-        loss_tol={"help": "Allowed rise of the loss, relative to it."},
-        scaling={
-            "flag": "--lr-scaling",
-            "type": Choice(tuple(SCALING)),
-            "help": "Of the learning rate with the batch. [default: linear; sqrt for Adam and its relatives]",
-        },
-    ),
-)
-def critical_batch(
-    *, factors: str = ",".join(f"{factor:g}" for factor in FACTORS), analysis: Analysis
-) -> None:
-    """The batch above which training from each CKPT loses, sample for sample, by training branches from it.
-
-    Branches with batches of several sizes train on equally many samples. Prints where the training loss at
-    w_a ends higher than with the smallest batch by more than --loss-tol, with one standard error over the
-    seeds.
-
-    Args:
-        factors: Batches of the branches, in units of the run's own.
-
-    Example:
-        landscape critical-batch runs/dp/step-0000250.h5 --factors 1,2,4,8 --plot critical.png
-    """
-    chosen = numbers("--factors", factors, "1,2,4", kind=float)
-    analysis.compute(
-        "critical-batch",
-        analysis.open(),
-        lambda run, **settings: compute_critical_batch(
-            run,
-            chosen,
-            device=pick_device(analysis.device),
-            data_dir=analysis.source.data_dir,
-            **settings,
-        ),
-    )
 
 
 @command(analysis=analysis_options(compute_smoothing, lr=None, alpha_e=None, k={}))
@@ -138,7 +87,7 @@ def smoothing(*, steps: int = PATH_STEPS, analysis: Analysis) -> None:
     source = analysis.source
 
     def compute(run: Checkpoint, **settings: Any) -> Smoothing:
-        problem = analysis.problem(run)
+        problem = run.problem()
         # A recipe in a file may name a user's code, which a file must never run.
         not_built_in = not run.has_recipe or source.model or source.data or source.loss
         if steps and not_built_in:

@@ -215,7 +215,7 @@ def compute_on_grid(
         with team, _by_options():
             execution = Execution(team.group, team.cluster)
             for i, (group, progress) in enumerate(each(name, groups)):
-                problem, known = analysis.problem(group[0]), past[i]
+                problem, known = group[0].problem(), past[i]
                 if chosen.kind == "eigen" and isinstance(known, Surface):
                     plane = known.plane(problem.weights)  # costly to find, and the same but for rounding
                 else:
@@ -325,7 +325,7 @@ def line(*, norm: str = "none", ignore: str | None, analysis: Analysis) -> None:
     kind = "between" if len(runs) == 2 else "random"
 
     def compute(run: Checkpoint, *others: Checkpoint, seed: int, **settings: Any) -> Line:
-        problem = analysis.problem(run)
+        problem = run.problem()
         if others:
             first, last = titles(runs)
             return compute_line(problem, weights=ends(problem, runs), labels=(first, last), **settings)

@@ -16,7 +16,7 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.run_folder import load
 from landscape.cli import common
-from landscape.cli.analysis import SOURCE, Source, about, open_problem
+from landscape.cli.analysis import SOURCE, Source, about
 from landscape.cli.completion import Choice
 from landscape.cli.options import command, group
 from landscape.cli.run_summary import known
@@ -202,13 +202,13 @@ def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame
 
     spreads = [run.weights.double() - run.weights.double().mean(0) for run in runs]
     rows = torch.cat([spread / spread.norm() for spread in spreads])
-    first = open_problem(runs[0], "train", film.source, "cpu")
+    first = film.source.of(runs[0], "cpu").problem()
     directions = learners_plane(first, rows).directions
     places = [(spread.to(directions) @ directions.T).numpy() for spread in spreads]
     span = WIDTH * float(np.median([np.abs(place).max() for place in places]))
     shots = []
     for k, (run, place) in enumerate(zip(runs, places, strict=True)):
-        problem = open_problem(run, "train", film.source, "cpu")
+        problem = film.source.of(run, "cpu").problem()
         markers = np.concatenate([place, np.zeros((1, 2))])
         labels = tuple(f"learner {j}" for j in range(len(place)))
         axes = ("direction 1 of the spread", "direction 2 of the spread")

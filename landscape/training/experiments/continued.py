@@ -45,7 +45,7 @@ def critical_batch(
     loss_tol: float = LOSS_TOL,
     scaling: str | None = None,
     seed: int = 0,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     data_dir: str | Path | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
@@ -69,7 +69,8 @@ def critical_batch(
         scaling: of the learning rate with the batch: "linear", "sqrt" or "none". Default: "linear", for
             optimizers that divide by the size of the gradient "sqrt".
         seed: of the first branch; it draws the minibatches.
-        device, data_dir: where the branches train, and the folder of data sets.
+        device, data_dir: where the branches train, and the folder of data sets; default: those of the run's
+            problem.
         progress: takes the share that is done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -89,6 +90,7 @@ def critical_batch(
         ([250, 500], [20, 10])
     """
     expect("run", run, Checkpoint)
+    device, data_dir = device or run.source.get("device") or "cpu", data_dir or run.source.get("data_dir")
     # The run's, without its schedule and what is recorded along the way.
     recipe = continued(run, schedule=Schedule())
     if run.diverged:
