@@ -74,6 +74,7 @@ from landscape.results.grids import Line as Line
 from landscape.results.grids import Plane as Plane
 from landscape.results.grids import Surface as Surface
 from landscape.geometry.surfaces import barrier as barrier
+from landscape.geometry.surfaces import basins as basins
 from landscape.results.noise import CriticalBatch as CriticalBatch
 from landscape.results.noise import NoiseAlignment as NoiseAlignment
 from landscape.results.noise import Noise as Noise
@@ -81,14 +82,23 @@ from landscape.results.noise import NoiseScale as NoiseScale
 from landscape.results.training import Escape as Escape
 from landscape.results.training import Minima as Minima
 from landscape.results.training import RunTimes as RunTimes
+from landscape.results.training import Stability as Stability
 from landscape.results.training import Sweep as Sweep
 from landscape.training.recipes.recipe import Recipe as Recipe
 from landscape.training.recipes.recipe import recipes as recipes
 from landscape.training.run.train import train as train
 
+from landscape.training.experiments.escapes import saddles as saddles
+from landscape.training.experiments.sweep import sweep as sweep
+from landscape.training.experiments.escapes import stability as stability
+
+# command: Experiments and papers
+from landscape.training.experiments.escapes import minima as minima
+
 # command: Measure noise and learners
 from landscape.training.experiments.continued import critical_batch as critical_batch
 from landscape.training.own_loop.module import DecentralizedDataParallel as DecentralizedDataParallel
 from landscape.training.own_loop.recorder import Recorder as Recorder
+from landscape.training.planning.calibration import plan as plan
 from landscape.training.processes.cluster import Cluster as Cluster
 from landscape.training.optimizer.preconditioning import preconditioner as preconditioner

@@ -18,11 +18,11 @@ from torch import nn
 
 import landscape
 from landscape import InputError
-from landscape.analysis.spectrum import stability
 from landscape.cli.analysis import Analysis
 from landscape.core import registry
 from landscape.core.options import SPLIT
 from landscape.results.training import COLUMNS, texts
+from landscape.training.experiments.escapes import stability
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from tests import problems

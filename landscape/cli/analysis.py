@@ -117,7 +117,6 @@ OF_ONE: Mapping[str, dict[str, Any]] = {
     },
     "disagreement": {"search": None},
     "learning-coefficient": {"split": False},
-    "minima": {},
     "noise": {"split": False, "draws": {"help": "Draws of n minibatches."}},
     "noise-alignment": {"split": False, "search": None},
     "sharpness": {

@@ -34,6 +34,7 @@ from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.evaluation.grid import Execution, difference, reused_points
 from landscape.geometry.surfaces import AROUND
+from landscape.geometry.surfaces import basins as compute_basins
 from landscape.problem.problem import Problem
 from landscape.results import base
 from landscape.results.base import load_results
@@ -365,7 +366,7 @@ def basins(
     surfaces = [surface for file in files for surface in _surfaces(Path(file))]
     first = Path(files[0])
     path = target.path(first.with_name(f"{first.stem}-basins.h5"))
-    results = [surface.basins(rises or None, least=least, around=around) for surface in surfaces]
+    results = [compute_basins(surface, rises or None, least=least, around=around) for surface in surfaces]
     for result in results:
         common.describe(result)
     common.write(results, path, target.picture)

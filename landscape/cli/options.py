@@ -108,6 +108,8 @@ class ListType(click.ParamType):  # type: ignore[type-arg]  # no generic class i
         if self.kind is str:
             return tuple(name.strip() for name in value.split(",") if name)
         where = param.opts[-1] if param else ""
+        if not value.strip():
+            return ()
         return tuple(numbers(where, value, self.example, kind=self.kind, least=0))
 
 

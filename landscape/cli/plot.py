@@ -19,7 +19,6 @@ from landscape.cli import common
 from landscape.cli.analysis import SOURCE, Source, about
 from landscape.cli.completion import Choice
 from landscape.cli.options import command, group
-from landscape.cli.run_summary import known
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import positive
 from landscape.core.progress import Progress
@@ -233,7 +232,9 @@ def _at(end: Checkpoint, step: int) -> dict[str, float]:
 
 def _sharpness(run: Checkpoint, problem: Problem, history: dict[str, float]) -> tuple[float, float]:
     """(ηλ_max, its limit): the run's own numbers where it recorded them, else measured at its weights."""
-    lr, limit, _ = known(run)
+    from landscape.training.experiments.continued import operating_point  # and training: only for a film
+
+    lr, limit, _ = operating_point(run)
     limit = float("nan") if limit is None else limit
     if np.isfinite(history["lr_lambda_max"]):
         return history["lr_lambda_max"], limit

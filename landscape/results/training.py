@@ -17,6 +17,7 @@ import numpy as np
 from landscape.core.errors import InputError
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
+from landscape.core.options import choose
 from landscape.results.base import Result, Sourced
 from landscape.results.shown import Row, converged, eigenvalue, limit_in_words, percent
 
@@ -361,6 +362,36 @@ class Sweep(Result):
     def seed_lists(self) -> list[list[int]]:
         """The seeds of each row."""
         return [[int(word) for word in text.split()] for text in self.seeds]
+
+    def best(self, key: str) -> list[dict[str, str]]:
+        """The settings with the best value of ``key``, one for each combination of the other keys.
+
+        The best has the fewest diverged runs, and among those the lowest mean final test loss.
+
+        Args:
+            key: one of ``keys``, such as that of a search.
+
+        Returns:
+            The settings, as ``rows`` has them.
+
+        Raises:
+            InputError: another key.
+
+        Example:
+            >>> column = np.array([3.0, 2.0])
+            >>> sweep = Sweep(keys=("lr",), settings=texts([["0.1"], ["1"]]), seeds=texts(["0", "0"]),
+            ...               **dict.fromkeys(COLUMNS, column))
+            >>> sweep.best("lr")
+            [{'lr': '1'}]
+        """
+        choose("key", key, self.keys)
+        loss = np.where(np.isnan(self.test_loss), np.inf, self.test_loss)
+        found: dict[tuple[str, ...], tuple[tuple[float, float], dict[str, str]]] = {}
+        for row, *score in zip(self.rows, self.diverged.tolist(), loss.tolist(), strict=True):
+            others = tuple(value for name, value in row.items() if name != key)
+            if row[key] and (others not in found or tuple(score) < found[others][0]):
+                found[others] = (score[0], score[1]), row
+        return [row for _, row in found.values()]
 
     def to_dataframe(self, dims: str = "") -> pd.DataFrame:
         """The table, with a column for each key that is varied.

@@ -21,7 +21,7 @@ from landscape.plots.picture import panels, shared_legend
 from landscape.plots.style import color_of
 from landscape.results.training import RunTimes
 from landscape.training.planning import calibration, plan
-from landscape.training.planning.plan import Cluster, Costs, Link, Stragglers
+from landscape.training.planning.plan import Costs, Link, Machines, Stragglers
 from landscape.training.recipes.recipe import read, recipe_of
 
 # ---- Predicted run time
@@ -33,7 +33,7 @@ def _runtime(context: Context) -> Drawing:
     mnist = ("mnist-fig2b-dpsgd", "784, 2048, 2048", "MNIST, 784-2048-2048-10")
     name, widths, words = context.pick(digits, mnist, mnist)
     recipe = read(name, [f"model.widths=[{widths}, 10]", f"name='{words}'"])
-    cluster = Cluster(Link(50e-6, 1.25e9), Stragglers(0.2, 1.0))
+    machines = Machines(Link(50e-6, 1.25e9), Stragglers(0.2, 1.0))
     mixings = ("full", "ring(1)", "random-matching", "one-peer-exponential")
 
     @functools.cache  # all numbers of workers compute the same: what else the machine does must not differ
@@ -44,8 +44,8 @@ def _runtime(context: Context) -> Drawing:
         RunTimes,
         [],
         {"workers": workers, "recipe": identity(recipe)},
-        lambda: plan.plan(recipe, workers, costs, cluster, mixings=mixings),
-        (plan.plan,),
+        lambda: plan.predict(recipe, workers, costs, machines, mixings=mixings),
+        (plan.predict,),
     )
     rows = _times(result).drop(columns="step_error")
     most = rows[rows["workers"] == workers[-1]]

@@ -12,16 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.core.errors import InputError, OperationError
-from landscape.core.options import choose, expect, positive
+from landscape.core.options import SPLIT, choose, expect, positive
 from landscape.core.progress import Progress
 from landscape.core.registry import numerics
 from landscape.evaluation.grid import setting
 from landscape.problem.layout import average
 from landscape.results.base import Provenance
 from landscape.results.noise import CriticalBatch
-from landscape.training.recipes.recipe import Recipe, Save, continued
+from landscape.training.own_loop.flat import read_settings
+from landscape.training.recipes.recipe import Recipe, Save, continued, recipe_of
 from landscape.training.recipes.schedule import Schedule
 from landscape.training.run.loop import Hooks, Trainer
 
@@ -129,7 +130,7 @@ def critical_batch(
         scaling=chosen,
         seed=seed,
         **setting(trainer.train),
-        **about,
+        **provenance(run, about),
     )
 
 
@@ -195,3 +196,20 @@ def effective_rate(run: Checkpoint) -> float:
     rates: Any = run.history.get("alpha_e", np.zeros(0))
     rates = rates[np.isfinite(rates)][-LAST:]
     return float(np.median(rates)) if len(rates) else math.nan
+
+
+def operating_point(run: Checkpoint) -> tuple[float, float | None, int]:
+    """The learning rate of a run, the limit on ηλ of its update rule if it is known, and its delay."""
+    if run.algorithm == IMPORTED:
+        return math.nan, None, 0
+    if run.algorithm == RECORDED:
+        return run.lr, read_settings(run).get("monitor", {}).get("stability_limit"), 0
+    recipe = recipe_of(run)
+    return run.lr, recipe.stability_limit(), int(recipe.algorithm.get("delay", 0))
+
+
+def provenance(given: Any, about: Provenance) -> Provenance:
+    """Where a result of a run comes from: its label and split, unless ``about`` says them."""
+    if not isinstance(given, Checkpoint):
+        return about
+    return {"split": given.source.get("split", SPLIT), "label": given.label, **about}
