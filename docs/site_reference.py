@@ -23,7 +23,7 @@ import landscape.testing
 from landscape.checkpoint.history import COLUMNS
 from landscape.cli.commands import GROUPS as COMMANDS
 from landscape.core import registry
-from landscape.core.options import toml_value, type_hints
+from landscape.core.options import below_one, positive, toml_value, type_hints
 from landscape.data.images import image_set
 from landscape.data.speech import Features
 from landscape.models import convolutional
@@ -53,7 +53,7 @@ def sections(documented: Any) -> dict[str, str]:
 
 
 #: Where options that several entries of a table share are described.
-SHARED = {"model": (convolutional.check,), "data": (image_set, Features)}
+SHARED = {"model": (convolutional.staged,), "data": (image_set, Features)}
 
 
 def descriptions(function: Callable[..., Any], table_name: str) -> dict[str, str]:
@@ -90,6 +90,11 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
 def type_name(annotation: Any) -> str:
     """A type as the reader of a recipe knows it."""
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        bounds = {positive: "> 0", below_one: "≥ 0 and < 1"}
+        return " ".join(
+            (type_name(args[0]), *(bounds.get(b) or f"≥ {b.keywords['least']}" for b in args[1:]))
+        )
     if origin is typing.Literal:
         return " or ".join(f'`"{a}"`' if isinstance(a, str) else f"`{a}`" for a in args)
     if origin in (typing.Union, types.UnionType):
@@ -130,7 +135,7 @@ HEAD = ("key", "meaning", "type, unit", "default: its source")
 
 def dataclass_rows(kind: type, prefix: str = "") -> list[tuple[str, ...]]:
     """Rows of the keys of a table of the recipe."""
-    described, hints = sections(kind), type_hints(kind)
+    described, hints = sections(kind), type_hints(kind, bounds=True)
     rows = []
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(hints[field.name]) or field.name in NAMED_TABLES or not field.repr:
@@ -149,7 +154,7 @@ def option_rows(function: Callable[..., Any], prefix: str, given: tuple[str, ...
     """Rows of the options of an entry of a registry: an update rule, an optimizer, a model, a data set."""
     described = descriptions(function, prefix.rstrip("."))
     called = function.__init__ if inspect.isclass(function) else function
-    hints = type_hints(called)
+    hints = type_hints(called, bounds=True)
     rows = []
     for name, parameter in inspect.signature(function).parameters.items():
         if name in given:

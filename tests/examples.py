@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import numpy as np
+import torch
 
+import landscape
 from landscape.results.comparison import Comparison
 from landscape.results.curvature import Spectrum
 from landscape.results.flatness import LearningCoefficient
@@ -112,10 +115,22 @@ def coefficient() -> LearningCoefficient:
     )  # fmt: skip
 
 
+def imported(model: torch.nn.Module) -> landscape.Checkpoint:
+    """The weights of ``model`` as a run without a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(model.state_dict(), f"{folder}/net.pt")
+        return landscape.import_state(f"{folder}/net.pt", model)
+
+
 def namespace() -> dict[str, Any]:
     """The names that examples in docstrings may use."""
+    model = torch.nn.Linear(3, 2)
     return {
         "np": np,
+        "torch": torch,
+        "landscape": landscape,
+        "linear": model,
+        "run": imported(model),
         "surface": parabola(),
         "comparison": comparison(),
         "noise": noise(),

@@ -16,7 +16,14 @@ import landscape
 from landscape import LandscapeError, Problem, Surface
 from landscape.core.hdf5 import Array
 from landscape.evaluation import adaptive, grid
-from landscape.evaluation.adaptive import KERNELS, Interpolant, Scale, Tolerance, base_places, first_points
+from landscape.evaluation.adaptive import (
+    KERNELS,
+    ErrorScale,
+    Interpolant,
+    Tolerance,
+    base_places,
+    first_points,
+)
 from landscape.results.shown import logarithmic
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
@@ -83,7 +90,7 @@ def test_hard_surfaces_are_within_the_stated_error(name: str) -> None:
 def test_an_error_of_the_logarithm_is_shown_as_one_of_the_value() -> None:
     at = np.linspace(-1.0, 1.0, 21)[:, None]
     values, places = np.exp(2 * at[:, 0]), np.arange(0, 21, 2)  # linear in its logarithm, which is fitted
-    scale = Scale.of(values, Tolerance.parse("0.01"))
+    scale = ErrorScale.of(values, Tolerance.parse("0.01"))
     fit = adaptive._Fit(at, values, places, scale, [Interpolant(at[places], kernel) for kernel in KERNELS])
     fitted, errors = np.log(values), np.full(21, 0.1)
     np.testing.assert_allclose(fit.fitted(np.arange(21)), fitted, atol=1e-9)
@@ -210,7 +217,7 @@ def test_exact_points_have_the_bits_of_the_full_grid(name: str) -> None:
     assert 200 < some.evaluations < 0.5 * some.done.size
     np.testing.assert_array_equal(some.loss[some.done], whole.loss[some.done])
     tolerance = Tolerance.parse("1%")
-    scale = Scale.of(whole.loss, tolerance)
+    scale = ErrorScale.of(whole.loss, tolerance)
     error = 0.01 * float(np.abs(scale(some.loss) - scale(whole.loss)).max())
     stated = dict(zip(some.columns, some.stated_error, strict=True))["loss"]
     assert error <= stated <= 0.01

@@ -18,13 +18,13 @@ from landscape.core import registry
 from landscape.core.errors import LandscapeError, OperationError
 from landscape.core.registry import version_of
 from landscape.paper import figure, gallery
-from landscape.paper.context import SCALES, Context, OutOfTimeError, Runs, Scale, WeightsNeededError, identity
+from landscape.paper.context import Cell, Context, OutOfTimeError, WeightsNeededError, identity
 from landscape.paper.figure import Drawing, Figure
 from landscape.paper.record import POINTS, Record
 from landscape.results.training import Stability
-from landscape.training.recipes.recipe import Decompose, Evaluate, Save
+from landscape.training.recipes.recipe import Decompose, Evaluate, Monitor, Save, read
 from landscape.training.run import launch
-from landscape.training.run.launch import Run, train_one
+from landscape.training.run.launch import TrainingJob, train_one
 from landscape.training.run.loop import Trainer
 from tests.conftest import Command
 from tests.test_cli import one_line
@@ -48,6 +48,26 @@ def test_a_record_holds_what_is_drawn_of_a_run(tmp_path: Path) -> None:
     assert read.weights.shape == (5, 0)
     with pytest.raises(LandscapeError, match=r"fit|shape|match|size"):
         read.problem("train").loss()
+
+
+def test_keys_that_were_renamed_keep_the_records_and_runs_of_before(tmp_path: Path) -> None:
+    plain, ranked, rounded = (
+        read("saddle-dpsgd"), read("saddle-dpsgd", ["monitor.k=10", "monitor.sharpness=5"]),
+        read("digits-dpsgd", ["autocast=bfloat16", "monitor.k=7"]),
+    )  # fmt: skip
+    assert [identity(run) for run in (plain, ranked, rounded)] == [  # as 0.17 has them
+        "f8581677e33b17c76b5c5a69", "668626497f1e2d337e74ab7b", "04eb32f353943f60f6818c9f",
+    ]  # fmt: skip
+    run = small(monitor=Monitor(k=2))
+    context = Context(tmp_path)
+    context.train([run])
+    path = context.run_folder(run) / "last.h5"
+    end = landscape.load(path)
+    former = end.recipe.replace('autocast = ""', 'precision = "full"').replace("\nk = 2\n", "\ntop = 2\n")
+    assert former.count("precision") == former.count("top = 2") == 1
+    dataclasses.replace(end, recipe=former).save(path)
+    (tmp_path / "records" / f"{identity(run)}.json").unlink()
+    assert context.missing([run]) == []
 
 
 def test_long_curves_are_thinned_and_keep_their_ends(tmp_path: Path) -> None:
@@ -80,12 +100,11 @@ def test_a_damaged_record_is_one_line(tmp_path: Path, text: str) -> None:
         Context(tmp_path).missing([small()])
 
 
-def _entry(runs: Runs, **more: Any) -> Figure:
-    notes: dict[Scale, str] = dict.fromkeys(SCALES, "")
-    nothing = Drawing({}, pd.DataFrame(), [], "")
-    return Figure(
-        "x", "Ours", "t", "c", notes, lambda scale: runs, lambda rows: [], lambda context: nothing, **more
-    )  # fmt: skip
+def _entry(**more: Any) -> Figure:
+    texts = dict.fromkeys(("where", "title", "claims", "finding", "laptop"), "x")
+    nothing = Drawing({}, pd.DataFrame(), [])
+    made: dict[str, Any] = {"name": "x", "judge": lambda rows: [], "draw": lambda context: nothing}
+    return Figure(**texts, **(made | more))
 
 
 def test_runs_and_analyses_are_made_again_once_their_numerics_change_or_their_file_is_damaged(
@@ -122,22 +141,22 @@ def test_runs_and_analyses_are_made_again_once_their_numerics_change_or_their_fi
 def test_analyses_are_kept_with_the_records_and_weights_made_again_where_they_are_needed(
     tmp_path: Path,
 ) -> None:
-    runs = {"a/0": small()}
+    cells = [Cell({"seed": 0}, small())]
 
     def draw(context: Context) -> Drawing:
-        surface = context.contour(context.last("a/0"), grid=3)
-        loss = context.end("a/0").history["loss"]
-        return Drawing({}, pd.DataFrame({"fall": loss[0] - loss, "rise": surface.loss[0, 0]}), [], "")
+        (run,) = context.ended()
+        surface, loss = context.contour(run.last, grid=3), run.end.history["loss"]
+        return Drawing({}, pd.DataFrame({"fall": loss[0] - loss, "rise": surface.loss[0, 0]}), [])
 
     def csv(context: Context) -> bytes:
         gallery.draw(entry, context, tmp_path / "g")
         return (tmp_path / "g" / "x.csv").read_bytes()
 
-    entry = dataclasses.replace(_entry(runs, weights=True), draw=draw)
+    entry = _entry(weights=True, draw=draw)
     first, other = (
-        Context(tmp_path / name, scale="smoke", records=tmp_path / "records", runs=runs) for name in "12"
+        Context(tmp_path / name, scale="smoke", records=tmp_path / "records", cells=cells) for name in "12"
     )
-    first.train(runs.values())
+    first.train([small()])
     drawn = csv(first)
     assert csv(other) == drawn
     assert not (tmp_path / "2").exists()
@@ -173,18 +192,18 @@ def test_a_budget_stops_and_the_same_command_goes_on_and_repeats_no_run(
 def test_a_run_stops_at_its_time_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = small(steps=60, checkpoint=Save(every=20), decompose=Decompose(every=0), evaluate=Evaluate(every=0))
     folder = tmp_path / "run"
-    assert train_one(Run(run, folder), "cpu", None, time.time() - 1) is None
+    assert train_one(TrainingJob(run, folder), "cpu", None, time.time() - 1) is None
     assert not folder.exists()
     clock = iter([0.0, *np.arange(30.0)])  # the time is over in step 29, after the checkpoint of step 20
     monkeypatch.setattr(
         launch, "time", SimpleNamespace(time=lambda: next(clock), perf_counter=time.perf_counter)
     )
-    assert train_one(Run(run, folder), "cpu", None, 27.5) is None
+    assert train_one(TrainingJob(run, folder), "cpu", None, 27.5) is None
     assert landscape.load(folder / "last.h5").step == 20
     monkeypatch.undo()
-    assert train_one(Run(run, folder), "cpu", None) is not None
+    assert train_one(TrainingJob(run, folder), "cpu", None) is not None
     whole = tmp_path / "whole"
-    train_one(Run(run, whole), "cpu", None)
+    train_one(TrainingJob(run, whole), "cpu", None)
     a, b = (landscape.load(f / "last.h5") for f in (folder, whole))
     np.testing.assert_array_equal(a.weights, b.weights)
 
@@ -196,22 +215,23 @@ def test_weights_are_deleted_where_no_figure_needs_them(tmp_path: Path) -> None:
     assert context.missing([kept, other]) == []
     assert context.run_folder(kept).exists()
     assert not context.run_folder(other).exists()
-    context = context.of({"a/4": other})
-    assert [point.step for point in context.points("a/4")] == [4]
+    (run,) = context.of([Cell({"seed": 4}, other)]).ended()
+    assert [point.step for point in run.points] == [4]
     with pytest.raises(WeightsNeededError):
-        context.last("a/4").load()
+        run.last.load()
     wanted = figure.with_weights([figure.get("fig3"), figure.get("table1")], "smoke")
-    assert wanted == {identity(r) for r in figure.get("fig3").runs("smoke").values()}
+    assert wanted == {identity(cell.recipe) for cell in figure.get("fig3").runs("smoke")}
 
 
 def test_a_figure_is_drawn_from_part_of_its_runs_only_if_it_can_be(tmp_path: Path) -> None:
-    runs = {"a/0": small(), "a/1": small(seed=1)}
-    context = Context(tmp_path, runs=runs)
-    context.train([runs["a/0"]])
+    cells = [Cell({"what": "a", "_hidden": 1, "seed": seed}, small(seed=seed)) for seed in range(2)]
+    context = Context(tmp_path, cells=cells)
+    context.train([small()])
     with pytest.raises(OutOfTimeError):
-        gallery.draw(_entry(runs), context, tmp_path)
-    assert [run.seed for run in context.group("a")] == [0]
-    assert context.table("a", {}, lambda key, run: {"key": key}, first=1).to_dict("records") == [
-        {"first": 1, "seed": 0, "key": "a/0"}
+        gallery.draw(_entry(), context, tmp_path)
+    assert [run.end.seed for run in context.ended(what="a")] == [0]
+    assert context.ended(what="b") == []
+    assert context.table(lambda run: {"of": run.end.algorithm}).to_dict("records") == [
+        {"what": "a", "seed": 0, "of": "dpsgd"}
     ]
-    assert "1 of 2 runs have not ended yet" in _entry(runs).note(context)
+    assert "1 of 2 runs have not ended yet" in _entry().note(context)

@@ -210,7 +210,7 @@ def test_a_folder_that_is_not_shared_is_named(
             done(0, 1.0)
 
     monkeypatch.setattr(launch, "NFS_SECONDS", 0.1)
-    run = launch.Run(recipe.read(str(tiny)), tmp_path / "run")
+    run = launch.TrainingJob(recipe.read(str(tiny)), tmp_path / "run")
     with pytest.raises(OperationError, match="run: the run has ended elsewhere, but runs on a cluster need"):
         launch.train_runs(
             [run], lambda run, seconds: None, print, executor=Elsewhere(), device="cpu", data_dir=None

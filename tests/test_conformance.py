@@ -204,7 +204,7 @@ INSTRUMENTS: dict[str, dict[str, Any]] = {
         "changes": {"optimizer": {"name": "adamw"}, "lr": 0.01}, "refused": {"optimizer": {"name": "sgd"}}},
     "batch-sharpness": {"refused": {"draws": 1}},
     "noise-scale": {"refused": {"every": 0}},
-    "disagreement": {"refused": {"top": 0}},
+    "disagreement": {"refused": {"k": 0}},
     "noise-alignment": {},
     "worst-sharpness": {"refused": {"rho": -1.0}},
     "average-sharpness": {},

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import landscape
+from landscape import plugins, testing
 from tests.examples import namespace
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
@@ -55,6 +56,14 @@ def with_members(name: str, value: Any) -> Iterator[tuple[str, Any, Any]]:
         function = member.fget if isinstance(member, property) else member
         if not key.startswith("_") and own(function) and callable(function):
             yield f"{name}.{key}", member, value
+
+
+def every_name() -> Iterator[tuple[str, Any, Any]]:
+    """Every public name, and those of ``landscape.testing`` and ``landscape.plugins``."""
+    yield from names()
+    for name in testing.__all__:
+        yield from with_members(f"testing.{name}", getattr(testing, name))
+    yield from ((f"plugins.{name}", getattr(plugins, name), None) for name in plugins.__all__)
 
 
 # A method that several classes inherit is one entry.

@@ -64,3 +64,17 @@ def test_an_error_is_a_check_that_failed(
     assert found["Hessian on cpu"]["text"] == "RuntimeError: no such instruction"
     code, _, err = command("doctor", "-q")
     assert (code, err) == (1, "landscape: doctor: failed: cache, Hessian on cpu\n")
+
+
+def test_a_package_that_cannot_be_imported_is_broken(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "brittle.py").write_text("raise RuntimeError('operator does not exist')")
+    information = tmp_path / "brittle-1.2.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: brittle\nVersion: 1.2\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(installation, "OPTIONAL", {"brittle": ("tests", "brittle")})
+    found = checks(command, 0)["brittle"]
+    assert found["state"] == "broken"
+    assert found["text"] == ("1.2, its import fails (RuntimeError: operator does not exist); for tests")

@@ -27,7 +27,6 @@ from landscape.training.experiments.escapes import (
     escape_time,
     escape_times,
     minima,
-    run,
     search,
 )
 from landscape.training.recipes import recipe
@@ -71,10 +70,10 @@ def test_a_run_is_the_recursion_of_delayed_steps() -> None:
     xs = [start] * 3
     for _ in range(25):
         xs.append(xs[-1] - 0.05 * problem.gradient(xs[-3]))
-    end = run(Start(problem, start, 0.0, 1e9), 25, 2, 0.0, 0.0, 0.05)
+    end = train_from(Start(problem, start, 0.0, 1e9), 25, 2, 0.0, 0.0, 0.05)
     assert end is not None
     torch.testing.assert_close(end, xs[-1])
-    assert run(Start(problem, start, 0.0, problem.loss(start) - 1e-9), 25, 2, 0.0, 0.0, 0.05) is None
+    assert train_from(Start(problem, start, 0.0, problem.loss(start) - 1e-9), 25, 2, 0.0, 0.0, 0.05) is None
 
 
 def test_the_search_widens_and_gives_up() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -16,12 +16,13 @@ from PIL import Image
 
 import landscape
 from landscape import data
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import OperationError
 from landscape.paper import figure, gallery, scales
-from landscape.paper.context import SCALES, Context, Scale, identity
+from landscape.paper.context import SCALES, Cell, Context, Ended, Point, Scale, identity
 from landscape.paper.figure import Compared, Drawing
-from landscape.paper.figures import communication, edge, landscapes, tables, training_curves
+from landscape.paper.figures import communication, edge, landscapes, large_batch
 from landscape.paper.verdicts import judged, outcome, rows_of, select
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import style
@@ -29,6 +30,7 @@ from landscape.training.planning import plan
 from landscape.training.planning.plan import Costs, Link, Machines, Stragglers
 from landscape.training.recipes import recipe
 from landscape.training.recipes.recipe import Decompose, Evaluate, Monitor, Recipe
+from landscape.training.recipes.table_recipes import NETWORKS
 from tests.conftest import Command
 from tests.test_cli import one_line
 
@@ -55,20 +57,20 @@ def test_every_figure_is_listed(command: Command) -> None:
 def test_the_runs_of_every_figure_can_be_written_down(scale: Scale) -> None:
     for name in figure.names():
         found = figure.get(name)
-        assert found.notes[scale]
-        runs = found.runs(scale)
-        of_each_kind = {key.rpartition("/")[0]: (key, run) for key, run in runs.items()}  # a seed is a number
-        for key, run in of_each_kind.values():
-            assert recipe.from_values(recipe.parse(run.to_toml(), key)).to_toml() == run.to_toml()
-        for key, run in runs.items():
-            assert int(key.rpartition("/")[2]) == run.seed
+        assert found.note(Context(Path("none"), scale))
+        cells = found.runs(scale)
+        of_each_kind = {str(cell.values | {"seed": 0}): cell.recipe for cell in cells}  # a seed is a number
+        for run in of_each_kind.values():
+            assert recipe.from_values(recipe.parse(run.to_toml(), name)).to_toml() == run.to_toml()
+        for cell in cells:
+            assert cell.values["seed"] == cell.recipe.seed
             if scale == "smoke":  # nothing but what is bundled
-                assert run.data["name"] == "digits"
+                assert cell.recipe.data["name"] == "digits"
 
 
 def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
     for part, size in {"a": (2000, 5, 1.0, 1500), "b": (1998, 6, 0.2, 6000)}.items():
-        runs = figure.get(f"fig2{part}").runs("laptop").values()
+        runs = [cell.recipe for cell in figure.get(f"fig2{part}").runs("laptop")]
         assert len(runs) == 15
         assert {(run.batch, run.learners, run.lr, run.steps) for run in runs} == {size}
         assert all(run.data["name"] == "mnist" for run in runs)
@@ -76,16 +78,55 @@ def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
     for scale, many, rates in (
         ("paper", 330, {1024: 0.1, 2048: 0.2, 4096: 0.4, 8192: 0.8}), ("laptop", 42, {1024: 0.1, 8192: 0.8}),
     ):  # fmt: skip
-        whole = figure.get("table3").runs(scale).values()
+        whole = [cell.recipe for cell in figure.get("table3").runs(scale)]
         assert len(whole) == many  # three seeds, at the largest batch of each form of DPSGD
         found = {run.batch: run.schedule.peak_lr(run.lr, run.batch) for run in whole}
         assert found == pytest.approx(rates)
 
 
 def test_the_papers_numbers_are_of_our_networks() -> None:
-    networks = set(training_curves.NAMED.values())
-    assert all(networks <= set(row) for row in tables.printed("table3_cifar10"))
-    assert {row["model"] for row in tables.printed("table2_batch_size")} == networks
+    axis = scales.declared()["axes"]["networks"]["paper"]
+    assert tuple(axis["_model"]) == NETWORKS
+    assert set(axis["network"]) <= set(large_batch.printed("table3_cifar10"))
+    assert set(large_batch.printed("table2_batch_size")["model"]) == set(axis["network"])
+
+
+def test_a_table_of_a_figure_is_checked() -> None:
+    texts = dict.fromkeys(("where", "title", "claims", "finding", "laptop"), "x")
+    for wrong, words in (
+        ({"titles": "x"}, r"mine: 'titles' is not known; did you mean 'title'"),
+        ({"title": 3}, r"mine\.title: 3 is not allowed, it must be str"),
+        ({"weights": "yes"}, r"mine\.weights"),
+    ):
+        with pytest.raises(landscape.InputError, match=words):
+            figure.figure("mine", lambda rows: [], texts | wrong)(
+                lambda context: Drawing({}, pd.DataFrame(), [])
+            )
+    for cells, words in (
+        ({"recipe": "digits-ssgd", "seeds": [1, 1, 1], "sets": []}, r"cells: 'sets' is not known"),
+        ({"recipe": "digits-ssgd", "seeds": 1}, r"cells\.seeds: 1 is not allowed"),
+    ):
+        with pytest.raises(landscape.InputError, match=words):
+            scales.cells(cells, "smoke")
+
+
+def test_cells_are_all_combinations_of_their_axes() -> None:
+    table = {
+        "recipe": "digits-{_rule}", "set": ["lr={lr}", "{_more}"], "labels": {"at": "lr {lr}"}, "seeds": [1, 2, 2],
+        "axes": [
+            {"algorithm": ["SSGD", "DPSGD"], "_rule": ["ssgd", "dpsgd"]},
+            {"lr": [0.5, 1.0], "_more": ["", "steps=7"]},
+        ],
+        "laptop": {"set": ["lr={lr}"]},
+    }  # fmt: skip
+    cells = scales.cells(table, "smoke")
+    assert [(c.values["algorithm"], c.values["at"], c.recipe.lr) for c in cells] == [
+        ("SSGD", "lr 0.5", 0.5), ("SSGD", "lr 1.0", 1.0), ("DPSGD", "lr 0.5", 0.5), ("DPSGD", "lr 1.0", 1.0),
+    ]  # fmt: skip
+    assert [c.recipe.steps for c in cells] == [500, 7, 500, 7]
+    assert [c.recipe.algorithm["name"] for c in cells] == ["ssgd", "ssgd", "dpsgd", "dpsgd"]
+    assert {c.recipe.steps for c in scales.cells(table, "laptop")} == {500}
+    assert [c.recipe.seed for c in scales.cells(table, "paper")] == [0, 1] * 4
 
 
 def small(**changes: Any) -> Recipe:
@@ -221,16 +262,15 @@ def test_plateau_is_the_median_of_the_second_half(tmp_path: Path) -> None:
 
 def test_a_table_beside_the_papers_shows_differences_and_divergence(tmp_path: Path) -> None:
     found = figure.get("table6")
-    context = Context(tmp_path)
-    runs = found.runs("smoke")
-    context.train(runs.values())
-    drawing: Drawing = found.draw(dataclasses.replace(context, scale="smoke", runs=runs))
+    context = found.of(Context(tmp_path, "smoke"))
+    context.train([cell.recipe for cell in context.cells])
+    drawing = found.draw(context)
     rows = select(drawing.rows, algorithm="DPSGD", at="lr 0.1", network="LSTM, batch 8192")
     (row,) = rows.to_dict("records")
     assert (row["seed"], row["paper"], row["lr"]) == (0, 1.66, 0.05)
     label = f"DPSGD, lr 0.1, LSTM, batch {row['batch']} (paper 8192)"  # the batch that was used
     assert Compared(label, f"{row['ours']:.2f}", "1.66") in drawing.compared
-    assert row["batch"] == runs[next(key for key in runs if "-dpsgd/" in key)].batch
+    assert row["batch"] == context.cells[0].recipe.batch
 
 
 def test_the_digits_in_other_forms_are_the_same_digits() -> None:
@@ -288,26 +328,31 @@ def test_points_that_did_not_converge_do_not_count(
         "DPSGD": _grid([0.9, 0.5, 0.0, 0.0], converged, "DPSGD"),
     }
 
-    def group(self: Context, prefix: str) -> list[SimpleNamespace]:
-        return [SimpleNamespace(seed=s) for s in range(3)]
-
-    context = Context(tmp_path)
-    monkeypatch.setattr(Context, "points", lambda self, key: [SimpleNamespace(epoch=1.0)])
-    monkeypatch.setattr(Context, "group", group)
+    cells = [
+        Cell({"network": "SENet-18", "algorithm": a, "model": "SENet-18", "seed": seed}, small())
+        for a in grids
+        for seed in range(3)
+    ]
+    point = Point(tmp_path, small(), 1, 1.0, "", {})
+    ended = [Ended(cell.values, cast(Checkpoint, None), point, [point]) for cell in cells]
+    context = Context(tmp_path, cells=cells)
+    monkeypatch.setattr(Context, "ended", lambda self: ended)
     monkeypatch.setattr(
         Context,
         "hessian_grid",
-        lambda self, early, label, **more: grids[label.split(", ")[1].removesuffix(" in ATC order")],
+        lambda self, early, label: grids[label.removeprefix("SENet-18, ").split(",")[0]],
     )
-    monkeypatch.setattr(landscapes, "accuracy", lambda run: 50.0)
+    monkeypatch.setattr(landscapes, "score", lambda run, quantity: 50.0)
     drawing = found.draw(context)
     assert outcome(judged(found.judge, drawing.rows)) == grade
-    assert f"median {middle:.3g}" in drawing.pictures[""].axes[2].get_title()
+    assert f"median {middle:.3g}" in drawing.pictures[""].axes[1].get_title()
     if not all(converged):
-        assert f"{3 * (4 - sum(converged))} of SENet-18 with DPSGD" in drawing.conclusion
+        assert f"{3 * (4 - sum(converged))} of SENet-18 with DPSGD" in drawing.remark
     # Around a network at chance is a plain, not a minimum.
-    monkeypatch.setattr(landscapes, "accuracy", lambda run: 10.0)
-    assert outcome(judged(found.judge, found.draw(context).rows)) == "undecided"
+    monkeypatch.setattr(landscapes, "score", lambda run, quantity: 10.0)
+    drawing = found.draw(context)
+    assert outcome(judged(found.judge, drawing.rows)) == "undecided"
+    assert "At chance stayed runs of SENet-18 with SSGD, SENet-18 with DPSGD" in drawing.remark
 
 
 def test_predicted_times_that_fall_with_more_workers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -327,15 +372,12 @@ def test_predicted_times_that_fall_with_more_workers_are_noticed(monkeypatch: py
 def test_words_of_the_gallery() -> None:
     words = {0.4: "0 s", 42: "42 s", 99.4: "99 s", 150: "2 min", 15_000: "4 h 10 min", 7_199: "2 h 0 min"}
     assert {seconds: gallery.duration(seconds) for seconds in words} == words
-    assert gallery.first_sentence("12 of 12 sizes agree.") == "12 of 12 sizes agree"
-    text = "Median test error: DPSGD 3.09%, SSGD* 5.53%, SSGD 13.33%, which swings to the end; more."
-    assert gallery.first_sentence(text) == text[:-7]
 
 
 def test_numbers_are_compared_by_setting_in_the_order_of_the_rows() -> None:
     rows = pd.DataFrame({"rule": ["SSGD"] * 2 + ["DPSGD"] * 2, "limit": [2, 2, np.nan, np.nan]})
     rows["x"] = [3.0, 1.0, 5.0, np.inf]
-    assert figure.compare(rows, "x of {rule} ({limit:.1f})", "x", paper="1", form=".1f") == [
+    assert figure.compare_with_paper(rows, "x of {rule} ({limit:.1f})", "x", paper="1", form=".1f") == [
         Compared("x of SSGD (2.0)", "2.0 (1.0 to 3.0)", "1"),
         Compared("x of DPSGD (nan)", "5.0", "1"),
     ]

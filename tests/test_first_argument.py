@@ -125,10 +125,11 @@ def test_a_run_stands_for_its_problem(name: str, path: Path) -> None:
         del every["weights"]
     every = {key: value for key, value in every.items() if key in inspect.signature(function).parameters}
     of_run, of_problem = function(run, **every), function(problem, **every)
-    known = {"label": run.label, "split": "train"}
+    known = run.about()  # as the commands have it
+    assert sorted(known) == ["label", "source", "source_sha256", "split"]
     for field in dataclasses.fields(of_run):
-        value = getattr(of_run, field.name)
-        if isinstance(value, str) and value == known.get(field.name):
+        if field.name in known:
+            assert getattr(of_run, field.name) == known[field.name]  # type: ignore[literal-required]
             continue  # which the problem alone does not know
         np.testing.assert_array_equal(getattr(of_run, field.name), getattr(of_problem, field.name))
     if name != "between":

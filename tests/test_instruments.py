@@ -36,7 +36,7 @@ NAMES = [
     "lambda-max", "batch-sharpness", "noise-scale", "disagreement", "noise-alignment", "worst-sharpness",
     "average-sharpness",
 ]  # fmt: skip
-ALL: dict[str, Any] = {"instruments": NAMES, "every": 6, "draws": 3, "samples": 90, "top": 2, "rho": 0.05}
+ALL: dict[str, Any] = {"instruments": NAMES, "every": 6, "draws": 3, "samples": 90, "k": 2, "rho": 0.05}
 
 
 def values_of(tiny: Path, **changes: Any) -> dict[str, Any]:
@@ -351,7 +351,7 @@ def test_a_recorders_state_goes_on(tmp_path: Path) -> None:
         other.log(noise_scale=1.0)
 
 
-MONITOR = "monitor={sharpness = 5, samples = 90, top = 2}"
+MONITOR = "monitor={sharpness = 5, samples = 90, k = 2}"
 
 
 def chosen(tiny: Path, *settings: str) -> recipe.Recipe:
@@ -406,7 +406,7 @@ def test_the_limit_is_the_rules_own_and_its_crossing_is_told_once() -> None:
 
 
 def test_with_batchnorm_it_is_that_of_the_loss_that_training_descends() -> None:
-    chosen = recipe.from_values(BASE | {"monitor": {"sharpness": 6, "samples": 100, "top": 1}})
+    chosen = recipe.from_values(BASE | {"monitor": {"sharpness": 6, "samples": 100, "k": 1}})
     trainer = Trainer(chosen)
     end = trainer.run()
     problem = trainer.monitor.run.sample.problem
@@ -452,7 +452,8 @@ def test_the_picture_has_a_row_more(tiny: Path) -> None:
     [
         ("monitor.sharpness=-1", "monitor.sharpness: -1 is not allowed"),
         ("monitor.samples=-1", "monitor.samples: -1 is not allowed"),
-        ("monitor.top=0", "monitor.top: 0 is not allowed"),
+        ("monitor.k=0", "monitor.k: 0 is not allowed"),
+        ("monitor.top=2", "recipe key monitor.top: not allowed, it is monitor.k now"),
         ("monitor.sharp=1", "did you mean 'sharpness'"),
     ],
 )

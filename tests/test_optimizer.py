@@ -218,7 +218,7 @@ def test_microbatches_give_the_gradient_of_the_whole_and_bfloat16_is_near(
         torch.testing.assert_close(split, losses, rtol=1e-12, atol=1e-14)
     single = landscape.Problem(problem.model, problem.criterion, problem.tensors, dtype=torch.float32)
     x, half = x.float(), torch.empty_like(weights, dtype=torch.float32)
-    b = Stack(single, precision="bfloat16").gradients(weights.float(), x, y, out=half)
+    b = Stack(single, autocast="bfloat16").gradients(weights.float(), x, y, out=half)
     assert half.dtype == b.dtype == torch.float32  # they come out in full
     assert 0 < float((whole - half).norm() / whole.norm()) < 0.03  # 8 bits of mantissa, a few layers
     torch.testing.assert_close(losses.float(), b, rtol=0.01, atol=0)
@@ -231,9 +231,9 @@ def test_runs_with_microbatches_are_runs_without(tiny: Path) -> None:
 
 
 def test_bfloat16_is_refused_with_float64(tiny: Path) -> None:
-    with pytest.raises(InputError, match="precision: 'bfloat16' is not allowed with dtype 'float64'"):
-        tiny_recipe(tiny, precision="bfloat16")
-    end = Trainer(tiny_recipe(tiny, dtype="float32", precision="bfloat16")).run()
+    with pytest.raises(InputError, match="autocast: 'bfloat16' is not allowed with dtype 'float64'"):
+        tiny_recipe(tiny, autocast="bfloat16")
+    end = Trainer(tiny_recipe(tiny, dtype="float32", autocast="bfloat16")).run()
     exact = Trainer(tiny_recipe(tiny, dtype="float32")).run()
     assert end.weights.dtype == torch.float32
     assert not torch.equal(end.weights, exact.weights)

@@ -80,10 +80,10 @@ CASES: dict[str, dict[str, Any]] = {
     "norms, monitored": {
         "algorithm": RING,
         "model": {"name": "tests.nets:norm_net"},
-        "monitor": {"sharpness": 10, "samples": 100, "top": 1},
+        "monitor": {"sharpness": 10, "samples": 100, "k": 1},
     },
     # Fewer samples than processes.
-    "monitored": {"algorithm": {"name": "ssgd"}, "monitor": {"sharpness": 5, "samples": 2, "top": 1}},
+    "monitored": {"algorithm": {"name": "ssgd"}, "monitor": {"sharpness": 5, "samples": 2, "k": 1}},
     "instruments": {
         "algorithm": RING,
         "optimizer": {"name": "torch:RMSprop"},

@@ -17,23 +17,17 @@ import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import landscape
-from landscape import plugins, testing
 from tests import problems
 from tests.test_conformance import ANALYSES, is_slow
-from tests.test_docstrings import names, with_members
+from tests.test_docstrings import every_name
 
 API, COUNTS = (Path(__file__).parent / name for name in ("public_api.txt", "counts.txt"))
 
 
 def api() -> str:
     """A line for each public name: its signature, without addresses."""
-    every = [
-        *names(),
-        *(one for name in testing.__all__ for one in with_members(f"testing.{name}", getattr(testing, name))),
-        *((f"plugins.{name}", getattr(plugins, name), None) for name in plugins.__all__),
-    ]
     found = set()
-    for name, value, _ in every:
+    for name, value, _ in every_name():
         function = value.fget if isinstance(value, property) else value
         alias = not (inspect.isclass(value) or inspect.isroutine(function))
         bare = alias or (inspect.isclass(value) and issubclass(value, Exception))
@@ -83,7 +77,7 @@ def counts() -> Iterator[tuple[str, int, float]]:
         unit = unit or all_of_it.number
         yield (
             call,
-            int(np.sum(getattr(result, "products", getattr(result, "hvps", 0)))),
+            int(np.sum(getattr(result, "products", 0))),
             all_of_it.number / unit,
         )
 

@@ -20,8 +20,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import landscape
 from landscape import HessianOperator, InputError, OperationError, Problem
 from landscape.curvature.hessian import MATRICES
+from landscape.curvature.operators import ALONE
 from landscape.curvature.search import find_eigenpairs
-from landscape.curvature.trace import hutchpp, quadrature, signs
+from landscape.curvature.trace import hutchpp, quadrature
 from landscape.data.synthetic import mean_output
 from landscape.results.curvature import QUANTITIES
 from landscape.training.recipes import recipe
@@ -264,7 +265,8 @@ def test_intervals_of_the_trace_cover_it(products: int) -> None:
 
 
 def test_the_signs_of_the_trace_are_signs() -> None:
-    drawn = signs(50, 4, torch.Generator().manual_seed(0), torch.zeros(1, dtype=torch.float64))
+    like = torch.zeros(50, dtype=torch.float64)
+    drawn = ALONE.signs(like, 4, torch.Generator().manual_seed(0))
     assert drawn.shape == (4, 50)
     assert drawn.unique().tolist() == [-1.0, 1.0]
 

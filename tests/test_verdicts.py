@@ -15,9 +15,22 @@ from hypothesis import strategies as st
 
 from landscape.core.errors import OperationError
 from landscape.paper import figure, gallery
-from landscape.paper.figures import edge, rates, tables
-from landscape.paper.figures.training_curves import ends
-from landscape.paper.verdicts import Effect, by_seed, difference, judged, outcome, pair, ratio, rows_of, table
+from landscape.paper.figures import edge, rates
+from landscape.paper.figures.large_batch import ends, judge_pairs
+from landscape.paper.verdicts import (
+    Effect,
+    by_seed,
+    difference,
+    finding,
+    judged,
+    outcome,
+    paired_effect,
+    ratio,
+    rows_of,
+    table,
+)
+
+FIGURES = Path(__file__).parents[1] / "figures"
 
 
 @given(st.lists(st.floats(-10, 10), min_size=3, max_size=9))
@@ -76,20 +89,53 @@ def test_grades() -> None:
     assert Effect("", "", (1.0, 2.0, 3.0), untested="a reason").holds is None
 
 
+def test_a_sentence_states_no_more_than_the_intervals_allow() -> None:
+    said, seeds = "A is better", (1.0, 1.1, 1.2)
+    _, low, high = Effect("", "", seeds).interval
+
+    def effect(border: float) -> Effect:
+        return Effect("", "", seeds, (border, math.inf))
+
+    # The boundary is the end of the interval: just below it the claim holds, just above the other end it does
+    # not, and on both ends nothing is said.
+    assert finding([effect(low - 1e-9)], said) == said
+    assert finding([effect(low)], said) == finding([effect(high)], said) == f"Undecided with 3 seeds: {said}"
+    assert finding([effect(high + 1e-9)], said) == f"Does not hold (not in 1 of 1 tests): {said}"
+    good, open_, bad = effect(0.0), effect(1.1), effect(2.0)
+    assert finding([good, good], said) == said
+    assert finding([good, open_], said) == f"Holds in 1 of 2 tests (1 open): {said}"
+    assert finding([good, bad, open_], said) == f"Holds in 1 of 3 tests (1 not, 1 open): {said}"
+    assert finding([bad, open_], said) == f"Does not hold (not in 1 of 2 tests, 1 open): {said}"
+    two = Effect("", "", (1.0, 1.1))  # too few seeds, whatever they say
+    assert finding([two], said) == f"Undecided with 2 seeds: {said}"
+    assert finding([good, two], said) == f"Holds in 1 of 2 tests (1 open): {said}"
+    assert finding([Effect("", "", (), untested="no data")], said) == f"Not tested here: {said}"
+
+
+@pytest.mark.parametrize("path", sorted(FIGURES.glob("*.json")), ids=lambda path: path.stem)
+def test_titles_of_the_gallery_are_made_by_that_rule(path: Path) -> None:
+    entry = gallery.entries_in(path.parent)[path.stem]
+    holds = [effect["holds"] for effect in entry["effects"]]
+    sentence = figure.get(path.stem).finding
+    assert not sentence.endswith(".")
+    assert (entry["finding"] == sentence) == (set(holds) == {True})
+    assert entry["finding"].endswith(sentence)
+    assert entry["verdict"].startswith(f"{entry['finding']}.")
+
+
 def test_pairs_are_those_of_a_seed() -> None:
     rows = [{"seed": s, "a": name, "x": v} for s, name, v in [(0, "p", 1.0), (1, "p", 2.0), (1, "q", 5.0)]]
     rows = rows_of(table(pd.DataFrame(rows)))
-    p, q = pair(rows, "x", a=("p", "q"))
-    assert p == by_seed(rows, "x", a="p")
-    assert difference(q, p) == (3.0,)
-    assert ratio(q, p) == (2.5,)
-    assert judged(lambda rows: [Effect("", "", tuple(by_seed(rows, "y").values()))], rows)[0].reason == (
+    p, q = (by_seed(rows, "x", a=name) for name in "pq")
+    assert difference(q, p) == paired_effect("", "", rows, "x", a=("q", "p")).values == (3.0,)
+    assert ratio(q, p) == paired_effect("", "", rows, "x", a=("q", "p"), times=True).values == (2.5,)
+    assert judged(lambda rows: [Effect("", "", tuple(by_seed(rows, "y")))], rows)[0].reason == (
         "its CSV has no numbers by seed (y)"
     )
 
 
 def test_the_verdicts_in_the_repository_are_those_of_its_data() -> None:
-    folder = Path(__file__).parents[1] / "figures"
+    folder = FIGURES
     entries = gallery.entries_in(folder)
     assert set(entries) <= set(figure.names())
     for name, entry in entries.items():
@@ -102,7 +148,7 @@ def test_the_verdicts_in_the_repository_are_those_of_its_data() -> None:
 
 
 def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> None:
-    source = Path(__file__).parents[1] / "figures"
+    source = FIGURES
     for suffix in (".json", ".csv"):
         text = (source / f"flatness{suffix}").read_text(encoding="utf-8")
         (tmp_path / f"flatness{suffix}").write_text(text, encoding="utf-8")
@@ -126,7 +172,8 @@ def test_ends_of_runs_that_diverged() -> None:
         {"seed": s, "epoch": e, "test_accuracy": v, "diverged": d}
         for s, e, v, d in [(0, 1, 40.0, ""), (0, 2, 60.0, ""), (1, 1, 30.0, "mean")]
     ]
-    assert ends(pd.DataFrame(rows), "test_accuracy", "test_accuracy") == {0.0: 60.0, 1.0: 10.0}
+    found = ends(pd.DataFrame(rows), "test_accuracy", "test_accuracy")
+    assert found.to_dict() == {0.0: 60.0, 1.0: 10.0}
 
 
 def test_the_largest_rate_that_converges_is_the_last_without_a_failure_before() -> None:
@@ -152,7 +199,7 @@ def test_table_pairs_are_better_or_as_good() -> None:
             for a, d in (("SSGD", 0), ("DPSGD", 1), ("DPSGD ATC", 2))
             for s in range(3)
         )
-        return [e.holds for e in tables._judge_pairs(rows, quantity, small="batch 1")]
+        return [e.holds for e in judge_pairs(rows, quantity, small="batch 1")]
 
     assert holds(1.0, "lr 1") == [True, True]
     assert holds(-0.4, "lr 1") == [False, False]
@@ -161,7 +208,8 @@ def test_table_pairs_are_better_or_as_good() -> None:
 
 
 def test_powers_of_lazy_mixings_are_found() -> None:
-    families = ((family, name) for family, names in edge.FAMILIES.items() for name in names)
+    cells = (cell.values for cell in figure.get("edge-lazy").runs("smoke"))
+    families = [(values["panel"], values["setting"]) for values in cells]
     rows = [
         {"panel": family, "setting": name, "seed": seed, "omega_min": 0.1 * k, "gap": 0.9 / (1 + (k * 7) % 5)}
         | {"plateau_lr_lambda_max": (1 + 0.1 * k) * (1 + 0.01 * seed)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import json
 import math
 import operator
@@ -23,13 +22,14 @@ from landscape import data as datasets
 from landscape import models
 from landscape.checkpoint import history, user_code
 from landscape.checkpoint.user_code import UserData, as_data, is_user_defined, text_of
-from landscape.core import hdf5, registry
+from landscape.core import hdf5
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import SPLIT, parse_toml
 from landscape.data.base import Dataset
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import Layout, Slot, average
 from landscape.problem.problem import Loss, Problem
+from landscape.results.base import Provenance
 
 SCHEMA = "landscape.checkpoint"
 IMPORTED = "import"  # the algorithm of imported weights (landscape.checkpoint.foreign_weights)
@@ -44,7 +44,14 @@ _ATTRIBUTES: dict[str, type] = {
 _STACKED, _COMMON = ("buffers", "optimizer", "rule"), ("shared", "mean_buffers")
 _TEXT = h5py.string_dtype()
 SLOT = np.dtype([("name", _TEXT), ("shape", _TEXT), ("offset", "i8"), ("size", "i8"), ("role", _TEXT)])
+#: Keys of recipes before 0.18, with today's, which stored recipes are read under.
+FORMER_KEYS = {"precision": "autocast", "monitor.top": "monitor.k"}
 _DATA: dict[str, type] = {"name": str, "options": dict, "train": int, "test": int, "fingerprint": str}
+
+
+def unknown_data() -> dict[str, Any]:
+    """The facts on data of which nothing is known."""
+    return {key: kind() for key, kind in _DATA.items()}
 
 
 @dataclass
@@ -79,25 +86,22 @@ class Checkpoint:
         source: arguments of :meth:`problem` that stand in for those that a call leaves out (:meth:`using`).
 
     Example:
-        >>> import tempfile, torch, landscape
-        >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-        >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-        >>> landscape.import_state(f"{folder}/net.pt", model).weights.shape
+        >>> run.weights.shape
         torch.Size([1, 8])
     """
 
     weights: Tensor
     layout: Layout
     step: int
-    epoch: float
     algorithm: str
     recipe: str
     model: dict[str, Any]
-    data: dict[str, Any]
-    lr: float
-    local_batch: int
-    seed: int
-    history: dict[str, hdf5.Array]
+    epoch: float = math.nan
+    data: dict[str, Any] = field(default_factory=unknown_data)
+    lr: float = math.nan
+    local_batch: int = 0
+    seed: int = 0
+    history: dict[str, hdf5.Array] = field(default_factory=lambda: dict.fromkeys(history.UNITS, np.zeros(0)))
     buffers: dict[str, Tensor] = field(default_factory=dict)
     mean_buffers: dict[str, Tensor] = field(default_factory=dict)
     optimizer: dict[str, Tensor] = field(default_factory=dict)
@@ -116,7 +120,7 @@ class Checkpoint:
 
     @property
     def has_recipe(self) -> bool:
-        """Whether ``landscape train`` made it: ``recipe`` then says how the run goes on."""
+        """Say whether ``landscape train`` made it: ``recipe`` then says how the run goes on."""
         return self.algorithm not in (IMPORTED, RECORDED)
 
     @property
@@ -124,7 +128,7 @@ class Checkpoint:
         """The values in ``recipe``; none for imported weights. OperationError where they cannot be read."""
         try:
             where = f"{self.path or 'checkpoint'}: recipe"
-            return {} if self.algorithm == IMPORTED else parse_toml(self.recipe, where)
+            return {} if self.algorithm == IMPORTED else with_present_keys(parse_toml(self.recipe, where))
         except LandscapeError as error:
             raise OperationError(str(error)) from error
 
@@ -151,6 +155,24 @@ class Checkpoint:
         if self.algorithm == RECORDED and self.path:
             return f"{self.path.resolve().parent.name}, step {self.step:,}"
         return f"{self.algorithm}, seed {self.seed}, step {self.step:,}"
+
+    def about(self, split: str | None = None) -> Provenance:
+        """The origin that analyses keep with a result of this run: split, label, file and its SHA-256.
+
+        Args:
+            split: "train" or "test"; default: that of :meth:`problem`.
+
+        Returns:
+            A dict with ``split``, ``label``, ``source`` and ``source_sha256``; without a file the first two.
+
+        Example:
+            >>> run.about()
+            {'split': 'train', 'label': 'import (torch.nn.modules.linear:Linear)'}
+        """
+        found = Provenance(split=split or self.source.get("split", SPLIT), label=self.label)
+        if self.path is not None and self.path.is_file():
+            found |= {"source": self.path.name, "source_sha256": hdf5.sha256(self.path)}
+        return found
 
     def problem(
         self,
@@ -193,22 +215,19 @@ class Checkpoint:
                 or do not fit the model.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
             >>> data, loss = (torch.randn(9, 3), torch.randint(2, (9,))), torch.nn.functional.cross_entropy
-            >>> run.problem(model=model, data=data, loss=loss).samples
+            >>> run.problem(model=linear, data=data, loss=loss).samples
             9
         """
-        given = {"model": model, "data": data, "device": device, "dtype": dtype, "randomness": randomness}
-        given |= {"split": split, "data_dir": data_dir} | (
-            {} if isinstance(loss, str) and loss == "data" else {"loss": loss}
-        )
-        chosen = {"split": SPLIT, "loss": "data", "randomness": "refuse"} | self.source
-        return self._problem(
-            learner, **chosen | _named({k: v for k, v in given.items() if v is not None or k == "loss"})
-        )
+        given = {
+            "split": split, "model": model, "data": data, "data_dir": data_dir, "device": device,
+            "dtype": dtype, "randomness": randomness,
+        }  # fmt: skip
+        given = {name: value for name, value in given.items() if value is not None}
+        if not (isinstance(loss, str) and loss == "data"):
+            given["loss"] = loss  # None is one, too
+        usual = {"split": SPLIT, "loss": "data", "randomness": "refuse"}
+        return self._problem(learner, **usual | self.source | user_code.named(given))
 
     def using(self, **source: Any) -> Checkpoint:
         """The same run, whose problem has a model, data or loss that its file does not bring along.
@@ -223,15 +242,11 @@ class Checkpoint:
             InputError: a named model, data set or loss that does not exist.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
             >>> data = torch.randn(9, 3), torch.randint(2, (9,))
-            >>> landscape.spectrum(run.using(model=model, data=data), k=2).values.shape
+            >>> landscape.spectrum(run.using(model=linear, data=data), k=2).values.shape
             (2,)
         """
-        return dataclasses.replace(self, source=self.source | _named(source))
+        return dataclasses.replace(self, source=self.source | user_code.named(source))
 
     def _problem(
         self,
@@ -307,12 +322,8 @@ class Checkpoint:
             OperationError: data that is missing or has another fingerprint.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
-            >>> run.data |= {"name": "digits", "fingerprint": landscape.data.load("digits").fingerprint}
-            >>> run.load_data().classes
+            >>> known = {"name": "digits", "fingerprint": landscape.data.load("digits").fingerprint}
+            >>> dataclasses.replace(run, data=run.data | known).load_data().classes
             10
         """
         dataset = datasets.load(self.data["name"], data_dir=data_dir, **self.data["options"])
@@ -329,10 +340,6 @@ class Checkpoint:
             OperationError: another fingerprint.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
             >>> run.check_data(landscape.data.load("digits"))
             Traceback (most recent call last):
             landscape.core.errors.OperationError: checkpoint: trained on data ...
@@ -350,10 +357,6 @@ class Checkpoint:
             Name in the file -> (n, …).
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
             >>> list(run.stacked())
             ['weights']
         """
@@ -374,12 +377,10 @@ class Checkpoint:
             OperationError: the file cannot be written.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder = torch.nn.Linear(3, 2), tempfile.mkdtemp()
-            >>> torch.save(model.state_dict(), f"{folder}/net.pt")
-            >>> run = landscape.import_state(f"{folder}/net.pt", model)
-            >>> run.save(f"{folder}/net.h5")
-            >>> landscape.load(f"{folder}/net.h5").learners
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     run.save(f"{folder}/net.h5")
+            ...     landscape.load(f"{folder}/net.h5").learners
             1
         """
         n = self.learners if learners is None else learners
@@ -480,6 +481,19 @@ class Checkpoint:
             raise ValueError("/history/step must be finite and increasing")
 
 
+def with_present_keys(values: dict[str, Any]) -> dict[str, Any]:
+    """The nested ``values`` of a stored recipe, under the keys of this version."""
+    if values.get("precision") == "full":
+        values = values | {"precision": ""}
+    for former, present in FORMER_KEYS.items():
+        table, _, key = former.rpartition(".")
+        inner = values.get(table, {}) if table else values
+        if isinstance(inner, dict) and key in inner:
+            new = {present.rpartition(".")[2] if name == key else name: v for name, v in inner.items()}
+            values = values | {table: new} if table else new
+    return values
+
+
 def storable(tensor: Tensor) -> Tensor:
     """``tensor`` in a precision that files have: float32 for bfloat16 and float16."""
     return tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor
@@ -569,20 +583,3 @@ def set_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     for name, value in values.items():
         known[name].copy_(value)
-
-
-def _named(source: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of :meth:`Checkpoint.problem`, what is named among them found."""
-    found, known = dict(source), {"model": registry.models, "data": registry.data_sets}
-    specs = {
-        name: user_code.known_spec(name, source[name], of)
-        for name, of in known.items()
-        if isinstance(source.get(name), str)
-    }
-    if "model" in specs:
-        found["model"] = functools.partial(user_code.build_model, "model", specs["model"])
-    if "data" in specs:
-        found["data"] = user_code.load_data("data", specs["data"], source.get("data_dir"))
-    if isinstance(loss := source.get("loss"), str) and loss != "data":
-        found["loss"] = user_code.load_loss("loss", loss)
-    return found

@@ -13,14 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint, storable
-from landscape.checkpoint.history import UNITS
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint, storable, unknown_data
 from landscape.core import hdf5
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import open_regular
@@ -102,7 +100,7 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torc
 
 
 def _unfit(value: Tensor, target: Tensor) -> str:
-    """Why the numbers of ``value`` cannot become those of ``target``; "" if they can."""
+    """The reason why the numbers of ``value`` cannot become those of ``target``; "" if they can."""
     if value.is_meta:
         return "is on the device 'meta' and holds no numbers"
     if value.layout != torch.strided or value.is_quantized or value.is_nested:
@@ -237,10 +235,6 @@ def import_state(
         algorithm=IMPORTED,
         recipe=origin,
         model={"name": name, "options": options or {}},
-        data=data or {"name": "", "options": {}, "train": 0, "test": 0, "fingerprint": ""},
-        lr=float("nan"),
-        local_batch=0,
-        seed=0,
-        history={column: np.zeros(0) for column in UNITS},
         buffers={key: torch.stack([row[key] for row in fixed]) for key in common},
+        data=data or unknown_data(),
     )

@@ -56,7 +56,7 @@ COLUMNS = {
     "lr_lambda_max": ("1", "the learning rate times lambda_max"),
     "lr_lambda_limit": ("1", "the rule's limit on ηλ, up to which it is stable on a quadratic; NaN where "
     "that is not known"),
-    "spread_share": ("1", "share of Σ_j ‖Δw_j‖² that lies along the ``monitor.top`` leading eigenvectors"),
+    "spread_share": ("1", "share of Σ_j ‖Δw_j‖² that lies along the ``monitor.k`` leading eigenvectors"),
     "test_loss": ("nat", "loss of w_a on the test set"),
     "test_accuracy": ("1", "accuracy of w_a on the test set"),
 }  # fmt: skip

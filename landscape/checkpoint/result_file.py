@@ -307,7 +307,7 @@ class ResultFile:
 
 
 def _apart(source: str, other: str) -> bool:
-    """Whether two results come from different files, by the SHA-256 of these."""
+    """Say whether two results come from different files, by the SHA-256 of these."""
     own, theirs = (set(text.split(", ")) - {""} for text in (source, other))
     return bool(own and theirs) and own.isdisjoint(theirs)
 

@@ -64,7 +64,7 @@ def named_like_a_run(folder: Path) -> list[Path]:
 
 
 def of_a_run(path: Path) -> bool:
-    """Whether ``path``, named as a run's file, is one: a checkpoint of a run, or its recipe."""
+    """Say whether ``path``, named as a run's file, is one: a checkpoint of a run, or its recipe."""
     if path.name == "recipe.toml":
         return True
     try:

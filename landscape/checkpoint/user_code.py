@@ -17,7 +17,7 @@ import tomllib
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch import nn
 
 from landscape import data as datasets
 from landscape import models
+from landscape.core import registry
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import choose, near, toml_value
 from landscape.core.registry import Registry, look_in
@@ -45,12 +46,12 @@ class Spec:
 
     @property
     def user_defined(self) -> bool:
-        """Whether it names the user's code."""
+        """Say whether it names the user's code."""
         return is_user_defined(self.name)
 
 
 def is_user_defined(name: str) -> bool:
-    """Whether the name of a model or data set is MODULE:NAME, and not a built-in one."""
+    """Say whether the name of a model or data set is MODULE:NAME, and not a built-in one."""
     return ":" in name
 
 
@@ -228,3 +229,16 @@ def load_data(where: str, spec: Spec, data_dir: str | Path | None) -> UserData |
     if not spec.user_defined:
         return datasets.load(spec.name, data_dir=data_dir, **spec.options)
     return as_data(_make(where, spec))
+
+
+def named(source: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of :meth:`landscape.Checkpoint.problem`, what is named among them found."""
+    found = dict(source)
+    if isinstance(name := source.get("model"), str):
+        found["model"] = partial(build_model, "model", known_spec("model", name, registry.models))
+    if isinstance(name := source.get("data"), str):
+        spec = known_spec("data", name, registry.data_sets)
+        found["data"] = load_data("data", spec, source.get("data_dir"))
+    if isinstance(name := source.get("loss"), str) and name != "data":
+        found["loss"] = load_loss("loss", name)
+    return found

@@ -171,7 +171,7 @@ def with_options(line: str, name: str) -> str:
         flag = max(parameter.opts, key=len)
         if isinstance(parameter, click.Argument):
             flag = str(parameter.metavar or parameter.name).strip("[]….").upper()
-        flags |= {str(parameter.name): flag, flag.lstrip("-").replace("-", "_"): flag}
+        flags |= {str(parameter.name): flag, flag.lstrip("-").replace("-", "_").lower(): flag}
     subject, colon, rest = line.partition(": ")
     if colon and all(word in flags for word in subject.split(", ")):
         line = ", ".join(flags[word] for word in subject.split(", ")) + colon + rest

@@ -34,9 +34,9 @@ from landscape.cli.options import (
     options_of,
     plain,
 )
-from landscape.core import hdf5, registry
+from landscape.core import registry
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
-from landscape.core.memory import pick_device
 from landscape.core.options import SPLIT
 from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import SEARCHES
@@ -386,13 +386,8 @@ def about(run: Checkpoint, split: str, other_data: str = "") -> base.Provenance:
 
     ``other_data``: what the data is called where it is not the checkpoint's.
     """
-    assert run.path is not None
-    return {
-        "split": split,
-        "label": f"{run.label}, on {other_data}" if other_data else run.label,
-        "source": run.path.name,
-        "source_sha256": hdf5.sha256(run.path),
-    }
+    found = run.about(split)
+    return found | {"label": f"{run.label}, on {other_data}"} if other_data else found
 
 
 def __getattr__(name: str) -> click.Command:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from landscape._version import __version__
+from landscape.core.devices import accelerator, has_float64
 from landscape.core.memory import peak_memory
 from landscape.core.progress import duration
 from landscape.results.base import Result
@@ -95,11 +96,14 @@ def packages() -> dict[str, str]:
 
 
 def devices() -> list[str]:
-    """The CPU with its threads, and the GPUs with their memory."""
+    """The CPU with its threads, and the accelerators with what PyTorch says of them."""
     found = [f"cpu: {torch.get_num_threads()} threads of torch, {os.cpu_count()} cores"]
-    for k in range(torch.cuda.device_count()):
-        memory = torch.cuda.get_device_properties(k).total_memory
-        found.append(f"cuda:{k}: {torch.cuda.get_device_name(k)}, {memory / 2**30:.0f} GiB")
+    if own := accelerator():
+        told = getattr(torch.get_device_module(own), "get_device_properties", lambda k: None)
+        for k in range(torch.accelerator.device_count()):
+            known = told(k)
+            text = f"{known.name}, {known.total_memory / 2**30:.0f} GiB" if known else "memory of the CPU"
+            found.append(f"{own.type}:{k}: {text}{'' if has_float64(own) else ', no float64'}")
     return found
 
 

@@ -14,8 +14,8 @@ from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.completion import Choice
 from landscape.cli.options import Group, command, group, options_of, parse_seeds
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
-from landscape.core.memory import pick_device
 from landscape.core.options import positive
 from landscape.results.flatness import Smoothing
 from landscape.training.experiments.continued import PATH_STEPS, effective_rate, mean_path

@@ -141,9 +141,9 @@ def _scale(name: str) -> Scale:
 
 def _plan(entry: Figure, context: Context) -> dict[str, Any]:
     """Print and return the runs, the time and the data that ``entry`` needs."""
-    runs = entry.runs(context.scale)
-    missing = _missing(context.of(runs))
-    data = ", ".join(sorted({recipe.data["name"] for recipe in runs.values()})) or "none"
+    context = entry.of(context)
+    runs, missing = context.cells, _missing(context)
+    data = ", ".join(sorted({cell.recipe.data["name"] for cell in runs})) or "none"
     with common.progress_bar(entry.name):
         seconds = scales.seconds_of(context, missing)
     took = gallery.duration(seconds) if missing else "no time"
@@ -167,8 +167,8 @@ def _make(entry: Figure, context: Context, output: Path) -> tuple[list[dict[str,
 
     No conclusion where the budget is used before it can be drawn.
     """
-    context = context.of(entry.runs(context.scale))
-    runs, missing = context.runs, _missing(context)
+    context = entry.of(context)
+    runs, missing = context.cells, _missing(context)
     for folder in (output, context.folder):
         common.make_folder(folder)
     common.message(f"{entry.name}: {entry.title} ({len(missing)} of {len(runs)} runs to train)")
@@ -180,9 +180,9 @@ def _make(entry: Figure, context: Context, output: Path) -> tuple[list[dict[str,
         common.message(f"  {left} of {len(runs)} runs have not ended")
     try:
         with common.progress_bar(f"{entry.name}: analyses"):
-            drawing, pictures = gallery.draw(entry, context, output)
+            conclusion, pictures = gallery.draw(entry, context, output)
     except OutOfTimeError:
         return [], False
-    common.values(f"{entry.name}: {drawing.conclusion}")
+    common.values(f"{entry.name}: {conclusion}")
     common.files(*pictures)
-    return [{"name": entry.name, "conclusion": drawing.conclusion}], not left
+    return [{"name": entry.name, "conclusion": conclusion}], not left

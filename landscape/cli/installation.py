@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import importlib
 import importlib.metadata
 import os
+import platform
 import shutil
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -23,6 +26,8 @@ from landscape import data, models
 from landscape.cli import common, details
 from landscape.cli.completion import Choice
 from landscape.cli.options import command
+from landscape.cli.self_test import Compared, calls, compared, one_line
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.data.base import cache_folder, data_root
@@ -46,29 +51,41 @@ OPTIONAL = {
 }
 # The self-test: 200 digits and a network of 284 parameters, whose dense Hessian takes a second (ours).
 SAMPLES, WIDTHS, TOL = 200, [64, 4, 4, 10], 1e-4
-State = Literal["ok", "missing", "FAILED"]
+State = Literal["ok", "missing", "broken", "FAILED"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """What was checked, whether it is in order, and what was found. Only FAILED ends with the exit code 1."""
+    """What was checked, whether it is in order, and what was found. Only FAILED ends with the exit code 1.
+
+    "broken": a package that is installed and cannot be imported.
+    """
 
     name: str
     state: State
     text: str
 
 
-@command()
-def doctor(data_dir: str | None) -> None:
+@command(device={"default": None})
+def doctor(data_dir: str | None, device: str | None) -> None:
     """Check this installation: versions, devices, data, optional packages, and a Hessian.
 
     The self-test compares λ_min and λ_max of a small network's Hessian with those of the dense matrix, on
     each device. What is missing is named with the command that installs it; the exit code is 1 only if
     something that every command needs does not work.
 
+    With --device, only the calls of the package are compared between the CPU and that device, in a table for
+    an issue; it takes a minute or two. The exit code is 1 if a difference is larger than allowed.
+
+    Args:
+        device: Compare this device with the CPU, call by call.
+
     Example:
-        landscape doctor
+        landscape doctor --device cuda
     """
+    if device:
+        _compare(pick_device(device))
+        return
     checks: list[Check] = []
     lines = (
         _versions(),
@@ -87,6 +104,26 @@ def doctor(data_dir: str | None) -> None:
     common.values("", checks=[dataclasses.asdict(check) for check in checks])
     if failed := [check.name for check in checks if check.state == "FAILED"]:
         raise OperationError(f"doctor: failed: {', '.join(failed)}")
+
+
+def _compare(device: torch.device) -> None:
+    """Print the table of calls on the CPU and on a device, row by row."""
+    rows: list[Compared] = []
+    common.values(f"{details.line()}; {platform.platform()}\n")
+    common.values("| call | difference | allowed | time, CPU = 1 | |\n| --- | --- | --- | --- | --- |")
+    with common.progress_bar("calls") as bar:
+        for row in compared(str(device)):
+            rows.append(row)
+            bar(len(rows) / len(calls()))
+            state = row.error or ("ok" if row.same else "DIFFERS")
+            common.values(
+                f"| {row.call} | {row.difference:.1e} | {row.allowed:.0e} | {row.ratio:.2g} | {state} |"
+            )
+    common.values("", device=str(device), calls=[dataclasses.asdict(row) for row in rows])
+    if wrong := [row.call for row in rows if not row.same]:
+        raise OperationError(
+            f"doctor: {device} differs from the CPU in {len(wrong)} calls: {', '.join(wrong)}"
+        )
 
 
 def _versions() -> Iterator[Check]:
@@ -133,9 +170,14 @@ def _cache() -> Iterator[Check]:
 def _packages() -> Iterator[Check]:
     for name, (purpose, install) in OPTIONAL.items():
         try:
-            yield Check(name, "ok", f"{importlib.metadata.version(name)}, for {purpose}")
+            version = importlib.metadata.version(name)
+            with warnings.catch_warnings(action="ignore"):
+                importlib.import_module(name)
+            yield Check(name, "ok", f"{version}, for {purpose}")
         except importlib.metadata.PackageNotFoundError:
             yield Check(name, "missing", f"for {purpose}; pip install '{install}'")
+        except Exception as error:  # a package may fail with anything
+            yield Check(name, "broken", f"{version}, its import fails ({one_line(error)}); for {purpose}")
     found = shutil.which("ffmpeg")
     yield Check("ffmpeg", "ok" if found else "missing", found or "for films as .mp4; .gif needs nothing")
 
@@ -145,8 +187,7 @@ def _tests() -> Iterator[Check]:
     model, x, y = _network()
     low, high = _dense_ends(model, x, y)
     rounding = 1e-5 * max(abs(low), abs(high))  # of products in float32
-    gpus = (f"cuda:{k}" for k in range(torch.cuda.device_count()))
-    for place in ("cpu", *gpus):
+    for place in (line.split(": ")[0] for line in details.devices()):
         name = f"Hessian on {place}"
         with _caught(name) as failures:
             ends = extreme_eigenvalues(
@@ -195,7 +236,7 @@ def _caught(name: str) -> Iterator[list[Check]]:
     try:
         yield failures
     except Exception as error:  # whatever does not work here
-        failures.append(Check(name, "FAILED", " ".join(f"{type(error).__name__}: {error}".split())[:200]))
+        failures.append(Check(name, "FAILED", one_line(error)))
 
 
 @command(names={"argument": True, "metavar": "[NAME…]", "type": Choice(SOURCES)}, mirror={"metavar": "URL"})

@@ -13,8 +13,9 @@ from typing import Any
 import click
 
 from landscape.cli.completion import Choice, paths
+from landscape.core.devices import DEVICES
 from landscape.core.errors import InputError
-from landscape.core.memory import DEVICES, at_most, parse_size
+from landscape.core.memory import at_most, parse_size
 from landscape.data.base import SPLITS
 
 Settings = Mapping[str, Any]
@@ -55,7 +56,7 @@ SHARED: Mapping[str, dict[str, Any]] = {
     "device": {
         "type": Choice(DEVICES),
         "default": "auto",
-        "help": "Where to compute; auto: CUDA where there is a GPU.",
+        "help": "Where to compute; auto: the accelerator, where there is one with float64.",
     },
     "data_dir": {
         "metavar": "D",

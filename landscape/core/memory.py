@@ -1,4 +1,4 @@
-"""Devices, and memory: how much is in use, and how much of a limit remains."""
+"""Memory: how much is in use, and how much of a limit remains."""
 
 from __future__ import annotations
 
@@ -19,19 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core.errors import InputError
-from landscape.core.options import SPLIT, choose, of_run, positive
-
-#: Names of devices; "auto" is CUDA where there is a GPU.
-DEVICES = ("auto", "cpu", "cuda")
-
-
-def pick_device(name: str) -> torch.device:
-    """The device called "auto", "cpu" or "cuda". Raises InputError for CUDA where there is none."""
-    choose("device", name, DEVICES)
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("device: 'cuda' is not allowed, PyTorch finds no GPU here; use cpu or auto")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
+from landscape.core.options import of_run, positive
 
 T = TypeVar("T")
 
@@ -76,8 +64,13 @@ def parse_size(where: str, text: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
+def _of_module(device: torch.device, name: str) -> Any:
+    """A function of torch.cuda or its like on a device's own memory; None where that is the CPU's."""
+    return None if device.type == "cpu" else getattr(torch.get_device_module(device), name, None)
+
+
 def memory_in_use(device: torch.device) -> int:
-    """Bytes in use: on CUDA what PyTorch reserves on the device, else the resident memory of the process.
+    """Bytes in use: what PyTorch reserves on a device with own memory, else the process's resident memory.
 
     On systems other than Linux, where the present resident memory is not known, its largest value so far.
 
@@ -88,8 +81,8 @@ def memory_in_use(device: torch.device) -> int:
         >>> memory_in_use(torch.device("cpu")) > 1_000_000
         True
     """
-    if device.type == "cuda":
-        return torch.cuda.memory_reserved(device)
+    if own := _of_module(device, "memory_reserved"):
+        return own(device)  # type: ignore[no-any-return]
     statm = Path("/proc/self/statm")
     if statm.exists():
         import resource
@@ -170,7 +163,8 @@ def fits(size: int, device: torch.device) -> bool:
         >>> fits(1 << 40, torch.device("cpu"))
         True
     """
-    return device.type != "cuda" or size <= torch.cuda.mem_get_info(device)[0] // 2
+    own = _of_module(device, "mem_get_info")
+    return not own or size <= own(device)[0] // 2
 
 
 def available_memory(device: torch.device) -> int:
@@ -180,8 +174,8 @@ def available_memory(device: torch.device) -> int:
         >>> available_memory(torch.device("cpu")) > 0
         True
     """
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+    if own := _of_module(device, "mem_get_info"):
+        return own(device)[0]  # type: ignore[no-any-return]
     free = [sys.maxsize]
     meminfo = Path("/proc/meminfo")
     if meminfo.exists() and (found := re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())):
@@ -302,12 +296,12 @@ def bounded(need: Callable[..., Need], *of_the_run: str) -> Callable[[Callable[P
     """A decorator for a public function: it is refused before it starts where its memory is not there.
 
     The function's keyword ``max_memory`` is its limit. Of functions that call one another, the outermost
-    states the need of all. Where the argument ``problem`` is a run, the function gets the run's problem.
+    states the need of all. Where the argument ``problem`` is a run, the function gets the run's problem, and
+    ``about`` the run's origin.
 
     Args:
         need: gives the :class:`Need` of a call from the function's arguments, by name.
-        of_the_run: arguments whose default are the run's attributes of that name. The result then has the
-            run's label, too.
+        of_the_run: arguments whose default are the run's attributes of that name.
     """
 
     def declare(function: Callable[P, T]) -> Callable[P, T]:
@@ -326,9 +320,8 @@ def bounded(need: Callable[..., Need], *of_the_run: str) -> Callable[[Callable[P
                 call.arguments |= {
                     n: own for n, own in absent.items() if not isinstance(own, (int, float)) or own > 0
                 }
-                if of_the_run:
-                    about = {"split": getattr(run, "source", {}).get("split", SPLIT), "label": run.label}
-                    call.arguments["about"] = about | call.arguments.get("about", {})
+                if "about" in signature.parameters:
+                    call.arguments["about"] = run.about() | call.arguments.get("about", {})
             return call
 
         def needed(*args: Any, **kwargs: Any) -> Need | None:

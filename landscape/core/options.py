@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
+import functools
 import inspect
 import json
 import numbers
@@ -12,7 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 from weakref import WeakKeyDictionary
 
 from landscape.core.errors import InputError, LandscapeError
@@ -117,6 +119,16 @@ def below_one(where: str, value: float) -> None:
         raise InputError(f"{where}: {value} is not allowed, it must be ≥ 0 and < 1")
 
 
+# Numbers with bounds, for annotations of options and of fields: check_type and check_bounds check them.
+Natural = Annotated[int, functools.partial(positive, least=0)]
+Count = Annotated[int, functools.partial(positive, least=1)]
+Several = Annotated[int, functools.partial(positive, least=2)]
+Positive = Annotated[float, positive]
+NonNegative = Annotated[float, functools.partial(positive, least=0)]
+AtLeastOne = Annotated[float, functools.partial(positive, least=1)]
+BelowOne = Annotated[float, below_one]
+
+
 def _fits(value: Any, annotation: Any) -> bool:
     origin, args = get_origin(annotation), get_args(annotation)
     if annotation is Any:
@@ -132,7 +144,7 @@ def _fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if annotation is int:
         return isinstance(value, int) and not isinstance(value, bool)
-    return annotation is not None and isinstance(value, annotation)
+    return annotation is not None and isinstance(value, origin or annotation)
 
 
 def _type_name(annotation: Any) -> str:
@@ -146,6 +158,8 @@ def _type_name(annotation: Any) -> str:
 def check_type(where: str, value: Any, annotation: Any) -> Any:
     """Check that ``value`` has the type of ``annotation``, and return it; an int for a float becomes a float.
 
+    Bounds that ``annotation`` has, as :data:`Count` does, are checked, too.
+
     Raises:
         InputError: a value of another type.
 
@@ -153,6 +167,12 @@ def check_type(where: str, value: Any, annotation: Any) -> Any:
         >>> check_type("lr", 1, float)
         1.0
     """
+    if get_origin(annotation) is Annotated:
+        kind, *checks = get_args(annotation)
+        value = check_type(where, value, kind)
+        for check in checks:
+            check(where, value)
+        return value
     if not _fits(value, annotation):
         raise InputError(f"{where}: {value!r} is not allowed, it must be {_type_name(annotation)}")
     return float(value) if annotation is float else value
@@ -192,17 +212,43 @@ def of_run(given: Any) -> Any:
     return given.problem() if callable(getattr(type(given), "problem", None)) else given
 
 
-_type_hints: WeakKeyDictionary[Callable[..., Any], dict[str, Any]] = WeakKeyDictionary()
+def check_bounds(table: Any, prefix: str = "") -> None:
+    """Check the numbers in a dataclass, and in those within it, against the bounds in their annotations.
+
+    Args:
+        table: an object of the dataclass.
+        prefix: before the names of fields in messages, such as "monitor.".
+
+    Raises:
+        InputError: a number beyond its bounds.
+
+    Example:
+        >>> from landscape.training.recipes.recipe import Monitor
+        >>> check_bounds(Monitor(k=0), "monitor.")
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: monitor.k: 0 is not allowed, it must be a finite number ≥ 1
+    """
+    for name, hint in type_hints(type(table), bounds=True).items():
+        if dataclasses.is_dataclass(value := getattr(table, name)):
+            check_bounds(value, f"{prefix}{name}.")
+        for check in getattr(hint, "__metadata__", ()):
+            check(f"{prefix}{name}", value)
 
 
-def type_hints(named: Callable[..., Any]) -> dict[str, Any]:
+_type_hints: WeakKeyDictionary[Callable[..., Any], dict[bool, Any]] = WeakKeyDictionary()
+
+
+def type_hints(named: Callable[..., Any], *, bounds: bool = False) -> dict[str, Any]:
     """The types that a function's parameters or a class's fields are annotated with; not to be changed.
+
+    ``bounds``: with what else ``Annotated`` says of them.
 
     They are stored, because recipes ask for the same ones again and again, and each answer evaluates text.
     """
-    if named not in _type_hints:
-        _type_hints[named] = typing.get_type_hints(named)
-    return _type_hints[named]
+    known: dict[bool, dict[str, Any]] = _type_hints.setdefault(named, {})
+    if bounds not in known:
+        known[bounds] = typing.get_type_hints(named, include_extras=bounds)
+    return known[bounds]
 
 
 def check_keywords(
@@ -226,7 +272,7 @@ def check_keywords(
         >>> check_keywords("model", {"width": 8}, build)
         {'width': 8, 'depth': 2}
     """
-    hints = type_hints(function.__init__ if inspect.isclass(function) else function)
+    hints = type_hints(function.__init__ if inspect.isclass(function) else function, bounds=True)
     parameters = dict(inspect.signature(function).parameters)
     for name in ("self", *given):
         parameters.pop(name, None)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.hdf5 import Array
+from landscape.curvature.operators import ALONE, Ranks
 from landscape.evaluation.needs import BASIS_BYTES, MAX_BASIS
 
 # Numbers of each basis vector that a restart combines at once (ours).
@@ -25,7 +26,7 @@ NEAR_ZERO = 1e-3
 RISK = 0.01
 
 
-def orthogonalise(w: Tensor, vectors: Tensor, t: Array, j: int) -> tuple[Tensor, float]:
+def orthogonalise(w: Tensor, vectors: Tensor, t: Array, j: int, ranks: Ranks = ALONE) -> tuple[Tensor, float]:
     """The part of an operator's product ``w`` with vectors[j] orthogonal to the basis, and its norm β.
 
     The basis is the orthonormal rows ``vectors[: j + 1]``; w/β is the next one. Row and column j of ``t``,
@@ -33,11 +34,11 @@ def orthogonalise(w: Tensor, vectors: Tensor, t: Array, j: int) -> tuple[Tensor,
     """
     coefficients = torch.zeros(j + 1, dtype=w.dtype, device=w.device)
     for _ in range(2):  # twice is enough (Kahan and Parlett) for orthogonality to rounding
-        c = vectors[: j + 1] @ w
+        c = ranks.total(vectors[: j + 1] @ w)
         w = torch.addmv(w, vectors[: j + 1].T, c, alpha=-1)
         coefficients += c
     t[: j + 1, j] = t[j, : j + 1] = coefficients.double().cpu().numpy()
-    return w, float(w.norm())
+    return w, float(ranks.norm(w))
 
 
 def small_eigh(t: Array) -> tuple[Array, Array]:
@@ -94,6 +95,7 @@ def krylov(
     high: int,
     residual_tol: float,
     budget: int,
+    ranks: Ranks,
     report_ratio: Callable[[float], None] = lambda ratio: None,
 ) -> Generator[Tensor, Tensor, KrylovSpace]:
     """One Krylov space orthogonal to ``locked`` (m, P), with thick restarts (Wu and Simon 2000).
@@ -104,23 +106,23 @@ def krylov(
     """
 
     def outside(w: Tensor) -> Tensor:
-        return w - locked.T @ (locked @ w)
+        return w - locked.T @ ranks.total(locked @ w)
 
-    size = len(start)
+    size = ranks.size(start)
     dimension = size - len(locked)
-    max_basis = max(4 * (low + high), min(MAX_BASIS, BASIS_BYTES // (size * start.itemsize)))
-    vectors = torch.zeros(min(max_basis, dimension) + 1, size, dtype=start.dtype, device=start.device)
+    max_basis = max(4 * (low + high), min(MAX_BASIS, BASIS_BYTES // (ranks.length(start) * start.itemsize)))
+    vectors = torch.zeros(min(max_basis, dimension) + 1, len(start), dtype=start.dtype, device=start.device)
     start = outside(outside(start))
-    vectors[0] = start / start.norm()
+    vectors[0] = start / ranks.norm(start)
     t = np.zeros((len(vectors), len(vectors)))
     j, products, since, restarted = 0, 0, 0, False
     stable: Array | None = None  # the wanted values since they met the tolerance
     while True:
         w = yield vectors[j]
-        w, beta = orthogonalise(outside(w) if len(locked) else w, vectors, t, j)
+        w, beta = orthogonalise(outside(w) if len(locked) else w, vectors, t, j, ranks)
         if len(locked):  # once more, now that w is small: their rounding error in it would be scaled up
             w = outside(w)
-            beta = float(w.norm())
+            beta = float(ranks.norm(w))
         products += 1
         values, s = small_eigh(t[: j + 1, : j + 1])
         radius = max(radius, float(np.abs(values).max()))

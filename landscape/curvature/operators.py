@@ -16,6 +16,47 @@ from landscape.core.options import expect
 Products = Callable[[Tensor], Tensor]
 
 
+class Ranks:
+    """The processes that hold vectors: one, which has them whole.
+
+    A subclass is about vectors of which each of several processes holds a part.
+    """
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over all processes of what each computed of its part, such as of an inner product."""
+        return values
+
+    def norm(self, v: Tensor, **options: Any) -> Tensor:
+        """The norm of a vector; with ``dim=1``, the norms of the rows of a matrix."""
+        found: Tensor = v.norm(**options)
+        return found
+
+    def size(self, v: Tensor) -> int:
+        """The number of dimensions of the space of ``v``."""
+        return len(v)
+
+    def length(self, v: Tensor) -> int:
+        """How many numbers of ``v`` a process holds, at most."""
+        return len(v)
+
+    def normal(self, like: Tensor, generator: torch.Generator, dtype: torch.dtype | None = None) -> Tensor:
+        """A normal vector like ``like``, drawn in ``dtype`` on the CPU: a seed gives the same everywhere."""
+        return torch.randn(len(like), dtype=dtype, generator=generator).to(like)
+
+    def signs(self, like: Tensor, count: int, generator: torch.Generator) -> Tensor:
+        """Vectors of random signs ±1 like ``like``, as ``count`` rows; drawn on the CPU, too."""
+        draw = torch.randint(2, (count, len(like)), dtype=torch.int8, generator=generator)
+        return draw.to(like).mul_(2).sub_(1)
+
+    def orthonormal(self, rows: Tensor) -> Tensor:
+        """Orthonormal rows, as many as ``rows``, whose span contains these."""
+        q: Tensor = torch.linalg.qr(rows.T)[0]
+        return q.T
+
+
+ALONE = Ranks()
+
+
 class SymmetricOperator:
     """A real symmetric matrix A (size, size), known by its products with vectors.
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core.devices import kept_randomness
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.registry import optional
@@ -61,7 +62,7 @@ def _engine(problem: Problem, weights: Tensor | None, seed: int) -> Iterator[tup
     # Its backward(create_graph=True) makes PyTorch warn of a reference cycle; the copy goes away with it.
     with (
         warnings.catch_warnings(action="ignore"),
-        torch.random.fork_rng(devices=[problem.device] if cuda else []),
+        kept_randomness(problem.device),
         twice_differentiable(problem),
     ):
         torch.manual_seed(seed)

@@ -24,6 +24,7 @@ from landscape.curvature.lanczos import (
     outermost,
     small_eigh,
 )
+from landscape.curvature.operators import ALONE, Ranks
 from landscape.problem.problem import Problem
 
 # Products of a second start, at most: as a share of the search's own, and at least so many. The top 5 of an
@@ -61,7 +62,7 @@ class SecondStart(NamedTuple):
 
 
 def second_start(
-    space: KrylovSpace, locked: Tensor, floor: float, level: float, sign: float, budget: int
+    space: KrylovSpace, locked: Tensor, floor: float, level: float, sign: float, budget: int, ranks: Ranks
 ) -> Generator[Tensor, Tensor, SecondStart]:
     """Look for an eigenvalue above ``level`` besides those of ``space`` and ``locked``.
 
@@ -73,7 +74,7 @@ def second_start(
     random start there finds one, or bounds them (:func:`outermost`), without products for the
     space of the basis.
     """
-    size, basis = space.basis.shape[1], len(space.basis)
+    size, basis = ranks.size(space.rest), len(space.basis)
     most = max(MIN_SECOND, int(SECOND_SHARE * space.products))
     steps = min(budget, max(MIN_SECOND // 2, basis // 2), most, size - len(locked) - basis)
     values, s = small_eigh(sign * space.t)
@@ -82,20 +83,20 @@ def second_start(
 
     def outside(w: Tensor) -> Tensor:
         for known in (locked, space.basis) if len(locked) else (space.basis,):
-            w = w - known.T @ (known @ w)
+            w = w - known.T @ ranks.total(known @ w)
         return w
 
     generator = torch.Generator().manual_seed(size + len(locked))
-    start = outside(torch.randn(size, dtype=torch.float64, generator=generator).to(space.rest))
-    start = outside(start / start.norm())
-    mixed = start + space.rest / space.rest.norm()
-    vectors = torch.zeros(steps + 1, size, dtype=start.dtype, device=start.device)
-    vectors[0] = mixed / mixed.norm()
+    start = outside(ranks.normal(space.rest, generator, torch.float64))
+    start = outside(start / ranks.norm(start))
+    mixed = start + space.rest / ranks.norm(space.rest)
+    vectors = torch.zeros(steps + 1, len(start), dtype=start.dtype, device=start.device)
+    vectors[0] = mixed / ranks.norm(mixed)
     t, bound = np.zeros((steps, steps)), math.inf
     for j in range(steps):
         w = sign * (yield vectors[j])
-        w = outside(torch.add(w, space.rest, alpha=weight * float(space.rest @ vectors[j])))
-        w, beta = orthogonalise(w, vectors, t, j)
+        w = outside(torch.add(w, space.rest, alpha=weight * float(ranks.total(space.rest @ vectors[j]))))
+        w, beta = orthogonalise(w, vectors, t, j, ranks)
         w = outside(w)
         ritz, turn = small_eigh(t[: j + 1, : j + 1])
         if not np.isfinite(beta):
@@ -123,7 +124,7 @@ CORRECTIONS = 8
 class SearchOptions:
     """A search for the ``low`` smallest and ``high`` largest eigenvalues, to ``residual_tol``.
 
-    ``progress`` takes an estimate of the share of the search that is done.
+    ``progress`` takes an estimate of the share of the search that is done; ``ranks`` hold the vectors.
     """
 
     low: int = 0
@@ -131,6 +132,7 @@ class SearchOptions:
     residual_tol: float = RESIDUAL_TOL
     max_products: int = MAX_PRODUCTS
     progress: Progress | None = None
+    ranks: Ranks = ALONE
 
 
 @dataclass(frozen=True)
@@ -260,18 +262,19 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
     low, high, residual_tol, most = wanted.low, wanted.high, wanted.residual_tol, wanted.max_products
     positive("residual_tol", residual_tol)
     positive("max_products", most, least=1)
-    size = len(start)
+    ranks = wanted.ranks
+    size = ranks.size(start)
     if max(low, high) > size:
         raise InputError(f"k: {max(low, high)} is not allowed, it must be at most {size}, all parameters")
     generator = torch.Generator().manual_seed(size)
-    values, vectors = np.zeros(0), start.new_zeros(0, size)
+    values, vectors = np.zeros(0), start.new_zeros(0, len(start))
     found, products, checks, radius = np.zeros(0), 0, 0, 0.0
     bounds = {1: np.inf, -1: np.inf}  # of the other eigenvalues times 1 and −1
     report_ratio = _Decline(wanted.progress) if wanted.progress else lambda ratio: None
     sides = [(sign, count) for sign, count in ((1, high), (-1, low)) if count]
     good = finished = False
     while True:
-        counts = low, high, residual_tol, most - products
+        counts = low, high, residual_tol, most - products, ranks
         space = yield from krylov(start, vectors, radius, *counts, report_ratio)
         locked = vectors
         values, vectors = np.concatenate((values, space.values)), torch.cat((vectors, space.vectors))
@@ -281,7 +284,7 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
         near = max(residual_tol * NEAR_ZERO, 100 * torch.finfo(start.dtype).eps) * radius
         same = len(before) == len(found) and bool(np.all(np.abs(before - found) <= near))
         if not len(locked) and not space.restarted:
-            bounds = {sign: outermost(sign * space.t, float(space.rest.norm()), size) for sign in bounds}
+            bounds = {sign: outermost(sign * space.t, float(ranks.norm(space.rest)), size) for sign in bounds}
         floors = {sign: float(np.sort(sign * found)[-min(count, len(found))]) for sign, count in sides}
         good = space.converged
         if space.invariant:
@@ -289,14 +292,15 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
             single = max(low, high) == 1 and len(found) == min(low + high, size)
             finished = good = single or same or len(values) == size
             bounds |= floors if finished else {}
-            start = torch.randn(size, dtype=torch.float64, generator=generator).to(start)
+            start = ranks.normal(start, generator, torch.float64)
         elif good:
             finished = True
             for sign, count in sides:
                 if count == 1 and np.isfinite(bounds[sign]):
                     continue
                 level = floors[sign] + _slack(floors[sign], residual_tol, radius)
-                second = yield from second_start(space, locked, floors[sign], level, sign, most - products)
+                beyond = floors[sign], level, sign, most - products, ranks
+                second = yield from second_start(space, locked, *beyond)
                 products, checks = products + second.products, checks + second.products
                 bounds[sign] = second.bound
                 if second.start is not None and not same:  # else it cannot be reached: the bound says so
@@ -306,7 +310,7 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
             break
         del space  # its basis, before the next one
     pairs = vectors[torch.from_numpy(chosen).to(start.device)]
-    pairs = pairs / pairs.norm(dim=1, keepdim=True)
+    pairs = pairs / ranks.norm(pairs, dim=1, keepdim=True)
     levels = {sign: at + _slack(at, residual_tol, radius) for sign, at in floors.items()}
     complete = good and all(bounds[sign] <= level for sign, level in levels.items())
     known = wanted, (-bounds[-1], bounds[1]), complete, checks
@@ -372,24 +376,24 @@ def verify_and_refine(
     usually suffice. ``converged`` says whether the search converged and each residual meets the tolerance, up
     to rounding.
     """
-    vectors, images = result.vectors, products(result.vectors)
+    vectors, images, ranks = result.vectors, products(result.vectors), result.wanted.ranks
     rounding = torch.finfo(vectors.dtype).eps * result.radius
     for step in range(CORRECTIONS + 1):
-        t = (vectors @ images.T).double().cpu().numpy()
+        t = ranks.total(vectors @ images.T).double().cpu().numpy()
         values, turn = small_eigh((t + t.T) / 2)
         chosen = outer_indices(values, result.wanted.low, result.wanted.high)
         at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
         pairs = rows @ vectors
         gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
-        residuals = gaps.norm(dim=1).double().cpu()
+        residuals = ranks.norm(gaps, dim=1).double().cpu()
         met = residuals.numpy() <= residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
         if met.all() or not result.converged or step == CORRECTIONS:
             break
         missed = np.flatnonzero(~met)
         new = torch.stack([_davidson(result, gaps[i], at[i], float(residuals[i])) for i in missed])
         for _ in range(2):
-            new = new - new @ vectors.T @ vectors
-        new = torch.linalg.qr(new.T).Q.T
+            new = new - ranks.total(new @ vectors.T) @ vectors
+        new = ranks.orthonormal(new)
         vectors, images = torch.cat((vectors, new)), torch.cat((images, products(new)))
     good = result.converged and bool(met.all())
     off = np.abs(at - result.values)
@@ -408,7 +412,7 @@ def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> 
     values, turn = small_eigh(result.t)
     away = values - at
     away = np.where(np.abs(away) < residual, residual, away)  # smaller differences are not resolved
-    inside = result.basis @ gap
+    inside = result.wanted.ranks.total(result.basis @ gap)
     weights = torch.from_numpy(turn @ np.diag(1 / away) @ turn.T).to(gap) @ inside
     outside = gap - result.basis.T @ inside
     return result.basis.T @ weights - outside / (at if abs(at) > residual else residual)

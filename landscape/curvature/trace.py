@@ -18,7 +18,7 @@ from landscape.curvature import pyhessian_engine
 from landscape.curvature.eigenvalues import exact_products
 from landscape.curvature.hessian import HessianOptions, Part
 from landscape.curvature.lanczos import negligible, orthogonalise, small_eigh
-from landscape.curvature.operators import Products
+from landscape.curvature.operators import ALONE, Products, Ranks
 from landscape.curvature.search import run_in_lockstep, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES
@@ -40,6 +40,7 @@ def quadrature(
     steps: int = STEPS,
     seed: int = 0,
     progress: Progress | None = None,
+    ranks: Ranks = ALONE,
 ) -> Density:
     """The density of a symmetric operator on vectors like ``like`` (P,), by stochastic Lanczos quadrature.
 
@@ -52,9 +53,9 @@ def quadrature(
     positive("steps", steps, least=1)
     positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
-    size = len(like)
+    size = ranks.size(like)
     steps = min(steps, size)
-    at_once = max(1, min(draws, BASIS_BYTES // (steps * like.nbytes)))
+    at_once = max(1, min(draws, BASIS_BYTES // (steps * ranks.length(like) * like.itemsize)))
     spent, report = 0, progress or no_progress
 
     def counted(vectors: Tensor, running: list[int]) -> Tensor:
@@ -65,20 +66,20 @@ def quadrature(
 
     rules: list[tuple[Array, Array]] = []
     for i in range(0, draws, at_once):
-        starts = [signs(size, 1, generator, like)[0] / size**0.5 for _ in range(min(at_once, draws - i))]
-        rules += run_in_lockstep([_draw(start, steps) for start in starts], counted)
+        starts = [ranks.signs(like, 1, generator)[0] / size**0.5 for _ in range(min(at_once, draws - i))]
+        rules += run_in_lockstep([_draw(start, steps, ranks) for start in starts], counted)
     nodes, masses = (np.stack(part) for part in zip(*rules, strict=True))
     return Density(nodes, masses, size, spent)
 
 
-def _draw(start: Tensor, steps: int) -> Generator[Tensor, Tensor, tuple[Array, Array]]:
+def _draw(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Tensor, tuple[Array, Array]]:
     """Nodes and masses (steps,) of one random vector; it yields vectors (P,), and is sent their products."""
     vectors = start.new_zeros(steps, len(start))
     vectors[0] = start
     t = np.zeros((steps, steps))
     for j in range(steps):
         w = yield vectors[j]
-        w, beta = orthogonalise(w, vectors, t, j)
+        w, beta = orthogonalise(w, vectors, t, j, ranks)
         if j + 1 == steps or not beta < np.inf or negligible(beta, float(np.abs(t).max()), start.dtype):
             break
         vectors[j + 1] = w / beta
@@ -145,12 +146,6 @@ def density(
 TRACE_PRODUCTS = 60
 
 
-def signs(size: int, count: int, generator: torch.Generator, like: Tensor) -> Tensor:
-    """(count, size) random signs ±1, drawn on the CPU so that a seed gives the same on every device."""
-    draw = torch.randint(2, (count, size), dtype=torch.int8, generator=generator)
-    return draw.to(like).mul_(2).sub_(1)
-
-
 def hutchpp(
     operator: Products,
     like: Tensor,
@@ -158,6 +153,7 @@ def hutchpp(
     products: int = TRACE_PRODUCTS,
     seed: int = 0,
     progress: Progress | None = None,
+    ranks: Ranks = ALONE,
 ) -> Trace:
     """tr A of a symmetric operator on vectors like ``like`` (P,): Hutch++ (Meyer et al. 2021, Algorithm 1).
 
@@ -171,7 +167,7 @@ def hutchpp(
     positive("products", products, least=6)
     positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
-    size = len(like)
+    size = ranks.size(like)
     rank = min(products // 3, size)
     report = progress or no_progress
     done = 0
@@ -185,14 +181,14 @@ def hutchpp(
             report(min(1.0, done / products))
         return torch.cat(images)
 
-    q = torch.linalg.qr(each(signs(size, rank, generator, like)).T)[0].T.contiguous()  # (rank, P), rows
-    exact = float((q.double() * each(q).double()).sum())
+    q = ranks.orthonormal(each(ranks.signs(like, rank, generator))).contiguous()  # (rank, P), rows
+    exact = float(ranks.total((q.double() * each(q).double()).sum()))
     if rank == size:  # Q spans everything
         return Trace(exact, 0.0, done, np.array([exact]))
-    g = signs(size, products - 2 * rank, generator, like)
+    g = ranks.signs(like, products - 2 * rank, generator)
     for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
-        g -= (g @ q.T) @ q
-    samples = (g.double() * each(g).double()).sum(1)
+        g -= ranks.total(g @ q.T) @ q
+    samples = ranks.total((g.double() * each(g).double()).sum(1))
     draws = exact + samples.cpu().numpy()
     return Trace(*mean_and_error(draws), done, draws)
 

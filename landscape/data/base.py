@@ -1,4 +1,4 @@
-"""What data sets share: their form, and a cache of arrays that take long to compute from files.
+"""The common form of data sets, and a cache of arrays that take long to compute from files.
 
 The cache is one HDF5 file each, checked when read, in the folder LANDSCAPE_CACHE, else landscape/ under
 XDG_CACHE_HOME or ~/.cache. It can be deleted at any time.
@@ -152,7 +152,7 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
 
 
 def _contiguous(make: Callable[[], Arrays]) -> Arrays:
-    """Contiguous, as after reading: the rounding of a network depends on the order in memory."""
+    """Make the arrays contiguous, as after reading: a network's rounding depends on the order in memory."""
     return {key: np.ascontiguousarray(array) for key, array in make().items()}
 
 
@@ -192,7 +192,7 @@ def _fingerprint(arrays: Arrays) -> str:
 
 
 def each(title: str, work: Callable[[T], R], items: Sequence[T], task: int = 1) -> list[R]:
-    """``work`` of every item, in order, in as many threads as there are cores, under a progress bar.
+    """Apply ``work`` to every item, in order, in as many threads as there are cores, under a progress bar.
 
     A thread takes ``task`` items at once. Threads, because most of decoding leaves the interpreter free; for
     32×32 JPEGs it does not, and 2 threads on 2 cores take 1.2 times as long as one, 2 processes half as long

@@ -39,7 +39,7 @@ FILES = (
 
 
 def places(root: Path, name: str, folder: str, file: str) -> list[Path]:
-    """Where a loader looks for a file of a data set, in its order; a packed one may lie there unpacked."""
+    """The places where a loader looks for a file, in its order; a packed one may lie there unpacked."""
     folders = dict.fromkeys((root / folder, root / name / folder, root / name, root))
     return [place / each for place in folders for each in dict.fromkeys((file, file.removesuffix(".gz")))]
 
@@ -59,7 +59,7 @@ class File:
 
 @dataclass(frozen=True)
 class Source:
-    """Where the ``files`` of a data set are, and their ``folder`` below the root of the data.
+    """The mirrors and ``files`` of a data set, and their ``folder`` below the root of the data.
 
     With an ``archive``, which the mirrors hold in their place, they are extracted from it; ``size``: the
     megabytes of a download.
@@ -223,7 +223,7 @@ def _existing(name: str, root: Path, file: File, force: bool) -> Path | None:
 
 
 def _is(path: Path, file: File) -> bool:
-    """Whether a file is the one of the mirrors, or one with the same content."""
+    """Say whether a file is the one of the mirrors, or one with the same content."""
     with open_regular(path, MOST) as opened:
         if _digest("sha256", opened) == file.sha256:
             return True
@@ -288,7 +288,7 @@ def _download(
 
 
 def _inner(url: str) -> bool:
-    """Whether the host of an address is in this machine or its own network; not one that has no address."""
+    """Say whether the host of an address is in this machine or its network; one without an address is not."""
     try:
         found = socket.getaddrinfo(urlsplit(url).hostname, None)
     except (OSError, UnicodeError):

@@ -23,7 +23,7 @@ from landscape.core import registry
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import open_regular, read_regular
 from landscape.core.hdf5 import Array
-from landscape.core.options import choose, positive
+from landscape.core.options import Natural, choose
 from landscape.data.base import (
     Dataset,
     Split,
@@ -266,12 +266,12 @@ def folder_arrays(
 def image_folder(
     folder: str,
     data_dir: str | Path | None = None,
-    size: int = 0,
+    size: Natural = 0,
     border: float = 0.0,
     normalize: bool = True,
     augment: bool = False,
     stream: bool = False,
-    workers: int = 2,
+    workers: Natural = 2,
 ) -> Dataset:
     """Your own images: ``folder``/train/CLASS/*.jpg|jpeg|png and ``folder``/test/CLASS/….
 
@@ -287,8 +287,6 @@ def image_folder(
             and kept (see :mod:`landscape.data.base`). Source: ours.
         workers: Processes that decode a stream; 0: this one. Source: ours.
     """
-    positive("data.size", size, least=0)
-    positive("data.workers", workers, least=0)
     if not 0 <= border < 0.5:
         raise InputError(f"data.border: {border} is not allowed, it must be ≥ 0 and below 0.5")
     root = data_root(data_dir) / folder
@@ -460,7 +458,6 @@ def read_binary(path: Path, labels: int, classes: int) -> tuple[Array, Array]:
 def _load_cifar(
     name: str, data_dir: str | Path | None, normalize: bool, augment: bool, subset: int, size: int
 ) -> Dataset:
-    positive("data.subset", subset, least=0)
     if size not in (sizes := (32, 16, 8, 4)):
         raise InputError(f"data.size: {size} is not allowed, it must be one of {', '.join(map(str, sizes))}")
     (labels, classes), archive = BINARY[name], SOURCES[name].folder
@@ -510,7 +507,7 @@ def cifar10(
     data_dir: str | Path | None = None,
     normalize: bool = True,
     augment: bool = False,
-    subset: int = 0,
+    subset: Natural = 0,
     size: int = 32,
 ) -> Dataset:
     """CIFAR-10: x (50000 and 10000, 3, 32, 32), y in 0…9 in the order of the names of the classes.
@@ -529,7 +526,7 @@ def cifar100(
     data_dir: str | Path | None = None,
     normalize: bool = True,
     augment: bool = False,
-    subset: int = 0,
+    subset: Natural = 0,
     size: int = 32,
 ) -> Dataset:
     """CIFAR-100 with its fine labels, y in 0…99; otherwise as :func:`cifar10`.

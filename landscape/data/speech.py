@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import os
 import re
 import wave
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from landscape.core import registry
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import open_regular
 from landscape.core.hdf5 import Array
-from landscape.core.options import positive
+from landscape.core.options import AtLeastOne, Count, Natural, positive
 from landscape.data.base import Dataset, cached, data_root, each, fingerprint
 
 # A window of 25 ms every 10 ms, as in nearly all speech recognisers (Young et al., The HTK Book).
@@ -30,6 +32,7 @@ LONGEST = 1 << 26
 LIST = 1 << 26  # bytes of a list of recordings (ours)
 
 
+Rate = Annotated[int, functools.partial(positive, least=1000)]  # below, a window holds next to nothing
 # A recording, by its path below the data set's folder, and the number of its class.
 Utterance = tuple[str, int]
 
@@ -118,7 +121,7 @@ def frame_set(
 
 @dataclass(frozen=True)
 class Features:
-    """How recordings become inputs and labels: the options of :func:`spoken_digits` with the same names.
+    """The way from recordings to inputs and labels: the options of :func:`spoken_digits` with these names.
 
     Attributes:
         rate: Sampling rate to which recordings are brought. Unit: Hz. Source: that of the recordings.
@@ -136,13 +139,6 @@ class Features:
     positions: int
     frames: int
     imbalance: float
-
-    def __post_init__(self) -> None:
-        for key in ("mels", "positions", "frames"):
-            positive(f"data.{key}", getattr(self, key), least=1)
-        positive("data.rate", self.rate, least=1000)  # below, a window holds next to nothing
-        positive("data.context", self.context, least=0)
-        positive("data.imbalance", self.imbalance, least=1)
 
 
 def _speech(
@@ -201,12 +197,12 @@ def thinned(utterances: list[Utterance], classes: int, imbalance: float) -> list
 def spoken_digits(
     data_dir: str | Path | None = None,
     test_speakers: list[str] | None = None,
-    rate: int = 8000,
-    mels: int = 20,
-    context: int = 6,
-    positions: int = 10,
-    frames: int = 21,
-    imbalance: float = 1.0,
+    rate: Rate = 8000,
+    mels: Count = 20,
+    context: Natural = 6,
+    positions: Count = 10,
+    frames: Count = 21,
+    imbalance: AtLeastOne = 1.0,
 ) -> Dataset:
     """Recordings DIGIT_SPEAKER_INDEX.wav in fsdd/, as in the Free Spoken Digit Dataset: 10·positions classes.
 
@@ -243,12 +239,12 @@ def spoken_digits(
 def speech_list(
     folder: str,
     data_dir: str | Path | None = None,
-    rate: int = 16000,
-    mels: int = 20,
-    context: int = 6,
-    positions: int = 10,
-    frames: int = 21,
-    imbalance: float = 1.0,
+    rate: Rate = 16000,
+    mels: Count = 20,
+    context: Natural = 6,
+    positions: Count = 10,
+    frames: Count = 21,
+    imbalance: AtLeastOne = 1.0,
 ) -> Dataset:
     """Your own recordings: ``folder``/train.csv and test.csv with the columns path and label, a header first.
 

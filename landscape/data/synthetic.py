@@ -9,19 +9,18 @@ import torch
 from torch import Tensor
 
 from landscape.core import registry
-from landscape.core.errors import InputError
-from landscape.core.options import positive
+from landscape.core.options import AtLeastOne, Count, Several
 from landscape.data.base import Dataset, classification, fingerprint
 
 
 @registry.data_sets.add("synthetic")
 def synthetic(
     data_dir: str | Path | None = None,
-    samples: int = 2000,
-    dimension: int = 20,
-    classes: int = 4,
+    samples: Several = 2000,
+    dimension: Several = 20,
+    classes: Several = 4,
     separation: float = 2.0,
-    imbalance: float = 1.0,
+    imbalance: AtLeastOne = 1.0,
     seed: int = 0,
 ) -> Dataset:
     """Gaussian mixture: class c has mean ``separation``·m_c, m_c ~ N(0, I/dimension), and covariance I.
@@ -37,9 +36,6 @@ def synthetic(
             geometrically. Source: ours.
         seed: Draws means, labels and inputs. Source: ours.
     """
-    for key, value in (("samples", samples), ("dimension", dimension), ("classes", classes)):
-        positive(f"data.{key}", value, least=2)
-    positive("data.imbalance", imbalance, least=1)
     rng = np.random.default_rng(seed)
     means = rng.normal(size=(classes, dimension)) * separation / np.sqrt(dimension)
     weights = imbalance ** -(np.arange(classes) / (classes - 1))
@@ -56,8 +52,8 @@ def mean_output(outputs: Tensor, targets: Tensor) -> Tensor:
 @registry.data_sets.add("quadratic")
 def quadratic(
     data_dir: str | Path | None = None,
-    dimension: int = 4,
-    samples: int = 1000,
+    dimension: Count = 4,
+    samples: Several = 1000,
     curvature_std: float = 0.0,
     gradient_std: float = 0.0,
     seed: int = 0,
@@ -74,8 +70,6 @@ def quadratic(
         gradient_std: Standard deviation of b_i in each coordinate. Source: ours.
         seed: Draws the samples. Source: ours.
     """
-    if samples < 2 or dimension < 1:
-        raise InputError(f"data: samples {samples} and dimension {dimension} must be at least 2 and 1")
     rng = np.random.default_rng(seed)
     raw = rng.normal(size=(samples, 1 + dimension))
     unit = (raw - raw.mean(0)) / raw.std(0)

@@ -74,7 +74,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class ErrorScale:
-    """How values are measured against a tolerance: by their logarithms if ``log``, in units of ``limit``.
+    """The scale on which errors meet a tolerance: of logarithms if ``log``, in units of ``limit``.
 
     A share is one of the range of the values as they are shown: of their logarithms where a picture has a
     logarithmic scale (:mod:`landscape.results.shown`). A tolerance that is less than the rounding of the
@@ -127,7 +127,7 @@ class Interpolant:
 
     @cached_property
     def _inverse(self) -> Array:
-        """Of the system for the coefficients, (N + M, N + M)."""
+        """The inverse of the system for the coefficients, (N + M, N + M)."""
         powers = self._powers(self._at)
         n, m = powers.shape
         system = np.zeros((n + m, n + m))
@@ -199,7 +199,7 @@ Compute = Callable[[Array], None]
 
 
 def first_points(shape: Sequence[int]) -> int:
-    """How many points are computed at least."""
+    """The least number of points that are computed."""
     return min(math.prod(shape), len(base_places(shape)) + _checks(shape))
 
 
@@ -391,7 +391,7 @@ class _Grid:
         return found
 
     def worst(self, expected: Array, enough: float, count: int) -> Array:
-        """At most ``count`` places where the largest errors are expected, above ``enough``, and far apart."""
+        """Places, at most ``count``, where the largest errors above ``enough`` are expected, far apart."""
         expected = expected.copy()
         chosen: list[int] = []
         distance = np.full(len(expected), np.inf)
@@ -525,13 +525,13 @@ def _checked(
 
 
 def _finite(columns: Mapping[str, Array], deciding: Sequence[str]) -> Array:
-    """(K,): where all columns that decide are finite."""
+    """The points (K,) at which all columns that decide are finite."""
     found: Array = np.all([np.isfinite(columns[name]) for name in deciding], axis=0)
     return found
 
 
 def _checks(shape: Sequence[int]) -> int:
-    """How many points are drawn to measure the error on a grid of ``shape``."""
+    """The number of points that are drawn to measure the error on a grid of ``shape``."""
     return CHECKS[sum(count > 1 for count in shape) or 1]
 
 

@@ -179,7 +179,7 @@ def _short(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Execution:
-    """Where the points of a grid are computed, what they go on with, and who hears of them meanwhile.
+    """The execution of a grid: where its points are computed, from which on, and who hears of them.
 
     Args:
         group: a torch.distributed group whose processes all make the call, each for its part of the points;
@@ -237,6 +237,35 @@ class Dispatch:
     cluster: Workers | None = None
     progress: Progress | None = None
 
+    def by_workers(
+        self, points: Tensor, done: Array, values: Mapping[str, Array], evaluate: Evaluate, places: Array
+    ) -> None:
+        """:func:`compute_missing` by the cluster: jobs of as few points as are fast, in any order."""
+        assert self.cluster is not None
+        missing = _missing(done[places], self.block)
+        count = max(-(-self.least // self.block), -(-len(missing) // MAX_JOBS))  # blocks of a job
+        jobs = [_points(missing[i : i + count], self.block, places) for i in range(0, len(missing), count)]
+        saved, saving, ended = time.perf_counter(), 0.0, 0
+
+        def store(number: int, part: Named) -> None:
+            nonlocal saved, saving, ended
+            _store({k: np.asarray(v) for k, v in part.items()}, jobs[number], done, values)
+            ended += 1
+            if self.progress:
+                self.progress(1 - (len(jobs) - ended) * count * self.block / len(places))
+            clock = time.perf_counter()
+            if self.save and ended < len(jobs) and clock > saved + max(PORTION_SECONDS, SAVE_SHARE * saving):
+                self.save()
+                saved = time.perf_counter()
+                saving = saved - clock
+
+        try:
+            self.cluster.run(evaluate, [(points[job], no_progress) for job in jobs], store)
+        except Exception:
+            if self.save and ended:
+                self.save()
+            raise
+
 
 def compute_missing(
     points: Tensor,
@@ -261,7 +290,7 @@ def compute_missing(
     """
     places = np.arange(len(done)) if places is None else places
     if dispatch.cluster is not None:
-        _by_workers(points, done, values, evaluate, dispatch, places)
+        dispatch.by_workers(points, done, values, evaluate, places)
         return
     group, block, save = dispatch.group, dispatch.block, dispatch.save
     rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
@@ -298,42 +327,6 @@ def compute_missing(
         seconds = max(PORTION_SECONDS, SAVE_SHARE * parts[0][1][2])
         portion_of = size * max(least, int(min(seconds / max(pace, 1e-9), whole)))
         report(1.0)
-
-
-def _by_workers(
-    points: Tensor,
-    done: Array,
-    values: Mapping[str, Array],
-    evaluate: Evaluate,
-    dispatch: Dispatch,
-    places: Array,
-) -> None:
-    """:func:`compute_missing` by a cluster: jobs of as few points as are fast, in any order."""
-    assert dispatch.cluster is not None
-    block, save = dispatch.block, dispatch.save
-    missing = _missing(done[places], block)
-    count = max(-(-dispatch.least // block), -(-len(missing) // MAX_JOBS))  # blocks of a job
-    jobs = [_points(missing[i : i + count], block, places) for i in range(0, len(missing), count)]
-    saved, saving, ended = time.perf_counter(), 0.0, 0
-
-    def store(number: int, part: Named) -> None:
-        nonlocal saved, saving, ended
-        _store({k: np.asarray(v) for k, v in part.items()}, jobs[number], done, values)
-        ended += 1
-        if dispatch.progress:
-            dispatch.progress(1 - (len(jobs) - ended) * count * block / len(places))
-        clock = time.perf_counter()
-        if save and ended < len(jobs) and clock > saved + max(PORTION_SECONDS, SAVE_SHARE * saving):
-            save()
-            saved = time.perf_counter()
-            saving = saved - clock
-
-    try:
-        dispatch.cluster.run(evaluate, [(points[job], no_progress) for job in jobs], store)
-    except Exception:
-        if save and ended:
-            save()
-        raise
 
 
 def _attempt(
@@ -378,19 +371,25 @@ def _gather(arrays: Mapping[str, Array], facts: list[Any], group: dist.ProcessGr
     kinds = {name: [column.dtype.str, len(column)] for name, column in columns.items()}
     head = json.dumps([kinds, facts]).encode()
     message = b"".join([len(head).to_bytes(8, "little"), head, *(c.tobytes() for c in columns.values())])
-    mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-    size = dist.get_world_size(group)
     try:
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
-        dist.all_gather(lengths, torch.tensor([len(mine)]), group=group)
-        longest = max(int(length) for length in lengths)
-        padded = torch.zeros(longest, dtype=torch.uint8)
-        padded[: len(mine)] = mine
-        parts = [torch.empty(longest, dtype=torch.uint8) for _ in range(size)]
-        dist.all_gather(parts, padded, group=group)
+        return [_part(part) for part in gather_bytes(message, group=group)]
     except RuntimeError as error:  # a connection closed, as when a process is killed
         raise LostError(f"{LostError.words}; {RESUMABLE}") from error
-    return [_part(part[: int(length)].numpy().tobytes()) for part, length in zip(parts, lengths, strict=True)]
+
+
+def gather_bytes(
+    message: bytes, device: torch.device | str = "cpu", group: dist.ProcessGroup | None = None
+) -> list[bytes]:
+    """The ``message`` of every process of a group, in the order of their ranks, by way of ``device``."""
+    mine = torch.frombuffer(bytearray(message), dtype=torch.uint8).to(device)
+    length = torch.tensor([len(mine)], device=device)
+    lengths = [torch.zeros_like(length) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(lengths, length, group=group)
+    padded = mine.new_zeros(max(map(int, lengths)))
+    padded[: len(mine)] = mine
+    parts = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(parts, padded, group=group)
+    return [part[: int(n)].cpu().numpy().tobytes() for part, n in zip(parts, lengths, strict=True)]
 
 
 def _part(message: bytes) -> _Part:
@@ -474,7 +473,7 @@ def complete(
 
 
 def meets(previous: Interpolated, tolerance: Tolerance | None) -> bool:
-    """Whether the values of ``previous`` are all exact, or interpolated within ``tolerance``."""
+    """Say whether the values of ``previous`` are all exact, or interpolated within ``tolerance``."""
     if previous.exact.all():
         return True
     if tolerance is None or not previous.columns:
@@ -560,17 +559,17 @@ class PlaneGrid:
         return complete(at, done, columns, of, dispatch, self.tolerance, deciding, others, seed)
 
     def fields(self) -> dict[str, Any]:
-        """Those of a result, with copies of the columns as they are now."""
+        """The fields of a result, with copies of the columns as they are now."""
         copies = {name: column.copy() for name, column in self.columns.items()}
         return {"x": self.x, "y": self.y, "span": self.span, "done": self.done.copy(), **copies}
 
 
 def _unknown(kind: Any) -> Any:
-    """What stands for a number that is not known: NaN, or 0 for whole numbers."""
+    """The stand-in for a number that is not known: NaN, or 0 for whole numbers."""
     return np.nan if np.dtype(kind).kind == "f" else 0
 
 
 def reused_points(previous: Any, surface: Any) -> int:
-    """How many points of ``surface``, or Hessian grid, were taken from ``previous``."""
+    """The number of points of ``surface``, or Hessian grid, that were taken from ``previous``."""
     columns, rows = coincide(surface.x, previous.x)[1], coincide(surface.y, previous.y)[1]
     return int(previous.done[np.ix_(rows, columns)].sum())

@@ -1,4 +1,4 @@
-"""What a public function takes of memory at its peak, besides what is in use when it is called.
+"""The peak memory of public functions, besides what is in use when they are called.
 
 A function has its own count above it, ``name_need``, in the terms of this file: vectors of P numbers in the
 problem's precision, arrays of a grid, and what a chunk of data saves for its backward pass, which one forward
@@ -56,7 +56,7 @@ def curved(problem: Any, vectors: float, other: float = 0.0, part: Any = None) -
 
 
 def double(problem: Any) -> float:
-    """How many vectors of the problem's precision one in float64 takes."""
+    """The number of vectors of the problem's precision that one in float64 takes."""
     return 8 / int(problem.weights.itemsize)
 
 

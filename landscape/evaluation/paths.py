@@ -68,7 +68,7 @@ def block_size(
 
 
 def long_enough(problem: Problem, steps: list[Step], count: int) -> bool:
-    """Whether compiling saves time for ``count`` points; on CUDA it has not been measured."""
+    """Say whether compiling saves time for ``count`` points; on CUDA it has not been measured."""
     shapes = {slot.name: slot.shape for slot in problem.layout.slots}
     weights = [shapes[step.weight] for step in steps if isinstance(step, LinearStep)]
     numbers = sum(out for out, _ in weights) + sum(out * fan_in for out, fan_in in weights[1:])
@@ -438,7 +438,7 @@ class PlaneLoss:
 
     @torch.no_grad()
     def agrees(self, method: str, fast: Callable[[PlaneLoss], Totals], *, forced: bool) -> bool:
-        """Whether ``fast`` gives the model's losses on a few samples, at three points of the plane.
+        """Say whether ``fast`` gives the model's losses on a few samples, at three points of the plane.
 
         If not, a PathWarning, or InputError with ``forced``.
         """

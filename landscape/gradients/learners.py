@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from landscape.core.devices import synchronize
 from landscape.core.errors import PathWarning
 from landscape.core.memory import with_saved_bytes
 from landscape.problem.batches import call, named_tensors, take, tree_map
@@ -56,7 +57,7 @@ MAX_BATCHED_BYTES, MAX_TIME_SHARE = 2**30, 0.9
 # by the order of 1 (ours).
 ROUNDING = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.1}
 
-Precision = Literal["full", "bfloat16"]
+Autocast = Literal["", "bfloat16"]
 # One network after the other (in two memory layouts), all at once under torch.vmap, a batched product a
 # layer.
 GradientPath = Literal["loop", "channels last", "batched", "chain"]
@@ -82,8 +83,8 @@ class Stack:
     Args:
         problem: its model and loss.
         accumulate: microbatches a minibatch, one after the other: less memory, the same mean up to rounding.
-        precision: "bfloat16" runs the network under PyTorch's autocast, but not the loss; the gradients are
-            in the weights' precision.
+        autocast: "bfloat16" runs the network under PyTorch's autocast, but not the loss; the gradients are
+            in the weights' precision. "": no autocast.
 
     Attributes:
         batched: a network that is no chain runs once for all learners instead of once for each. Which is
@@ -96,10 +97,10 @@ class Stack:
     not used.
     """
 
-    def __init__(self, problem: Problem, accumulate: int = 1, precision: Precision = "full") -> None:
+    def __init__(self, problem: Problem, accumulate: int = 1, autocast: Autocast = "") -> None:
         self.problem, self.accumulate = problem, accumulate
         self.steps = chain(problem)
-        self.precision = precision
+        self.autocast = autocast
         self.batched = False
         # Convolutions are a tenth faster where a pixel's channels lie together (ResNet-18, 2 cores).
         convolutions = [m for m in problem.model.modules() if type(m) is nn.Conv2d]
@@ -153,8 +154,8 @@ class Stack:
                 )
 
     def _dtype(self, weights: Tensor) -> torch.dtype:
-        """Of the arithmetic inside the network."""
-        return weights.dtype if self.precision == "full" else torch.bfloat16
+        """The precision of the arithmetic inside the network."""
+        return torch.bfloat16 if self.autocast else weights.dtype
 
     def _relative_error(
         self, path: GradientPath, weights: Tensor, x: Any, y: Any, training: Training | None
@@ -186,9 +187,8 @@ class Stack:
         return float(((other - loop).norm() / loop.norm().clamp(min=1e-30)).nan_to_num(torch.inf))
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
-        if self.precision == "full":
-            return contextlib.nullcontext()
-        return torch.autocast(self.problem.device.type, torch.bfloat16)
+        device = self.problem.device.type
+        return torch.autocast(device, torch.bfloat16) if self.autocast else contextlib.nullcontext()
 
     @functools.cached_property
     def training_model(self) -> nn.Module:
@@ -272,7 +272,7 @@ class Stack:
 
     @property
     def _seeds(self) -> Sequence[int | None]:
-        """Those of random numbers in eval mode, the same for all learners; the loss is a mean over them."""
+        """The seeds of random numbers in eval mode, for all learners alike; the loss is a mean over them."""
         return range(self.problem.draws) if self.problem.draws else [None]
 
     def _mean(
@@ -327,7 +327,7 @@ class Stack:
         return losses.detach()
 
     def batching_pays(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> bool:
-        """Whether :meth:`gradients` of these arguments is faster batched, and the same: a short trial.
+        """Try whether :meth:`gradients` of these arguments is faster batched, and the same.
 
         Never where each learner needs a pass: with dropout, whose numbers differ by learner, or operations
         that torch.vmap does not know; nor where all learners' activations exceed MAX_BATCHED_BYTES.
@@ -345,8 +345,7 @@ class Stack:
             self.batched = batched
             clock = time.perf_counter()
             self.gradients(weights, x, y, out, state)
-            if weights.is_cuda:
-                torch.cuda.synchronize(weights.device)
+            synchronize(weights.device)
             return time.perf_counter() - clock
 
         try:

@@ -14,7 +14,7 @@ from torch import Tensor
 from landscape.core import statistics
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import expect, positive
+from landscape.core.options import Positive, Several, check_bounds, expect, positive
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import concatenate, count_samples, named_tensors, take
 from landscape.problem.batchnorm import has_batchnorm
@@ -229,7 +229,7 @@ def from_sums(squares: Any, total2: Any, n: Any, batch: int) -> tuple[Any, Any]:
 
 
 class ExactGradientEstimator:
-    """From the distances of minibatch gradients to the gradient of all data, which is exact."""
+    """The noise from the distances of minibatch gradients to the gradient of all data, which is exact."""
 
     def __init__(self, whole: Tensor, batch: int) -> None:
         self._whole, self._batch, self.draws = whole, batch, 0
@@ -249,7 +249,7 @@ class ExactGradientEstimator:
 
 
 class JackknifeEstimator:
-    """From all pairs of minibatch gradients at one θ (P,): both parts are unbiased, their ratio nearly.
+    """The noise from all pairs of minibatch gradients at one θ (P,): unbiased parts, a nearly unbiased ratio.
 
     Each group of draws is left out once, which gives the standard errors and takes most of the ratio's bias
     (Quenouille's jackknife). Sums of gradients are kept by group, not the gradients themselves.
@@ -291,7 +291,7 @@ class JackknifeEstimator:
 
 
 class LearnersEstimator(JackknifeEstimator):
-    """From minibatch gradients of n ≥ 2 learners at their own weights.
+    """The noise from minibatch gradients of n ≥ 2 learners at their own weights.
 
     The scale is that of their mean gradient: each draw is one of n · B samples, whose noise the spread of the
     weights does not enter. ``rounds`` is what single draws show by :func:`from_round`, as a running training
@@ -334,14 +334,12 @@ class Precision:
     # The relative standard error asked for, and the fewest and the most draws (ours): a standard error from
     # 16 draws is itself right to 18%, 1/√(2·15), and a stop much earlier would favour draws that agree by
     # accident.
-    relative_error: float = 0.05
-    min_draws: int = 16
-    max_draws: int = 1000
+    relative_error: Positive = 0.05
+    min_draws: Several = 16
+    max_draws: Several = 1000
 
     def __post_init__(self) -> None:
-        positive("relative_error", self.relative_error)
-        positive("min_draws", self.min_draws, least=2)
-        positive("max_draws", self.max_draws, least=2)
+        check_bounds(self)
         if self.max_draws < self.min_draws:
             raise InputError(
                 f"max_draws: {self.max_draws} is not allowed, it must be ≥ min_draws, {self.min_draws}"

@@ -78,7 +78,7 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
         self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any, train_dataloader: Any,
         **given: Any,
     ) -> None:  # fmt: skip
-        """What is to be known before a step: the gradients are there, and clipped."""
+        """Measure what a step needs before it is made: the gradients are there, and clipped."""
         if not self._begun:  # the weights are still those of the training's start
             if self._watch is not None:
                 self._watch.check()
@@ -90,7 +90,7 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
         self._session.before()
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """What is to be known after a step."""
+        """Record a step after it is made."""
         self._session.after()
 
     def on_log(self, args: Any, state: Any, control: Any, *, logs: Any = None, **given: Any) -> None:

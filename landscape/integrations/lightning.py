@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -80,7 +79,8 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
         if session.loss is None:
             _check_own_loss(trainer, pl_module)
             model, data, test = step_model(pl_module), as_steps(data), as_steps(test)
-            terms = terms and functools.partial(_terms_of_step, terms)
+            of_user = terms
+            terms = of_user and (lambda inputs: of_user(inputs[BATCH]))
         (optimizer,) = trainer.optimizers
         batch = batch_size(loader) if trainer.accumulate_grad_batches == 1 else 0
         resume = self._resume if trainer.global_step else 0  # and not in another Trainer's first fit
@@ -124,7 +124,7 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
                 )
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """What is to be known before a step: after the backward pass, before the gradients are clipped."""
+        """Measure what a step needs before it is made: after backward, before gradients are clipped."""
         if not (self._stepping and self._session.within):  # in which LBFGS calls its closure again
             self._session.before()
 
@@ -206,10 +206,6 @@ def step_model(module: Any) -> nn.Module:
     return own
 
 
-def _terms_of_step(terms: Callable[[Any], Tensor], inputs: Any) -> Tensor:
-    return terms(inputs[BATCH])
-
-
 def _loss_of_step(module: Any, batch: Any) -> Tensor:
     kept = [(value, len(value)) for value in vars(module).values() if type(value) is list]
     try:
@@ -234,7 +230,7 @@ def _no_trainer(module: Any) -> Any:
 
 
 def _indices(module: Any) -> int:
-    """How many arguments training_step takes after the batch: batch_idx, or none."""
+    """The number of arguments that training_step takes after the batch: one for batch_idx, or none."""
     parameters = inspect.signature(module.training_step).parameters.values()
     if any(p.kind == p.VAR_POSITIONAL for p in parameters):
         return 1
@@ -257,7 +253,7 @@ def _check_own_loss(trainer: Any, module: Any) -> None:
 
 
 def _overrides(part: Any, name: str) -> bool:
-    """Whether the method ``name`` of a module or datamodule is not Lightning's own."""
+    """Say whether the method ``name`` of a module or datamodule is not Lightning's own."""
     method = getattr(type(part), name, None)
     own = [package.partition(".")[0] for package in PACKAGES]
     return method is not None and method.__module__.partition(".")[0] not in own

@@ -1,4 +1,4 @@
-"""What the callbacks share: a recorder between a trainer's hooks, and the pictures at the end."""
+"""The common part of the callbacks: a recorder between a trainer's hooks, and the pictures at the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from landscape.analysis.spectrum import spectrum
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
 from landscape.core.errors import InputError, LandscapeError
-from landscape.core.options import SPLIT, check_keywords, check_type, choose, positive
+from landscape.core.options import SPLIT, Natural, check_keywords, check_type, choose
 from landscape.evaluation.grid import axes
 from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance, Result
@@ -58,13 +58,12 @@ class Contour:
     grid: int | tuple[int, int] = (50, 50)
     span: float | None = None
     norm: str = "none"
-    seed: int = 0
+    seed: Natural = 0
     split: str = SPLIT
 
     def __post_init__(self) -> None:
         axes(self.grid, 1.0 if self.span is None else self.span)
         choose("contour.norm", self.norm, NORMS)
-        positive("contour.seed", self.seed, least=0)
 
     def compute(self, problem: Problem, about: Provenance) -> Result:
         """The surface around the centre of ``problem``, over a random plane."""
@@ -76,16 +75,14 @@ class Contour:
 class Spectrum:
     """The spectrum at the end, as :func:`landscape.spectrum` has it; a trace alone has no picture."""
 
-    k: int = 0
+    k: Natural = 0
     quantities: list[str] | tuple[str, ...] = ()
-    seed: int = 0
+    seed: Natural = 0
     split: str = SPLIT
 
     def __post_init__(self) -> None:
-        positive("spectrum.k", self.k, least=0)
         for name in self.quantities:
             choose("spectrum.quantities", name, QUANTITIES)
-        positive("spectrum.seed", self.seed, least=0)
 
     def compute(self, problem: Problem, about: Provenance) -> Result:
         """The parts that are asked for, of the Hessian at the centre of ``problem``."""
@@ -164,14 +161,14 @@ class Session:
         self.steps = self.recorder.steps
 
     def before(self) -> None:
-        """Right before the optimizer's step."""
+        """Begin a step, right before the optimizer's."""
         self.after()  # of a step that was skipped, so that no hook came after it
         if self.recorder is not None:
             self._step.enter_context(self.recorder.step())
             self.within = True
 
     def after(self) -> None:
-        """Right after it; again, or without a step: nothing."""
+        """End the step, right after the optimizer's; without a step nothing happens."""
         self._step.close()
         self.within = False
         if self.recorder is not None:
@@ -225,7 +222,7 @@ class Session:
 
 
 class Recorded:
-    """What callbacks have in common: their arguments, and the session that is made of them."""
+    """The common base of callbacks: their arguments, and the session that is made of them."""
 
     def __init__(
         self,

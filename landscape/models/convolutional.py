@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.core import registry
-from landscape.core.options import positive
+from landscape.core.options import Positive, Several
 from landscape.core.registry import optional
 
 
@@ -21,24 +21,6 @@ def scaled(channels: int, width: float) -> int:
     Even, because ShuffleNet halves it; all counts of the papers are even, so that width 1 changes none.
     """
     return max(2, 2 * round(channels * width / 2))
-
-
-def check(classes: int, width: float) -> None:
-    """Check the options that networks share.
-
-    Args:
-        classes: Number of classes. Source: that of the data set the network is for.
-        width: Multiplier of the numbers of channels or cells, for reduced networks. Source: ours; 1 is the
-            network as published.
-
-    Raises:
-        InputError: a number of classes or a width that is not allowed.
-
-    Example:
-        >>> check(classes=10, width=0.25)
-    """
-    positive("model.classes", classes, least=2)
-    positive("model.width", width)
 
 
 def conv_bn(
@@ -107,15 +89,19 @@ class Head(nn.Sequential):
 
 
 def staged(
-    classes: int, width: float, stem: int, plan: Iterable[tuple[Any, ...]],
+    classes: Several, width: Positive, stem: int, plan: Iterable[tuple[Any, ...]],
     block: Callable[..., list[nn.Module]], *, kernel: int = 3, times: int = 1, last: int = 0,
 ) -> nn.Sequential:  # fmt: skip
     """A stem of ``stem`` channels, blocks in stages, ``last`` channels by a 1×1 convolution if not 0, a head.
 
     ``plan``: (channels, of which blocks have ``times`` as many, number of blocks, stride of the first block,
     options…). ``block(fan_in, fan_out, stride, options…)`` gives the layers of one.
+
+    Args:
+        classes: Number of classes. Source: that of the data set the network is for.
+        width: Multiplier of the numbers of channels or cells, for reduced networks. Source: ours; 1 is the
+            network as published.
     """
-    check(classes, width)
     channels = scaled(stem, width)
     layers: list[nn.Module] = [conv_bn(3, channels, kernel)]
     for base, count, first, *options in plan:
@@ -129,9 +115,8 @@ def staged(
 
 
 @registry.models.add("lenet-5")
-def lenet5(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+def lenet5(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
     """LeNet-5 (LeCun et al. 1998) for (B, 3, 32, 32), with ReLU and max-pooling in place of the originals."""
-    check(classes, width)
     a, b, c, d = (scaled(n, width) for n in (6, 16, 120, 84))
     return nn.Sequential(
         nn.Conv2d(3, a, 5), nn.ReLU(), nn.MaxPool2d(2),
@@ -141,12 +126,11 @@ def lenet5(classes: int = 10, width: float = 1.0) -> nn.Sequential:
 
 
 @registry.models.add("vgg-19")
-def vgg19(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+def vgg19(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
     """VGG-19 (Simonyan & Zisserman 2015) with BatchNorm and one linear layer: (B, 3, H, W) -> (B, classes).
 
     H and W at least 32, for the five poolings. That is the form whose size Table 1 of DPSGD-2020 gives.
     """
-    check(classes, width)
     channels, layers = 3, list[nn.Module]()
     for base, count in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
         for _ in range(count):
@@ -184,7 +168,7 @@ _FOUR_STAGES = (64, 2, 1), (128, 2, 2), (256, 2, 2), (512, 2, 2)
 
 
 @registry.models.add("resnet-18")
-def resnet18(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+def resnet18(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
     """ResNet-18 (He et al. 2016) with a 3×3 stem and no max-pooling: images (B, 3, H, W) -> (B, classes)."""
 
     def block(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
@@ -194,7 +178,7 @@ def resnet18(classes: int = 10, width: float = 1.0) -> nn.Sequential:
 
 
 @registry.models.add("resnet-20")
-def resnet20(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+def resnet20(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
     """ResNet-20 for CIFAR (He et al. 2016, section 4.2): shortcuts without parameters, 0.27 million."""
 
     def block(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
@@ -225,7 +209,7 @@ class _PreActivation(nn.Module):
 
 
 @registry.models.add("senet-18")
-def senet18(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+def senet18(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
     """Pre-activation ResNet-18 (He et al. 2016b) with squeeze-excitation (Hu et al. 2018), reduction 16.
 
     No BatchNorm before the head: that is the form whose size Table 1 of DPSGD-2020 gives.
@@ -234,7 +218,7 @@ def senet18(classes: int = 10, width: float = 1.0) -> nn.Sequential:
 
 
 @registry.models.add("resnext-29")
-def resnext29(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+def resnext29(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
     """ResNeXt-29, 2×64d (Xie et al. 2017): 2 groups, each of 64, 128 and 256 channels in the three stages.
 
     The stem is 1×1 and blocks expand by 2: that is the form whose size Table 1 of DPSGD-2020 gives.
@@ -253,12 +237,11 @@ def resnext29(classes: int = 10, width: float = 1.0) -> nn.Sequential:
 
 
 @registry.models.add("densenet-121")
-def densenet121(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+def densenet121(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
     """DenseNet-121 (Huang et al. 2017), growth 32, compression ½, 3×3 stem: (B, 3, H, W) -> (B, classes).
 
     The width scales the growth rate, and with it all that follows from it.
     """
-    check(classes, width)
     growth = scaled(32, width)
     channels = 2 * growth
     layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, padding=1, bias=False)]
@@ -291,12 +274,11 @@ _PLAN = (
 
 
 @registry.models.add("googlenet")
-def googlenet(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+def googlenet(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
     """GoogLeNet (Szegedy et al. 2015) with BatchNorm, a 3×3 stem, each 5×5 as two 3×3, no auxiliary heads.
 
     (B, 3, H, W) -> (B, classes). 6,166,250 parameters, 23.52 MiB; Table 1 of DPSGD-2020 has 23.53.
     """
-    check(classes, width)
     channels = scaled(192, width)
     layers: list[nn.Module] = [conv_bn(3, channels, 3, bias=True)]
     for plan in _PLAN:
@@ -321,7 +303,7 @@ def googlenet(classes: int = 10, width: float = 1.0) -> nn.Sequential:
 
 
 @registry.models.add("mobilenet")
-def mobilenet(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+def mobilenet(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
     """MobileNet (Howard et al. 2017) with stride 1 in the stem: (B, 3, H, W) -> (B, classes)."""
 
     def block(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
@@ -346,7 +328,7 @@ def _inverted(fan_in: int, fan_out: int, stride: int, expansion: int, gate: bool
 
 
 @registry.models.add("mobilenet-v2")
-def mobilenet_v2(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+def mobilenet_v2(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
     """MobileNetV2 (Sandler et al. 2018), ReLU for ReLU6, strides for 32×32: (B, 3, H, W) -> (B, classes).
 
     Every block of stride 1 has a shortcut, a 1×1 convolution where the number of channels changes: that is
@@ -360,7 +342,7 @@ def mobilenet_v2(classes: int = 10, width: float = 1.0) -> nn.Sequential:
 
 
 @registry.models.add("efficientnet-b0")
-def efficientnet_b0(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+def efficientnet_b0(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
     """EfficientNet-B0 (Tan & Le 2019) in the early form of DPSGD-2020: (B, 3, H, W) -> (B, classes).
 
     All depthwise kernels 3×3, ReLU, squeeze-excitation after the projection with out//16 channels, strides
@@ -402,7 +384,7 @@ def _shuffled(fan_in: int, fan_out: int, stride: int) -> list[nn.Module]:
 
 
 @registry.models.add("shufflenet-v2")
-def shufflenet_v2(classes: int = 10, width: float = 1.0) -> nn.Sequential:
+def shufflenet_v2(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
     """ShuffleNetV2 1× (Ma et al. 2018), stem of stride 1, no max-pooling: (B, 3, H, W) -> (B, classes)."""
     return staged(classes, width, 24, ((58, 4, 2), (116, 8, 2), (232, 4, 2)), _shuffled, times=2, last=1024)
 
@@ -423,13 +405,12 @@ NETWORKS = {
 def network(name: str) -> Callable[..., nn.Module]:
     """The factory of one of NETWORKS, with initial weights, for images (B, 3, 224, 224)."""
 
-    def build(classes: int = 1000) -> nn.Module:
+    def build(classes: Several = 1000) -> nn.Module:
         """torchvision's network with initial weights, for images (B, 3, 224, 224).
 
         Args:
             classes: Number of classes. Source: ImageNet's.
         """
-        positive("model.classes", classes, least=2)
         factory = getattr(optional("torchvision.models", f"model '{name}'", EXTRA), NETWORKS[name])
         model: nn.Module = factory(weights=None, num_classes=classes)
         return model

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from landscape.core import registry
 from landscape.core.errors import InputError
-from landscape.core.options import choose, positive
-from landscape.models.convolutional import check, scaled
+from landscape.core.options import Count, Positive, Several, choose
+from landscape.models.convolutional import scaled
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -59,17 +59,13 @@ class LSTM(nn.Module):
 
     def __init__(
         self,
-        classes: int = 32000,
-        inputs: int = 260,
-        layers: int = 6,
-        cells: int = 512,
-        bottleneck: int = 256,
-        width: float = 1.0,
+        classes: Several = 32000,
+        inputs: Count = 260,
+        layers: Count = 6,
+        cells: Count = 512,
+        bottleneck: Count = 256,
+        width: Positive = 1.0,
     ) -> None:
-        check(classes, width)
-        sizes = {"inputs": inputs, "layers": layers, "cells": cells, "bottleneck": bottleneck}
-        for name, value in sizes.items():
-            positive(f"model.{name}", value, least=1)
         super().__init__()
         cells, bottleneck = scaled(cells, width), scaled(bottleneck, width)
         self.lstm = nn.LSTM(inputs, cells, layers, batch_first=True, bidirectional=True)
@@ -144,14 +140,11 @@ class Saddle(nn.Module):
     """
 
     def __init__(
-        self, dimension: int = 2, unstable: int = 1, descent: float = 1.0, curvature: float = 1.0
+        self, dimension: Count = 2, unstable: int = 1, descent: Positive = 1.0, curvature: Positive = 1.0
     ) -> None:
         super().__init__()
-        positive("model.dimension", dimension, least=1)
         if not 1 <= unstable <= dimension:
             raise InputError(f"model.unstable: {unstable} is not allowed, it must be 1…{dimension}")
-        positive("model.descent", descent)
-        positive("model.curvature", curvature)
         self.unstable, self.descent, self.curvature = unstable, descent, curvature
         self.w = nn.Parameter(torch.zeros(dimension, dtype=torch.float64))
 

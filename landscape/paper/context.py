@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import itertools
 import json
 import math
 import shutil
@@ -24,10 +23,10 @@ from landscape.analysis.grids import contour, hessian_grid
 from landscape.analysis.planes import random_plane
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.devices import pick_device
 from landscape.core.errors import OperationError
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
-from landscape.core.memory import pick_device
 from landscape.core.progress import Progress, progress_bar
 from landscape.core.registry import version_of
 from landscape.paper.record import Record
@@ -36,19 +35,14 @@ from landscape.problem.problem import Problem
 from landscape.results import base
 from landscape.results.grids import HessianGrid, Surface
 from landscape.training.processes import children
-from landscape.training.recipes.recipe import Recipe
+from landscape.training.recipes.recipe import Monitor, Recipe
 from landscape.training.run import launch
 from landscape.training.run.launch import TrainingJob, train_runs
 from landscape.training.run.loop import Trainer
 
 Scale = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
-#: Runs by a key such as "dpsgd/0": what, then the seed.
-Runs = Mapping[str, Recipe]
-#: Columns of a table with their values.
-Axes = Mapping[str, Iterable[Any]]
 R = TypeVar("R", bound=base.Result)
-R2 = TypeVar("R2")
 
 
 class OutOfTimeError(Exception):
@@ -61,6 +55,20 @@ class WeightsNeededError(Exception):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()
         self.recipe = recipe
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run of a figure.
+
+    Attributes:
+        values: what the run stands for, with its seed; in the figure's table these are columns, but for those
+            whose name begins with "_".
+        recipe: of the run.
+    """
+
+    values: Mapping[str, Any]
+    recipe: Recipe
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,23 @@ class Point:
         return Checkpoint.load(path, whole_history=False)
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A run of a figure that has ended, as its record has it: a history and no weights.
+
+    Attributes:
+        values: of its cell.
+        end: its end.
+        last: the same with weights, which are read where they are needed.
+        points: the run where its weights were saved, in order, without its start.
+    """
+
+    values: Mapping[str, Any]
+    end: Checkpoint
+    last: Point
+    points: list[Point]
+
+
 @dataclass
 class Context:
     """The runs of one figure at a scale, its analyses, and how and where both are made and stored.
@@ -105,7 +130,8 @@ class Context:
             resumes from its last checkpoint.
         kept: the runs, by their :func:`identity`, whose weights are not deleted once the record is written;
             None keeps all.
-        runs: those of the figure.
+        cells: the runs of the figure.
+        sizes: its numbers for this scale.
         seconds: of the analyses of the figure.
         versions: of the numerics of all that was trained and computed for it.
     """
@@ -120,24 +146,22 @@ class Context:
     records: Path | None = None
     until: float = math.inf
     kept: set[str] | None = None
-    runs: Runs = field(default_factory=dict)
+    cells: Sequence[Cell] = ()
+    sizes: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     versions: dict[str, int] = field(default_factory=dict)
     # Read once, for all figures.
     _data: dict[str, Any] = field(default_factory=dict)
     _records: dict[Path, Record] = field(default_factory=dict)
-    _ends: dict[str, Checkpoint] = field(default_factory=dict)
+    _ended: dict[Path, Ended] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.records = self.records or self.folder / "records"
 
-    def of(self, runs: Runs) -> Context:
-        """The same for a figure with these ``runs``, of which nothing is computed yet."""
-        return dataclasses.replace(self, runs=runs, seconds=0.0, versions={})
-
-    def pick(self, smoke: R2, laptop: R2, paper: R2) -> R2:
-        """The value for this scale."""
-        return {"smoke": smoke, "laptop": laptop, "paper": paper}[self.scale]
+    def of(self, cells: Sequence[Cell], sizes: Mapping[str, Any] | None = None) -> Context:
+        """The same for a figure with these ``cells``, of which nothing is computed yet."""
+        sizes = self.sizes if sizes is None else sizes
+        return dataclasses.replace(self, cells=cells, sizes=sizes, seconds=0.0, versions={})
 
     # ---- Runs
 
@@ -170,7 +194,7 @@ class Context:
 
     def missing(self, recipes: Iterable[Recipe] | None = None) -> list[Recipe]:
         """Those of ``recipes``, by default of all runs, that have not ended yet, each once."""
-        chosen = self._folders(self.runs.values() if recipes is None else recipes)
+        chosen = self._folders((cell.recipe for cell in self.cells) if recipes is None else recipes)
         return [recipe for recipe in chosen.values() if self.record(recipe) is None]
 
     def _folders(self, recipes: Iterable[Recipe]) -> dict[Path, Recipe]:
@@ -220,63 +244,45 @@ class Context:
         if time.time() > self.until:
             raise OutOfTimeError
 
-    def ended(self, key: str) -> bool:
-        """Whether the run ``key`` has ended."""
-        return self.record(self.runs[key]) is not None
+    def ended(self, **values: Any) -> list[Ended]:
+        """The runs of the figure that have ended and have these ``values``."""
+        chosen = [c for c in self.cells if all(c.values[name] == value for name, value in values.items())]
+        return [self._end(cell, record) for cell in chosen if (record := self.record(cell.recipe))]
 
-    def end(self, key: str) -> Checkpoint:
-        """The end of the run ``key`` as its record has it: a history and no weights."""
-        record = self.record(self.runs[key])
-        assert record is not None, key
+    def _end(self, cell: Cell, record: Record) -> Ended:
         self.versions["training"] = record.numerics
-        known = identity(self.runs[key])
-        if known not in self._ends:
-            self._ends[known] = record.checkpoint()
-        return self._ends[known]
+        folder = self.run_folder(cell.recipe)
+        if folder not in self._ended:
+            end = record.checkpoint()
+            points = [self._point(cell.recipe, end, step) for step in record.checkpoints if step]
+            last = self._point(cell.recipe, end, end.step)
+            self._ended[folder] = Ended(cell.values, end, last, points)
+        return dataclasses.replace(self._ended[folder], values=cell.values)
 
-    def group(self, prefix: str) -> list[Checkpoint]:
-        """The ends of the runs ``prefix``/SEED that have ended, by seed."""
-        keys = [key for key in self.runs if key.rpartition("/")[0] == prefix]
-        assert keys, prefix
-        seeds = sorted(keys, key=lambda key: int(key.rpartition("/")[2]))
-        return [self.end(key) for key in seeds if self.ended(key)]
-
-    def table(self, form: str, axes: Axes, measure: Callable[[str, Checkpoint], Any], **first: Any) -> Rows:
-        """A table of the runs that have ended: ``first``, their settings, seed, and what ``measure`` gives.
+    def table(self, measure: Callable[[Ended], Any], **values: Any) -> Rows:
+        """A table of the runs that have ended: what they stand for, and what ``measure`` gives.
 
         Args:
-            form, axes: as of :func:`combinations`; each names the seeds of a setting.
-            measure: takes the key and the end of a run; gives columns, or a list of such for several rows.
-            first: further columns, the same in all rows.
+            measure: gives columns of a run, or several rows of such: a list, or a table.
+            values: of the runs that are meant; by default all.
         """
         import pandas as pd
 
-        rows = []
-        for prefix, values in combinations(form, axes):
-            for run in self.group(prefix):
-                found = measure(f"{prefix}/{run.seed}", run)
-                known = {**first, **values, "seed": run.seed}
-                rows += [known | each for each in (found if isinstance(found, list) else [found])]
-        return pd.DataFrame(rows)
+        tables = []
+        for run in self.ended(**values):
+            found = measure(run)
+            rows = pd.DataFrame([found] if isinstance(found, dict) else found)
+            first = {name: value for name, value in run.values.items() if not name.startswith("_")}
+            tables.append(pd.DataFrame(first, index=rows.index).join(rows))
+        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
 
     # ---- Weights
 
-    def points(self, key: str) -> list[Point]:
-        """The run ``key`` where its weights were saved, in order, without its start."""
-        record, end = self.record(self.runs[key]), self.end(key)
-        assert record is not None
-        return [self._point(key, end, step) for step in record.checkpoints if step]
-
-    def last(self, key: str) -> Point:
-        """The run ``key`` at its end."""
-        end = self.end(key)
-        return self._point(key, end, end.step)
-
-    def _point(self, key: str, end: Checkpoint, step: int) -> Point:
+    def _point(self, recipe: Recipe, end: Checkpoint, step: int) -> Point:
         rows = end.history["step"] <= step
         return Point(
-            self.run_folder(self.runs[key]),
-            self.runs[key],
+            self.run_folder(recipe),
+            recipe,
             step,
             step * end.epoch / max(1, end.step),
             f"{end.algorithm}, seed {end.seed}, step {step:,}",
@@ -350,12 +356,16 @@ class Context:
             return None
 
     def contour(self, point: Point, label: str = "", **settings: Any) -> Surface:
-        """The contour of the test loss around w_a: ``grid``, ``span``, ``norm`` and ``samples`` (0: all)."""
-        span = settings.get("span", 0.1)
-        return self._around(Surface, contour, point, label, settings, span=span)
+        """The contour of the test loss around w_a: ``grid``, ``span``, ``norm`` and ``samples`` (0: all).
 
-    def hessian_grid(self, point: Point, label: str = "", **settings: Any) -> HessianGrid:
-        """Hessian ratios of the test loss around w_a: ``grid``, ``samples`` (0: all) and ``products``."""
+        What is not given is as in the figure's sizes.
+        """
+        settings = {**self.sizes, **settings}
+        return self._around(Surface, contour, point, label, settings, span=settings.get("span", 0.1))
+
+    def hessian_grid(self, point: Point, label: str = "") -> HessianGrid:
+        """Hessian ratios of the test loss around w_a, by the figure's sizes."""
+        settings = dict(self.sizes)
         most = settings["products"]
         return self._around(HessianGrid, hessian_grid, point, label, settings, max_products=most)
 
@@ -373,27 +383,6 @@ class Context:
         return self.cached(kind, point, settings | {"label": label}, make, (analysis, random_plane))[0]
 
 
-def combinations(form: str, axes: Axes) -> list[tuple[str, dict[str, Any]]]:
-    """All combinations of the values of ``axes``, each with the text that ``form`` makes of it.
-
-    Example:
-        >>> combinations("{lr:g} {rule}", {"lr": (0.5,), "rule": ("ssgd", "dpsgd")})[1]
-        ('0.5 dpsgd', {'lr': 0.5, 'rule': 'dpsgd'})
-    """
-    every = (dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
-    return [(form.format(**values), values) for values in every]
-
-
-def runs_of(form: str, axes: Axes, seeds: Iterable[int], make: Callable[..., Recipe]) -> dict[str, Recipe]:
-    """``make(seed=…, **values)`` for all :func:`combinations` and seeds, by "PREFIX/SEED"."""
-    listed = list(seeds)
-    return {
-        f"{prefix}/{seed}": make(seed=seed, **values)
-        for prefix, values in combinations(form, axes)
-        for seed in listed
-    }
-
-
 def digest(*parts: Any) -> str:
     """24 hex digits that identify the result of ``parts`` (strings, numbers, lists and dicts)."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
@@ -407,10 +396,16 @@ def identity(recipe: Recipe) -> str:
     return digest(_non_default(_unnamed(recipe)), version_of(Trainer))
 
 
+# Fields under whose names before 0.18 runs are known.
+_FORMER = {(Recipe, "autocast"): "precision", (Monitor, "k"): "top"}
+
+
 def _non_default(part: Any) -> dict[str, Any]:
     """The fields of a recipe, or of a table in it, that differ from their defaults."""
     return {
-        entry.name: _non_default(value) if dataclasses.is_dataclass(value) else value
+        _FORMER.get((type(part), entry.name), entry.name): _non_default(value)
+        if dataclasses.is_dataclass(value)
+        else value
         for entry in dataclasses.fields(part)
         for value in [getattr(part, entry.name)]
         if value

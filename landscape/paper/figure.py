@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import registry
-from landscape.paper.context import Context, Point, Runs, Scale, identity
+from landscape.core.options import check_keywords
+from landscape.paper import scales
+from landscape.paper.context import SCALES, Cell, Context, Point, Scale, identity
 from landscape.paper.verdicts import Judge, Rows
 
 if TYPE_CHECKING:  # matplotlib is imported where a figure is drawn
     from matplotlib.figure import Figure as Picture
-
-SMOKE_NOTE = "bundled digits and a few steps; the numbers mean nothing"
 
 
 @dataclass(frozen=True)
@@ -31,75 +31,94 @@ class Compared:
 
 @dataclass
 class Drawing:
-    """A finished figure: pictures by suffix ("" for the first), data, numbers, and a sentence about them.
+    """A finished figure: pictures by suffix ("" for the first), data, and numbers beside the paper's.
 
-    ``rows`` become the CSV; from the CSV alone follows the verdict on the claim.
+    ``rows`` become the CSV; from the CSV alone follows the verdict on the claim. ``remark`` is what must be
+    said beside it.
     """
 
     pictures: dict[str, Picture]
     rows: Rows
     compared: list[Compared]
-    conclusion: str
+    remark: str = ""
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One figure or table of a paper, by ``name``; ``where`` it is and what it ``claims``.
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """The keys of a figure's table in figures.toml, where they are described."""
 
-    ``notes`` says what each scale changes from the paper, and what is ours. ``judge`` gives the effects that
-    the verdict on the claim rests on. ``weights`` says that weights are needed, ``partial`` that it can be
-    drawn while some runs have not ended.
-    """
-
-    name: str
     where: str
     title: str
     claims: str
-    notes: Mapping[Scale, str]
-    runs: Callable[[Scale], Runs]
-    judge: Judge
-    draw: Callable[[Context], Drawing]
+    finding: str
+    laptop: str
+    smoke: str = "{smoke}"
+    paper: str = ""
     weights: bool = False
     partial: bool = False
+    cells: Any = ""
+    sizes: dict[str, Any] = field(default_factory=dict)
+    found: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure(Described):
+    """One figure or table of a paper.
+
+    Attributes:
+        name: in ``landscape figures``, and of its table in figures.toml.
+        judge: gives the effects that the verdict on the claim rests on, from the rows of the CSV.
+        draw: is called with matplotlib in the toolkit's style.
+    """
+
+    name: str
+    judge: Judge
+    draw: Callable[[Context], Drawing]
+
+    def runs(self, scale: Scale) -> list[Cell]:
+        """The runs that the figure needs at ``scale``."""
+        return scales.cells(self.cells, scale) if self.cells else []
+
+    def of(self, context: Context) -> Context:
+        """``context`` with the runs and the sizes of this figure, of which nothing is computed yet."""
+        sizes = {name: values[SCALES.index(context.scale)] for name, values in self.sizes.items()}
+        return context.of(self.runs(context.scale), sizes)
 
     def note(self, context: Context) -> str:
-        """What the scale changes, and how many of the runs have not ended yet."""
-        missing = sum(not context.ended(key) for key in context.runs)
-        left = f"; {missing} of {len(context.runs)} runs have not ended yet" if missing else ""
-        return " ".join(self.notes[context.scale].split()) + left
+        """What the scale changes from the paper, and how many of the runs have not ended yet."""
+        notes = {"smoke": self.smoke, "laptop": self.laptop, "paper": self.paper or self.laptop}
+        missing = sum(context.record(cell.recipe) is None for cell in context.cells)
+        left = f"; {missing} of {len(context.cells)} runs have not ended yet" if missing else ""
+        return notes[context.scale].format(**scales.declared()["notes"]) + left
 
 
 def figure(
-    name: str,
-    where: str,
-    title: str,
-    claims: str,
-    runs: Callable[[Scale], Runs],
-    judge: Judge,
-    laptop: str,
-    paper: str = "",
-    smoke: str = SMOKE_NOTE,
-    **more: Any,
+    name: str, judge: Judge, table: dict[str, Any] | None = None
 ) -> Callable[[Callable[[Context], Drawing]], Figure]:
-    """A decorator: add the :class:`Figure` that the function draws to the registry, under ``name``.
-
-    The function is called with matplotlib in the toolkit's style.
+    """A decorator: add the :class:`Figure` that the function draws to the registry.
 
     Args:
-        name: what ``landscape figures`` calls it.
-        where: the paper and the figure, such as "DPSGD-2020, Figure 2(a)".
-        title: what the figure shows.
-        claims: what the paper claims.
-        runs: gives the recipes of the runs at a scale.
+        name: in ``landscape figures``.
         judge: gives the effects behind the verdict on the claim, from the rows of the CSV.
-        laptop, paper, smoke: what each scale changes from the paper; ``paper`` is by default as ``laptop``.
-        more: further fields of :class:`Figure`.
+        table: what figures.toml of this package has for a figure, with the table of its ``cells``; by default
+            what it has under this name.
+
+    Returns:
+        The decorator; it gives the figure for the function.
+
+    Raises:
+        InputError: a key that no figure has, or one that is missing.
+
+    Example:
+        >>> figure("mine", list, {"title": "my figure"})(print)
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: mine.where: missing...
     """
 
     def add(draw: Callable[[Context], Drawing]) -> Figure:
-        notes: dict[Scale, str] = {"smoke": smoke, "laptop": laptop, "paper": paper or laptop}
-        entry = Figure(name, where, title, claims, notes, runs, judge, draw, **more)
-        return registry.figures.add(name)(entry)
+        cells = name if name in scales.declared()["cells"] else ""
+        made = check_keywords(name, table or {"cells": cells} | scales.declared()[name], Described)
+        return registry.figures.add(name)(Figure(name=name, judge=judge, draw=draw, **made))
 
     return add
 
@@ -123,7 +142,7 @@ def get(name: str) -> Figure:
 
 def with_weights(figures: Iterable[Figure], scale: Scale) -> set[str]:
     """The identities of the runs whose weights figures need."""
-    return {identity(recipe) for entry in figures if entry.weights for recipe in entry.runs(scale).values()}
+    return {identity(cell.recipe) for entry in figures if entry.weights for cell in entry.runs(scale)}
 
 
 def handle(label: str, **look: Any) -> Any:

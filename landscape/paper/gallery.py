@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,17 @@ from landscape.core.errors import OperationError
 from landscape.core.files import read_regular, write_text
 from landscape.paper.context import Context, OutOfTimeError, WeightsNeededError
 from landscape.paper.figure import Drawing, Figure, get, names
-from landscape.paper.verdicts import CONFIDENCE, OUTCOMES, SEEDS, SHOWN, judged, outcome, rows_of, table
+from landscape.paper.verdicts import (
+    CONFIDENCE,
+    OUTCOMES,
+    SEEDS,
+    SHOWN,
+    finding,
+    judged,
+    outcome,
+    rows_of,
+    table,
+)
 
 # Colours a picture keeps: what a palette of 8 bits holds. A picture is a third of its size so.
 COLORS = 256
@@ -24,7 +33,7 @@ NO_CONCLUSION = "Smoke scale shows that the figure can be made; its numbers say 
 # Of the JSON or CSV file of a figure: the largest size that is read, in bytes, and the keys that the page
 # needs.
 MAX_BYTES = 1 << 24
-TEXTS = ("where", "title", "claims", "scale", "note", "command", "version", "verdict")
+TEXTS = ("where", "title", "claims", "scale", "note", "command", "version")
 COMPARED = ("what", "ours", "paper")
 # What reading a damaged file raises.
 DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
@@ -54,13 +63,13 @@ TIMES = (
 )
 
 
-def draw(entry: Figure, context: Context, folder: Path) -> tuple[Drawing, list[Path]]:
+def draw(figure: Figure, context: Context, folder: Path) -> tuple[str, list[Path]]:
     """Draw a figure from its runs, if all have ended or it can be drawn from some, and write its files.
 
     A run whose weights an analysis needs, and that is known by its record alone, is made again.
 
     Returns:
-        The drawing, and the paths of its pictures in ``folder``.
+        The verdict in words, and the paths of its pictures in ``folder``.
 
     Raises:
         OutOfTimeError: the budget is used before all is there that it needs.
@@ -68,42 +77,39 @@ def draw(entry: Figure, context: Context, folder: Path) -> tuple[Drawing, list[P
     """
     from landscape.plots.style import style  # and matplotlib: only where something is drawn
 
-    ended = [key for key in context.runs if context.ended(key)]
-    if len(ended) < len(context.runs) and not (entry.partial and ended):
+    ended = [record for cell in context.cells if (record := context.record(cell.recipe))]
+    if len(ended) < len(context.cells) and not (figure.partial and ended):
         raise OutOfTimeError
     while True:
-        context = context.of(context.runs)
+        context = context.of(context.cells)
         try:
             with style():
-                drawing = entry.draw(context)
+                drawing = figure.draw(context)
         except WeightsNeededError as needed:
             context.check_time()
             context.train([needed.recipe])
             continue
-        if context.scale == "smoke":
-            drawing.conclusion = NO_CONCLUSION
-        records = map(context.record, context.runs.values())
-        trained = sum(record.seconds for record in records if record)
-        return drawing, write(entry, context, drawing, folder, trained + context.seconds)
+        took = sum(record.seconds for record in ended) + context.seconds
+        return write(figure, context, drawing, folder, took)
 
 
-def write(figure: Figure, context: Context, drawing: Drawing, folder: Path, took: float) -> list[Path]:
-    """Write NAME.png (and NAME-….png), NAME.csv and NAME.json to ``folder``; returns the pictures.
+def write(
+    figure: Figure, context: Context, drawing: Drawing, folder: Path, took: float
+) -> tuple[str, list[Path]]:
+    """Write NAME.png (and NAME-….png), NAME.csv and NAME.json to ``folder``; returns as :func:`draw`.
 
     ``took``: seconds of training and analysis behind the figure, including those that other figures share.
     """
     from landscape import plots  # and matplotlib: only where something is drawn
 
-    name, scale = figure.name, context.scale
+    name, scale, data = figure.name, context.scale, table(drawing.rows)
+    found = verdict(name, scale, data, drawing.remark)
     folder.mkdir(parents=True, exist_ok=True)
-    head(figure, context, drawing)
-    pictures = []
-    for suffix, picture in drawing.pictures.items():
-        path = folder / f"{name}{suffix}.png"
+    head(figure, context, drawing, found["finding"])
+    pictures = [folder / f"{name}{suffix}.png" for suffix in drawing.pictures]
+    for path, picture in zip(pictures, drawing.pictures.values(), strict=True):
         plots.save_figure(picture, path)
         _shrink(path)
-        pictures.append(path)
-    data = table(drawing.rows)
     write_text(folder / f"{name}.csv", data)
     entry = {
         **{key: getattr(figure, key) for key in ("where", "title", "claims")},
@@ -115,10 +121,10 @@ def write(figure: Figure, context: Context, drawing: Drawing, folder: Path, took
         "numerics": dict(sorted(context.versions.items())),
         "pictures": [path.name for path in pictures],
         "compared": [dataclasses.asdict(entry) for entry in drawing.compared],
-        "verdict": drawing.conclusion,
+        "remark": drawing.remark,
     }
-    _write_entry(folder / f"{name}.json", entry | verdict(name, scale, data))
-    return pictures
+    _write_entry(folder / f"{name}.json", entry | found)
+    return found["verdict"], pictures
 
 
 def _write_entry(path: Path, entry: dict[str, Any]) -> None:
@@ -128,42 +134,35 @@ def _write_entry(path: Path, entry: dict[str, Any]) -> None:
         write_text(path, text)
 
 
-def verdict(name: str, scale: str, data: str) -> dict[str, Any]:
-    """{"outcome", "effects"} of the figure ``name`` from the text of its CSV; empty at smoke scale."""
-    if scale == "smoke":
-        return {"outcome": "", "effects": []}
-    effects = judged(get(name).judge, rows_of(data))
-    return {"outcome": outcome(effects), "effects": [effect.entry() for effect in effects]}
+def verdict(name: str, scale: str, data: str, remark: str = "") -> dict[str, Any]:
+    """What the text of its CSV says of the claim of the figure ``name``; nothing at smoke scale.
 
-
-def head(figure: Figure, context: Context, drawing: Drawing) -> None:
-    """Give the first picture the conclusion as its title, and each one a caption that begins with the figure.
-
-    At smoke scale there is no conclusion, and the picture keeps its title.
+    Returns:
+        {"outcome", "effects", "finding", "verdict"}: the grade, what it rests on, a title, and a sentence.
     """
+    if scale == "smoke":
+        return {"outcome": "", "effects": [], "finding": "", "verdict": NO_CONCLUSION}
+    figure = get(name)
+    effects = judged(figure.judge, rows_of(data))
+    title = finding(effects, figure.finding)
+    said = {"outcome": outcome(effects), "effects": [effect.entry() for effect in effects], "finding": title}
+    return said | {"verdict": " ".join(f"{title}. {remark}".split())}
+
+
+def head(figure: Figure, context: Context, drawing: Drawing, title: str) -> None:
+    """Give the first picture the finding as its title, and each one a caption that begins with the figure."""
     from landscape.plots.picture import Picture, caption
     from landscape.plots.style import style
 
     about = f"{figure.where}: {figure.title}. {context.scale.capitalize()} scale: {figure.note(context)}."
     with style():
         for suffix, picture in drawing.pictures.items():
-            if not suffix and context.scale != "smoke":
-                picture.suptitle(first_sentence(drawing.conclusion))
+            if title and not suffix:
+                picture.suptitle(title)
             elif not picture.get_suptitle():
                 picture.suptitle(figure.title)
             own = picture.get_caption() if isinstance(picture, Picture) else ""
             caption(picture, f"{about} {own}".strip())
-
-
-def first_sentence(text: str) -> str:
-    """The beginning of ``text`` up to a full stop, colon or semicolon that ends 40 characters or more (ours).
-
-    Example:
-        >>> first_sentence("The largest of the batches is the worst one: 3 of 4. More.")
-        'The largest of the batches is the worst one'
-    """
-    ends = [match.start() for match in re.finditer(r"[.;:] |\.$", text)]
-    return text[: next((end for end in ends if end >= 40), len(text))].rstrip(".")
 
 
 def _shrink(path: Path) -> None:
@@ -191,7 +190,7 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
                 _check(entry)
                 path = path.with_suffix(".csv")
                 data = read_regular(path, MAX_BYTES).decode()
-                entries[name] = entry | verdict(name, entry["scale"], data)
+                entries[name] = entry | verdict(name, entry["scale"], data, entry.get("remark", ""))
             except OperationError:
                 raise
             except DAMAGED as error:
@@ -203,7 +202,8 @@ def _check(entry: Any) -> None:
     """One of several kinds of error where ``entry`` is not what the JSON file of a figure holds."""
     if not isinstance(entry["seconds"], (int, float)) or not 0 <= entry["seconds"] < 1e12:
         raise ValueError("'seconds' is no time")
-    texts = {key: entry[key] for key in TEXTS} | {f"pictures {k}": v for k, v in enumerate(entry["pictures"])}
+    texts = {key: entry[key] for key in TEXTS} | {"remark": entry.get("remark", "")}
+    texts |= {f"pictures {k}": v for k, v in enumerate(entry["pictures"])}
     texts |= {f"{key} {k}": each[key] for k, each in enumerate(entry["compared"]) for key in COMPARED}
     for key, text in texts.items():
         if not isinstance(text, str):

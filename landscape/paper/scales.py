@@ -1,4 +1,4 @@
-"""What the figures run at each scale, and how long it takes: MNIST's runs, and cells of DPSGD-2020's tables.
+"""The runs of the figures at each scale, as figures.toml has them, and how long they take.
 
 Scale ``paper`` is the paper's setting; ``laptop`` what two cores do in half an hour a figure, on real data;
 ``smoke`` some steps on the bundled digits, which only show that a figure can be made. All that is changed is
@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from landscape.core.memory import pick_device
-from landscape.paper.context import Axes, Context, Runs, Scale, digest, runs_of
+from landscape.core.devices import pick_device
+from landscape.core.options import check_keywords, parse_toml
+from landscape.paper.context import SCALES, Cell, Context, Scale, digest
 from landscape.problem.batches import Stream
 from landscape.training.planning.calibration import calibrate
 from landscape.training.recipes import recipe
@@ -24,16 +28,6 @@ from landscape.training.recipes.table_recipes import SAMPLES
 # of the networks; minutes a run on one core. Learners, batches and rates are the paper's.
 SIZE, EPOCHS = 16, 30
 WIDTHS, WIDTH, SMOKE_WIDTH = {"efficientnet-b0": 0.25}, 0.125, 0.0625
-SPEECH_NOTE = "spoken digits for Switchboard, batches / 16, LSTM of 2 layers × 64 cells, 16 learners"
-CIFAR_NOTE = (
-    f"CIFAR-10 at {SIZE} × {SIZE} pixels, {EPOCHS} epochs for the paper's 320, networks of 1/8 the width "
-    "(EfficientNet-B0: 1/4), 16 learners, the paper's batches and rates"
-)
-PAPER_CIFAR = "16 learners, as the paper gives them"
-PAPER_SPEECH = "spoken digits for Switchboard, batches / 16; else the paper's LSTM and schedule"
-MNIST_NOTE = "the paper's size; steps, ReLU and initialisation are ours"
-OURS = "only the abstract is at hand: all settings are ours"
-
 # Samples of a learner in the steps that are timed, which take time as proportional to samples; a step of the
 # fewer ones that takes longer than so many seconds is enough (ours).
 TIMED_SAMPLES, BUSY_SECONDS = (16, 512), 0.02
@@ -41,83 +35,97 @@ TIMED_SAMPLES, BUSY_SECONDS = (16, 512), 0.02
 SHARPNESS_PASSES = 30
 
 
-def mnist(scale: Scale, name: str, seed: int, *settings: str) -> Recipe:
-    """The built-in recipe mnist-NAME; smoke scale takes a fiftieth of its steps, on the digits."""
-    full = recipe.read(f"mnist-{name}", settings)
-    changes = [f"checkpoint.every={min(500, full.steps // 10)}"]
-    if scale == "smoke":
-        changes = [
-            f"steps={max(20, full.steps // 50)}", "evaluate.every=10", "checkpoint.every=10",
-            f"batch={min(full.batch, 60 * full.learners)}",
+@functools.cache
+def declared() -> dict[str, Any]:
+    """The tables of figures.toml, which has its own description."""
+    path = Path(__file__).with_name("figures.toml")
+    return parse_toml(path.read_text(encoding="utf-8"), path.name)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The keys of a table of cells in figures.toml."""
+
+    recipe: str
+    seeds: list[int]
+    axes: list[Any] = field(default_factory=list)
+    set: list[str] = field(default_factory=list)
+    labels: dict[str, str] = field(default_factory=dict)
+
+    def cells(self, scale: Scale) -> Iterator[Cell]:
+        """All combinations of the values of the axes, each with its seeds."""
+        for parts in itertools.product(*(_rows(axis, scale) for axis in self.axes)):
+            values: dict[str, Any] = {name: value for part in parts for name, value in part}
+            values |= {name: form.format(**values) for name, form in self.labels.items()}
+            changes = [text for form in self.set if (text := form.format(**values))]
+            for seed in range(self.seeds[SCALES.index(scale)]):
+                name = self.recipe.format(**values)
+                yield Cell(values | {"seed": seed}, scaled(scale, name, changes, seed))
+
+
+def _rows(axis: Any, scale: Scale) -> list[list[tuple[str, Any]]]:
+    """The rows of an axis, or of one by name, as pairs of column and value."""
+    columns = declared()["axes"][axis] if isinstance(axis, str) else axis
+    columns = columns.get(scale, columns)
+    rows = zip(*columns.values(), strict=True)
+    return [list(zip(columns, row, strict=True)) for row in rows]
+
+
+def cells(named: Any, scale: Scale) -> list[Cell]:
+    """The runs under cells.NAME in figures.toml, or of such a table, at ``scale``."""
+    found = declared()["cells"][named] if isinstance(named, str) else named
+    blocks: list[dict[str, Any]] = found if isinstance(found, list) else [found]
+    whole = [block | block.get(scale, {}) for block in blocks]
+    own = [{key: value for key, value in block.items() if key not in SCALES} for block in whole]
+    return [c for block in own for c in Block(**check_keywords("cells", block, Block)).cells(scale)]
+
+
+def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int) -> Recipe:
+    """The built-in recipe ``name`` with ``settings``, at ``scale``."""
+    settings = list(settings)
+    base, own = recipe.read(name, settings), [f"seed={seed}"]
+    if "/" in name:  # settings come last: a rate of ours is one at each scale
+        return recipe.read(name, [*_of_tables(scale, name, recipe.read(name)), *settings, *own])
+    if name == "mnist-minimum":
+        own += [
+            "steps=600", "model.widths=[64, 50, 50, 10]", "data={name='digits'}", "batch=1437",
+            "schedule.milestones=[]", "monitor.sharpness=0",
+        ] * (scale == "smoke")  # fmt: skip
+    elif not name.startswith("mnist-"):
+        pass  # a plugin's: its cells say what a scale changes
+    elif scale == "smoke":
+        own += [
+            f"steps={max(20, base.steps // 50)}", "evaluate.every=10", "checkpoint.every=10",
+            f"batch={min(base.batch, 60 * base.learners)}",
             "model={name='mlp', widths=[64, 50, 50, 10]}", "data={name='digits'}", "monitor.samples=200",
-            f"decompose.every={5 * bool(full.decompose.every)}",
-            f"monitor.sharpness={10 * bool(full.monitor.sharpness)}",
+            f"decompose.every={5 * bool(base.decompose.every)}",
+            f"monitor.sharpness={10 * bool(base.monitor.sharpness)}",
+            *(["monitor.every=10", "monitor.draws=2"] if base.monitor.instruments else []),
         ]  # fmt: skip
-        if full.monitor.instruments:
-            changes += ["monitor.every=10", "monitor.draws=2"]
-    return recipe.read(f"mnist-{name}", [*settings, *changes, f"seed={seed}"])
+    else:
+        own += [f"checkpoint.every={min(500, base.steps // 10)}"]
+    return recipe.read(name, [*settings, *own])
 
 
-def mnist_runs(
-    form: str,
-    axes: Axes,
-    many: int,
-    name: str,
-    changes: Callable[..., Sequence[str]] = lambda **values: (),
-    smoke: int = 2,
-) -> Callable[[Scale], Runs]:
-    """What gives the runs of all combinations of ``axes`` at a scale, with ``many`` seeds, or ``smoke``.
-
-    Args:
-        form, axes: as of :func:`.runs_of`.
-        many, smoke: numbers of seeds.
-        name: of the recipes, a form of the values of ``axes``.
-        changes: takes these values, and gives settings.
-    """
-
-    def runs(scale: Scale) -> Runs:
-        def make(seed: int, **values: Any) -> Recipe:
-            return mnist(scale, name.format(**values), seed, *changes(**values))
-
-        return runs_of(form, axes, range(smoke if scale == "smoke" else many), make)
-
-    return runs
-
-
-def cell(scale: Scale, name: str, seed: int = 0) -> Recipe:
-    """The cell ``name`` of the tables, such as cifar10/resnet-18-b8192-dpsgd, at ``scale``.
-
-    Settings may follow, as in NAME+lr=0.2+algorithm.order='atc'.
-    """
-    name, *settings = name.split("+")
-    base = recipe.read(name)
+def _of_tables(scale: Scale, name: str, base: Recipe) -> list[str]:
+    """What ``scale`` changes in a cell of the tables, such as cifar10/resnet-18-b8192-dpsgd."""
     speech, model = name.startswith("speech/"), base.model["name"]
-    changes: list[str] = []
     if scale == "smoke":
         small = "inputs=8, layers=1, cells=8, bottleneck=8, classes=10" if speech else f"width={SMOKE_WIDTH}"
-        changes = [
+        return [
             f"data={{name='digits', form='{'frames' if speech else 'image'}'}}",
             f"learners={min(2, base.learners)}", "batch=16", "steps=4", "evaluate.every=2",
             "checkpoint.every=1", "evaluate.bn_samples=64", "schedule.base_batch=0", "lr=0.05",
             f"model={{name='{model}', {small}}}",
         ]  # fmt: skip
-    elif speech and scale != "paper":
-        changes = ["model.layers=2", "model.cells=64", "model.bottleneck=64"]
-    elif scale == "laptop":
-        every = -(-SAMPLES["cifar10"] // base.batch)  # an epoch
-        changes = [
+    if scale == "laptop" and speech:
+        return ["model.layers=2", "model.cells=64", "model.bottleneck=64"]
+    if scale == "laptop":
+        return [
             f"epochs={EPOCHS}", f"data.size={SIZE}", f"model.width={WIDTHS.get(model, WIDTH)}",
-            "evaluate.bn_samples=2000", f"evaluate.every={every}",
+            "evaluate.bn_samples=2000", f"evaluate.every={-(-SAMPLES['cifar10'] // base.batch)}",
         ]  # fmt: skip
-    elif not speech:  # a checkpoint after the paper's 16th epoch, for Figure 4
-        changes = [f"checkpoint.every={-(-base.steps // 20)}"]
-    return recipe.read(name, [*changes, *settings, f"seed={seed}"])
-
-
-def cells(scale: Scale, names: Iterable[str]) -> Runs:
-    """Cells of the tables by "NAME/SEED", with three seeds; one at smoke scale."""
-    make = functools.partial(cell, scale)
-    return runs_of("{name}", {"name": names}, range(1 if scale == "smoke" else 3), make)
+    return [] if speech else [f"checkpoint.every={-(-base.steps // 20)}"]  # after epoch 16, for Figure 4
 
 
 def seconds_of(context: Context, runs: Iterable[Recipe]) -> float:
@@ -129,7 +137,7 @@ def seconds_of(context: Context, runs: Iterable[Recipe]) -> float:
     total, known = 0.0, dict[str, float]()
     for run in runs:
         most = min(max(TIMED_SAMPLES), run.local_batch)
-        kind = digest(run.model, run.data, run.precision, run.dtype, most)
+        kind = digest(run.model, run.data, run.autocast, run.dtype, most)
         if kind not in known:
             known[kind] = seconds_a_sample(context, run)
         spec = run.spec("data")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -18,10 +17,10 @@ if TYPE_CHECKING:
 
 Outcome = Literal["holds", "holds in part", "does not hold", "undecided", "not tested here"]
 OUTCOMES: tuple[Outcome, ...] = ("holds", "holds in part", "does not hold", "undecided", "not tested here")
-#: A table of pandas, which is imported where a figure is drawn or judged.
+#: A table of pandas, which is imported where a figure is drawn or judged; and a number by seed.
 Rows: TypeAlias = "pd.DataFrame"
-#: A number by seed.
-BySeed = Mapping[float, float]
+Numbers: TypeAlias = "pd.Series[float]"
+ABOVE_ZERO, ABOVE_ONE = (0.0, math.inf), (1.0, math.inf)
 # The fewest seeds that a verdict may rest on, and the confidence of its intervals (ours).
 SEEDS, CONFIDENCE = 3, 0.95
 # Seeds beyond which nobody would go to decide an effect (ours).
@@ -60,7 +59,7 @@ class Effect:
     where: str
     what: str
     values: tuple[float, ...]
-    claimed: tuple[float, float] = (0.0, math.inf)
+    claimed: tuple[float, float] = ABOVE_ZERO
     exact: bool = False
     ratio: bool = False
     untested: str = ""
@@ -181,18 +180,40 @@ def outcome(effects: Sequence[Effect]) -> Outcome:
     return "holds" if all(decided) and len(decided) == len(effects) else "holds in part"
 
 
-def stacked(tables: Iterable[Rows]) -> Rows:
-    """The rows of all ``tables``, one after another.
+def finding(effects: Sequence[Effect], sentence: str) -> str:
+    """``sentence`` as far as its effects allow it: as it is, or with how many tests decide what.
+
+    Args:
+        effects: on which it rests.
+        sentence: states that all of them are as claimed; without a full stop.
 
     Example:
-        >>> import pandas as pd
-        >>> stacked([pd.DataFrame({"a": [1]}), pd.DataFrame(), pd.DataFrame({"a": [2]})])["a"].tolist()
-        [1, 2]
+        >>> good, bad = Effect("a", "", (1.0, 1.1, 1.2)), Effect("b", "", (-1.0, -1.1, -1.2))
+        >>> open_ = Effect("c", "", (-1.0, 1.1, 1.2))
+        >>> finding([good, good], "DPSGD is better")
+        'DPSGD is better'
+        >>> finding([good, bad, open_], "DPSGD is better")
+        'Holds in 1 of 3 tests (1 not, 1 open): DPSGD is better'
+        >>> finding([bad, open_], "DPSGD is better")
+        'Does not hold (not in 1 of 2 tests, 1 open): DPSGD is better'
+        >>> finding([open_], "DPSGD is better")
+        'Undecided with 3 seeds: DPSGD is better'
     """
-    import pandas as pd
-
-    known = [table for table in tables if len(table)]
-    return pd.concat(known, ignore_index=True) if known else pd.DataFrame()
+    grade, decided = outcome(effects), [effect.holds for effect in effects]
+    held, lost, left = (decided.count(value) for value in (True, False, None))
+    if grade == "holds":
+        return sentence
+    if grade == "holds in part":
+        others = ", ".join(f"{n} {word}" for n, word in ((lost, "not"), (left, "open")) if n)
+        words = f"Holds in {held} of {len(effects)} tests ({others})"
+    elif grade == "does not hold":
+        words = f"Does not hold (not in {lost} of {len(effects)} tests{f', {left} open' * bool(left)})"
+    elif grade == "undecided":
+        seeds = min(len(effect.values) for effect in effects)
+        words = f"Undecided with {seeds} seed{'s' * (seeds != 1)}"
+    else:
+        words = "Not tested here"
+    return f"{words}: {sentence}"
 
 
 def select(rows: Rows, /, **where: Any) -> Rows:
@@ -216,72 +237,85 @@ def settings(rows: Rows, *names: str) -> list[Any]:
         >>> settings(pd.DataFrame({"a": [2, 1, 2], "b": ["x", "y", "x"]}), "a", "b")
         [(2, 'x'), (1, 'y')]
     """
-    columns = [rows[name].tolist() for name in names]
-    return list(dict.fromkeys(columns[0] if len(names) == 1 else zip(*columns, strict=True)))
+    found = rows[list(names)].drop_duplicates()
+    return found[names[0]].tolist() if len(names) == 1 else list(found.itertuples(index=False, name=None))
 
 
-def by_seed(rows: Rows, value: str, /, **where: Any) -> dict[float, float]:
+def by_seed(rows: Rows, value: str, /, **where: Any) -> Numbers:
     """``value`` by seed; of several rows with one seed the last, such as that of the last epoch.
 
     Example:
         >>> import pandas as pd
-        >>> by_seed(pd.DataFrame({"seed": 0, "x": [1.0, 2.0], "a": "s"}), "x", a="s")
+        >>> by_seed(pd.DataFrame({"seed": 0, "x": [1.0, 2.0], "a": "s"}), "x", a="s").to_dict()
         {0.0: 2.0}
     """
-    seeds = rows["seed"]  # a verdict says first that there are none
-    chosen = select(rows, **where)
-    return dict(zip(map(float, seeds[chosen.index]), map(float, chosen[value]), strict=True))
+    seeds = rows["seed"].astype(float)  # a verdict says first that there are none
+    numbers = select(rows, **where)[value].astype(float)
+    return numbers.set_axis(seeds[numbers.index]).groupby(level=0).nth(-1)
 
 
-def pair(rows: Rows, value: str, /, **where: Any) -> list[dict[float, float]]:
-    """:func:`by_seed` for each of the values of the one column for which a tuple is given.
-
-    Example:
-        >>> import pandas as pd
-        >>> pair(pd.DataFrame({"seed": [0, 0], "x": [1.0, 2.0], "a": ["s", "d"]}), "x", a=("d", "s"))
-        [{0.0: 2.0}, {0.0: 1.0}]
-    """
-    ((name, values),) = ((n, v) for n, v in where.items() if isinstance(v, tuple))
-    return [by_seed(rows, value, **(where | {name: each})) for each in values]
-
-
-def difference(a: BySeed, b: BySeed) -> tuple[float, ...]:
+def difference(a: Numbers, b: Numbers) -> tuple[float, ...]:
     """a − b of the seeds that both have; of two infinities, which is no number, 0.
 
     Example:
-        >>> difference({0: 3.0, 1: 5.0, 2: 1.0}, {0: 1.0, 1: 2.0})
+        >>> import pandas as pd
+        >>> difference(pd.Series({0: 3.0, 1: 5.0, 2: 1.0}), pd.Series({0: 1.0, 1: 2.0}))
         (2.0, 3.0)
     """
-    return tuple(a[s] - b[s] if a[s] != b[s] else 0.0 for s in sorted(a.keys() & b.keys()))
+    a, b = a.align(b, join="inner")
+    return tuple((a - b).mask(a == b, 0.0).sort_index().tolist())
 
 
-def ratio(a: BySeed, b: BySeed) -> tuple[float, ...]:
+def ratio(a: Numbers, b: Numbers) -> tuple[float, ...]:
     """a/b of the seeds that both have."""
-    return tuple(a[s] / b[s] if b[s] else math.nan for s in sorted(a.keys() & b.keys()))
+    a, b = a.align(b, join="inner")
+    return tuple((a / b.where(b != 0)).sort_index().tolist())
 
 
-def difference_effect(
-    where: str, what: str, two: Sequence[BySeed], claimed: tuple[float, float] = (0.0, math.inf)
+def paired_effect(
+    where: str,
+    what: str,
+    rows: Rows,
+    value: str,
+    /,
+    *,
+    times: bool = False,
+    claimed: tuple[float, float] | None = None,
+    **columns: Any,
 ) -> Effect:
-    """The first of ``two`` less the second, by seed, claimed to be above zero.
+    """The first of two settings against the second, by seed.
+
+    Args:
+        where, what, claimed: as of :class:`Effect`; by default above zero, of a ratio above one.
+        rows, value: of the figure, and the column.
+        times: a ratio, and no difference.
+        columns: values of columns; of the one in which both differ the two.
 
     Example:
-        >>> difference_effect("here", "points", [{0: 3.0, 1: 5.0}, {0: 1.0, 1: 2.0}]).values
-        (2.0, 3.0)
+        >>> import pandas as pd
+        >>> rows = pd.DataFrame({"seed": [0, 0], "x": [1.0, 3.0], "a": ["s", "d"]})
+        >>> paired_effect("here", "points", rows, "x", a=("d", "s")).values
+        (2.0,)
+        >>> paired_effect("here", "times", rows, "x", a=("d", "s"), times=True).values
+        (3.0,)
     """
-    return Effect(where, what, difference(*two), claimed)
+    ((name, both),) = ((n, v) for n, v in columns.items() if isinstance(v, tuple))
+    a, b = (by_seed(rows, value, **(columns | {name: each})) for each in both)
+    return effect_of(where, what, a, b, times=times, claimed=claimed)
 
 
-def ratio_effect(
-    where: str, what: str, two: Sequence[BySeed], claimed: tuple[float, float] = (1.0, math.inf)
+def effect_of(
+    where: str,
+    what: str,
+    a: Numbers,
+    b: Numbers,
+    *,
+    times: bool = False,
+    claimed: tuple[float, float] | None = None,
 ) -> Effect:
-    """The first of ``two`` over the second, by seed, claimed to be above one.
-
-    Example:
-        >>> ratio_effect("here", "steps", [{0: 3.0, 1: 5.0}, {0: 1.0, 1: 2.0}]).values
-        (3.0, 2.5)
-    """
-    return Effect(where, what, ratio(*two), claimed, ratio=True)
+    """:func:`paired_effect` of numbers by seed."""
+    border = claimed or (ABOVE_ONE if times else ABOVE_ZERO)
+    return Effect(where, what, (ratio if times else difference)(a, b), border, ratio=times)
 
 
 def table(rows: Rows) -> str:
@@ -292,36 +326,29 @@ def table(rows: Rows) -> str:
         >>> table(pd.DataFrame({"a": [1.0], "b": "x"}))
         'a,b\\n1,x\\n'
     """
-    buffer = io.StringIO()
-    if len(rows):
-        writer = csv.DictWriter(buffer, list(rows), lineterminator="\n")
-        writer.writeheader()
-        for row in rows.to_dict("records"):
-            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
-    return buffer.getvalue()
+    if not len(rows):
+        return ""
+    texts = rows.astype(object).map(lambda v: f"{v:.6g}" if isinstance(v, float) else v)
+    return str(texts.to_csv(index=False, lineterminator="\n"))
 
 
 def rows_of(text: str) -> Rows:
-    """The rows of a CSV; what reads as a number is one.
+    """The rows of a CSV, in which "nan" alone is no number.
 
     Raises:
         ValueError: it is no CSV.
 
     Example:
         >>> rows_of("a,b\\n1,x\\n").to_dict("records")
-        [{'a': 1.0, 'b': 'x'}]
+        [{'a': 1, 'b': 'x'}]
     """
     import pandas as pd
 
-    try:
-        rows = list(csv.DictReader(io.StringIO(text)))
-    except csv.Error as error:
-        raise ValueError(str(error)) from error
-    return pd.DataFrame([{key: _value(value) for key, value in row.items()} for row in rows])
-
-
-def _value(text: Any) -> Any:
-    try:
-        return float(text)
-    except (TypeError, ValueError):
-        return text
+    if not text.strip():
+        return pd.DataFrame()
+    return pd.read_csv(
+        io.StringIO(text),
+        keep_default_na=False,
+        na_values="nan",
+        low_memory=False,
+    )

@@ -27,9 +27,7 @@ from landscape.plots.picture import finish as finish
 from landscape.cli.options import command as command
 from landscape.cli.output import files as files
 from landscape.paper.context import Context as Context
-from landscape.paper.context import Runs as Runs
-from landscape.paper.context import Scale as Scale
-from landscape.paper.context import runs_of as runs_of
+from landscape.paper.context import Ended as Ended
 from landscape.paper.figure import Drawing as Drawing
 from landscape.paper.figure import compare_with_paper as compare_with_paper
 from landscape.paper.figure import figure as figure
@@ -37,5 +35,4 @@ from landscape.paper.figure import summary as summary
 from landscape.paper.figure import test_error as test_error
 from landscape.paper.verdicts import Effect as Effect
 from landscape.paper.verdicts import Rows as Rows
-from landscape.paper.verdicts import difference_effect as difference_effect
-from landscape.paper.verdicts import pair as pair
+from landscape.paper.verdicts import paired_effect as paired_effect

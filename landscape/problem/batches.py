@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from landscape.core.devices import kept_randomness, random_states
 from landscape.core.errors import InputError
 
 # Samples that a stream hands over at once: enough to hide that, few enough for a large network (ours).
@@ -238,11 +239,12 @@ class HostStream(Stream):
 
 def random_state(device: torch.device) -> tuple[bytes, Any]:
     """The states of PyTorch's generators, also of that on ``device``, and of NumPy's and Python's."""
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
     numpy: Any = np.random.get_state()  # noqa: NPY002
-    return torch.cat(states).numpy().tobytes(), (numpy[1].tobytes(), numpy[2:], random.getstate())
+    return torch.cat(random_states(device)).numpy().tobytes(), (
+        numpy[1].tobytes(),
+        numpy[2:],
+        random.getstate(),
+    )
 
 
 @contextlib.contextmanager
@@ -254,14 +256,13 @@ def fixed_randomness(device: torch.device, seed: int | None, elsewhere: bool) ->
     if seed is None:
         yield
         return
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), contextlib.ExitStack() as stack:
+    with kept_randomness(device), contextlib.ExitStack() as stack:
         if elsewhere:
             stack.callback(np.random.set_state, np.random.get_state())  # noqa: NPY002
             stack.callback(random.setstate, random.getstate())
             np.random.seed(seed)  # noqa: NPY002
             random.seed(seed)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed takes as long as a small network's pass
-        if devices:
-            torch.cuda.manual_seed(seed)
+        if device.type != "cpu":
+            torch.get_device_module(device).manual_seed(seed)
         yield

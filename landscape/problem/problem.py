@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -240,6 +240,9 @@ class Run(Protocol):
 
     def problem(self) -> Problem:
         """The run's problem: its model and training set, centred on w_a."""
+
+    def about(self) -> Mapping[str, object]:
+        """The run's label, split and file, which results keep."""
 
 
 def problem_of(given: Problem | Run) -> Problem:

@@ -7,62 +7,23 @@ hand, and every setting here is ours.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from landscape import plots
-from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.paper.context import Context, identity
+from landscape.paper.context import Context, Ended, identity
 from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, mean_and_spread, test_error
-from landscape.paper.scales import OURS, mnist_runs
-from landscape.paper.verdicts import Effect, Rows, difference_effect, pair
+from landscape.paper.verdicts import Effect, Rows, paired_effect, settings
 from landscape.plots.picture import panels, shared_legend
 from landscape.plots.style import color_of
 from landscape.results.training import RunTimes
 from landscape.training.planning import calibration, plan
 from landscape.training.planning.plan import Costs, Link, Machines, Stragglers
-from landscape.training.recipes.recipe import read, recipe_of
+from landscape.training.recipes.recipe import read
 
 # ---- Predicted run time
-
-
-def _runtime(context: Context) -> Drawing:
-    workers = context.pick([2, 4, 8], [2, 4, 8, 16, 32, 64, 128], [8, 16, 32, 64, 128, 256, 512])
-    digits = ("digits-dpsgd", "64, 512, 512", "digits, 64-512-512-10")
-    mnist = ("mnist-fig2b-dpsgd", "784, 2048, 2048", "MNIST, 784-2048-2048-10")
-    name, widths, words = context.pick(digits, mnist, mnist)
-    recipe = read(name, [f"model.widths=[{widths}, 10]", f"name='{words}'"])
-    machines = Machines(Link(50e-6, 1.25e9), Stragglers(0.2, 1.0))
-    mixings = ("full", "ring(1)", "random-matching", "one-peer-exponential")
-
-    @functools.cache  # all numbers of workers compute the same: what else the machine does must not differ
-    def costs(local_batch: int) -> Costs:
-        return calibration.calibrate(recipe, 1, local_batch, data_dir=context.data_dir)
-
-    (result,) = context.cached(
-        RunTimes,
-        [],
-        {"workers": workers, "recipe": identity(recipe)},
-        lambda: plan.predict(recipe, workers, costs, machines, mixings=mixings),
-        (plan.predict,),
-    )
-    rows = _times(result).drop(columns="step_error")
-    most = rows[rows["workers"] == workers[-1]]
-    last = dict(zip(most["algorithm"] + " " + most["mixing"], most["speedup_over_ssgd"], strict=True))
-    best = max(last, key=lambda name: last[name])
-    odd = falls(result)
-    busy = f" Its times fall with more workers for {', '.join(odd)}: they were measured badly." if odd else ""
-    return Drawing(
-        {"": plots.draw([result])},
-        rows,
-        [
-            Compared(f"samples/s over SSGD's, {workers[-1]} workers, {name}", f"{value:.2f}")
-            for name, value in last.items()
-            if name.startswith("dpsgd")
-        ],
-        f"On {workers[-1]} workers {best} does {last[best]:.2f} times SSGD's samples/s.{busy}",
-    )
 
 
 def _times(result: RunTimes) -> Rows:
@@ -91,75 +52,76 @@ def falls(result: RunTimes) -> list[str]:
     return odd
 
 
-_TIME = "predicted; compute measured here, 10 Gbit/s, 50 µs, stragglers 0.2: model and numbers ours"
-figure(
-    "runtime", "DPSGD-2020, run time", "predicted time a step against workers",
-    "Decentralised steps cost less than an all-reduce and wait less for stragglers.",
-    lambda scale: {}, _judge_runtime, smoke=_TIME, laptop=_TIME,
-)(_runtime)  # fmt: skip
+@figure("runtime", _judge_runtime)
+def _runtime(context: Context) -> Drawing:
+    sizes = context.sizes
+    recipe = read(sizes["recipe"], [f"model.widths=[{sizes['widths']}, 10]", f"name='{sizes['name']}'"])
+    machines = Machines(Link(50e-6, 1.25e9), Stragglers(0.2, 1.0))
+    mixings = ("full", "ring(1)", "random-matching", "one-peer-exponential")
+
+    @functools.cache  # all numbers of workers compute the same: what else the machine does must not differ
+    def costs(local_batch: int) -> Costs:
+        return calibration.calibrate(recipe, 1, local_batch, data_dir=context.data_dir)
+
+    (result,) = context.cached(
+        RunTimes,
+        [],
+        {"workers": sizes["workers"], "recipe": identity(recipe)},
+        lambda: plan.predict(recipe, sizes["workers"], costs, machines, mixings=mixings),
+        (plan.predict,),
+    )
+    rows = _times(result).drop(columns="step_error")
+    most = rows[(rows["workers"] == sizes["workers"][-1]) & rows["algorithm"].str.startswith("dpsgd")]
+    compared = [
+        Compared(
+            f"samples/s over SSGD's, {row.workers} workers, {row.algorithm} {row.mixing}",
+            f"{row.speedup_over_ssgd:.2f}",
+        )
+        for row in most.itertuples()
+    ]
+    odd = falls(result)
+    busy = f"Its times fall with more workers for {', '.join(odd)}: they were measured badly." if odd else ""
+    return Drawing({"": plots.draw([result])}, rows, compared, busy)
+
 
 # ---- Local SGD
 
-PERIODS = (1, 4, 16, 64)
 NAMED = {"local-sgd": "local SGD", "slowmo": "with slow momentum"}
-FORM, AXES = "{algorithm} {period}", {"algorithm": NAMED, "period": PERIODS}
 ACCURACY = "test_accuracy_percent"
 
 
-def _changes(algorithm: str, period: int) -> list[str]:
-    return [f"algorithm.period={period}", "steps=960", "decompose.every=0"]
-
-
-def _rounds(run: Checkpoint) -> int:
-    """The rounds of communication that a learner waited for."""
-    rule = recipe_of(run).rule()
-    return sum(rule.communication_cost(t)[1] for t in range(1, run.step + 1))
-
-
-def _local(context: Context) -> Drawing:
-    rows = context.table(
-        FORM, AXES, lambda key, run: {"rounds": _rounds(run), ACCURACY: 100 - test_error(run)}
-    )
-    groups = rows.groupby(["algorithm", "period"])
-    means = groups[ACCURACY].mean()
-    picture, axes = panels(1, 2, 4.8, 3.7, sharey=True)
-    for marker, (a, name) in zip("os", NAMED.items(), strict=True):
-        for ax, x in zip(axes, (PERIODS, groups["rounds"].first()[a]), strict=True):
-            look = {"marker": marker, "capsize": 3, "color": color_of(a), "label": name}
-            ax.errorbar(x, means[a], groups[ACCURACY].std()[a], **look)
-    for ax, label, base in zip(
-        axes, ("steps between averages H", "communication rounds"), (4, 10), strict=True
-    ):
-        ax.set_xscale("log", base=base)
-        ax.set_xlabel(label)
-    axes[0].set_xticks(PERIODS, [str(h) for h in PERIODS])
-    axes[0].set_ylabel("test accuracy of $w_a$ (%)")
-    shared_legend(picture, axes[:1], ncols=2)
-    plain, slow = (means[a] for a in NAMED)
-    shown = rows.replace({"algorithm": NAMED})
-    return Drawing(
-        {"": picture},
-        rows,
-        compare_with_paper(shown, "test accuracy (%), {algorithm}, H = {period}", ACCURACY, mean_and_spread),
-        f"From H = 1 to 64 local SGD loses {plain[1] - plain[64]:.2f} points of accuracy; slow momentum "
-        f"changes it by {', '.join(f'{v:+.2f}' for v in slow - plain)} points at H = "
-        f"{', '.join(map(str, PERIODS))}.",
-    )
-
-
 def _judge_local(rows: Rows) -> list[Effect]:
-    what, (first, *longer) = "test accuracy (points)", PERIODS
-    ends = pair(rows, ACCURACY, algorithm="local-sgd", period=(first, longer[-1]))
-    effects = [difference_effect(f"local SGD, H = {first} less H = {longer[-1]}", what, ends)]
+    what, (first, *longer) = "test accuracy (points)", settings(rows, "period")
+    where, ends = f"local SGD, H = {first:g} less H = {longer[-1]:g}", (first, longer[-1])
+    effects = [paired_effect(where, what, rows, ACCURACY, algorithm="local-sgd", period=ends)]
     for h in longer:
-        both = pair(rows, ACCURACY, algorithm=("slowmo", "local-sgd"), period=h)
-        effects.append(difference_effect(f"slow momentum less none, H = {h}", what, both))
+        where, both = f"slow momentum less none, H = {h:g}", ("slowmo", "local-sgd")
+        effects.append(paired_effect(where, what, rows, ACCURACY, algorithm=both, period=h))
     return effects
 
 
-figure(
-    "local-sgd", "LocalSGD-2021", "accuracy against communication, local SGD and SlowMo, MNIST",
-    "Accuracy falls as learners average less often, and slow momentum wins some of it back.",
-    mnist_runs(FORM, AXES, 5, "{algorithm}", _changes), _judge_local,
-    laptop=f"n = 8, nB = 2000, lr 0.2, β = 0.5, 960 steps, five seeds; {OURS}", paper=OURS,
-)(_local)  # fmt: skip
+@figure("local-sgd", _judge_local)
+def _local(context: Context) -> Drawing:
+    def measure(run: Ended) -> dict[str, Any]:
+        rule = run.last.recipe.rule()  # a learner waits for the rounds of communication that it counts
+        rounds = sum(rule.communication_cost(t)[1] for t in range(1, run.end.step + 1))
+        return {"rounds": rounds, ACCURACY: 100 - test_error(run.end)}
+
+    rows = context.table(measure)
+    groups = rows.groupby(["algorithm", "period"])
+    means, periods = groups[ACCURACY].mean(), settings(rows, "period")
+    picture, axes = panels(1, 2, 4.8, 3.7, sharey=True)
+    for marker, (a, name) in zip("os", NAMED.items(), strict=True):
+        for ax, x in zip(axes, (periods, groups["rounds"].first()[a]), strict=True):
+            look = {"marker": marker, "capsize": 3, "color": color_of(a), "label": name}
+            ax.errorbar(x, means[a], groups[ACCURACY].std()[a], **look)
+    labels = {"steps between averages H": 4, "communication rounds": 10}
+    for ax, (label, base) in zip(axes, labels.items(), strict=True):
+        ax.set_xscale("log", base=base)
+        ax.set_xlabel(label)
+    axes[0].set_xticks(periods, [str(h) for h in periods])
+    axes[0].set_ylabel("test accuracy of $w_a$ (%)")
+    shared_legend(picture, axes[:1], ncols=2)
+    what = "test accuracy (%), {algorithm}, H = {period}"
+    shown = rows.replace({"algorithm": NAMED})
+    return Drawing({"": picture}, rows, compare_with_paper(shown, what, ACCURACY, mean_and_spread))

@@ -1,158 +1,331 @@
-"""DPSGD-2020's Figures 3 and 4: contours and Hessian ratios around CIFAR-10's networks."""
+"""DPSGD-2020's Figures 2, 3 and 4, contours and Hessian ratios around networks, and what follows from 2.
+
+Figure 2 is MNIST at the paper's own size, 3 and 4 are CIFAR-10.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from landscape import plots
+from landscape.analysis.grids import contour
+from landscape.analysis.planes import learners_plane
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.paper.context import Axes, Context, Runs, Scale, runs_of
-from landscape.paper.figure import Drawing, compare_with_paper, figure
-from landscape.paper.figures.training_curves import NAMED, ORDERS, accuracy, networks, tuned
-from landscape.paper.scales import CIFAR_NOTE, PAPER_CIFAR
-from landscape.paper.scales import cell as scaled
-from landscape.paper.verdicts import Effect, Rows, pair, ratio_effect, settings
-from landscape.training.recipes.recipe import Recipe
+from landscape.paper.context import Context, Ended, Point
+from landscape.paper.figure import (
+    Compared,
+    Drawing,
+    compare_with_paper,
+    figure,
+    last,
+    mean_and_spread,
+    summary,
+    test_error,
+)
+from landscape.paper.figures.large_batch import score
+from landscape.paper.verdicts import (
+    NOT_KEPT,
+    Effect,
+    Rows,
+    by_seed,
+    effect_of,
+    paired_effect,
+    select,
+    settings,
+)
+from landscape.plots.picture import panels
+from landscape.plots.style import decimal_labels
+from landscape.results.grids import Surface
 
-# Test accuracy in % up to which a network counts as not trained (ours); of ten classes chance is 10.
-CHANCE = 15.0
-# Of a grid's points that must have converged for a run to count (ours).
-_CONVERGED = 0.5
-
-
-# The rate on a laptop: that of Table 5 at which all of these train (ours, by trial).
-_RATES: dict[Scale, float] = {"smoke": 0.8, "laptop": 0.2, "paper": 0.8}
-_RULES = {"SSGD": "ssgd", **dict.fromkeys(ORDERS, "dpsgd")}
-_KEYS = {name: key for key, name in NAMED.items()}
-FORM = "{model}, {algorithm}"
-
-
-def _axes(scale: Scale) -> Axes:
-    """The networks of Figures 3 and 4, of which VGG-19 takes no images of laptop scale's size."""
-    chosen = networks(scale) if scale == "laptop" else ("vgg-19", "resnet-18", "densenet-121")
-    return {"model": [NAMED[model] for model in chosen], "algorithm": _RULES}
-
-
-def _runs(scale: Scale) -> Runs:
-    def make(model: str, algorithm: str, seed: int) -> Recipe:
-        name = tuned(_KEYS[model], _RULES[algorithm], _RATES[scale])
-        return scaled(scale, name + ORDERS.get(algorithm, ""), seed)
-
-    return runs_of(FORM, _axes(scale), range(1 if scale == "smoke" else 3), make)
-
-
-def _table(context: Context, grids: list[Any], make: Any, columns: Any) -> Rows:
-    """The points of what ``make`` gives for each run, a row each; ``grids`` gets those of seed 0.
-
-    ``make`` takes a run's key and a label, ``columns`` gives arrays (ny, nx) by name.
-    """
-
-    def measure(key: str, run: Checkpoint) -> list[dict[str, Any]]:
-        grid = make(key, key.rpartition("/")[0])
-        if run.seed == 0:
-            grids.append(grid)
-        points = {"x": np.tile(grid.x, len(grid.y)), "y": np.repeat(grid.y, len(grid.x)), **columns(grid)}
-        table = pd.DataFrame({name: np.ravel(column) for name, column in points.items()})
-        table.insert(0, "test_accuracy_percent", accuracy(run))
-        return table.to_dict("records")  # type: ignore[no-any-return]
-
-    rows = context.table(FORM, _axes(context.scale), measure)
-    grids[:] = [grid for k in range(len(_RULES)) for grid in grids[k :: len(_RULES)]]  # a row for each rule
-    return rows
+# Test errors in % that the paper prints.
+PAPER = {
+    "fig2a": {"SSGD": "does not converge", "SSGD*": "5.7", "DPSGD": "2.1"},
+    "fig2b": {"SSGD": "2.6", "SSGD*": "3.9", "DPSGD": "2.3"},
+}
+# Where an error in % counts as not having converged (ours): far above what every other run reaches.
+POOR = 5.0
+ERROR, RISE, EARLY = "test_error_percent", "median_rise_nat", "alpha_e_first_100"
 
 
-def _medians(rows: Rows, value: str, count: str = "") -> Rows:
-    """By network, algorithm and seed, the median of ``value`` over a grid, of runs that trained.
-
-    ``count``: a column that says which points count; a run counts if half of its points do.
-    """
-    place = ["model", "algorithm", "seed"]
-    trained = rows[rows["test_accuracy_percent"].astype(float) >= CHANCE]
-    good = trained[trained[count].astype(str) == "True"] if count else trained
-    groups, every = good.groupby(place, sort=False)[value], trained.groupby(place, sort=False)
-    table = groups.agg(median=lambda v: float(np.median(v.astype(float))), points="size")
-    return table[table["points"] >= _CONVERGED * every.size().reindex(table.index)].reset_index()
+def median_rise(surface: Surface) -> float:
+    """The median rise of the loss over a surface above its centre (nat)."""
+    return float(np.nanmedian(surface.loss) - surface.loss[len(surface.y) // 2, len(surface.x) // 2])
 
 
-def _effects(rows: Rows, what: str, value: str, count: str = "") -> list[Effect]:
-    """SSGD's over that of each form of DPSGD, by network; above 1 as claimed."""
-    table = _medians(rows, value, count)
+# ---- Figure 2
+
+
+def _early_rate(run: Checkpoint) -> float:
+    early = (run.history["step"] <= 100) & np.isfinite(run.history["alpha_e"])
+    return float(np.median(run.history["alpha_e"][early])) if early.any() else float("nan")
+
+
+def _figure_2(context: Context, paper: dict[str, str], text: Any) -> Drawing:
+    first = list[Surface]()
+
+    def measure(run: Ended) -> dict[str, Any]:
+        label, end = "{algorithm}, seed {seed}".format(**run.values), run.end
+        surface = context.contour(run.last, label)
+        if not end.seed:
+            first.append(surface)
+        return {
+            "step": end.step,
+            ERROR: test_error(end),
+            "train_loss_nat": last(end, "train_loss"),
+            RISE: median_rise(surface),
+            EARLY: _early_rate(end),
+            "alpha_e_last": last(end, "alpha_e"),
+            "consensus_distance": last(end, "consensus"),
+            "diverged": end.diverged,
+        }
+
+    rows = context.table(measure)
+    compared = [
+        Compared(f"test error of {name} (%)", text(group[ERROR]), paper[name])
+        for name, group in rows.groupby("algorithm", sort=False)
+    ]
+    for s in first:
+        what, least, most = f"test loss over the plane, {s.label}", np.nanmin(s.loss), np.nanmax(s.loss)
+        compared.append(Compared(what, f"{least:.3g} to {most:.3g}"))
+    ends = [run.end for run in context.ended()]
+    return Drawing({"": plots.draw(ends), "-contour": plots.draw(first)}, rows, compared)
+
+
+def _judge_2a(rows: Rows) -> list[Effect]:
+    ssgd, noise, dpsgd = (by_seed(rows, ERROR, algorithm=a) for a in PAPER["fig2a"])
+    rates = by_seed(rows, EARLY, algorithm="DPSGD") if EARLY in rows else []  # older files lack it
+    why, below = "" if EARLY in rows else NOT_KEPT.format(EARLY), (-np.inf, 1.0)
     return [
-        ratio_effect(f"{model}, {name}", what, pair(table, "median", model=model, algorithm=("SSGD", name)))
-        for model, name in settings(rows, "model", "algorithm")
-        if name != "SSGD"
+        Effect("SSGD", "test error (%)", tuple(ssgd), (POOR, np.inf), ratio=True),
+        effect_of("SSGD / DPSGD", "test error", ssgd, dpsgd, times=True),
+        effect_of("SSGD* / DPSGD", "test error", noise, dpsgd, times=True),
+        Effect("DPSGD", "α_e in the first 100 steps, α being 1", tuple(rates), below, untested=why),
     ]
 
 
-def _finding(rows: Rows, effects: list[Effect], words: str) -> str:
-    """A sentence on the effects' means, which take the place of {}, and one on runs that did not train."""
-    known = [f"{np.mean(e.values):.2f} times ({e.where})" for e in effects if e.values]
-    said = f"{words.format(' and '.join(known))}." if known else "No network trained with both."
-    stuck = settings(rows[rows["test_accuracy_percent"] < CHANCE], "model", "algorithm")
-    names = ", ".join(f"{model} with {a}" for model, a in stuck)
-    return said + (f" At chance stayed runs of {names}, which do not count." if stuck else "")
+def _judge_2b(rows: Rows) -> list[Effect]:
+    what, rise = "test error (points)", "median rise of the loss"
+    return [
+        paired_effect("SSGD less DPSGD", what, rows, ERROR, algorithm=("SSGD", "DPSGD")),
+        paired_effect("SSGD* less SSGD", what, rows, ERROR, algorithm=("SSGD*", "SSGD")),
+        paired_effect("around SSGD / DPSGD", rise, rows, RISE, algorithm=("SSGD", "DPSGD"), times=True),
+    ]
 
 
-def _drawing(context: Context, make: Any, columns: Any, value: str, what: str, count: str = "") -> Drawing:
-    """The grids and, of each run, the median ``value`` over its points, or over those that ``count``.
-
-    ``make`` and ``columns`` as of :func:`_table`; the conclusion is left to the caller.
-    """
-    first: list[Any] = []
-    rows = _table(context, first, make, columns)
-    good = rows.assign(**{value: rows[value].where(rows[count])}) if count else rows
-    by_run = good.groupby(["model", "algorithm", "seed"], sort=False)[value].median().reset_index()
-    return Drawing({"": plots.draw(first)}, rows, compare_with_paper(by_run, what, value, form=".3g"), "")
-
-
-def _fig3(context: Context) -> Drawing:
-    sizes = {"grid": context.pick(3, 25, 50), "samples": context.pick(32, 1000, 0)}
-    drawing = _drawing(
-        context,
-        lambda key, label: context.contour(context.last(key), label=label, **sizes),
-        lambda s: {"test_loss_nat": s.loss, "rise_nat": s.loss - s.loss[len(s.y) // 2, len(s.x) // 2]},
-        "rise_nat",
-        "median rise of the test loss, {model}, {algorithm}",
-    )
-    words = "The loss rises {} as much around SSGD's solutions as around DPSGD's"
-    drawing.conclusion = _finding(drawing.rows, _judge_3(drawing.rows), words)
+@figure("fig2a", _judge_2a)
+def _fig2a(context: Context) -> Drawing:
+    drawing = _figure_2(context, PAPER["fig2a"], summary)
+    dpsgd = select(drawing.rows, algorithm="DPSGD")
+    drawing.compared += [
+        Compared("α_e of DPSGD, median of the first 100 steps", summary(dpsgd[EARLY])),
+        Compared("α_e of DPSGD at the end", summary(dpsgd["alpha_e_last"])),
+    ]
     return drawing
+
+
+@figure("fig2b", _judge_2b)
+def _fig2b(context: Context) -> Drawing:
+    return _figure_2(context, PAPER["fig2b"], mean_and_spread)
+
+
+# ---- Figure 2(b) by other measures of flatness
+
+_MEASURES: dict[str, dict[str, Any]] = {
+    "as drawn (paper)": {"norm": "none", "span": 0.1},
+    "filter-normalised": {"norm": "filter", "span": 0.5},
+}
+
+
+def _judge_flatness(rows: Rows) -> list[Effect]:
+    """By directions and point, those at the end first."""
+    what, both = "rise of the loss around SSGD / DPSGD", ("SSGD", "DPSGD")
+    every = sorted(settings(rows, "directions", "point"), key=lambda pair: pair[1] != "end")
+    return [
+        paired_effect(f"{how}, {at}", what, rows, RISE, directions=how, point=at, algorithm=both, times=True)
+        for how, at in every
+    ]
+
+
+@figure("flatness", _judge_flatness)
+def _flatness(context: Context) -> Drawing:
+    """How far the loss rises at distance along random directions, as they are and filter-normalised, and from
+    checkpoints of equal training loss."""
+    lost = {(r.values["_rule"], r.end.seed): last(r.end, "train_loss") for r in context.ended()}
+
+    def measure(run: Ended) -> list[dict[str, Any]]:
+        target = max(lost[rule, run.end.seed] for rule in ("ssgd", "dpsgd"))
+        equal = min(run.points, key=lambda point: abs(np.log(last(point, "train_loss") / target)))
+        return [
+            {
+                "point": when,
+                "directions": label,
+                "step": point.step,
+                RISE: median_rise(context.contour(point, **how)),
+            }
+            for when, point in {"end": run.last, "equal loss": equal}.items()
+            for label, how in _MEASURES.items()
+        ]
+
+    rows = context.table(measure)
+    effects = _judge_flatness(rows)
+    picture, (ax,) = panels(1, 1, 7.6, 3.6)
+    for k, effect in enumerate(effects):
+        ax.plot(effect.values, np.full(len(effect.values), k), "o", color=f"C{k}", ms=6, mfc="none")
+        ax.plot(np.median(effect.values), k, "|", color="k", ms=18, mew=2)
+    ax.axvline(1, color="#777777", lw=0.9, ls=":")
+    ax.set_yticks(range(len(effects)), [effect.where for effect in effects])
+    label = "rise of the loss around SSGD / around DPSGD, a ring a seed, a bar the median"
+    ax.set(ylim=(len(effects) - 0.5, -0.5), xscale="log", xlabel=label)
+    decimal_labels(ax.xaxis)
+    compared = [Compared(f"rise around SSGD / DPSGD: {e.where}", summary(e.values)) for e in effects]
+    return Drawing({"": picture}, rows, compared)
+
+
+# ---- Where the learners of Figure 2(a) are
+
+_WHEN = ("early", "in the middle", "at the end")
+_LOSSES = ("learners_loss_median_nat", "loss_at_mean_nat")
+
+
+def _judge_planes(rows: Rows) -> list[Effect]:
+    what = "loss of the median learner / of the mean"
+    return [effect_of(w, what, *(by_seed(rows, n, when=w) for n in _LOSSES), times=True) for w in _WHEN]
+
+
+@figure("learners-plane", _judge_planes)
+def _planes(context: Context) -> Drawing:
+    """The loss in the plane nearest to DPSGD's learners, early, in the middle and at the end."""
+    surfaces = list[Surface]()
+
+    def measure(run: Ended) -> list[dict[str, Any]]:
+        chosen = (run.points[0], run.points[len(run.points) // 2], run.points[-1])
+        found = [_learners_surface(context, point) for point in chosen]
+        surfaces.extend(found)
+        return [
+            {
+                "when": when,
+                "step": point.step,
+                "loss_at_mean_nat": float(surface.marker_loss[-1]),  # after the learners, the mean
+                "learners_loss_median_nat": float(np.median(surface.marker_loss[:-1])),
+                "consensus_distance": last(point, "consensus"),
+                "explained_percent": float(100 * sum(surface.explained)),
+            }
+            for when, point, surface in zip(_WHEN, chosen, found, strict=True)
+        ]
+
+    rows = context.table(measure)
+    of_mean = rows.assign(of_mean=rows[_LOSSES[0]] / rows[_LOSSES[1]])
+    what = "loss of a learner / loss of the mean, {when}"
+    return Drawing(
+        {"": plots.draw(surfaces[: len(_WHEN)])},
+        rows,
+        compare_with_paper(of_mean, what, "of_mean", form=".3g"),
+        "The picture is of the first seed.",
+    )
+
+
+def _learners_surface(context: Context, point: Point) -> Surface:
+    grid = context.sizes["grid"]
+
+    def make() -> Surface:
+        here = point.load()
+        problem = context.problem(here, "train")
+        plane = learners_plane(problem, here.weights)
+        return contour(problem, plane, grid=(grid, grid), split="train", label=f"step {point.step:,}")
+
+    by = (contour, learners_plane)
+    return context.cached(Surface, point, {"plane": "learners", "grid": grid}, make, by)[0]
+
+
+# ---- Figures 3 and 4
+
+# Test accuracy in % up to which a network counts as not trained (ours); of ten classes chance is 10. The
+# share of a grid's points that must have converged for a run to count (ours).
+CHANCE, _CONVERGED = 15.0, 0.5
+_PLACE = ["model", "algorithm", "seed"]
+
+
+def _effects(rows: Rows, what: str, value: str, count: str = "") -> list[Effect]:
+    """SSGD's median over a grid against that of each form of DPSGD, by network, of runs that trained.
+
+    ``count``: a column that says which points count; a run counts if half of its points do.
+    """
+    trained = rows[rows["test_accuracy_percent"].astype(float) >= CHANCE]
+    good = trained[trained[count].astype(str) == "True"] if count else trained
+    groups, every = good.groupby(_PLACE, sort=False)[value], trained.groupby(_PLACE, sort=False)
+    table = groups.agg(median=lambda v: float(np.median(v.astype(float))), points="size")
+    table = table[table["points"] >= _CONVERGED * every.size().reindex(table.index)].reset_index()
+    return [
+        paired_effect(f"{m}, {a}", what, table, "median", model=m, algorithm=("SSGD", a), times=True)
+        for m, a in settings(rows, "model", "algorithm")
+        if a != "SSGD"
+    ]
+
+
+def _grids(
+    context: Context,
+    make: Callable[[Ended, str], Any],
+    columns: Callable[[Any], dict[str, Any]],
+    value: str,
+    what: str,
+    count: str = "",
+) -> Drawing:
+    """The grids of seed 0, a row for each rule; and of each run the median ``value`` over its points.
+
+    Args:
+        make: takes a run and a label, and gives its grid.
+        columns: takes a grid, and gives arrays (ny, nx) by name.
+        value: one of these.
+        what: the words for :func:`.compare_with_paper`.
+        count: a column that says which points count.
+    """
+    grids: dict[str, list[Any]] = {}
+
+    def measure(run: Ended) -> Rows:
+        grid = make(run, "{model}, {algorithm}".format(**run.values))
+        if not run.values["seed"]:
+            grids.setdefault(run.values["algorithm"], []).append(grid)
+        points = {"x": np.tile(grid.x, len(grid.y)), "y": np.repeat(grid.y, len(grid.x)), **columns(grid)}
+        table = pd.DataFrame({name: np.ravel(column) for name, column in points.items()})
+        table.insert(0, "test_accuracy_percent", score(run.end, "test_accuracy"))
+        return table
+
+    rows = context.table(measure).drop(columns="network")
+    rows.insert(0, "model", rows.pop("model"))
+    good = rows.assign(**{value: rows[value].where(rows[count])}) if count else rows
+    by_run = good.groupby(_PLACE, sort=False)[value].median().reset_index()
+    picture = plots.draw([grid for of_rule in grids.values() for grid in of_rule])
+    remarks = []
+    stuck = settings(rows[rows["test_accuracy_percent"] < CHANCE], "model", "algorithm")
+    if stuck:
+        names = ", ".join(f"{model} with {a}" for model, a in stuck)
+        remarks.append(f"At chance stayed runs of {names}, which do not count.")
+    if count and not rows[count].all():
+        lost = rows[~rows[count]].groupby(["model", "algorithm"], sort=False).size()
+        missed = ", ".join(f"{n} of {model} with {a}" for (model, a), n in lost.items())
+        remarks.append(f"Points that did not converge do not count: {missed}.")
+    return Drawing(
+        {"": picture}, rows, compare_with_paper(by_run, what, value, form=".3g"), " ".join(remarks)
+    )
 
 
 def _judge_3(rows: Rows) -> list[Effect]:
     return _effects(rows, "median rise of the loss around SSGD / DPSGD", "rise_nat")
 
 
-figure(
-    "fig3", "DPSGD-2020, Figure 3", "contours of the test loss, CIFAR-10, batch 8192",
-    "DPSGD's contours are wider apart: its minima are flatter.",
-    _runs, _judge_3, laptop=f"lr 0.2, 25 × 25 points, 1,000 test images; {CIFAR_NOTE}", paper=PAPER_CIFAR,
-    weights=True,
-)(_fig3)  # fmt: skip
-
-
-def _fig4(context: Context) -> Drawing:
-    grid, samples, products = context.pick((2, 16, 4), (4, 128, 200), (4, 0, 1000))
-
-    def make(key: str, label: str) -> Any:
-        early = context.points(key)[0]
-        label += f", epoch {early.epoch:.3g}"
-        return context.hessian_grid(early, label=label, grid=grid, samples=samples, products=products)
-
-    what = "median |λ_min|/|λ_max| where both converged, {model}, {algorithm}"
-    drawing = _drawing(
-        context, make, lambda g: {"ratio": g.ratio, "converged": g.converged}, "ratio", what, "converged"
+@figure("fig3", _judge_3)
+def _fig3(context: Context) -> Drawing:
+    return _grids(
+        context,
+        lambda run, label: context.contour(run.last, label),
+        lambda s: {"test_loss_nat": s.loss, "rise_nat": s.loss - s.loss[len(s.y) // 2, len(s.x) // 2]},
+        "rise_nat",
+        "median rise of the test loss, {model}, {algorithm}",
     )
-    rows = drawing.rows
-    drawing.conclusion = _finding(rows, _judge_4(rows), "SSGD's median ratio is {} that of DPSGD")
-    lost = rows[~rows["converged"]].groupby(["model", "algorithm"], sort=False).size()
-    if len(lost):
-        missed = ", ".join(f"{n} of {model} with {a}" for (model, a), n in lost.items())
-        drawing.conclusion += f" Points that did not converge do not count: {missed}."
-    return drawing
 
 
 def _judge_4(rows: Rows) -> list[Effect]:
@@ -160,10 +333,13 @@ def _judge_4(rows: Rows) -> list[Effect]:
     return _effects(rows, "median |λ_min|/|λ_max|, SSGD / DPSGD", "ratio", "converged")
 
 
-figure(
-    "fig4", "DPSGD-2020, Figure 4", "Hessian ratios early in training, CIFAR-10, batch 8192",
-    "Early in training DPSGD is less likely than SSGD to be at a saddle: |λ_min|/|λ_max| is lower.",
-    _runs, _judge_4,
-    laptop=f"lr 0.2, after a quarter of training, 128 test images, up to 200 products a point; {CIFAR_NOTE}",
-    paper=f"after epoch 16; {PAPER_CIFAR}", weights=True,
-)(_fig4)  # fmt: skip
+@figure("fig4", _judge_4)
+def _fig4(context: Context) -> Drawing:
+    def make(run: Ended, label: str) -> Any:
+        early = run.points[0]
+        return context.hessian_grid(early, f"{label}, epoch {early.epoch:.3g}")
+
+    what = "median |λ_min|/|λ_max| where both converged, {model}, {algorithm}"
+    return _grids(
+        context, make, lambda g: {"ratio": g.ratio, "converged": g.converged}, "ratio", what, "converged"
+    )

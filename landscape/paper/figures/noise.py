@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,10 @@ import pandas as pd
 from landscape import plots
 from landscape.analysis.noise import noise
 from landscape.analysis.spread import smoothing
-from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.statistics import mean_and_error
-from landscape.paper import scales
-from landscape.paper.context import Context, Point
+from landscape.paper.context import Context, Ended, Point
 from landscape.paper.figure import Compared, Drawing, figure, summary
-from landscape.paper.verdicts import Effect, Rows, select, settings, stacked
+from landscape.paper.verdicts import Effect, Rows, select
 from landscape.plots.picture import panels, shared_legend, wrapped_panels
 from landscape.results.flatness import Smoothing
 from landscape.results.noise import Noise
@@ -34,27 +31,43 @@ _FORMS = {
 _FACTOR = 1.5
 
 
-def _estimates(context: Context, key: str, run: Checkpoint) -> list[dict[str, Any]]:
-    """The four numbers at every checkpoint of a run, form by form."""
-    draws, points = context.pick(2, 16, 32), context.points(key)
+def _of_definition(rows: Rows) -> Rows:
+    """The four numbers by seed and step, divided by the definition."""
+    by = rows.pivot(index=["seed", "step"], columns="estimate", values="value")
+    return by.div(by["direct"].where(by["direct"] != 0), axis=0)
 
-    def estimate(point: Point) -> Noise:
+
+def _judge_eq4(rows: Rows) -> list[Effect]:
+    """The median over the checkpoints of a run."""
+    ratios = _of_definition(rows)["eq4"].groupby("seed", sort=False)
+    ratios = ratios.agg(lambda values: np.median(values))  # NaN where one is
+    what = "α² tr(HCH) / definition, median over checkpoints"
+    return [Effect("Figure 2(a)", what, tuple(ratios.tolist()), (1 / _FACTOR, _FACTOR), ratio=True)]
+
+
+@figure("eq4", _judge_eq4)
+def _eq4(context: Context) -> Drawing:
+    draws = context.sizes["draws"]
+
+    def estimate(context: Context, point: Point) -> Noise:
         run = point.load()
         problem, step = context.problem(run, "train"), str(run.step)
         return noise(problem, run.weights, run.lr, run.local_batch, draws=draws, label=step)
 
-    known = {"draws": draws, "along": True}
-    estimates = context.cached(Noise, points, known, lambda: list(map(estimate, points)), (noise,))
-    return [
-        {"step": int(estimate.label), "estimate": name, "value": value, "standard_error": error}
-        for name in _FORMS
-        for estimate in estimates
-        for value, error in [estimate.summary()[name]]
-    ]
+    def measure(run: Ended) -> list[dict[str, Any]]:
+        """The four numbers at every checkpoint of a run, form by form."""
+        known = {"draws": draws, "along": True}
+        estimates = context.cached(
+            Noise, run.points, known, lambda: [estimate(context, point) for point in run.points], (noise,)
+        )
+        return [
+            {"step": int(each.label), "estimate": name, "value": value, "standard_error": error}
+            for name in _FORMS
+            for each in estimates
+            for value, error in [each.summary()[name]]
+        ]
 
-
-def _eq4(context: Context) -> Drawing:
-    rows = context.table("dpsgd", {}, functools.partial(_estimates, context))
+    rows = context.table(measure)
     groups = rows.groupby("seed")
     picture, axes = wrapped_panels(len(groups), 4.0, 3.3, sharey=True)
     for ax, (seed, of_seed) in zip(axes, groups, strict=True):
@@ -65,34 +78,11 @@ def _eq4(context: Context) -> Drawing:
         ax.set(yscale="log", title=f"seed {seed}", xlabel="step")
     axes[0].set_ylabel("Δ(2) (squared weights)")
     shared_legend(picture, axes[:1], ncols=2)
-    by = rows.pivot(index=["seed", "step"], columns="estimate", values="value")
-    off = by.div(by["direct"], axis=0)
-    within = float(np.mean(np.abs(np.log(off["eq4"])) < np.log(_FACTOR)))
-    return Drawing(
-        {"": picture},
-        rows,
-        [Compared(f"{_FORMS[n]}, of the definition", summary(off[n], ".2g"), "1") for n in list(_FORMS)[1:]],
-        f"Eq. 4's Hessian form is within a factor {_FACTOR} of the definition at {100 * within:.0f}% of the "
-        f"checkpoints (ratios {off['eq4'].min():.2g} to {off['eq4'].max():.2g}), the first-order sum with "
-        f"minibatch Hessians between {off['first_order'].min():.2g} and {off['first_order'].max():.2g}.",
-    )
+    off = _of_definition(rows)
+    others = list(_FORMS)[1:]
+    compared = [Compared(f"{_FORMS[n]}, of the definition", summary(off[n], ".2g"), "1") for n in others]
+    return Drawing({"": picture}, rows, compared)
 
-
-def _judge_eq4(rows: Rows) -> list[Effect]:
-    """The median over the checkpoints of a run."""
-    by = rows.pivot(index=["seed", "step"], columns="estimate", values="value")
-    off = by["eq4"] / by["direct"].where(by["direct"] != 0)
-    ratios = off.groupby("seed", sort=False).agg(lambda values: np.median(values))  # NaN where one is
-    what = "α² tr(HCH) / definition, median over checkpoints"
-    return [Effect("Figure 2(a)", what, tuple(ratios.tolist()), (1 / _FACTOR, _FACTOR), ratio=True)]
-
-
-figure(
-    "eq4", "DPSGD-2020, Eq. 4 in detail", "Δ(2) over training, four ways",
-    "DPSGD's extra noise is α² tr(HCH), a function of the Hessian and of the learners' spread.",
-    scales.mnist_runs("{rule}", {"rule": ("dpsgd",)}, 5, "fig2a-{rule}"), _judge_eq4,
-    laptop=f"Figure 2(a), {scales.MNIST_NOTE}", paper=scales.MNIST_NOTE, weights=True,
-)(_eq4)  # fmt: skip
 
 # ---- The three terms of DPSGD's noise
 
@@ -103,12 +93,23 @@ _TERMS = {
 }
 
 
+def _judge_split(rows: Rows) -> list[Effect]:
+    """The mean over the steps of a run; below 5% counts as none (ours)."""
+    means = select(rows, step="mean", term="delta_cross")
+    what, claimed = "cross term / Δ_DP, mean over the steps", (-0.05, 0.05)
+    return [
+        Effect(f"Figure {part}", what, tuple(map(float, group["share_of_delta"])), claimed)
+        for part, group in means.groupby("figure", sort=False)
+    ]
+
+
+@figure("noise-split", _judge_split)
 def _split(context: Context) -> Drawing:
     """Δ_DP = Δ_S + α²‖P⊥δ‖² + cross, over training; the median over seeds, and the cross term's mean."""
-    tables, compared, means, sizes = [], list[Compared](), list[str](), list[float]()
+    tables, compared = [], list[Compared]()
     picture, axes = panels(1, 2, 5.0, 3.7)
     for ax, part in zip(axes, "ab", strict=True):
-        runs = context.group(part)
+        runs = [run.end for run in context.ended(_part=part)]
         chosen = np.isfinite(runs[0].history["delta"])
         steps = runs[0].history["step"][chosen].astype(int)
         whole = [run for run in runs if run.step == runs[0].step]
@@ -122,48 +123,22 @@ def _split(context: Context) -> Drawing:
         columns |= {"seed": [r.seed for r in whole], "step": "mean", "share_of_delta": share.mean(1)}
         tables.append(pd.DataFrame(columns))
         mean, error = mean_and_error(share.mean(1))
-        sizes.append(100 * float(np.median(np.abs(share))))
-        means.append(f"{100 * mean:+.1f}" + (f" ± {100 * error:.1f}%" if np.isfinite(error) else "%"))
+        size = f"{100 * float(np.median(np.abs(share))):.1f}%"
+        mean_text = f"{100 * mean:+.1f}" + (f" ± {100 * error:.1f}%" if np.isfinite(error) else "%")
         what = f"cross term of Δ_DP, Figure 2({part}): median size; mean ± standard error"
-        compared.append(Compared(what, f"{sizes[-1]:.1f}%; {means[-1]}", "0"))
+        compared.append(Compared(what, f"{size}; {mean_text}", "0"))
         ax.set(yscale="log", title=f"Figure 2({part}), median of {len(runs)} seeds", xlabel="step")
     axes[0].set_ylabel(r"share of $\Delta_{DP}$")
     shared_legend(picture, axes[:1], ncols=3)
-    return Drawing(
-        {"": picture},
-        stacked([table.astype(object) for table in tables]),
-        compared,
-        f"The cross term of Δ_DP is {means[0]} of it in (a), {means[1]} in (b). These are means over "
-        f"training; its median size is {sizes[0]:.1f} and {sizes[1]:.1f}%. A mean under 5% counts as none.",
-    )
+    rows = pd.concat([table.astype(object) for table in tables], ignore_index=True)
+    return Drawing({"": picture}, rows, compared)
 
-
-def _judge_split(rows: Rows) -> list[Effect]:
-    """The mean over the steps of a run; below 5% counts as none (ours)."""
-    means = select(rows, step="mean", term="delta_cross")
-    what, claimed = "cross term / Δ_DP, mean over the steps", (-0.05, 0.05)
-    return [
-        Effect(
-            f"Figure {part}", what, tuple(map(float, select(means, figure=part)["share_of_delta"])), claimed
-        )
-        for part in settings(rows, "figure")
-    ]
-
-
-figure(
-    "noise-split", "DPSGD-2020, Eq. 4 in detail", "what DPSGD's noise is made of",
-    "Δ_DP = Δ_S + Δ(2): the cross term between the two is zero.",
-    scales.mnist_runs("{part}", {"part": "ab"}, 5, "fig2{part}-dpsgd"), _judge_split,
-    laptop=f"Figure 2, {scales.MNIST_NOTE}", paper=scales.MNIST_NOTE,
-)(_split)  # fmt: skip
 
 # ---- The loss smoothed by the spread
 
-FORM, AXES = "{algorithm}", {"algorithm": ("ssgd", "dpsgd")}
-
 
 def _smoothed(context: Context, point: Point) -> Smoothing:
-    draws, samples = context.pick((2, 200), (16, 10_000), (64, 60_000))
+    draws, samples = context.sizes["draws"], context.sizes["samples"]
 
     def make() -> Smoothing:
         run = point.load()
@@ -182,18 +157,26 @@ def _smoothed(context: Context, point: Point) -> Smoothing:
     return context.cached(Smoothing, point, {"pairs": draws, "samples": samples}, make, by)[0]
 
 
-def _smoothing(context: Context) -> Drawing:
-    first, compared = list[Smoothing](), list[Compared]()
+def _judge_smoothing(rows: Rows) -> list[Effect]:
+    """DPSGD's checkpoints, the first and the last of each seed."""
+    seeds = rows["checkpoint"].astype(str).str.extract(r"^dpsgd, seed (\d+), step ", expand=False)
+    runs, below = rows.groupby(seeds, sort=False), (-np.inf, 1.0)
+    effects = []
+    for when, run in (("early", runs.first()), ("at the end", runs.last())):
+        flat = tuple((run["lambda_smoothed"] / run["lambda_max"]).tolist())
+        effects.append(Effect(when, "λ_max of the smoothed loss / of the loss", flat, below, ratio=True))
+    low = tuple((runs.first()["alpha_e"] / runs.first()["alpha"]).tolist())
+    return [*effects, Effect("early", "effective rate α_e / α", low, below)]
 
-    def measure(key: str, run: Checkpoint) -> list[dict[str, Any]]:
-        points = context.points(key)
-        found = [_smoothed(context, point) for point in (points[0], points[-1])]
-        if run.seed == 0:
+
+@figure("smoothing", _judge_smoothing)
+def _smoothing(context: Context) -> Drawing:
+    first = list[Smoothing]()
+
+    def measure(run: Ended) -> list[dict[str, Any]]:
+        found = [_smoothed(context, point) for point in (run.points[0], run.points[-1])]
+        if not run.values["seed"]:
             first.extend(found)
-        for r in found:
-            smooth, error = float(r.lambda_smooth[0]), float(r.lambda_smooth_se[0])
-            text = f"{smooth / r.lambda_max:.3f} ± {error / abs(r.lambda_max):.3f}"
-            compared.append(Compared(f"λ_max smoothed / λ_max, {r.label}", text))
         return [
             {
                 "checkpoint": r.label,
@@ -210,34 +193,12 @@ def _smoothing(context: Context) -> Drawing:
             for r in found
         ]
 
-    rows = context.table(FORM, AXES, measure).drop(columns=["algorithm", "seed"])
-    early, late = (summary(effect.values, ".3f") for effect in _judge_smoothing(rows)[:2])
-    return Drawing(
-        {"": plots.draw(first)},
-        rows,
-        compared,
-        f"Smoothed by DPSGD's measured spread λ_max is {early} of the loss's own early in training and "
-        f"{late} at the end; below 1 the spread flattens the loss.",
-    )
-
-
-def _judge_smoothing(rows: Rows) -> list[Effect]:
-    """Of DPSGD's checkpoints, the first and the last of each seed."""
-    seeds = rows["checkpoint"].astype(str).str.extract(r"^dpsgd, seed (\d+), step ", expand=False)
-    runs, below = rows.groupby(seeds, sort=False), (-np.inf, 1.0)
-    effects = []
-    for when, run in (("early", runs.first()), ("at the end", runs.last())):
-        flat = tuple((run["lambda_smoothed"] / run["lambda_max"]).tolist())
-        effects.append(Effect(when, "λ_max of the smoothed loss / of the loss", flat, below, ratio=True))
-    low = tuple((runs.first()["alpha_e"] / runs.first()["alpha"]).tolist())
-    return [*effects, Effect("early", "effective rate α_e / α", low, below)]
-
-
-figure(
-    "smoothing", "DPSGD-2021", "the loss smoothed by the learners' spread; the rates it allows, α and α_e",
-    "The spread smooths the loss, hence allows a larger rate; the effective rate adjusts itself to the "
-    "landscape.",
-    scales.mnist_runs(FORM, AXES, 5, "fig2a-{algorithm}"), _judge_smoothing,
-    laptop=f"Figure 2(a), early (a tenth) and at the end, 10,000 training samples; {scales.OURS}",
-    paper=f"Figure 2(a); {scales.OURS}", weights=True,
-)(_smoothing)  # fmt: skip
+    rows = context.table(measure).drop(columns="seed")
+    compared = [
+        Compared(
+            f"λ_max smoothed / λ_max, {r.checkpoint}",
+            f"{r.lambda_smoothed / r.lambda_max:.3f} ± {r.standard_error / abs(r.lambda_max):.3f}",
+        )
+        for r in rows.itertuples()
+    ]
+    return Drawing({"": plots.draw(first)}, rows, compared)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.core import registry
 from landscape.core.errors import InputError
-from landscape.core.options import below_one, positive
+from landscape.core.options import BelowOne, Natural
 from landscape.limits import max_stable_step
 from landscape.limits.rules import max_matching_step, max_mixing_step, max_random_delay_step
 from landscape.training.algorithms.base import Rule
@@ -49,14 +49,12 @@ class AsyncSGD(Rule):
         self,
         learners: int,
         seed: int,
-        delay: int,
+        delay: Natural,
         schedule: Literal["round-robin", "random", "measured"] = "round-robin",
-        shifted: float = 0.0,
+        shifted: BelowOne = 0.0,
         staleness_aware: bool = False,
     ) -> None:
         super().__init__(learners, seed)
-        positive("algorithm.delay", delay, least=0)
-        below_one("algorithm.shifted", shifted)
         self.measured = schedule == "measured"
         if self.measured and learners > 1:
             raise InputError(
@@ -125,14 +123,14 @@ class AsyncSGD(Rule):
         return {"delay": self._delay(step)}
 
     def follows_mean_direction(self, step: int) -> bool:
-        """Not of the measured schedule: its server has the gradient, but not the minibatch."""
+        """A measured schedule does not: its server has the gradient, but not the minibatch."""
         return not (self.shifted or self.staleness_aware or self.measured)
 
     def communication_cost(self, step: int) -> tuple[float, int]:
         return 2.0, 0  # its gradient to the server, weights back; no worker waits for another
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """In mean square for the random schedule; not known for the measured one, where delays vary."""
+        """The limit is one in mean square for the random schedule, and unknown for the measured one."""
         if self.measured and self.delay:
             return None
         if (self.shifted and momentum) or (
@@ -173,12 +171,11 @@ class ADPSGD(DPSGD):
         self,
         learners: int,
         seed: int,
-        delay: int = 1,
+        delay: Natural = 1,
         schedule: Literal["fixed", "random"] = "fixed",
         mixing: str = "random-matching",
     ) -> None:
         super().__init__(learners, seed, mixing)
-        positive("algorithm.delay", delay, least=0)
         self.delay, self.schedule = delay, schedule
         self._slots, self._mean_delay = torch.empty(0), 0.0
 
@@ -205,7 +202,7 @@ class ADPSGD(DPSGD):
         return {"delay": self._mean_delay}
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """Of random pairs in mean square, and with the fixed schedule only."""
+        """The limit for random pairs is one in mean square; it is known for the fixed schedule only."""
         if not self.delay:
             return super().stability_limit(momentum, form)
         if self.schedule == "random" or len(self.mixing.cycle) > 1:

@@ -101,9 +101,8 @@ class Rule(ABC):
             step: counted from 1.
         """
 
-    @abstractmethod
     def gradient_points(self, weights: Tensor) -> Tensor:
-        """The points at which the learners' gradients are taken.
+        """The points at which the learners' gradients are taken: by default each learner's own weights.
 
         Args:
             weights: those at the step's start (n, P).
@@ -111,6 +110,7 @@ class Rule(ABC):
         Returns:
             (n, P), a point for each learner.
         """
+        return weights
 
     @abstractmethod
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
@@ -153,7 +153,7 @@ class Rule(ABC):
         """
 
     def follows_mean_direction(self, step: int) -> bool:
-        """Whether a step moves w_a by −α times the mean of the directions, which Eq. 4's split assumes.
+        """Say whether a step moves w_a by −α times the mean direction, which Eq. 4's split assumes.
 
         Args:
             step: counted from 1.

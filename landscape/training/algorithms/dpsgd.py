@@ -13,7 +13,7 @@ from torch import Tensor
 from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import positive
+from landscape.core.options import NonNegative
 from landscape.limits import max_stable_step
 from landscape.limits.rules import first_unstable, max_matching_momentum_step, max_mixing_step
 from landscape.training.algorithms.base import Rule
@@ -56,9 +56,6 @@ class DPSGD(Rule):
         if self.order == "awc":
             self._mixed = self.comm.mix(weights, self.mixing, step)
 
-    def gradient_points(self, weights: Tensor) -> Tensor:
-        return weights
-
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         if self.order == "awc":
             return torch.sub(self._mixed(), directions, alpha=lr, out=self._new_weights(weights))
@@ -66,7 +63,7 @@ class DPSGD(Rule):
         return self._new_weights(weights).copy_(self.comm.mix(stepped, self.mixing, step)())
 
     def finish_moved(self, weights: Tensor, points: Tensor, moved: Tensor, lr: float, step: int) -> Tensor:
-        """In AWC order w_j − α u_j + Σ_k M_jk (w_k − w_j), for which three passes over memory are enough."""
+        """The result in AWC order is w_j − α u_j + Σ_k M_jk (w_k − w_j): three passes over memory."""
         if self.order == "awc" and self.lr_is_factor and points.data_ptr() == weights.data_ptr():
             return self._mixed.add_to(moved)
         return super().finish_moved(weights, points, moved, lr, step)
@@ -83,7 +80,7 @@ class DPSGD(Rule):
         return self.mixing.degree(step) * (1 + self._mixed_buffers), 1
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """Without momentum that of the mixing in this order; of random matching in mean square."""
+        """The limit without momentum is that of the mixing; random matching has one in mean square."""
         if not momentum:
             return self.mixing.stability_limit if self.order == "awc" else max_stable_step()
         mixed = self.buffers == "mix"
@@ -117,9 +114,8 @@ class DSGDAC(DPSGD):
     lr_is_factor = False
     uses_peak_lr = True
 
-    def __init__(self, learners: int, seed: int, mixing: str = "full", power: float = 1.0) -> None:
+    def __init__(self, learners: int, seed: int, mixing: str = "full", power: NonNegative = 1.0) -> None:
         super().__init__(learners, seed, mixing)
-        positive("algorithm.power", power, least=0)
         self.power = power
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
@@ -178,9 +174,6 @@ class SGP(Rule):
             p[(np.arange(n) + hop) % n, np.arange(n)] = 0.5
         return p
 
-    def gradient_points(self, weights: Tensor) -> Tensor:
-        return weights
-
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         w, p = self.shared["push_weights"], self.matrix(step)
         local_w = w[self.comm.local, None].to(weights)
@@ -199,7 +192,7 @@ class SGP(Rule):
         return (np.count_nonzero(p) - np.count_nonzero(np.diag(p))) / self.learners, 1
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
-        """Where w stays 1, that of DPSGD in ATC order; of a fixed graph, with the w that it settles at.
+        """The limit is that of DPSGD in ATC order where w stays 1; on a fixed graph w is where it settles.
 
         On one quadratic x ← P (x − ηλ x/w): learners of little weight w take the largest steps.
         """

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.core import registry
 from landscape.core.errors import InputError
-from landscape.core.options import below_one, positive
+from landscape.core.options import BelowOne, Count, Natural, Positive
 from landscape.limits.rules import max_period_step
 from landscape.training.algorithms.base import Rule
 from landscape.training.algorithms.dpsgd import DPSGD
@@ -52,18 +52,15 @@ class LocalSGD(Rule):
         self,
         learners: int,
         seed: int,
-        period: int,
-        start: int = 0,
+        period: Count,
+        start: Natural = 0,
         nodes: int = 1,
-        node_period: int = 1,
+        node_period: Count = 1,
         mixing: str = "none",
         order: Literal["awc", "atc"] = "awc",
         buffers: Buffers = "keep",
     ) -> None:
         super().__init__(learners, seed)
-        positive("algorithm.period", period, least=1)
-        positive("algorithm.start", start, least=0)
-        positive("algorithm.node_period", node_period, least=1)
         if nodes < 1 or learners % nodes:
             raise InputError(f"algorithm.nodes: {nodes} is not allowed, it must divide {learners} learners")
         if nodes > 1 and mixing != "none":
@@ -80,7 +77,7 @@ class LocalSGD(Rule):
         self._averaged = 0
 
     def _ends_period(self, step: int) -> bool:
-        """Whether ``step`` ends a period of local steps with the average of all."""
+        """Say whether ``step`` ends a period of local steps with the average of all."""
         return step > self.first and (step - self.first) % self.period == 0
 
     def begin(self, weights: Tensor, step: int) -> None:
@@ -89,9 +86,6 @@ class LocalSGD(Rule):
             self.base.comm = self.comm
             if not self.synchronous:
                 self.base.begin(weights, step)
-
-    def gradient_points(self, weights: Tensor) -> Tensor:
-        return weights
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
         if self.base and step > self.first:
@@ -106,7 +100,7 @@ class LocalSGD(Rule):
         return new
 
     def _outer(self, mean: Tensor, lr: float) -> Tensor:
-        """(P,): where all learners go on from, given their mean after a period."""
+        """The weights (P,) from which all learners go on, given their mean after a period."""
         return mean
 
     def _anchored(self, mean: Tensor) -> Tensor:
@@ -169,7 +163,7 @@ class _Outer(LocalSGD):
 
 @registry.algorithms.add("slowmo")
 class SlowMo(_Outer):
-    """After every ``period`` steps average to x̄, then u ← βu + (x_old − x̄)/γ, x_old ← x_old − a γ u.
+    """SlowMo: after ``period`` steps average to x̄, then u ← βu + (x_old − x̄)/γ, x_old ← x_old − a γ u.
 
     γ is the learning rate of the period's last step (Wang et al. 2020, Algorithm 1; LocalSGD-2021). a = 1 and
     β = 0 is local SGD, whose options it has.
@@ -187,19 +181,17 @@ class SlowMo(_Outer):
         self,
         learners: int,
         seed: int,
-        period: int,
-        slow_lr: float = 1.0,
-        slow_momentum: float = 0.5,
-        start: int = 0,
+        period: Count,
+        slow_lr: Positive = 1.0,
+        slow_momentum: BelowOne = 0.5,
+        start: Natural = 0,
         nodes: int = 1,
-        node_period: int = 1,
+        node_period: Count = 1,
         mixing: str = "none",
         order: Literal["awc", "atc"] = "awc",
         buffers: Buffers = "keep",
     ) -> None:
         super().__init__(learners, seed, period, start, nodes, node_period, mixing, order, buffers)
-        positive("algorithm.slow_lr", slow_lr)
-        below_one("algorithm.slow_momentum", slow_momentum)
         self.outer_lr, self.outer_momentum = slow_lr, slow_momentum
 
     def _outer(self, mean: Tensor, lr: float) -> Tensor:
@@ -211,7 +203,7 @@ class SlowMo(_Outer):
 
 @registry.algorithms.add("diloco")
 class DiLoCo(_Outer):
-    """After every ``period`` steps Δ = x_old − x̄, v ← μv + Δ, x_old ← x_old − ν (Δ + μv): Nesterov's.
+    """DiLoCo: after ``period`` steps Δ = x_old − x̄, v ← μv + Δ, x_old ← x_old − ν (Δ + μv), Nesterov's.
 
     The rule is Algorithm 1 of Douillard et al. 2023. Their inner optimizer is AdamW, whose state is kept;
     here it is the recipe's. ``period``, ``start`` and ``buffers`` are those of local SGD.
@@ -228,15 +220,13 @@ class DiLoCo(_Outer):
         self,
         learners: int,
         seed: int,
-        period: int,
-        outer_lr: float = 0.7,
-        outer_momentum: float = 0.9,
-        start: int = 0,
+        period: Count,
+        outer_lr: Positive = 0.7,
+        outer_momentum: BelowOne = 0.9,
+        start: Natural = 0,
         buffers: Buffers = "keep",
     ) -> None:
         super().__init__(learners, seed, period, start, buffers=buffers)
-        positive("algorithm.outer_lr", outer_lr)
-        below_one("algorithm.outer_momentum", outer_momentum)
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
 
     def _outer(self, mean: Tensor, lr: float) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from landscape.core import registry
-from landscape.core.options import positive
+from landscape.core.options import NonNegative
 from landscape.limits import max_stable_step
 from landscape.training.algorithms.base import Rule
 
@@ -50,9 +50,8 @@ class SSGDNoise(SSGD):
     label, color = "SSGD*", "#0072B2"
     purposes = ("noise",)
 
-    def __init__(self, learners: int, seed: int, sigma: float) -> None:
+    def __init__(self, learners: int, seed: int, sigma: NonNegative) -> None:
         super().__init__(learners, seed)
-        positive("algorithm.sigma", sigma, least=0)
         self.sigma = sigma
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:

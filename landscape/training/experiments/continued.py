@@ -14,7 +14,7 @@ from torch import Tensor
 
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.core.errors import InputError, OperationError
-from landscape.core.options import SPLIT, choose, expect, positive
+from landscape.core.options import choose, expect, positive
 from landscape.core.progress import Progress
 from landscape.core.registry import numerics
 from landscape.evaluation.grid import setting
@@ -130,7 +130,7 @@ def critical_batch(
         scaling=chosen,
         seed=seed,
         **setting(trainer.train),
-        **provenance(run, about),
+        **run.about() | about,
     )
 
 
@@ -206,10 +206,3 @@ def operating_point(run: Checkpoint) -> tuple[float, float | None, int]:
         return run.lr, read_settings(run).get("monitor", {}).get("stability_limit"), 0
     recipe = recipe_of(run)
     return run.lr, recipe.stability_limit(), int(recipe.algorithm.get("delay", 0))
-
-
-def provenance(given: Any, about: Provenance) -> Provenance:
-    """Where a result of a run comes from: its label and split, unless ``about`` says them."""
-    if not isinstance(given, Checkpoint):
-        return about
-    return {"split": given.source.get("split", SPLIT), "label": given.label, **about}

@@ -26,7 +26,7 @@ from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.training import LEVEL, Escape, Minima, Stability, median_rank
 from landscape.training import algorithms as rules
-from landscape.training.experiments.continued import operating_point, provenance
+from landscape.training.experiments.continued import operating_point
 from landscape.training.optimizer import SGD
 from landscape.training.optimizer.preconditioning import preconditioner
 from landscape.training.own_loop.flat import read_settings
@@ -221,8 +221,8 @@ def stability(
         >>> round(result.lambda_max, 4), result.limit[0].round(3).tolist()
         (9.0, [2.0, 1.0])
     """
-    table, about = limits(delays, momentum), provenance(problem, about)
-    run = problem if isinstance(problem, Checkpoint) else None
+    table, run = limits(delays, momentum), problem if isinstance(problem, Checkpoint) else None
+    about = run.about() | about if run else about
     problem = problem_of(problem)
     own_lr, rule_limit, rule_delay = operating_point(run) if run else (math.nan, None, 0)
     lr, own_limit = own_lr if lr is None else lr, rule_limit if own_limit is None else own_limit
@@ -311,10 +311,11 @@ def minima(
         True
     """
     positive("rate_tol", rate_tol)
+    run = problem if isinstance(problem, Checkpoint) else None
+    about = run.about() | about if run else about
     if weight_decay is None:
-        weight_decay = _weight_decay(problem) if isinstance(problem, Checkpoint) else 0.0
+        weight_decay = _weight_decay(run) if run else 0.0
     positive("weight_decay", weight_decay, least=0)
-    about = provenance(problem, about)
     problem = problem_of(problem)
     table = limits(delays, momentum)
     top = top_eigenvalues(problem, 1, seed=seed)
@@ -334,7 +335,7 @@ def minima(
     columns = {name: np.zeros(table.shape) for name in ("stays", "leaves", "lambda_after")}
     done = 0
     for (f, k), count in np.ndenumerate(steps):
-        end_at = functools.partial(run, start, int(count), delays[k], *settings[f])
+        end_at = functools.partial(train_from, start, int(count), delays[k], *settings[f])
         low, high, end = search(end_at, float(table[f, k]) / curvature, rate_tol)
         after = top_eigenvalues(problem, 1, weights=end, initial=top.vectors[0], seed=seed)
         for column, value in zip(columns.values(), (low, high, float(after.values[0])), strict=True):
@@ -366,7 +367,7 @@ def _weight_decay(run: Checkpoint) -> float:
 
 @dataclass(frozen=True)
 class Start:
-    """Where training from a minimum starts, and when it has left.
+    """The start of training at a minimum, and the test of when it has left it.
 
     ``weights`` (P,): the first weights, near the minimum of the ``problem``'s loss plus ½ ``weight_decay``
     ‖w‖²; ``ceiling``: training has left the minimum when that sum is above it.
@@ -392,7 +393,9 @@ def length(delay: int, momentum: float, shifted: float) -> int:
     return max(LEAST_STEPS, math.ceil(GROWTH / math.log(root)))
 
 
-def run(start: Start, steps: int, delay: int, momentum: float, shifted: float, lr: float) -> Tensor | None:
+def train_from(
+    start: Start, steps: int, delay: int, momentum: float, shifted: float, lr: float
+) -> Tensor | None:
     """Steps of the rule async-sgd, its optimizer and the gradient of all samples, called as the loop does.
 
     Args:

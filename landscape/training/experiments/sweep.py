@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.core.files import Lock, make_folder
-from landscape.core.memory import pick_device
 from landscape.core.options import toml_value
 from landscape.core.progress import Progress, no_progress
 from landscape.results.training import COLUMNS, Sweep
@@ -55,7 +55,7 @@ class Outcome:
 
     @classmethod
     def of(cls, end: Checkpoint) -> Outcome:
-        """That of a finished run."""
+        """The outcome of a finished run."""
         if not end.step:
             return cls(math.nan, math.nan, math.nan, bool(end.diverged), 0.0)
         history = end.history

@@ -120,7 +120,7 @@ class NoiseScale(Instrument):
         if not len(traces):
             return {}
         parts = (*mean_and_error(traces), *mean_and_error(norms2), covariance_of_means(traces, norms2))
-        return _columns(GradientNoise(statistics.ratio_estimates(traces, norms2), *parts))
+        return self._row_of(GradientNoise(statistics.ratio_estimates(traces, norms2), *parts))
 
     def _window(self) -> tuple[Array, Array]:
         """tr Σ and ‖g‖² of each step, or each stretch of steps up to a second gradient; the rest is kept."""
@@ -141,21 +141,12 @@ class NoiseScale(Instrument):
         minibatches = Minibatches(self.run.problem, self.run.batch, self.generator(now))
         for _, (drawn,) in zip(range(draws), minibatches, strict=False):
             estimator.add(drawn.gradient(now.mean)[None])
-        return _columns(estimator.estimate())
+        return self._row_of(estimator.estimate())
 
-
-def _columns(scale: GradientNoise) -> dict[str, float]:
-    low, high = scale.interval()
-    return {
-        "noise_scale": scale.value,
-        "noise_scale_se": scale.standard_error if math.isfinite(scale.value) else math.nan,
-        "noise_scale_low": low,
-        "noise_scale_high": high,
-        "noise_trace": scale.trace,
-        "noise_trace_se": scale.trace_error,
-        "noise_norm2": scale.norm2,
-        "noise_norm2_se": scale.norm2_error,
-    }
+    def _row_of(self, scale: GradientNoise) -> dict[str, float]:
+        error = scale.standard_error if math.isfinite(scale.value) else math.nan
+        parts = scale.trace, scale.trace_error, scale.norm2, scale.norm2_error
+        return self.row(scale.value, error, *scale.interval(), *parts)
 
 
 @registry.instruments.add("noise-alignment")
@@ -179,13 +170,12 @@ class NoiseAlignment(Instrument):
         for k, (drawn,) in zip(range(draws), minibatches, strict=False):
             gradient = on_all(comm, drawn.gradient(now.mean) if k in turns else None, now.mean)
             rows[k] = along(gradient), float(gradient.double().square().sum())
-        value, error = statistics.ratio(rows[:, 0], rows[:, 1])
-        return {"noise_alignment": value, "noise_alignment_se": error}
+        return self.row(*statistics.ratio(rows[:, 0], rows[:, 1]))
 
 
 @registry.instruments.add("disagreement")
 class Disagreement(Instrument):
-    """The spread and the gradient in the space of the ``monitor.top`` largest eigenvalues, and ½ tr(HC).
+    """The spread and the gradient in the space of the ``monitor.k`` largest eigenvalues, and ½ tr(HC).
 
     H and the gradient are at w_a, on the sample of ``monitor.samples``; C = n⁻¹ Σ_j Δw_j Δw_jᵀ, so that
     ½ tr(HC) is what the spread costs in loss to second order, in nats. Errors are those of

@@ -43,14 +43,8 @@ class LambdaMax(Instrument):
             float(spread.double().square().sum()) / len(spread),
         )
         along, total = totals()
-        top, limit = float(pairs.values[0]), self.run.stability_limit
-        return {
-            "lambda_max": top,
-            "lambda_max_residual": float(pairs.residuals[0]),
-            "lr_lambda_max": now.lr * top,
-            "lr_lambda_limit": math.nan if limit is None else limit,
-            "spread_share": along / total if total > rounding(now.mean) else math.nan,
-        }
+        top, share = float(pairs.values[0]), along / total if total > rounding(now.mean) else math.nan
+        return self.row(top, float(pairs.residuals[0]), now.lr * top, self.run.limit, share)
 
 
 @registry.instruments.add("preconditioned-lambda-max")
@@ -87,12 +81,7 @@ class PreconditionedLambdaMax(Instrument):
         if seen is None or pairs is None:
             return {}
         top = float(pairs.values[0])
-        return {
-            "preconditioned_lambda_max": top,
-            "preconditioned_lambda_max_residual": float(pairs.residuals[0]),
-            "lr_preconditioned_lambda_max": now.lr * top,
-            "lr_preconditioned_limit": seen.limit,
-        }
+        return self.row(top, float(pairs.residuals[0]), now.lr * top, seen.limit)
 
 
 @registry.instruments.add("batch-sharpness")
@@ -117,22 +106,12 @@ class BatchSharpness(Instrument):
     on_minibatches = True
 
     def measure(self, now: StepState) -> dict[str, float]:
-        run = self.run
         value, error = mean_and_error(self._drawn(now, now.mean[None], 1).mean(1))
-        columns = {
-            "batch_sharpness": value,
-            "batch_sharpness_se": error,
-            "lr_batch_sharpness": now.lr * value,
-            "lr_lambda_limit": math.nan if run.stability_limit is None else run.stability_limit,
-        }
-        if run.learners == 1:
-            return columns
-        value, error = mean_and_error(self._drawn(now, now.points, run.learners).mean(1))
-        return columns | {
-            "learner_batch_sharpness": value,
-            "learner_batch_sharpness_se": error,
-            "lr_learner_batch_sharpness": now.lr * value,
-        }
+        values = [value, error, now.lr * value, self.run.limit]
+        if self.run.learners > 1:
+            value, error = mean_and_error(self._drawn(now, now.points, self.run.learners).mean(1))
+            values += [value, error, now.lr * value]
+        return self.row(*values)
 
     def _drawn(self, now: StepState, weights: Tensor, learners: int) -> Array:
         """(draws, learners): w_a's draws are shared by the processes; of learners each has its own."""
@@ -185,9 +164,7 @@ class _Rise(Instrument):
             )  # fmt: skip
             found += torch.tensor([result.value, result.standard_error][: len(found)])
         values = self.run.comm.totals(found).tolist()
-        if not all(math.isfinite(value) for value in values):
-            return {}
-        return dict(zip(self.columns, values, strict=True))
+        return self.row(*values) if all(map(math.isfinite, values)) else {}
 
 
 @registry.instruments.add("worst-sharpness")

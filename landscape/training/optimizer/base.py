@@ -14,12 +14,12 @@ from torch import Tensor
 
 from landscape.core import registry
 from landscape.core.errors import InputError, OperationError
-from landscape.core.options import below_one, positive
+from landscape.core.options import BelowOne, NonNegative, Positive
 from landscape.problem.layout import Layout
 
 
 class OptimizerMemory(Protocol):
-    """What update rules read and change of an optimizer, this package's or a user's own.
+    """The part of an optimizer, of this package or a user's own, that update rules read and change.
 
     Attributes:
         counters, state: as of :class:`Optimizer`.
@@ -144,10 +144,10 @@ class SGD(Optimizer):
         weight_decay: λ. Source: DPSGD-2020, Figure 2.
     """
 
-    def __init__(self, momentum: float = 0.0, nesterov: bool = False, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self, momentum: BelowOne = 0.0, nesterov: bool = False, weight_decay: NonNegative = 0.0
+    ) -> None:
         super().__init__()
-        below_one("optimizer.momentum", momentum)
-        positive("optimizer.weight_decay", weight_decay, least=0)
         if nesterov and not momentum:
             raise InputError("optimizer.nesterov: true is not allowed without optimizer.momentum > 0")
         self.momentum, self.nesterov, self.weight_decay = momentum, nesterov, weight_decay
@@ -182,11 +182,10 @@ class LARS(Optimizer):
     names = ("momentum",)
     linear = False
 
-    def __init__(self, momentum: float = 0.9, weight_decay: float = 0.0005, trust: float = 0.001) -> None:
+    def __init__(
+        self, momentum: BelowOne = 0.9, weight_decay: NonNegative = 0.0005, trust: Positive = 0.001
+    ) -> None:
         super().__init__()
-        below_one("optimizer.momentum", momentum)
-        positive("optimizer.weight_decay", weight_decay, least=0)
-        positive("optimizer.trust", trust)
         self.momentum, self.weight_decay, self.trust = momentum, weight_decay, trust
         self.preconditioned = momentum, "ordinary", 1.0
 
@@ -226,13 +225,13 @@ class LAMB(Optimizer):
     linear = False
 
     def __init__(
-        self, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-6, weight_decay: float = 0.01
+        self,
+        beta1: BelowOne = 0.9,
+        beta2: BelowOne = 0.999,
+        epsilon: Positive = 1e-6,
+        weight_decay: NonNegative = 0.01,
     ) -> None:
         super().__init__()
-        below_one("optimizer.beta1", beta1)
-        below_one("optimizer.beta2", beta2)
-        positive("optimizer.epsilon", epsilon)
-        positive("optimizer.weight_decay", weight_decay, least=0)
         self.betas, self.epsilon, self.weight_decay = (beta1, beta2), epsilon, weight_decay
         self.preconditioned = beta1, "ordinary", 1 - beta1
 

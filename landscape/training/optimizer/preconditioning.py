@@ -20,7 +20,7 @@ from landscape.training.recipes.recipe import Recipe, recipe_of
 
 
 def preconditioner(
-    checkpoint: Checkpoint, problem: Problem, learner: str | int = "mean", *, seed: int = 0
+    run: Checkpoint, problem: Problem, learner: str | int = "mean", *, seed: int = 0
 ) -> Preconditioner:
     """The diagonal P with which Adam, AdamW, RMSprop, LARS or LAMB makes its next step, and its limit.
 
@@ -31,7 +31,7 @@ def preconditioner(
     decay in the recipe is left out.
 
     Args:
-        checkpoint: of a run of ``landscape train``.
+        run: a checkpoint of ``landscape train``.
         problem: its problem; LARS takes gradients of it, on minibatches of the run's size.
         learner: "mean": the state averaged over the learners (ours; with SSGD all are equal), at w_a; or a
             learner's number, with its own state and weights.
@@ -49,23 +49,23 @@ def preconditioner(
         >>> landscape.Preconditioner(torch.tensor([1.0, 4.0]), name="torch:Adam", lr=0.1, limit=38.0).lr
         0.1
     """
-    expect("checkpoint", checkpoint, Checkpoint)
-    if not checkpoint.has_recipe:
+    expect("run", run, Checkpoint)
+    if not run.has_recipe:
         raise OperationError(
-            f"{checkpoint.path or 'checkpoint'}: landscape train did not make it, so that its optimizer is "
+            f"{run.path or 'run'}: landscape train did not make it, so that its optimizer is "
             "not known; give a landscape.Preconditioner"
         )
-    made = StatePreconditioner(recipe_of(checkpoint), problem, "precondition")
-    if checkpoint.step < 1:
-        raise OperationError(f"{checkpoint.path or 'checkpoint'}: of step 0, the optimizer has no state yet")
-    check_learner(learner, checkpoint.learners)
+    made = StatePreconditioner(recipe_of(run), problem, "precondition")
+    if run.step < 1:
+        raise OperationError(f"{run.path or 'run'}: of step 0, the optimizer has no state yet")
+    check_learner(learner, run.learners)
     if isinstance(learner, int):
-        theta = checkpoint.weights[learner]
-        state = {key: rows[learner : learner + 1] for key, rows in checkpoint.optimizer.items()}
+        weights = run.weights[learner]
+        state = {key: rows[learner : learner + 1] for key, rows in run.optimizer.items()}
     else:
-        theta = checkpoint.mean
-        state = {key: _mean(key, rows, made.counters) for key, rows in checkpoint.optimizer.items()}
-    return made.at(theta.to(problem.weights), state, checkpoint.step, checkpoint.lr, stream(seed, 0))
+        weights = run.mean
+        state = {key: _mean(key, rows, made.counters) for key, rows in run.optimizer.items()}
+    return made.at(weights.to(problem.weights), state, run.step, run.lr, stream(seed, 0))
 
 
 def _mean(name: str, rows: Tensor, counters: frozenset[str]) -> Tensor:

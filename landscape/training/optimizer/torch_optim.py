@@ -26,7 +26,7 @@ UPDATES = "updates"
 
 
 def is_torch(name: str) -> bool:
-    """Whether ``name`` is that of a class of ``torch.optim``: "torch:CLASS"."""
+    """Say whether ``name`` names a class of ``torch.optim``: "torch:CLASS"."""
     return name.startswith(PREFIX)
 
 

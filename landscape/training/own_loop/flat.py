@@ -23,6 +23,7 @@ from landscape import limits
 from landscape.checkpoint.checkpoint import Checkpoint, storable
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.curvature.hessian import Preconditioner
+from landscape.evaluation.grid import gather_bytes
 from landscape.problem.layout import Layout
 from landscape.training.optimizer.torch_optim import preconditioned
 from landscape.training.optimizer.torch_optim import preconditioner as found_preconditioner
@@ -70,7 +71,7 @@ class Tracked:
         return {name: t for name, t in named.items() if name not in trained}
 
     def kept(self) -> dict[str, Tensor]:
-        """Of :meth:`rest` what is saved, a row for the one learner, as files take it."""
+        """The saved part of :meth:`rest`, a row for the one learner, as files take it."""
         return {name: storable(t)[None].clone() for name, t in self.rest(saved=True).items()}
 
 
@@ -180,7 +181,7 @@ def _refusal(name: str, change: str, remedy: str = REMEDY) -> InputError:
 
 
 class DefaultGroup:
-    """This process in the default process group; alone where there is none.
+    """This process in the default process group, or the only process where there is none.
 
     Args:
         rank, size: its number, and that of all processes.
@@ -221,19 +222,11 @@ class DefaultGroup:
         return copied.to(tensor.device)
 
     def gathered(self, mine: T) -> list[T]:
-        """What JSON can represent: that which each rank gives, in the order of the ranks."""
+        """The value of each rank, which JSON can represent, in the order of the ranks."""
         if self.size == 1:
             return [mine]
-        raw = torch.tensor(list(json.dumps(mine).encode()), dtype=torch.uint8, device=self.device)
-        length = torch.tensor([len(raw)], device=self.device)
-        lengths = [torch.zeros_like(length) for _ in range(self.size)]
         with self.naming():
-            dist.all_gather(lengths, length)
-            padded = raw.new_zeros(max(int(n) for n in lengths))
-            padded[: len(raw)] = raw
-            texts = [torch.empty_like(padded) for _ in range(self.size)]
-            dist.all_gather(texts, padded)
-        return [json.loads(bytes(t[: int(n)].tolist())) for t, n in zip(texts, lengths, strict=True)]
+            return [json.loads(text) for text in gather_bytes(json.dumps(mine).encode(), self.device)]
 
     def agree(self, facts: Mapping[str, str]) -> None:
         """Raise InputError on every rank, with the first difference, unless ``facts`` are equal on all."""
@@ -246,7 +239,7 @@ class DefaultGroup:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What fails inside fails on every rank: with its own error, or with a line that names the rank."""
+        """Make a failure inside fail every rank: with its own error, or with a line that names the rank."""
         error: LandscapeError | None = None
         try:
             yield
@@ -324,7 +317,7 @@ class OptimizerState:
                 tensor.copy_(part.view(tensor.shape))
 
     def reset(self) -> None:
-        """The state is again that which the optimizer had when it was wrapped: none, for most."""
+        """Restore the state that the optimizer had when it was wrapped: for most, none."""
         for p, _ in self._states():
             self._parameters.optimizer.state.pop(p, None)
             if p in self._first:
@@ -345,7 +338,7 @@ class OptimizerState:
         return found
 
     def rows(self) -> dict[str, Tensor]:
-        """For a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""
+        """The state for a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""
         mine = {f"{name}.{key}": storable(value) for name, key, value in self._named()}
         kinds: dict[str, list[Any]] = {}
         own = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in mine.items()}
@@ -432,7 +425,8 @@ def stability_limit(optimizer: Any) -> float | None:
 
 
 def preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Preconditioner | None:
-    """That of torch's Adam, AdamW or RMSprop for all ``parameters``, with its limit; None before it has one.
+    """The preconditioner of torch's Adam, AdamW or RMSprop for all ``parameters``; None before its first
+    step.
 
     Raises:
         InputError: for another optimizer, or parameter groups with different options.
@@ -484,7 +478,7 @@ def read_settings(checkpoint: Checkpoint) -> dict[str, dict[str, Any]]:
 
 
 def has_group() -> bool:
-    """Whether torch.distributed has a default process group."""
+    """Say whether torch.distributed has a default process group."""
     return dist.is_available() and dist.is_initialized()
 
 

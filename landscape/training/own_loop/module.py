@@ -13,7 +13,7 @@ from torch import nn
 
 from landscape._version import __version__
 from landscape.core.errors import InputError
-from landscape.core.options import check_type, positive
+from landscape.core.options import Natural, check_type, positive
 from landscape.problem.layout import independent_copy
 from landscape.training import algorithms
 from landscape.training.own_loop.flat import DefaultGroup, FlatParameters, check_module, plain, rank_and_size
@@ -97,7 +97,7 @@ class DecentralizedDataParallel(nn.Module):
         super().__init__()
         _check(model, optimizer)
         check_type("average_buffers", average_buffers, bool)
-        positive("seed", check_type("seed", seed, int), least=0)
+        check_type("seed", seed, Natural)
         rank, size = rank_and_size("DecentralizedDataParallel", "so that each process is one learner")
         options = algorithms.options(algorithm, options)
         rule = algorithms.make(algorithm, options, learners=size, seed=seed)
@@ -168,7 +168,7 @@ class DecentralizedDataParallel(nn.Module):
         return self.module(*args, **keywords)
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """For loops written for DistributedDataParallel: gradients add up here in any case.
+        """A context for loops written for DistributedDataParallel: gradients add up here in any case.
 
         Nothing is exchanged in a backward pass, so that passes before a step accumulate with or without it.
 

@@ -1,4 +1,4 @@
-"""What is known of one step of a training loop of the user's own, found without disturbing that loop."""
+"""Measurements of one step of a training loop of the user's own, which leave that loop as it is."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from landscape.core.devices import kept_randomness
 from landscape.core.errors import InputError, LandscapeError
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
@@ -109,7 +110,7 @@ class Observer:
         self._start = theta, g
 
     def forget(self) -> None:
-        """The step that was started is none."""
+        """Forget the step that was started."""
         self._start = None
 
     def finish(self) -> dict[str, float]:
@@ -145,10 +146,9 @@ def undisturbed(device: torch.device, *data: Any) -> Iterator[None]:
     own = {id(g): g for each in data for g in _generators(each)}.values()
     states = [(g, g.get_state()) for g in own]
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the user's data may draw there)
-    devices = [device] if device.type == "cuda" else []
     try:
         with (
-            torch.random.fork_rng(devices=devices),
+            kept_randomness(device),
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.autocast(device.type, enabled=False),

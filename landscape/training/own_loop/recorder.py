@@ -24,7 +24,7 @@ from landscape.checkpoint.user_code import UserData
 from landscape.core import files
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import Lock
-from landscape.core.options import check_type, choose, positive, toml_text
+from landscape.core.options import Natural, check_type, choose, positive, toml_text
 from landscape.core.registry import optional
 from landscape.problem.batches import as_tensors
 from landscape.problem.layout import Layout, unwrapped
@@ -164,8 +164,7 @@ class Recorder:
 
     def _check_options(self) -> None:
         for name in ("every", "samples", "save_every", "batch", "seed"):
-            value = check_type(name, getattr(self, f"_{name}"), int)
-            positive(name, value, least=0)
+            check_type(name, getattr(self, f"_{name}"), Natural)
         if self._samples % GROUPS:
             allowed = f"it must be 0 (all) or a multiple of {GROUPS}"
             raise InputError(f"samples: {self._samples} is not allowed, {allowed}")
@@ -217,12 +216,12 @@ class Recorder:
         self._next = self._due_after(self.steps) if before is None else self.steps + 1
 
     def step(self) -> contextlib.AbstractContextManager[None]:
-        """What stands around the optimizer's step: ``with recorder.step(): optimizer.step()``.
+        """The context of the optimizer's step: ``with recorder.step(): optimizer.step()``.
 
         Whatever happens inside is one step, counted from 1; one that a GradScaler skips has d = 0.
 
         Returns:
-            What a ``with`` statement enters.
+            The context, for a ``with`` statement.
 
         Raises:
             InputError: where it is called without ``with``, within another step or after :meth:`close`, and
@@ -254,7 +253,7 @@ class Recorder:
         return min(((step // every + 1) * every for every in turns if every), default=NEVER)
 
     def _before(self) -> None:
-        """What is to be known before a step that is due."""
+        """Measure what a due step needs before it is made."""
         self._phase, self._broken = IDLE, True  # if this fails
         self._observer.parameters.check()
         self._broken = False
@@ -265,7 +264,7 @@ class Recorder:
             self._observer.start(self.steps + 1)
 
     def _go_on(self, run: Checkpoint) -> None:
-        """At the first step after a resumption: warn of weights that are not the file's, or write them."""
+        """Warn, at the first step after a resumption, of weights that are not the file's, or write them."""
         self._resumed = None
         if run.step != self.steps:
             self._write()
@@ -280,7 +279,7 @@ class Recorder:
             )
 
     def _after(self) -> None:
-        """What is to be known after a step that is due."""
+        """Record a due step after it is made."""
         step = self.steps
         self._next = self._due_after(step)
         row = self._observer.finish()
@@ -456,11 +455,11 @@ IDLE, ASKED, INSIDE = 0, 1, 2
 
 
 class RecorderWarning(UserWarning):
-    """What is recorded may not be what the user means."""
+    """The recorded numbers may not be those that the user means."""
 
 
 class StepContext:
-    """What ``with recorder.step():`` enters: one object for all steps, so that one costs two comparisons."""
+    """The context of ``with recorder.step():``, one object for all steps: a step costs two comparisons."""
 
     __slots__ = ("_recorder",)
 

@@ -96,7 +96,7 @@ class Stepper:
             self.begun = True
 
     def _before(self, optimizer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """Before the optimizer's step."""
+        """Begin the step, right before the optimizer's."""
         self.begin(in_forward=False)
         with self._plainly():
             closure = any(callable(given) for given in (*args, *keywords.values()))
@@ -122,7 +122,7 @@ class Stepper:
         return rates.pop()
 
     def _after(self, optimizer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        """After the optimizer's step."""
+        """Finish the step, right after the optimizer's."""
         step, flat = self.steps + 1, self.parameters.flat
         with self._plainly():
             self._gradients.restore()
@@ -211,7 +211,7 @@ class LearnerGradients:
         return False
 
     def _agree(self, overflow: bool) -> bool:
-        """Whether any process found an overflow; a gradient that only others have becomes zeros here."""
+        """Say whether any process found an overflow; a gradient that only others have becomes zeros here."""
         parameters = [*self._parameters.trained.values()]
         here = [float(overflow), *(float(p.grad is not None) for p in parameters)]
         found, *counts = self._comm.total(*here)
@@ -261,7 +261,6 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
         weights=storable(parameters.flat),
         layout=parameters.layout,
         step=stepper.steps,
-        epoch=math.nan,
         algorithm=RECORDED,
         recipe=toml_text(
             {
@@ -273,9 +272,7 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
             },
         ),
         model={"name": loop.class_path(unwrapped(parameters.module)), "options": {}},
-        data={"name": "", "options": {}, "train": 0, "test": 0, "fingerprint": ""},
         lr=loop.rate(parameters.optimizer),
-        local_batch=0,
         seed=seed,
         history=_history(stepper),
         buffers={name: t.to(parameters.device) for name, t in parameters.kept().items()},

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
+from landscape.core.devices import pick_device, synchronize
 from landscape.core.errors import InputError, OperationError
-from landscape.core.memory import pick_device
 from landscape.core.options import parse_toml, positive
 from landscape.core.progress import Progress, no_progress
 from landscape.results.training import RunTimes
@@ -280,8 +280,7 @@ class _Clocked(SSGD):
 
     def now(self) -> float:
         """The time (s), with nothing still queued on the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronize(self.device)
         return time.perf_counter()
 
     def gradient_points(self, weights: Tensor) -> Tensor:

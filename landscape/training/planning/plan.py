@@ -177,7 +177,7 @@ class Exchange:
 
     @classmethod
     def between(cls, waits: Array, busy: Array) -> Exchange:
-        """From whom each worker exchanges with, ``waits`` (W, W) bool, in either direction."""
+        """The exchange of workers that wait for each other, ``waits`` (W, W) bool, in either direction."""
         rows, sources = np.nonzero(waits | waits.T | np.eye(len(waits), dtype=bool))
         return cls(busy, sources, np.searchsorted(rows, np.arange(len(waits))))
 

@@ -37,7 +37,7 @@ def watch_parent(link: socket.socket) -> None:
 
 
 def die_with_parent() -> None:
-    """On Linux, let the system kill this process when its parent ends, even if this process is stopped."""
+    """Let Linux kill this process when its parent ends, even if this process is stopped."""
     if sys.platform == "linux":
         parent, set_death_signal = os.getppid(), 1  # PR_SET_PDEATHSIG
         with contextlib.suppress(OSError, AttributeError):

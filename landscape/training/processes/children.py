@@ -233,7 +233,7 @@ class JobError(OperationError):
 
 
 class Executor(Protocol):
-    """What does independent jobs: a :class:`Pool`, or a :class:`.cluster.Cluster` of several machines."""
+    """Processes that do independent jobs: a :class:`Pool`, or a :class:`.cluster.Cluster` of machines."""
 
     def run(self, function: str, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]) -> None:
         """Call ``function`` with the arguments of each job.
@@ -265,7 +265,7 @@ class Pool:
     place: Callable[[int], dict[str, str]] = lambda number: {}
 
     def run(self, function: str, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]) -> None:
-        """As of :class:`Executor`; arguments and results are such that JSON can represent them."""
+        """Do the jobs as :class:`Executor` says; JSON can represent arguments and results."""
         waiting = list(enumerate(jobs))[::-1]
         with Children() as children:
             shared = threads_each(self.nproc, self.threads)
@@ -299,7 +299,7 @@ class Pool:
 
 
 def reason(error: Exception) -> tuple[str, bool]:
-    """Why a job failed, and whether it is an error for the user, and none of this package."""
+    """The reason why a job failed, and whether it is an error for the user, and none of this package."""
     known = explain(error)
     return (str(known), True) if known else (f"{type(error).__name__}: {error}", False)
 

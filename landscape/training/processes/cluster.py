@@ -277,7 +277,7 @@ def end_if_unwanted() -> None:
 
 @dataclass
 class _Function:
-    """What the jobs of a run call, pickled as ``payload``, and the versions of the command.
+    """The function that the jobs of a run call, pickled as ``payload``, and the versions of the command.
 
     ``folder``: that of the user's modules, if the worker is one of this machine. It is pickled without the
     function that comes out of the payload.
@@ -329,7 +329,7 @@ class _Function:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    """What decides about a result, and whether objects can be exchanged."""
+    """The versions that decide about a result, and about whether objects can be exchanged."""
     # Not at the top: commands that use no cluster import this module.
     import numpy
 

@@ -22,7 +22,7 @@ from landscape.training.topology.mixing import Mixing, averages_all, combine
 
 
 class Processes(Protocol):
-    """What exchanges need of the processes that share the learners: those of the default process group.
+    """The processes that share the learners, as exchanges need them: those of the default process group.
 
     ``step`` is the number of the step that this process is in.
     """
@@ -274,7 +274,7 @@ class Comm:
     # Learners one at a time, for checkpoints.
 
     def rows(self, local: Tensor) -> Iterator[Tensor]:
-        """On rank 0: one by one the n rows of a tensor, ``local`` (n_local, …) being this process's part.
+        """Iterate on rank 0 over the n rows of a tensor, of which ``local`` (n_local, …) are this process's.
 
         A row is valid until the next one, so that memory for one is enough. The other ranks call
         :meth:`send_rows`.
@@ -286,7 +286,7 @@ class Comm:
                 yield self._finished(self._post([dist.P2POp(dist.irecv, row, holder)]), row)
 
     def send_rows(self, local: Tensor) -> None:
-        """On the other ranks: send the rows of ``local`` (n_local, …) to rank 0, which is in :meth:`rows`."""
+        """Send, on other ranks, the rows of ``local`` (n_local, …) to rank 0, which is in :meth:`rows`."""
         for row in local:
             self._finished(self._post([dist.P2POp(dist.isend, row.contiguous(), 0)]), row)
 

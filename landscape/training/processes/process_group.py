@@ -28,8 +28,8 @@ import torch.distributed as dist
 from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from landscape import _version
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
-from landscape.core.memory import pick_device
 from landscape.core.progress import tolerant_stream
 from landscape.training.processes.children import (
     STORE,
@@ -52,7 +52,7 @@ class LostProcessError(OperationError):
 
 
 class TorchStore:
-    """As :class:`FolderStore`, in a key of a store of torch's for each text; its errors are RuntimeErrors."""
+    """A :class:`FolderStore` in a store of torch's, a key for each text; its errors are RuntimeErrors."""
 
     def __init__(self, store: PrefixStore) -> None:
         self.store = store
@@ -161,13 +161,13 @@ class Group:
         self._ask(lambda: self._store.set(f"{name}-{self.rank}", text))
 
     def _wait(self, name: str, deadline: float) -> str:
-        """The text ``name`` on the store, "" if it does not come in time."""
+        """The text ``name`` in the store, "" if it does not come in time."""
         while not (text := self._ask(lambda: self._store.get(name))) and time.monotonic() < deadline:
             time.sleep(0.05)
         return text
 
     def _ask(self, call: Callable[[], T]) -> T:
-        """``call()`` on the store, which may not answer if rank 0 holds it."""
+        """The result of ``call()`` to the store, which may not answer if rank 0 holds it."""
         try:
             return within(min(self.timeout, LOST_AFTER), call)
         except (RuntimeError, OSError) as error:  # a TimeoutError is an OSError
@@ -241,7 +241,7 @@ class Group:
         os._exit(1)
 
     def _lost(self, limit: float, words: str = "") -> str:
-        """Who is lost: rank 0 with the store, or the ranks silent for ``limit`` seconds; "" if nobody is."""
+        """The line on a loss: rank 0 with the store, or ranks silent for ``limit`` seconds; "" for none."""
         silent = [rank for rank, seconds in self._silent.items() if seconds >= limit]
         if self._store_lost or (self._unanswered > 2 and 0 in silent):
             return self._no_answer(words or f"for {limit:g} s")
@@ -310,12 +310,12 @@ def _difference(facts: dict[str, str], theirs: dict[int, str]) -> str:
 
 
 def failure(rank: int, code: int, message: str) -> str:
-    """The text of a failure on a store: rank, exit code and message."""
+    """The text of a failure in a store: rank, exit code and message."""
     return f"{rank} {code} {' '.join(message.split())}"
 
 
 def started_by_launcher() -> bool:
-    """Whether a launcher (--nproc, torchrun, srun …) started this process as one of several."""
+    """Say whether a launcher (--nproc, torchrun, srun …) started this process as one of several."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -384,13 +384,21 @@ def number(name: str, least: int, usual: int | None = None, most: int | None = N
 def worker_device(name: str) -> torch.device:
     """The device of a process that a launcher started: the CPU, or the GPU of its LOCAL_RANK.
 
-    Raises InputError where more processes than GPUs are on this machine: NCCL needs a GPU for each.
+    Raises InputError where more processes than GPUs are on this machine: NCCL needs a GPU for each, and for
+    several processes on accelerators other than CUDA's.
     """
     device = pick_device(name)
     if device.type == "cpu":
         return device
     processes, gpus = number("LOCAL_WORLD_SIZE", 1, 1), torch.cuda.device_count()
     local = number("LOCAL_RANK", 0, 0)
+    if device.type != "cuda":
+        if number("WORLD_SIZE", 1, 1) == 1:
+            return device
+        raise InputError(
+            f"device: '{name}' is {device.type} here, which several processes cannot share; use cpu, or "
+            "one process"
+        )
     if max(processes, local + 1) > gpus:
         raise InputError(
             f"device: '{name}' is not allowed, {processes} processes here need a GPU each and there are "
@@ -423,7 +431,7 @@ def first_line(error: BaseException) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is a loopback address, which only this machine can reach."""
+    """Say whether ``host`` is a loopback address, which only this machine can reach."""
     return host == "localhost" or host == "::1" or host.startswith("127.")
 
 

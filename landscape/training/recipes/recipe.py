@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,13 +13,19 @@ from typing import Any, Literal
 import torch
 
 from landscape import data, models
-from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
+from landscape.checkpoint.checkpoint import FORMER_KEYS, IMPORTED, Checkpoint
 from landscape.checkpoint.user_code import Spec, is_user_defined
 from landscape.core import registry
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import (
+    Count,
+    Natural,
+    NonNegative,
+    Positive,
+    Several,
     bounded_toml,
+    check_bounds,
     check_type,
     choose,
     positive,
@@ -29,7 +34,6 @@ from landscape.core.options import (
     type_hints,
 )
 from landscape.core.options import parse_toml as parse
-from landscape.gradients.learners import Precision
 from landscape.training import algorithms, optimizer
 from landscape.training.recipes import table_recipes
 from landscape.training.recipes.schedule import Schedule
@@ -41,7 +45,7 @@ MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run 
 
 @dataclass(frozen=True)
 class Decompose:
-    """How often a step is decomposed into effective learning rate and noise, and from how many samples.
+    """The decomposition of steps into effective learning rate and noise: its interval and its samples.
 
     Attributes:
         every: Decompose every so many steps; 0: none. Unit: steps. Source: ours; every 10th step costs about
@@ -52,14 +56,14 @@ class Decompose:
             their own. Source: ours.
     """
 
-    every: int = 10
-    samples: int = 0
+    every: Natural = 10
+    samples: Natural = 0
     split: bool = True
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """How often w_a is evaluated on the test set.
+    """The evaluation of w_a on the test set.
 
     Attributes:
         every: Evaluate loss and accuracy every so many steps; 0: only at the end. Unit: steps. Source: ours.
@@ -68,32 +72,32 @@ class Evaluate:
             standard error of 1.4%.
     """
 
-    every: int = 100
-    bn_samples: int = 5000
+    every: Natural = 100
+    bn_samples: Several = 5000
 
 
 @dataclass(frozen=True)
 class Save:
-    """How often a checkpoint is written; one is always written at the end.
+    """The writing of checkpoints along the run; one is always written at the end.
 
     Attributes:
         every: Write a file step-NNNNNNN.h5 every so many steps; 0: only at the end. Unit: steps. Source:
             ours.
     """
 
-    every: int = 500
+    every: Natural = 500
 
 
 @dataclass(frozen=True)
 class Monitor:
-    """What is measured along the run besides its steps, at w_a and at the learners' weights.
+    """The measurements along the run besides its steps, at w_a and at the learners' weights.
 
     Attributes:
         sharpness: Measure λ_max of the loss at w_a every so many steps; 0: never. Unit: steps. Source: ours;
             at Figure 2's settings every 50 steps cost about an eighth of the run.
         samples: Training samples for Hessians, always the same ones; 0: all. Unit: samples. Source: ours; at
             Figure 2's settings λ_max on 2,000 samples is within 10% of that on 10,000.
-        top: Number of leading eigenvectors, for the share of the learners' spread that lies along them.
+        k: Number of leading eigenvectors, for the share of the learners' spread that lies along them.
             Source: ours.
         instruments: Names of instruments that measure every ``every`` steps, such as "batch-sharpness".
             Source: ours.
@@ -103,17 +107,15 @@ class Monitor:
         rho: Radius of "worst-sharpness" and "average-sharpness", which need one. Source: ours.
     """
 
-    sharpness: int = 0
-    samples: int = 2000
-    top: int = 3
+    sharpness: Natural = 0
+    samples: Natural = 2000
+    k: Count = 3
     instruments: list[str] = field(default_factory=list)
-    every: int = 50
-    draws: int = 16
-    rho: float = 0.0
+    every: Count = 50
+    draws: Several = 16
+    rho: NonNegative = 0.0
 
     def __post_init__(self) -> None:
-        for key, least in {"sharpness": 0, "samples": 0, "top": 1, "every": 1, "draws": 2, "rho": 0}.items():
-            positive(f"monitor.{key}", getattr(self, key), least=least)
         for name in self.instruments:
             registry.instruments[name]  # refuses one that is not known
 
@@ -131,8 +133,8 @@ class Diverge:
             1, and only disagreement that grows by itself stays far beyond.
     """
 
-    loss: float = 1e4
-    consensus: float = 100.0
+    loss: Positive = 1e4
+    consensus: Positive = 100.0
 
 
 @dataclass(frozen=True)
@@ -155,12 +157,10 @@ BUILT_IN = Path(__file__).parent
 CODE = ("model", "data")
 # The tables with a name, and where it is looked up.
 PARTS: dict[str, Any] = {"algorithm": algorithms, "optimizer": optimizer, "model": models, "data": data}
-# The least value of each number that has one; None: it must be above 0.
-LEAST = {
-    "learners": 1, "batch": 1, "accumulate": 1, "lr": None, "steps": 0, "seed": 0, "decompose.every": 0,
-    "decompose.samples": 0, "evaluate.every": 0, "checkpoint.every": 0, "evaluate.bn_samples": 2,
-    "diverge.loss": None, "diverge.consensus": None,
-}  # fmt: skip
+
+
+# The least value of the numbers of the run itself; None: it must be above 0.
+LEAST = {"learners": 1, "batch": 1, "accumulate": 1, "lr": None, "steps": 0, "seed": 0}
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,8 @@ class Recipe:
         steps: Length of the run. Unit: steps.
         seed: Seed of the initial weights, the minibatches and all other random numbers. Source: ours.
         dtype: Precision of weights, optimizer state and passes over whole data sets. Source: PyTorch's.
-        precision: "bfloat16" runs the network on minibatches under autocast, on CPU as well as CUDA. Source:
-            ours; "full" changes no number.
+        autocast: "bfloat16" runs the network on minibatches under autocast, on CPU as well as CUDA; "": in
+            ``dtype``. Source: ours; "" changes no number.
         accumulate: Number of microbatches in which each local minibatch is computed. Source: ours; 1 is the
             whole minibatch at once.
         sampling: "replacement" draws minibatches with replacement. "all" takes the whole training set in each
@@ -203,7 +203,7 @@ class Recipe:
     data: dict[str, Any]
     seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
-    precision: Precision = "full"
+    autocast: Literal["", "bfloat16"] = ""
     accumulate: int = 1
     sampling: Literal["replacement", "all"] = "replacement"
     optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "sgd"} | optimizer.options("sgd", {}))
@@ -218,8 +218,9 @@ class Recipe:
     matrices: dict[str, Array] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        check_bounds(self)
         for key, least in LEAST.items():
-            positive(key, operator.attrgetter(key)(self), least=least)
+            positive(key, getattr(self, key), least=least)
         if self.batch % self.learners:
             raise InputError(
                 f"batch: {self.batch} is not divisible by {self.learners} learners; "
@@ -230,8 +231,8 @@ class Recipe:
                 f"accumulate: {self.accumulate} is not allowed, it must divide the local batch of "
                 f"{self.local_batch}"
             )
-        if self.precision == "bfloat16" and self.dtype == "float64":
-            raise InputError("precision: 'bfloat16' is not allowed with dtype 'float64', only with 'float32'")
+        if self.autocast and self.dtype == "float64":
+            raise InputError("autocast: 'bfloat16' is not allowed with dtype 'float64', only with 'float32'")
         most = torch.finfo(getattr(torch, self.dtype)).max
         if self.schedule.peak_lr(self.lr, self.batch) > most:
             raise InputError(f"lr: {self.lr} is not allowed, {self.dtype} holds numbers up to {most:.4g}")
@@ -284,7 +285,7 @@ class Recipe:
 
     @property
     def names_code(self) -> bool:
-        """Whether its model or data is MODULE:NAME."""
+        """Say whether its model or data is MODULE:NAME."""
         return any(self.spec(table).user_defined for table in CODE)
 
     def rule(self) -> algorithms.Rule:
@@ -476,7 +477,7 @@ def read(
     typed = changed({}, given)
     values = table_recipes.values(recipe, typed)
     if values is None:
-        values = _file_values(recipe)
+        values = file_values(recipe)
     else:
         given.pop("epochs", None)
     values = changed(values, given)
@@ -492,7 +493,7 @@ def read(
     return from_values(values)
 
 
-def _file_values(recipe: str) -> dict[str, Any]:
+def file_values(recipe: str) -> dict[str, Any]:
     """The values of the recipe in a file; it is named for the file if it has no name of its own."""
     path = BUILT_IN / f"{recipe}.toml"
     if recipe not in built_in():
@@ -556,10 +557,12 @@ def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **given: A
         >>> build_table(Monitor, {"every": 10}, "monitor.").every
         10
     """
-    hints = type_hints(kind)
+    hints = type_hints(kind, bounds=True)
     fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in given}
     built = {}
     for key, value in values.items():
+        if present := FORMER_KEYS.get(f"{prefix}{key}"):
+            raise InputError(f"recipe key {prefix}{key}: not allowed, it is {present} now")
         choose(f"recipe key {prefix}{key}", key, fields)
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, dict):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from landscape.core.errors import InputError
-from landscape.core.options import positive
+from landscape.core.options import Natural, NonNegative, Positive
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,14 @@ class Schedule:
     """
 
     unit: Literal["steps", "epochs"] = "steps"
-    base_batch: int = 0
-    warmup: float = 0.0
+    base_batch: Natural = 0
+    warmup: NonNegative = 0.0
     milestones: list[float] = field(default_factory=list)
-    factor: float = 0.1
-    anneal: float = 1.0
-    cosine: float = 0.0
+    factor: Positive = 0.1
+    anneal: Positive = 1.0
+    cosine: NonNegative = 0.0
 
     def __post_init__(self) -> None:
-        for key in ("base_batch", "warmup", "cosine"):
-            positive(f"schedule.{key}", getattr(self, key), least=0)
-        for key in ("factor", "anneal"):
-            positive(f"schedule.{key}", getattr(self, key))
         if any(not 0 <= m < math.inf for m in self.milestones):
             raise InputError(
                 f"schedule.milestones: {self.milestones} is not allowed, they must be finite numbers ≥ 0"

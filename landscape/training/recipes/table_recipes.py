@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from landscape.core.errors import InputError
-from landscape.core.options import check_type, near, positive
+from landscape.core.options import Count, Positive, check_type, near
 
 NETWORKS = (
     "efficientnet-b0", "senet-18", "vgg-19", "resnet-18", "densenet-121", "mobilenet", "mobilenet-v2",
@@ -162,8 +162,8 @@ def values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
             )
         return None
     epochs, batch = changes.get("epochs", EPOCHS[cell.task]), changes.get("batch", cell.batch)
-    positive("epochs", check_type("epochs", epochs, float))
-    positive("batch", check_type("batch", batch, int))
+    check_type("epochs", epochs, Positive)
+    check_type("batch", batch, Count)
     data = changes.get("data", {})
     samples = data.get("subset") if isinstance(data, dict) else 0
     samples = samples if isinstance(samples, int) and samples > 0 else SAMPLES[cell.task]

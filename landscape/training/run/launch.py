@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from landscape.checkpoint import run_folder
-from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.checkpoint import Checkpoint, with_present_keys
 from landscape.core import files
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import Lock, printable, wait_until_free
 from landscape.core.hdf5 import DamageWarning
-from landscape.core.memory import pick_device
 from landscape.core.options import parse_toml, positive
 from landscape.core.progress import Progress
 from landscape.data.base import data_root, fingerprint
@@ -33,7 +33,7 @@ from landscape.training.processes.cluster import Cluster, end_if_unwanted
 from landscape.training.processes.comm import Comm
 from landscape.training.processes.process_group import Group, LostProcessError, log_to, where
 from landscape.training.processes.server import Server, Worker
-from landscape.training.recipes.recipe import Recipe, from_values, read, recipe_of
+from landscape.training.recipes.recipe import Recipe, file_values, from_values, recipe_of
 from landscape.training.run.loop import Hooks, Trainer
 from landscape.training.run.setup import divergence_message
 
@@ -61,7 +61,7 @@ def launch(
         resume: continue from last.h5 (or start, if there is none yet). The recipe must equal the folder's,
             except for ``steps``, which may be larger.
         force: delete the checkpoints of a run that is in the folder first; nothing else is deleted.
-        device: "auto" (CUDA where there is a GPU), "cpu" or "cuda".
+        device: "auto" (the accelerator, where there is one with float64), "cpu", "cuda", "xpu" or "mps".
         data_dir: the folder of data sets.
         hooks: functions to call during the run; ``save`` is replaced.
         group: the processes that share the run; None: there is only this one.
@@ -78,7 +78,7 @@ def launch(
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     end = launch(read("saddle-dpsgd", ["steps=3"]), folder)
+        ...     end = launch(Recipe.read("saddle-dpsgd", steps=3), folder)
         ...     end.step, sorted(path.name for path in Path(folder).glob("*.h5"))
         (3, ['last.h5', 'step-0000000.h5', 'step-0000003.h5'])
     """
@@ -260,7 +260,8 @@ def _resumed(
         checkpoint = last_sound(folder, local)
         stored = recipe_of(checkpoint)
     elif (folder / "recipe.toml").exists():  # stopped before its first checkpoint: the same steps again
-        stored = read(str(folder / "recipe.toml"), allow_code=True)  # what it names is checked below
+        values = file_values(str(folder / "recipe.toml"))
+        stored = from_values(with_present_keys(values))  # the code that it names is checked below
     elif recipe is None:
         raise OperationError(f"{folder}: holds no run to resume (no last.h5); give a recipe to start one")
     if stored is None:
@@ -318,7 +319,7 @@ LOCKED_SECONDS = 180.0
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """``recipe`` in ``folder``."""
+    """A run to be made or gone on with: ``recipe`` in ``folder``."""
 
     recipe: Recipe
     folder: Path
@@ -329,7 +330,7 @@ Ended = Callable[[TrainingJob, float | None], None]
 
 
 class _OutOfTime(Exception):
-    """It is later than a run may go on."""
+    """A run has come to the time at which it must stop."""
 
 
 def executor(
@@ -398,7 +399,7 @@ def train_runs(
 
 
 def _visible(folder: Path) -> bool:
-    """Whether the files of a run that has ended elsewhere can be seen: over NFS after a while."""
+    """Say whether the files of a run that has ended elsewhere can be seen: over NFS after a while."""
     deadline = time.monotonic() + NFS_SECONDS
     while "last.h5" not in (os.listdir(folder) if folder.is_dir() else ()):
         if time.monotonic() > deadline:

@@ -139,7 +139,7 @@ class Trainer:
             Problem(model, dataset.loss, dataset.split(split), device=device, dtype=dtype)
             for split in ("train", "test")
         )
-        self.stack = Stack(self.train, recipe.accumulate, recipe.precision)
+        self.stack = Stack(self.train, recipe.accumulate, recipe.autocast)
         self.trial = BatchingChoice(self.stack, self.comm)
         self.buffers = Buffers(self.train, self.test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
         if checkpoint:
@@ -319,7 +319,7 @@ class Trainer:
         return self.optimizer.state, self.rule.state, self.rule.shared, buffers
 
     def describe_part(self) -> str:
-        """For logs: the learners of this process."""
+        """The learners of this process, in words for logs."""
         return f"learners {self.comm.local.start} to {self.comm.local.stop - 1}"
 
     def checkpoint(self) -> Checkpoint:

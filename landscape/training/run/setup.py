@@ -36,7 +36,7 @@ Row = dict[str, float]
 
 
 def due(every: int, step: int) -> bool:
-    """Whether ``step`` is one of every ``every``-th; 0: none is."""
+    """Say whether ``step`` is one of every ``every``-th; 0: none is."""
     return bool(every) and step % every == 0
 
 
@@ -107,7 +107,7 @@ class History:
         return {name: self.column(name) for name in self.units}
 
     def pace(self, batch: int) -> str:
-        """For logs: the speed of the last steps and the share of waiting; "" before the first step.
+        """The speed of the last steps and the share of waiting, for logs; "" before the first step.
 
         Args:
             batch: samples a step.
@@ -147,15 +147,15 @@ class DivergenceTest:
     start_norm2: float
 
     def needs_spread(self, rows: Sequence[Row]) -> bool:
-        """Whether the last measured spread may exceed its bound, so that the next one must be measured."""
+        """Say whether the last measured spread exceeds its bound, so that the next one must be measured."""
         return bool(rows) and rows[-1]["consensus"] > self.bounds.consensus * self.start_norm2
 
     def bounds_loss(self, loss: float) -> bool:
-        """Whether ``loss`` is within its bound; not of NaN."""
+        """Say whether ``loss`` is within its bound; NaN is not."""
         return loss <= self.bounds.loss
 
     def learners_apart(self, rows: Sequence[Row], mean: Tensor | None) -> bool:
-        """Whether the spread exceeded its bound in all of the last steps.
+        """Say whether the spread exceeded its bound in all of the last steps.
 
         Args:
             rows: the history, the newest step included.
@@ -362,7 +362,7 @@ class BatchingChoice:
             place = (
                 torch.cuda.get_device_name(weights.device) if weights.is_cuda else f"{os.cpu_count()} cores"
             )
-            what = [model, shapes, stack.accumulate, stack.precision, place, torch.get_num_threads()]
+            what = [model, shapes, stack.accumulate, stack.autocast, place, torch.get_num_threads()]
 
             def trial() -> dict[str, np.ndarray[Any, Any]]:
                 return {"batched": np.array([stack.batching_pays(weights, x, y, training)])}
@@ -386,8 +386,8 @@ def check_compatibility(
     if samples % GROUPS:
         raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")
     on_gpu = train.device.type == "cuda"
-    if recipe.precision == "bfloat16" and on_gpu and not torch.cuda.is_bf16_supported(False):
-        raise InputError("precision: 'bfloat16' is not allowed, this GPU does not compute in it; use 'full'")
+    if recipe.autocast and on_gpu and not torch.cuda.is_bf16_supported(False):
+        raise InputError("autocast: 'bfloat16' is not allowed, this GPU does not compute in it; use ''")
     micro = recipe.local_batch // recipe.accumulate
     if has_batchnorm(train.model) and 0 < samples < GROUPS * micro:
         raise InputError(

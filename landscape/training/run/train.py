@@ -50,7 +50,7 @@ def train(
             ``message`` nor ``progress`` is called.
         max_restarts: how often all processes are restarted from last.h5 after one is lost.
         timeout: seconds that a process may be silent, or that an exchange between them may take.
-        device: "auto" (CUDA where there is a GPU), "cpu" or "cuda".
+        device: "auto" (the accelerator, where there is one with float64), "cpu", "cuda", "xpu" or "mps".
         data_dir: the folder of data sets that are not bundled. Default: $LANDSCAPE_DATA or data.
         allow_code: run code that a file names as MODULE:NAME; what the settings name always runs.
         message: takes lines for the user.

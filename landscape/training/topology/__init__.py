@@ -1,1 +1,1 @@
-"""Who averages with whom."""
+"""The topologies by which learners average with each other."""

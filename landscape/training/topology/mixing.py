@@ -1,4 +1,4 @@
-"""Who averages with whom: topologies by name, and mixing matrices.
+"""Topologies by name, which say who averages with whom, and mixing matrices.
 
 A topology is a function from the number of learners n to mixing matrices (n, n). Its name adds itself to the
 registry; the arguments after n stand in brackets in a recipe, ``ring(2)``. One matrix is that of every step;
@@ -137,7 +137,7 @@ def lazy(n: int, a: float, form: str) -> list[Array]:
 
 
 def forms() -> list[str]:
-    """What a user may write, topology by topology: "ring(k)"."""
+    """The forms that a user may write, topology by topology: "ring(k)"."""
     docs = {name: (inspect.getdoc(topologies[name]) or "").partition(":")[0] for name in topologies}
     return [doc if doc.startswith(name) else name for name, doc in docs.items()]
 
@@ -364,12 +364,12 @@ class Mixing:
 
 
 def is_file(spec: object) -> bool:
-    """Whether ``spec`` names the file of a matrix."""
+    """Say whether ``spec`` names the file of a matrix."""
     return isinstance(spec, str) and Path(spec).suffix in (".csv", ".txt", ".npy")
 
 
 def averages_all(matrix: Array) -> bool:
-    """Whether ``matrix`` (n, n) needs an all-reduce: all entries are equal.
+    """Say whether ``matrix`` (n, n) needs an all-reduce: all entries are equal.
 
     Two learners rather exchange their vectors: the traffic is the same, and the work is less.
     """

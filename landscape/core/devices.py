@@ -1,0 +1,82 @@
+"""Devices of PyTorch: their names, whether they have float64, their random numbers and their queues."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from landscape.core.errors import InputError
+from landscape.core.options import choose
+
+_BUILT_FOR = torch.accelerator.current_accelerator()
+#: Names of devices; another accelerator that this PyTorch was built for is the last.
+DEVICES = tuple(
+    dict.fromkeys(("auto", "cpu", "cuda", "xpu", "mps", *([_BUILT_FOR.type] if _BUILT_FOR else [])))
+)
+
+
+def accelerator() -> torch.device | None:
+    """The kind of accelerator that PyTorch finds here, such as "cuda"; None where there is none."""
+    return torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+
+
+def pick_device(name: str) -> torch.device:
+    """The device with a name: "cpu", or the accelerator's, such as "cuda", "xpu" or "mps".
+
+    "auto" is the accelerator where there is one that computes in float64, as the CPU does; else the CPU.
+
+    Raises:
+        InputError: for a name that is not known, or an accelerator that is not there.
+
+    Example:
+        >>> pick_device("cpu")
+        device(type='cpu')
+    """
+    cpu, own = torch.device("cpu"), accelerator()
+    choose("device", name, DEVICES)
+    if name == "auto":
+        return own if own and has_float64(own) else cpu
+    for device in (cpu, own):
+        if device and device.type == name:
+            return device
+    raise InputError(f"device: '{name}' is not allowed, PyTorch finds no {name} here; use cpu or auto")
+
+
+@functools.cache
+def has_float64(device: torch.device) -> bool:
+    """Test whether a device computes in float64; MPS and some GPUs of Intel do not."""
+    try:
+        return float(torch.ones(2, dtype=torch.float64, device=device).sum()) == 2
+    except (RuntimeError, TypeError):
+        return False
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until a device has done what is queued on it."""
+    if device.type != "cpu":
+        torch.get_device_module(device).synchronize()
+
+
+def random_states(device: torch.device) -> list[Tensor]:
+    """The states of the generators of the CPU and of a device, of which that of the CPU is the first."""
+    if device.type == "cpu":
+        return [torch.get_rng_state()]
+    module = torch.get_device_module(device)
+    # MPS is one device, whose functions take none.
+    return [torch.get_rng_state(), module.get_rng_state(*([] if device.type == "mps" else [device]))]
+
+
+@contextlib.contextmanager
+def kept_randomness(device: torch.device) -> Iterator[None]:
+    """After the block, the generators of the CPU and of a device are as they were before."""
+    states = random_states(device)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        for state in states[1:]:
+            torch.get_device_module(device).set_rng_state(state, *([] if device.type == "mps" else [device]))

@@ -1,0 +1,310 @@
+"""DPSGD-2020's Figures 1, 6 and 7 and Tables 1 to 6: networks of CIFAR-10 and the acoustic model, by batch.
+
+Those of speech have spoken digits for Switchboard.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from landscape import models, paper
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.paper.context import Context, Ended
+from landscape.paper.figure import Compared, Drawing, figure, handle, last, mean_and_spread, test_error
+from landscape.paper.scales import declared
+from landscape.paper.verdicts import (
+    Effect,
+    Numbers,
+    Rows,
+    by_seed,
+    effect_of,
+    paired_effect,
+    select,
+    settings,
+)
+from landscape.plots.picture import panels, shared_legend, wrapped_panels
+from landscape.plots.style import color_of
+from landscape.problem.layout import Layout
+
+MIB = 2.0**20
+# "As good as": up to so many points of accuracy, or nats of loss, less (ours).
+MARGIN = {"test_accuracy": 1.0, "test_loss": 0.05}
+_WHAT = {"test_accuracy": "test accuracy of $w_a$ (%)", "test_loss": "held-out loss (nat)"}
+GAIN = {"test_accuracy": "test accuracy (points)", "test_loss": "held-out loss, by how much lower (nat)"}
+# What stands for the end of a run that diverged: the paper's 10% accuracy, and the loss of a guess among the
+# 100 classes of the spoken digits.
+_LOST = {"test_accuracy": 10.0, "test_loss": float(np.log(100))}
+
+
+def printed(table: str) -> Rows:
+    """What DPSGD-2020 prints: the rows of TABLE.csv, such as "table3_cifar10"."""
+    return pd.read_csv(Path(paper.__path__[0]) / "numbers" / f"{table}.csv")
+
+
+def used(label: str, batch: int) -> str:
+    """``label`` with the batch of the run where that is not the paper's.
+
+    Example:
+        >>> used("SSGD, batch 8192", 512), used("SSGD, batch 512", 512), used("SSGD, lr 0.8", 512)
+        ('SSGD, batch 512 (paper 8192)', 'SSGD, batch 512', 'SSGD, lr 0.8')
+    """
+    return re.sub(
+        r"batch (\d+)", lambda m: m[0] if int(m[1]) == batch else f"batch {batch} (paper {m[1]})", label
+    )
+
+
+def classes(run: Checkpoint) -> int:
+    """The number of classes that the run's network tells apart."""
+    options = run.model["options"]
+    return int(options.get("classes") or options["widths"][-1])
+
+
+def score(run: Checkpoint, quantity: str) -> float:
+    """Test accuracy in %, or held-out loss in nats; where training diverged what the paper prints.
+
+    That is an accuracy of 10%, and the loss of a guess.
+    """
+    if quantity == "test_accuracy":
+        return 10.0 if run.diverged else 100 - test_error(run)
+    loss = math.nan if run.diverged else last(run, "test_loss")
+    return float(np.log(classes(run))) if math.isnan(loss) else loss
+
+
+def curve(run: Ended, quantity: str, column: str = "") -> Rows:
+    """The ``quantity`` of a run by epoch where it was evaluated, as ``column``; accuracy in %."""
+    end = run.end
+    values = end.history[quantity] * (100 if quantity == "test_accuracy" else 1)
+    epochs = end.history["step"] * end.epoch / max(1, end.step)
+    table = pd.DataFrame({"epoch": epochs, column or quantity: values, "diverged": end.diverged})
+    return table[np.isfinite(values)]
+
+
+def draw_curves(ax: Any, rows: Rows, column: str, label: str | None = None, **look: Any) -> None:
+    """Draw a column by epoch, a line for each seed, with a cross where one diverged."""
+    for k, (_, run) in enumerate(rows.groupby("seed") if len(rows) else []):
+        ax.plot(run["epoch"], run[column], label=None if k else label, **look)
+        if run["diverged"].iloc[-1]:
+            ax.plot(run["epoch"].iloc[-1], run[column].iloc[-1], "x", color=look["color"], ms=8, mew=2)
+
+
+def ends(rows: Rows, value: str, quantity: str, **where: Any) -> Numbers:
+    """The last ``value`` of each seed, of ``quantity``; of a run that diverged what stands for it."""
+    if "diverged" in rows:
+        rows = rows.assign(**{value: rows[value].mask(rows["diverged"].astype(bool), _LOST[quantity])})
+    return by_seed(rows, value, **where)
+
+
+def gain(where: str, quantity: str, better: Numbers, worse: Numbers, least: float = 0.0) -> Effect:
+    """By how much the first is better, by seed: points of accuracy, or nats of loss, claimed to be more."""
+    both = (better, worse) if quantity == "test_accuracy" else (worse, better)
+    return effect_of(where, GAIN[quantity], *both, claimed=(least, math.inf))
+
+
+# ---- Figure 1
+
+_QUANTITIES = {"lstm": "test_loss", "efficientnet-b0": "test_accuracy", "senet-18": "test_accuracy"}
+# At the end of SSGD, SSGD* and DPSGD, as the paper prints it.
+_PRINTED = {
+    "lstm": ("10.37", "", "1.66"),
+    "efficientnet-b0": ("10", "22.15", "91.13"),
+    "senet-18": ("10", "84.86", "90.48"),
+}
+_LINES = {"SSGD": "-", "SSGD*": "--", "DPSGD": "-."}
+
+
+def _judge_1(rows: Rows) -> list[Effect]:
+    """DPSGD against both others."""
+    names = {"lstm": "LSTM", "efficientnet-b0": "EfficientNet-B0", "senet-18": "SENet-18"}
+    return [
+        gain(
+            f"{names[model]}, DPSGD less {other}",
+            quantity,
+            *(ends(rows, "value", quantity, model=model, algorithm=a) for a in ("DPSGD", other)),
+        )
+        for model, quantity in _QUANTITIES.items()
+        for other in ("SSGD", "SSGD*")
+    ]
+
+
+@figure("fig1", _judge_1)
+def _fig1(context: Context) -> Drawing:
+    rows = context.table(lambda run: curve(run, run.values["_quantity"], "value"))
+    rows.insert(2, "quantity", rows["model"].map(_QUANTITIES))
+    rows.insert(3, "value", rows.pop("value"))
+    compared = list[Compared]()
+    picture, axes = panels(1, 3, 4.0, 3.5)
+    for ax, (model, quantity) in zip(axes, _QUANTITIES.items(), strict=True):
+        for (name, ls), paper_has in zip(_LINES.items(), _PRINTED[model], strict=True):
+            runs, one = context.ended(model=model, algorithm=name), select(rows, model=model, algorithm=name)
+            draw_curves(ax, one, "value", name, color=color_of(name), ls=ls)
+            scores = [score(run.end, quantity) for run in runs]
+            what = f"{_WHAT[quantity].replace(' of $w_a$', '')}, {_network(context, model)}, {name}"
+            compared.append(Compared(what, mean_and_spread(scores), paper_has))
+        title = f"{_network(context, model)}, {_batch(context, model=model)}"
+        ax.set(title=title, xlabel="epoch", ylabel=_WHAT[quantity])
+    shared_legend(picture, axes, ncols=3)
+    return Drawing({"": picture}, rows, compared)
+
+
+def _network(context: Context, model: str) -> str:
+    return next(str(c.values["_network"]) for c in context.cells if c.values["model"] == model)
+
+
+def _batch(context: Context, **values: Any) -> str:
+    """The batch of the runs with these values, and the paper's where it is another one."""
+    cell = next(c for c in context.cells if values.items() <= c.values.items())
+    return used(f"batch {cell.values['_printed']}", cell.recipe.batch)
+
+
+# ---- Figures 6 and 7
+
+
+def _judge_progress(rows: Rows) -> list[Effect]:
+    """DPSGD against SSGD at each network's largest batch."""
+    quantity = "test_loss" if "test_loss" in rows else "test_accuracy"
+    effects = []
+    for model, batch in rows.groupby("model", sort=False)["batch"].max().items():
+        both = (ends(rows, quantity, quantity, model=model, batch=batch, algorithm=a) for a in _PAIR[::-1])
+        where = f"{model}, batch {batch * (16 if quantity == 'test_loss' else 1):g}, DPSGD less SSGD"
+        effects.append(gain(where, quantity, *both))
+    return effects
+
+
+_PAIR = ("SSGD", "DPSGD")
+
+
+def _progress(context: Context, column: str) -> Drawing:
+    rows = context.table(lambda run: curve(run, column))
+    rows = rows[["model", "batch", "algorithm", "seed", "epoch", column, "diverged"]]
+    names, batches = (list(dict.fromkeys(c.values[key] for c in context.cells)) for key in ("model", "batch"))
+    looks = {
+        batch: {"lw": 0.8 + 0.4 * k, "alpha": 0.35 + 0.65 * (k + 1) / len(batches)}
+        for k, batch in enumerate(batches)
+    }
+    many = len(names) > 1
+    picture, axes = wrapped_panels(len(names), 3.9 if many else 6.0, 3.2, sharey=True)
+    for ax, model in zip(axes, names, strict=True):
+        for a, (batch, look) in itertools.product(_PAIR, looks.items()):
+            one = select(rows, model=model, batch=batch, algorithm=a)
+            draw_curves(ax, one, column, color=color_of(a), **look)
+        ax.set(title=model, xlabel="epoch")
+        if ax.get_subplotspec().is_first_col():
+            ax.set_ylabel(_WHAT[column])
+    handles = [handle(a, color=color_of(a)) for a in _PAIR]
+    handles += [handle(_batch(context, batch=batch), **look) for batch, look in looks.items()]
+    picture.legend(handles=handles, loc="outside lower center", ncols=6 if many else 3)
+    return Drawing({"": picture}, rows, [])
+
+
+figure("fig6", _judge_progress)(lambda context: _progress(context, "test_accuracy"))
+figure("fig7", _judge_progress)(lambda context: _progress(context, "test_loss"))
+
+# ---- Table 1
+
+
+def _judge_sizes(rows: Rows) -> list[Effect]:
+    """Exact: no seed enters. The paper prints two digits."""
+    off, near = tuple((rows["ours"] - rows["paper"]).tolist()), (-0.0151, 0.0151)
+    return [Effect(f"{len(rows)} networks", "size less the paper's (MiB)", off, near, exact=True)]
+
+
+@figure("table1", _judge_sizes)
+def _table1(context: Context) -> Drawing:
+    rows = printed("table1_models").rename(
+        columns={"task": "setting", "model": "network", "size_mib": "paper"}
+    )
+    networks = declared()["axes"]["networks"]["paper"]
+    keys = dict(zip(networks["network"], networks["_model"], strict=True))
+    rows["parameters"] = [Layout.of(models.build(keys.get(name, "lstm"))).size for name in rows["network"]]
+    rows["ours"] = 4 * rows["parameters"] / MIB
+    compared = [
+        Compared(f"MiB, {row.network} ({row.setting})", f"{row.ours:.2f}", f"{row.paper:.2f}")
+        for row in rows.itertuples()
+    ]
+    return Drawing({}, rows[["setting", "network", "parameters", "ours", "paper"]], compared)
+
+
+# ---- Tables 2 to 6
+
+
+def judge_batches(rows: Rows) -> list[Effect]:
+    """Batch 1024 against each larger one, at the same rate."""
+    rows, what = rows[rows["seed"].notna()], "test accuracy (points)"
+    return [
+        paired_effect(
+            f"{network}, batch 1024 less {batch}",
+            what,
+            rows,
+            "ours",
+            network=network,
+            at=("batch 1024", f"batch {batch}"),
+        )
+        for network, batch in itertools.product(settings(rows, "network"), (2048, 4096, 8192))
+    ]
+
+
+def judge_pairs(rows: Rows, quantity: str, small: str = "") -> list[Effect]:
+    """Every form of DPSGD against SSGD: better; at the settings that begin with ``small``, as good."""
+    effects, rows = [], rows[rows["seed"].notna()]
+    forms = [a for a in settings(rows, "algorithm") if a.startswith("DPSGD")]
+    for (network, at), form in itertools.product(settings(rows, "network", "at"), forms):
+        dpsgd, ssgd = (by_seed(rows, "ours", algorithm=a, network=network, at=at) for a in (form, "SSGD"))
+        if len(dpsgd) and len(ssgd):
+            least = -MARGIN[quantity] if small and at.startswith(small) else 0.0
+            effects.append(gain(f"{network}, {at}: {form} less SSGD", quantity, dpsgd, ssgd, least))
+    return effects
+
+
+def value_text(mean: float, spread: float = float("nan")) -> str:
+    """ "36.90 ± 1.10", or "diverged" for what is not finite."""
+    if not np.isfinite(mean):
+        return "diverged"
+    return f"{mean:.2f}" if np.isnan(spread) else f"{mean:.2f} ± {spread:.2f}"
+
+
+def _add(
+    name: str, file: str, column: str, where: dict[str, str], quantity: str = "test_accuracy", small: str = ""
+) -> None:
+    """Add the table ``name``, without a picture, as printed.NAME in figures.toml has it.
+
+    Labels name the batch that was used.
+    """
+
+    def draw(context: Context) -> Drawing:
+        numbers = printed(file).astype(str)
+
+        def measure(run: Ended) -> dict[str, Any]:
+            values = {**run.values, "RULE": run.values["_rule"].upper()}
+            row = select(numbers, **{key: form.format(**values) for key, form in where.items()})
+            end, recipe = run.end, run.last.recipe
+            lr = recipe.schedule.peak_lr(recipe.lr, recipe.batch)
+            found = {"ours": score(end, quantity), "lr": lr, "batch": recipe.batch, "diverged": end.diverged}
+            return found | {"paper": float(row[column.format(**values)].iloc[0])}
+
+        rows = context.table(measure)
+        place, own = ["algorithm", "at", "network"], ["ours", "lr", "batch", "diverged", "paper"]
+        groups = rows.groupby([*place, "batch", "paper"], sort=False, dropna=False)["ours"]
+        compared = [
+            Compared(
+                used(f"{a}, {at}, {network}".removeprefix(", "), batch),
+                value_text(ours.mean(), ours.std()),
+                f"{number:.2f}",
+            )
+            for (a, at, network, batch, number), ours in groups
+        ]
+        return Drawing({}, rows[[*place, "seed", *own]], compared)
+
+    pairs = functools.partial(judge_pairs, quantity=quantity, small=small)
+    figure(name, judge_batches if name == "table2" else pairs)(draw)
+
+
+for _name, _its in declared()["printed"].items():
+    _add(_name, **_its)
