@@ -28,6 +28,7 @@ from landscape.training.experiments.escapes import (
     escape_times,
     minima,
     search,
+    train_from,
 )
 from landscape.training.recipes import recipe
 from landscape.training.run import launch

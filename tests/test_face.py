@@ -198,7 +198,8 @@ def test_every_command_has_a_public_function_of_its_name() -> None:
 )
 def test_the_public_function_of_a_command_is_documented(name: str) -> None:
     text = inspect.getdoc(getattr(landscape, name)) or ""
-    for part in ("Args", "Returns", "Raises", "Example"):
+    nothing = {"recipes": "Raises", "report": "Returns"}
+    for part in {"Args", "Returns", "Raises", "Example"} - {nothing.get(name)}:
         assert f"\n{part}:\n" in text, part
 
 

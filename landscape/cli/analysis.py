@@ -248,12 +248,7 @@ class Analysis:
         """
         paths = [run_folder.checkpoint_in(Path(path)) for path in self.checkpoints]
         dtype = getattr(torch, self.dtype)
-        runs = [self.source.of(self._open(path), self.device, self.split, dtype) for path in paths]
-        for run in runs:
-            if other := self.source.other_data(run):
-                known = user_code.command_text(run.data["name"], run.data["options"])
-                common.message(f"--data: {other} is not the data of {run.path}, {known}")
-        return runs
+        return [self.source.of(self._open(path), self.device, self.split, dtype) for path in paths]
 
     def _open(self, path: Path) -> Checkpoint:
         if path.suffix not in SUFFIXES:
@@ -270,6 +265,13 @@ class Analysis:
         )
         run.path = path
         return run
+
+    def say_other_data(self, runs: Iterable[Any]) -> None:
+        """A message for each of ``runs`` whose data is certainly another one."""
+        for run in runs:
+            if isinstance(run, Checkpoint) and (other := self.source.other_data(run)):
+                known = user_code.command_text(run.data["name"], run.data["options"])
+                common.message(f"--data: {other} is not the data of {run.path}, {known}")
 
     def about(self, *runs: Checkpoint) -> base.Provenance:
         """Where a result of a run, or between several, comes from.
@@ -319,6 +321,7 @@ class Analysis:
                 "progress": progress,
             }
             results.append(function(*job, **self.settings, **known))
+            self.say_other_data(job)  # when the problem has turned out to be one
             common.describe(results[-1])
         common.write(results, path, self.target.picture)
 

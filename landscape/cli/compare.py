@@ -68,6 +68,7 @@ def compare(groups: str | None, analysis: Analysis) -> None:
             seed=analysis.seed,
             progress=progress,
         )
+    analysis.say_other_data(runs)
     others = dict.fromkeys(filter(None, map(analysis.source.other_data, runs)))
     notes = [f"the data is {name}, not that of the checkpoints" for name in others]
     result = dataclasses.replace(result, notes=(*result.notes, *notes))

@@ -217,6 +217,7 @@ def compute_on_grid(
             execution = Execution(team.group, team.cluster)
             for i, (group, progress) in enumerate(each(name, groups)):
                 problem, known = group[0].problem(), past[i]
+                analysis.say_other_data(group[:1])
                 if chosen.kind == "eigen" and isinstance(known, Surface):
                     plane = known.plane(problem.weights)  # costly to find, and the same but for rounding
                 else:

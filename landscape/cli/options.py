@@ -102,6 +102,9 @@ class ListType(click.ParamType):  # type: ignore[type-arg]  # no generic class i
     def __init__(self, kind: type, example: str) -> None:
         self.kind, self.example = kind, example
 
+    def __repr__(self) -> str:
+        return f"LIST({self.kind.__name__})"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The tuple that the text of the option stands for; a default is one already."""
         if not isinstance(value, str):
