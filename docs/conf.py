@@ -58,7 +58,15 @@ nitpick_ignore_regex = [
 suppress_warnings = ["ref.python"]
 smartquotes = False  # which makes one dash of the two of an option
 
-myst_enable_extensions = ["attrs_block", "colon_fence", "deflist", "dollarmath", "fieldlist", "substitution"]
+myst_enable_extensions = [
+    "attrs_block",
+    "colon_fence",
+    "deflist",
+    "dollarmath",
+    "fieldlist",
+    "html_image",
+    "substitution",
+]
 myst_heading_anchors = 3
 myst_url_schemes = ("http", "https", "mailto")
 

@@ -297,7 +297,7 @@ TASKS = {
     "Measure curvature": (
         "Eigenvalues, trace and density of the Hessian, sharpness, the learners' spread, stability.",
         ("landscape.curvature", "landscape.analysis", "landscape.limits", "landscape.results.curvature",
-         "landscape.results.flatness"),
+         "landscape.results.spectrum", "landscape.results.flatness"),
     ),
     "Measure the noise of gradients": (
         "What the learners' spread adds to the noise of a step, noise scales, and critical batches.",

@@ -7,7 +7,12 @@ alone takes milliseconds.
 from landscape.core import lazy
 
 #: Former public name -> today's, for one minor version: that after which they go.
-_FORMER = {"FailedError": "OperationError", "NoiseEstimate": "Noise", "estimate_noise": "noise"}
+_FORMER = {
+    "Ends": "ExtremeEigenvalues",
+    "FailedError": "OperationError",
+    "NoiseEstimate": "Noise",
+    "estimate_noise": "noise",
+}
 _FORMER_UNTIL = "0.19"
 
 _MODULES, __getattr__, __dir__ = lazy(__name__, __file__, _FORMER, _FORMER_UNTIL)

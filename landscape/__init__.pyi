@@ -49,8 +49,6 @@ from landscape.curvature.trace import density as density
 from landscape.curvature.eigenvalues import extreme_eigenvalues as extreme_eigenvalues
 from landscape.curvature.eigenvalues import top_eigenvalues as top_eigenvalues
 from landscape.curvature.hessian import HessianOperator as HessianOperator
-from landscape.curvature.search import Eigenpairs as Eigenpairs
-from landscape.curvature.search import Ends as Ends
 from landscape.curvature.hessian import Preconditioner as Preconditioner
 from landscape.curvature.trace import trace as trace
 from landscape.evaluation.grid import Execution as Execution
@@ -61,10 +59,12 @@ from landscape.reports.page import report as report
 from landscape.results.base import save as save
 from landscape.results.comparison import Comparison as Comparison
 from landscape.results.curvature import BatchSharpness as BatchSharpness
-from landscape.results.curvature import Density as Density
+from landscape.results.spectrum import Density as Density
 from landscape.results.curvature import Disagreement as Disagreement
-from landscape.results.curvature import Spectrum as Spectrum
-from landscape.results.curvature import Trace as Trace
+from landscape.results.spectrum import Eigenpairs as Eigenpairs
+from landscape.results.spectrum import ExtremeEigenvalues as ExtremeEigenvalues
+from landscape.results.spectrum import Spectrum as Spectrum
+from landscape.results.spectrum import Trace as Trace
 from landscape.results.flatness import LearningCoefficient as LearningCoefficient
 from landscape.results.flatness import Sharpness as Sharpness
 from landscape.results.flatness import Smoothing as Smoothing

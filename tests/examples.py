@@ -10,10 +10,10 @@ import torch
 
 import landscape
 from landscape.results.comparison import Comparison
-from landscape.results.curvature import Spectrum
 from landscape.results.flatness import LearningCoefficient
 from landscape.results.grids import Surface
 from landscape.results.noise import Noise
+from landscape.results.spectrum import Density, Eigenpairs, Spectrum, Trace
 from landscape.results.training import Escape
 
 
@@ -104,6 +104,29 @@ def spectrum() -> Spectrum:
     )  # fmt: skip
 
 
+SETTING: dict[str, Any] = {"samples": 10, "dtype": "float64", "seed": 0}
+
+
+def pairs() -> Eigenpairs:
+    """The eigenvalues 2 and -1, the lowest one, of two parameters."""
+    return Eigenpairs(
+        values=np.array([2.0, -1.0]), residuals=np.zeros(2), vectors=np.eye(2), lowest=1, parameters=2,
+        products=4, **SETTING,
+    )  # fmt: skip
+
+
+def trace() -> Trace:
+    """A trace of 3.0 ± 0.1 from three draws."""
+    draws = np.array([2.9, 2.9, 3.2])
+    return Trace(value=3.0, standard_error=0.1, draws=draws, parameters=2, products=9, **SETTING)
+
+
+def density() -> Density:
+    """Three quarters of the eigenvalues at 0, and one quarter at 2."""
+    nodes, masses = np.array([[0.0, 2.0]]), np.array([[0.75, 0.25]])
+    return Density(nodes=nodes, masses=masses, parameters=4, products=2, **SETTING)
+
+
 def coefficient() -> LearningCoefficient:
     """Two chains of two draws after the burn-in, λ̂ = 3.0 ± 0.3."""
     rise = np.array([[0.0, 3.0, 5.0], [0.0, 4.0, 4.0]])
@@ -137,4 +160,7 @@ def namespace() -> dict[str, Any]:
         "escape": escape(),
         "spectrum": spectrum(),
         "coefficient": coefficient(),
+        "pairs": pairs(),
+        "trace": trace(),
+        "density": density(),
     }

@@ -225,7 +225,7 @@ def test_training_is_that_of_real_modules(name: str, batched: bool) -> None:
         warnings.simplefilter("ignore", PathWarning)
         trainer = Trainer(chosen(model, data={"name": f"{__name__}:data", "kind": kind}))
         if batched:
-            trainer.stack.steps = None
+            trainer.stack.layers = None
         trainer.trial.state = {"stack.batched": torch.tensor([batched], dtype=torch.uint8)}
         trainer.stack.batched = batched
         expected = textbook(trainer)
@@ -236,8 +236,8 @@ def test_training_is_that_of_real_modules(name: str, batched: bool) -> None:
 
 
 def relu_for_tanh(trainer: Trainer) -> None:
-    assert trainer.stack.steps is not None
-    trainer.stack.steps[1] = nn.ReLU()
+    assert trainer.stack.layers is not None
+    trainer.stack.layers[1] = nn.ReLU()
 
 
 def batch(trainer: Trainer) -> None:

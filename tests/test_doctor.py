@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
 
+from landscape import ExtremeEigenvalues
 from landscape.cli import installation
-from landscape.curvature.search import Ends
 from tests.conftest import Command
 
 
@@ -41,9 +42,9 @@ def test_a_sound_installation(tmp_path: Path, command: Command) -> None:
 def test_wrong_eigenvalues_fail(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     real = installation.extreme_eigenvalues
 
-    def wrong(*args: object, **options: object) -> Ends:
+    def wrong(*args: object, **options: object) -> ExtremeEigenvalues:
         ends = real(*args, **options)  # type: ignore[arg-type]
-        return Ends(0.9 * ends.min, ends.max, ends.residual_min, ends.residual_max, 1, True, ends.vectors)
+        return dataclasses.replace(ends, values=ends.values * [1, 0.9])
 
     monkeypatch.setattr(installation, "extreme_eigenvalues", wrong)
     assert checks(command, 1)["Hessian on cpu"]["state"] == "FAILED"
@@ -55,7 +56,7 @@ def test_an_error_is_a_check_that_failed(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("LANDSCAPE_CACHE", str(tmp_path / "file" / "cache"))
 
-    def breaks(*args: object, **options: object) -> Ends:
+    def breaks(*args: object, **options: object) -> ExtremeEigenvalues:
         raise RuntimeError("no such instruction")
 
     monkeypatch.setattr(installation, "extreme_eigenvalues", breaks)

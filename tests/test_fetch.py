@@ -180,7 +180,7 @@ def redirect(target: str) -> Callable[[http.server.BaseHTTPRequestHandler], None
     [
         (bytes(5000), "has 5,000 bytes"),
         (endless, "has more than the"),
-        (slow("headers"), "no answer in 1 s"),
+        (slow("headers"), "no answer within 1 s"),
         (slow("body"), "not whole after 1 s"),
         (redirect("ftp://127.0.0.1/x"), "redirected to another scheme"),
         (redirect("https://127.0.0.1/x"), "redirected to another scheme"),

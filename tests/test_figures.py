@@ -235,6 +235,20 @@ def test_missing_data_skips_a_figure_and_says_what_to_fetch(tmp_path: Path, comm
     assert not (tmp_path / "r" / "runs").exists()
 
 
+def test_a_dry_run_says_what_is_needed_where_the_data_is_not_there(tmp_path: Path, command: Command) -> None:
+    options = ("--dry-run", "--data-dir", tmp_path / "none", "--runs", tmp_path / "r", "-o", tmp_path / "g")
+    code, out, err = command("figures", "fig2a", "delay-boundary", *options)
+    assert code == 0, err
+    first, second = out.splitlines()
+    assert first.startswith(
+        "fig2a: 15 of 15 runs to train, for a time that is known once their data is there; "
+    )
+    assert "data: mnist (" in first
+    assert "LANDSCAPE_DATA" in first
+    assert second.endswith("data: none")
+    assert not (tmp_path / "g").exists()
+
+
 def test_bad_usage_is_one_line(tmp_path: Path, command: Command) -> None:
     one_line(command("figures", "fig2"), 2, "NAME", "'fig2'", "fig2a")
     one_line(command("figures", "fig2a", "--scale", "big"), 2, "--scale", "'big'", "smoke")

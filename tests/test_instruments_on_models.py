@@ -64,7 +64,8 @@ def perturbed(problem: Problem, n: int = 3) -> Tensor:
 
 def preconditioned(problem: Problem) -> Tensor:
     p = torch.linspace(0.5, 2.0, len(problem.weights)).to(problem.weights)
-    return landscape.top_eigenvalues(problem, 1, precondition=Preconditioner(p), residual_tol=1e-6).values
+    found = landscape.top_eigenvalues(problem, 1, precondition=Preconditioner(p), residual_tol=1e-6)
+    return torch.from_numpy(found.values)
 
 
 def chains(problem: Problem) -> Any:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy.sparse.linalg import eigsh
+from scipy.sparse import csr_array
+from scipy.sparse.linalg import LinearOperator, eigsh
 
 import landscape
-from landscape import InputError
+from landscape import InputError, OperationError
 from landscape.problem.problem import Problem
 from tests import problems
 from tests.dense import dense_hessian
@@ -82,7 +86,8 @@ def test_a_run_stands_for_its_problem() -> None:
         (torch.ones(2, 3), r"v: shape \(2, 3\)"),
         (torch.ones(3, 2, 2), r"v: shape \(3, 2, 2\)"),
         (torch.ones(5), "v: shape .* of int64"),
-        (np.ones(5), "v: a ndarray is not allowed"),
+        (np.ones(5), r"v: shape \(5,\) of float64"),
+        ([1.0], "v: a list is not allowed"),
     ],
 )
 def test_what_is_no_vector_is_refused(v: Any, words: str) -> None:
@@ -91,3 +96,205 @@ def test_what_is_no_vector_is_refused(v: Any, words: str) -> None:
     with pytest.raises(InputError, match=words):
         h @ v
     assert h.products == 0
+
+
+MATRIX = torch.diag(torch.tensor([4.0, -1.0, 0.5, 0.25])).double()
+
+
+def turned(matrix: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    size = len(matrix)
+    q = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64, generator=generator)).Q
+    return q @ matrix @ q.T
+
+
+class Own:
+    """An object with a shape and @, and no more."""
+
+    shape = (4, 4)
+
+    def __matmul__(self, block: torch.Tensor) -> torch.Tensor:
+        assert block.ndim == 2
+        return turned(MATRIX).float() @ block
+
+
+GIVEN: dict[str, Callable[[], Any]] = {
+    "Tensor": lambda: turned(MATRIX),
+    "ndarray": lambda: turned(MATRIX).numpy(),
+    "csr_array": lambda: csr_array(turned(MATRIX).numpy()),
+    "_CustomLinearOperator": lambda: LinearOperator(
+        (4, 4), matvec=lambda v: turned(MATRIX).numpy() @ v, dtype=np.float64
+    ),
+    "Own": Own,
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_estimators_take_any_symmetric_matrix(name: str) -> None:
+    given = GIVEN[name]()
+    ends = landscape.extreme_eigenvalues(given, 1e-5)
+    assert (ends.min, ends.max, ends.converged) == (
+        pytest.approx(-1, abs=1e-5),
+        pytest.approx(4, rel=1e-6),
+        True,
+    )
+    np.testing.assert_allclose(turned(MATRIX).numpy() @ ends.vectors[0], 4 * ends.vectors[0], atol=1e-4)
+    top = landscape.top_eigenvalues(given, 2, 1e-5)
+    assert top.values.tolist() == pytest.approx([4, 0.5], rel=1e-5)
+    trace = landscape.trace(given, 12)
+    assert (trace.value, trace.standard_error) == (pytest.approx(3.75, rel=1e-5), 0)
+    density = landscape.density(given, 3, 4)
+    assert density.moment(1)[0] == pytest.approx(3.75 / 4, abs=4 * density.moment(1)[1] + 1e-6)
+    whole = landscape.spectrum(given, 1, quantities=("trace",))
+    assert whole.values[0] == pytest.approx(4, rel=1e-4)
+    for result in (ends, top, trace, density, whole):
+        assert (result.matrix, result.parameters, result.samples) == (name, 4, 0)
+        assert result.plot() is not None
+        assert [row.value for row in result.describe() if row.name == "matrix"] == [name]
+
+
+@pytest.mark.parametrize("matrix", ["hessian", "gauss-newton"])
+def test_an_operator_of_ours_gives_what_its_problem_gives(matrix: str) -> None:
+    problem = problems.conv()
+    options: dict[str, Any] = {"search": "exact"}
+    for estimate, more in (
+        (landscape.top_eigenvalues, options),
+        (landscape.trace, {}),
+        (landscape.density, {}),
+    ):
+        of_problem = estimate(problem, matrix=matrix, **more)
+        of_operator = estimate(problem.hessian(matrix=matrix))
+        assert (of_operator.samples, of_operator.matrix, of_operator.part) == (20, matrix, "")
+        for name in of_problem.shapes:
+            np.testing.assert_allclose(
+                getattr(of_operator, name), getattr(of_problem, name), rtol=1e-6, atol=1e-9
+            )
+        assert of_operator.products == of_problem.products
+    part = landscape.trace(problem.hessian(part="norm"))
+    assert part.part == "norm.weight,norm.bias"
+    assert part.value == pytest.approx(landscape.trace(problem, part="norm").value, rel=1e-8)
+
+
+class Failing:
+    shape = (3, 3)
+
+    def __matmul__(self, block: Any) -> Any:
+        raise RuntimeError("no such product")
+
+
+@pytest.mark.parametrize(
+    "estimate", [landscape.trace, landscape.density, landscape.top_eigenvalues, landscape.extreme_eigenvalues]
+)
+@pytest.mark.parametrize(
+    ("given", "options", "words"),
+    [
+        (np.ones((2, 3)), {}, r"problem: a ndarray of shape \(2, 3\), it must be square"),
+        (np.ones(3), {}, r"problem: a ndarray of shape \(3,\)"),
+        (np.triu(np.ones((9, 9))), {}, "problem: a ndarray is not symmetric, it must be: .* differ by"),
+        (torch.eye(3, dtype=torch.int64), {}, "problem: a Tensor of torch.int64, it must be of real floating-point"),
+        (np.eye(3, dtype=complex), {}, "problem: a ndarray of complex128"),
+        (Failing(), {}, r"problem: a Failing fails \(no such product\), .* must take a block"),
+        (np.eye(3), {"matrix": "gauss-newton"}, "matrix: it is of a Problem"),
+        (np.eye(3), {"weights": torch.ones(3)}, "weights: it is of a Problem"),
+        (np.eye(3), {"part": "1"}, "part: it is of a Problem"),
+        (np.eye(3), {"max_memory": 10**9}, "max_memory: it is of a Problem"),
+    ],
+)  # fmt: skip
+def test_what_is_no_symmetric_matrix_is_refused(
+    estimate: Any, given: Any, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InputError, match=words) as error:
+        estimate(given, **options)
+    assert "\n" not in str(error.value)
+
+
+def test_rounding_is_no_asymmetry() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(300, 300, generator=generator)
+    a = (a + a.T) * torch.logspace(-6, 6, 300)[:, None].sqrt() * torch.logspace(-6, 6, 300).sqrt()
+    assert landscape.trace(a, 30).parameters == 300
+    assert landscape.trace(a.bfloat16().float().bfloat16(), 30).parameters == 300
+
+
+def test_results_of_curvature_are_saved_and_drawn(tmp_path: Path) -> None:
+    problem = problems.mlp()
+    found = [
+        landscape.extreme_eigenvalues(problem, label="a run", split="train"),
+        landscape.top_eigenvalues(problem, 2, precondition=torch.full_like(problem.weights, 2.0)),
+        landscape.trace(problem, 12),
+        landscape.density(problem, 2, 5),
+    ]
+    for result in found:
+        result.save(tmp_path / "r.h5")
+        back = landscape.load(tmp_path / "r.h5")
+        assert type(back) is type(result)
+        assert back.describe() == result.describe()
+        for name in result.shapes:
+            np.testing.assert_array_equal(getattr(back, name), getattr(result, name))
+        assert back.plot().axes
+        assert len(back.to_dataframe())
+    ends, top, *_ = found
+    assert (ends.label, ends.split, ends.samples) == ("a run", "train", 53)
+    assert (top.precondition, top.unit) == ("given", "1/η")
+    whole = landscape.Spectrum.of(*found[1:])
+    assert whole.values.tolist() == top.values.tolist()
+    assert whole.products == sum(result.products for result in found[1:])
+
+
+def test_former_names_warn() -> None:
+    with pytest.warns(DeprecationWarning, match=r"landscape\.Ends is landscape\.ExtremeEigenvalues now"):
+        assert landscape.Ends is landscape.ExtremeEigenvalues
+
+
+def curvlinops() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pytest.importorskip("curvlinops")
+
+
+def test_operators_of_curvlinops_have_our_estimators() -> None:
+    curvlinops()
+    problem = problems.mlp()
+    problem.data.chunk_size = 20
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        theirs = problem.to_curvlinops()
+        kfac = problem.to_curvlinops("KFACLinearOperator", check_deterministic=False)
+        block = torch.randn(problem.layout.size, 3, dtype=torch.float64)
+        torch.testing.assert_close(theirs @ block, problem.hessian() @ block, rtol=1e-8, atol=1e-10)
+        ours, found = (
+            landscape.extreme_eigenvalues(problem, 1e-5),
+            landscape.extreme_eigenvalues(theirs, 1e-5),
+        )
+        assert (found.min, found.max) == (
+            pytest.approx(ours.min, rel=1e-4),
+            pytest.approx(ours.max, rel=1e-4),
+        )
+        dense = kfac @ torch.eye(kfac.shape[0], dtype=torch.float64)
+        trace = landscape.trace(kfac, 3 * kfac.shape[0])
+        assert (trace.matrix, trace.value) == (
+            "KFACLinearOperator",
+            pytest.approx(float(dense.trace()), rel=1e-6),
+        )
+        assert landscape.top_eigenvalues(kfac, 1, 1e-4).values[0] == pytest.approx(
+            float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-4
+        )
+        away = problem.to_curvlinops(weights=2 * problem.weights)
+        torch.testing.assert_close(
+            away @ block, problem.hessian(2 * problem.weights) @ block, rtol=1e-8, atol=1e-10
+        )
+        with pytest.raises(InputError, match="operator: 'KFAC' is not known"):
+            problem.to_curvlinops("KFAC")
+        with pytest.raises(InputError, match="to_curvlinops: KFACLinearOperator fails on this problem"):
+            problem.to_curvlinops("KFACLinearOperator", no_such=1)
+        decayed = Problem(
+            problem.model, problem.criterion, problem.tensors, dtype=torch.float64, weight_decay=0.5
+        )
+        with pytest.raises(InputError, match="to_curvlinops: curvlinops knows no penalty"):
+            decayed.to_curvlinops()
+
+
+def test_without_curvlinops_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "curvlinops", None)
+    with pytest.raises(OperationError, match=r"to_curvlinops: curvlinops is not installed; .*\[curvlinops\]"):
+        problems.mlp().to_curvlinops()

@@ -129,6 +129,9 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     assert len(lines) >= 2
     assert re.fullmatch(r"sweep: 50%, \d+ s left; training: \d+ s so far", lines[0])
     assert re.fullmatch(r"sweep: 50%, \d+ s left; training: 25%, \d+ s left", lines[-1])
+    with progress.progress_bar("saddles"), progress.progress_bar("Escape"):
+        time.sleep(0.1)
+    assert re.fullmatch(r"saddles; Escape: \d+ s so far", capsys.readouterr().err.splitlines()[0])
     with progress.progress_bar("sweep", quiet=True), progress.progress_bar("training"):
         time.sleep(0.05)
     assert capsys.readouterr().err == ""

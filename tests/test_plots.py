@@ -29,9 +29,9 @@ from landscape.plots.picture import VISUALS, caption, panels
 from landscape.plots.style import OTHER, color_of, decimal_labels, paper_name
 from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, draw_surfaces, scale
 from landscape.plots.training import draw_training
-from landscape.results.curvature import Spectrum
 from landscape.results.grids import HessianGrid
 from landscape.results.shown import running_quartiles
+from landscape.results.spectrum import Spectrum
 from landscape.results.training import Stability
 from landscape.training.recipes import recipe
 from landscape.training.run.loop import Trainer

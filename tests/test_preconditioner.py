@@ -40,7 +40,7 @@ def test_eigenvalues_and_all_else_are_those_of_the_dense_matrix(name: str) -> No
     truth = torch.linalg.eigvalsh(dense).flip(0)
     pairs = landscape.top_eigenvalues(problem, 2, 1e-6, precondition=p)
     np.testing.assert_allclose(pairs.values, truth[:2], rtol=1e-5, atol=1e-9)
-    for value, v in zip(pairs.values, pairs.vectors, strict=True):
+    for value, v in zip(pairs.values, torch.from_numpy(pairs.vectors), strict=True):
         assert float((dense @ v - value * v).norm()) < 1e-4 * float(truth.abs().max())
     given = landscape.Preconditioner(p, name="mine", lr=0.5, limit=2.0)
     result = landscape.spectrum(

@@ -32,15 +32,16 @@ from tests.dense import dense_hessian
 # What is said of curvature in half precision.
 SAID = pytest.mark.filterwarnings("ignore:model. it computes in:landscape.ProblemWarning")
 
+EXACT: dict[str, Any] = {"derivatives": "exact"}
 CALLS: dict[str, Callable[[Problem], Any]] = {
-    "operator": HessianOperator,
-    "ends": landscape.extreme_eigenvalues,
-    "top": lambda p: landscape.top_eigenvalues(p, 2),
-    "trace": landscape.trace,
-    "density": lambda p: landscape.density(p, 2, 5),
-    "spectrum": landscape.spectrum,
-    "grid": lambda p: landscape.hessian_grid(p, landscape.random_plane(p), grid=(1, 1)),
-    "block": lambda p: landscape.extreme_eigenvalues(p, part="0"),
+    "operator": lambda p: HessianOperator(p, **EXACT),
+    "ends": lambda p: landscape.extreme_eigenvalues(p, **EXACT),
+    "top": lambda p: landscape.top_eigenvalues(p, 2, **EXACT),
+    "trace": lambda p: landscape.trace(p, **EXACT),
+    "density": lambda p: landscape.density(p, 2, 5, **EXACT),
+    "spectrum": lambda p: landscape.spectrum(p, **EXACT),
+    "grid": lambda p: landscape.hessian_grid(p, landscape.random_plane(p), grid=(1, 1), **EXACT),
+    "block": lambda p: landscape.extreme_eigenvalues(p, part="0", **EXACT),
 }
 
 
@@ -127,7 +128,7 @@ def test_embedding_bags_have_second_derivatives(mode: str, padding: int | None, 
 def test_the_largest_word_of_a_bag_has_no_second_derivative() -> None:
     words = torch.randint(9, (20, 6)), torch.randint(3, (20,))
     with pytest.raises(InputError, match="no second derivative of embedding_bag"):
-        landscape.trace(Problem(Bags(False, "max", None), F.cross_entropy, words))
+        landscape.trace(Problem(Bags(False, "max", None), F.cross_entropy, words), **EXACT)
 
 
 class Askew(torch.autograd.Function):
@@ -234,7 +235,7 @@ def test_a_model_that_knows_one_precision_is_judged_by_that(monkeypatch: pytest.
             return self.inner(x)  # type: ignore[no-any-return]
 
     with pytest.raises(InputError, match="not symmetric"):
-        HessianOperator(Problem(Single(askew()), F.cross_entropy, data()))
+        HessianOperator(Problem(Single(askew()), F.cross_entropy, data()), **EXACT)
 
 
 def test_a_chain_whose_fast_products_differ_goes_by_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,7 +439,7 @@ def test_a_model_of_half_precision_only_has_a_loss_but_no_curvature() -> None:
     assert problem.loss() > 0
     assert problem.gradient().dtype == torch.bfloat16
     with pytest.raises(InputError, match=r"half precision only.*self\.weight\.dtype"):
-        landscape.trace(problem)
+        landscape.trace(problem, **EXACT)
 
 
 class Rounded(torch.autograd.Function):

@@ -35,8 +35,8 @@ from landscape.reports import analyses, contents, curves, findings, page
 from landscape.reports.page import figures_page
 from landscape.reports.parts import Missing, Page, Section, Table, chart_text, script_json, text_cells
 from landscape.results.base import save
-from landscape.results.curvature import Spectrum
 from landscape.results.shown import in_words
+from landscape.results.spectrum import Spectrum
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from tests.benchmarks import report as benchmark

@@ -6,9 +6,11 @@ import base64
 import dataclasses
 import html.parser
 import itertools
+import json
 import math
 import re
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -133,6 +135,40 @@ def test_older_files_are_read_under_the_names_of_today(tmp_path: Path) -> None:
         file["height"] = [0.75, 0.9]
     with pytest.raises(OperationError, match="age"):
         Heights.load(path)
+
+
+#: A file of each kind, and all values by the names of the fields, as 0.17.0 wrote tests/fuzz/samples.py.
+EARLIER = zipfile.ZipFile(Path(__file__).parent / "data" / "results-0.17.0.zip")
+VALUES: dict[str, dict[str, Any]] = json.loads(EARLIER.read("values.json"))
+
+
+def plain(value: Any) -> Any:
+    """A field's value as JSON has it; texts of an array as a list of their own."""
+    if isinstance(value, np.ndarray):
+        return [v.decode() for v in value.ravel()] if value.dtype.kind == "S" else value.tolist()
+    return list(value) if isinstance(value, tuple) else value
+
+
+@pytest.mark.parametrize("name", sorted(VALUES))
+def test_a_file_of_an_earlier_version_is_read(name: str, tmp_path: Path) -> None:
+    result = landscape.load(EARLIER.extract(f"{name}.h5", tmp_path))
+    assert isinstance(result, Result)
+    fields = {field.name for field in dataclasses.fields(result)}
+    before = {result.renamed.get(key, key): value for key, value in VALUES[name].items()}
+    assert before.keys() <= fields
+    # Only so says an older file that a model's own precision was used.
+    before |= {"autocast": ""} if before.get("autocast") == "model" else {}
+    for key, value in before.items():
+        np.testing.assert_equal(plain(getattr(result, key)), value, err_msg=key)
+    result.save(tmp_path / "again.h5")
+    assert repr(landscape.load(tmp_path / "again.h5")) == repr(result)
+
+
+def test_a_run_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    run = landscape.load(EARLIER.extract("checkpoint.h5", tmp_path))
+    assert isinstance(run, landscape.Checkpoint)
+    assert (run.algorithm, run.step, tuple(run.weights.shape)) == ("dpsgd", 5, (4, 83))
+    assert run.settings["algorithm"] == {"name": "dpsgd", "mixing": "ring(1)"}
 
 
 def test_what_cannot_be_drawn_is_named() -> None:

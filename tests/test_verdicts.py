@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from landscape.core.errors import OperationError
-from landscape.paper import figure, gallery
+from landscape.paper import figure, gallery, scales
 from landscape.paper.figures import edge, rates
 from landscape.paper.figures.large_batch import ends, judge_pairs
 from landscape.paper.verdicts import (
+    OUTCOMES,
     Effect,
     by_seed,
     difference,
@@ -31,6 +33,7 @@ from landscape.paper.verdicts import (
 )
 
 FIGURES = Path(__file__).parents[1] / "figures"
+RESULTS = Path(__file__).parents[1] / "docs" / "results.md"
 
 
 @given(st.lists(st.floats(-10, 10), min_size=3, max_size=9))
@@ -153,18 +156,80 @@ def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> 
         text = (source / f"flatness{suffix}").read_text(encoding="utf-8")
         (tmp_path / f"flatness{suffix}").write_text(text, encoding="utf-8")
     lines = gallery.page(tmp_path).read_text(encoding="utf-8").splitlines()
-    row = next(line for line in lines if line.startswith("| [flatness]"))
+    row = next(line for line in lines if line.startswith("| ") and "[flatness](#flatness)" in line)
     assert "**holds**" in row
+    assert '<img src="flatness.png"' in row
+    (of_flatness,) = figure.get("flatness").found.values()
+    assert f"What we found: {of_flatness}" in lines
     assert lines.index(row) < lines.index("## flatness")
     version = json.loads((source / "flatness.json").read_text(encoding="utf-8"))["version"]
     assert any(f"drawn by version {version}" in line for line in lines)
     halved = rows_of((tmp_path / "flatness.csv").read_text())
     (tmp_path / "flatness.csv").write_text(table(halved[halved["seed"] < 2]))
-    assert "**undecided**" in gallery.page(tmp_path).read_text(encoding="utf-8")
+    changed = gallery.page(tmp_path).read_text(encoding="utf-8")
+    assert "**undecided**" in changed
+    assert "What we found: " not in changed  # it was written for another outcome
     assert json.loads((tmp_path / "flatness.json").read_text())["outcome"] == "undecided"
     (tmp_path / "flatness.csv").unlink()
     with pytest.raises(OperationError, match="flatness.csv"):
         gallery.page(tmp_path)
+
+
+def test_what_we_found_rests_on_outcomes_that_the_gallery_has() -> None:
+    entries = gallery.entries_in(FIGURES)
+    sentences = scales.declared()["findings"]
+    assert all(each["text"] in gallery.found(entries) for each in sentences)
+    for each in sentences:
+        assert set(each["rests"]) <= set(figure.names())
+    assert gallery.found({}) == ""
+    for name in figure.names():
+        assert set(figure.get(name).found) <= set(OUTCOMES)
+    # With another outcome a sentence is gone.
+    (first, *_), name = sentences, next(iter(sentences[0]["rests"]))
+    assert first["text"] not in gallery.found(entries | {name: {"outcome": "undecided"}})
+
+
+def _results_page(page: str) -> str:
+    """``page`` with the claims, and the errors of Figure 2's runs, as the gallery has them."""
+    entries = gallery.entries_in(FIGURES)
+    errors = []
+    for part, middle in {"a": "median", "b": "mean"}.items():
+        rows = rows_of((FIGURES / f"fig2{part}.csv").read_text(encoding="utf-8"))
+        by = rows.pivot(index="algorithm", columns="seed", values="test_error_percent")
+        paper = {each["what"]: each["paper"] for each in entries[f"fig2{part}"]["compared"]}
+        for name in ("SSGD", "SSGD*", "DPSGD"):
+            values = by.loc[name]
+            here = f"{middle} {values.agg(middle):.2f}" + (f" ± {values.std():.2f}" if part == "b" else "")
+            cells = [
+                f"`mnist-fig2{part}-{name.lower().replace('*', '-noise')}`",
+                *(f"{v:.2f}" for v in values),
+            ]
+            errors.append(" | ".join(["", *cells, here, paper[f"test error of {name} (%)"], ""]).strip())
+    head = [
+        "| recipe | 0 | 1 | 2 | 3 | 4 | here | paper |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    parts = {
+        "errors": "\n".join(head + errors),
+        "claims": "\n".join(gallery.overview(entries, "../figures/")),
+        "found": gallery.found(entries),
+    }
+    for name, text in parts.items():
+        begin, end = f"<!-- {name}: python -m tests.test_verdicts -->\n", f"\n<!-- end of {name} -->"
+        before, _, rest = page.partition(begin)
+        page = f"{before}{begin}\n{text}\n{end}{rest.partition(end)[2]}"
+    return page
+
+
+def test_the_page_of_results_has_the_numbers_of_the_gallery() -> None:
+    page = RESULTS.read_text(encoding="utf-8")
+    assert _results_page(page) == page, "python -m tests.test_verdicts writes it"
+    # Elsewhere on the page an effect stands as the gallery has it: "+0.18 (-0.049 to +0.4)".
+    effects = {e["text"] for entry in gallery.entries_in(FIGURES).values() for e in entry["effects"]}
+    own = re.sub(r"<!-- (\w+): python.*?<!-- end of \1 -->", "", page, flags=re.DOTALL)
+    quoted = re.findall(r"[-+]?[\d.e-]+ \([-+]?[\d.e-]+ to [-+]?[\d.e-]+\)", own)
+    assert quoted
+    assert set(quoted) <= effects
 
 
 def test_ends_of_runs_that_diverged() -> None:
@@ -219,3 +284,7 @@ def test_powers_of_lazy_mixings_are_found() -> None:
     sharp, gap = edge._judge_lazy(pd.DataFrame(rows))[:2]
     assert sharp.values == pytest.approx((1.0, 1.0, 1.0))
     assert gap.values == pytest.approx((0.0, 0.0, 0.0), abs=1e-9)
+
+
+if __name__ == "__main__":
+    RESULTS.write_text(_results_page(RESULTS.read_text(encoding="utf-8")), encoding="utf-8")

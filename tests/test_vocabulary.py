@@ -75,6 +75,8 @@ OWN = {
     "save_vts": "surface",
     "draw": "visuals dpi",
     "Problem": "penalty check",
+    "Problem.to_curvlinops": "operator",
+    "Spectrum.of": "parts",
     "MeanLoss.batchnorm_statistics": "inputs",
     "MeanLoss.loss_and_gradient": "out",
     "Density.broadened": "at",

@@ -21,7 +21,7 @@ from landscape.core.progress import Progress
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
-from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, ends_of, start_vector
+from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.adaptive import Tolerance, first_points
 from landscape.evaluation.evaluate import confirm, evaluator
@@ -385,6 +385,7 @@ def hessian_grid(
     residual_tol: float = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
     search: str = "auto",
+    derivatives: str = "auto",
     bn: str = "center",
     bn_samples: int = SAMPLES,
     interpolation_tol: str | float | None = None,
@@ -406,6 +407,7 @@ def hessian_grid(
         max_products: Hessian-vector products a point, at most.
         search: "auto" may search with cheaper products, whose results are verified and refined with exact
             ones; "exact": all products are exact.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         bn, bn_samples: whose statistics BatchNorm uses, as for :func:`landscape.contour`.
         interpolation_tol: as for :func:`landscape.contour`, of λ_min, λ_max and the ratio alike. It pays for
             grids finer than about 20 × 20, and should not be below ``residual_tol``.
@@ -439,7 +441,9 @@ def hessian_grid(
     )
     wanted = SearchOptions(1, 1, residual_tol, max_products)
     problem = problem.with_batchnorm(bn, bn_samples)
-    fields, made_of = _fields(problem, plane, residual_tol, search), provenance(problem)
+    options = HessianOptions(derivatives=HessianOptions(derivatives=derivatives).at(problem).derivatives)
+    fields = _fields(problem, plane, residual_tol, search) | {"derivatives": options.derivatives}
+    made_of = provenance(problem)
     transport = _Transport(HessianGrid, at, _source(about) | fields, made_of, into, execution or Execution())
     if (previous := transport.previous) is not None:
         # With other limits a point that did not converge is searched again.
@@ -451,9 +455,11 @@ def hessian_grid(
     def result() -> HessianGrid:
         return HessianGrid(**at.fields(), **fields, **about)
 
-    at_once = points_at_once(problem)
+    at_once = points_at_once(problem, options)
     dispatch = transport.dispatch(result, progress, block=at_once)
-    fields |= at.complete(_ends_at(problem, plane, wanted, search, at_once), dispatch, VALUES, (), plane.seed)
+    fields |= at.complete(
+        _ends_at(problem, plane, wanted, options, search, at_once), dispatch, VALUES, (), plane.seed
+    )
     return transport.end(result())
 
 
@@ -472,7 +478,7 @@ def _fields(problem: Problem, plane: Plane, residual_tol: float, search: str) ->
 
 
 def _ends_at(
-    problem: Problem, plane: Plane, wanted: SearchOptions, search: str, at_once: int
+    problem: Problem, plane: Plane, wanted: SearchOptions, options: HessianOptions, search: str, at_once: int
 ) -> Callable[[Tensor, Progress], dict[str, Array]]:
     """(K, 2) points -> the columns of the result there, ``at_once`` points together.
 
@@ -492,11 +498,13 @@ def _ends_at(
 
         for i in range(0, len(points), at_once):
             thetas = plane.center + points[i : i + at_once].to(plane.directions) @ plane.directions
-            pairs += eigenpairs(problem, thetas, start, wanted, HessianOptions(), search=search, done=one)
-        rows = [ends_of(each) for each in pairs]
-        names = {"lambda_min": "min", "lambda_max": "max", "products": "products", "converged": "converged"}
-        names |= {name: name for name in RESIDUALS}
-        columns = {name: np.array([getattr(row, key) for row in rows]) for name, key in names.items()}
+            pairs += eigenpairs(problem, thetas, start, wanted, options, search=search, done=one)
+        columns = {
+            name: np.array([getattr(each, name) for each in pairs]) for name in ("products", "converged")
+        }
+        for end, place in (("min", -1), ("max", 0)):
+            columns[f"lambda_{end}"] = np.array([float(each.values[place]) for each in pairs])
+            columns[f"residual_{end}"] = np.array([float(each.residuals[place]) for each in pairs])
 
         with np.errstate(divide="ignore", invalid="ignore"):
             columns["ratio"] = np.abs(columns["lambda_min"]) / np.abs(columns["lambda_max"])

@@ -127,7 +127,7 @@ def noise(
     table = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy()
     each = torch.stack([problem.gradient(w) for w in weights])
     full = each.mean(0, dtype=torch.float64) - gradient
-    operator = HessianOperator(problem, mean)
+    operator = HessianOperator(problem, mean, derivatives="exact")
     eq4 = sum(float(operator(d).double().square().sum()) for d in spread) / n**2
     return Noise(
         **dict(zip(names, table.T, strict=True)),
@@ -162,7 +162,7 @@ def _terms_of_delta(
         stack.gradients(mean.expand_as(weights), x, y, out=at_mean)
         delta = (at_learners - at_mean).mean(0, dtype=torch.float64)
         pairs = zip(indices, weights - mean, strict=True)
-        products = [HessianOperator(problem.subset(i), mean)(d) for i, d in pairs]
+        products = [HessianOperator(problem.subset(i), mean, derivatives="exact")(d) for i, d in pairs]
         first = torch.stack(products).mean(0, dtype=torch.float64)
         p_delta, p_s = perpendicular(delta), perpendicular(at_mean.mean(0, dtype=torch.float64))
         return [delta @ delta, first @ first, p_s @ p_s, p_delta @ p_delta, 2 * p_s @ p_delta]
@@ -370,10 +370,12 @@ def noise_alignment(
     check_unpenalised(problem, "the noise is of the data's minibatches")
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     problem, parts = minibatches.whole, iter(minibatches)
-    pairs = top_eigenvalues(problem, k, search=search, seed=seed, progress=portion(progress, 0, 0.5))
+    pairs = top_eigenvalues(
+        problem, k, derivatives="exact", search=search, seed=seed, progress=portion(progress, 0, 0.5)
+    )
     products, _ = exact_products(problem)
     gradient = problem.gradient().double()
-    terms = _terms_in_curvature(problem, products, gradient, pairs.vectors.double())
+    terms = _terms_in_curvature(problem, products, gradient, torch.from_numpy(pairs.vectors).to(gradient))
     rows, drawing = np.zeros((0, 4 + k)), portion(progress, 0.5, 1)
     while True:
         block = itertools.islice(parts, min(BLOCK, max_draws - len(rows)))
@@ -382,11 +384,11 @@ def noise_alignment(
         if precision.enough(len(rows), ias, ias_error, drawing):
             break
     noise, noise_error = statistics.ratio(rows[:, 2], rows[:, 3])
-    values = pairs.values.numpy()
+    values = pairs.values
     gamma, gamma_error, scatter = exponent(values, rows[:, 4:])
     return NoiseAlignment(
         values=values,
-        residuals=pairs.residuals.numpy(),
+        residuals=pairs.residuals,
         covariance=rows[:, 4:].mean(0),
         covariance_error=np.array([standard_error(column) for column in rows[:, 4:].T]),
         ias=ias,

@@ -284,7 +284,9 @@ def eigen_plane(
             "allow a larger residual_tol or more products"
         )
     axes = f"eigenvector of λ_max = {ends.max:.3g}", f"eigenvector of λ_min = {ends.min:.3g}"
-    return Plane(problem.weights, ends.vectors.flip(0), "eigen", "none", seed, axes=axes)
+    return Plane(
+        problem.weights, torch.from_numpy(ends.vectors).to(problem.device), "eigen", "none", seed, axes=axes
+    )
 
 
 def _plane(

@@ -23,13 +23,13 @@ from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import Estimate
 from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
 from landscape.curvature.hessian import Preconditioner
-from landscape.curvature.search import Eigenpairs, Ends
 from landscape.curvature.trace import trace
 from landscape.evaluation.evaluate import Evaluator, evaluator
 from landscape.problem.losses import correct_shares
 from landscape.problem.problem import Problem
 from landscape.results.curvature import Disagreement
 from landscape.results.grids import SPAN
+from landscape.results.spectrum import ExtremeEigenvalues
 
 # Directions in each plane, at equal angles (ours): the area of an ellipse is then right within 0.03% for axes
 # of 1 : 2 and within 3.4% for 1 : 4; random planes in many dimensions are rounder.
@@ -213,7 +213,7 @@ class Subject:
         self.test, self.seed = functools.partial(run.problem, "test") if run else None, seed
 
     @functools.cached_property
-    def ends(self) -> Ends:
+    def ends(self) -> ExtremeEigenvalues:
         """Both ends of the Hessian's spectrum."""
         return extreme_eigenvalues(self.problem, ENDS_TOL, search="exact", seed=self.seed)
 
@@ -360,7 +360,7 @@ def _preconditioned(subject: Subject, settings: Settings, progress: Progress) ->
     if subject.run is None or settings.preconditioner_of is None:
         raise InputError("preconditioner_of: not given, landscape.preconditioner makes P from a run")
     given = settings.preconditioner_of(subject.run, subject.problem)
-    pairs: Eigenpairs = top_eigenvalues(subject.problem, precondition=given, seed=subject.seed)
+    pairs = top_eigenvalues(subject.problem, precondition=given, seed=subject.seed)
     return _largest(subject, float(pairs.values[0]), pairs.bounds[1])
 
 

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
-import numpy as np
 from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.core.memory import Need, bounded
-from landscape.core.options import choose, expect, positive
+from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, portion
 from landscape.core.registry import numerics
-from landscape.curvature import pyhessian_engine
-from landscape.curvature.eigenvalues import eigenpairs, ends_need, exact_products, top_eigenvalues, top_need
-from landscape.curvature.hessian import HessianOptions, Part, Preconditioner, as_preconditioner
-from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, Eigenpairs, SearchOptions, start_vector
+from landscape.curvature.eigenvalues import Matrix, ends_need, top_need
+from landscape.curvature.hessian import Part, Preconditioner
+from landscape.curvature.operators import SymmetricMatrix
+from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions
 from landscape.curvature.trace import (
     DRAWS,
     STEPS,
     TRACE_PRODUCTS,
     density_need,
-    hutchpp,
-    quadrature,
-    trace,
+    density_of,
     trace_need,
+    trace_of,
 )
 from landscape.evaluation import needs
-from landscape.evaluation.grid import setting
-from landscape.problem.problem import Problem
+from landscape.problem.problem import Problem, Run
 from landscape.results.base import Provenance
-from landscape.results.curvature import QUANTITIES, Density, Spectrum, Trace
+from landscape.results.spectrum import QUANTITIES, Eigenpairs, MatrixResult, Spectrum
 
 
 def _spectrum_need(problem: Any, k: Any, quantities: Any, **options: Any) -> Need:
@@ -46,12 +44,13 @@ def _spectrum_need(problem: Any, k: Any, quantities: Any, **options: Any) -> Nee
 @numerics(1)
 @bounded(_spectrum_need)
 def spectrum(
-    problem: Problem,
+    problem: Problem | Run | SymmetricMatrix,
     k: int = 0,
     *,
     quantities: Sequence[str] = (),
     matrix: str = "hessian",
     part: Part = None,
+    derivatives: str = "auto",
     precondition: Preconditioner | Tensor | None = None,
     engine: str = "landscape",
     search: str = "auto",
@@ -68,7 +67,7 @@ def spectrum(
     """Eigenvalues, trace and density of ∇²L at the problem's centre, in one result that can be saved.
 
     Args:
-        problem: the loss.
+        problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
         k: how many of the largest eigenvalues.
         quantities: what is computed besides: "extremes", the smallest and the largest eigenvalue, from the
             same Lanczos run as the largest; "trace", by Hutch++ (Meyer et al. 2021); "density", by stochastic
@@ -77,6 +76,7 @@ def spectrum(
         draws, steps: random vectors for the density, and products for each.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
             checkpoint: all is then of P^{-1/2} H P^{-1/2}, by exact products.
         engine: "pyhessian" gives one eigenvalue, that of largest magnitude, and the trace; no more.
@@ -95,7 +95,7 @@ def spectrum(
 
     Raises:
         InputError: a count, tolerance or option that is not allowed, a preconditioner that is not positive or
-            of another length, or an option that pyhessian does not have.
+            of another length, an option that pyhessian does not have, or an operator that is not symmetric.
 
     Example:
         >>> import torch, landscape
@@ -105,9 +105,7 @@ def spectrum(
         >>> result.values.round(3).tolist(), round(result.trace, 3)
         ([9.0, 1.0], 10.0)
     """
-    expect("problem", problem, Problem)
     positive("k", k, least=0)
-    choose("engine", engine, pyhessian_engine.ENGINES)
     positive("residual_tol", residual_tol)
     external = engine == "pyhessian"
     wanted = {choose("quantities", name, QUANTITIES) for name in quantities}
@@ -118,11 +116,9 @@ def spectrum(
             f"engine: 'pyhessian' is not allowed with {foreign[0]}, it gives the eigenvalue of largest "
             "magnitude (k=1) and the trace"
         )
-    options = HessianOptions(matrix, part, given := as_preconditioner(precondition))
-    if external:
-        pyhessian_engine.check(problem, options)
-    h, size = exact_products(problem, None, options)
-    start = start_vector(problem, seed, size)
+    own = {"weights": None, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
+    other = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
+    chosen = Matrix.of(problem, seed, about, **own, **other)
     low = int("extremes" in wanted)
     high = max(k, low)
     asked = [high > 0, "trace" in wanted, "density" in wanted]
@@ -131,55 +127,13 @@ def spectrum(
         """The progress of a part, each an equal share of what was asked for."""
         return portion(progress, sum(asked[:part]) / sum(asked), (sum(asked[:part]) + 1) / sum(asked))
 
-    search_options = SearchOptions(low, high, residual_tol, max_products, stage(0))
-    pairs, tr, dense = None, Trace(np.nan, np.nan, 0), None
-    if high and external:
-        pairs = top_eigenvalues(
-            problem, high, residual_tol, engine=engine, max_products=max_products, seed=seed
-        )
-    elif high:
-        pairs = eigenpairs(problem, problem.weights[None], start, search_options, options, search=search)[0]
-    if high:
+    parts: list[MatrixResult] = []
+    if asked[0]:
+        options = SearchOptions(low, high, residual_tol, max_products, stage(0))
+        parts.append(Eigenpairs(**chosen.search(chosen.start(), options, search)))
         stage(0)(1.0)
-    if asked[1] and external:
-        tr = trace(problem, products, engine=engine, seed=seed)
-    elif asked[1]:
-        tr = hutchpp(h, start, products=products, seed=seed, progress=stage(1))
+    if asked[1]:
+        parts.append(trace_of(chosen, products, stage(1)))
     if asked[2]:
-        dense = quadrature(h, start, draws=draws, steps=steps, seed=seed, progress=stage(2))
-    return Spectrum(
-        **_values(pairs, tr, dense, given),
-        lowest=low,
-        parameters=size,
-        matrix=matrix,
-        part=",".join([part] if isinstance(part, str) else part or ()),
-        engine=engine,
-        residual_tol=residual_tol,
-        seed=seed,
-        **setting(problem),
-        **about,
-    )
-
-
-def _values(
-    pairs: Eigenpairs | None, tr: Trace, dense: Density | None, given: Preconditioner | None
-) -> dict[str, Any]:
-    """The fields of a spectrum that were computed; of the other parts, those of "not asked for"."""
-    none, empty = np.zeros(0), np.zeros((0, 0))
-    found: dict[str, Any] = {
-        "values": pairs.values.numpy() if pairs else none,
-        "residuals": pairs.residuals.numpy() if pairs else none,
-        "converged": pairs.converged if pairs else True,
-        "trace": tr.value,
-        "trace_error": tr.standard_error,
-        "trace_freedom": tr.freedom,
-        "nodes": dense.nodes if dense else empty,
-        "masses": dense.masses if dense else empty,
-        "products": sum(each.products for each in (pairs, tr, dense) if each),
-    }
-    if pairs:
-        low, high = pairs.bounds
-        found |= {"search": pairs.search, "complete": pairs.complete, "bound_low": low, "bound_high": high}
-    if given:
-        found |= {"precondition": given.name, "lr": given.lr, "limit": given.limit}
-    return found
+        parts.append(density_of(chosen, draws, steps, stage(2)))
+    return dataclasses.replace(Spectrum.of(*parts), residual_tol=residual_tol)

@@ -112,26 +112,27 @@ def disagreement(
     if not 0 < consensus < math.inf:
         raise OperationError(f"weights: their consensus distance is {consensus:g}, there is no disagreement")
     pairs = top_eigenvalues(
-        problem, k, residual_tol, weights=mean, search=search, max_products=max_products, seed=seed,
-        progress=portion(progress, 0, 0.6),
+        problem, k, residual_tol, weights=mean, derivatives="exact", search=search, max_products=max_products,
+        seed=seed, progress=portion(progress, 0, 0.6),
     )  # fmt: skip
     report(0.6)
     loss, gradient = problem.loss_and_gradient(mean)
-    along = spread.products(pairs.vectors)  # (n, k)
+    vectors, values = torch.from_numpy(pairs.vectors).to(mean.device), torch.from_numpy(pairs.values)
+    along = spread.products(vectors)  # (n, k)
     bent = spread.curvature(problem)
     report(0.8)
     share, share_error = shares(along.square().numpy(), spread.gram.diagonal().numpy())
     cost, cost_error = half_mean(bent)
     result = Disagreement(
-        values=pairs.values.numpy(),
-        residuals=pairs.residuals.numpy(),
+        values=pairs.values,
+        residuals=pairs.residuals,
         spread_share=share,
         spread_error=share_error,
-        **_of_gradient(gradient, pairs.vectors, spread, along),
+        **_of_gradient(gradient, vectors, spread, along),
         consensus=consensus,
         cost=cost,
         cost_error=cost_error,
-        cost_top=0.5 * float(pairs.values @ along.square().mean(0)),
+        cost_top=0.5 * float(values @ along.square().mean(0)),
         loss=loss,
         learners_loss=float(np.mean([problem.loss(w) for w in weights])),
         parameters=len(mean),
@@ -334,8 +335,9 @@ def smoothing(
         )
     search, count = portion(progress, 0, 0.3), min(k, len(mean))
     eigen = top_eigenvalues(problem, count, residual_tol, weights=mean, seed=seed, progress=search)
+    vectors = torch.from_numpy(eigen.vectors).to(mean.device)
     products, _ = exact_products(problem, mean)
-    along = (spread @ eigen.vectors.T).double().square().sum(0) / len(weights)
+    along = (spread @ vectors.T).double().square().sum(0) / len(weights)
     trace_hs = sum(float(s.double() @ products(s[None])[0].double()) for s in spread) / len(weights)
     route = mean[None] if trajectory is None else trajectory.to(mean)
     lengths = (route[1:] - route[:-1]).double().norm(dim=1)
@@ -350,7 +352,7 @@ def smoothing(
         began, ends = (0.3 + 0.7 * (place + share) / len(KINDS) for share in (0, 1))
         losses = [[problem.loss(mean + sign * shift(i)) for sign in (1, -1)] for i in range(draws)]
         first_half = portion(progress, began, (began + ends) / 2)
-        sharpest, converged = smoothed.sharpest(eigen.vectors[0], residual_tol, seed, first_half)
+        sharpest, converged = smoothed.sharpest(vectors[0], residual_tol, seed, first_half)
         lipschitz = smoothed.lipschitz(route, lengths)
         rows.append((*mean_and_error(np.mean(losses, axis=1)), *sharpest, *lipschitz, converged))
         portion(progress, began, ends)(1.0)
@@ -360,7 +362,7 @@ def smoothing(
         loss=problem.loss(mean),
         lambda_max=float(eigen.values[0]),
         residual=float(eigen.residuals[0]),
-        eigenvalues=eigen.values.numpy(),
+        eigenvalues=eigen.values,
         share=(along / variance).cpu().numpy(),
         trace_hs=trace_hs,
         consensus=variance,
@@ -413,7 +415,7 @@ class _Smoothed:
             if saved is not None:
                 many = ChainHessian(problem, points)
                 return lambda v: many(v.expand(len(points), -1)).view(len(rows), 2, -1).mean(1)
-            ends = [HessianOperator(problem, point, graph_bytes=0) for point in points]
+            ends = [HessianOperator(problem, point, derivatives="exact", graph_bytes=0) for point in points]
             return lambda v: ((ends[0](v) + ends[1](v)) / 2)[None]
 
         operators = [group(rows) for rows in groups] if stored else None

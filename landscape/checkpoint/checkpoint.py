@@ -249,19 +249,10 @@ class Checkpoint:
         return dataclasses.replace(self, source=self.source | user_code.named(source))
 
     def _problem(
-        self,
-        learner: str | int,
-        *,
-        split: str,
-        loss: Any,
-        randomness: str | int,
-        model: Any = None,
-        data: Any = None,
-        data_dir: Any = None,
-        device: Any = None,
-        dtype: Any = None,
-    ) -> Problem:
-        """The problem of :meth:`problem`, whose arguments are complete."""
+        self, learner: str | int, split: str, loss: Any, *, model: Any = None, data: Any = None,
+        data_dir: Any = None, **how: Any,
+    ) -> Problem:  # fmt: skip
+        """The problem of :meth:`problem`, whose arguments are complete; ``how`` is for the problem itself."""
         check_learner(learner, self.learners)
         where = str(self.path or "checkpoint")
         theta = self.mean if isinstance(learner, str) else self.weights[learner]
@@ -280,10 +271,7 @@ class Checkpoint:
         criterion = dataset.loss if isinstance(loss, str) else loss
 
         def on(split: str) -> Problem:
-            return Problem(
-                network, criterion, dataset.split(split), weights=theta, device=device, dtype=dtype,
-                randomness=randomness,
-            )  # fmt: skip
+            return Problem(network, criterion, dataset.split(split), weights=theta, **how)
 
         if learner == "mean" and self.mean_buffers:
             _set_buffers(where, network, self.mean_buffers)
@@ -553,7 +541,7 @@ def _set_buffers(where: str, network: nn.Module, values: Mapping[str, Tensor]) -
 
 
 def check_learner(learner: str | int, learners: int) -> None:
-    """InputError unless ``learner`` is "mean", or the number of one of so many."""
+    """Raise InputError unless ``learner`` is "mean", or the number of one of so many."""
     if learner != "mean" and (not isinstance(learner, int) or not 0 <= learner < learners):
         raise InputError(f"learner: {learner!r} is not allowed, it must be 'mean' or 0…{learners - 1}")
 

@@ -79,7 +79,7 @@ def _unreadable(path: Path, error: Exception) -> OperationError:
 
 
 def _check_archive(path: Path, file: IO[bytes]) -> None:
-    """OperationError for a zip archive, which a .pt file is, that unpacks to more than itself."""
+    """Raise OperationError for a zip archive, which a .pt file is, that unpacks to more than itself."""
     if path.suffix == ".safetensors" or file.read(2) != b"PK":
         return
     length = file.seek(0, 2)

@@ -6,6 +6,7 @@ A run of 10⁶ steps that is saved every 500 would otherwise write each row a th
 from __future__ import annotations
 
 import contextlib
+import csv
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,44 +23,8 @@ from landscape.core.hdf5 import Array
 #: describes one step, from w(t−1) to w(t), t its number: loss, train_loss, alpha_e … delta_cross belong to
 #: the step's start, consensus and the test columns to its end. NaN where a column was not evaluated. Losses
 #: are in nats; weights, and so their squares, have no unit.
-COLUMNS = {
-    "step": ("steps", "the number of the step, from 1"),
-    "loss": ("nat", "mean over the learners of the minibatch loss at the weights they took gradients at"),
-    "train_loss": ("nat", "L(w_a) over the whole training set, or the sample of ``decompose.samples``"),
-    "lr": ("1", "the learning rate α of the step"),
-    "alpha_e": ("1", "effective learning rate α_e = −⟨d, g⟩/‖g‖², d the displacement of w_a, g = ∇L(w_a)"),
-    "grad_norm2": ("nat^2", "‖g‖²"),
-    "displacement2": ("1", "‖d‖²"),
-    "delta": ("1", "Δ = ‖d + α_e g‖²; α_e²‖g‖² + Δ = ‖d‖² for any rule"),
-    "delta_s": ("1", "Δ_S = α²‖P⊥g_S‖², the part of Δ from the sampling of minibatches (Eq. 4; NaN with any "
-    "optimizer but plain SGD, as the other terms of Eq. 4)"),
-    "delta_2": ("1", "α²‖P⊥δ‖², the part from the spread; delta = delta_s + delta_2 + delta_cross for SSGD "
-    "and DPSGD, while the noise that SSGD* adds is in delta alone"),
-    "delta_2_full": ("1", "α²‖δ‖², the paper's Δ(2) (left side of Eq. 4), without the projector"),
-    "delta_cross": ("1", "2α²⟨P⊥g_S, P⊥δ⟩, which the paper takes as zero"),
-    "alpha_e_se": ("1", "standard error of alpha_e where g is estimated from samples; 0 where it is exact"),
-    "grad_norm2_se": ("nat^2", "standard error of grad_norm2"),
-    "delta_se": ("1", "standard error of delta"),
-    "delta_s_se": ("1", "standard error of delta_s"),
-    "delta_2_se": ("1", "standard error of delta_2"),
-    "delta_cross_se": ("1", "standard error of delta_cross"),
-    "consensus": ("1", "consensus distance n⁻¹ Σ_j ‖w_j − w_a‖²"),
-    "wall_s": ("s", "time since the start of the run"),
-    "samples_per_s": ("1/s", "speed of the step, all learners together, without evaluation and checkpoints"),
-    "wait_s": ("s", "time of the step that rank 0 waited for other processes; 0 in one process"),
-    "comm_bytes": ("byte", "what a learner sends in the step, as if each had a machine of its own (mean over "
-    "learners; an all-reduce counts as 2(n−1)/n vectors, a neighbour as one)"),
-    "comm_rounds": ("1", "how often a learner waits for other learners in the step"),
-    "lambda_max": ("nat", "λ_max of the Hessian at the step's end, on a fixed sample of the training set "
-    "(the recipe's table ``monitor``)"),
-    "lambda_max_residual": ("nat", "‖Hv − λv‖: some eigenvalue lies within that distance of lambda_max"),
-    "lr_lambda_max": ("1", "the learning rate times lambda_max"),
-    "lr_lambda_limit": ("1", "the rule's limit on ηλ, up to which it is stable on a quadratic; NaN where "
-    "that is not known"),
-    "spread_share": ("1", "share of Σ_j ‖Δw_j‖² that lies along the ``monitor.k`` leading eigenvectors"),
-    "test_loss": ("nat", "loss of w_a on the test set"),
-    "test_accuracy": ("1", "accuracy of w_a on the test set"),
-}  # fmt: skip
+with Path(__file__).with_name("columns.csv").open(encoding="utf-8", newline="") as _file:
+    COLUMNS = {name: (unit, meaning) for name, unit, meaning in [*csv.reader(_file)][1:]}
 #: Column -> unit.
 UNITS = {name: unit for name, (unit, _) in COLUMNS.items()}
 #: The columns of :class:`.LambdaMax`.

@@ -40,6 +40,7 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.options import SPLIT
 from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import SEARCHES
+from landscape.curvature.hessian import DERIVATIVES
 from landscape.data.base import Dataset
 from landscape.evaluation.evaluate import AUTOCASTS, METHODS
 from landscape.problem.batchnorm import POLICIES
@@ -98,6 +99,11 @@ TABLE: Mapping[str, Settings] = {
         "type": Choice(SEARCHES),
         "help": "auto: cheaper products find the eigenvectors, the results are verified and refined with "
         "exact products; exact: exact products only.",
+    },
+    "derivatives": {
+        "type": Choice(DERIVATIVES),
+        "help": "exact: double backward; differences: differences of gradients, with measured errors; auto: "
+        "exact where the model has second derivatives.",
     },
     "k": {"metavar": "K", "help": "Eigenvectors of the K largest eigenvalues."},
     "min_draws": {"help": "At least so many draws."},

@@ -142,24 +142,23 @@ def _scale(name: str) -> Scale:
 def _plan(entry: Figure, context: Context) -> dict[str, Any]:
     """Print and return the runs, the time and the data that ``entry`` needs."""
     context = entry.of(context)
-    runs, missing = context.cells, _missing(context)
+    runs, missing, seconds = context.cells, context.missing(), math.nan
     data = ", ".join(sorted({cell.recipe.data["name"] for cell in runs})) or "none"
-    with common.progress_bar(entry.name):
-        seconds = scales.seconds_of(context, missing)
-    took = gallery.duration(seconds) if missing else "no time"
-    common.values(
-        f"{entry.name}: {len(missing)} of {len(runs)} runs to train, about {took} of training one after "
-        f"another; data: {data}"
-    )
+    try:
+        _check_data(context, missing)
+        with common.progress_bar(entry.name):
+            seconds = scales.seconds_of(context, missing)
+        took = f"about {gallery.duration(seconds) if missing else 'no time'} of training one after another"
+    except OperationError as absent:
+        took, data = "for a time that is known once their data is there", f"{data} ({absent})"
+    common.values(f"{entry.name}: {len(missing)} of {len(runs)} runs to train, {took}; data: {data}")
     return {"name": entry.name, "runs": len(runs), "missing": len(missing), "seconds": seconds, "data": data}
 
 
-def _missing(context: Context) -> list[Recipe]:
-    """The runs that have not ended, whose data sets are there. OperationError says what to download."""
-    missing = context.missing()
+def _check_data(context: Context, missing: list[Recipe]) -> None:
+    """Read the data sets of runs. OperationError says what to download."""
     for spec in (recipe.spec("data") for recipe in missing):
         context.dataset(spec.name, spec.options)
-    return missing
 
 
 def _make(entry: Figure, context: Context, output: Path) -> tuple[list[dict[str, Any]], bool]:
@@ -168,7 +167,8 @@ def _make(entry: Figure, context: Context, output: Path) -> tuple[list[dict[str,
     No conclusion where the budget is used before it can be drawn.
     """
     context = entry.of(context)
-    runs, missing = context.cells, _missing(context)
+    runs, missing = context.cells, context.missing()
+    _check_data(context, missing)
     for folder in (output, context.folder):
         common.make_folder(folder)
     common.message(f"{entry.name}: {entry.title} ({len(missing)} of {len(runs)} runs to train)")

@@ -18,14 +18,13 @@ from landscape.cli.options import command, numbers
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.curvature.hessian import MATRICES
-from landscape.curvature.pyhessian_engine import ENGINES
+from landscape.curvature.peers import ENGINES
 from landscape.gradients.minibatches import known_batch
-from landscape.results.curvature import BatchSharpness, Spectrum
+from landscape.results.curvature import BatchSharpness
 from landscape.results.noise import NoiseScale
+from landscape.results.spectrum import Spectrum
 from landscape.training.experiments.continued import operating_point
 from landscape.training.optimizer.preconditioning import preconditioner
-
-BATCH = 512  # Lau et al.'s on MNIST
 
 
 @command(

@@ -18,8 +18,8 @@ from landscape.core.errors import OperationError
 from landscape.reports import analyses, contents, page
 from landscape.reports.contents import Contents, Run
 from landscape.reports.parts import Page
-from landscape.results.curvature import Spectrum
 from landscape.results.grids import Surface
+from landscape.results.spectrum import Spectrum
 
 
 @command(

@@ -1,4 +1,4 @@
-"""Files: atomic writing, reading of regular files only, locks, and names in a form that is safe to print."""
+"""Files: atomic writing, reading of regular files only, locks, time limits, and names safe to print."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import re
 import secrets
 import socket
 import stat
+import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import filelock
 
@@ -39,6 +41,7 @@ _NO_LINK, _CLOSED, _NO_WAIT, _BINARY = (
 SAFE = _NO_LINK | _NO_WAIT | _CLOSED  # to open what somebody else may have put there
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK | _CLOSED | _BINARY
 _OLD = 86400.0  # seconds after which a temporary file is stale where files cannot be locked (ours)
+T = TypeVar("T")
 _cleaned: set[str] = set()  # folders in which this process has looked for stale files
 
 
@@ -488,3 +491,31 @@ def make_folder(folder: Path) -> None:
         raise OperationError(f"{folder}: cannot be made ({error.strerror})") from error
     if not os.access(folder, os.W_OK):
         raise OperationError(f"{folder}: cannot be written to (Permission denied)")
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """The result of ``call()``; TimeoutError if it takes longer, while its thread goes on.
+
+    Args:
+        seconds: the time that it may take.
+        call: is called in a thread of its own, as calls of other packages cannot be ended.
+
+    Raises:
+        TimeoutError: it takes longer.
+
+    Example:
+        >>> within(5.0, lambda: 1)
+        1
+    """
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    if not wait([result], seconds).done:
+        raise TimeoutError(f"no answer within {seconds:.3g} s")
+    return result.result()

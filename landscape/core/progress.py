@@ -186,8 +186,11 @@ def _lines() -> Iterator[_Display]:
 
     def write() -> None:
         while not ended.wait(EVERY):
-            if line := "; ".join(map(str, tuple(going))):
-                print(line, file=sys.stderr, flush=True)
+            if now := tuple(
+                going
+            ):  # the time of work that does not know its share says no more than the last's
+                words = [str(each) if each.share or each is now[-1] else each.title for each in now]
+                print("; ".join(words), file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def work(title: str) -> Iterator[Progress]:

@@ -17,7 +17,7 @@ from landscape.core.errors import PathWarning
 from landscape.curvature.hessian import VECTORS, HessianOperator, holds_but_for_rounding, penalty_hessians
 from landscape.problem.layout import differentiable, gradients
 from landscape.problem.losses import is_softmax_loss
-from landscape.problem.problem import LinearStep, Problem, chain, stacked_losses
+from landscape.problem.problem import LinearLayer, Problem, chain, stacked_losses
 
 # Bytes of the widest layer's outputs for a chunk of samples and all sets of weights: on 2 cores with
 # 784-50-50-10 one set is fastest at 5,000 to 10,000 samples, 16 sets at 2,000.
@@ -29,7 +29,7 @@ MAX_CHUNK = 10_000
 class _Layer:
     """A linear layer and the element-wise functions behind it."""
 
-    step: LinearStep
+    step: LinearLayer
     act: nn.Sequential
 
 
@@ -254,11 +254,11 @@ def _product(a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
 
 def _layers(problem: Problem) -> list[_Layer] | None:
     steps = chain(problem)
-    if steps is None or not isinstance(steps[0], LinearStep):
+    if steps is None or not isinstance(steps[0], LinearLayer):
         return None
     layers: list[_Layer] = []
     for step in steps:
-        if isinstance(step, LinearStep):
+        if isinstance(step, LinearLayer):
             layers.append(_Layer(step, nn.Sequential()))
         else:
             layers[-1].act.append(step)

@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -79,7 +79,7 @@ def in_full_precision(problem: Problem) -> Problem:
         if not low and not mode.seen & {*LOW}:
             raise
         words = " ".join(str(error).split())[:100]
-        raise InputError(
+        raise NoSecondDerivative(
             f"model: it runs in half precision only, which is too coarse for second derivatives ({words}); "
             "let its forward pass follow the dtype of its weights, x.to(self.weight.dtype)"
         ) from error
@@ -108,7 +108,16 @@ SAME, OTHER, UNITS, BALANCE = 0.002, 0.02, 1000, 30
 # Numbers that are converted to float64 at once (ours): 8 MiB.
 SLICE = 2**20
 
-WHAT_TO_DO = "; write it in differentiable operations, or take another (losses and gradients do not need it)"
+
+class NoSecondDerivative(InputError):
+    """Model or loss have no second derivative, or a wrong one, while their gradient may be right."""
+
+
+WHAT_TO_DO = (
+    "; take derivatives='differences', those of gradients, or write it in differentiable operations (losses "
+    "and gradients do not need it)"
+)
+NO_GRADIENT = "; write it in differentiable operations (losses do not need it)"
 
 
 class Decomposed(TorchFunctionMode):
@@ -157,9 +166,8 @@ def missing_named() -> Iterator[None]:
         match = MISSING.search(str(error))
         if match is None:
             raise
-        raise InputError(
-            f"model or loss: PyTorch has no second derivative of {match[1]}, so that there are no products "
-            f"with its Hessian{WHAT_TO_DO}"
+        raise NoSecondDerivative(
+            f"model or loss: PyTorch has no second derivative of {match[1]}{WHAT_TO_DO}"
         ) from error
 
 
@@ -175,7 +183,7 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
         if node is None:
             continue
         if node.name() == "torch::autograd::Error":
-            raise InputError(
+            raise NoSecondDerivative(
                 "model or loss: one of its operations is marked once_differentiable, so that it has no "
                 f"second derivative{WHAT_TO_DO}"
             )
@@ -184,7 +192,24 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
         queue += new
 
 
-def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None:
+Slope = Callable[[Problem, Tensor, Sequence[Slot]], tuple[float, Tensor]]
+
+
+def slope_of_first(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, Tensor]:
+    """The loss of the first chunk at ``at``, and its gradient (P,) in ``slots``, zero elsewhere."""
+    views = problem.layout.views(at)
+    leaves = {name: view.detach().clone().requires_grad_() for name, view in views.items()}
+    with torch.enable_grad():
+        value = differentiable(first_loss(problem, leaves))
+    gradient = torch.zeros_like(at)
+    for slot, part in zip(slots, gradients(value, [leaves[s.name] for s in slots]), strict=True):
+        gradient[slot.offset : slot.offset + slot.size] = part.flatten()
+    return float(value.detach()), gradient
+
+
+def check_gradient(
+    few: Problem, weights: Tensor, slots: Sequence[Slot], slope: Slope = slope_of_first
+) -> None:
     """Raise InputError unless the gradient in ``slots`` is the derivative of the loss near ``weights`` (P,).
 
     It is not where a part is detached, with straight-through estimators, and with phantom gradients: what its
@@ -200,7 +225,7 @@ def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None
             part = few.to(dtype)
             part.weights = weights.to(dtype)
             with FullPrecision(dtype):
-                agrees = _is_derivative(part, slots)
+                agrees = _is_derivative(part, slots, slope)
             break
         except LandscapeError:
             raise
@@ -211,12 +236,12 @@ def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None
         raise InputError(
             "model or loss: its gradient is not the derivative of the loss, which changes by another amount "
             "along random directions (a straight-through estimator, a phantom gradient, a detached part, "
-            f"rounding?), so that the loss's second derivatives are not to be had from it{WHAT_TO_DO}"
+            f"rounding?), so that the loss's second derivatives are not to be had from it{NO_GRADIENT}"
         )
     few.checked[key] = True
 
 
-def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
+def _is_derivative(problem: Problem, slots: Sequence[Slot], slope: Slope) -> bool:
     """False where differences of the loss show another derivative than autograd's."""
     layout, places = problem.layout, [slice(slot.offset, slot.offset + slot.size) for slot in slots]
 
@@ -224,13 +249,7 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
         return problem.along_weights(moved(problem, seed).sub_(problem.weights))
 
     at = problem.weights.add(move(0), alpha=0.01)
-    leaves = {name: view.detach().clone().requires_grad_() for name, view in layout.views(at).items()}
-    with torch.enable_grad():
-        value = differentiable(first_loss(problem, leaves))
-    gradient = torch.zeros_like(at)
-    for place, part in zip(places, gradients(value, [leaves[s.name] for s in slots]), strict=True):
-        gradient[place] = part.flatten()
-    del leaves
+    value, gradient = slope(problem, at, slots)
 
     def direction(k: int) -> Tensor:
         """Random for k = 1 and 2; for 0 along the gradient, where each tensor counts nearly the same."""
@@ -250,7 +269,7 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
         return (next(ends) - next(ends)) / (2 * step)
 
     eps = torch.finfo(at.dtype).eps
-    unit = eps * max(1.0, abs(float(value.detach())))  # small losses may come from logits that cancel
+    unit = eps * max(1.0, abs(value))  # small losses may come from logits that cancel
     for step in (eps**0.5, 30 * eps**0.5, 900 * eps**0.5):
         clear = True
         for group in ((0,), (1, 2)):
@@ -320,7 +339,7 @@ def check_differences(
     scale = torch.maximum(distance(near), distance(far))
     trusted = bool(distance(near, far) <= AGREEMENT * scale)
     if trusted and bool(distance(image, near) > DISAGREEMENT * torch.maximum(scale, distance(image))):
-        raise InputError(
+        raise NoSecondDerivative(
             "model or loss: its second derivative is wrong: products with the Hessian are not what gradients "
             "differ by, as where a part is detached, or a backward pass of one's own is not differentiable"
             f"{WHAT_TO_DO}"

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from landscape.core.errors import InputError
+from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded, spare
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress
-from landscape.curvature import pyhessian_engine
+from landscape.curvature import peers
 from landscape.curvature.chain_hessian import ChainHessian, agrees
 from landscape.curvature.double_backward import INSIDE, in_full_precision
 from landscape.curvature.hessian import (
@@ -24,14 +26,18 @@ from landscape.curvature.hessian import (
     Preconditioner,
     as_preconditioner,
 )
-from landscape.curvature.operators import Products, row_products
+from landscape.curvature.operators import (
+    Products,
+    SymmetricMatrix,
+    SymmetricOperator,
+    as_operator,
+    row_products,
+)
 from landscape.curvature.search import (
     MAX_PRODUCTS,
     RESIDUAL_TOL,
-    Eigenpairs,
-    Ends,
+    RitzPairs,
     SearchOptions,
-    ends_of,
     find_eigenpairs,
     run_in_lockstep,
     search_eigenpairs,
@@ -40,9 +46,12 @@ from landscape.curvature.search import (
     warm_start,
 )
 from landscape.evaluation import needs
+from landscape.evaluation.grid import setting
 from landscape.evaluation.needs import BASIS_BYTES, GRAPH_BYTES, MAX_BASIS
 from landscape.problem.losses import is_softmax_loss
-from landscape.problem.problem import Problem
+from landscape.problem.problem import Problem, Run, problem_of
+from landscape.results.base import Provenance
+from landscape.results.spectrum import Eigenpairs, ExtremeEigenvalues
 
 # Cheaper searches are for matrices whose basis does not become complete, and tolerances that a few
 # corrections reach (ours).
@@ -121,8 +130,10 @@ SEARCHES = ("auto", "exact")
 MAX_POINTS = 16
 
 
-def points_at_once(problem: Problem) -> int:
+def points_at_once(problem: Problem, options: HessianOptions = FULL_HESSIAN) -> int:
     """The number of sets of weights for one call of :func:`eigenpairs` with bounded memory."""
+    if options.at(problem).derivatives == "differences":
+        return 1
     problem = in_full_precision(problem)
     saved = _chain_bytes(problem, problem.weights, FULL_HESSIAN)
     if saved is None:
@@ -147,7 +158,7 @@ def eigenpairs(
     *,
     search: str = "auto",
     done: Callable[[], None] = lambda: None,
-) -> list[Eigenpairs]:
+) -> list[RitzPairs]:
     """Eigenvalues of ∇²L at each of ``weights`` (K, P).
 
     Args:
@@ -166,6 +177,8 @@ def eigenpairs(
     Each product counts as one.
     """
     choose("search", search, SEARCHES)
+    if options.at(problem, weights[0]).derivatives == "differences":
+        return [_by_differences(options.at(problem, w), start, wanted, options, done) for w in weights]
     if options.precondition:
         products, _ = exact_products(problem, weights[0], options)
         pairs = find_eigenpairs(lambda v: products(v[None])[0], start, **vars(wanted))
@@ -180,7 +193,7 @@ def eigenpairs(
     cheaper = search == "auto" and not small and problem.separable
     chosen = cheapest(problem, weights, is_chain, one) if cheaper else whole
 
-    def found(at: Tensor, starts: list[Tensor], near: Approximation) -> list[Eigenpairs]:
+    def found(at: Tensor, starts: list[Tensor], near: Approximation) -> list[RitzPairs]:
         """Search at ``at`` with products of ``near``; verify and refine with exact ones."""
         share, exact = near.problem.samples / problem.samples, near.problem is problem
         verifying: Iterable[Products]
@@ -208,15 +221,42 @@ def eigenpairs(
     return every
 
 
+def _by_differences(
+    h: HessianOperator,
+    start: Tensor,
+    wanted: SearchOptions,
+    options: HessianOptions,
+    done: Callable[[], None],
+) -> RitzPairs:
+    """Eigenvalues by differences of gradients, whose errors are measured for the vectors that are found."""
+    if options.precondition:
+        h.differences.root = options.precondition.root(h.problem, options.part)
+    errors: list[float] = []
+
+    def verified(vectors: Tensor) -> Tensor:
+        images, found = h.verified(vectors)
+        errors.extend(found)
+        return images
+
+    search = search_eigenpairs(start, wanted)
+    result = run_in_lockstep([search], lambda v, _: (h @ v.T).T, done)[0]
+    pairs = verify_and_refine(result, verified, wanted.residual_tol, errors)
+    return replace(pairs, search=h.arithmetic + ", preconditioned" * bool(options.precondition))
+
+
 def exact_products(
     problem: Problem, weights: Tensor | None = None, options: HessianOptions = FULL_HESSIAN
-) -> tuple[Products, int]:
-    """The products of the matrix at θ with vectors (k, P), or (k, P') for a part, and that size.
+) -> tuple[Products, HessianOperator]:
+    """The products of the matrix at θ with vectors (k, P), or (k, P') for a part, and the matrix.
 
     Raises InputError as :class:`landscape.HessianOperator`.
     """
-    problem = in_full_precision(problem)
     h = options.at(problem, weights)
+    if h.derivatives == "differences":
+        if options.precondition:
+            h.differences.root = options.precondition.root(problem, options.part)
+        return row_products(h), h
+    problem = in_full_precision(problem)
     at = (problem.weights if weights is None else weights).to(problem.dtype)
     saved = _chain_bytes(problem, at, options)
     products: Products = row_products(h)
@@ -224,7 +264,7 @@ def exact_products(
         products = ChainHessian(problem, at[None], matrix=options.matrix)
     if options.precondition:
         products = options.precondition.around(products, problem, options.part)
-    return products, h.size
+    return products, h
 
 
 def _one_by_one(each: list[HessianOperator], share: float) -> Callable[[Tensor, list[int]], Tensor]:
@@ -245,33 +285,170 @@ def _in_lockstep(h: ChainHessian, share: float, dtype: torch.dtype) -> Callable[
     return products
 
 
+@dataclass(frozen=True)
+class Matrix:
+    """The matrix that a public function is about: that of a problem, or an operator that was given.
+
+    Attributes:
+        given: the problem, or the operator.
+        weights: θ (P,) of a problem; None: its centre.
+        options: which matrix of a problem.
+        size: its number of rows.
+        about: fields of a result (:class:`landscape.results.spectrum.MatrixResult`).
+    """
+
+    given: Problem | SymmetricOperator
+    weights: Tensor | None
+    options: HessianOptions
+    size: int
+    about: dict[str, Any]
+
+    @classmethod
+    def of(cls, given: Any, seed: int, about: Mapping[str, Any], **options: Any) -> Matrix:
+        """The matrix of ``given``: a problem, a run or a symmetric operator.
+
+        Args:
+            given: what a public function got.
+            seed: of its random draws.
+            about: provenance, kept with the result.
+            options: its keywords about the matrix, such as ``weights`` and ``part``.
+
+        Raises:
+            InputError: another kind, an unknown option, or an option that the operator or pyhessian lacks.
+        """
+        engine = choose("engine", options.get("engine", ENGINES[0]), ENGINES)
+        if operator := as_operator(given):
+            asked = [
+                k for k, value in options.items() if not (value is None or (k in USUAL and value == USUAL[k]))
+            ]
+            if asked:
+                raise InputError(
+                    f"{asked[0]}: it is of a Problem, an operator is the matrix itself; leave it out"
+                )
+            fields = _fields_of_operator(operator) | {"parameters": operator.size, "seed": seed, **about}
+            return cls(operator, None, FULL_HESSIAN, operator.size, fields)
+        problem, weights, part = problem_of(given), options["weights"], options["part"]
+        choose("search", options.get("search", SEARCHES[0]), SEARCHES)
+        preconditioner = as_preconditioner(options.get("precondition"))
+        chosen = HessianOptions(options["matrix"], part, preconditioner, options["derivatives"])
+        if engine == "pyhessian":
+            peers.check(chosen)
+        h = chosen.at(problem, weights)
+        fields = setting(problem) | {
+            "matrix": chosen.matrix, "derivatives": h.derivatives,
+            "part": ",".join([part] if isinstance(part, str) else part or ()),
+            "parameters": h.size, "engine": engine, "seed": seed,
+        }  # fmt: skip
+        if preconditioner:
+            known = preconditioner.name, preconditioner.lr, preconditioner.limit
+            fields |= zip(("precondition", "lr", "limit"), known, strict=True)
+        return cls(problem, weights, chosen, h.size, fields | dict(about))
+
+    @property
+    def seed(self) -> int:
+        """The seed of the result's random draws."""
+        seed: int = self.about["seed"]
+        return seed
+
+    def start(self) -> Tensor:
+        """A normal vector (size,), see :func:`.start_vector`."""
+        return start_vector(self.given, self.seed, self.size)
+
+    @functools.cached_property
+    def _exact(self) -> tuple[Products, SymmetricOperator]:
+        if isinstance(self.given, SymmetricOperator):
+            return row_products(self.given), self.given
+        return exact_products(self.given, self.weights, self.options)
+
+    @property
+    def products(self) -> Products:
+        """Its products with vectors that are rows, with all samples."""
+        return self._exact[0]
+
+    @property
+    def operator(self) -> SymmetricOperator:
+        """The matrix as an operator, without the preconditioner of exact products."""
+        return self._exact[1]
+
+    def search(self, start: Tensor, wanted: SearchOptions, search: str = "auto") -> dict[str, Any]:
+        """The fields of a result with the eigenvalues that are ``wanted``, see :func:`eigenpairs`."""
+        if isinstance(self.given, HessianOperator) and self.given.derivatives == "differences":
+            found = _by_differences(self.given, start, wanted, self.options, lambda: None)
+        elif isinstance(self.given, SymmetricOperator):
+            found = find_eigenpairs(lambda v: self.products(v[None])[0], start, **vars(wanted))
+        elif self.about["engine"] == "pyhessian":
+            found = self._by_pyhessian(self.given, wanted)
+        else:
+            at = self.given.weights if self.weights is None else self.weights
+            found = eigenpairs(self.given, at[None], start, wanted, self.options, search=search)[0]
+        low, high = found.bounds
+        names = ("products", "converged", "search", "complete", "derivatives", "product_error")
+        same = {name: getattr(found, name) for name in names}
+        arrays = {name: getattr(found, name).cpu().numpy() for name in ("values", "vectors", "residuals")}
+        more = {"bound_low": low, "bound_high": high, "residual_tol": wanted.residual_tol}
+        return {**self.about, **same, **arrays, **more, "lowest": wanted.low}
+
+    def _by_pyhessian(self, problem: Problem, wanted: SearchOptions) -> RitzPairs:
+        """The eigenvalue of largest magnitude by pyhessian, with a residual by our product."""
+        if wanted.high != 1:
+            raise InputError(f"k: {wanted.high} is not allowed with engine 'pyhessian', it must be 1")
+        tol, most = wanted.residual_tol, wanted.max_products
+        value, v, products = peers.largest_magnitude(problem, self.weights, tol, most, self.seed)
+        h = self.options.at(problem, self.weights)
+        residual = float((h(v) - value * v).norm())
+        pair = torch.tensor([[value], [residual]], dtype=torch.float64)
+        return RitzPairs(pair[0], v[None], pair[1], products + 1, residual <= tol * abs(value))
+
+
+ENGINES = peers.ENGINES
+# The options about the matrix of a problem, where they are not None.
+USUAL = {"matrix": "hessian", "derivatives": "auto", "search": SEARCHES[0], "engine": ENGINES[0]}
+
+
+def _fields_of_operator(operator: SymmetricOperator) -> dict[str, Any]:
+    """The fields that say which matrix an operator is."""
+    if isinstance(operator, HessianOperator):
+        part = (
+            "" if operator.size == operator.problem.layout.size else ",".join(s.name for s in operator.slots)
+        )
+        kind = {"matrix": operator.matrix, "derivatives": operator.derivatives, "part": part}
+        return setting(operator.problem) | kind
+    dtype = str(operator.dtype).removeprefix("torch.")
+    return {"matrix": operator.matrix, "samples": 0, "dtype": dtype}
+
+
 def ends_need(problem: Any, part: Any = None, **_: Any) -> Need:
     return needs.curved(problem, 1 + needs.basis(problem, 2, part), part=part)
 
 
 @bounded(ends_need)
 def extreme_eigenvalues(
-    problem: Problem,
+    problem: Problem | Run | SymmetricMatrix,
     residual_tol: float = RESIDUAL_TOL,
     *,
     weights: Tensor | None = None,
     matrix: str = "hessian",
     part: Part = None,
+    derivatives: str = "auto",
     search: str = "auto",
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
-) -> Ends:
+    **about: Unpack[Provenance],
+) -> ExtremeEigenvalues:
     """λ_min and λ_max of ∇²L(θ) over all of the problem's data, by one Lanczos run (Lanczos 1950).
 
     Args:
-        problem: the loss.
+        problem: the loss, a run, or any symmetric matrix: a :class:`landscape.HessianOperator`, or an object
+            with ``shape`` and ``@`` of PyTorch, NumPy, SciPy or curvlinops. A matrix takes none of the
+            options weights, matrix, part, derivatives, search and max_memory.
         residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
             zero.
         weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         search: "auto": the search may use cheaper products, with the samples that have most of the curvature
             and the data in bfloat16, and its results are verified and refined with exact ones; "exact": all
             products are exact.
@@ -281,12 +458,14 @@ def extreme_eigenvalues(
         max_memory: bytes that the process may take, at most.
         progress: called with an estimate of the share of the search that is done, from the decline of the
             residuals.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
         The two eigenvalues with their residuals and eigenvectors.
 
     Raises:
-        InputError: a residual_tol or max_products that is not positive, or an unknown option.
+        InputError: a residual_tol or max_products that is not positive, an unknown option, or an operator
+            that is not symmetric.
 
     Example:
         >>> import torch, landscape
@@ -296,10 +475,10 @@ def extreme_eigenvalues(
         >>> round(ends.min, 4), round(ends.max, 4)
         (1.0, 9.0)
     """
-    options, wanted = HessianOptions(matrix, part), SearchOptions(1, 1, residual_tol, max_products, progress)
-    start = start_vector(problem, seed, options.at(problem, weights).size)
-    at = problem.weights if weights is None else weights
-    return ends_of(eigenpairs(problem, at[None], start, wanted, options, search=search)[0])
+    own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
+    chosen = Matrix.of(problem, seed, about, **own, max_memory=max_memory)
+    wanted = SearchOptions(1, 1, residual_tol, max_products, progress)
+    return ExtremeEigenvalues(**chosen.search(chosen.start(), wanted, search))
 
 
 def top_need(problem: Any, k: Any, max_products: Any, part: Any, **_: Any) -> Need:
@@ -308,21 +487,23 @@ def top_need(problem: Any, k: Any, max_products: Any, part: Any, **_: Any) -> Ne
 
 @bounded(top_need)
 def top_eigenvalues(
-    problem: Problem,
+    problem: Problem | Run | SymmetricMatrix,
     k: int = 1,
     residual_tol: float = RESIDUAL_TOL,
     *,
     weights: Tensor | None = None,
     matrix: str = "hessian",
     part: Part = None,
+    derivatives: str = "auto",
     precondition: Preconditioner | Tensor | None = None,
     search: str = "auto",
     engine: str = "landscape",
-    initial: Tensor | None = None,
+    initial: Tensor | Array | None = None,
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
+    **about: Unpack[Provenance],
 ) -> Eigenpairs:
     """The ``k`` algebraically largest eigenvalues of ∇²L(θ), descending, with vectors and residuals.
 
@@ -330,13 +511,14 @@ def top_eigenvalues(
     eigenvalues that the first one missed (ours).
 
     Args:
-        problem: the loss.
+        problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
         k: how many, 1 ≤ k ≤ P.
         residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
             zero.
         weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         precondition: P, a positive diagonal (P,), or what :func:`landscape.preconditioner` makes of a
             checkpoint: eigenvalues and vectors are those of P^{-1/2} H P^{-1/2}, on which the stability of
             Adam, RMSProp, LARS and LAMB depends. All products are then exact.
@@ -353,39 +535,33 @@ def top_eigenvalues(
         max_memory: bytes that the process may take, at most.
         progress: called with an estimate of the share of the search that is done, from the decline of the
             residuals.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
         Eigenvalues, eigenvectors and residuals.
 
     Raises:
         InputError: a k below 1 or above P, an initial vector of another shape, a preconditioner that is not
-            positive or of another length, an unknown option, or an option that pyhessian does not have.
+            positive or of another length, an unknown option, an option that pyhessian does not have, or an
+            operator that is not symmetric.
 
     Example:
         >>> import torch, landscape
         >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
         >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
-        >>> landscape.top_eigenvalues(problem, 2).values.round(decimals=3).tolist()
+        >>> landscape.top_eigenvalues(problem, 2).values.round(3).tolist()
         [9.0, 1.0]
     """
     positive("k", k, least=1)
-    options = HessianOptions(matrix, part, as_preconditioner(precondition))
-    h = options.at(problem, weights)
-    if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
-        pyhessian_engine.check(problem, options)
-        if k != 1:
-            raise InputError(f"k: {k} is not allowed with engine 'pyhessian', it must be 1")
-        found = pyhessian_engine.largest_magnitude(problem, weights, residual_tol, max_products, seed)
-        value, v, products = found
-        residual = float((h(v) - value * v).norm())
-        pair = torch.tensor([[value], [residual]], dtype=torch.float64)
-        return Eigenpairs(pair[0], v[None], pair[1], products + 1, residual <= residual_tol * abs(value))
-    at = problem.weights if weights is None else weights
-    first = start_vector(problem, seed, h.size)
-    if initial is not None:
-        if initial.shape != first.shape:
-            raise InputError(f"initial: shape {tuple(initial.shape)}, it must be {tuple(first.shape)}")
-        positive("initial: norm", float(initial.norm()))
-        first = warm_start(initial, first)
+    own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
+    other = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
+    chosen = Matrix.of(problem, seed, about, **own, **other)
     wanted = SearchOptions(0, k, residual_tol, max_products, progress)
-    return eigenpairs(problem, at[None], first, wanted, options, search=search)[0]
+    first = chosen.start()
+    if initial is not None:
+        near = torch.as_tensor(initial)
+        if near.shape != first.shape:
+            raise InputError(f"initial: shape {tuple(near.shape)}, it must be {tuple(first.shape)}")
+        positive("initial: norm", float(near.norm()))
+        first = warm_start(near.to(first), first)
+    return Eigenpairs(**chosen.search(first, wanted, search))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from landscape.core.errors import InputError, LandscapeError, OperationError
+from landscape.core.errors import InputError, LandscapeError, OperationError, ProblemWarning
 from landscape.core.memory import spare, with_saved_bytes
 from landscape.core.options import choose, expect, positive
-from landscape.curvature import double_backward
+from landscape.curvature import differences, double_backward
 from landscape.curvature.operators import Products, SymmetricOperator
 from landscape.evaluation.needs import GRAPH_BYTES
 from landscape.problem.batches import aligned
@@ -117,6 +118,9 @@ class GaussNewtonChunk:
 Chunk = HessianChunk | GaussNewtonChunk
 CHUNKS: dict[str, type[Chunk]] = {"hessian": HessianChunk, "gauss-newton": GaussNewtonChunk}
 MATRICES = tuple(CHUNKS)
+DERIVATIVES = ("auto", "exact", "differences")
+# Of ``Problem.checked``: the model's second derivatives are missing or wrong.
+UNLIKE = "second derivatives"
 
 
 class PenaltyHessian:
@@ -155,11 +159,16 @@ class HessianOperator(SymmetricOperator):
             semi-definite for the usual losses.
         part: names or name prefixes of parameters, such as "1" or "1.weight": the diagonal block of these
             (``size`` numbers in the order of θ); default: all P.
+        derivatives: "exact": by double backward; "differences": by differences of gradients, which are taken
+            as in training; "auto": exact where model and loss have correct second derivatives, else by
+            differences, of which a warning tells.
         graph_bytes: memory for graphs.
 
     Attributes:
         shape, dtype, device: (size, size), and the arithmetic of the products and its place.
         size: the length of the vectors.
+        derivatives: "exact" or "differences".
+        arithmetic: in words, such as "float32" or "differences of float64 gradients".
         products: the number of products so far; a block counts as its m vectors.
 
     Raises:
@@ -182,29 +191,87 @@ class HessianOperator(SymmetricOperator):
         *,
         matrix: str = "hessian",
         part: Part = None,
+        derivatives: str = "auto",
         graph_bytes: int = GRAPH_BYTES,
     ) -> None:
         problem = problem_of(problem)
         check_recording()
         positive("graph_bytes", graph_bytes, least=0)
         self.matrix = choose("matrix", matrix, MATRICES)
+        choose("derivatives", derivatives, DERIVATIVES)
+        if matrix != "hessian" and derivatives == "differences":
+            raise InputError(
+                f"derivatives: 'differences' is not allowed with matrix '{matrix}', gradients differ by the "
+                "Hessian; it must be 'exact' or 'auto'"
+            )
+        self.slots = problem.layout.select(part)
+        self.size = sum(slot.size for slot in self.slots)
+        self.derivatives, self._graph_bytes = derivatives, graph_bytes
+        known = (UNLIKE, *(slot.name for slot in self.slots))
+        if matrix != "hessian" or not (derivatives == "differences" or known in problem.checked):
+            try:
+                self._take_exact(problem, weights)
+            except double_backward.NoSecondDerivative as error:
+                if matrix != "hessian" or derivatives == "exact":
+                    raise
+                problem.checked[known] = True
+                words = (
+                    f"{str(error).split(';')[0]}; products are differences of gradients, with their errors"
+                )
+                warnings.warn(words, ProblemWarning, stacklevel=3)
+            else:
+                return
+        at = problem.weights if weights is None else weights.to(problem.dtype)
+        self.problem, self.derivatives = problem, "differences"
+        self.dtype, self.device = torch.promote_types(problem.dtype, torch.float32), problem.device
+        self.differences = differences.Differences(problem, at, self.slots)
+        self.arithmetic = self.differences.arithmetic
+
+    def _take_exact(self, problem: Problem, weights: Tensor | None) -> None:
+        """Prepare products by double backward."""
         problem = double_backward.in_full_precision(problem)
         weights = (problem.weights if weights is None else weights).to(problem.dtype)
         self.problem = problem.at(weights)
         self.dtype, self.device = problem.dtype, problem.device
-        self.slots = problem.layout.select(part)
-        self.size = sum(slot.size for slot in self.slots)
+        self.arithmetic = str(problem.dtype).removeprefix("torch.")
         views = problem.layout.views(weights)
         self._leaves = {k: v.detach().clone() for k, v in views.items()}
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
         self._graphs: list[tuple[Chunk, float]] = []
-        self._budget = min(graph_bytes, spare())
+        self._budget = min(self._graph_bytes, spare())
         self._full = self._complete = False
         self._penalties = penalty_hessians(problem, [weights])
         check_symmetric(problem, weights, self)
+        self.derivatives = "exact"
+
+    def verified(self, rows: Tensor) -> tuple[Tensor, list[float]]:
+        """The products with several vectors, and the largest errors that they may have.
+
+        Args:
+            rows: vectors (m, size), one a row.
+
+        Returns:
+            (images (m, size), errors): the length of an image's error is at most the error of that row, as it
+            was measured for differences of gradients; 0 for exact products.
+
+        Example:
+            >>> import torch, landscape
+            >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+            >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+            >>> images, errors = problem.hessian(derivatives="differences").verified(torch.eye(2))
+            >>> images.round(decimals=3).tolist(), max(errors) < 1e-6
+            ([[1.0, 0.0], [0.0, 9.0]], True)
+        """
+        if self.derivatives == "exact":
+            return (self @ rows.T).T, [0.0] * len(rows)
+        self.products += len(rows)
+        images, errors = zip(*map(self.differences.measured, rows), strict=True)
+        return torch.stack(images).to(rows), list(errors)
 
     def _images(self, rows: Tensor) -> Tensor:
         """The products with the rows; the sum over the chunks is in the precision of the rows."""
+        if self.derivatives == "differences":
+            return torch.stack([self.differences.product(row) for row in rows]).to(rows)
         sizes, total = [slot.size for slot in self.slots], torch.zeros_like(rows)
         split = [torch.split(row, sizes) for row in rows]
         every = [[p.to(a).view(a.shape) for p, a in zip(v, self._active, strict=True)] for v in split]
@@ -325,7 +392,7 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
     double_backward.check_gradient(few, weights, made.slots)
     if not holds_but_for_rounding(few, symmetric):
         other = "" if made.matrix == "gauss-newton" else ", or use matrix 'gauss-newton'"
-        raise InputError(
+        raise double_backward.NoSecondDerivative(
             f"model: its products (matrix '{made.matrix}') are not symmetric, as a Hessian's are: the second "
             "derivative of one of its operations, or of the loss's, is wrong; write what has a backward pass "
             f"of its own in differentiable operations{other}"
@@ -343,13 +410,15 @@ class HessianOptions:
     matrix: str = "hessian"
     part: Part = None
     precondition: Preconditioner | None = None
+    derivatives: str = "auto"
 
     def at(self, problem: Problem, weights: Tensor | None = None) -> HessianOperator:
         """The matrix of ``problem`` at ``weights`` (P,)."""
-        return HessianOperator(problem, weights, matrix=self.matrix, part=self.part)
+        options = {"matrix": self.matrix, "part": self.part, "derivatives": self.derivatives}
+        return HessianOperator(problem, weights, **options)  # type: ignore[arg-type]
 
 
-FULL_HESSIAN = HessianOptions()
+FULL_HESSIAN = HessianOptions(derivatives="exact")
 
 
 def gradient_curvature(problem: Problem, weights: Tensor | None = None) -> tuple[float, float]:
@@ -372,7 +441,7 @@ def gradient_curvature(problem: Problem, weights: Tensor | None = None) -> tuple
     problem = double_backward.in_full_precision(problem)
     weights = (problem.weights if weights is None else weights).to(problem.dtype)
     g = problem.gradient(weights)
-    product = HessianOperator(problem, weights)(g)
+    product = HessianOperator(problem, weights, derivatives="exact")(g)
     norm2, curved = float(g.double() @ g.double()), float(g.double() @ product.double())
     if not math.isfinite(norm2 + curved):
         raise OperationError("weights: gradient or Hessian of a minibatch is not finite at these weights")
@@ -440,18 +509,40 @@ class Preconditioner:
             >>> scaled(torch.eye(2)).tolist()
             [[1.0, 0.0], [0.0, 0.25]]
         """
-        size = problem.layout.size
-        if self.diagonal.shape != (size,):
-            raise InputError(f"precondition: shape {tuple(self.diagonal.shape)}, it must be {(size,)}")
-        slots = problem.layout.select(part)
-        chosen = torch.cat([self.diagonal[s.offset : s.offset + s.size] for s in slots])
-        root = chosen.to(problem.device, torch.float64).rsqrt()
+        root = self.root(problem, part)
 
         def scaled(vectors: Tensor) -> Tensor:
             factor = root.to(vectors.dtype)
             return factor * products(factor * vectors)
 
         return scaled
+
+    def root(self, problem: Problem, part: Part = None) -> Tensor:
+        """P^{-1/2} for the parameters of a part.
+
+        Args:
+            problem: whose parameters these are.
+            part: names or name prefixes of parameters; default: all.
+
+        Returns:
+            (P',) in float64.
+
+        Raises:
+            InputError: a diagonal of another length than θ.
+
+        Example:
+            >>> import landscape
+            >>> x, y = torch.eye(2), torch.zeros(2, 1)
+            >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+            >>> Preconditioner(torch.tensor([1.0, 4.0])).root(problem).tolist()
+            [1.0, 0.5]
+        """
+        size = problem.layout.size
+        if self.diagonal.shape != (size,):
+            raise InputError(f"precondition: shape {tuple(self.diagonal.shape)}, it must be {(size,)}")
+        slots = problem.layout.select(part)
+        chosen = torch.cat([self.diagonal[s.offset : s.offset + s.size] for s in slots])
+        return chosen.to(problem.device, torch.float64).rsqrt()
 
 
 def as_preconditioner(given: Preconditioner | Tensor | None) -> Preconditioner | None:

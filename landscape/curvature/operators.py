@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,17 @@ from landscape.core.options import expect
 
 #: A function from vectors (k, size), one a row, to their products with a matrix, (k, size).
 Products = Callable[[Tensor], Tensor]
+
+
+class SymmetricMatrix(Protocol):
+    """An object with ``shape`` and ``@``: a matrix, or a linear operator, of whatever package."""
+
+    @property
+    def shape(self) -> Any:
+        """The dimensions, (size, size)."""
+
+    def __matmul__(self, block: Any) -> Any:
+        """The product with a block of vectors (size, m)."""
 
 
 class Ranks:
@@ -64,11 +75,13 @@ class SymmetricOperator:
     computes the products in :meth:`_images`.
 
     Attributes:
+        matrix: what it is, such as "hessian".
         size: the length of the vectors.
         dtype, device: the arithmetic of the products, and where they are computed.
         products: the number of products so far; a block counts as its m vectors.
     """
 
+    matrix: str
     size: int
     dtype: torch.dtype
     device: torch.device
@@ -83,8 +96,10 @@ class SymmetricOperator:
         """The products with the rows of ``rows``, (m, size) -> (m, size)."""
         raise NotImplementedError
 
-    def __matmul__(self, v: Tensor) -> Tensor:
-        """The product with a vector (size,) or a block (size, m), in the shape and precision of ``v``."""
+    def __matmul__(self, v: Any) -> Any:
+        """The product with a vector (size,) or a block (size, m), a tensor or an array as ``v`` is."""
+        if isinstance(v, np.ndarray):
+            return (self @ torch.tensor(v, device=self.device)).cpu().numpy()
         expect("v", v, Tensor)
         if v.dim() not in (1, 2) or len(v) != self.size or not v.is_floating_point():
             what = f"shape {tuple(v.shape)} of {str(v.dtype).removeprefix('torch.')}"
@@ -113,13 +128,84 @@ class SymmetricOperator:
         """
         from scipy.sparse.linalg import LinearOperator  # only here: it would slow down every import
 
-        def image(v: Any) -> Any:
-            found: Any = (self @ torch.tensor(np.asarray(v), dtype=self.dtype, device=self.device)).cpu()
-            return found.numpy()
-
         dtype = torch.empty(0, dtype=self.dtype).numpy().dtype
+
+        def image(v: Any) -> Any:
+            return self @ np.asarray(v, dtype=dtype)
+
         every = dict.fromkeys(("matvec", "rmatvec", "matmat", "rmatmat"), image)
         return LinearOperator(self.shape, dtype=dtype, **every)
+
+
+# Random vectors of the test of symmetry, as of the Hessian's.
+VECTORS = 4
+
+
+class GivenOperator(SymmetricOperator):
+    """The symmetric matrix of an object with ``shape`` and ``@``: of SciPy, curvlinops, NumPy or PyTorch.
+
+    What has the precision of PyTorch, or none, is multiplied with blocks of tensors (size, m), other objects
+    with arrays. Raises InputError for a matrix that is not square, not of real floating-point numbers, or not
+    symmetric, and for products that fail.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self.given, self.matrix, shape = given, type(given).__name__, tuple(given.shape)
+        if len(shape) != 2 or shape[0] != shape[1] or not shape[0]:
+            raise InputError(f"problem: a {self.matrix} of shape {shape}, it must be square, (P, P)")
+        self.size, dtype = shape[0], getattr(given, "dtype", None) or torch.get_default_dtype()
+        self._tensors = isinstance(dtype, torch.dtype)
+        self.dtype = dtype if self._tensors else torch.from_numpy(np.empty(0, dtype)).dtype
+        if not self.dtype.is_floating_point:
+            raise InputError(
+                f"problem: a {self.matrix} of {dtype}, it must be of real floating-point numbers"
+            )
+        self.device = torch.device(getattr(given, "device", "cpu") if self._tensors else "cpu")
+        self._check_symmetric()
+
+    def _images(self, rows: Tensor) -> Tensor:
+        block: Any = rows.T.to(self.device, self.dtype)
+        images = torch.as_tensor(self.given @ (block if self._tensors else block.numpy())).detach()
+        if images.shape != block.shape:
+            raise ValueError(f"it has the shape {tuple(images.shape)}")
+        return images.T.to(rows)
+
+    def _check_symmetric(self) -> None:
+        """Raise InputError where uᵀAv and vᵀAu of random u and v differ by more than rounding."""
+        generator = torch.Generator().manual_seed(0)
+        draws = torch.randn(VECTORS, self.size, dtype=torch.float64, generator=generator)
+        rows = torch.cat((draws, draws.sum(0, keepdim=True))).to(self.device, self.dtype)
+        try:
+            *images, whole = self._images(rows).double()
+        except Exception as error:  # the user's object raises any kind of error
+            words = " ".join(str(error).split())[:100]
+            raise InputError(
+                f"problem: a {self.matrix} fails ({words}), its product A @ V must take a block V (P, m)"
+            ) from error
+        found = torch.stack(images)
+        pairs = found @ rows[:-1].double().T
+        # Products are linear in v, except for rounding, which is therefore what this measures.
+        rounding = 100 * float((found.sum(0) - whole).norm())
+        rounding += torch.finfo(self.dtype).eps ** 0.5 * float(found.norm(dim=1).max())
+        if (off := float((pairs - pairs.T).abs().max())) > rounding:  # False for NaN
+            words = f"uᵀAv and vᵀAu of random u and v differ by {off:.2g}"
+            raise InputError(f"problem: a {self.matrix} is not symmetric, it must be: {words}")
+
+
+def as_operator(given: Any) -> SymmetricOperator | None:
+    """The operator that ``given`` is, or whose products it has; None for what has no ``shape`` and ``@``.
+
+    Raises:
+        InputError: a matrix that is not symmetric (:class:`GivenOperator`).
+
+    Example:
+        >>> as_operator(np.eye(3)).shape
+        (3, 3)
+    """
+    if isinstance(given, SymmetricOperator):
+        return given
+    is_matrix = hasattr(given, "shape") and hasattr(type(given), "__matmul__")
+    return GivenOperator(given) if is_matrix else None
 
 
 def row_products(operator: SymmetricOperator) -> Products:

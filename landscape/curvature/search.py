@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +24,7 @@ from landscape.curvature.lanczos import (
     outermost,
     small_eigh,
 )
-from landscape.curvature.operators import ALONE, Ranks
+from landscape.curvature.operators import ALONE, Ranks, SymmetricOperator
 from landscape.problem.problem import Problem
 
 # Products of a second start, at most: as a share of the search's own, and at least so many. The top 5 of an
@@ -32,7 +32,7 @@ from landscape.problem.problem import Problem
 SECOND_SHARE, MIN_SECOND = 0.5, 10
 
 
-def start_vector(problem: Problem, seed: int, size: int | None = None) -> Tensor:
+def start_vector(problem: Problem | SymmetricOperator, seed: int, size: int | None = None) -> Tensor:
     """A normal vector (size,), by default (P,), from ``seed``: the same draw on every device.
 
     Of a model in half precision it is float32, in which a basis can be orthogonal. Lanczos needs one with
@@ -40,8 +40,9 @@ def start_vector(problem: Problem, seed: int, size: int | None = None) -> Tensor
     """
     positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
-    length = problem.layout.size if size is None else size
-    return torch.randn(length, dtype=torch.float64, generator=generator).to(
+    if size is None:
+        size = problem.size if isinstance(problem, SymmetricOperator) else problem.layout.size
+    return torch.randn(size, dtype=torch.float64, generator=generator).to(
         problem.device, torch.promote_types(problem.dtype, torch.float32)
     )
 
@@ -136,63 +137,15 @@ class SearchOptions:
 
 
 @dataclass(frozen=True)
-class Ends:
-    """The algebraically smallest and the largest eigenvalue, with unit eigenvectors.
+class RitzPairs:
+    """The eigenvalues that a search found, verified, with unit eigenvectors on the device of the search.
 
     Attributes:
-        min, max: λ_min and λ_max, in nats.
-        vectors: (2, P), the eigenvectors in that order.
-        residual_min, residual_max: ‖Hv − λv‖, each from another product, so that rounding is included: some
-            eigenvalue of H lies within that distance of λ. It does not bound the error of
-            λ_min or λ_max; that λ_min is at most ``min`` and λ_max at least ``max`` holds up to rounding.
-        products: the number of Hessian-vector products, those of the verification included.
-        converged: whether both residuals met the tolerance.
-        search: the arithmetic of the search, such as "bfloat16, 2,372 of 10,000 samples".
-        bounds: all eigenvalues lie between these, each with a probability of 99%.
-
-    Example:
-        >>> ends = Ends(0.0, 2.0, 0.0, 0.0, products=4, converged=True, vectors=torch.eye(2))
-        >>> ends.max
-        2.0
-    """
-
-    min: float
-    max: float
-    residual_min: float
-    residual_max: float
-    products: int
-    converged: bool
-    vectors: Tensor
-    search: str = ""
-    bounds: tuple[float, float] = (-np.inf, np.inf)
-
-
-@dataclass(frozen=True)
-class Eigenpairs:
-    """The largest eigenvalues, with unit eigenvectors.
-
-    After a search with cheaper products, bounds and ``complete`` are those of the cheaper operator; the
-    bounds are widened by its error in the last of the eigenvalues wanted.
-
-    Attributes:
-        values: (k,), eigenvalues in nats, descending.
+        values, residuals: (k,), as those of :class:`landscape.Eigenpairs`; float64 on the CPU.
         vectors: (k, P), the eigenvectors, or (k, P') for a part of the model.
-        residuals: (k,) ‖Hv − λv‖, each from another product, so that rounding is included: some eigenvalue of
-            H lies within that distance of λ; whether it is the largest, ``bounds`` say. Values and
-            residuals are float64 on the CPU.
         products: the number of products, those of the verification included.
-        converged: whether all residuals met the tolerance.
-        search: the arithmetic of the search (:mod:`landscape.curvature.eigenvalues`).
-        bounds: all other eigenvalues lie between these, each with a probability of 99% over the random start
-            (infinite where nothing is known).
-        complete: no eigenvalue was missed that lies beyond the last of those wanted by more than the
-            tolerance, or a thousandth of the largest magnitude.
-        checks: the products that the verification of this took.
-
-    Example:
-        >>> pairs = Eigenpairs(torch.ones(1), torch.eye(2)[:1], torch.zeros(1), products=3, converged=True)
-        >>> pairs.values.tolist()
-        [1.0]
+        converged, search, bounds, complete, derivatives, product_error: as in :class:`landscape.Eigenpairs`.
+        checks: the products of second starts.
     """
 
     values: Tensor
@@ -204,6 +157,8 @@ class Eigenpairs:
     bounds: tuple[float, float] = (-np.inf, np.inf)
     complete: bool = False
     checks: int = 0
+    derivatives: str = "exact"
+    product_error: float = 0.0
 
 
 class SearchResult(NamedTuple):
@@ -212,7 +167,7 @@ class SearchResult(NamedTuple):
     Attributes:
         values, vectors: the wanted Ritz pairs, (k,) descending and (k, P) of norm 1 each.
         products, checks: all products, and those of second starts.
-        converged, complete, bounds: see :class:`Eigenpairs`.
+        converged, complete, bounds: see :class:`RitzPairs`.
         radius: the largest magnitude of a Ritz value.
         basis, t: the last basis (j, P), and the operator in it (j, j).
         wanted: what was searched.
@@ -366,9 +321,14 @@ def run_in_lockstep(
 
 
 def verify_and_refine(
-    result: SearchResult, products: Callable[[Tensor], Tensor], residual_tol: float
-) -> Eigenpairs:
+    result: SearchResult,
+    products: Callable[[Tensor], Tensor],
+    residual_tol: float,
+    errors: Sequence[float] | None = None,
+) -> RitzPairs:
     """The pairs of a search, verified and refined with ``products`` (k, P) -> (k, P) of the exact operator.
+
+    ``errors``: a list to which ``products`` adds the largest error of each; it is added to the residuals.
 
     The values are those of the exact operator in the span of the vectors (Rayleigh–Ritz). Where a residual r
     misses the tolerance because the search's operator was an approximation, the span is widened by (A − λ)⁻¹r
@@ -385,25 +345,27 @@ def verify_and_refine(
         at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
         pairs = rows @ vectors
         gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
-        residuals = ranks.norm(gaps, dim=1).double().cpu()
-        met = residuals.numpy() <= residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
+        found = ranks.norm(gaps, dim=1).double().cpu()
+        doubt = rows.abs().double().cpu() @ torch.tensor(errors, dtype=torch.float64) if errors else 0 * found
+        allowed = residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
+        met, residuals = found.numpy() <= allowed, found + doubt
         if met.all() or not result.converged or step == CORRECTIONS:
             break
         missed = np.flatnonzero(~met)
-        new = torch.stack([_davidson(result, gaps[i], at[i], float(residuals[i])) for i in missed])
+        new = torch.stack([_davidson(result, gaps[i], at[i], float(found[i])) for i in missed])
         for _ in range(2):
             new = new - ranks.total(new @ vectors.T) @ vectors
         new = ranks.orthonormal(new)
         vectors, images = torch.cat((vectors, new)), torch.cat((images, products(new)))
-    good = result.converged and bool(met.all())
+    good = result.converged and bool((residuals.numpy() <= allowed).all())
     off = np.abs(at - result.values)
     below, above = result.bounds
     low, high = result.wanted.low or 1, result.wanted.high or 1
     bounds = below - float(off[-low]), above + float(off[high - 1])
     complete = good and result.complete
-    return Eigenpairs(
+    return RitzPairs(
         torch.from_numpy(at), pairs, residuals, result.products + len(vectors), good, "", bounds, complete,
-        result.checks,
+        result.checks, "exact" if errors is None else "differences", float(doubt.max()),
     )  # fmt: skip
 
 
@@ -418,7 +380,7 @@ def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> 
     return result.basis.T @ weights - outside / (at if abs(at) > residual else residual)
 
 
-def find_eigenpairs(product: Product, start: Tensor, **wanted: Any) -> Eigenpairs:
+def find_eigenpairs(product: Product, start: Tensor, **wanted: Any) -> RitzPairs:
     """:func:`search_eigenpairs` for one operator, ``product`` (P,) -> (P,), with exact residuals.
 
     ``wanted``: the fields of :class:`SearchOptions`.
@@ -426,11 +388,3 @@ def find_eigenpairs(product: Product, start: Tensor, **wanted: Any) -> Eigenpair
     options = SearchOptions(**wanted)
     result = run_in_lockstep([search_eigenpairs(start, options)], lambda v, _: product(v[0])[None])[0]
     return verify_and_refine(result, lambda v: torch.stack([product(row) for row in v]), options.residual_tol)
-
-
-def ends_of(pairs: Eigenpairs) -> Ends:
-    """The smallest and the largest of ``pairs``."""
-    order = [-1, 0]
-    (low, high), (off_low, off_high) = pairs.values[order].tolist(), pairs.residuals[order].tolist()
-    found = pairs.products, pairs.converged, pairs.vectors[order], pairs.search, pairs.bounds
-    return Ends(low, high, off_low, off_high, *found)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Callable, Generator
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -11,19 +11,20 @@ from torch import Tensor
 
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
-from landscape.core.options import choose, positive
+from landscape.core.options import positive
 from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import mean_and_error
-from landscape.curvature import pyhessian_engine
-from landscape.curvature.eigenvalues import exact_products
-from landscape.curvature.hessian import HessianOptions, Part
+from landscape.curvature import peers
+from landscape.curvature.eigenvalues import Matrix
+from landscape.curvature.hessian import HessianOperator, Part
 from landscape.curvature.lanczos import negligible, orthogonalise, small_eigh
-from landscape.curvature.operators import ALONE, Products, Ranks
+from landscape.curvature.operators import ALONE, Products, Ranks, SymmetricMatrix, SymmetricOperator
 from landscape.curvature.search import run_in_lockstep, start_vector
 from landscape.evaluation import needs
 from landscape.evaluation.needs import BASIS_BYTES
-from landscape.problem.problem import Problem
-from landscape.results.curvature import Density, Trace
+from landscape.problem.problem import Problem, Run
+from landscape.results.base import Provenance
+from landscape.results.spectrum import Density, Trace
 
 # Ghorbani, Krishnan and Xiao 2019 use 10 draws of 80 to 90 steps for networks of all sizes.
 DRAWS = 10
@@ -41,7 +42,7 @@ def quadrature(
     seed: int = 0,
     progress: Progress | None = None,
     ranks: Ranks = ALONE,
-) -> Density:
+) -> dict[str, Any]:
     """The density of a symmetric operator on vectors like ``like`` (P,), by stochastic Lanczos quadrature.
 
     Ubaru, Chen and Saad 2017, section 3. From each draw z of random signs, ``steps`` Lanczos steps with full
@@ -69,7 +70,7 @@ def quadrature(
         starts = [ranks.signs(like, 1, generator)[0] / size**0.5 for _ in range(min(at_once, draws - i))]
         rules += run_in_lockstep([_draw(start, steps, ranks) for start in starts], counted)
     nodes, masses = (np.stack(part) for part in zip(*rules, strict=True))
-    return Density(nodes, masses, size, spent)
+    return {"nodes": nodes, "masses": masses, "products": spent}
 
 
 def _draw(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Tensor, tuple[Array, Array]]:
@@ -99,36 +100,40 @@ def density_need(problem: Any, draws: Any, steps: Any, part: Any, **_: Any) -> N
 
 @bounded(density_need)
 def density(
-    problem: Problem,
+    problem: Problem | Run | SymmetricMatrix,
     draws: int = DRAWS,
     steps: int = STEPS,
     *,
     weights: Tensor | None = None,
     matrix: str = "hessian",
     part: Part = None,
+    derivatives: str = "auto",
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
+    **about: Unpack[Provenance],
 ) -> Density:
     """The spectral density of ∇²L(θ) by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
 
     Args:
-        problem: the loss.
+        problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
         draws: random vectors, each of which gives one quadrature; 10 by default.
         steps: Lanczos steps, that is products, a draw; 80 by default. (Ghorbani, Krishnan and Xiao 2019 use
             these numbers for networks of all sizes.)
         weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         seed: draws the random vectors.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
         Nodes and masses, (draws, steps) each; the masses of a draw sum to 1.
 
     Raises:
-        InputError: a count below 1, or an unknown option.
+        InputError: a count below 1, an unknown option, or an operator that is not symmetric.
 
     Example:
         >>> import torch, landscape
@@ -137,9 +142,45 @@ def density(
         >>> landscape.density(problem, draws=2, steps=5).nodes.shape
         (2, 5)
     """
-    h, size = exact_products(problem, weights, HessianOptions(matrix, part))
-    like = start_vector(problem, seed, size)
-    return quadrature(h, like, draws=draws, steps=steps, seed=seed, progress=progress)
+    own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
+    chosen = Matrix.of(problem, seed, about, **own, max_memory=max_memory)
+    return density_of(chosen, draws, steps, progress)
+
+
+def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None) -> Density:
+    """The spectral density of a matrix, by :func:`quadrature`."""
+    options: dict[str, Any] = {"draws": draws, "steps": steps, "seed": chosen.seed, "progress": progress}
+    found = quadrature(chosen.products, chosen.start(), **options)
+    return Density(**chosen.about, **found, product_error=_error_of(chosen))
+
+
+# Vectors of each kind whose products' errors are measured (ours): the rest have the same distribution.
+MEASURED = 2
+Doubt = Callable[[Tensor], float]
+
+
+def doubt_of(h: SymmetricOperator) -> Doubt | None:
+    """A function from rows (n, P) to the mean error of vᵀHv by differences; None for exact products."""
+    if not isinstance(h, HessianOperator) or h.derivatives == "exact":
+        return None
+
+    def doubt(rows: Tensor) -> float:
+        rows = rows[:MEASURED]
+        quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
+        off = ((quick - images).double() * rows.double()).sum(1).abs().cpu()
+        return float((off + torch.tensor(errors) * rows.double().norm(dim=1).cpu()).mean())
+
+    return doubt
+
+
+def _error_of(chosen: Matrix) -> float:
+    """The largest error of products by differences with random vectors of norm 1; 0 of exact ones."""
+    h, seed = chosen.operator, chosen.seed
+    if not isinstance(h, HessianOperator) or h.derivatives == "exact":
+        return 0.0
+    rows = torch.nn.functional.normalize(torch.stack([start_vector(h, s) for s in (seed, seed + 1)]))
+    quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
+    return float((quick - images).norm(dim=1).max()) + max(errors)
 
 
 # A third of these are the samples behind the standard error, which 20 give to about 16% (ours).
@@ -154,14 +195,16 @@ def hutchpp(
     seed: int = 0,
     progress: Progress | None = None,
     ranks: Ranks = ALONE,
-) -> Trace:
+    doubt: Doubt | None = None,
+) -> dict[str, Any]:
     """tr A of a symmetric operator on vectors like ``like`` (P,): Hutch++ (Meyer et al. 2021, Algorithm 1).
 
     A third of the products finds an orthonormal basis Q of the range of AS, S random signs; a third gives
     tr(QᵀAQ) exactly; the rest samples g ↦ gᵀ(I − QQᵀ)A(I − QQᵀ)g, whose mean is the rest of the trace. The
     estimate is unbiased, and its standard error is that of the mean of these samples.
 
-    ``operator`` takes (k, P), k at most 8. Raises InputError for fewer than 6 products, with which there
+    ``operator`` takes (k, P), k at most 8. ``doubt`` gives how far vᵀAv of its products may be off, of which
+    the standard error has its part. Raises InputError for fewer than 6 products, with which there
     would be fewer than 2 samples.
     """
     positive("products", products, least=6)
@@ -182,15 +225,25 @@ def hutchpp(
         return torch.cat(images)
 
     q = ranks.orthonormal(each(ranks.signs(like, rank, generator))).contiguous()  # (rank, P), rows
+    off = rank * doubt(q) if doubt else 0.0
     exact = float(ranks.total((q.double() * each(q).double()).sum()))
     if rank == size:  # Q spans everything
-        return Trace(exact, 0.0, done, np.array([exact]))
+        found = {"value": exact, "standard_error": off, "draws": np.array([exact])}
+        return {**found, "products": done, "product_error": off}
     g = ranks.signs(like, products - 2 * rank, generator)
     for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
         g -= ranks.total(g @ q.T) @ q
     samples = ranks.total((g.double() * each(g).double()).sum(1))
     draws = exact + samples.cpu().numpy()
-    return Trace(*mean_and_error(draws), done, draws)
+    off += doubt(g) if doubt else 0.0
+    return {**_sampled(draws, done, off), "product_error": off}
+
+
+def _sampled(draws: Array, products: int, off: float = 0.0) -> dict[str, Any]:
+    """The fields of a trace that is the mean of ``draws``, whose products may set it ``off``."""
+    value, error = mean_and_error(draws)
+    both = float(np.hypot(error, off))
+    return {"value": value, "standard_error": both, "draws": draws, "products": products}
 
 
 def trace_need(problem: Any, products: Any, part: Any, **_: Any) -> Need:
@@ -200,35 +253,40 @@ def trace_need(problem: Any, products: Any, part: Any, **_: Any) -> Need:
 
 @bounded(trace_need)
 def trace(
-    problem: Problem,
+    problem: Problem | Run | SymmetricMatrix,
     products: int = TRACE_PRODUCTS,
     *,
     weights: Tensor | None = None,
     matrix: str = "hessian",
     part: Part = None,
+    derivatives: str = "auto",
     engine: str = "landscape",
     seed: int = 0,
     max_memory: int | None = None,
     progress: Progress | None = None,
+    **about: Unpack[Provenance],
 ) -> Trace:
     """tr ∇²L(θ), with its standard error, by Hutch++ (Meyer et al. 2021).
 
     Args:
-        problem: the loss.
+        problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
         products: Hessian-vector products, at most; at least 6. A third of them are random samples.
         weights: θ (P,); default: the problem's centre.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         engine: "landscape", or "pyhessian" to ask that package: plain Hutchinson samples, one a product.
         seed: draws the random signs.
         max_memory: bytes that the process may take, at most.
         progress: called with the share of the work done.
+        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
         The estimate and its standard error.
 
     Raises:
-        InputError: fewer than 6 products, an unknown option, or one that pyhessian does not have.
+        InputError: fewer than 6 products, an unknown option, one that pyhessian does not have, or an operator
+            that is not symmetric.
 
     Example:
         >>> import torch, landscape
@@ -238,11 +296,18 @@ def trace(
         2.0
     """
     positive("products", products, least=6)
-    options = HessianOptions(matrix, part)
-    h, size = exact_products(problem, weights, options)
-    like = start_vector(problem, seed, size)
-    if choose("engine", engine, pyhessian_engine.ENGINES) == "pyhessian":
-        pyhessian_engine.check(problem, options)
-        draws = pyhessian_engine.trace_samples(problem, weights, products=products, seed=seed)
-        return Trace(*mean_and_error(draws), products, draws)
-    return hutchpp(h, like, products=products, seed=seed, progress=progress)
+    own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
+    chosen = Matrix.of(problem, seed, about, **own, engine=engine, max_memory=max_memory)
+    return trace_of(chosen, products, progress)
+
+
+def trace_of(chosen: Matrix, products: int, progress: Progress | None) -> Trace:
+    """The trace of a matrix, by :func:`hutchpp` or by pyhessian."""
+    seed = chosen.seed
+    if isinstance(chosen.given, Problem) and chosen.about["engine"] == "pyhessian":
+        at = chosen.given, chosen.weights
+        draws = peers.trace_samples(*at, products=products, seed=seed)
+        return Trace(**chosen.about, **_sampled(draws, products))
+    doubt = doubt_of(chosen.operator)
+    options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress, "doubt": doubt}
+    return Trace(**chosen.about, **hutchpp(chosen.products, chosen.start(), **options))

@@ -10,11 +10,10 @@ import ipaddress
 import itertools
 import socket
 import tarfile
-import threading
 import time
+import tomllib
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,20 +21,12 @@ from urllib.parse import urlsplit
 
 from landscape._version import __version__
 from landscape.core.errors import InputError, OperationError
-from landscape.core.files import open_regular, replacing
+from landscape.core.files import open_regular, replacing, within
 from landscape.core.progress import Progress
 
 # Seconds without an answer, bytes that are read at once, and the slowest download: bytes a second (ours).
 TIMEOUT, BLOCK, PACE = 30.0, 1 << 18, 2e4
 MOST = 1 << 30  # bytes of one file, unpacked or not: more than any of them has (ours)
-
-
-FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
 
 
 def places(root: Path, name: str, folder: str, file: str) -> list[Path]:
@@ -72,80 +63,17 @@ class Source:
     archive: File | None = None
 
 
-def _idx(sizes: tuple[int, ...], *digests: str) -> tuple[File, ...]:
-    """The four IDX files: the size of each, its SHA-256 and the MD5 of its content."""
-    parts = zip(FILES, digests[::2], digests[1::2], sizes, strict=True)
-    return tuple(File(f"{name}.gz", sha256, md5, size) for name, sha256, md5, size in parts)
+def _source(table: dict[str, Any]) -> Source:
+    """The source that ``table`` of sources.toml describes."""
+    files = tuple(File(**file) for file in table["files"])
+    archive = File(**table["archive"]) if "archive" in table else None
+    return Source(tuple(table["mirrors"]), table["folder"], files, table["size"], archive)
 
 
-_CIFAR = ("https://www.cs.toronto.edu/~kriz/",)
-#: The mirrors are those of torchvision. CIFAR's archives are the binary ones, as its others are pickles.
-SOURCES = {
-    "mnist": Source(
-        ("https://ossci-datasets.s3.amazonaws.com/mnist/", "http://yann.lecun.com/exdb/mnist/"),
-        "mnist",
-        _idx(
-            (9_912_422, 28_881, 1_648_877, 4_542),
-            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-            "6bbc9ace898e44ae57da46a324031adb",
-            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-            "a25bea736e30d166cdddb491f175f624",
-            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-            "2646ac647ad5339dbf082846283269ea",
-            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
-            "27ae3e4e09519cfbb04c329615203637",
-        ),
-        12,
-    ),
-    "fashion-mnist": Source(
-        ("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-        "fashion-mnist",
-        _idx(
-            (26_421_880, 29_515, 4_422_102, 5_148),
-            "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-            "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-            "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-            "9018921c3c673c538a1fc5bad174d6f9",
-            "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-            "8181f5470baa50b63fa0f6fddb340f0a",
-            "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
-            "15d484375f8d13e6eb1aabb0c3f46965",
-        ),
-        31,
-    ),
-    "cifar10": Source(
-        _CIFAR,
-        "cifar-10-batches-bin",
-        (
-            File("data_batch_1.bin", "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5"),
-            File("data_batch_2.bin", "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed"),
-            File("data_batch_3.bin", "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67"),
-            File("data_batch_4.bin", "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48"),
-            File("data_batch_5.bin", "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add"),
-            File("test_batch.bin", "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b"),
-        ),
-        170,
-        File(
-            "cifar-10-binary.tar.gz",
-            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-            size=170_052_171,
-        ),
-    ),
-    "cifar100": Source(
-        _CIFAR,
-        "cifar-100-binary",
-        (
-            File("train.bin", "f31298fc616915fa142368359df1c4ca2ae984d6915ca468b998a5ec6aeebf29"),
-            File("test.bin", "d8b1e6b7b3bee4020055f0699b111f60b1af1e262aeb93a0b659061746f8224a"),
-        ),
-        169,
-        File(
-            "cifar-100-binary.tar.gz",
-            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-            size=168_513_733,
-        ),
-    ),
-}
+with Path(__file__).with_name("sources.toml").open("rb") as _file:
+    SOURCES = {name: _source(table) for name, table in tomllib.load(_file).items()}
+#: The four IDX files of MNIST and its relatives.
+FILES = tuple(file.name.removesuffix(".gz") for file in SOURCES["mnist"].files)
 
 
 def found(name: str, root: Path) -> Path | None:
@@ -310,18 +238,8 @@ def _opened(url: str, seconds: float) -> Any:
             return super().redirect_request(req, fp, code, msg, headers, newurl)
 
     request = Request(url, headers={"User-Agent": f"landscape/{__version__}"})
-    answer: Future[Any] = Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(build_opener(Guard).open(request, timeout=TIMEOUT))
-        except Exception as error:  # told by the caller
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, daemon=True).start()  # a server can send its headers byte by byte
-    if answer not in wait([answer], timeout=seconds).done:
-        raise TimeoutError(f"no answer in {seconds:.0f} s")
-    return answer.result()
+    # A server can send its headers byte by byte.
+    return within(seconds, lambda: build_opener(Guard).open(request, timeout=TIMEOUT))
 
 
 def _blocks(url: str, most: int, progress: Progress) -> Generator[bytes]:

@@ -10,7 +10,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,16 +24,8 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.files import open_regular, read_regular
 from landscape.core.hdf5 import Array
 from landscape.core.options import Natural, choose
-from landscape.data.base import (
-    Dataset,
-    Split,
-    cached,
-    classification,
-    data_root,
-    each,
-    file_stat,
-    fingerprint,
-)
+from landscape.data import base
+from landscape.data.base import Dataset
 from landscape.data.download import FILES, SOURCES, places
 from landscape.problem.batches import STREAM_BATCH, Stream
 
@@ -82,7 +74,7 @@ def image_set(
     mean, std = channel_moments(train[0]) if normalize else (np.zeros(channels), np.ones(channels))
     center, scale = ((torch.from_numpy(v).float().view(-1, 1, 1)) for v in (mean, std))
 
-    def tensors(pair: tuple[Array, Array]) -> Split:
+    def tensors(pair: tuple[Array, Array]) -> base.Split:
         x = torch.from_numpy(pair[0]).float().div_(255).sub_(center).div_(scale)
         return x, torch.from_numpy(pair[1].astype(np.int64))
 
@@ -90,7 +82,7 @@ def image_set(
         tensors(train),
         tensors(test),
         torch.nn.functional.cross_entropy,
-        fingerprint((*train, *test, mean, std)),
+        base.fingerprint((*train, *test, mean, std)),
         classes,
         crops_and_flips(train[0].shape[2], center, scale) if augment else None,
     )
@@ -159,7 +151,7 @@ class ImageFiles(Samples[tuple[Tensor, int]]):
         """SHA-256 (hex) of names, labels and sizes of the files, and of the settings; not of the pixels."""
         digest = hashlib.sha256(repr((self.size, self.border, self.mean, self.std)).encode())
         for path, label in self.files:
-            digest.update(f"\0{path}\0{label}\0{file_stat(self.root, path).st_size}".encode())
+            digest.update(f"\0{path}\0{label}\0{base.file_stat(self.root, path).st_size}".encode())
         return digest.hexdigest()
 
 
@@ -254,12 +246,12 @@ def folder_arrays(
                 )
             return image
 
-        images = np.stack(each(f"decoding {name}", one, paths, TASK))
+        images = np.stack(base.each(f"decoding {name}", one, paths, TASK))
         cut = len(listed["train"])
         labels = {f"y_{split}": np.array([y for _, y in pairs]) for split, pairs in listed.items()}
         return {"x_train": images[:cut], "x_test": images[cut:], **labels}
 
-    return classes, cached(name, root, paths, f"images 1 {size} {border}", make)
+    return classes, base.cached(name, root, paths, f"images 1 {size} {border}", make)
 
 
 @registry.data_sets.add("image-folder")
@@ -289,7 +281,7 @@ def image_folder(
     """
     if not 0 <= border < 0.5:
         raise InputError(f"data.border: {border} is not allowed, it must be ≥ 0 and below 0.5")
-    root = data_root(data_dir) / folder
+    root = base.data_root(data_dir) / folder
     if not stream:
         classes, a = folder_arrays(Path(folder).name, root, size, border)
         train, test = (a["x_train"], a["y_train"]), (a["x_test"], a["y_test"])
@@ -345,7 +337,7 @@ def digits(data_dir: str | Path | None = None, test_samples: int = 360, form: st
     if form == "image":
         x = np.repeat(x.repeat(4, axis=1).repeat(4, axis=2)[:, None], 3, axis=1)
     cut = len(y) - test_samples
-    return classification((x[:cut], y[:cut]), (x[cut:], y[cut:]), scale=16.0, classes=10)
+    return base.classification((x[:cut], y[:cut]), (x[cut:], y[cut:]), scale=16.0, classes=10)
 
 
 CLASSES = 10
@@ -381,7 +373,7 @@ def read_idx(path: Path) -> np.ndarray[Any, Any]:
 
 
 def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
-    root = data_root(data_dir)
+    root = base.data_root(data_dir)
     arrays = []
     for file in FILES:
         here = (path for path in places(root, name, name, f"{file}.gz") if path.is_file())
@@ -412,7 +404,7 @@ def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
         raise InputError(f"data.samples: {samples} is not allowed, it must be 0 (all) to {len(train[0])}")
     if samples:
         train = train[0][:samples], train[1][:samples]
-    return classification(train, test, scale=255.0, classes=CLASSES)
+    return base.classification(train, test, scale=255.0, classes=CLASSES)
 
 
 @registry.data_sets.add("mnist")
@@ -455,14 +447,26 @@ def read_binary(path: Path, labels: int, classes: int) -> tuple[Array, Array]:
     return rows[:, labels:].reshape(-1, 3, 32, 32), y
 
 
-def _load_cifar(
-    name: str, data_dir: str | Path | None, normalize: bool, augment: bool, subset: int, size: int
-) -> Dataset:
-    if size not in (sizes := (32, 16, 8, 4)):
-        raise InputError(f"data.size: {size} is not allowed, it must be one of {', '.join(map(str, sizes))}")
+def _smaller(images: Array, times: int) -> Array:
+    """uint8 (N, 3, H, W) -> (N, 3, H/times, W/times): the means of blocks, rounded."""
+    n, channels, height, width = images.shape
+    blocks = images.reshape(n, channels, height // times, times, width // times, times)
+    return images if times == 1 else np.rint(blocks.mean((3, 5), dtype=np.float32)).astype(np.uint8)
+
+
+def _some(images: tuple[Array, Array], subset: int) -> tuple[Array, Array]:
+    """``subset`` of 50,000 images, and that share of the 10,000 for testing, in a fixed shuffle; 0: all."""
+    if not subset:
+        return images
+    x, y = images
+    chosen = np.random.default_rng(0).permutation(len(y))[: max(1, len(y) * subset // 50_000)]
+    return x[chosen], y[chosen]
+
+
+def _read_cifar(name: str, root: Path) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """The images (N, 3, 32, 32) and labels of training and test, from binary files or folders of images."""
     (labels, classes), archive = BINARY[name], SOURCES[name].folder
     *train_files, test_file = (file.name for file in SOURCES[name].files)
-    root = data_root(data_dir)
     images = root / name
     for folder in (path.parent for path in places(root, name, archive, test_file) if path.is_file()):
         missing = [file for file in train_files if not (folder / file).is_file()]
@@ -482,57 +486,33 @@ def _load_cifar(
         if len(names) != classes:
             raise OperationError(f"{images / 'train'}: holds {len(names)} classes, {name} has {classes}")
         train, test = ((a[f"x_{part}"], a[f"y_{part}"]) for part in ("train", "test"))
-    train, test = ((_smaller(x, 32 // size), y) for x, y in (_some(train, subset), _some(test, subset)))
-    return image_set(train, test, classes, normalize, augment)
+    return train, test
 
 
-def _smaller(images: Array, times: int) -> Array:
-    """uint8 (N, 3, H, W) -> (N, 3, H/times, W/times): the means of blocks, rounded."""
-    n, channels, height, width = images.shape
-    blocks = images.reshape(n, channels, height // times, times, width // times, times)
-    return images if times == 1 else np.rint(blocks.mean((3, 5), dtype=np.float32)).astype(np.uint8)
+def cifar(name: str) -> Callable[..., Dataset]:
+    """The loader of one of BINARY."""
+
+    def load(
+        data_dir: str | Path | None = None,
+        normalize: bool = True,
+        augment: bool = False,
+        subset: Natural = 0,
+        size: Literal[32, 16, 8, 4] = 32,
+    ) -> Dataset:
+        """CIFAR-10, or CIFAR-100 with its fine labels: x (50000 and 10000, 3, 32, 32), y the class.
+
+        Args:
+            subset: So many of the 50,000 training images, and the same share of those for testing, for
+                reduced runs; 0: all. Unit: samples. Source: ours.
+            size: Height and width of the images: 32, or 16, 8 or 4, for which each pixel is the mean of a
+                square of pixels. Unit: pixels. Source: ours.
+        """
+        parts = (_some(part, subset) for part in _read_cifar(name, base.data_root(data_dir)))
+        train, test = ((_smaller(x, 32 // size), y) for x, y in parts)
+        return image_set(train, test, BINARY[name][1], normalize, augment)
+
+    return load
 
 
-def _some(images: tuple[Array, Array], subset: int) -> tuple[Array, Array]:
-    """``subset`` of 50,000 images, and that share of the 10,000 for testing, in a fixed shuffle; 0: all."""
-    if not subset:
-        return images
-    x, y = images
-    chosen = np.random.default_rng(0).permutation(len(y))[: max(1, len(y) * subset // 50_000)]
-    return x[chosen], y[chosen]
-
-
-@registry.data_sets.add("cifar10")
-def cifar10(
-    data_dir: str | Path | None = None,
-    normalize: bool = True,
-    augment: bool = False,
-    subset: Natural = 0,
-    size: int = 32,
-) -> Dataset:
-    """CIFAR-10: x (50000 and 10000, 3, 32, 32), y in 0…9 in the order of the names of the classes.
-
-    Args:
-        subset: So many of the 50,000 training images, and the same share of those for testing, for reduced
-            runs; 0: all. Unit: samples. Source: ours.
-        size: Height and width of the images: 32, or 16, 8 or 4, for which each pixel is the mean of a square
-            of pixels. Unit: pixels. Source: ours.
-    """
-    return _load_cifar("cifar10", data_dir, normalize, augment, subset, size)
-
-
-@registry.data_sets.add("cifar100")
-def cifar100(
-    data_dir: str | Path | None = None,
-    normalize: bool = True,
-    augment: bool = False,
-    subset: Natural = 0,
-    size: int = 32,
-) -> Dataset:
-    """CIFAR-100 with its fine labels, y in 0…99; otherwise as :func:`cifar10`.
-
-    Args:
-        subset: As for cifar10. Unit: samples. Source: ours.
-        size: As for cifar10. Unit: pixels. Source: ours.
-    """
-    return _load_cifar("cifar100", data_dir, normalize, augment, subset, size)
+for name in BINARY:
+    registry.data_sets.add(name)(cifar(name))

@@ -36,18 +36,9 @@ from landscape.core.hdf5 import Array
 from landscape.core.memory import MemoryBudget, limit
 from landscape.core.options import choose
 from landscape.core.progress import Progress, no_progress
-from landscape.evaluation.paths import (
-    ACTIVATION_COPIES,
-    PlaneLoss,
-    Totals,
-    batched,
-    block_size,
-    compiled_totals,
-    fold,
-    folded_totals,
-    long_enough,
-)
-from landscape.problem.problem import LinearStep, Problem, Step, chain
+from landscape.evaluation import paths
+from landscape.evaluation.paths import PlaneLoss, Totals, block_size, long_enough
+from landscape.problem.problem import Layer, LinearLayer, Problem, chain
 
 METHODS = ("auto", "batched", "compiled", "folded", "pointwise")
 # The dtype of the arithmetic; "tf32": that of the model.
@@ -116,9 +107,9 @@ def evaluator(
         raise InputError("autocast: 'tf32' is not allowed here, it needs a float32 model on a CUDA device")
     max_memory = limit() if max_memory is None else max_memory
     loss, budget = PlaneLoss(problem, center, directions), MemoryBudget.on(problem.device, max_memory)
-    steps, dtype = chain(problem), (AUTOCASTS[autocast] if autocast else None) or problem.dtype
+    layers, dtype = chain(problem), (AUTOCASTS[autocast] if autocast else None) or problem.dtype
     # The batched path is possible for a chain that starts with a linear layer.
-    takes = steps is not None and isinstance(steps[0], LinearStep) and dtype == problem.dtype
+    takes = layers is not None and isinstance(layers[0], LinearLayer) and dtype == problem.dtype
     if method in ("batched", "compiled") and not takes:
         raise InputError(
             f"method: '{method}' needs a chain of linear layers, tensor data and the model's own precision; "
@@ -127,8 +118,8 @@ def evaluator(
     if method == "pointwise" and dtype != problem.dtype:
         raise InputError(f"method: 'pointwise' works in the model's own precision, not in {autocast}")
     found, wanted = None, method
-    if steps is not None and takes and method not in ("pointwise", "folded"):
-        found = _by_blocks(loss, steps, count, method, autocast, budget)
+    if layers is not None and takes and method not in ("pointwise", "folded"):
+        found = _by_blocks(loss, layers, count, method, autocast, budget)
         wanted = "pointwise"
     chosen, block, totals, parts = found or _by_points(loss, wanted, autocast, dtype, budget)
     again = functools.partial(
@@ -139,20 +130,20 @@ def evaluator(
 
 
 def _by_blocks(
-    loss: PlaneLoss, steps: list[Step], count: int, method: str, autocast: str | None, budget: MemoryBudget
+    loss: PlaneLoss, layers: list[Layer], count: int, method: str, autocast: str | None, budget: MemoryBudget
 ) -> tuple[str, int, Totals, Problem] | None:
     """The batched path, or the compiled one; None if it has too little memory or is wrong for the model."""
     problem, forced = loss.problem, method != "auto"
-    size = block_size(problem, steps, count, budget, forced=forced)
+    size = block_size(problem, layers, count, budget, forced=forced)
     if size is None or not loss.agrees(
-        "batched", lambda few: batched(few, steps, (few.problem.samples, 3)), forced=forced
+        "batched", lambda few: paths.batched(few, layers, (few.problem.samples, 3)), forced=forced
     ):
         return None
-    totals, chosen = batched(loss, steps, size), "batched"
+    totals, chosen = paths.batched(loss, layers, size), "batched"
     # The memory of a compiler has no bound.
-    if method == "compiled" or (not forced and budget.limit is None and long_enough(problem, steps, count)):
+    if method == "compiled" or (not forced and budget.limit is None and long_enough(problem, layers, count)):
         with _arithmetic(autocast):
-            totals, chosen = compiled_totals(loss, steps, size, forced=forced)
+            totals, chosen = paths.compiled_totals(loss, layers, size, forced=forced)
     parts = problem if budget.limit is None else problem.on(problem.data.in_chunks(size[0]))
     return chosen, size[1], loss.with_penalty(totals), parts
 
@@ -166,13 +157,13 @@ def _by_points(
     low = problem.layout.size * dtype.itemsize
     # Statistics that are estimated at each point cannot be folded.
     foldable = method != "pointwise" and not problem.batchnorm.varies and problem.separable
-    folded = fold(problem.model, dtype) if foldable else None
+    folded = paths.fold(problem.model, dtype) if foldable else None
     pays = folded is not None and folded.convolves and weights + low <= budget.remaining
     if method == "auto" and same and not pays:
         folded = None
     elif folded is not None:
         exact = folded if same else folded.converted(problem.dtype)
-        if not loss.agrees("folded", lambda few: folded_totals(few, exact), forced=method != "auto"):
+        if not loss.agrees("folded", lambda few: paths.folded_totals(few, exact), forced=method != "auto"):
             folded = None
     if folded is None and (method == "folded" or not same):
         raise InputError(
@@ -187,7 +178,7 @@ def _by_points(
         return "pointwise", 1, bounded.pointwise, parts
     tensors = problem.tensors
     keep = tensors is not None and weights + low + 2 * tensors[0].nbytes < budget.remaining
-    return "folded", 1, loss.with_penalty(folded_totals(bounded, folded, keep=keep)), parts
+    return "folded", 1, loss.with_penalty(paths.folded_totals(bounded, folded, keep=keep)), parts
 
 
 def confirm(run: Evaluator, center: Tensor, directions: Tensor, points: Tensor, values: Array) -> None:
@@ -245,7 +236,7 @@ def _bounded(problem: Problem, budget: MemoryBudget, weights: int, smaller: int)
         return problem
     if budget.limit is None:
         return problem.on(data.in_chunks(problem.chunk * smaller))
-    sample = ACTIVATION_COPIES * problem.sample_bytes
+    sample = paths.ACTIVATION_COPIES * problem.sample_bytes
     # Statistics need batches of their size, and random numbers are drawn for each chunk.
     least = problem.chunk if problem.batchnorm.samples or not problem.separable else 1
     budget.require(weights + least * sample)

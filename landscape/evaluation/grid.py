@@ -541,7 +541,7 @@ class PlaneGrid:
         self.done, self.same = np.zeros(gx.shape, bool), False
 
     def take(self, previous: Any, usable: Array) -> bool:
-        """Take the ``usable`` values of an earlier result at common points; whether nothing is left to do."""
+        """Take the ``usable`` values of an earlier result at common points; True if nothing is left to do."""
         self.same = np.array_equal(self.x, previous.x) and np.array_equal(self.y, previous.y)
         old = [(column, getattr(previous, name)) for name, column in self.columns.items()]
         (across, old_across), (up, old_up) = coincide(self.x, previous.x), coincide(self.y, previous.y)

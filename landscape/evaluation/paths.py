@@ -28,7 +28,7 @@ from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import call, tree_map
 from landscape.problem.checks import tolerance
 from landscape.problem.losses import correct
-from landscape.problem.problem import LinearStep, Problem, Step, stacked_losses
+from landscape.problem.problem import Layer, LinearLayer, Problem, stacked_losses
 
 # Measured on 2 cores, 784-50-50-10: 1,000 samples a chunk with 16 to 32 points a block is the fastest, with
 # 64 it takes 1.3 times as long. The activations of a block must stay in cache, hence the bound in bytes, too.
@@ -42,15 +42,15 @@ COMPILE_WORK = 1.5e12
 
 
 def block_size(
-    problem: Problem, steps: list[Step], count: int, budget: MemoryBudget, forced: bool
+    problem: Problem, layers: list[Layer], count: int, budget: MemoryBudget, forced: bool
 ) -> tuple[int, int] | None:
     """(samples a chunk, points a block) of the batched path; None if one of each exceeds the memory.
 
     With ``forced`` InputError in place of None.
     """
     shapes = {slot.name: slot.shape for slot in problem.layout.slots}
-    linear = [step for step in steps if isinstance(step, LinearStep)]
-    first, widest = shapes[linear[0].weight][0], max(shapes[step.weight][0] for step in linear)
+    linear = [layer for layer in layers if isinstance(layer, LinearLayer)]
+    first, widest = shapes[linear[0].weight][0], max(shapes[layer.weight][0] for layer in linear)
     later = problem.layout.size - first * shapes[linear[0].weight][1]  # weights after the first layer
     item = problem.weights.itemsize
     # Center and directions in one tensor; for one sample the first products and one point's activations.
@@ -67,10 +67,10 @@ def block_size(
     return chunk, int(max(1, min(MAX_BLOCK, count, BLOCK_BYTES // point, by_memory)))
 
 
-def long_enough(problem: Problem, steps: list[Step], count: int) -> bool:
+def long_enough(problem: Problem, layers: list[Layer], count: int) -> bool:
     """Say whether compiling saves time for ``count`` points; on CUDA it has not been measured."""
     shapes = {slot.name: slot.shape for slot in problem.layout.slots}
-    weights = [shapes[step.weight] for step in steps if isinstance(step, LinearStep)]
+    weights = [shapes[layer.weight] for layer in layers if isinstance(layer, LinearLayer)]
     numbers = sum(out for out, _ in weights) + sum(out * fan_in for out, fan_in in weights[1:])
     return problem.device.type == "cpu" and count * problem.data.samples * numbers > COMPILE_WORK
 
@@ -96,15 +96,15 @@ class _Memory:
 class _Blocks:
     """The parts of the batched path: the first layer's products, and a block of points for them."""
 
-    def __init__(self, loss: PlaneLoss, steps: list[Step]) -> None:
+    def __init__(self, loss: PlaneLoss, layers: list[Layer]) -> None:
         problem = self.problem = loss.problem
-        first, *self.later = steps
-        assert isinstance(first, LinearStep)
+        first, *self.later = layers
+        assert isinstance(first, LinearLayer)
         assert problem.tensors is not None
         self.first, (self.x, self.y) = first, problem.tensors
         # Centre and directions, (3, *shape) each.
         self.views = problem.layout.views(torch.stack((loss.center, *loss.directions)))
-        last = next(step for step in reversed(steps) if isinstance(step, LinearStep))
+        last = next(layer for layer in reversed(layers) if isinstance(layer, LinearLayer))
         y, outputs = self.y, self.views[last.weight].shape[1]
         classes = y.dim() == 1 and not y.is_floating_point() and outputs > 1
         # (samples,) classes that count as right; None: accuracy has no meaning.
@@ -140,17 +140,17 @@ class _Blocks:
         h = torch.addcmul(products[0], a, products[1], out=place(products.shape[1])).addcmul_(b, products[2])
         if self.first.bias:
             h += at_points(self.first.bias).unsqueeze(-1)
-        for step in self.later:
-            if isinstance(step, LinearStep):
-                w, out = at_points(step.weight), place(self.views[step.weight].shape[1])
-                if step.bias:
-                    h = torch.baddbmm(at_points(step.bias).unsqueeze(-1), w, h, out=out)
+        for layer in self.later:
+            if isinstance(layer, LinearLayer):
+                w, out = at_points(layer.weight), place(self.views[layer.weight].shape[1])
+                if layer.bias:
+                    h = torch.baddbmm(at_points(layer.bias).unsqueeze(-1), w, h, out=out)
                 else:
                     h = torch.bmm(w, h, out=out)
-            elif memory and type(step) is nn.ReLU:
+            elif memory and type(layer) is nn.ReLU:
                 h = h.relu_()
             else:
-                h = step(h)
+                h = layer(h)
         losses = stacked_losses(self.problem.criterion, h, targets.expand(len(c), *targets.shape))
         return losses, _correct(h, labels)
 
@@ -183,20 +183,20 @@ class _Blocks:
 
 
 @torch.no_grad()
-def batched(loss: PlaneLoss, steps: list[Step], size: tuple[int, int]) -> Totals:
-    """The totals of a chain's ``steps``, in chunks of samples and blocks of points of ``size``."""
-    return _Blocks(loss, steps).totals(size)
+def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Totals:
+    """The totals of a chain's ``layers``, in chunks of samples and blocks of points of ``size``."""
+    return _Blocks(loss, layers).totals(size)
 
 
 @torch.no_grad()
 def compiled_totals(
-    loss: PlaneLoss, steps: list[Step], size: tuple[int, int], *, forced: bool
+    loss: PlaneLoss, layers: list[Layer], size: tuple[int, int], *, forced: bool
 ) -> tuple[Totals, str]:
     """The batched totals under torch.compile, and "compiled"; without it, and "batched", where that fails.
 
     With ``forced`` OperationError in place of these.
     """
-    problem, blocks = loss.problem, _Blocks(loss, steps)
+    problem, blocks = loss.problem, _Blocks(loss, layers)
     compiled = torch.compile(blocks.run, dynamic=False)
     points = torch.linspace(-DISPLACEMENT, DISPLACEMENT, size[1], dtype=problem.dtype, device=problem.device)
     trial = torch.stack((torch.ones_like(points), points, -points), 1), *blocks.products(0, size[0])
@@ -215,7 +215,7 @@ def compiled_totals(
 
 
 def _correct(outputs: Tensor, labels: Tensor | None) -> Tensor:
-    """(K,) how many samples each of outputs (K, C, samples) classifies right; NaN without ``labels``."""
+    """The number (K,) of samples that each of outputs (K, C, samples) gets right; NaN without ``labels``."""
     if labels is None:
         return torch.full((len(outputs),), torch.nan, dtype=torch.float64, device=outputs.device)
     # In eager mode argmax along a middle dimension is 40 times slower than amax on a CPU: it serves where

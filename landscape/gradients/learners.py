@@ -19,7 +19,7 @@ from landscape.core.errors import PathWarning
 from landscape.core.memory import with_saved_bytes
 from landscape.problem.batches import call, named_tensors, take, tree_map
 from landscape.problem.layout import differentiable, gradients
-from landscape.problem.problem import LinearStep, Problem, chain, stacked_losses
+from landscape.problem.problem import LinearLayer, Problem, chain, stacked_losses
 
 
 class StackedLinear(torch.autograd.Function):
@@ -99,7 +99,7 @@ class Stack:
 
     def __init__(self, problem: Problem, accumulate: int = 1, autocast: Autocast = "") -> None:
         self.problem, self.accumulate = problem, accumulate
-        self.steps = chain(problem)
+        self.layers = chain(problem)
         self.autocast = autocast
         self.batched = False
         # Convolutions are a tenth faster where a pixel's channels lie together (ResNet-18, 2 cores).
@@ -111,7 +111,7 @@ class Stack:
 
     def _path(self, x: Any) -> GradientPath:
         """The path of gradients on minibatches like ``x``."""
-        if self.steps is not None:
+        if self.layers is not None:
             return "chain"
         if self.batched:
             return "batched"
@@ -123,7 +123,7 @@ class Stack:
     def _abandon(self, path: GradientPath) -> None:
         """Use ``path`` no more."""
         if path == "chain":
-            self.steps = None
+            self.layers = None
         elif path == "batched":
             self.batched = False
         else:
@@ -287,21 +287,21 @@ class Stack:
 
     def _chain_losses(self, weights: Tensor, x: Any, y: Any, out: Tensor | None = None) -> Tensor:
         """The losses (n,) of a chain; their backward pass writes the gradients to ``out``, if given."""
-        assert self.steps is not None
+        assert self.layers is not None
         views = self.problem.layout.views(weights)
         grads = {} if out is None else self.problem.layout.views(out)
         dtype = self._dtype(weights)
         h = x.flatten(2).transpose(1, 2)  # features before samples: gradients come out as the weights lie
         with self._autocast():
-            for step in self.steps:
-                if isinstance(step, LinearStep):
-                    w, w_grad = views[step.weight], grads.get(step.weight)
-                    b, b_grad = (views[step.bias], grads.get(step.bias)) if step.bias else (None, None)
+            for layer in self.layers:
+                if isinstance(layer, LinearLayer):
+                    w, w_grad = views[layer.weight], grads.get(layer.weight)
+                    b, b_grad = (views[layer.bias], grads.get(layer.bias)) if layer.bias else (None, None)
                     if out is not None and not h.requires_grad:  # the first layer: backward is to reach it
                         w = w.detach().requires_grad_()
                     h = StackedLinear.apply(h.to(dtype), w, b, w_grad, b_grad)  # type: ignore[no-untyped-call]
                 else:
-                    h = step(h)
+                    h = layer(h)
         return stacked_losses(self.problem.criterion, h.to(weights.dtype), y)
 
     def _all(self, model: nn.Module, values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
@@ -332,7 +332,7 @@ class Stack:
         Never where each learner needs a pass: with dropout, whose numbers differ by learner, or operations
         that torch.vmap does not know; nor where all learners' activations exceed MAX_BATCHED_BYTES.
         """
-        if self.steps is not None or len(weights) == 1 or not self.problem.separable:
+        if self.layers is not None or len(weights) == 1 or not self.problem.separable:
             return False
         if self._bytes(weights, x, y) > MAX_BATCHED_BYTES:
             return False

@@ -52,7 +52,7 @@ def in_minibatches(problem: Problem, batch: int) -> Problem:
 
 
 def check_unpenalised(problem: Problem, what: str) -> None:
-    """InputError where the loss has a penalty, which ``what`` says is not part of the quantity."""
+    """Raise InputError where the loss has a penalty, which ``what`` says is not part of the quantity."""
     if problem.regularised:
         raise InputError(f"penalty: {what}, leave out penalty and weight_decay")
 

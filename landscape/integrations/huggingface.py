@@ -115,7 +115,7 @@ class LandscapeCallback(Recorded, TrainerCallback):  # type: ignore[misc]  # Any
 
 
 def _check(args: Any, optimizer: Any, *, own_loss: bool) -> None:
-    """InputError for arguments of the Trainer under which steps or losses are others than those recorded."""
+    """Raise InputError for arguments of the Trainer with which steps or losses are not those recorded."""
     name = str(getattr(args.optim, "value", args.optim))
     if "lomo" in name or "layerwise" in name:
         raise InputError(f"LandscapeCallback: optim '{name}' steps in the backward pass, which has no steps")
@@ -141,7 +141,7 @@ class LossWatch:
             loss.register_hook(self._used.append)  # type: ignore[no-untyped-call]
 
     def check(self) -> None:
-        """Stop. InputError where another loss was differentiated."""
+        """Stop, and raise InputError where another loss was differentiated."""
         self.stop()
         if not self._used:
             raise InputError(

@@ -239,7 +239,7 @@ def _indices(module: Any) -> int:
 
 
 def _check_own_loss(trainer: Any, module: Any) -> None:
-    """InputError where the loss of training_step is not what the optimizer's steps follow."""
+    """Raise InputError where the loss of training_step is not what the optimizer's steps follow."""
     reason = ""
     if not module.automatic_optimization:
         reason = "training_step makes the optimizer's steps itself (manual optimization)"

@@ -26,7 +26,7 @@ from landscape.core.options import SPLIT, Natural, check_keywords, check_type, c
 from landscape.evaluation.grid import axes
 from landscape.problem.problem import Loss, Problem
 from landscape.results.base import Provenance, Result
-from landscape.results.curvature import QUANTITIES
+from landscape.results.spectrum import QUANTITIES
 from landscape.training.own_loop.flat import rank_and_size
 from landscape.training.own_loop.observer import undisturbed
 from landscape.training.own_loop.recorder import Recorder, RecorderWarning

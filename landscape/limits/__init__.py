@@ -173,7 +173,7 @@ def limits(delays: Sequence[int], momentum: float) -> Array:
 
 
 def check(delay: int, momentum: float, form: str) -> None:
-    """InputError unless these are a delay, a momentum and one of FORMS."""
+    """Raise InputError unless these are a delay, a momentum and one of FORMS."""
     if delay != int(delay) or delay < 0:
         raise InputError(f"delay: {delay} is not allowed, it must be a whole number ≥ 0")
     below_one("momentum", momentum)

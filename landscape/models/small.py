@@ -150,7 +150,7 @@ class Saddle(nn.Module):
 
     @property
     def depth(self) -> float:
-        """min f."""
+        """The minimum of f."""
         return -self.descent * self.unstable / 4
 
     def forward(self, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from PIL import Image
 from landscape._version import __version__
 from landscape.core.errors import OperationError
 from landscape.core.files import read_regular, write_text
+from landscape.paper import scales
 from landscape.paper.context import Context, OutOfTimeError, WeightsNeededError
 from landscape.paper.figure import Drawing, Figure, get, names
 from landscape.paper.verdicts import (
@@ -231,18 +232,33 @@ def page(folder: Path) -> Path:
     entries = entries_in(folder)
     for name, entry in entries.items():
         _write_entry(folder / f"{name}.json", entry)
-    lines = ["# The figures and tables of the papers", "", INTRODUCTION, "", counted(entries), "", RULES, ""]
-    lines += ["| claim | where tested | outcome | effect, with its interval |", "|---|---|---|---|"]
-    for name, entry in entries.items():
-        claim = f"[{name}](#{name}), {entry['where']}: {entry['claims']}"
-        where, said = f"{entry['scale']}: {entry['note']}", f"**{entry['outcome'] or '–'}**"
-        lines.append(_line(claim, where, said, sizes(entry)))
-    lines += ["", TIMES]
+    lines = ["# The figures and tables of the papers", "", INTRODUCTION, "", counted(entries), ""]
+    lines += ["## What we found about these papers", "", found(entries), ""]
+    lines += ["## The claims", "", RULES, "", *overview(entries), "", TIMES]
     for name, entry in entries.items():
         lines += _section(name, entry)
     path = folder / "README.md"
     write_text(path, "\n".join(lines) + "\n")
     return path
+
+
+def found(entries: dict[str, dict[str, Any]]) -> str:
+    """What we found about the papers: the sentences of figures.toml whose figures have these outcomes."""
+    outcomes = {name: entry["outcome"] for name, entry in entries.items()}
+    return " ".join(
+        each["text"] for each in scales.declared()["findings"] if each["rests"].items() <= outcomes.items()
+    )
+
+
+def overview(entries: dict[str, dict[str, Any]], folder: str = "") -> list[str]:
+    """The lines of a table of all claims: a small picture, which lies in ``folder``, and the verdict."""
+    lines = ["| | claim | where tested | outcome | effect, with its interval |", "|---|---|---|---|---|"]
+    for name, entry in entries.items():
+        small = "".join(f'<img src="{folder}{each}" width="240">' for each in entry["pictures"][:1])
+        claim = f"{name if folder else f'[{name}](#{name})'}, {entry['where']}: {entry['claims']}"
+        where, said = f"{entry['scale']}: {entry['note']}", f"**{entry['outcome'] or '–'}**"
+        lines.append(_line(small, claim, where, said, sizes(entry)))
+    return lines
 
 
 def counted(entries: dict[str, dict[str, Any]]) -> str:
@@ -299,6 +315,8 @@ def _section(name: str, entry: dict[str, Any]) -> list[str]:
     lines += ["", f"{made(entry)} Data in [{name}.csv]({name}.csv).", ""]
     said = f"**{entry['outcome'].capitalize()}.** " if entry["outcome"] else ""
     lines.append(f"{said}{entry['verdict']}")
+    if text := get(name).found.get(entry["outcome"]):
+        lines += ["", f"What we found: {text}"]
     if entry["effects"]:
         lines += ["", "| where | effect | seeds | |", "|---|---|---|---|"]
         lines += [_line(*effect_cells(effect)) for effect in entry["effects"]]

@@ -15,8 +15,18 @@ from landscape.core.hdf5 import Array
 from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import categories, finish, panels, points, wrapped_panels
-from landscape.results.curvature import BatchSharpness, Density, Disagreement, Spectrum
+from landscape.results.curvature import BatchSharpness, Disagreement
 from landscape.results.flatness import LearningCoefficient, Sharpness, Smoothing
+from landscape.results.spectrum import Density, Eigenpairs, MatrixResult, Spectrum, Trace
+
+
+def draw_parts(results: Sequence[MatrixResult], title: str = "") -> Figure:
+    """Eigenvalues, traces and densities, as those of spectra are drawn."""
+    return draw_spectra([Spectrum.of(r) for r in results], title)
+
+
+for _kind in (Eigenpairs, Trace, Density):
+    draws(_kind)(draw_parts)
 
 
 @draws(Spectrum)
@@ -51,13 +61,22 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
     first = results[0]
     matrix = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}.get(first.matrix, first.matrix)
     ticks = "; ticks: computed eigenvalues" if any(r.values.size for r in results) else ""
-    ax.set_xlabel(f"eigenvalue λ of the {style.loss_of(results)}'s {matrix}{ticks}")
+    ax.set_xlabel(f"eigenvalue λ of the {_owner(results)}{matrix}{ticks}")
     part = f", parameters {first.part}" if first.part else ""
     if by := dict.fromkeys(r.precondition for r in results if r.precondition):
         rates = style.rows_of(results, "lr · λ_max")
         part += f", preconditioned by {', '.join(by)}{f'; {rates}' if rates else ''}"
-    usual = f"Spectrum, {style.samples_of(results)}{part}"
-    return finish(figure, title or usual, legend=[ax], ncols=3)
+    return finish(figure, title or f"Spectrum, {_size(results)}{part}", legend=[ax], ncols=3)
+
+
+def _owner(results: Sequence[Spectrum]) -> str:
+    """The loss whose matrix it is; "" for an operator that was given."""
+    return f"{style.loss_of(results)}'s " if results[0].samples else ""
+
+
+def _size(results: Sequence[Spectrum]) -> str:
+    """The samples of the loss, or the size of an operator that was given."""
+    return style.samples_of(results) if results[0].samples else f"{results[0].parameters:,} rows"
 
 
 def density_scale(dense: Sequence[Density], count: int) -> tuple[Array, float]:
@@ -69,7 +88,7 @@ def density_scale(dense: Sequence[Density], count: int) -> tuple[Array, float]:
         return np.zeros(0), 0.0
     low = min(float(d.nodes.min()) - 5 * d.width() for d in dense)
     high = max(float(d.nodes.max()) + 5 * d.width() for d in dense)
-    floor = min(0.1 / (d.size * d.width() * np.sqrt(2 * np.pi)) for d in dense)
+    floor = min(0.1 / (d.parameters * d.width() * np.sqrt(2 * np.pi)) for d in dense)
     return np.linspace(low, high, count), floor
 
 
@@ -86,9 +105,10 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
         ax.annotate(text, (r.trace, k), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9)
     ax.set_yticks(range(len(results)), style.names_of(results, "spectrum"))
     ax.margins(x=0.25)
-    label = f"trace of the {style.loss_of(results)}'s Hessian{style.unit(Spectrum, 'trace')}"
+    matrix = "Hessian" if results[0].samples else results[0].matrix
+    label = f"trace of the {_owner(results)}{matrix}{style.unit(Spectrum, 'trace')}"
     ax.set(ylim=(len(results) - 0.4, -0.8), xlabel=f"{label}, 95% interval")
-    return finish(figure, title or f"Trace, {style.samples_of(results)}")
+    return finish(figure, title or f"Trace, {_size(results)}")
 
 
 @draws(BatchSharpness)

@@ -176,6 +176,36 @@ class Problem(MeanLoss):
         curvature = importlib.import_module("landscape.curvature.hessian")
         return curvature.HessianOperator(self, weights, matrix=matrix, **options)
 
+    def to_curvlinops(
+        self, operator: str = "HessianLinearOperator", weights: Tensor | None = None, **options: Any
+    ) -> Any:
+        """A linear operator of the package curvlinops on this problem (the extra "curvlinops").
+
+        Args:
+            operator: its class, such as "KFACLinearOperator" or "GGNLinearOperator".
+            weights: θ (P,); default: the problem's centre.
+            options: further arguments of that class.
+
+        Returns:
+            The operator, of a copy of the model; vectors have the order of θ. ``landscape.trace`` and its
+            relatives take it.
+
+        Raises:
+            OperationError: curvlinops is not installed.
+            InputError: an unknown operator, or a problem that curvlinops does not know: with a penalty, data
+                that is no pair of tensors, or a layer or loss of which it has no operator.
+
+        Example:
+            >>> import torch, landscape
+            >>> x, y = torch.eye(2), torch.zeros(2, 1)
+            >>> problem = landscape.Problem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (x, y), weight_decay=1)
+            >>> problem.to_curvlinops()
+            Traceback (most recent call last):
+            landscape.core.errors.InputError: to_curvlinops: curvlinops knows no penalty and ...
+        """
+        peers = importlib.import_module("landscape.curvature.peers")
+        return peers.to_curvlinops(self, operator, weights, **options)
+
     def _weigh(self, terms: Terms) -> None:
         """Count the samples and the terms of the loss's mean, which batches of other targets check, too."""
         checked = self.check != "off"
@@ -276,18 +306,18 @@ ELEMENTWISE: tuple[type[nn.Module], ...] = (
 
 
 @dataclass(frozen=True)
-class LinearStep:
+class LinearLayer:
     """A linear layer of a chain, by the names of its parameters in the layout."""
 
     weight: str
     bias: str | None
 
 
-Step = LinearStep | nn.Module
+Layer = LinearLayer | nn.Module
 
 
-def chain(problem: Problem) -> list[Step] | None:
-    """The steps of a model that is Flatten, then Linear layers and element-wise functions; None for others.
+def chain(problem: Problem) -> list[Layer] | None:
+    """The layers of a model that is Flatten, then Linear layers and element-wise functions; None for others.
 
     Only an exact ``nn.Sequential`` counts (a subclass may do anything in its forward), without hooks or
     parametrisations. Its linear layers have all parameters of θ and are used once each. Each sample is one
@@ -296,7 +326,7 @@ def chain(problem: Problem) -> list[Step] | None:
     model, tensors = problem.model, problem.data.tensors
     if tensors is None or not problem.separable or type(model) is not nn.Sequential:
         return None
-    steps: list[Step] = []
+    layers: list[Layer] = []
     leaves = [(n, m) for n, m in model.named_modules(remove_duplicate=False) if not list(m.children())]
     for module in model.modules():
         hooked = module._forward_hooks or module._forward_pre_hooks
@@ -307,17 +337,17 @@ def chain(problem: Problem) -> list[Step] | None:
             continue
         if type(module) is nn.Linear:
             biased = module.bias is not None
-            steps.append(LinearStep(f"{name}.weight", f"{name}.bias" if biased else None))
+            layers.append(LinearLayer(f"{name}.weight", f"{name}.bias" if biased else None))
         elif type(module) in ELEMENTWISE and not getattr(module, "inplace", False):
-            steps.append(module)
+            layers.append(module)
         else:
             return None
-    linear = [step for step in steps if isinstance(step, LinearStep)]
-    names = [name for step in linear for name in (step.weight, step.bias) if name]
+    linear = [layer for layer in layers if isinstance(layer, LinearLayer)]
+    names = [name for layer in linear for name in (layer.weight, layer.bias) if name]
     # Tied, frozen and other parameters: each must be in θ once, and nothing else.
     if not linear or sorted(names) != sorted(slot.name for slot in problem.layout.slots):
         return None
-    return steps if type(leaves[0][1]) is nn.Flatten or tensors[0].dim() == 2 else None
+    return layers if type(leaves[0][1]) is nn.Flatten or tensors[0].dim() == 2 else None
 
 
 def stacked_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -29,10 +29,10 @@ from landscape.reports.curves import values_of
 from landscape.reports.parts import Chart, Missing, Picture, Section, Table
 from landscape.results.base import Result
 from landscape.results.comparison import Comparison, cell, footnotes, summary, verdict
-from landscape.results.curvature import Spectrum
 from landscape.results.grids import HessianGrid, Surface
 from landscape.results.noise import Noise
 from landscape.results.shown import logarithmic
+from landscape.results.spectrum import Spectrum
 
 # Points of all surfaces together: about 1.6 MB of the page. Finer grids are drawn with every k-th row (ours).
 MAX_POINTS = 200_000

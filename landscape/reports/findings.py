@@ -21,10 +21,10 @@ from landscape.reports.curves import last_test_error, values_of
 from landscape.reports.parts import Cell, Section, Table, number, text_cells
 from landscape.results.base import Result
 from landscape.results.comparison import Comparison
-from landscape.results.curvature import QUANTITIES, Spectrum
 from landscape.results.grids import HessianGrid, Interpolated, Surface
 from landscape.results.noise import Noise
 from landscape.results.shown import in_words
+from landscape.results.spectrum import QUANTITIES, Spectrum
 
 # Two settings are told apart where the 95% interval of their difference leaves zero out (the usual level).
 LEVEL = 0.95

@@ -211,7 +211,7 @@ class Interpolated(Measured):
     #: What a command may ask for otherwise and still go on with an earlier result. All other options that are
     #: fields must be equal.
     may_differ: ClassVar[Set[str]] = frozenset(
-        ("span", "interpolation_tol", "max_products", "method", "bn", "bn_samples")
+        ("span", "interpolation_tol", "max_products", "method", "bn", "bn_samples", "derivatives")
     )
     renamed: ClassVar[Mapping[str, str]] = {"tolerance": "interpolation_tol", "path": "method"}
 
@@ -523,6 +523,7 @@ class HessianGrid(Interpolated):
             :class:`landscape.results.grids.Interpolated`. Residuals are NaN there, ``converged`` is
             False.
         plane_sha256: SHA-256 of the bytes of the centre and the directions.
+        derivatives: "exact", or "differences" of gradients, whose measured errors the residuals contain.
         batchnorm, bn, bn_samples, provenance: as in :class:`landscape.Surface`. Files older than these fields
             used the statistics of the centre.
 
@@ -561,6 +562,7 @@ class HessianGrid(Interpolated):
     max_products: int = 0
     randomness: str = ""
     provenance: tuple[str, ...] = ()
+    derivatives: str = "exact"
 
     @property
     def usable(self) -> Array:

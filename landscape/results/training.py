@@ -57,6 +57,12 @@ class Stability(Sourced):
         own_delay: the delay of the run, in steps.
         precondition: the optimizer whose preconditioner P the Hessian is seen through, P^{-1/2} H P^{-1/2};
             "" without.
+
+    Example:
+        >>> result = Stability(np.array([0]), np.array([[2.0], [3.8], [3.8]]), momentum=0.9, lambda_max=4.0,
+        ...                    residual=0.0, converged=True, lr=0.1, own_limit=2.0, own_delay=0, samples=10)
+        >>> result.rates[:, 0].round(3).tolist()
+        [0.5, 0.95, 0.95]
     """
 
     schema: ClassVar[str] = "landscape.stability"

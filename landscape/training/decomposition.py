@@ -267,13 +267,13 @@ def _columns(
 
 
 def mean(h: Tensor) -> Tensor:
-    """(...,): the mean of ``h`` over all pairs of different estimates."""
+    """The mean (...,) of ``h`` over all pairs of different estimates."""
     k = h.shape[-1]
     return _off(h).sum((-1, -2)) / (k * (k - 1))
 
 
 def covariance(a: Tensor, b: Tensor) -> Tensor:
-    """(...,): that of the means of ``a`` and ``b`` over pairs, without bias.
+    """The covariance (...,) of the means of ``a`` and ``b`` over pairs, without bias.
 
     E of their product, less the product of their expectations, for which pairs with no estimate in common
     stand. Needs four estimates or more.
@@ -282,10 +282,10 @@ def covariance(a: Tensor, b: Tensor) -> Tensor:
 
 
 def standard_error(h: Tensor) -> Tensor:
-    """(...,): of the mean of ``h`` over pairs, √((4(k − 2) ζ₁ + 2 ζ₂)/(k(k − 1))), ζ's unbiased or 0.
+    """The standard error (...,) of the mean of ``h`` over pairs, √((4(k − 2) ζ₁ + 2 ζ₂)/(k(k − 1))).
 
-    ζ₁ is the covariance of pairs with one estimate in common, ζ₂ the variance of one pair. Where ζ₁ is 0 the
-    jackknife would state an error √2 times too large.
+    ζ₁ is the covariance of pairs with one estimate in common, ζ₂ the variance of one pair, unbiased or 0.
+    Where ζ₁ is 0 the jackknife would state an error √2 times too large.
     """
     k, h = h.shape[-1], _off(h)
     apart, squares = _apart(h, h), h.square().sum((-1, -2))

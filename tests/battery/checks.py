@@ -94,6 +94,8 @@ def run(case: Case, *, thorough: bool = True, ends: bool = True, compiled: bool 
             warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
         warnings.filterwarnings("ignore", "model: it computes in", landscape.ProblemWarning)
+        if case.refused_hessian:
+            warnings.filterwarnings("ignore", ".*products are differences", landscape.ProblemWarning)
         _run(case, found, thorough, ends, compiled)
     return found
 
@@ -212,9 +214,8 @@ def _second_order(compared: Compared, thorough: bool, ends: bool) -> None:
     search = 1e-6 if tol < 1e-4 else tol / 3
     if case.refused_hessian:
         _no_hessian(found, problem, case.refused_hessian)
-        return
     p = reference.size
-    h = reference.hessian(theta, differences=case.differences)
+    h = reference.hessian(theta, differences=case.differences or bool(case.refused_hessian))
     values = torch.linalg.eigvalsh((h + h.T) / 2)
     radius = float(values.abs().max())
     if not float((h - h.T).abs().max()) <= tol * max(radius, 1e-8):
@@ -240,14 +241,15 @@ def _second_order(compared: Compared, thorough: bool, ends: bool) -> None:
         _trace(found, problem, float(values.sum()), tol * radius)
     with found.attempt("density"):
         _density(found, problem, h, tol)
-    _gauss_newton(compared, v, tol, search)
+    if not case.refused_hessian:
+        _gauss_newton(compared, v, tol, search)
 
 
 def _no_hessian(found: Findings, problem: Problem, words: str) -> None:
     functions = (landscape.extreme_eigenvalues, landscape.top_eigenvalues, landscape.trace, landscape.density)
     for function in functions:
         with found.attempt(function.__name__, words):
-            function(problem)
+            function(problem, derivatives="exact")
 
 
 def _trace(found: Findings, problem: Problem, expected: float, rounding: float) -> None:

@@ -118,7 +118,7 @@ def top_five(problem: landscape.Problem) -> None:
     def ours() -> None:
         pairs = landscape.top_eigenvalues(problem, 5, residual_tol=TOL)
         assert pairs.converged
-        found["ours"] = pairs.values, pairs.vectors
+        found["ours"] = torch.from_numpy(pairs.values), torch.from_numpy(pairs.vectors)
 
     def lanczos(steps: int) -> None:
         pairs = peer.lanczos(theirs, k=5, max_iter=steps, tol=TOL, which="LA", reorthogonalize=True, seed=0)

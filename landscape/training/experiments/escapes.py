@@ -326,7 +326,7 @@ def minima(
     displacement = DISPLACEMENT * float(problem.weights.norm()) or DISPLACEMENT
     start = Start(
         problem,
-        problem.weights + displacement * top.vectors[0].to(problem.weights),
+        problem.weights + displacement * problem.weights.new_tensor(top.vectors[0]),
         weight_decay,
         loss + 0.5 * curvature * (FACTOR * displacement) ** 2,
     )

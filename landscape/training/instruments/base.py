@@ -19,7 +19,7 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.curvature.eigenvalues import exact_products
 from landscape.curvature.hessian import HessianOperator, Preconditioner
-from landscape.curvature.search import Eigenpairs, find_eigenpairs, start_vector, warm_start
+from landscape.curvature.search import RitzPairs, find_eigenpairs, start_vector, warm_start
 from landscape.problem.problem import Problem
 from landscape.training.optimizer.base import Optimizer
 from landscape.training.optimizer.preconditioning import StatePreconditioner
@@ -52,8 +52,9 @@ class Sample:
     def __init__(self, monitor: Monitor, problem: Problem, comm: Comm, seed: int) -> None:
         self._comm, self.count = comm, min(monitor.k, problem.layout.size)
         self.state: dict[str, Tensor] = {}
-        self._found: tuple[int, Eigenpairs | None] = -1, None
-        HessianOperator(problem)  # refuses a model without second derivatives, before the first step
+        self._found: tuple[int, RitzPairs | None] = -1, None
+        # This refuses a model without second derivatives, before the first step.
+        HessianOperator(problem, derivatives="exact")
         batch, samples = problem.batchnorm.samples, min(monitor.samples or problem.samples, problem.samples)
         if batch:  # whole batches, as a sample's loss depends on its batch
             samples = max(1, samples // batch) * batch
@@ -73,7 +74,7 @@ class Sample:
         if STATE in shared:
             self.state = {STATE: shared[STATE].to(self._random)}
 
-    def top(self, step: int, weights: Tensor) -> Eigenpairs | None:
+    def top(self, step: int, weights: Tensor) -> RitzPairs | None:
         """The ``count`` largest eigenvalues at ``weights`` (P,) after ``step``, searched once a step.
 
         None where the Hessian is not finite.
@@ -101,7 +102,7 @@ class Sample:
 
     def search(
         self, weights: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None
-    ) -> Eigenpairs | None:
+    ) -> RitzPairs | None:
         """The largest eigenvalues of H, or of P^{-1/2} H P^{-1/2}, with vectors (count, P), on all ranks.
 
         Args:
@@ -129,7 +130,7 @@ class Sample:
             product = local(sent[None, :-1].to(weights))[0] * self._share if local else sent[:-1] * 0
             return self._comm.totals(product.double()).to(weights)
 
-        pairs: Eigenpairs | None = None
+        pairs: RitzPairs | None = None
         if self._comm.rank == 0:
             with contextlib.suppress(_NotFiniteError):
                 pairs = find_eigenpairs(lambda v: _finite(shared(v)), start, high=count)
@@ -141,7 +142,7 @@ class Sample:
                     shared(start)
         return self._broadcast(pairs, count, weights)
 
-    def _broadcast(self, pairs: Eigenpairs | None, count: int, weights: Tensor) -> Eigenpairs | None:
+    def _broadcast(self, pairs: RitzPairs | None, count: int, weights: Tensor) -> RitzPairs | None:
         """The ``pairs`` of rank 0, on all ranks."""
         table = torch.zeros(count, len(weights) + 3, dtype=torch.float64, device=weights.device)
         if pairs is not None:
@@ -150,7 +151,7 @@ class Sample:
         table = self._comm.totals(table)
         if not table[0, 0]:
             return None
-        return Eigenpairs(table[:, 1].cpu(), table[:, 3:].to(weights), table[:, 2].cpu(), 0, True)
+        return RitzPairs(table[:, 1].cpu(), table[:, 3:].to(weights), table[:, 2].cpu(), 0, True)
 
 
 class _NotFiniteError(Exception):

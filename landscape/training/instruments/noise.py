@@ -110,7 +110,7 @@ class NoiseScale(Instrument):
         self._sums = list(state[:, 1:])
 
     def _table(self) -> Tensor:
-        """(steps, 2) float64 on the CPU."""
+        """The sums seen so far, (steps, 2) float64 on the CPU."""
         return torch.stack([each.to("cpu", torch.float64) for each in self._sums])
 
     def measure(self, now: StepState) -> dict[str, float]:

@@ -193,7 +193,7 @@ class LARS(Optimizer):
         return _scale(self.layout, torch.ones_like(points), 1 / self._ratios(points, gradients))
 
     def _ratios(self, points: Tensor, gradients: Tensor) -> Tensor:
-        """r (n, slots)."""
+        """The ratios r (n, slots)."""
         w, g = _norms(self.layout, points), _norms(self.layout, gradients)
         ratios = self.trust * w / (g + self.weight_decay * w)
         return torch.where((w > 0) & (g > 0), ratios, 1.0)
@@ -249,13 +249,13 @@ class LAMB(Optimizer):
         return _scale(self.layout, root, 1 / self._ratios(points, s))
 
     def _root(self, step: int) -> Tensor:
-        """(√v̂ + ε)(1 − β₁ᵗ), by which m is divided."""
+        """The divisor of m, (√v̂ + ε)(1 − β₁ᵗ)."""
         beta1, beta2 = self.betas
         root = (self.state["second_moment"] / (1 - beta2**step)).sqrt_().add_(self.epsilon)
         return root.mul_(1 - beta1**step)
 
     def _ratios(self, points: Tensor, s: Tensor) -> Tensor:
-        """‖p‖/‖s‖ (n, slots)."""
+        """The ratios ‖p‖/‖s‖ (n, slots)."""
         w, norms = _norms(self.layout, points), _norms(self.layout, s)
         return torch.where((w > 0) & (norms > 0), w / norms, 1.0)
 

@@ -150,7 +150,7 @@ class TorchOptimizer(Optimizer):
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """InputError, with its reason, for what the class refuses inside."""
+        """Turn what the class refuses inside into an InputError with its reason."""
         try:
             yield
         except (ValueError, TypeError, RuntimeError, AssertionError) as error:

@@ -34,7 +34,7 @@ REMEDY = "make the change first, then a new optimizer and a new DecentralizedDat
 
 
 def check_module(model: Any) -> None:
-    """InputError unless ``model`` is a module with all of its parameters here."""
+    """Raise InputError unless ``model`` is a module with all of its parameters here."""
     if not isinstance(model, nn.Module):
         raise InputError(f"model: a {type(model).__name__} is not allowed, it must be a torch.nn.Module")
     if any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules()):

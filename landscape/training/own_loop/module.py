@@ -157,7 +157,7 @@ class DecentralizedDataParallel(nn.Module):
         return self.module
 
     def forward(self, *args: Any, **keywords: Any) -> Any:
-        """The module's; in training mode the next step begins, unless it has.
+        """Call the module; in training mode the next step begins, unless it has.
 
         Raises:
             InputError: for parameters that were replaced, frozen, reshaped or moved.
@@ -307,7 +307,7 @@ class DecentralizedDataParallel(nn.Module):
 
 
 def _check(model: Any, optimizer: Any) -> None:
-    """InputError for what cannot be wrapped."""
+    """Raise InputError for what cannot be wrapped."""
     check_module(model)
     for m in model.modules():
         if isinstance(m, (nn.DataParallel, nn.parallel.DistributedDataParallel, DecentralizedDataParallel)):

@@ -139,7 +139,7 @@ class Observer:
 
 @contextlib.contextmanager
 def undisturbed(device: torch.device, *data: Any) -> Iterator[None]:
-    """Inside, gradients can be taken; afterwards all random generators are as they were before.
+    """Allow gradients inside; afterwards all random generators are as they were before.
 
     Those of torch, NumPy and Python, and those that a DataLoader among ``data`` was given.
     """
@@ -169,7 +169,7 @@ def _generators(data: Any) -> Iterator[torch.Generator]:
 
 
 def _check_batch(batch: int) -> None:
-    """InputError unless BatchNorm can have the statistics of so many samples."""
+    """Raise InputError unless BatchNorm can have the statistics of so many samples."""
     if batch < 2:
         raise InputError(
             f"batch: {batch} is not allowed with BatchNorm in the model, it must be how many samples are in "
@@ -178,7 +178,7 @@ def _check_batch(batch: int) -> None:
 
 
 def _check_drawn(name: str, samples: int, problem: Problem) -> None:
-    """InputError where so many samples are to be drawn, and none can be."""
+    """Raise InputError where so many samples are to be drawn, and none can be."""
     if samples and not problem.indexed:
         raise InputError(f"{name}: {samples} is not allowed with data in batches; give (x, y), or {name} 0")
 
@@ -197,7 +197,7 @@ def _in_batches(data: Dataset[Any], batch: int, seed: int) -> DataLoader[Any]:
 
 
 def _check_data(name: str, data: Any) -> None:
-    """InputError for a DataLoader with workers that last: a pass over it would end the user's own."""
+    """Raise InputError for a DataLoader with workers that last: a pass over it would end the user's own."""
     if isinstance(data, DataLoader) and data.persistent_workers:
         raise InputError(
             f"{name}: a DataLoader with persistent_workers=True is not allowed, a pass of the recorder would "
@@ -221,7 +221,7 @@ class Parameters(Tracked):
         self._precisions = {name: p.dtype for name, p in self.named().items()}
 
     def check(self) -> None:
-        """InputError that names a parameter which is not what it was."""
+        """Raise InputError that names a parameter which is not what it was."""
         now = self.named()
         known = {slot.name: slot.shape for slot in self.layout.slots}
         for name in {**known, **now}:

@@ -494,7 +494,7 @@ def number(name: str, value: Any) -> float:
 
 
 def check_folder(folder: Path, resume: bool | int) -> None:
-    """OperationError where ``folder`` holds a run that is not to be resumed."""
+    """Raise OperationError where ``folder`` holds a run that is not to be resumed."""
     taken = run_folder.named_like_a_run(folder) if folder.is_dir() else []
     if taken and resume is False:
         raise OperationError(

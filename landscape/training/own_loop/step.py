@@ -58,7 +58,7 @@ class Stepper:
 
     @contextlib.contextmanager
     def _plainly(self) -> Iterator[None]:
-        """Inside, arithmetic is that of the parameters' precision, and nothing is recorded."""
+        """Compute inside in the parameters' precision, and record nothing for gradients."""
         with torch.no_grad(), torch.autocast(self.parameters.device.type, enabled=False):
             yield
 
@@ -195,7 +195,7 @@ class LearnerGradients:
             self._hidden = None
 
     def _unscale(self) -> bool:
-        """Divide by the scale of a GradScaler that called the step; whether it found an overflow."""
+        """Divide by the scale of a GradScaler that called the step; True where it found an overflow."""
         found, scale = (getattr(self._optimizer, name, None) for name in ("found_inf", "grad_scale"))
         if found is None:
             return False
@@ -349,7 +349,7 @@ def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
 
 
 def _check_writable(path: Path) -> None:
-    """InputError where ``path`` cannot be written, before the others begin to send."""
+    """Raise InputError where ``path`` cannot be written, before the others begin to send."""
     if path.suffix != ".h5":
         raise InputError(f"path: {path} is not allowed, its name must end in .h5")
     try:

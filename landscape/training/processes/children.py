@@ -63,7 +63,7 @@ class FolderStore:
             return ""
 
     def first(self, name: str, text: str) -> bool:
-        """Write ``text`` if there is none yet; whether the text is ``text`` then."""
+        """Write ``text`` if there is none yet, and say whether it is ``text`` then."""
         path = self._write(name, text)
         try:
             os.link(path, self.folder / name)
@@ -182,7 +182,7 @@ class Children:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL of 9."""
+    """The name of a signal, such as SIGKILL for 9."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,15 +29,9 @@ from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[a
 from landscape import _version
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
+from landscape.core.files import within
 from landscape.core.progress import tolerant_stream
-from landscape.training.processes.children import (
-    STORE,
-    TIMEOUT,
-    FolderStore,
-    launcher_store,
-    loopback,
-    stamped,
-)
+from landscape.training.processes import children
 
 T = TypeVar("T")
 
@@ -67,7 +60,7 @@ class TorchStore:
         return bool(self.store.compare_set(name, "", text).decode() == text)
 
 
-Store = FolderStore | TorchStore
+Store = children.FolderStore | TorchStore
 PAUSE = 0.05  # seconds between two attempts to connect
 
 
@@ -86,7 +79,7 @@ class Group:
     """
 
     def __init__(
-        self, device: torch.device, timeout: float = TIMEOUT, wait: datetime.timedelta | None = None
+        self, device: torch.device, timeout: float = children.TIMEOUT, wait: datetime.timedelta | None = None
     ) -> None:
         self.rank, self.size = number("RANK", 0), number("WORLD_SIZE", 1)
         self.local_rank = number("LOCAL_RANK", 0, self.rank)
@@ -125,16 +118,16 @@ class Group:
     def _join_store(self) -> tuple[Any, Store, Store]:
         """The store for torch, the store for facts and failures, and a separate connection for beats."""
         self._hosts = False
-        if STORE in os.environ:
-            folder = Path(os.environ[STORE])
-            texts = FolderStore(folder)
+        if children.STORE in os.environ:
+            folder = Path(os.environ[children.STORE])
+            texts = children.FolderStore(folder)
             return FileStore(str(folder / "store"), self.size), texts, texts
         address, port = os.environ.get("MASTER_ADDR", ""), number("MASTER_PORT", 1, most=65535)
         if not address:
             raise InputError("MASTER_ADDR: missing; it is the address of rank 0's machine")
         if is_loopback(address):  # the exchanges' own sockets, too
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-                os.environ.setdefault(name, loopback())
+                os.environ.setdefault(name, children.loopback())
         # torch's elastic agents hold a store there; without an agent, rank 0 holds one.
         self._hosts = self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         stores = connect(address, port, self.rank, self._hosts, self.timeout)
@@ -199,7 +192,7 @@ class Group:
             raise OperationError(difference)
 
     def _beat(self) -> None:
-        """Every BEAT seconds write a sign of life, read those of the others, and end this process if needed.
+        """Write a sign of life every BEAT seconds, read the others', and end this process if needed.
 
         It ends if its parent has ended, if another rank has reported a failure and this one still waits in an
         exchange (which cannot be cancelled), or if a rank is silent for too long.
@@ -236,7 +229,7 @@ class Group:
     def _give_up(self) -> None:
         """End this process, with a message if no other rank has reported one."""
         line = self._lost(max(self.timeout, LOST_AFTER))
-        if self.tell(line) and not launcher_store():
+        if self.tell(line) and not children.launcher_store():
             print(f"landscape: {line}", file=sys.stderr, flush=True)
         os._exit(1)
 
@@ -332,7 +325,7 @@ def log_to(path: Path) -> Iterator[Callable[[str], None]]:
         raise OperationError(f"{path}: cannot be written ({error.strerror})") from error
 
     def log(line: str) -> None:
-        file.write(stamped(line))
+        file.write(children.stamped(line))
 
     file, console, before = tolerant_stream(opened.fileno()), os.dup(2), sys.stderr
     with opened:
@@ -406,22 +399,6 @@ def worker_device(name: str) -> torch.device:
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)
-
-
-def within(seconds: float, call: Callable[[], T]) -> T:
-    """``call()``; TimeoutError if it takes longer. Its thread goes on, as torch's calls cannot be ended."""
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    if not wait([result], seconds).done:
-        raise TimeoutError(f"no answer within {seconds:g} s")
-    return result.result()
 
 
 def first_line(error: BaseException) -> str:

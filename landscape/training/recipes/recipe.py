@@ -15,24 +15,9 @@ import torch
 from landscape import data, models
 from landscape.checkpoint.checkpoint import FORMER_KEYS, IMPORTED, Checkpoint
 from landscape.checkpoint.user_code import Spec, is_user_defined
-from landscape.core import registry
+from landscape.core import options, registry
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.options import (
-    Count,
-    Natural,
-    NonNegative,
-    Positive,
-    Several,
-    bounded_toml,
-    check_bounds,
-    check_type,
-    choose,
-    positive,
-    toml_text,
-    toml_value,
-    type_hints,
-)
 from landscape.core.options import parse_toml as parse
 from landscape.training import algorithms, optimizer
 from landscape.training.recipes import table_recipes
@@ -56,8 +41,8 @@ class Decompose:
             their own. Source: ours.
     """
 
-    every: Natural = 10
-    samples: Natural = 0
+    every: options.Natural = 10
+    samples: options.Natural = 0
     split: bool = True
 
 
@@ -72,8 +57,8 @@ class Evaluate:
             standard error of 1.4%.
     """
 
-    every: Natural = 100
-    bn_samples: Several = 5000
+    every: options.Natural = 100
+    bn_samples: options.Several = 5000
 
 
 @dataclass(frozen=True)
@@ -85,7 +70,7 @@ class Save:
             ours.
     """
 
-    every: Natural = 500
+    every: options.Natural = 500
 
 
 @dataclass(frozen=True)
@@ -107,13 +92,13 @@ class Monitor:
         rho: Radius of "worst-sharpness" and "average-sharpness", which need one. Source: ours.
     """
 
-    sharpness: Natural = 0
-    samples: Natural = 2000
-    k: Count = 3
+    sharpness: options.Natural = 0
+    samples: options.Natural = 2000
+    k: options.Count = 3
     instruments: list[str] = field(default_factory=list)
-    every: Count = 50
-    draws: Several = 16
-    rho: NonNegative = 0.0
+    every: options.Count = 50
+    draws: options.Several = 16
+    rho: options.NonNegative = 0.0
 
     def __post_init__(self) -> None:
         for name in self.instruments:
@@ -133,8 +118,8 @@ class Diverge:
             1, and only disagreement that grows by itself stays far beyond.
     """
 
-    loss: Positive = 1e4
-    consensus: Positive = 100.0
+    loss: options.Positive = 1e4
+    consensus: options.Positive = 100.0
 
 
 @dataclass(frozen=True)
@@ -218,9 +203,9 @@ class Recipe:
     matrices: dict[str, Array] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_bounds(self)
+        options.check_bounds(self)
         for key, least in LEAST.items():
-            positive(key, getattr(self, key), least=least)
+            options.positive(key, getattr(self, key), least=least)
         if self.batch % self.learners:
             raise InputError(
                 f"batch: {self.batch} is not divisible by {self.learners} learners; "
@@ -378,7 +363,7 @@ class Recipe:
         """
         specs = {table: self.spec(table) for table in PARTS}
         named = {table: {"name": spec.name, **spec.options} for table, spec in specs.items()}
-        return toml_text(self.values() | named)
+        return options.toml_text(self.values() | named)
 
     @property
     def summary(self) -> str:
@@ -487,8 +472,8 @@ def read(
         )
         if isinstance(name, str) and is_user_defined(name) and typed_name != name:
             raise InputError(
-                f"{recipe}: {table}.name = {toml_value(name)} is code, which a file may name only with "
-                f"allow_code=True; or name it yourself, {table}.name={name}"
+                f"{recipe}: {table}.name = {options.toml_value(name)} is code, which a file may name only "
+                f"with allow_code=True; or name it yourself, {table}.name={name}"
             )
     return from_values(values)
 
@@ -499,7 +484,7 @@ def file_values(recipe: str) -> dict[str, Any]:
     if recipe not in built_in():
         path = Path(recipe)
         if path.suffix != ".toml":
-            choose("recipe", recipe, built_in())
+            options.choose("recipe", recipe, built_in())
     try:
         values = parse(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -512,7 +497,7 @@ def from_values(values: dict[str, Any], matrix: Array | None = None) -> Recipe:
 
     ``matrix`` stands for the file that the table "algorithm" names, if it does.
     """
-    rule = bounded_toml(values, "recipe").get("algorithm", {})
+    rule = options.bounded_toml(values, "recipe").get("algorithm", {})
     files = [v for v in rule.values() if is_file(v)] if isinstance(rule, dict) else []
     matrices = {} if matrix is None else {str(Path(name)): matrix for name in files}
     return typing.cast(Recipe, build_table(Recipe, values, "", matrices=matrices))
@@ -557,21 +542,21 @@ def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **given: A
         >>> build_table(Monitor, {"every": 10}, "monitor.").every
         10
     """
-    hints = type_hints(kind, bounds=True)
+    hints = options.type_hints(kind, bounds=True)
     fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in given}
     built = {}
     for key, value in values.items():
         if present := FORMER_KEYS.get(f"{prefix}{key}"):
             raise InputError(f"recipe key {prefix}{key}: not allowed, it is {present} now")
-        choose(f"recipe key {prefix}{key}", key, fields)
+        options.choose(f"recipe key {prefix}{key}", key, fields)
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, dict):
                 raise InputError(f"{prefix}{key}: {value!r} is not allowed, it must be a table")
             built[key] = build_table(typing.cast(type, hints[key]), value, f"{prefix}{key}.")
         elif typing.get_origin(hints[key]) is dict:
-            built[key] = check_type(f"{prefix}{key}", value, dict)
+            built[key] = options.check_type(f"{prefix}{key}", value, dict)
         else:
-            built[key] = check_type(f"{prefix}{key}", value, hints[key])
+            built[key] = options.check_type(f"{prefix}{key}", value, hints[key])
     for name, f in fields.items():
         no_default = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
         if name not in built and no_default:

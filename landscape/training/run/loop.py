@@ -25,16 +25,7 @@ from landscape.training.processes.comm import Comm
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes.recipe import MATRIX, Recipe
 from landscape.training.run import setup
-from landscape.training.run.setup import (
-    BatchingChoice,
-    Buffers,
-    DivergenceTest,
-    History,
-    Row,
-    Sampler,
-    check_compatibility,
-    due,
-)
+from landscape.training.run.setup import Buffers, DivergenceTest, Row, check_compatibility, due
 
 START = "start_norm2"  # the name in a checkpoint of ‖w_a‖² at the start, if that was another run's end
 
@@ -113,7 +104,7 @@ class Trainer:
         )
         second = functools.partial(self.minibatches.second_gradient, self.stack)
         self.monitor: Monitoring = of_run(recipe, objective, self.comm, self.optimizer, second)
-        self.history = History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
+        self.history = setup.History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
         self.divergence = DivergenceTest(recipe.diverge, float(self.train.weights @ self.train.weights))
         self.step, self.diverged, self.diverged_at = 0, "", -1
         self._pending: PendingStep | None = None
@@ -140,12 +131,12 @@ class Trainer:
             for split in ("train", "test")
         )
         self.stack = Stack(self.train, recipe.accumulate, recipe.autocast)
-        self.trial = BatchingChoice(self.stack, self.comm)
+        self.trial = setup.BatchingChoice(self.stack, self.comm)
         self.buffers = Buffers(self.train, self.test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
         if checkpoint:
             self.buffers.restore(checkpoint.buffers)
         check_compatibility(recipe, self.model, dataset, (self.train, self.test), self.stack, self.buffers)
-        self.minibatches = Sampler(recipe, self.train, getattr(dataset, "augment", None))
+        self.minibatches = setup.Sampler(recipe, self.train, getattr(dataset, "augment", None))
         self.data = {
             "name": source.name,
             "options": source.options,

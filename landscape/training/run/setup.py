@@ -98,7 +98,7 @@ class History:
         self.rows = [dict(zip(whole, row, strict=True)) for row in last]
 
     def column(self, name: str) -> Array:
-        """(T,) float64, a copy."""
+        """The column (T,) float64, a copy."""
         blocks = (block.get(name, np.full(len(block["step"]), np.nan)) for block in self._blocks)
         return np.concatenate([*blocks, _column(self.rows, name)])
 
@@ -352,7 +352,7 @@ class BatchingChoice:
         Rank 0 decides for all. There is nothing to choose for a chain, or where a process has one learner.
         """
         stack, comm = self._stack, self._comm
-        if self.state or stack.steps is not None or comm.learners == comm.size:
+        if self.state or stack.layers is not None or comm.learners == comm.size:
             return
         pays = 0.0
         if comm.rank == 0:
@@ -405,7 +405,7 @@ def check_compatibility(
             )
     else:
         train.gather(torch.zeros(1, dtype=torch.long))  # refuses batches, which cannot be drawn from
-    if stack.steps is None:
+    if stack.layers is None:
         buffers.check(stack.training_model, micro)
     if recipe.sampling == "all" and recipe.batch != train.samples:
         raise InputError(
@@ -448,7 +448,7 @@ class Sampler:
         return x, y
 
     def second_gradient(self, stack: Stack, step: int, learner: int, point: Tensor) -> Tensor:
-        """(P,), the gradient of ``learner`` at ``point`` (P,), independent of that of its ``step``.
+        """The gradient (P,) of ``learner`` at ``point`` (P,), independent of that of its ``step``.
 
         On a further minibatch of the same size, with augmentation and dropout of its own. As in a step
         BatchNorm takes the minibatch's statistics; the learner's running ones stay as they are. ``stack``

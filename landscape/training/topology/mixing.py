@@ -175,7 +175,7 @@ def _argument(parameter: inspect.Parameter, text: str) -> int | float | str:
 
 
 def _check(found: list[Array], n: int) -> None:
-    """InputError unless ``found`` are mixing matrices: those of a plugin may be anything."""
+    """Raise InputError unless ``found`` are mixing matrices: those of a plugin may be anything."""
     if not found or any(m.shape != (n, n) or not np.isfinite(m).all() or m.min() < 0 for m in found):
         raise InputError(f"it must give matrices ({n}, {n}) of finite numbers ≥ 0")
     if max(np.abs(m.sum(axis) - 1).max() for m in found for axis in (0, 1)) > _ROUNDING:
@@ -209,7 +209,7 @@ _MATRICES: ContextVar[dict[str, Array] | None] = ContextVar("matrices", default=
 
 @contextlib.contextmanager
 def known_matrices(matrices: dict[str, Array]) -> Iterator[None]:
-    """Inside, a file whose name is in ``matrices`` is not read; the matrix of any other file is added to it.
+    """Use ``matrices`` inside in place of the files of their names; the matrix of any other file is added.
 
     So a run keeps the matrix that it began with, whatever becomes of the file.
     """

@@ -1,6 +1,6 @@
-"""pyhessian (Yao et al. 2020) as an independent engine for the top eigenvalue and the trace.
+"""Other packages on a problem: pyhessian (Yao et al. 2020) as a second engine, and operators of curvlinops.
 
-It shares no code with this package but the forward pass. Its power iteration returns the eigenvalue of
+pyhessian shares no code with this package but the forward pass. Its power iteration returns the eigenvalue of
 largest *magnitude*, which is λ_max only where no negative one is larger; it knows no parts of a model and no
 Gauss-Newton product.
 """
@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from landscape.core.devices import kept_randomness
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
+from landscape.core.options import choose
 from landscape.core.registry import optional
 from landscape.curvature.double_backward import in_full_precision
 from landscape.curvature.hessian import HessianOptions, twice_differentiable
@@ -40,10 +42,13 @@ class _CountedBatches(list[tuple[Any, Any]]):
         return super().__iter__()
 
 
-@contextlib.contextmanager
-def _engine(problem: Problem, weights: Tensor | None, seed: int) -> Iterator[tuple[Any, _CountedBatches]]:
-    """A pyhessian object for a copy of the model at ``weights``, with random numbers from ``seed``."""
-    hessian = optional("pyhessian", "engine 'pyhessian'", EXTRA).hessian
+def _plain(
+    problem: Problem, weights: Tensor | None, who: str, remedy: str
+) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
+    """A copy of the problem's model at ``weights``, and its data as batches of two tensors.
+
+    Raises InputError where this is not the whole problem: ``who`` knows no more, ``remedy`` does.
+    """
     problem = in_full_precision(problem)
     model = copy.deepcopy(problem.model)
     views = problem.layout.views(problem.weights if weights is None else weights)
@@ -52,12 +57,25 @@ def _engine(problem: Problem, weights: Tensor | None, seed: int) -> Iterator[tup
             if name in views:
                 parameter.copy_(views[name])
     chunks = list(problem.chunks())
-    if not all(isinstance(x, Tensor) and isinstance(y, Tensor) and count == len(x) for x, y, count in chunks):
-        raise InputError(
-            "engine: 'pyhessian' takes inputs and targets of one tensor each, whose samples weigh the same; "
-            "use 'landscape'"
-        )
-    batches = _CountedBatches((x, y) for x, y, _ in chunks)
+    whole = all(isinstance(x, Tensor) and isinstance(y, Tensor) and n == len(x) for x, y, n in chunks)
+    refused = {
+        "knows no penalty and no weight decay": problem.regularised,
+        "takes losses that are means over samples, without random numbers and derivatives of their own":
+            not problem.separable,
+        "takes inputs and targets of one tensor each, whose samples weigh the same": not whole,
+    }  # fmt: skip
+    for words, is_so in refused.items():
+        if is_so:
+            raise InputError(f"{who} {words}; {remedy}")
+    return model, [(x, y) for x, y, _ in chunks]
+
+
+@contextlib.contextmanager
+def _engine(problem: Problem, weights: Tensor | None, seed: int) -> Iterator[tuple[Any, _CountedBatches]]:
+    """A pyhessian object for a copy of the model at ``weights``, with random numbers from ``seed``."""
+    hessian = optional("pyhessian", "engine 'pyhessian'", EXTRA).hessian
+    model, plain = _plain(problem, weights, "engine: 'pyhessian'", "use 'landscape'")
+    batches = _CountedBatches(plain)
     cuda = problem.device.type == "cuda"
     # Its backward(create_graph=True) makes PyTorch warn of a reference cycle; the copy goes away with it.
     with (
@@ -76,13 +94,10 @@ def _engine(problem: Problem, weights: Tensor | None, seed: int) -> Iterator[tup
                 parameter.grad = None
 
 
-def check(problem: Problem, options: HessianOptions) -> None:
+def check(options: HessianOptions) -> None:
     """Raise InputError for options that pyhessian does not have."""
     matrix, part = options.matrix, options.part
     refused = {
-        "engine: 'pyhessian' knows no penalty and no weight decay; use 'landscape'": problem.regularised,
-        "engine: 'pyhessian' takes losses that are means over samples, without random numbers and "
-        "derivatives of their own; use 'landscape'": not problem.separable,
         "engine: 'pyhessian' knows no preconditioner; use 'landscape'": options.precondition is not None,
         f"matrix: '{matrix}' is not allowed with engine 'pyhessian', it must be hessian": matrix != "hessian",
         f"part: {part!r} is not allowed with engine 'pyhessian', which takes the whole model": bool(part),
@@ -112,3 +127,28 @@ def trace_samples(problem: Problem, weights: Tensor | None, *, products: int, se
         # Its stopping rule ends at once where the running mean is negative, hence a tolerance of −∞.
         samples = engine.trace(maxIter=products, tol=-math.inf)
     return np.array(samples, dtype=np.float64)
+
+
+# The losses that curvlinops knows as modules.
+LOSSES: dict[Any, type[nn.Module]] = {
+    F.cross_entropy: nn.CrossEntropyLoss,
+    F.mse_loss: nn.MSELoss,
+    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+}
+
+
+def to_curvlinops(problem: Problem, operator: str, weights: Tensor | None, **options: Any) -> Any:
+    """An operator of curvlinops on ``problem``, see :meth:`landscape.Problem.to_curvlinops`."""
+    model, batches = _plain(problem, weights, "to_curvlinops: curvlinops", "use problem.hessian()")
+    curvlinops = optional("curvlinops", "to_curvlinops", "'sgd-landscape[curvlinops]'")
+    choose("operator", operator, [name for name in dir(curvlinops) if name.endswith("LinearOperator")])
+    named, loss = dict(model.named_parameters()), problem.criterion
+    loss = LOSSES[loss]() if loss in LOSSES else loss
+    parameters = [named[slot.name] for slot in problem.layout.slots]
+    try:
+        return getattr(curvlinops, operator)(model, loss, parameters, batches, **options)
+    except Exception as error:  # another package raises any kind of error
+        words = " ".join(str(error).split())[:100]
+        raise InputError(
+            f"to_curvlinops: {operator} fails on this problem ({words}); use problem.hessian()"
+        ) from error

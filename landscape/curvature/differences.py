@@ -1,0 +1,290 @@
+"""Products of the Hessian as differences of gradients, with errors that are measured."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from landscape.core.errors import InputError, LandscapeError
+from landscape.curvature.double_backward import (
+    INSIDE,
+    LOW,
+    FullPrecision,
+    check_gradient,
+    first_loss,
+    in_full_precision,
+)
+from landscape.problem.batches import call
+from landscape.problem.layout import Slot, differentiable
+from landscape.problem.problem import Problem
+
+# Steps relative to the weights are eps^(1/3)·4^−k, from k = COARSEST to FINEST, and at least LEAST·eps:
+# below that the weights themselves are rounded. MIDDLE is the best k for smooth networks: a product is right
+# to 2e-5 to 2e-4 in float32 there, and to 1e-10 to 1e-8 in float64 (GELU, LayerNorm, digits; measured).
+COARSEST, FINEST, LEAST = -1, 6, 4
+MIDDLE = {torch.float64: 3, torch.float32: 2}
+# The relative error up to which products in the model's own precision serve a search; in float64 a step is
+# good enough at FINE, and where one-sided differences disagree by more than KINK, a kink lies within it.
+GOAL, FINE, KINK = 1e-3, 1e-6, 1e-3
+# Errors that are seen in the disagreement of steps are taken so much larger (ours).
+SAFETY = 1.5
+
+
+class _Gradient:
+    """∇L near some weights in one precision, taken as in training: by backward(), the weights in the module.
+
+    Attributes:
+        coarse: the coarsest precision that the pass goes through, as far as is known.
+        problem: the loss in that precision, with the BatchNorm statistics at the weights.
+    """
+
+    def __init__(self, problem: Problem, weights: Tensor, slots: Sequence[Slot], dtype: torch.dtype) -> None:
+        low = problem.checked.get(INSIDE) or problem.dtype in LOW
+        part = problem if dtype == problem.dtype else problem.to(dtype)
+        self.problem, self.slots, self.dtype = part.at(weights.to(dtype)), slots, dtype
+        self.coarse = dtype if not low or dtype == torch.float64 else torch.bfloat16
+        named = dict(self.problem.model.named_parameters())
+        self.parameters = {slot.name: named[slot.name] for slot in problem.layout.slots}
+        self.weights = weights.to(_wide(problem.device))
+
+    @contextlib.contextmanager
+    def _placed(self, weights: Tensor) -> Iterator[None]:
+        """The module has ``weights`` (P,) in the block, for what a backward pass computes again, too."""
+        views, before = self.problem.layout.views(weights), []
+        try:
+            with torch.no_grad():
+                for name, parameter in self.parameters.items():
+                    before.append(parameter.detach().clone())
+                    parameter.grad = None
+                    parameter.copy_(views[name])
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, old in zip(self.parameters.values(), before, strict=False):
+                    parameter.copy_(old)
+                    parameter.grad = None
+
+    def __call__(self, step: Tensor | None = None, *, first: bool = False) -> Tensor:
+        """The gradient in the slots (P',) in float64, at the weights displaced by ``step`` (P',) there.
+
+        ``first``: that of the first chunk alone.
+        """
+        problem, at = self.problem, self.weights
+        if step is not None:
+            at = at.clone()
+            for slot, piece in zip(self.slots, torch.split(step, [s.size for s in self.slots]), strict=True):
+                at[slot.offset : slot.offset + slot.size] += piece
+        total = at.new_zeros(sum(s.size for s in self.slots))
+        full = FullPrecision(self.dtype) if self.dtype == torch.float64 else contextlib.nullcontext()
+        with self._placed(at), torch.enable_grad(), full:
+            for x, y, count, seed in problem.parts():
+                with problem.evaluating(seed):
+                    loss = problem.criterion(call(problem.model, dict(problem.batchnorm.buffers), x), y)
+                self._add(total, loss, 1.0 if first else count / problem.samples)
+                if first:
+                    return total
+            if problem.regularised:
+                leaf = problem.layout.flatten(self.parameters)
+                self._add(total, problem.penalty_value(leaf), 1.0)
+        return total
+
+    def _add(self, total: Tensor, loss: Tensor, share: float) -> None:
+        """Add ``share`` of the gradient of ``loss`` to ``total``."""
+        differentiable(loss).backward()  # type: ignore[no-untyped-call]
+        parts = [self.parameters[s.name].grad for s in self.slots]
+        for piece, part in zip(torch.split(total, [s.size for s in self.slots]), parts, strict=True):
+            if part is not None:
+                piece.add_(part.flatten(), alpha=share)
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def steps(self) -> list[float]:
+        """The steps, relative to the weights, from the coarsest on."""
+        eps = torch.finfo(self.coarse).eps
+        found = [eps ** (1 / 3) * 4.0**-k for k in range(COARSEST, FINEST + 1)]
+        return [step for step in found if step >= LEAST * eps]
+
+
+def _wide(device: torch.device) -> torch.dtype:
+    """The precision of sums on a device."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _slope(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, Tensor]:
+    """The loss of the first chunk and its gradient in ``slots``, zero elsewhere, (P,)."""
+    with torch.no_grad():
+        value = float(first_loss(problem, problem.layout.views(at)))
+    gradient = torch.zeros_like(at)
+    found = _Gradient(problem, at, slots, problem.dtype)(first=True)
+    for slot, part in zip(slots, torch.split(found, [s.size for s in slots]), strict=True):
+        gradient[slot.offset : slot.offset + slot.size] = part
+    return value, gradient
+
+
+class Differences:
+    """The products (g(w + εv) − g(w − εv))/2ε at one w, g the gradient, and their errors.
+
+    The step ε is relative to ‖w‖, by layer. g is taken as in training, in the precision of the model as far
+    as products there are right to GOAL; and otherwise, as where ReLU has kinks within the steps that float32
+    allows, in float64, if the model runs in that. Errors are measured in the finest precision of the model.
+
+    Attributes:
+        arithmetic: the precisions, in words.
+        root: a diagonal R (P',), with which the products are those of RHR; None for H.
+    """
+
+    root: Tensor | None = None
+
+    def __init__(self, problem: Problem, weights: Tensor, slots: Sequence[Slot]) -> None:
+        self.slots, self.sizes = slots, [slot.size for slot in slots]
+        self.problem = problem
+        with warnings.catch_warnings(action="ignore"), contextlib.suppress(InputError):
+            in_full_precision(problem)  # which sees the precision of the pass; a model in half alone is one
+        own = _Gradient(problem, weights, slots, problem.dtype)
+        self.finest = own if problem.dtype == torch.float64 else self._in_float64(own)
+        self.scales = self._scales(own)
+        self.gradients = self.finest
+        self._center = dict[int, Tensor]()
+        self._key = key = ("differences", problem.batchnorm.name, *(slot.name for slot in slots))
+        if key not in problem.checked and problem.check != "off":
+            self._check(weights)
+        if self.finest is not own and own.coarse not in LOW:
+            if not problem.checked.get(key):
+                problem.checked[key] = self._serves(own)
+            self.gradients = own if problem.checked[key] else self.finest
+        problem.checked.setdefault(key, False)
+        names = [str(g.dtype).removeprefix("torch.") for g in (self.gradients, self.finest)]
+        self.arithmetic = f"differences of {names[0]} gradients"
+        if names[0] != names[1]:
+            self.arithmetic += f", verified in {names[1]}"
+
+    def _check(self, weights: Tensor) -> None:
+        """Raise InputError unless on a few samples the gradient is the loss's, and products are symmetric."""
+        few = self.problem.on(self.problem.data.few())
+        check_gradient(few, weights, self.slots, _slope)
+        few.checked = {**few.checked, self._key: False}
+        small = Differences(few, weights, self.slots)
+        u = self._random(0)
+        image, error = small.measured(u)
+        v = image / (image.norm() or 1.0)
+        other, other_error = small.measured(v)
+        if abs(float(v @ image - u @ other)) > error + other_error * float(u.norm()):
+            raise InputError(
+                "model or loss: differences of its gradients are not symmetric, as a Hessian is: the "
+                "gradient of one of them is wrong; write it in differentiable operations"
+            )
+
+    def _random(self, seed: int) -> Tensor:
+        """A normal vector (P',)."""
+        generator = torch.Generator().manual_seed(seed)
+        v = torch.randn(sum(self.sizes), dtype=torch.float64, generator=generator)
+        return self._masked(v.to(self.finest.weights))
+
+    def _serves(self, own: _Gradient) -> bool:
+        """Test whether products in the model's own precision are right to GOAL."""
+        image = self._difference(own, self._random(0), own.steps()[self._middle(own)])[0]
+        image, error = self.measured(image / (image.norm() or 1.0), own)
+        return error <= GOAL * float(image.norm())
+
+    def _in_float64(self, own: _Gradient) -> _Gradient:
+        """The gradient in float64; ``own`` of a model or device that does not run in that."""
+        if _wide(own.problem.device) != torch.float64:
+            return own
+        try:
+            finer = _Gradient(own.problem, own.weights, self.slots, torch.float64)
+            few = finer.problem.on(finer.problem.data.few())
+            _Gradient(few, own.weights, self.slots, torch.float64)()
+            return finer
+        except LandscapeError:
+            raise
+        except Exception:  # the user's model raises any kind of error where dtypes do not fit
+            return own
+
+    def _scales(self, own: _Gradient) -> list[float]:
+        """The squared lengths of the weights in the slots, at least those of average weights."""
+        average = float(own.weights.square().mean()) or 1.0
+        parts = [own.weights[s.offset : s.offset + s.size] for s in self.slots]
+        return [float(p.square().sum()) + average * p.numel() for p in parts]
+
+    def _masked(self, v: Tensor) -> Tensor:
+        """``v`` in float64, scaled, and zero along the padding rows of embeddings."""
+        v = v.to(self.finest.weights, copy=True)
+        if self.root is not None:
+            v *= self.root
+        if self.problem.padding:
+            whole = torch.zeros_like(self.finest.weights)
+            for slot, piece in zip(self.slots, torch.split(v, self.sizes), strict=True):
+                whole[slot.offset : slot.offset + slot.size] = piece
+            self.problem.along_weights(whole)
+            v = torch.cat([whole[s.offset : s.offset + s.size] for s in self.slots])
+        return v
+
+    def _step(self, v: Tensor, step: float) -> float:
+        """ε for ``v``: the changes of all layers, relative to their weights, are ``step`` in length."""
+        pieces = torch.split(v, self.sizes)
+        change = sum(float(p.square().sum()) / scale for p, scale in zip(pieces, self.scales, strict=True))
+        return step / math.sqrt(change) if change else step
+
+    def _middle(self, g: _Gradient) -> int:
+        return min(MIDDLE.get(g.coarse, 0) - COARSEST, len(g.steps()) - 2)
+
+    def _difference(self, g: _Gradient, v: Tensor, step: float) -> tuple[Tensor, float]:
+        """The product with ``v``, and how far one-sided differences of this step are from one another."""
+        if id(g) not in self._center:
+            self._center[id(g)] = g()
+        step = self._step(v, step)
+        above, below = g(step * v), g(-step * v)
+        sides = (above + below).sub_(self._center[id(g)], alpha=2).div_(step)
+        image = above.sub_(below).div_(2 * step)
+        if self.root is not None:
+            image, sides = self.root * image, self.root * sides
+        return image, float(sides.norm())
+
+    def product(self, v: Tensor) -> Tensor:
+        """The product with ``v`` (P',), in float64, by one step; smaller ones where a kink lies within it."""
+        g, v = self.gradients, self._masked(v)
+        steps = g.steps()
+        first = self._middle(g) + (g.coarse == torch.float64)  # fewer kinks lie within a smaller step
+        for step in steps[first:]:
+            image, sides = self._difference(g, v, step)
+            if g.coarse != torch.float64 or sides <= KINK * float(image.norm()):
+                break
+        return image
+
+    def measured(self, v: Tensor, g: _Gradient | None = None) -> tuple[Tensor, float]:
+        """The product with ``v`` (P',) by the best of several steps, and a bound on the length of its error.
+
+        A coarser step has a larger truncation, a finer one more rounding, and either is at most about what
+        two steps differ by; a kink of ReLU within both is in them by other amounts. Where the one-sided
+        differences disagree by no less at a finer step, kinks lie within all of them, whose part in the
+        product may be √(samples) times that.
+        """
+        g = g or self.finest
+        v, steps = self._masked(v), g.steps()
+        found: dict[int, tuple[Tensor, float]] = {}
+        middle = self._middle(g)
+        goal = FINE if g.coarse == torch.float64 else GOAL / 3
+        order = [middle, middle - 1, middle + 1, *range(middle + 2, len(steps)), *range(middle - 2, -1, -1)]
+        best: tuple[float, int] = (math.inf, middle)
+        for k in order:
+            found[k] = self._difference(g, v, steps[k])
+            if len(found) < 3:
+                continue
+            best = min((self._error(found, j), j) for j in found)
+            if best[0] <= goal * float(found[best[1]][0].norm()):
+                break
+        return found[best[1]][0], best[0]
+
+    def _error(self, found: dict[int, tuple[Tensor, float]], k: int) -> float:
+        """The error of step number ``k``, from those beside it."""
+        image, sides = found[k]
+        beside = [float((image - found[j][0]).norm()) for j in (k - 1, k + 1) if j in found]
+        error = SAFETY * min(beside, default=math.inf)
+        if k - 1 not in found or not sides <= found[k - 1][1] / 2:
+            error = max(error, sides * math.sqrt(self.problem.samples))
+        return error if math.isfinite(error) else math.inf

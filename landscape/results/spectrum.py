@@ -1,0 +1,421 @@
+"""The spectrum of a Hessian or of another symmetric matrix: eigenvalues, trace and density."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, ClassVar, Self
+
+import numpy as np
+
+from landscape.core.hdf5 import Array
+from landscape.core.options import positive
+from landscape.core.statistics import Estimate, mean_and_error
+from landscape.results.base import Measured
+from landscape.results.shown import Row, converged, eigenvalue, interval, limit_in_words
+
+# Standard deviation of the Gaussians of a density, relative to the range of the nodes (ours: as fine as a
+# plot shows).
+BROADENING = 0.01
+#: The parts of a spectrum besides its largest eigenvalues.
+QUANTITIES = ("extremes", "trace", "density")
+
+
+# Of the n − 1 degrees of freedom of a trace's n draws, which are quadratic forms and skewed: by
+# simulation (docs/explanation/checks.md).
+FREEDOM = 0.8
+
+
+def _empty() -> Array:
+    return np.zeros(0)
+
+
+def _no_draws() -> Array:
+    return np.zeros((0, 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixResult(Measured):
+    """A result about one symmetric matrix: a Hessian, a block of it, or an operator that was given.
+
+    Attributes:
+        matrix: "hessian" or "gauss-newton"; of an operator that was given, the name of its class.
+        part: names of the parameters of the block, joined by commas; "" for all.
+        parameters: the number of rows of the matrix.
+        products: the number of all products with it.
+        engine: "landscape" or "pyhessian".
+        precondition: the optimizer whose preconditioner P was used, or "given": all is then of P^{-1/2} H
+            P^{-1/2}, in units of 1/η; "" for none.
+        lr, limit: the optimizer's η and the largest stable ηλ with P fixed; NaN if unknown or without P.
+        derivatives: "exact", or "differences" of gradients.
+        product_error: the largest error of products by differences, as it was measured: with the eigenvectors
+            found, whose residuals contain it; how far it may set a trace off, whose standard error contains
+            it; with random vectors of norm 1, by which the nodes of a density may be off. 0 for exact ones.
+        seed: of the random draws.
+        samples: of the problem; 0 for an operator that was given.
+        batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
+    """
+
+    matrix: str = "hessian"
+    part: str = ""
+    parameters: int
+    products: int
+    engine: str = "landscape"
+    precondition: str = ""
+    lr: float = np.nan
+    limit: float = np.nan
+    derivatives: str = "exact"
+    product_error: Annotated[float, "nat"] = 0.0
+    seed: int
+
+    @property
+    def unit(self) -> str:
+        """The unit of the eigenvalues: "nat", or "1/η" with a preconditioner."""
+        return "1/η" if self.precondition else "nat"
+
+    def _about(self) -> list[Row]:
+        """The last rows of a description: the matrix, the samples and the products."""
+        part = f", parameters {self.part}" if self.part else ""
+        by = f", preconditioned by {self.precondition}" if self.precondition else ""
+        rows = [Row("matrix", self.matrix, note=f"{self.parameters:,} rows{part}{by}")]
+        rows += [Row("samples", self.samples)] * (self.samples > 0)
+        rows.append(Row("Hessian products", self.products))
+        if self.derivatives == "differences":
+            note = "at most, of differences of gradients"
+            rows.append(Row("product error", self.product_error, unit=self.unit, note=note))
+        return rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eigenvalues(MatrixResult):
+    """The outermost eigenvalues of a matrix, with their residuals and bounds on the others.
+
+    After a search with cheaper products, bounds and ``complete`` are those of the cheaper operator; the
+    bounds are widened by its error in the last of the eigenvalues wanted.
+
+    Attributes:
+        values: (k,), eigenvalues in nats, descending: the largest ones, and then the ``lowest`` smallest.
+        residuals: (k,), ‖Hv − λv‖ in nats, each from another product, so that rounding is included: some
+            eigenvalue of H lies within that distance of λ; whether it is the largest, the bounds say.
+        lowest: how many of ``values`` are the smallest ones.
+        converged: whether all residuals met the tolerance.
+        residual_tol: the largest residual that was allowed, relative to the eigenvalue.
+        search: the products with which the search was done, such as "bfloat16, 2,372 of 10,000 samples".
+        bound_low, bound_high: all other eigenvalues lie between these, each with a probability of 99% over
+            the random start; infinite where nothing is known.
+        complete: no eigenvalue was missed that lies beyond the last of those wanted by more than the
+            tolerance, or a thousandth of the largest magnitude.
+    """
+
+    table: ClassVar[str] = "rank"
+
+    values: Annotated[Array, "rank", "nat"] = field(default_factory=_empty)
+    residuals: Annotated[Array, "rank", "nat"] = field(default_factory=_empty)
+    lowest: int = 0
+    converged: bool = True
+    residual_tol: float = np.nan
+    search: str = ""
+    bound_low: Annotated[float, "nat"] = -np.inf
+    bound_high: Annotated[float, "nat"] = np.inf
+    complete: bool = False
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The interval of all other eigenvalues: (``bound_low``, ``bound_high``)."""
+        return self.bound_low, self.bound_high
+
+    def _eigenvalues(self) -> list[Row]:
+        """The first rows of a description."""
+        top = len(self.values) - self.lowest
+        largest = "largest |λ|, {}" if self.engine == "pyhessian" else "λ_{}"
+        names = [largest.format(i + 1) for i in range(top)]
+        names += [f"λ_min, {i}" if i > 1 else "λ_min" for i in range(self.lowest, 0, -1)]
+        found = zip(names, self.values, self.residuals, strict=True)
+        rows = [eigenvalue(name, value, residual, self.unit) for name, value, residual in found]
+        if np.isfinite(self.lr) and top:
+            rows.append(Row("lr · λ_max", float(self.lr * self.values[0]), note=limit_in_words(self.limit)))
+        for name, bound in (("below", self.bound_low), ("above", self.bound_high)):
+            if np.isfinite(bound):
+                note = "no other eigenvalue, with 99% probability"
+                rows.append(Row(name, bound, unit=self.unit, note=note))
+        return rows
+
+    def describe(self) -> list[Row]:
+        return [*self._eigenvalues(), *self._about(), converged(self.converged, "raise max_products")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eigenpairs(Eigenvalues):
+    """The largest eigenvalues of a matrix, with unit eigenvectors, residuals and bounds.
+
+    Attributes:
+        vectors: (k, P), the eigenvectors, in the order of ``values``; (k, P') for a part of the model.
+
+    Example:
+        >>> pairs.values.tolist(), pairs.vectors.shape, pairs.converged
+        ([2.0, -1.0], (2, 2), True)
+    """
+
+    schema: ClassVar[str] = "landscape.eigenpairs"
+
+    vectors: Annotated[Array, "rank parameter", "1"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtremeEigenvalues(Eigenpairs):
+    """The largest and the algebraically smallest eigenvalue, with unit eigenvectors.
+
+    That λ_max is at least ``max`` and λ_min at most ``min`` holds up to rounding; the residuals do not bound
+    the errors of the two, the bounds do.
+
+    Attributes:
+        values, residuals, vectors: of λ_max and λ_min, in this order; one where the matrix has one row.
+
+    Example:
+        >>> import torch, landscape
+        >>> ends = landscape.extreme_eigenvalues(torch.diag(torch.tensor([-1.0, 2.0])))
+        >>> round(ends.min, 6), round(ends.max, 6), ends.vectors.round(3).tolist()
+        (-1.0, 2.0, [[0.0, 1.0], [1.0, 0.0]])
+    """
+
+    schema: ClassVar[str] = "landscape.extreme_eigenvalues"
+
+    lowest: int = 1
+
+    @property
+    def min(self) -> float:
+        """The algebraically smallest eigenvalue λ_min, in nats."""
+        return float(self.values[-1])
+
+    @property
+    def max(self) -> float:
+        """The largest eigenvalue λ_max, in nats."""
+        return float(self.values[0])
+
+    @property
+    def residual_min(self) -> float:
+        """The residual ‖Hv − λv‖ of λ_min."""
+        return float(self.residuals[-1])
+
+    @property
+    def residual_max(self) -> float:
+        """The residual ‖Hv − λv‖ of λ_max."""
+        return float(self.residuals[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace(MatrixResult):
+    """An estimate of the trace of a matrix.
+
+    Attributes:
+        value: tr H, in nats.
+        standard_error: of the value, in nats.
+        draws: (n,), the estimates of which it is the mean, and whose standard error is its own; one where
+            nothing was drawn.
+
+    Example:
+        >>> trace.value, trace.freedom, [round(end, 2) for end in trace.interval()]
+        (3.0, 1.6, [2.45, 3.55])
+    """
+
+    schema: ClassVar[str] = "landscape.trace"
+    table: ClassVar[str] = "draw"
+
+    value: Annotated[float, "nat"]
+    standard_error: Annotated[float, "nat"]
+    draws: Annotated[Array, "draw", "nat"] = field(default_factory=_empty)
+
+    @property
+    def freedom(self) -> float:
+        """The degrees of freedom of the standard error: 0.8 (n − 1) of n draws; NaN if they are not known."""
+        return FREEDOM * (len(self.draws) - 1) if len(self.draws) else np.nan
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The confidence interval of ``value``, by Student's t with :attr:`freedom`.
+
+        Args:
+            level: the probability with which it contains tr H.
+
+        Returns:
+            (lower end, upper end), in nats.
+
+        Example:
+            >>> [round(end, 2) for end in trace.interval()]
+            [2.45, 3.55]
+        """
+        return Estimate(self.value, self.standard_error, self.freedom).interval(level)
+
+    def describe(self) -> list[Row]:
+        row = Row("trace", self.value, self.standard_error, self.unit, interval(self.interval()))
+        return [row, *self._about()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Density(MatrixResult):
+    """The spectral density of a P × P matrix, as quadratures: nodes with masses.
+
+    Attributes:
+        nodes, masses: (draws, steps), a row for each draw. The masses of a draw sum to 1; one
+            whose Krylov space ended early has nodes of mass 0 at its end.
+
+    Example:
+        >>> density.moment(1)[0], density.width()
+        (0.5, 0.02)
+        >>> density.broadened(np.array([0.0, 1.0]), width=0.1).round(3).tolist()
+        [2.992, 0.0]
+    """
+
+    schema: ClassVar[str] = "landscape.density"
+    table: ClassVar[str] = "draw node"
+
+    nodes: Annotated[Array, "draw+ node+", "nat"]
+    masses: Annotated[Array, "draw node", "1"]
+
+    def moment(self, order: int) -> tuple[float, float]:
+        """A moment of the spectral density, tr(H^order)/P.
+
+        Args:
+            order: 0, 1, 2, …
+
+        Returns:
+            (estimate, its standard error over the draws, which is NaN for one draw).
+
+        Example:
+            >>> density.moment(2)[0]
+            1.0
+        """
+        return mean_and_error((self.masses * self.nodes**order).sum(1))
+
+    def broadened(self, at: Array, width: float | None = None) -> Array:
+        """The density with each node as a Gaussian (Ghorbani et al. 2019, Eq. 4).
+
+        Args:
+            at: (n,), eigenvalues.
+            width: standard deviation of the Gaussians; default: that of :meth:`width`.
+
+        Returns:
+            (n,), the mean over the draws of Σ_i mass_i N(at; node_i, width²), whose integral is 1.
+
+        Raises:
+            InputError: a width that is not positive.
+
+        Example:
+            >>> density.broadened(np.array([0.0, 2.0]), width=0.1).round(3).tolist()
+            [2.992, 0.997]
+        """
+        width = self.width() if width is None else width
+        positive("width", width)
+        total = np.zeros(len(at))
+        for node, mass in zip(self.nodes.ravel(), self.masses.ravel(), strict=True):
+            total += mass * np.exp(-0.5 * ((at - node) / width) ** 2)
+        scaled: Array = total / (len(self.nodes) * width * np.sqrt(2 * np.pi))
+        return scaled
+
+    def width(self) -> float:
+        """The default width of :meth:`broadened`: 1% of the range of the nodes (ours).
+
+        Returns:
+            The width; where all nodes are equal 1% of their magnitude, or 0.01 if that is 0.
+
+        Example:
+            >>> density.width()
+            0.02
+        """
+        span = float(np.ptp(self.nodes))
+        largest = float(np.abs(self.nodes).max())
+        return BROADENING * (span if span > 1e-6 * largest else largest or 1.0)
+
+    def describe(self) -> list[Row]:
+        return [Row("mean λ", *self.moment(1), self.unit, "from the density"), *self._about()]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spectrum(Eigenvalues):
+    """Eigenvalues, trace and density of one Hessian, or of the block of some parameters; each may be missing.
+
+    Attributes:
+        trace, trace_error, trace_freedom: tr H and one standard error, in nats, and the degrees of freedom of
+            that; NaN if not computed, or in older files.
+        nodes, masses: (draws, steps), as in :class:`Density`; (0, 0) if not computed.
+
+    Example:
+        >>> result = Spectrum(
+        ...     values=np.array([2.0, -1.0]), residuals=np.zeros(2), lowest=1, residual_tol=0.01,
+        ...     parameters=9, products=12, seed=0, samples=10, dtype="float64")
+        >>> result.density is None
+        True
+    """
+
+    schema: ClassVar[str] = "landscape.spectrum"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "hvps": "products",
+        "kind": "matrix",
+        "weights": "masses",
+        "tol": "residual_tol",
+        "verified": "complete",
+    }
+
+    trace: Annotated[float, "nat"] = np.nan
+    trace_error: Annotated[float, "nat"] = np.nan
+    trace_freedom: Annotated[float, "1"] = np.nan
+    nodes: Annotated[Array, "draw node", "nat"] = field(default_factory=_no_draws)
+    masses: Annotated[Array, "draw node", "1"] = field(default_factory=_no_draws)
+
+    @classmethod
+    def of(cls, *parts: MatrixResult) -> Self:
+        """The spectrum that has what is known of one matrix.
+
+        Args:
+            parts: an :class:`Eigenpairs`, a :class:`Trace` and a :class:`Density`, or some of them.
+
+        Returns:
+            A spectrum with their numbers, without eigenvectors, and the sum of their products.
+
+        Example:
+            >>> found = Spectrum.of(pairs, trace, density)
+            >>> found.values.tolist(), found.trace, found.density.width()
+            ([2.0, -1.0], 3.0, 0.02)
+        """
+        names, values = {each.name for each in fields(cls)}, dict[str, Any]()
+        for part in parts:
+            values |= {each.name: getattr(part, each.name) for each in fields(part) if each.name in names}
+            if isinstance(part, Trace):
+                values |= {"trace": part.value, "trace_error": part.standard_error}
+                values["trace_freedom"] = part.freedom
+        values["products"] = sum(part.products for part in parts)
+        by = [part for part in parts if part.derivatives == "differences"]
+        if by:
+            largest = max(part.product_error for part in by if len(by) == 1 or not isinstance(part, Trace))
+            values |= {"derivatives": "differences", "product_error": largest}
+        return cls(**values)
+
+    def trace_interval(self, level: float = 0.95) -> tuple[float, float]:
+        """The confidence interval of ``trace``, as that of :class:`landscape.Trace`; NaN where not known.
+
+        Args:
+            level: the probability with which it contains tr H.
+
+        Returns:
+            (lower end, upper end), in nats.
+
+        Example:
+            >>> [round(end, 2) for end in spectrum.trace_interval()]
+            [2.45, 3.55]
+        """
+        return Estimate(self.trace, self.trace_error, self.trace_freedom).interval(level)
+
+    @property
+    def density(self) -> Density | None:
+        """The spectral density; None if it was not computed."""
+        if not self.nodes.size:
+            return None
+        return Density(**{each.name: getattr(self, each.name) for each in fields(Density)})
+
+    def describe(self) -> list[Row]:
+        rows = self._eigenvalues()
+        if np.isfinite(self.trace):
+            ends = interval(self.trace_interval())
+            rows.append(Row("trace", self.trace, self.trace_error, self.unit, ends))
+        if self.density:
+            rows.append(self.density.describe()[0])
+        return [*rows, *self._about(), converged(self.converged, "raise max_products")]

@@ -1,0 +1,180 @@
+"""Products by differences of gradients: right within the error that they state, or refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import landscape
+from landscape import HessianOperator, InputError, Problem, ProblemWarning
+from landscape.curvature.differences import Differences
+from tests import problems
+from tests.dense import dense_hessian
+
+
+def net(act: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for i, o in ((8, 12), (12, 12)):
+        layers += [nn.Linear(i, o), nn.LayerNorm(o), act()]
+    return nn.Sequential(*layers, nn.Linear(12, 3))
+
+
+def data(n: int = 200) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    return torch.randn(n, 8), torch.randint(3, (n,))
+
+
+def exact(model: nn.Module, seed_data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The Hessian in float64 of the same weights, and its eigenvalues, descending."""
+    problem = Problem(model, F.cross_entropy, seed_data, dtype=torch.float64, check="off")
+    h = dense_hessian(problem)
+    return h, torch.linalg.eigvalsh(h).flip(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("act", [nn.GELU, nn.ReLU])
+def test_products_are_within_their_errors_of_double_backward(
+    act: type[nn.Module], dtype: torch.dtype
+) -> None:
+    model, (x, y) = net(act).to(dtype), data()
+    h, values = exact(model, (x.to(dtype), y))
+    problem = Problem(model, F.cross_entropy, (x.to(dtype), y), check="off")
+    made = HessianOperator(problem, derivatives="differences")
+    rows = torch.randn(4, made.size)
+    images, errors = made.verified(rows)
+    off = (images.double() - rows.double() @ h).norm(dim=1)
+    rounding = 1e-6 * images.norm(dim=1)  # of images in float32
+    assert bool((off <= torch.tensor(errors) + rounding).all())
+    assert max(errors) < 1e-6 * float(images.norm())
+    ends = landscape.extreme_eigenvalues(problem, derivatives="differences")
+    assert (ends.derivatives, ends.converged) == ("differences", True)
+    assert abs(ends.max - float(values[0])) <= ends.residual_max
+    assert abs(ends.min - float(values[-1])) <= ends.residual_min
+    parts: dict[str, Any] = {"quantities": ("trace", "density"), "draws": 2, "steps": 5}
+    found = landscape.spectrum(problem, 3, residual_tol=1e-4, derivatives="differences", **parts)
+    assert (abs(found.values - values[:3].numpy()) <= found.residuals).all()
+    assert abs(found.trace - float(h.trace())) <= 4 * found.trace_error
+    assert 0 < found.product_error < 0.01 * float(values[0])
+    assert "product error" in {row.name for row in found.describe()}
+
+
+def test_a_model_of_float32_alone_states_what_its_kinks_may_hide(monkeypatch: pytest.MonkeyPatch) -> None:
+    # ReLU in float32: differences along the top eigenvector are wrong by some 20%, and steps cannot be smaller.
+    monkeypatch.setattr(Differences, "_in_float64", lambda self, own: own)
+    for act, converges in ((nn.GELU, True), (nn.ReLU, False)):
+        model, (x, y) = net(act), data()
+        _, values = exact(model, (x, y))
+        problem = Problem(model, F.cross_entropy, (x, y), check="off")
+        ends = landscape.extreme_eigenvalues(problem, derivatives="differences")
+        assert ends.converged == converges
+        assert abs(ends.max - float(values[0])) <= ends.residual_max
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor) -> Tensor:
+        ctx.save_for_backward(z)
+        return z**3
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (z,) = ctx.saved_tensors
+        return grads[0] * 3 * z**2
+
+
+class Cubed(nn.Module):
+    def __init__(self, kernel: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.kernel = nn.Linear(8, 5), nn.Linear(5, 3), kernel
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.a(x) / 2
+        out: Tensor = self.b(Cube.apply(z) if self.kernel else z**3)  # type: ignore[no-untyped-call]
+        return out
+
+
+def test_what_is_differentiable_once_has_an_answer_that_says_how() -> None:
+    h, values = exact(Cubed(False), data())
+    problem = Problem(Cubed(True), F.cross_entropy, data())
+    with pytest.raises(InputError, match=r"once_differentiable.*derivatives='differences'"):
+        landscape.extreme_eigenvalues(problem, derivatives="exact")
+    with pytest.warns(ProblemWarning, match="once_differentiable.*products are differences of gradients"):
+        ends = landscape.extreme_eigenvalues(problem)
+    assert abs(ends.max - float(values[0])) <= ends.residual_max
+    assert abs(ends.min - float(values[-1])) <= ends.residual_min
+    assert ends.derivatives == "differences"
+    assert landscape.trace(problem, 3 * len(h)).value == pytest.approx(float(h.trace()), rel=1e-4)
+    assert landscape.hessian_grid(problem, landscape.random_plane(problem), grid=(2, 1)).converged.all()
+    diagonal = torch.linspace(1, 2, len(h))
+    scaled = torch.linalg.eigvalsh(h / (diagonal[:, None] * diagonal).double().sqrt())
+    top = landscape.top_eigenvalues(problem, 2, 1e-4, precondition=diagonal)
+    np.testing.assert_allclose(top.values, scaled.flip(0)[:2], rtol=1e-4)
+
+
+def test_the_weights_and_gradients_of_the_model_are_as_before() -> None:
+    problem = problems.mlp()
+    before = [p.detach().clone() for p in problem.model.parameters()]
+    HessianOperator(problem, derivatives="differences") @ torch.ones_like(problem.weights)
+    for p, old in zip(problem.model.parameters(), before, strict=True):
+        assert torch.equal(p, old)
+        assert p.grad is None
+
+
+def test_a_gradient_that_is_not_the_losses_is_refused() -> None:
+    class Straight(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z: Tensor = self.a(x)
+            return z + ((4 * z).round() / 4 - z).detach()
+
+    problem = Problem(Straight(), F.cross_entropy, data())
+    for derivatives in ("auto", "differences"):
+        with pytest.raises(InputError, match="not the derivative of the loss"):
+            landscape.trace(problem, derivatives=derivatives)
+
+
+def test_differences_are_of_the_hessian_alone() -> None:
+    with pytest.raises(InputError, match="'differences' is not allowed with matrix 'gauss-newton'"):
+        landscape.trace(problems.mlp(), matrix="gauss-newton", derivatives="differences")
+
+
+@pytest.mark.parametrize("name", ["part", "padding", "penalty", "draws"])
+def test_parts_padding_penalties_and_draws(name: str) -> None:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {}
+    model: nn.Module = nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3))
+    x, y = data(30)
+    if name == "padding":
+        model = nn.Sequential(nn.Embedding(6, 4, padding_idx=0), nn.Flatten(), nn.Tanh(), nn.Linear(8, 3))
+        x = torch.randint(6, (30, 2))
+    if name == "penalty":
+        options = {"penalty": lambda p: p["0.weight"].pow(4).sum(), "weight_decay": 0.1}
+    if name == "draws":
+        model = nn.Sequential(nn.Linear(8, 5), Noisy(), nn.Linear(5, 3))
+        options = {"randomness": 2}
+    problem = Problem(
+        model.double(), F.cross_entropy, (x.double() if x.is_floating_point() else x, y), **options
+    )
+    part = "0" if name == "part" else None
+    by_double, made = (
+        HessianOperator(problem, part=part, derivatives=each) for each in ("exact", "differences")
+    )
+    eye = torch.eye(made.size, dtype=torch.float64)
+    torch.testing.assert_close(made @ eye, by_double @ eye, rtol=1e-6, atol=1e-8)
+
+
+class Noisy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + 0.1 * torch.randn_like(x)).tanh()
