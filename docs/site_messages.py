@@ -18,7 +18,7 @@ ERRORS = {
     "MismatchError",
     "LostError",
     "LostProcessError",
-    "Broken",
+    "RestartableError",
     "UnsoundError",
     "UsageError",
 }

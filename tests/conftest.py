@@ -47,10 +47,10 @@ def module_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from landscape.core import registry
 
     monkeypatch.setattr(registry, "_appended", [])
-    monkeypatch.setattr(registry._apart, "folders", [])
+    monkeypatch.setattr(registry._last_finder, "folders", [])
     yield
-    if registry._apart in sys.meta_path:
-        sys.meta_path.remove(registry._apart)
+    if registry._last_finder in sys.meta_path:
+        sys.meta_path.remove(registry._last_finder)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -37,7 +37,7 @@ from tests.test_cli import one_line
 # Of the papers: a figure for each of theirs, and what is listed as the papers' claims and ours.
 WANTED = {
     "fig1", "fig2a", "fig2b", "fig3", "fig4", "fig6", "fig7", *(f"table{k}" for k in range(1, 7)), "saddles",
-    "runtime", "smoothing", "lr-divergence", "local-sgd", "delay-boundary", "delay-minima", "edge", "edge-follows", "eq4",
+    "runtime", "runtime-loopback", "smoothing", "lr-divergence", "local-sgd", "delay-boundary", "delay-minima", "edge", "edge-follows", "eq4",
     "noise-split", "lamb", "learners-plane", "flatness", "edge-lazy", "instruments",
 }  # fmt: skip
 
@@ -381,6 +381,13 @@ def test_predicted_times_that_fall_with_more_workers_are_noticed(monkeypatch: py
     worse = plan.predict(recipe_, [2, 4, 8], lambda local: busy.pop(), Machines(link))
     assert "ssgd" in communication.falls(worse)
     assert "1,000 parameters" in times.label
+
+
+def test_processes_that_cannot_be_timed_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    how = {"processes": 2, "widths": "64, 10", "rounds": 1, "steps": 2}
+    with pytest.raises(OperationError, match=r"slow loopback cannot be timed here \(.*unshare"):
+        communication._measured(**how, bandwidth=1e8)
 
 
 def test_words_of_the_gallery() -> None:

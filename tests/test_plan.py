@@ -19,7 +19,7 @@ from landscape.core import registry
 from landscape.core.hdf5 import Array
 from landscape.core.options import quantity
 from landscape.results.training import RunTimes
-from landscape.training.planning.calibration import calibrate, calibrate_at_once, measure_link
+from landscape.training.planning.calibration import calibrate, calibrate_at_once, measure_link, measure_steps
 from landscape.training.planning.plan import (
     Costs,
     Exchange,
@@ -219,6 +219,15 @@ def test_processes_are_measured_at_once(tiny: Path) -> None:
     assert 1e5 < link.bandwidth < 1e12
     costs = calibrate_at_once(recipe.read(str(tiny)), 1, 10, 2)
     assert costs.parameters == 6 * 8 + 8 + 8 * 3 + 3
+    two = {order: recipe.read("digits-dpsgd", ["learners=2", "batch=20", f"algorithm.order='{order}'"])
+           for order in ("awc", "atc")}  # fmt: skip
+    rounds = measure_steps(two, 2, 2, 3)
+    assert len(rounds) == 2
+    for of_round, between, seconds in rounds:
+        assert of_round.parameters == 6310
+        assert between.bandwidth > 1e5
+        assert list(seconds) == ["awc", "atc"]
+        assert all(0 < value < 10 for value in seconds.values())
     missing = recipe.read("mnist-fig2a-dpsgd")
     with pytest.raises(OperationError, match="mnist") as caught:
         calibrate_at_once(missing, 1, 10, 2, data_dir=tiny.parent)

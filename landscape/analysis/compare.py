@@ -29,6 +29,7 @@ from landscape.analysis.quantities import (
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
+from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import SPLIT, below_one, choose, expect, positive
 from landscape.core.progress import Progress, portion
@@ -479,7 +480,7 @@ def _entries(problems: Given, source: Mapping[str, Any]) -> tuple[list[str], lis
 
 def _check_group(name: str, entries: Sequence[Entry]) -> None:
     """InputError where a group has the same weights, or runs of the same seed, twice: its error would lie."""
-    known = {e.run.mean.double().cpu().numpy().tobytes() if e.run else id(e.given) for e in entries}
+    known = {double(e.run.mean).cpu().numpy().tobytes() if e.run else id(e.given) for e in entries}
     if len(known) < len(entries):
         raise InputError(f"problems: the group '{name}' holds the same weights twice")
     seeds = Counter(entry.run.seed for entry in entries if entry.run and entry.run.has_recipe)

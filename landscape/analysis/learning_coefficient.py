@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
@@ -95,7 +96,7 @@ class Langevin:
         """
         rows = [self._step() for _ in range(steps)]
         self.steps += steps
-        self._numbers.append(torch.stack(rows, 2).double().cpu().numpy())
+        self._numbers.append(double(torch.stack(rows, 2)).cpu().numpy())
         return self._numbers[-1]
 
     def _step(self) -> Tensor:
@@ -273,7 +274,7 @@ def learning_coefficient(
         steps=run.steps,
         burn_in=found.draws.shape[2] // 2,
         loss=problem.loss(),
-        weights_norm2=float(problem.weights.double().square().sum()),
+        weights_norm2=float(double(problem.weights).square().sum()),
         lambda_max=top,
         parameters=problem.layout.size,
         max_rhat=max_rhat,

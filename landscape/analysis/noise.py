@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from landscape.core import statistics
+from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
@@ -116,7 +117,7 @@ def noise(
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
     problem = in_minibatches(problem, local_batch)
     n, mean = len(weights), average(weights)
-    gradient, spread = problem.gradient(mean).double(), weights - mean
+    gradient, spread = double(problem.gradient(mean)), weights - mean
     terms = _terms_of_delta(problem, weights, mean, gradient)
     rows, generator, report = [], torch.Generator().manual_seed(seed), progress or no_progress
 
@@ -126,14 +127,14 @@ def noise(
     names = ("direct", "first_order", "delta_s", "delta_2", "delta_cross")
     table = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy()
     each = torch.stack([problem.gradient(w) for w in weights])
-    full = each.mean(0, dtype=torch.float64) - gradient
+    full = each.to(gradient.device).mean(0, dtype=torch.float64) - gradient
     operator = HessianOperator(problem, mean, derivatives="exact")
-    eq4 = sum(float(operator(d).double().square().sum()) for d in spread) / n**2
+    eq4 = sum(float(double(operator(d)).square().sum()) for d in spread) / n**2
     return Noise(
         **dict(zip(names, table.T, strict=True)),
         full_batch=lr**2 * float(full @ full),
         eq4=lr**2 * eq4,
-        consensus=float(spread.double().square().sum()) / n,
+        consensus=float(double(spread).square().sum()) / n,
         lr=lr,
         learners=n,
         local_batch=local_batch,
@@ -160,11 +161,12 @@ def _terms_of_delta(
         x, y = problem.data.gather(indices)
         stack.gradients(weights, x, y, out=at_learners)
         stack.gradients(mean.expand_as(weights), x, y, out=at_mean)
-        delta = (at_learners - at_mean).mean(0, dtype=torch.float64)
+        delta = (at_learners - at_mean).to(gradient.device).mean(0, dtype=torch.float64)
         pairs = zip(indices, weights - mean, strict=True)
         products = [HessianOperator(problem.subset(i), mean, derivatives="exact")(d) for i, d in pairs]
-        first = torch.stack(products).mean(0, dtype=torch.float64)
-        p_delta, p_s = perpendicular(delta), perpendicular(at_mean.mean(0, dtype=torch.float64))
+        first = torch.stack(products).to(gradient.device).mean(0, dtype=torch.float64)
+        of_mean = at_mean.to(gradient.device).mean(0, dtype=torch.float64)
+        p_delta, p_s = perpendicular(delta), perpendicular(of_mean)
         return [delta @ delta, first @ first, p_s @ p_s, p_delta @ p_delta, 2 * p_s @ p_delta]
 
     return terms
@@ -374,7 +376,7 @@ def noise_alignment(
         problem, k, derivatives="exact", search=search, seed=seed, progress=portion(progress, 0, 0.5)
     )
     products, _ = exact_products(problem)
-    gradient = problem.gradient().double()
+    gradient = double(problem.gradient())
     terms = _terms_in_curvature(problem, products, gradient, torch.from_numpy(pairs.vectors).to(gradient))
     rows, drawing = np.zeros((0, 4 + k)), portion(progress, 0.5, 1)
     while True:
@@ -447,11 +449,11 @@ def _terms_in_curvature(
     problem: Problem, products: Products, gradient: Tensor, vectors: Tensor
 ) -> Callable[[Sequence[Problem]], Array]:
     """Minibatches ↦ (minibatches, 4 + k): gᵀHg, ‖g‖², both of g_B − g, and its squares along ``vectors``."""
-    image_of_gradient = products(gradient[None].to(problem.dtype))[0].double()
+    image_of_gradient = double(products(gradient[None].to(problem.weights))[0])
 
     def terms(parts: Sequence[Problem]) -> Array:
         rows = torch.stack([part.gradient(problem.weights) for part in parts])
-        images, rows = products(rows).double(), rows.double()
+        images, rows = double(products(rows)), double(rows)
         deviations, their_images = rows - gradient, images - image_of_gradient
         factors = ((rows, images), (rows, rows), (deviations, their_images), (deviations, deviations))
         columns = torch.stack([(a * b).sum(1) for a, b in factors], 1)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
@@ -142,7 +143,7 @@ def between(
     if first.norm() <= limit:
         raise OperationError("between: the first two weight vectors are equal, they must differ")
     drawn = len(rows) == 2
-    second = random_plane(problem, seed=seed).directions[0].double() if drawn else rows[2] - rows[0]
+    second = double(random_plane(problem, seed=seed).directions[0]) if drawn else rows[2] - rows[0]
     for _ in range(2):  # once more, for orthogonality to rounding
         second = second - first * (second @ first) / (first @ first)
     if second.norm() <= limit:
@@ -323,7 +324,7 @@ def _rows(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Sequence[
             raise InputError(f"{name}: shape {tuple(theta.shape)}, needed is {tuple(problem.weights.shape)}")
         if not bool(torch.isfinite(theta).all()):
             raise OperationError(f"{name}: its weights are NaN or infinite, all must be finite")
-    return torch.stack([theta.detach().to(problem.device, torch.float64) for theta in thetas])
+    return torch.stack([double(theta.detach().to(problem.device)) for theta in thetas])
 
 
 def _rounding(problem: Problem, rows: Tensor) -> float:

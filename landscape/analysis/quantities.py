@@ -16,6 +16,7 @@ from landscape.analysis.planes import random_plane
 from landscape.analysis.sharpness import batch_sharpness, sharpness
 from landscape.analysis.spread import K, disagreement
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import SPLIT, positive
@@ -82,7 +83,7 @@ def basin_widths(
     angles = 2 * math.pi * torch.arange(ANGLES, dtype=torch.float64) / ANGLES
     circle = torch.stack((angles.cos(), angles.sin()), 1)
     for k, own in enumerate(np.random.SeedSequence(seed).generate_state(planes).tolist()):
-        drawn = random_plane(problem, seed=own).directions.double()
+        drawn = double(random_plane(problem, seed=own).directions)
         unit = torch.linalg.qr(drawn.T)[0].T.to(problem.weights)
         loss = evaluator(problem, problem.weights, unit, ANGLES)
         base = float(loss(torch.zeros(1, 2, dtype=torch.float64))["loss"][0])

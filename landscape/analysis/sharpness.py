@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
@@ -112,12 +113,12 @@ def _climb(
 
 def _angle(slope: Tensor, at: Tensor, rho: float) -> float:
     """The angle between gradient and displacement; π inside the ball, where the gradient must vanish."""
-    size, length = float(slope.double().norm()), float(at.double().norm())
+    size, length = float(double(slope).norm()), float(double(at).norm())
     if size == 0:
         return 0.0
     if length < rho * (1 - 1e-6):
         return torch.pi
-    between = slope.double() / size - at.double() / length
+    between = double(slope) / size - double(at) / length
     return 2 * float(torch.asin((between.norm() / 2).clamp(max=1)))
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from landscape.core import statistics
+from landscape.core.devices import double, float64_device
 from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded, spare
@@ -200,9 +201,9 @@ def _of_gradient(gradient: Tensor, vectors: Tensor, spread: _Spread, along: Tens
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
     """(n, m) float64 on the CPU, the inner products of ``a`` (n, P) with ``b`` (m, P), summed in float64."""
-    total = torch.zeros(len(a), len(b), dtype=torch.float64, device=a.device)
+    total = torch.zeros(len(a), len(b), dtype=torch.float64, device=float64_device(a.device))
     for left, right in zip(torch.split(a, BLOCK, 1), torch.split(b, BLOCK, 1), strict=True):
-        total += left.double() @ right.double().T
+        total += double(left) @ double(right).T
     return total.cpu()
 
 
@@ -328,7 +329,7 @@ def smoothing(
     weights = placed(problem, weights, least=2)
     mean = average(weights)
     spread = weights - mean
-    variance = float(spread.double().square().sum()) / len(weights)
+    variance = float(double(spread).square().sum()) / len(weights)
     if not 0 < variance < math.inf:
         raise OperationError(
             f"weights: their consensus distance is {variance:g}, there is no spread to smooth by"
@@ -337,11 +338,11 @@ def smoothing(
     eigen = top_eigenvalues(problem, count, residual_tol, weights=mean, seed=seed, progress=search)
     vectors = torch.from_numpy(eigen.vectors).to(mean.device)
     products, _ = exact_products(problem, mean)
-    along = (spread @ vectors.T).double().square().sum(0) / len(weights)
-    trace_hs = sum(float(s.double() @ products(s[None])[0].double()) for s in spread) / len(weights)
+    along = double(spread @ vectors.T).square().sum(0) / len(weights)
+    trace_hs = sum(float(double(s) @ double(products(s[None])[0])) for s in spread) / len(weights)
     route = mean[None] if trajectory is None else trajectory.to(mean)
-    lengths = (route[1:] - route[:-1]).double().norm(dim=1)
-    gradients = [problem.gradient(w).double() for w in route] if len(route) > 1 else []
+    lengths = double(route[1:] - route[:-1]).norm(dim=1)
+    gradients = [double(problem.gradient(w)) for w in route] if len(route) > 1 else []
     rows = []
     for place, kind in enumerate(KINDS):
 
@@ -448,8 +449,8 @@ class _Smoothed:
         centre, along, across = product(v), np.zeros(self.draws), 0.0
         for i, one in enumerate(each(v)):
             away = one - centre
-            along[i] = part = float(v.double() @ away.double())
-            across += float(away.double().square().sum()) - part**2
+            along[i] = part = float(double(v) @ double(away))
+            across += float(double(away).square().sum()) - part**2
         bias = max(0.0, across) / (self.draws * (self.draws - 1)) / abs(value) if value else math.nan
         return (value, float(top.residuals[0]), standard_error(along), bias), top.converged
 
@@ -465,7 +466,7 @@ class _Smoothed:
 
         def smooth(w: Tensor, i: int) -> Tensor:
             d = self.shift(i)
-            return ((self.problem.gradient(w + d) + self.problem.gradient(w - d)) / 2).double()
+            return double((self.problem.gradient(w + d) + self.problem.gradient(w - d)) / 2)
 
         before = [smooth(route[0], i) for i in range(self.draws)]
         for t in range(len(lengths)):

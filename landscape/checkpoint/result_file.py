@@ -206,7 +206,7 @@ class ResultFile:
         self.resumed = self._unfinished = None
         refused = []
         for result in self._results:
-            if any(result is new for new in self._new) or _apart(
+            if any(result is new for new in self._new) or _different_sources(
                 source, getattr(result, "source_sha256", "")
             ):
                 continue
@@ -306,7 +306,7 @@ class ResultFile:
             )
 
 
-def _apart(source: str, other: str) -> bool:
+def _different_sources(source: str, other: str) -> bool:
     """Say whether two results come from different files, by the SHA-256 of these."""
     own, theirs = (set(text.split(", ")) - {""} for text in (source, other))
     return bool(own and theirs) and own.isdisjoint(theirs)

@@ -53,6 +53,7 @@ LEFT_OUT = (
     "residuals",
     "residual_min",
     "residual_max",
+    "product_error",
     "vectors",
 )
 
@@ -167,6 +168,8 @@ CALLS: dict[str, tuple[float, Compute]] = {
     "line between": (1e-4, lambda at: grids.line(at.problem, weights=at.weights[:2], points=5)),
     "contour of a run": (1e-3, lambda at: grids.contour(at.run, planes.random_plane(at.run), 3)),
     "hessian_grid": (1e-2, lambda at: grids.hessian_grid(at.problem, at.plane(), 2, 0.2)),
+    "eigenvalues by differences": (1e-2, lambda at: eigenvalues.extreme_eigenvalues(
+        at.problem, derivatives="differences")),
     "top_eigenvalues": (1e-2, lambda at: eigenvalues.top_eigenvalues(at.problem, 3)),
     "trace": (1e-3, lambda at: trace.trace(at.problem, 12)),
     "density": (1e-2, lambda at: trace.density(at.problem, 2, 12).moment(2)),
@@ -208,7 +211,7 @@ RULES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 OPTIMIZERS: dict[str, dict[str, Any]] = {"sgd": {"momentum": 0.9}, "lars": {}, "lamb": {}, "adamw": {}}
 RUNS: dict[str, tuple[float, dict[str, Any]]] = {
-    "in bfloat16": (1e-1, {"precision": "bfloat16"}),
+    "in bfloat16": (1e-1, {"autocast": "bfloat16"}),
     "with instruments": (1e-2, {"monitor": {"instruments": INSTRUMENTS, "every": 3, "rho": 0.1}}),
     **{name: (1e-3, {"algorithm": {"name": name, **more}}) for name, more in RULES.items()},
     **{name: (1e-3, {"optimizer": {"name": name, **more}, "lr": 0.01}) for name, more in OPTIMIZERS.items()},

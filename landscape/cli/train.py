@@ -32,7 +32,7 @@ from landscape.training.recipes.recipe import names as recipe_names
 from landscape.training.recipes.settings import key_and_value, parse_value, parsed
 from landscape.training.run.launch import launch
 from landscape.training.run.loop import Hooks
-from landscape.training.run.setup import Diverged, divergence_message
+from landscape.training.run.setup import DivergedError, divergence_message
 from landscape.training.run.train import chosen_recipe, default_folder, in_processes
 
 
@@ -123,11 +123,11 @@ def _launched() -> bool:
 
 
 def _check_divergence(end: Checkpoint, folder: str, rank: int = 0) -> None:
-    """Raise Diverged if the run has; only rank 0 says so."""
+    """Raise DivergedError if the run has; only rank 0 says so."""
     if end.diverged and rank:
-        sys.exit(Diverged.exit_code)
+        sys.exit(DivergedError.exit_code)
     if end.diverged:
-        raise Diverged(f"{folder}: {divergence_message(end)}")
+        raise DivergedError(f"{folder}: {divergence_message(end)}")
 
 
 @contextlib.contextmanager

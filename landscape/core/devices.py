@@ -55,6 +55,32 @@ def has_float64(device: torch.device) -> bool:
         return False
 
 
+def float64_device(device: torch.device) -> torch.device:
+    """The device itself if it computes in float64, else the CPU."""
+    return device if has_float64(device) else torch.device("cpu")
+
+
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """The precision with the most digits that a device has."""
+    return torch.float64 if has_float64(device) else torch.float32
+
+
+def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
+    """Raise InputError for float64 on a device without it."""
+    if dtype == torch.float64 and not has_float64(device):
+        raise InputError(f"dtype: float64 is not allowed on {device}, which has none; use float32 or cpu")
+
+
+def double(tensor: Tensor) -> Tensor:
+    """A tensor in float64: on its device, or on the CPU where that has none.
+
+    Example:
+        >>> double(torch.ones(1)).dtype
+        torch.float64
+    """
+    return tensor.to(float64_device(tensor.device)).double()
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until a device has done what is queued on it."""
     if device.type != "cpu":

@@ -324,7 +324,7 @@ def optional(module: str, purpose: str, install: str) -> Any:
         raise OperationError(f"{purpose}: {package} is not installed; pip install {install}") from error
 
 
-class _Apart(importlib.abc.MetaPathFinder):
+class _LastFinder(importlib.abc.MetaPathFinder):
     """Finds modules in ``folders`` after all other places. Processes that are started do not inherit it."""
 
     folders: ClassVar[list[str]] = []
@@ -335,21 +335,21 @@ class _Apart(importlib.abc.MetaPathFinder):
         return None if path is not None else importlib.machinery.PathFinder.find_spec(name, self.folders)
 
 
-_apart = _Apart()
+_last_finder = _LastFinder()
 _appended: list[str] = []  # what look_in put on the module path
 
 
 def look_in(folder: str) -> None:
     """Have modules found in ``folder``, too: last, as it must not hide an installed module."""
-    if _apart in sys.meta_path:
-        _apart.folders.append(folder)
+    if _last_finder in sys.meta_path:
+        _last_finder.folders.append(folder)
     elif folder not in sys.path:
         sys.path.append(folder)
         _appended.append(folder)
 
 
 @contextlib.contextmanager
-def apart() -> Iterator[None]:
+def isolated_imports() -> Iterator[None]:
     """Imports inside find nothing in the folders of :func:`look_in`; nor do processes that are started later.
 
     Dask and PyTorch import packages such as zstandard and opt_einsum if they are there, and a file of that
@@ -358,9 +358,9 @@ def apart() -> Iterator[None]:
     for folder in _appended:
         with contextlib.suppress(ValueError):  # somebody else has removed it
             sys.path.remove(folder)
-    _apart.folders.extend(_appended)
+    _last_finder.folders.extend(_appended)
     _appended.clear()
-    if _apart in sys.meta_path:
-        sys.meta_path.remove(_apart)
+    if _last_finder in sys.meta_path:
+        sys.meta_path.remove(_last_finder)
     yield
-    sys.meta_path.append(_apart)
+    sys.meta_path.append(_last_finder)

@@ -65,7 +65,7 @@ class ChainHessian:
 
     Args:
         problem: one for which :meth:`saved_bytes` is not None.
-        thetas: (K, P); or (1, P), for any number of vectors at one θ.
+        weights: (K, P); or (1, P), for any number of vectors at one θ.
         matrix: "hessian" or "gauss-newton" (see :class:`landscape.curvature.hessian.GaussNewtonChunk`).
     """
 

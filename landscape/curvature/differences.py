@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from landscape.core.devices import widest_dtype
 from landscape.core.errors import InputError, LandscapeError
 from landscape.curvature.double_backward import (
     INSIDE,
@@ -50,7 +51,7 @@ class _Gradient:
         self.coarse = dtype if not low or dtype == torch.float64 else torch.bfloat16
         named = dict(self.problem.model.named_parameters())
         self.parameters = {slot.name: named[slot.name] for slot in problem.layout.slots}
-        self.weights = weights.to(_wide(problem.device))
+        self.weights = weights.to(widest_dtype(problem.device))
 
     @contextlib.contextmanager
     def _placed(self, weights: Tensor) -> Iterator[None]:
@@ -108,11 +109,6 @@ class _Gradient:
         eps = torch.finfo(self.coarse).eps
         found = [eps ** (1 / 3) * 4.0**-k for k in range(COARSEST, FINEST + 1)]
         return [step for step in found if step >= LEAST * eps]
-
-
-def _wide(device: torch.device) -> torch.dtype:
-    """The precision of sums on a device."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _slope(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, Tensor]:
@@ -193,7 +189,7 @@ class Differences:
 
     def _in_float64(self, own: _Gradient) -> _Gradient:
         """The gradient in float64; ``own`` of a model or device that does not run in that."""
-        if _wide(own.problem.device) != torch.float64:
+        if widest_dtype(own.problem.device) != torch.float64:
             return own
         try:
             finer = _Gradient(own.problem, own.weights, self.slots, torch.float64)
@@ -215,7 +211,7 @@ class Differences:
         """``v`` in float64, scaled, and zero along the padding rows of embeddings."""
         v = v.to(self.finest.weights, copy=True)
         if self.root is not None:
-            v *= self.root
+            v *= self.root.to(v)
         if self.problem.padding:
             whole = torch.zeros_like(self.finest.weights)
             for slot, piece in zip(self.slots, torch.split(v, self.sizes), strict=True):
@@ -242,7 +238,7 @@ class Differences:
         sides = (above + below).sub_(self._center[id(g)], alpha=2).div_(step)
         image = above.sub_(below).div_(2 * step)
         if self.root is not None:
-            image, sides = self.root * image, self.root * sides
+            image, sides = self.root.to(image) * image, self.root.to(sides) * sides
         return image, float(sides.norm())
 
     def product(self, v: Tensor) -> Tensor:

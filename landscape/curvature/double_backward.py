@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from landscape.core.devices import double, widest_dtype
 from landscape.core.errors import InputError, LandscapeError, ProblemWarning
 from landscape.core.options import expect
 from landscape.problem.checks import moved
@@ -220,7 +221,7 @@ def check_gradient(
     key = ("gradient", few.batchnorm.name, tuple(slot.name for slot in slots))
     if key in few.checked:
         return
-    for dtype in dict.fromkeys((torch.float64, few.dtype)):
+    for dtype in dict.fromkeys((widest_dtype(few.device), few.dtype)):
         try:
             part = few.to(dtype)
             part.weights = weights.to(dtype)
@@ -292,7 +293,7 @@ def _slices(a: Sequence[Tensor], b: Sequence[Tensor]) -> Iterator[tuple[Tensor, 
     """The numbers of two vectors in parts, in float64, SLICE at a time: no copy of a whole vector."""
     for part, other in zip(a, b, strict=True):
         pairs = zip(torch.split(part.flatten(), SLICE), torch.split(other.flatten(), SLICE), strict=True)
-        yield from ((x.double(), y.double()) for x, y in pairs)
+        yield from ((double(x), double(y)) for x, y in pairs)
 
 
 def inner(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:

@@ -80,8 +80,8 @@ class Approximation:
 
 
 @torch.no_grad()
-def cheapest(problem: Problem, thetas: Tensor, is_chain: bool, one: ChainHessian | None) -> Approximation:
-    """The samples with most of the curvature at ``thetas``, and the faster precision.
+def cheapest(problem: Problem, weights: Tensor, is_chain: bool, one: ChainHessian | None) -> Approximation:
+    """The samples with most of the curvature at ``weights``, and the faster precision.
 
     All samples where the problem is regularised: the penalty is no mean over samples. ``one``: the products
     at the only point, whose outputs are used again.
@@ -93,8 +93,8 @@ def cheapest(problem: Problem, thetas: Tensor, is_chain: bool, one: ChainHessian
     if not usable or tensors is None or tensors[1].dim() != 1:
         return Approximation(problem, dtype)
     missing = torch.zeros(problem.samples, device=problem.device)
-    for theta in thetas:
-        outputs = ((problem.outputs(theta, x), y) for x, y, _ in problem.chunks())
+    for at in weights:
+        outputs = ((problem.outputs(at, x), y) for x, y, _ in problem.chunks())
         known = [(c.z[0].T, c.y) for c in one.chunks] if one else outputs
         parts = [1 - z.softmax(1).gather(1, y[:, None]).squeeze(1) for z, y in known]
         # A NaN of one point does not spread to others.
@@ -294,6 +294,7 @@ class Matrix:
         weights: θ (P,) of a problem; None: its centre.
         options: which matrix of a problem.
         size: its number of rows.
+        seed: of a result's random draws.
         about: fields of a result (:class:`landscape.results.spectrum.MatrixResult`).
     """
 
@@ -301,6 +302,7 @@ class Matrix:
     weights: Tensor | None
     options: HessianOptions
     size: int
+    seed: int
     about: dict[str, Any]
 
     @classmethod
@@ -318,15 +320,14 @@ class Matrix:
         """
         engine = choose("engine", options.get("engine", ENGINES[0]), ENGINES)
         if operator := as_operator(given):
-            asked = [
-                k for k, value in options.items() if not (value is None or (k in USUAL and value == USUAL[k]))
-            ]
-            if asked:
-                raise InputError(
-                    f"{asked[0]}: it is of a Problem, an operator is the matrix itself; leave it out"
-                )
-            fields = _fields_of_operator(operator) | {"parameters": operator.size, "seed": seed, **about}
-            return cls(operator, None, FULL_HESSIAN, operator.size, fields)
+            for name, value in options.items():
+                if value is not None and (name not in USUAL or value != USUAL[name]):
+                    raise InputError(
+                        f"{name}: it is of a Problem, leave it out: an operator is the matrix itself"
+                    )
+            return cls(
+                operator, None, FULL_HESSIAN, operator.size, seed, {**_fields(operator, seed), **about}
+            )
         problem, weights, part = problem_of(given), options["weights"], options["part"]
         choose("search", options.get("search", SEARCHES[0]), SEARCHES)
         preconditioner = as_preconditioner(options.get("precondition"))
@@ -334,48 +335,30 @@ class Matrix:
         if engine == "pyhessian":
             peers.check(chosen)
         h = chosen.at(problem, weights)
-        fields = setting(problem) | {
-            "matrix": chosen.matrix, "derivatives": h.derivatives,
-            "part": ",".join([part] if isinstance(part, str) else part or ()),
-            "parameters": h.size, "engine": engine, "seed": seed,
-        }  # fmt: skip
+        part = ",".join([part] if isinstance(part, str) else part or ())
+        fields = _fields(h, seed) | setting(problem) | {"part": part, "engine": engine, **about}
         if preconditioner:
             known = preconditioner.name, preconditioner.lr, preconditioner.limit
             fields |= zip(("precondition", "lr", "limit"), known, strict=True)
-        return cls(problem, weights, chosen, h.size, fields | dict(about))
-
-    @property
-    def seed(self) -> int:
-        """The seed of the result's random draws."""
-        seed: int = self.about["seed"]
-        return seed
+        return cls(problem, weights, chosen, h.size, seed, fields)
 
     def start(self) -> Tensor:
         """A normal vector (size,), see :func:`.start_vector`."""
         return start_vector(self.given, self.seed, self.size)
 
     @functools.cached_property
-    def _exact(self) -> tuple[Products, SymmetricOperator]:
+    def exact(self) -> tuple[Products, SymmetricOperator]:
+        """Its products with vectors that are rows, with all samples; and the operator that they are of."""
         if isinstance(self.given, SymmetricOperator):
             return row_products(self.given), self.given
         return exact_products(self.given, self.weights, self.options)
-
-    @property
-    def products(self) -> Products:
-        """Its products with vectors that are rows, with all samples."""
-        return self._exact[0]
-
-    @property
-    def operator(self) -> SymmetricOperator:
-        """The matrix as an operator, without the preconditioner of exact products."""
-        return self._exact[1]
 
     def search(self, start: Tensor, wanted: SearchOptions, search: str = "auto") -> dict[str, Any]:
         """The fields of a result with the eigenvalues that are ``wanted``, see :func:`eigenpairs`."""
         if isinstance(self.given, HessianOperator) and self.given.derivatives == "differences":
             found = _by_differences(self.given, start, wanted, self.options, lambda: None)
         elif isinstance(self.given, SymmetricOperator):
-            found = find_eigenpairs(lambda v: self.products(v[None])[0], start, **vars(wanted))
+            found = find_eigenpairs(lambda v: self.exact[0](v[None])[0], start, **vars(wanted))
         elif self.about["engine"] == "pyhessian":
             found = self._by_pyhessian(self.given, wanted)
         else:
@@ -405,16 +388,14 @@ ENGINES = peers.ENGINES
 USUAL = {"matrix": "hessian", "derivatives": "auto", "search": SEARCHES[0], "engine": ENGINES[0]}
 
 
-def _fields_of_operator(operator: SymmetricOperator) -> dict[str, Any]:
-    """The fields that say which matrix an operator is."""
-    if isinstance(operator, HessianOperator):
-        part = (
-            "" if operator.size == operator.problem.layout.size else ",".join(s.name for s in operator.slots)
-        )
-        kind = {"matrix": operator.matrix, "derivatives": operator.derivatives, "part": part}
-        return setting(operator.problem) | kind
-    dtype = str(operator.dtype).removeprefix("torch.")
-    return {"matrix": operator.matrix, "samples": 0, "dtype": dtype}
+def _fields(operator: SymmetricOperator, seed: int) -> dict[str, Any]:
+    """The fields of a result that say which matrix an operator is."""
+    same: dict[str, Any] = {"matrix": operator.matrix, "parameters": operator.size, "seed": seed}
+    if not isinstance(operator, HessianOperator):
+        return same | {"samples": 0, "dtype": str(operator.dtype).removeprefix("torch.")}
+    whole = operator.size == operator.problem.layout.size
+    part = "" if whole else ",".join(slot.name for slot in operator.slots)
+    return same | setting(operator.problem) | {"derivatives": operator.derivatives, "part": part}
 
 
 def ends_need(problem: Any, part: Any = None, **_: Any) -> Need:

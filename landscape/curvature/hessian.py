@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from landscape.core.devices import double, widest_dtype
 from landscape.core.errors import InputError, LandscapeError, OperationError, ProblemWarning
 from landscape.core.memory import spare, with_saved_bytes
 from landscape.core.options import choose, expect, positive
@@ -140,9 +141,9 @@ class PenaltyHessian:
         return gradients(self.gradient, [self.weights], v, keep=True)[0]
 
 
-def penalty_hessians(problem: Problem, thetas: Sequence[Tensor]) -> list[PenaltyHessian]:
-    """One for each of ``thetas``; none where the problem is not regularised."""
-    return [PenaltyHessian(problem, theta) for theta in thetas] if problem.regularised else []
+def penalty_hessians(problem: Problem, weights: Sequence[Tensor]) -> list[PenaltyHessian]:
+    """One for each of ``weights``; none where the problem is not regularised."""
+    return [PenaltyHessian(problem, at) for at in weights] if problem.regularised else []
 
 
 class HessianOperator(SymmetricOperator):
@@ -328,7 +329,7 @@ def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) ->
     in one precision only is judged by that precision.
     """
     tested = False
-    for dtype in dict.fromkeys((problem.dtype, torch.float64)):
+    for dtype in dict.fromkeys((problem.dtype, widest_dtype(problem.device))):
         try:
             if test(problem if dtype == problem.dtype else problem.to(dtype)):
                 return True
@@ -402,7 +403,7 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
 
 @dataclass(frozen=True)
 class HessianOptions:
-    """Which matrix: the options of :class:`landscape.HessianOperator` with these names.
+    """The choice of a matrix, by options of :class:`landscape.HessianOperator` with these names.
 
     With ``precondition`` the matrix of a search, but not that of :meth:`at`, is P^{-1/2} H P^{-1/2}.
     """
@@ -442,7 +443,7 @@ def gradient_curvature(problem: Problem, weights: Tensor | None = None) -> tuple
     weights = (problem.weights if weights is None else weights).to(problem.dtype)
     g = problem.gradient(weights)
     product = HessianOperator(problem, weights, derivatives="exact")(g)
-    norm2, curved = float(g.double() @ g.double()), float(g.double() @ product.double())
+    norm2, curved = float(double(g) @ double(g)), float(double(g) @ double(product))
     if not math.isfinite(norm2 + curved):
         raise OperationError("weights: gradient or Hessian of a minibatch is not finite at these weights")
     if norm2 == 0:
@@ -512,7 +513,7 @@ class Preconditioner:
         root = self.root(problem, part)
 
         def scaled(vectors: Tensor) -> Tensor:
-            factor = root.to(vectors.dtype)
+            factor = root.to(vectors)
             return factor * products(factor * vectors)
 
         return scaled
@@ -542,7 +543,7 @@ class Preconditioner:
             raise InputError(f"precondition: shape {tuple(self.diagonal.shape)}, it must be {(size,)}")
         slots = problem.layout.select(part)
         chosen = torch.cat([self.diagonal[s.offset : s.offset + s.size] for s in slots])
-        return chosen.to(problem.device, torch.float64).rsqrt()
+        return double(chosen.to(problem.device)).rsqrt()
 
 
 def as_preconditioner(given: Preconditioner | Tensor | None) -> Preconditioner | None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core.devices import double
 from landscape.core.hdf5 import Array
 from landscape.curvature.operators import ALONE, Ranks
 from landscape.evaluation.needs import BASIS_BYTES, MAX_BASIS
@@ -37,7 +38,7 @@ def orthogonalise(w: Tensor, vectors: Tensor, t: Array, j: int, ranks: Ranks = A
         c = ranks.total(vectors[: j + 1] @ w)
         w = torch.addmv(w, vectors[: j + 1].T, c, alpha=-1)
         coefficients += c
-    t[: j + 1, j] = t[j, : j + 1] = coefficients.double().cpu().numpy()
+    t[: j + 1, j] = t[j, : j + 1] = double(coefficients).cpu().numpy()
     return w, float(ranks.norm(w))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.core.options import expect
 
@@ -47,7 +48,7 @@ class Ranks:
         return len(v)
 
     def length(self, v: Tensor) -> int:
-        """How many numbers of ``v`` a process holds, at most."""
+        """The count of numbers of ``v`` that a process holds, at most."""
         return len(v)
 
     def normal(self, like: Tensor, generator: torch.Generator, dtype: torch.dtype | None = None) -> Tensor:
@@ -176,14 +177,14 @@ class GivenOperator(SymmetricOperator):
         draws = torch.randn(VECTORS, self.size, dtype=torch.float64, generator=generator)
         rows = torch.cat((draws, draws.sum(0, keepdim=True))).to(self.device, self.dtype)
         try:
-            *images, whole = self._images(rows).double()
+            *images, whole = double(self._images(rows))
         except Exception as error:  # the user's object raises any kind of error
             words = " ".join(str(error).split())[:100]
             raise InputError(
                 f"problem: a {self.matrix} fails ({words}), its product A @ V must take a block V (P, m)"
             ) from error
         found = torch.stack(images)
-        pairs = found @ rows[:-1].double().T
+        pairs = found @ double(rows[:-1]).T
         # Products are linear in v, except for rounding, which is therefore what this measures.
         rounding = 100 * float((found.sum(0) - whole).norm())
         rounding += torch.finfo(self.dtype).eps ** 0.5 * float(found.norm(dim=1).max())

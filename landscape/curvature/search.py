@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
@@ -273,7 +274,7 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
 
 
 def _slack(value: float, residual_tol: float, radius: float) -> float:
-    """How far beyond ``value`` an eigenvalue may lie without counting as missed."""
+    """The distance beyond ``value`` at which an eigenvalue may lie without counting as missed."""
     return max(residual_tol * abs(value), NEAR_ZERO * radius)
 
 
@@ -339,14 +340,14 @@ def verify_and_refine(
     vectors, images, ranks = result.vectors, products(result.vectors), result.wanted.ranks
     rounding = torch.finfo(vectors.dtype).eps * result.radius
     for step in range(CORRECTIONS + 1):
-        t = ranks.total(vectors @ images.T).double().cpu().numpy()
+        t = double(ranks.total(vectors @ images.T)).cpu().numpy()
         values, turn = small_eigh((t + t.T) / 2)
         chosen = outer_indices(values, result.wanted.low, result.wanted.high)
         at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
         pairs = rows @ vectors
         gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
-        found = ranks.norm(gaps, dim=1).double().cpu()
-        doubt = rows.abs().double().cpu() @ torch.tensor(errors, dtype=torch.float64) if errors else 0 * found
+        found = double(ranks.norm(gaps, dim=1)).cpu()
+        doubt = double(rows.abs()).cpu() @ torch.tensor(errors, dtype=torch.float64) if errors else 0 * found
         allowed = residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
         met, residuals = found.numpy() <= allowed, found + doubt
         if met.all() or not result.converged or step == CORRECTIONS:

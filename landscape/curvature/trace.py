@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core.devices import double
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import positive
@@ -150,7 +151,7 @@ def density(
 def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None) -> Density:
     """The spectral density of a matrix, by :func:`quadrature`."""
     options: dict[str, Any] = {"draws": draws, "steps": steps, "seed": chosen.seed, "progress": progress}
-    found = quadrature(chosen.products, chosen.start(), **options)
+    found = quadrature(chosen.exact[0], chosen.start(), **options)
     return Density(**chosen.about, **found, product_error=_error_of(chosen))
 
 
@@ -167,15 +168,15 @@ def doubt_of(h: SymmetricOperator) -> Doubt | None:
     def doubt(rows: Tensor) -> float:
         rows = rows[:MEASURED]
         quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
-        off = ((quick - images).double() * rows.double()).sum(1).abs().cpu()
-        return float((off + torch.tensor(errors) * rows.double().norm(dim=1).cpu()).mean())
+        off = (double(quick - images) * double(rows)).sum(1).abs().cpu()
+        return float((off + torch.tensor(errors) * double(rows).norm(dim=1).cpu()).mean())
 
     return doubt
 
 
 def _error_of(chosen: Matrix) -> float:
     """The largest error of products by differences with random vectors of norm 1; 0 of exact ones."""
-    h, seed = chosen.operator, chosen.seed
+    h, seed = chosen.exact[1], chosen.seed
     if not isinstance(h, HessianOperator) or h.derivatives == "exact":
         return 0.0
     rows = torch.nn.functional.normalize(torch.stack([start_vector(h, s) for s in (seed, seed + 1)]))
@@ -226,14 +227,14 @@ def hutchpp(
 
     q = ranks.orthonormal(each(ranks.signs(like, rank, generator))).contiguous()  # (rank, P), rows
     off = rank * doubt(q) if doubt else 0.0
-    exact = float(ranks.total((q.double() * each(q).double()).sum()))
+    exact = float(ranks.total((double(q) * double(each(q))).sum()))
     if rank == size:  # Q spans everything
         found = {"value": exact, "standard_error": off, "draws": np.array([exact])}
         return {**found, "products": done, "product_error": off}
     g = ranks.signs(like, products - 2 * rank, generator)
     for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
         g -= ranks.total(g @ q.T) @ q
-    samples = ranks.total((g.double() * each(g).double()).sum(1))
+    samples = ranks.total((double(g) * double(each(g))).sum(1))
     draws = exact + samples.cpu().numpy()
     off += doubt(g) if doubt else 0.0
     return {**_sampled(draws, done, off), "product_error": off}
@@ -308,6 +309,6 @@ def trace_of(chosen: Matrix, products: int, progress: Progress | None) -> Trace:
         at = chosen.given, chosen.weights
         draws = peers.trace_samples(*at, products=products, seed=seed)
         return Trace(**chosen.about, **_sampled(draws, products))
-    doubt = doubt_of(chosen.operator)
+    doubt = doubt_of(chosen.exact[1])
     options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress, "doubt": doubt}
-    return Trace(**chosen.about, **hutchpp(chosen.products, chosen.start(), **options))
+    return Trace(**chosen.about, **hutchpp(chosen.exact[0], chosen.start(), **options))

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from landscape.core.devices import double, float64_device
 from landscape.core.errors import InputError, OperationError, PathWarning
 from landscape.core.memory import MemoryBudget
 from landscape.core.progress import Progress, no_progress
@@ -168,13 +169,13 @@ class _Blocks:
             rest = -len(points) % block  # the last point again, so that all blocks have one shape
             padded = torch.cat((points, points[-1:].expand(rest, 2)))
             coords = torch.cat((torch.ones(len(padded), 1), padded), 1).to(problem.device, problem.dtype)
-            total = torch.zeros(len(padded), 2, dtype=torch.float64, device=problem.device)
+            total = torch.zeros(len(padded), 2, dtype=torch.float64, device=float64_device(problem.device))
             for i in range(0, samples, chunk):
                 shared, yc, labels = self.products(i, chunk)
                 for k in range(0, len(padded), block):
                     means, hits = run(coords[k : k + block], shared, yc, labels)
-                    total[k : k + block, 0] += means.double() * len(yc)
-                    total[k : k + block, 1] += hits
+                    total[k : k + block, 0] += double(means) * len(yc)
+                    total[k : k + block, 1] += hits.to(total.device)
                     progress((i + len(yc) * (k + block) / len(padded)) / samples)
                 del shared  # before the next products, which take as much
             return total[: len(points)]
@@ -217,14 +218,14 @@ def compiled_totals(
 def _correct(outputs: Tensor, labels: Tensor | None) -> Tensor:
     """The number (K,) of samples that each of outputs (K, C, samples) gets right; NaN without ``labels``."""
     if labels is None:
-        return torch.full((len(outputs),), torch.nan, dtype=torch.float64, device=outputs.device)
+        return torch.full((len(outputs),), torch.nan, device=outputs.device)
     # In eager mode argmax along a middle dimension is 40 times slower than amax on a CPU: it serves where
     # outputs tie. To see that, a GPU would have to be waited for.
     if not torch.compiler.is_compiling() and not outputs.is_cuda:
         best = outputs == outputs.amax(1, keepdim=True)
         if int(best.sum()) == best[:, 0].numel():
-            return best.gather(1, labels.expand(len(best), 1, -1)).sum((1, 2)).double()
-    return (outputs.argmax(1) == labels).sum(1).double()
+            return best.gather(1, labels.expand(len(best), 1, -1)).sum((1, 2))
+    return (outputs.argmax(1) == labels).sum(1)
 
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -392,7 +393,7 @@ DISPLACEMENT = 0.3
 # scratch space exist at once, and freed memory does not return to the system at once (ours).
 ACTIVATION_COPIES = 3
 
-# (K, 2) points -> (K, 2) float64 on the device: sums over the samples of the losses, and of the correct ones.
+# (K, 2) points -> (K, 2) float64: sums over the samples of the losses, and of the correct ones.
 Totals = Callable[[Tensor, Progress], Tensor]
 
 
@@ -414,7 +415,7 @@ class PlaneLoss:
 
     def pointwise(self, points: Tensor, progress: Progress) -> Tensor:
         """The :data:`Totals` by the problem itself, point by point."""
-        total = torch.empty(len(points), 2, dtype=torch.float64, device=self.problem.device)
+        total = torch.empty(len(points), 2, dtype=torch.float64, device=float64_device(self.problem.device))
         theta = torch.empty_like(self.center)  # one buffer for all points; the parameters are views of it
         for k, (a, b) in enumerate(points.tolist()):
             total[k] = self.problem.totals(self.move(a, b, theta))
@@ -431,7 +432,7 @@ class PlaneLoss:
             total = totals(points, progress).clone()
             for k, (a, b) in enumerate(points.tolist()):
                 theta = self.move(a, b, torch.empty_like(self.center))
-                total[k, 0] += problem.penalty_value(theta).double() * problem.data.samples
+                total[k, 0] += double(problem.penalty_value(theta)) * problem.data.samples
             return total
 
         return both
@@ -473,14 +474,14 @@ def folded_totals(loss: PlaneLoss, folded: FoldedForward, *, keep: bool = False)
     laid_out = [(folded.inputs(x), y, count) for x, y, count in problem.chunks()] if keep else None
 
     def totals(points: Tensor, progress: Progress) -> Tensor:
-        total = torch.zeros(len(points), 2, dtype=torch.float64, device=problem.device)
+        total = torch.zeros(len(points), 2, dtype=torch.float64, device=float64_device(problem.device))
         theta = torch.empty_like(loss.center)
         for k, (a, b) in enumerate(points.tolist()):
             weights = folded.weights(problem.layout.views(loss.move(a, b, theta)))
             for x, y, count in laid_out or problem.chunks():
                 outputs = folded(weights, folded.inputs(x))
-                total[k, 0] += problem.criterion(outputs, y).double() * count
-                total[k, 1] += correct(outputs, y, problem.criterion)
+                total[k, 0] += double(problem.criterion(outputs, y)) * count
+                total[k, 1] += correct(outputs, y, problem.criterion).to(total.device)
             progress((k + 1) / len(points))
         return total
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from landscape.core import statistics
+from landscape.core.devices import double, float64_device
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import Positive, Several, check_bounds, expect, positive
@@ -213,8 +214,8 @@ def from_round(gradients: Tensor, batch: int) -> tuple[float, float]:
         >>> from_round(torch.tensor([[3.0, 1.0], [3.0, -1.0]]), batch=5)
         (10.0, 8.0)
     """
-    total2 = float(gradients.sum(0, dtype=torch.float64).square().sum())
-    squares = float(sum(row.double().square().sum() for row in gradients))
+    total2 = float(gradients.to(float64_device(gradients.device)).sum(0, dtype=torch.float64).square().sum())
+    squares = float(sum(double(row).square().sum() for row in gradients))
     return from_sums(squares, total2, len(gradients), batch)
 
 
@@ -233,12 +234,12 @@ class ExactGradientEstimator:
 
     def __init__(self, whole: Tensor, batch: int) -> None:
         self._whole, self._batch, self.draws = whole, batch, 0
-        self._norm2 = float(whole.double().square().sum())
+        self._norm2 = float(double(whole).square().sum())
         self._traces: list[float] = []
 
     def add(self, gradients: Tensor) -> None:
         """Take the gradient (1, P) of a minibatch."""
-        self._traces.append(self._batch * float((gradients[0] - self._whole).double().square().sum()))
+        self._traces.append(self._batch * float(double(gradients[0] - self._whole).square().sum()))
         self.draws += 1
 
     def estimate(self) -> GradientNoise:
@@ -258,14 +259,16 @@ class JackknifeEstimator:
     def __init__(self, weights: Tensor, batch: int) -> None:
         groups = max(LEAST_GROUPS, min(GROUPS, GROUP_BYTES // (8 * len(weights))))
         self._batch, self.draws = batch, 0
-        self._sums = torch.zeros(groups, len(weights), dtype=torch.float64, device=weights.device)
+        self._sums = torch.zeros(
+            groups, len(weights), dtype=torch.float64, device=float64_device(weights.device)
+        )
         self._gram = np.zeros((groups, groups))
         self._squares, self._counts = np.zeros(groups), np.zeros(groups, dtype=int)
 
     def add(self, gradients: Tensor) -> None:
         """Take the gradient (1, P) of a minibatch."""
         m = self.draws % len(self._sums)
-        g = gradients[0].double()
+        g = double(gradients[0])
         self._sums[m] += g
         self._squares[m] += float(g @ g)
         self._counts[m] += 1
@@ -304,7 +307,7 @@ class LearnersEstimator(JackknifeEstimator):
 
     def add(self, gradients: Tensor) -> None:
         """Take the learners' gradients (n, P)."""
-        super().add(gradients.mean(0, keepdim=True, dtype=torch.float64))
+        super().add(gradients.to(self._sums.device).mean(0, keepdim=True, dtype=torch.float64))
         self._rounds.append(from_round(gradients, self._local_batch))
 
     def rounds(self) -> dict[str, float]:

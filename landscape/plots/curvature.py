@@ -105,8 +105,8 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
         ax.annotate(text, (r.trace, k), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9)
     ax.set_yticks(range(len(results)), style.names_of(results, "spectrum"))
     ax.margins(x=0.25)
-    matrix = "Hessian" if results[0].samples else results[0].matrix
-    label = f"trace of the {_owner(results)}{matrix}{style.unit(Spectrum, 'trace')}"
+    matrix = f"Hessian{style.unit(Spectrum, 'trace')}" if results[0].samples else results[0].matrix
+    label = f"trace of the {_owner(results)}{matrix}"
     ax.set(ylim=(len(results) - 0.4, -0.8), xlabel=f"{label}, 95% interval")
     return finish(figure, title or f"Trace, {_size(results)}")
 

@@ -173,7 +173,7 @@ def split(batch: Any, model_has_loss: bool) -> tuple[Any, Any]:
 
 
 def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
-    """How many samples a batch holds: the length of its first tensor, of the targets where they have one.
+    """The number of samples of a batch: the length of its first tensor, of the targets where they have one.
 
     With ``alike``, InputError unless all tensors are of that length; ``remedy``: code that makes a batch of
     those which are not, as of a graph's nodes and edges.

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError
 from landscape.problem.batches import call, clone, named_tensors, random_state, strided, take
 from landscape.problem.data import PROBE
@@ -30,12 +31,12 @@ MOVE = 0.1
 def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
     """θ moved at random by :data:`MOVE`: there samples have different losses, even of a model just made."""
     generator = torch.Generator().manual_seed(seed)
-    theta = problem.weights.clone()
-    for view in problem.layout.views(theta).values():
+    weights = problem.weights.clone()
+    for view in problem.layout.views(weights).values():
         if view.numel():
             size = float(view.detach().abs().float().mean()) + MOVE
             view += (MOVE * size * torch.randn(view.shape, generator=generator)).to(view)
-    return theta
+    return weights
 
 
 def tolerance(dtype: torch.dtype) -> float:
@@ -222,8 +223,8 @@ def check_problem(
         check_random(problem, x, y)
     check_recorded(problem, before, loss, check_leaves(problem, original, x, y), x, y)
     away = moved(problem)
-    for theta in (away, moved(problem, 1), moved(problem, 2)) if full else (away,):
-        check_parameters(problem, x, y, theta)
+    for weights in (away, moved(problem, 1), moved(problem, 2)) if full else (away,):
+        check_parameters(problem, x, y, weights)
     check_mean(problem, terms, batch, away)
     if full or mentions(problem.criterion, original):
         check_original(problem, original, x, y)
@@ -415,14 +416,16 @@ def check_parameters(problem: MeanLoss, x: Any, y: Any, weights: Tensor) -> None
     given = problem.layout.leaves(weights)
     a, b = fresh(problem, x, y), fresh(problem, x, y)
     with problem.evaluating(0):
-        ours, slope = _loss_and_slope(lambda: problem.call(given, a[0]), problem, list(given.values()), a[1])
+        ours, gradient = _loss_and_gradient(
+            lambda: problem.call(given, a[0]), problem, list(given.values()), a[1]
+        )
     named = dict(problem.model.named_parameters())
     parameters = [named[name] for name in given]
     with _set_back(parameters), problem.evaluating(0):
         with torch.no_grad():
             for p, value in zip(parameters, given.values(), strict=True):
                 p.copy_(value)
-        wanted, truth = _loss_and_slope(lambda: call(problem.model, {}, b[0]), problem, parameters, b[1])
+        wanted, truth = _loss_and_gradient(lambda: call(problem.model, {}, b[0]), problem, parameters, b[1])
     allowed = tolerance(problem.weights.dtype)
     if not torch.allclose(ours, wanted, rtol=allowed, atol=allowed, equal_nan=True):
         raise InputError(
@@ -430,10 +433,10 @@ def check_parameters(problem: MeanLoss, x: Any, y: Any, weights: Tensor) -> None
             "with the same ones loaded into the module: it keeps some of them, or what was computed from "
             "them, elsewhere; compute it from self.NAME in each forward pass"
         )
-    if slope is not None and truth is not None:
+    if gradient is not None and truth is not None:
         # A part at a time: copies of all parts in double precision would take much memory.
-        apart = [float((a.double() - b.double()).norm()) for a, b in zip(slope, truth, strict=True)]
-        scale = math.hypot(*(float(part.double().norm()) for part in truth))
+        apart = [float((double(a) - double(b)).norm()) for a, b in zip(gradient, truth, strict=True)]
+        scale = math.hypot(*(float(double(part).norm()) for part in truth))
         if math.isfinite(scale) and math.hypot(*apart) > 10 * allowed * (scale + allowed):
             raise InputError(
                 "model: with all parameters replaced its gradient is not that of the module with the same "
@@ -441,7 +444,7 @@ def check_parameters(problem: MeanLoss, x: Any, y: Any, weights: Tensor) -> None
             )
 
 
-def _loss_and_slope(
+def _loss_and_gradient(
     outputs: Callable[[], Any], problem: MeanLoss, parameters: Sequence[Tensor], y: Any
 ) -> tuple[Tensor, Sequence[Tensor] | None]:
     """The loss and its gradient, parameter by parameter, or None where the loss has none."""

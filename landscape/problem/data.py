@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
+from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError
 from landscape.core.memory import fits
 from landscape.problem.batches import (
@@ -489,7 +490,7 @@ def _checksum(tree: Any) -> Tensor:
     """
     sums = []
     for _, tensor in named_tensors(tree):
-        rows = strided(tensor.detach()).to("cpu", torch.float64)
+        rows = double(strided(tensor.detach())).cpu()
         rows = rows.reshape(len(rows), -1) if rows.dim() else rows.reshape(1, 1)
         weights = torch.arange(1, rows.shape[1] + 1, dtype=torch.float64).sqrt().frac() + 0.5
         each = rows @ weights

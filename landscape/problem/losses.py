@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.problem.batches import clone, count_samples, named_tensors, tree_map
 
@@ -91,7 +92,7 @@ def _counted(targets: Any, ignored: int) -> Tensor | None:
     """1 for each target other than ``ignored``, else 0; None for targets that are not class indices."""
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.dim() == 0:
         return None
-    return (targets != ignored).double()
+    return double(targets != ignored)
 
 
 def loss_terms(loss: Any, targets: Any) -> Tensor | None:
@@ -104,7 +105,8 @@ def loss_terms(loss: Any, targets: Any) -> Tensor | None:
     if known is None or (terms := _counted(targets, known.ignored)) is None:
         return None
     if known.weight is not None:
-        terms *= known.weight.to(targets.device)[targets.where(terms > 0, torch.zeros_like(targets))]
+        counted = targets.where(targets != known.ignored, torch.zeros_like(targets))
+        terms *= known.weight.to(targets.device)[counted].to(terms)
     return by_sample(terms)
 
 
@@ -139,7 +141,7 @@ class Terms:
         if terms.shape != (samples,):
             given = tuple(terms.shape)
             raise InputError(f"terms: shape {given}, it must give one number a sample, ({samples},)")
-        return terms.detach().to("cpu", torch.float64)
+        return double(terms.detach()).cpu()
 
 
 def check_labels(loss: Any, outputs: Any, targets: Any) -> None:
@@ -177,7 +179,7 @@ def is_softmax_loss(loss: Any) -> bool:
 
 
 def correct(outputs: Any, targets: Any, loss: Any) -> Tensor:
-    """How many of (B, classes, ...) ``outputs`` have their largest entry at the target (B, ...).
+    """The number of (B, classes, ...) ``outputs`` that have their largest entry at the target (B, ...).
 
     NaN where :func:`correct_shares` is.
     """
@@ -200,9 +202,9 @@ def correct_shares(outputs: Any, targets: Any, loss: Any) -> Tensor:
         return unknown
     if z.dim() > 2 and ClassLoss.of(loss) is None:
         return unknown
-    right = (z.argmax(1) == targets).double().unsqueeze(-1).flatten(1).sum(1)
+    right = double(z.argmax(1) == targets).unsqueeze(-1).flatten(1).sum(1)
     shares: Tensor = right / max(1, targets[:1].numel())
-    return shares.where(((targets >= 0) & (targets < z.shape[1])).all(), torch.nan)
+    return shares.where(((targets >= 0) & (targets < z.shape[1])).all().to(shares.device), torch.nan)
 
 
 class ClonedTargets:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError, ProblemWarning
 from landscape.core.memory import available_memory
 from landscape.problem.batches import count_samples, named_tensors, take
@@ -42,7 +43,7 @@ class Count:
 
     def __call__(self, targets: Any) -> Tensor:
         number, cut = self.place
-        return by_sample(self.function(list(named_tensors(targets))[number][1][cut])).double()
+        return double(by_sample(self.function(list(named_tensors(targets))[number][1][cut])))
 
     def __repr__(self) -> str:
         return self.code
@@ -117,7 +118,7 @@ def revealed(losses: Parts) -> list[Count]:
         classes = torch.unique(tensor).tolist()
         if not 2 <= len(classes) <= MAX_CLASSES:
             continue
-        numbers = torch.stack([by_sample(tensor == c) for c in classes], 1).double().cpu()
+        numbers = double(torch.stack([by_sample(tensor == c) for c in classes], 1)).cpu()
         if (weights := _class_weights(losses, numbers)) is not None:
             found.append(_weighted(name, place, dict(zip(classes, weights, strict=True))))
     return found
@@ -160,7 +161,7 @@ def _weighted(name: str, place: Place, weights: dict[int, float]) -> Count:
                 f"data: {name} has the class {int(tensor[~known][0])}, which the first samples do not have, "
                 "so that its weight in the loss is not known; give terms=, the sum of each sample's weights"
             )
-        return sum((w * by_sample(tensor == c).double() for c, w in weights.items()), torch.zeros(()))
+        return sum((w * double(by_sample(tensor == c)) for c, w in weights.items()), torch.zeros(()))
 
     listed = ", ".join(f"{c}: {w:.4g}" for c, w in weights.items())
     return Count(f"the weights of the classes of {name}, {{{listed}}}", place, terms)
@@ -187,7 +188,7 @@ class Parts:
     Args:
         problem: model and loss.
         batch: the first one; of data with numbered samples, rows are those numbers.
-        theta: weights (P,).
+        weights: θ (P,).
         data: where the samples come from.
     """
 
@@ -202,7 +203,7 @@ class Parts:
         none.resident, none.batches = None, ()
         try:
             exact = self.problem.on(none).to(torch.float64)
-            parts = Parts(exact, self._batch, self.weights.double(), self.data)
+            parts = Parts(exact, self._batch, double(self.weights), self.data)
             parts.loss([0])
         except Exception:  # a dtype that the model, or the loss, names itself
             return self
@@ -291,7 +292,7 @@ def divided(rows: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
     return [list(rows[a:b]) for a, b in itertools.pairwise([0, *ends, len(rows)])]
 
 
-def check_mean(problem: MeanLoss, terms: Terms, batch: tuple[Any, Any], theta: Tensor) -> None:
+def check_mean(problem: MeanLoss, terms: Terms, batch: tuple[Any, Any], at: Tensor) -> None:
     """Find by which weights the losses of parts of the data combine to that of all of them.
 
     Where they do not combine by the ``terms`` that are known, other counts of targets are tried, and used
@@ -301,14 +302,14 @@ def check_mean(problem: MeanLoss, terms: Terms, batch: tuple[Any, Any], theta: T
     Args:
         terms: how many terms of the mean each sample brings; changed where others are found.
         batch: the first samples, or the first batch.
-        theta: weights (P,) at which samples have different losses.
+        at: weights (P,) at which samples have different losses.
 
     Raises InputError where the loss is a sum, or neither a mean nor of a size that can be taken at once.
     """
     picked = problem.data.rows(*batch)
     if picked is None or len(picked) < 2:  # a batch that cannot be split, or nothing to split
         return
-    parts = Parts(problem, batch, theta, problem.data)
+    parts = Parts(problem, batch, at, problem.data)
     rows = _by_targets(picked.tolist(), parts)
     if problem.draws:
         if attempt(_random_parts_combine, parts, rows, terms):
@@ -363,9 +364,9 @@ def _by_targets(rows: list[int], parts: Parts) -> list[int]:
     """
     targets = parts.samples(rows)[1]
     for _, each in named_tensors(targets):
-        if each.is_complex() or each.dim() == 0 or bool((each.double() != each.double().round()).any()):
+        if each.is_complex() or each.dim() == 0 or bool((double(each) != double(each).round()).any()):
             continue  # of these no sum tells how many count
-        order = by_sample(each.double()).argsort().tolist()
+        order = by_sample(double(each)).argsort().tolist()
         return [rows[i] for i in (*order[-2:], *order[:-2])]
     return rows
 

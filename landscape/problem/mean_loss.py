@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from landscape.core.devices import check_dtype, double, float64_device
 from landscape.core.errors import InputError
 from landscape.core.memory import Need, bounded, with_saved_bytes
 from landscape.problem import batchnorm as bn_policies
@@ -40,7 +41,7 @@ class MeanLoss:
 
     Attributes:
         model, criterion, layout: the model, the loss, and the parameters' places in θ.
-        theta: the centre (P,).
+        weights: the centre (P,).
         data: the samples (:class:`landscape.problem.data.Data`).
         batchnorm: whose statistics BatchNorm uses (:class:`landscape.problem.batchnorm.BatchNormPolicy`).
         draws: how many draws of random numbers the loss is a mean over; 0 where it draws none.
@@ -254,6 +255,7 @@ class MeanLoss:
             >>> problem.to(torch.float64).weights.dtype
             torch.float64
         """
+        check_dtype(self.device, dtype)
         other = self.on(self.data.to(dtype))
         other.dtype, other.weights = dtype, self.weights.to(dtype)
         other.model = copy.deepcopy(self.model).to(dtype)
@@ -449,7 +451,7 @@ class MeanLoss:
             weights: (P,); default: the centre.
 
         Returns:
-            (2,) float64, on the device: the loss and the number of right answers.
+            (2,) float64, on the device if it has that: the loss and the number of right answers.
 
         Example:
             >>> problem.totals(torch.tensor([1.0, 0.0, 0.0, 1.0]))[1].item()
@@ -457,14 +459,14 @@ class MeanLoss:
         """
         weights = self.weights if weights is None else weights
         problem = self.at(weights)
-        total = torch.zeros(2, dtype=torch.float64, device=self.device)
+        total = torch.zeros(2, dtype=torch.float64, device=float64_device(self.device))
         for x, y, count, seed in self.parts():
             with self.evaluating(seed):
                 outputs = problem.outputs(weights, x)
-                total[0] += self.criterion(outputs, y).detach().double() * count
-            total[1] += correct(outputs, y, self.criterion) / max(1, self.draws)
+                total[0] += double(self.criterion(outputs, y).detach()) * count
+            total[1] += correct(outputs, y, self.criterion).to(total.device) / max(1, self.draws)
         if self.regularised:
-            total[0] += self.penalty_value(weights).double() * self.samples
+            total[0] += double(self.penalty_value(weights)) * self.samples
         return total
 
     def evaluate(self, weights: Tensor | None = None) -> tuple[float, float]:

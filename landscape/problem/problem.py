@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from landscape.core.devices import check_dtype
 from landscape.core.errors import InputError
 from landscape.core.options import choose, expect, of_run
 from landscape.problem import batchnorm, checks
@@ -29,7 +30,7 @@ RANDOMNESS = ("refuse", "seed")
 
 
 def number_of_draws(randomness: str | int) -> int:
-    """How many draws of random numbers the loss is a mean over; 0 for "refuse".
+    """The number of draws of random numbers the loss is a mean over; 0 for "refuse".
 
     Args:
         randomness: one of :data:`RANDOMNESS`, or a number of draws, also as text.
@@ -213,10 +214,10 @@ class Problem(MeanLoss):
         novel, self.data.novel = self.data.novel, []  # kept no longer than the check
         if not checked or self.data.mixes or not novel:
             return
-        before, theta, first = terms.given, moved(self), self.data.first()
+        before, away, first = terms.given, moved(self), self.data.first()
         for batch in novel:
             if not self.data.mixes:
-                check_mean(self, terms, self.data.beside(first, self.data.place(batch)), theta)
+                check_mean(self, terms, self.data.beside(first, self.data.place(batch)), away)
         if terms.given is not before or self.data.mixes:
             self.data.weigh(terms, equal=checked, ordered=self.draws > 0 or self.data.mixes)
             self.data.novel = []
@@ -246,6 +247,7 @@ class Problem(MeanLoss):
         self.padding = padding_rows(model, self.layout)
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
+        check_dtype(self.device, self.dtype)
         self.model = model.to(self.device, self.dtype).eval()
         for layer in self.model.modules():
             if isinstance(layer, nn.RNNBase) and not layer.dropout:  # the same function; but cuDNN's backward

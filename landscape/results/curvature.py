@@ -133,7 +133,7 @@ class BatchSharpness(Measurement):
 
 @dataclass(frozen=True, kw_only=True)
 class Disagreement(Measurement):
-    """How much of the learners' spread Δw_j = w_j − w_a, and of the gradient, is in the top-k Hessian space.
+    """The share of the learners' spread Δw_j = w_j − w_a, and of the gradient, in the top-k Hessian space.
 
     H is the Hessian and g the gradient of the mean loss at w_a, over all samples; v_i the eigenvectors of
     the k largest eigenvalues of H; C = n⁻¹ Σ_j Δw_jΔw_jᵀ the covariance of the learners (not n⁻² Σ, as in

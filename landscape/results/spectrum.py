@@ -70,8 +70,8 @@ class MatrixResult(Measured):
 
     @property
     def unit(self) -> str:
-        """The unit of the eigenvalues: "nat", or "1/η" with a preconditioner."""
-        return "1/η" if self.precondition else "nat"
+        """The unit of the eigenvalues: "nat", "1/η" with a preconditioner, "" of a given operator."""
+        return "1/η" if self.precondition else "nat" * (self.samples > 0)
 
     def _about(self) -> list[Row]:
         """The last rows of a description: the matrix, the samples and the products."""

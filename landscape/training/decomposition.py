@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from landscape.core.devices import float64_device
 from landscape.core.errors import InputError
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.problem import Problem
@@ -99,13 +100,13 @@ def step_columns(loss: float, found: Projection) -> dict[str, float]:
 
 def _products(vectors: Sequence[Tensor], along: Tensor | None = None) -> Tensor:
     """⟨a, b⟩ (m, m) of any two, in float64; with ``along`` (m − 1,) of v_0 and v_i − along_i v_0."""
-    m, where = len(vectors), vectors[0].device
+    m, where = len(vectors), float64_device(vectors[0].device)
     total = torch.zeros(m, m, dtype=torch.float64, device=where)
     block = torch.empty(m, BLOCK, dtype=torch.float64, device=where)
     for i in range(0, len(vectors[0]), BLOCK):
         rows = block[:, : len(vectors[0]) - i]
         for row, v in zip(rows, vectors, strict=True):
-            row.copy_(v[i : i + BLOCK])
+            row.copy_(v[i : i + BLOCK].to(where))
         if along is not None:
             rows[1:].addr_(along, rows[0], alpha=-1)
         total.addmm_(rows, rows.T)
@@ -132,7 +133,7 @@ def estimate_gradient(
     comm = comm or Comm(1)
     if samples == 0 and batch:
         cut = fixed_batches(problem.samples, batch, seed)
-        loss, gradient = _over(problem, weights, cut[comm.share(len(cut))], problem.samples)
+        loss, gradient = _summed(problem, weights, cut[comm.share(len(cut))], problem.samples)
         return Gradient(comm.total(loss)[0], comm.part_sum(gradient, "g")[None], comm)
     if samples == 0:
         part = problem.subset(comm.share(problem.samples)) if comm.size > 1 else problem
@@ -148,7 +149,7 @@ def estimate_gradient(
     groups = indices[comm.share(GROUPS)].to(problem.device)
     rows, losses = weights.new_empty(len(groups), len(weights)), 0.0
     for row, group in zip(rows, groups, strict=True):
-        loss, row[:] = _over(problem, weights, _cut(group, batch or len(group)), len(group))
+        loss, row[:] = _summed(problem, weights, _cut(group, batch or len(group)), len(group))
         losses += loss
     return Gradient(comm.total(losses)[0] / GROUPS, comm.parts(rows, GROUPS), comm)
 
@@ -162,7 +163,7 @@ def _cut(indices: Tensor, batch: int) -> tuple[Tensor, ...]:
     return indices.tensor_split(-(-len(indices) // batch))
 
 
-def _over(problem: Problem, weights: Tensor, parts: Sequence[Tensor], samples: int) -> tuple[float, Tensor]:
+def _summed(problem: Problem, weights: Tensor, parts: Sequence[Tensor], samples: int) -> tuple[float, Tensor]:
     """Loss and gradient of each of ``parts``, a batch, summed by their shares of ``samples``."""
     total, gradient = 0.0, torch.zeros_like(weights)
     for part in parts:
@@ -269,7 +270,7 @@ def _columns(
 def mean(h: Tensor) -> Tensor:
     """The mean (...,) of ``h`` over all pairs of different estimates."""
     k = h.shape[-1]
-    return _off(h).sum((-1, -2)) / (k * (k - 1))
+    return _off_diagonal(h).sum((-1, -2)) / (k * (k - 1))
 
 
 def covariance(a: Tensor, b: Tensor) -> Tensor:
@@ -278,7 +279,7 @@ def covariance(a: Tensor, b: Tensor) -> Tensor:
     E of their product, less the product of their expectations, for which pairs with no estimate in common
     stand. Needs four estimates or more.
     """
-    return mean(a) * mean(b) - _apart(_off(a), _off(b))
+    return mean(a) * mean(b) - _mean_of_distinct(_off_diagonal(a), _off_diagonal(b))
 
 
 def standard_error(h: Tensor) -> Tensor:
@@ -287,10 +288,10 @@ def standard_error(h: Tensor) -> Tensor:
     ζ₁ is the covariance of pairs with one estimate in common, ζ₂ the variance of one pair, unbiased or 0.
     Where ζ₁ is 0 the jackknife would state an error √2 times too large.
     """
-    k, h = h.shape[-1], _off(h)
-    apart, squares = _apart(h, h), h.square().sum((-1, -2))
+    k, h = h.shape[-1], _off_diagonal(h)
+    distinct, squares = _mean_of_distinct(h, h), h.square().sum((-1, -2))
     shared = (h.sum(-1).square().sum(-1) - squares) / (k * (k - 1) * (k - 2))
-    one, two = (shared - apart).clamp(min=0), (squares / (k * (k - 1)) - apart).clamp(min=0)
+    one, two = (shared - distinct).clamp(min=0), (squares / (k * (k - 1)) - distinct).clamp(min=0)
     return ((4 * (k - 2) * one + 2 * two) / (k * (k - 1))).sqrt()
 
 
@@ -307,11 +308,11 @@ def quotient(above: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
     return value + covariance(linear, below) / down, standard_error(linear)
 
 
-def _off(h: Tensor) -> Tensor:
+def _off_diagonal(h: Tensor) -> Tensor:
     return h.masked_fill(torch.eye(h.shape[-1], dtype=torch.bool, device=h.device), 0.0)
 
 
-def _apart(a: Tensor, b: Tensor) -> Tensor:
+def _mean_of_distinct(a: Tensor, b: Tensor) -> Tensor:
     """The mean of a_ij b_kl over i, j, k, l that all differ, by inclusion and exclusion."""
     k, both = a.shape[-1], (-1, -2)
     shared = (a.sum(-1) * b.sum(-1)).sum(-1)

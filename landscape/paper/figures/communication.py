@@ -1,4 +1,4 @@
-"""What communication costs: DPSGD-2020's run time, predicted, and LocalSGD-2021's accuracy against rounds.
+"""The costs of communication: DPSGD-2020's run time, predicted and measured, and LocalSGD-2021's accuracy.
 
 The settings of the first are in an appendix that is not available; of the second only the abstract is at
 hand, and every setting here is ours.
@@ -6,22 +6,31 @@ hand, and every setting here is ours.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import ticker
 
 from landscape import plots
+from landscape.core.errors import OperationError
 from landscape.paper.context import Context, Ended, identity
 from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, mean_and_spread, test_error
 from landscape.paper.verdicts import Effect, Rows, paired_effect, settings
 from landscape.plots.picture import panels, shared_legend
 from landscape.plots.style import color_of
+from landscape.results import base
 from landscape.results.training import RunTimes
 from landscape.training.planning import calibration, plan
 from landscape.training.planning.plan import Costs, Link, Machines, Stragglers
-from landscape.training.recipes.recipe import read
+from landscape.training.recipes.recipe import Recipe, read
 
 # ---- Predicted run time
 
@@ -84,6 +93,107 @@ def _runtime(context: Context) -> Drawing:
     return Drawing({"": plots.draw([result])}, rows, compared, busy)
 
 
+# ---- Run time over loopback, measured
+
+RULES = {
+    "ssgd": "{name='ssgd'}",
+    "dpsgd awc": "{name='dpsgd', mixing='random-matching'}",
+    "dpsgd atc": "{name='dpsgd', mixing='random-matching', order='atc'}",
+}
+LOCAL_BATCH = 64
+
+
+def _recipe(rule: str, processes: int, widths: str) -> Recipe:
+    samples = f"samples=1000, dimension={widths.partition(',')[0]}, classes=10"
+    return read("digits-ssgd", [
+        f"algorithm={RULES[rule]}", f"learners={processes}", f"batch={LOCAL_BATCH * processes}", "lr=0.01",
+        f"model={{name='mlp', widths=[{widths}]}}", f"data={{name='synthetic', {samples}}}", "steps=1000000",
+        "decompose.every=0", "evaluate.every=0",
+    ])  # fmt: skip
+
+
+def measure_times(path: str, processes: int, widths: str, rounds: int, steps: int, bandwidth: float) -> None:
+    """Write the times of a step as predicted and as measured to ``path``, two tables a round.
+
+    ``bandwidth``: of each process's link (bytes/s), for the prediction; 0: as it is measured.
+    """
+    recipes, tables = {rule: _recipe(rule, processes, widths) for rule in RULES}, list[RunTimes]()
+    for costs, link, seconds in calibration.measure_steps(recipes, processes, rounds, steps):
+        machines = Machines(Link(link.latency, bandwidth or link.bandwidth))
+        known = {LOCAL_BATCH: costs}.__getitem__
+        predicted = plan.predict(recipes["ssgd"], [processes], known, machines, mixings=["random-matching"])
+        step_s = predicted.step_s.copy()
+        for rule, value in seconds.items():
+            step_s[predicted.algorithm.index(rule)] = value
+        tables += [predicted, dataclasses.replace(predicted, step_s=step_s, step_error=0 * step_s)]
+    base.save(tables, path)
+
+
+def _measured(**how: Any) -> list[RunTimes]:
+    """The tables of :func:`measure_times`, where loopback is one queue of ``bandwidth`` for each process.
+
+    Raises:
+        OperationError: it failed, or this machine permits no network namespace with tc.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path, rate = f"{folder}/times.h5", 8 * how["processes"] * how["bandwidth"]
+        code = f"from {__name__} import measure_times; measure_times({path!r}, **{how!r})"
+        command = [sys.executable, "-c", code]
+        if rate:
+            queue = f"root tbf rate {rate:.0f}bit burst 1mb latency 200ms"
+            shape = f'ip link set lo up && tc qdisc add dev lo {queue} && exec "$0" "$@"'
+            own = ["--map-root-user"] if os.geteuid() else []
+            command = ["unshare", "--net", *own, "sh", "-c", shape, *command]
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            said = (getattr(error, "stderr", "") or str(error)).strip().splitlines()[-1]
+            raise OperationError(
+                f"processes over a slow loopback cannot be timed here ({said}); run it as root, with "
+                "unshare, ip and tc installed"
+            ) from error
+        return [each for each in base.load_results(path) if isinstance(each, RunTimes)]
+
+
+def _judge_loopback(rows: Rows) -> list[Effect]:
+    what, effects = "time a step, SSGD / DPSGD", []
+    for many, rule in itertools.product(settings(rows, "processes"), list(RULES)[1:]):
+        both: dict[str, Any] = {"processes": many, "algorithm": ("ssgd", rule)}
+        where = f"{many:g} processes, {rule}"
+        effects.append(paired_effect(where, what, rows, "measured_s", times=True, **both))
+    return effects
+
+
+@figure("runtime-loopback", _judge_loopback)
+def _loopback(context: Context) -> Drawing:
+    sizes, tables = dict(context.sizes), []
+    for processes in sizes.pop("processes"):
+        how = {"processes": processes, **sizes}
+        found = context.cached(RunTimes, [], how, functools.partial(_measured, **how), (plan.predict,))
+        for seed, each in enumerate(zip(found[::2], found[1::2], strict=True)):
+            predicted, measured = (_times(times).set_index("algorithm")["step_s"] for times in each)
+            columns = {"processes": processes, "seed": seed, "measured_s": measured, "predicted_s": predicted}
+            tables.append(pd.DataFrame(columns).loc[list(RULES)].reset_index(names="algorithm"))
+    rows = pd.concat(tables, ignore_index=True)
+    rows["predicted_over_measured"] = rows["predicted_s"] / rows["measured_s"]
+    shown = settings(rows, "processes")
+    picture, (ax,) = panels(1, 1, 6.4, 3.7)
+    for (rule, table), marker in zip(rows.groupby("algorithm", sort=False), "osD", strict=True):
+        by = table.groupby("processes")[["measured_s", "predicted_s"]].agg(["median", "min", "max"])
+        middle, low, high = (by["measured_s"][name] for name in ("median", "min", "max"))
+        look: Any = {"color": color_of(rule), "ls": ":" if rule.endswith("atc") else "--"}
+        ax.plot(shown, by["predicted_s"]["median"], label=f"{rule}, predicted", **look)
+        look |= {"marker": marker, "ls": "none", "mfc": "none" if rule.endswith("atc") else look["color"]}
+        reach = [middle - low, high - middle]
+        ax.errorbar(shown, middle, reach, capsize=3, label=f"{rule}, measured", **look)
+    ax.set(xscale="log", yscale="log", xlabel="processes", ylabel="time a step (s)")
+    ax.set_xticks(shown, map(str, shown))
+    ax.xaxis.set_minor_locator(ticker.NullLocator())
+    shared_legend(picture, [ax], ncols=3)
+    what = "predicted / measured time a step, {algorithm}, {processes} processes"
+    return Drawing({"": picture}, rows, compare_with_paper(rows, what, "predicted_over_measured"))
+
+
 # ---- Local SGD
 
 NAMED = {"local-sgd": "local SGD", "slowmo": "with slow momentum"}
@@ -116,8 +226,8 @@ def _local(context: Context) -> Drawing:
             look = {"marker": marker, "capsize": 3, "color": color_of(a), "label": name}
             ax.errorbar(x, means[a], groups[ACCURACY].std()[a], **look)
     labels = {"steps between averages H": 4, "communication rounds": 10}
-    for ax, (label, base) in zip(axes, labels.items(), strict=True):
-        ax.set_xscale("log", base=base)
+    for ax, (label, step) in zip(axes, labels.items(), strict=True):
+        ax.set_xscale("log", base=step)
         ax.set_xlabel(label)
     axes[0].set_xticks(periods, [str(h) for h in periods])
     axes[0].set_ylabel("test accuracy of $w_a$ (%)")

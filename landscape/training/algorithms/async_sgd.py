@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from landscape.core import registry
+from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.core.options import BelowOne, Natural
 from landscape.limits import max_stable_step
@@ -191,7 +192,7 @@ class ADPSGD(DPSGD):
         if self.schedule == "random":
             draw = self.generator("delay", step)
             delays = torch.randint(longest + 1, (self.learners,), generator=draw)
-        self._mean_delay = float(delays.double().mean())
+        self._mean_delay = float(double(delays).mean())
         self._slots = (step - 1 - delays[self.comm.local]) % size
 
     def gradient_points(self, weights: Tensor) -> Tensor:

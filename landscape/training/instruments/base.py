@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from landscape.core import registry
+from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.curvature.eigenvalues import exact_products
@@ -88,7 +89,7 @@ class Sample:
     def gradient(self, weights: Tensor) -> Tensor:
         """∇L (P,) at ``weights`` over the sample."""
         part = self._local.gradient(weights) * self._share if self._share else torch.zeros_like(weights)
-        return self._comm.totals(part.double()).to(weights) if self._comm.size > 1 else part
+        return self._comm.totals(double(part)).to(weights) if self._comm.size > 1 else part
 
     def curvature(self, weights: Tensor) -> Callable[[Tensor], float]:
         """v ↦ vᵀHv for the Hessian at ``weights``, and a v (P,) that all processes have."""
@@ -96,7 +97,7 @@ class Sample:
 
         def along(v: Tensor) -> float:
             product = local(v[None])[0] * self._share if local else torch.zeros_like(v)
-            return self._comm.total(float(v.double() @ product.double()))[0]
+            return self._comm.total(float(double(v) @ double(product)))[0]
 
         return along
 
@@ -123,12 +124,12 @@ class Sample:
 
         def shared(v: Tensor, going: float = 1.0) -> Tensor:
             """H ``v`` for the ``v`` of rank 0, which all ranks receive; they stop if ``going`` is 0."""
-            sent = torch.cat((v.double(), v.new_tensor([going], dtype=torch.float64)))
+            sent = torch.cat((double(v), v.new_tensor([going], dtype=torch.float64)))
             sent = self._comm.totals(sent if self._comm.rank == 0 else torch.zeros_like(sent))
             if not sent[-1]:
                 raise _StoppedError
             product = local(sent[None, :-1].to(weights))[0] * self._share if local else sent[:-1] * 0
-            return self._comm.totals(product.double()).to(weights)
+            return self._comm.totals(double(product)).to(weights)
 
         pairs: RitzPairs | None = None
         if self._comm.rank == 0:
@@ -147,7 +148,7 @@ class Sample:
         table = torch.zeros(count, len(weights) + 3, dtype=torch.float64, device=weights.device)
         if pairs is not None:
             numbers = torch.stack((pairs.values, pairs.residuals), 1).to(table)
-            table = torch.cat((torch.ones_like(numbers[:, :1]), numbers, pairs.vectors.double()), 1)
+            table = torch.cat((torch.ones_like(numbers[:, :1]), numbers, double(pairs.vectors)), 1)
         table = self._comm.totals(table)
         if not table[0, 0]:
             return None
@@ -292,6 +293,7 @@ class Instrument(ABC):
 
     def row(self, *values: float) -> dict[str, float]:
         """The columns with ``values``, in the order of ``columns``; those without a value are left out."""
+        assert len(values) <= len(self.columns)
         return dict(zip(self.columns, values, strict=False))
 
     @abstractmethod
@@ -322,7 +324,7 @@ def on_all(comm: Comm, row: Tensor | None, like: Tensor) -> Tensor:
     if comm.size == 1:
         assert row is not None
         return row
-    return comm.totals(torch.zeros_like(like, dtype=torch.float64) if row is None else row.double()).to(like)
+    return comm.totals(torch.zeros_like(like, dtype=torch.float64) if row is None else double(row)).to(like)
 
 
 #: The instrument that ``monitor.sharpness`` has measure at steps of its own.

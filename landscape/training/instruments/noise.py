@@ -13,6 +13,7 @@ from torch import Tensor
 from landscape.analysis.spread import half_mean, shares
 from landscape.checkpoint.history import UNITS
 from landscape.core import registry, statistics
+from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import covariance_of_means, mean_and_error
@@ -80,7 +81,7 @@ class NoiseScale(Instrument):
             other = self._noise(gradients)
         sums = torch.stack((mean @ mean, other))  # not read here: the host need not wait for a GPU
         self._steps.append(gradients.step)
-        self._sums.append(comm.totals(sums.double()))
+        self._sums.append(comm.totals(double(sums)))
 
     def _noise(self, gradients: Gradients) -> Tensor:
         """B/2 ‖g_j − g_j'‖², whose mean is tr Σ, of the learner whose turn it is, if it is of this process.
@@ -169,7 +170,7 @@ class NoiseAlignment(Instrument):
         rows = np.zeros((draws, 2))
         for k, (drawn,) in zip(range(draws), minibatches, strict=False):
             gradient = on_all(comm, drawn.gradient(now.mean) if k in turns else None, now.mean)
-            rows[k] = along(gradient), float(gradient.double().square().sum())
+            rows[k] = along(gradient), float(double(gradient).square().sum())
         return self.row(*statistics.ratio(rows[:, 0], rows[:, 1]))
 
 
@@ -204,7 +205,7 @@ class Disagreement(Instrument):
         pairs = self.run.sample.top(now.step, now.mean)
         if pairs is None:
             return {}
-        comm, vectors = self.run.comm, pairs.vectors.double()
+        comm, vectors = self.run.comm, double(pairs.vectors)
         spread = now.weights - now.mean
         along, curvature = self.run.sample.curvature(now.mean), np.zeros(self.run.learners)
         for j in range(self.run.learners):
@@ -213,10 +214,10 @@ class Disagreement(Instrument):
             curvature[j] = along(row)
         # Of each learner the squares along the eigenvectors, and its own square.
         table = torch.zeros(self.run.learners, len(vectors) + 1, dtype=torch.float64)
-        rows = spread.double()
+        rows = double(spread)
         table[comm.local] = torch.cat((rows @ vectors.T, rows.norm(dim=1, keepdim=True)), 1).square().cpu()
         squares = comm.totals(table).numpy()
-        gradient = self.run.sample.gradient(now.mean).double()
+        gradient = double(self.run.sample.gradient(now.mean))
         norm2 = float(gradient @ gradient)
         columns = {"gradient_share": float((vectors @ gradient).square().sum()) / (norm2 or math.nan)}
         if squares[:, -1].mean() > rounding(now.mean):  # else all learners have the same weights

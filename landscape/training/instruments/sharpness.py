@@ -13,6 +13,7 @@ from torch import Tensor
 from landscape.analysis.sharpness import sharpness
 from landscape.checkpoint.history import MONITORED, UNITS
 from landscape.core import registry
+from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import mean_and_error
@@ -39,8 +40,8 @@ class LambdaMax(Instrument):
             return {}
         spread = now.weights - now.mean
         totals = self.run.comm.start_learners_mean(
-            float((spread @ pairs.vectors.T).double().square().sum()) / len(spread),
-            float(spread.double().square().sum()) / len(spread),
+            float(double(spread @ pairs.vectors.T).square().sum()) / len(spread),
+            float(double(spread).square().sum()) / len(spread),
         )
         along, total = totals()
         top, share = float(pairs.values[0]), along / total if total > rounding(now.mean) else math.nan

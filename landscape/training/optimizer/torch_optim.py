@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from landscape.core.devices import float64_device
 from landscape.core.errors import InputError
 from landscape.core.options import check_keywords, choose
 from landscape.problem.layout import Layout
@@ -92,7 +93,7 @@ def preconditioner(
         return torch.sqrt(square.clamp_(min=0)).add_(values["eps"])
     beta1, beta2 = values["betas"]
     second = state["max_exp_avg_sq" if values["amsgrad"] else "exp_avg_sq"]
-    root = (second / (1 - beta2**updates)).sqrt_().add_(values["eps"])
+    root = (second.to(updates.device) / (1 - beta2**updates)).sqrt_().add_(values["eps"])
     return torch.mul(root, 1 - beta1**updates)
 
 
@@ -175,7 +176,8 @@ class TorchOptimizer(Optimizer):
             for key, value in state.items():
                 self._shapes.setdefault(key, {})[slot] = value.shape
                 dtypes[key] = value.dtype
-        self.state = {UPDATES: weights.new_zeros(len(weights), 1, dtype=torch.float64)}
+        place = float64_device(weights.device)
+        self.state = {UPDATES: torch.zeros(len(weights), 1, dtype=torch.float64, device=place)}
         for key, shapes in self._shapes.items():
             width = sum(shape.numel() for shape in shapes.values())
             self.state[key] = weights.new_zeros(len(weights), width, dtype=dtypes[key])

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from landscape import limits
 from landscape.checkpoint.checkpoint import Checkpoint, storable
+from landscape.core.devices import float64_device
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.curvature.hessian import Preconditioner
 from landscape.evaluation.grid import gather_bytes
@@ -453,7 +454,8 @@ def preconditioner(optimizer: Any, parameters: Sequence[nn.Parameter]) -> Precon
     pairs = zip(parameters, states, strict=True)
     updates = torch.cat([torch.full((p.numel(),), float(state["step"])) for p, state in pairs])[None]
     m, momentum_form, factor = form
-    diagonal = found_preconditioner(kind, values, flat, updates.to(parameters[0].device, torch.float64))[0]
+    place = float64_device(parameters[0].device)
+    diagonal = found_preconditioner(kind, values, flat, updates.to(place, torch.float64))[0]
     limit = limits.max_stable_step(0, m, momentum_form) / factor
     return Preconditioner(diagonal, name=kind.__name__, lr=rate(optimizer), limit=limit)
 

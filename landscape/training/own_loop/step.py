@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit, storable
 from landscape.checkpoint.history import UNITS
+from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import toml_text
@@ -204,7 +205,7 @@ class LearnerGradients:
         if float(found):
             return True
         if scale is not None:
-            factor = float(scale.double().reciprocal().float())
+            factor = float(double(scale).reciprocal().float())
             for p in self._parameters.trained.values():
                 if p.grad is not None:
                     p.grad.mul_(factor)

@@ -9,7 +9,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from landscape.training.planning.plan import (
 from landscape.training.processes import children
 from landscape.training.processes.children import loopback
 from landscape.training.processes.comm import Comm, Plan
+from landscape.training.processes.process_group import Group
 from landscape.training.recipes.recipe import Decompose, Evaluate, Recipe, from_values
 from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import generator
@@ -303,6 +304,11 @@ def calibrate_at_once(
     """
     arguments = [recipe.to_toml(), learners_per_worker, local_batch, data_dir and os.fspath(data_dir)]
     means: dict[str, Any] = _at_once(processes, "calibrate", arguments, "per_machine")
+    return _costs(means)
+
+
+def _costs(means: dict[str, Any]) -> Costs:
+    """The costs of which these are means over processes."""
     whole = {"linear": bool(means["linear"]), **{n: int(means[n]) for n in ("size", "parameters")}}
     return Costs(**(means | whole))
 
@@ -341,6 +347,53 @@ def _exchange(rank: int, processes: int, size: int) -> dict[str, float]:
     return {"latency": latency, "bandwidth": size / max(whole - latency, 1e-3 * whole)}
 
 
+def measure_steps(
+    recipes: Mapping[str, Recipe], processes: int, rounds: int, steps: int
+) -> list[tuple[Costs, Link, dict[str, float]]]:
+    """The costs, the link and the seconds a step of each of ``recipes``, by round, of ``processes`` at once.
+
+    Args:
+        recipes: by name, of as many learners as processes; the costs are those of the first.
+        processes: of this machine, each with one thread, which exchange over loopback.
+        rounds: in each all is measured in turn, so that its parts bear a machine that is busy now and then.
+        steps: of each recipe in a round.
+
+    Raises:
+        OperationError: the processes cannot meet.
+    """
+    tomls = {name: recipe.to_toml() for name, recipe in recipes.items()}
+    found = _at_once(processes, "steps", [tomls, rounds, steps], "processes")
+    every = []
+    for k in range(rounds):
+        mine = {tuple(name.split("/")[1:]): v for name, v in found.items() if name.startswith(f"{k}/")}
+        costs, link, seconds = (
+            {name: value for (part, name), value in mine.items() if part == kind}
+            for kind in ("costs", "link", "seconds")
+        )
+        every.append((_costs(costs), Link(**link), seconds))
+    return every
+
+
+def _steps(group: Group, tomls: dict[str, str], rounds: int, steps: int) -> dict[str, float]:
+    """The numbers of one process of :func:`measure_steps`, by ROUND/PART/NAME."""
+    recipes = {name: from_values(parse_toml(toml, name)) for name, toml in tomls.items()}
+    runs = {name: Trainer(recipe, group=group) for name, recipe in recipes.items()}
+    first, found = next(iter(recipes.values())), dict[str, float]()
+    for k in range(rounds):
+        costs = vars(calibrate(first, 1, first.local_batch, ready=dist.barrier))
+        seconds = {}
+        for name, run in runs.items():
+            dist.barrier()
+            run.history.rows.clear()
+            for _ in range(steps + 1):
+                run._step(run.step + 1)
+            rows = run.history.rows[1:]  # the first warms up
+            seconds[name] = statistics.median(run.recipe.batch / row["samples_per_s"] for row in rows)
+        parts = {"costs": costs, "link": _exchange(group.rank, group.size, costs["size"]), "seconds": seconds}
+        found |= {f"{k}/{part}/{name}": v for part, values in parts.items() for name, v in values.items()}
+    return found
+
+
 def _at_once(processes: int, work: str, arguments: list[Any], where: str) -> dict[str, float]:
     """The mean over the ranks of the results of ``work(rank, processes, *arguments)``, at the same time."""
     results: dict[int, dict[str, float]] = {}
@@ -361,6 +414,13 @@ def _at_once(processes: int, work: str, arguments: list[Any], where: str) -> dic
 def _member(work: str, rank: int, processes: int, store: str, *arguments: Any) -> dict[str, float]:
     """One process of :func:`_at_once`."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
+    if work == "steps":
+        folder = os.path.dirname(store)
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(processes), children.STORE: folder}
+        group = Group(torch.device("cpu"))
+        result = _steps(group, *arguments)
+        group.close()
+        return result
     file = FileStore(store, processes)
     dist.init_process_group("gloo", store=file, rank=rank, world_size=processes, timeout=TIMEOUT)
     result = (_exchange if work == "exchange" else _calibrate)(rank, processes, *arguments)

@@ -340,7 +340,7 @@ GRACE = 5.0
 LOST = 75
 
 
-class Broken(OperationError):
+class RestartableError(OperationError):
     """A process was lost, and all processes may be restarted."""
 
 
@@ -390,7 +390,7 @@ def start(
                 return _watch(children, timeout)
             except LandscapeError as error:
                 _log(log, str(error))
-                if not isinstance(error, Broken):
+                if not isinstance(error, RestartableError):
                     raise
                 if attempt == restarts:
                     line, advice = str(error), hint()
@@ -405,10 +405,10 @@ def _watch(children: Children, timeout: float) -> int:
         children.check()
         lost = [child for child in children.all if (child.ended or 0) < 0]
         if lost:
-            raise Broken(f"{_name(lost[0], children)} {lost[0].exit_description()}")
+            raise RestartableError(f"{_name(lost[0], children)} {lost[0].exit_description()}")
         if line := failures.get("failure"):
             _, code, words = line.split(" ", 2)
-            kinds = {InputError.exit_code: InputError, LOST: Broken}
+            kinds = {InputError.exit_code: InputError, LOST: RestartableError}
             raise kinds.get(int(code), OperationError)(words)
         ended = [child for child in children.all if child.ended is not None]
         if len(ended) == len(children.all):
@@ -420,16 +420,16 @@ def _watch(children: Children, timeout: float) -> int:
         silent = [child for child in children.all if child.ended is None and child.silent > timeout]
         if silent:
             names = " and ".join(_name(child, children) for child in silent)
-            raise Broken(f"{names} lost, no sign of life for {timeout:g} s")
+            raise RestartableError(f"{names} lost, no sign of life for {timeout:g} s")
 
 
 def _code(children: Children) -> int:
-    """The common exit code; raises Broken if a process ended with an error that it did not report."""
+    """The common exit code; RestartableError if a process ended with an unreported error."""
     failed = [child for child in children.all if child.ended in (1, 2)]
     if not failed:
         return max(child.ended or 0 for child in children.all)
     sys.stderr.write(failed[0].stderr_text())
-    raise Broken(f"{_name(failed[0], children)} {failed[0].exit_description()}")
+    raise RestartableError(f"{_name(failed[0], children)} {failed[0].exit_description()}")
 
 
 def _name(child: Child, children: Children) -> str:

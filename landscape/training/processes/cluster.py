@@ -30,7 +30,7 @@ from typing import Any, Self
 
 from landscape import _version
 from landscape.core.errors import InputError, OperationError
-from landscape.core.registry import apart, look_in, optional
+from landscape.core.registry import isolated_imports, look_in, optional
 from landscape.training.processes import children
 from landscape.training.processes.children import Children, threads_each
 
@@ -79,7 +79,7 @@ class Cluster:
                 f"cluster: '{address}' is not allowed, it must be the address of a Dask scheduler, such as "
                 "tcp://HOST:8786, or local or local:N for N processes of this machine"
             )
-        with apart():
+        with isolated_imports():
             self._distributed = optional("distributed", "cluster", _EXTRA)
             self._config = optional("dask.config", "cluster", _EXTRA)
         self._sent: tuple[Any, Any] | None = None  # a function, and the future of it on the workers
@@ -292,7 +292,7 @@ class _Function:
 
     @functools.cached_property
     def _function(self) -> Any:
-        with apart():
+        with isolated_imports():
             importlib.import_module("landscape.problem.problem")
         if self.folder:
             look_in(self.folder)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from landscape.core.devices import float64_device
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.problem.layout import average
@@ -203,10 +204,10 @@ class Comm:
             buffer = self.buffer("sent", rows[0])
             total = rows[0] if minus is None else torch.sub(rows[0], minus[0], out=buffer)
         else:
-            exact = torch.zeros_like(rows[0], dtype=torch.float64)
+            exact = torch.zeros(rows.shape[1:], dtype=torch.float64, device=float64_device(rows.device))
             for j, row in enumerate(rows):
-                exact += row if minus is None else row - minus[j]
-            total = exact.to(rows.dtype)
+                exact += (row if minus is None else row - minus[j]).to(exact.device)
+            total = exact.to(rows)
         # With one process the sum is the caller's tensor, which must not be divided in place.
         return total / self.learners if self.size == 1 else self.part_sum(total, use).div_(self.learners)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.devices import double
 from landscape.core.registry import numerics
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.batchnorm import has_batchnorm
@@ -229,7 +230,7 @@ class Trainer:
         # memory of the gradients.
         mean = self.comm.mean(new) if measured else None
         spread = (new if mean is None else torch.sub(new, mean, out=self._gradients)).flatten()
-        loss, squares = float(losses.double().mean()), float(spread @ spread) / len(new)
+        loss, squares = float(double(losses).mean()), float(spread @ spread) / len(new)
         results = self.comm.start_learners_mean(loss, squares)
         self._pending = PendingStep(row, weights, state, mean, results)
         self.weights, self.step = new, t

@@ -20,6 +20,7 @@ from landscape.checkpoint.checkpoint import Checkpoint, set_tensors
 from landscape.checkpoint.history import UNITS
 from landscape.checkpoint.user_code import Spec, UserData
 from landscape.core import hdf5
+from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.data.base import Dataset, cached
@@ -130,8 +131,8 @@ def _column(rows: Sequence[Row], name: str) -> Array:
 PERSISTENT = 10
 
 
-class Diverged(OperationError):
-    """A run that diverged: its files are whole, and end with the last finite state."""
+class DivergedError(OperationError):
+    """A run diverged: its files are whole, and end with the last finite state."""
 
     exit_code = 3
 
@@ -245,7 +246,7 @@ class Buffers:
         )
         weight = len(share) / len(parts)
         statistics = {
-            name: self._comm.totals(value.double() * weight).to(value.dtype)
+            name: self._comm.totals(double(value) * weight).to(value.dtype)
             for name, value in statistics.items()
             if value.is_floating_point()
         }
