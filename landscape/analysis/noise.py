@@ -105,11 +105,11 @@ def noise(
         (3,)
     """
     problem = problem_of(problem)
-    weights = placed(problem, weights, least=2)
     if lr is None or local_batch is None:
         raise InputError(
             "lr, local_batch: missing; neither a problem nor imported weights have them, give both"
         )
+    weights = placed(problem, weights, least=2)
     for name, value, least in (("draws", draws, 2), ("local_batch", local_batch, 1), ("seed", seed, 0)):
         positive(name, value, least=least)
     positive("lr", lr)

@@ -421,7 +421,8 @@ def __getattr__(name: str) -> click.Command:
 
     texts = re.split(r"^(?:Args|Returns|Raises|Example):\n", inspect.getdoc(function) or "", flags=re.M)
     values = "".join(f" --{key} 0.1" for key in several)
-    run.__doc__ = (
-        f"{plain(texts[0])}\n\nExample:\n    landscape {title} runs/ss runs/dp{values} --plot {title}.png"
+    run.__name__, run.__doc__ = (
+        name,
+        (f"{plain(texts[0])}\n\nExample:\n    landscape {title} runs/ss runs/dp{values} --plot {title}.png"),
     )
     return command(title, analysis=analysis_options(function, **own))(run)

@@ -126,7 +126,7 @@ class Jobs:
         _check("--jobs", self.at_once, self.timeout, self.cluster)
 
     def executor(self) -> Executor:
-        """What does the runs."""
+        """The pool of processes, or the cluster, that does the runs."""
         from landscape.training.run import launch  # and the loop: only where something is trained
 
         return launch.executor(self.at_once, self.timeout, self.device, self.joined())

@@ -336,7 +336,7 @@ class _OutOfTime(Exception):
 def executor(
     jobs: int, timeout: float, device: str, cluster: Cluster | None = None
 ) -> children.Pool | Cluster:
-    """What does ``jobs`` runs at a time: the ``cluster``, or processes here, which take GPUs in turn.
+    """The ``cluster``, or a pool of processes here that does ``jobs`` runs at a time and takes GPUs in turn.
 
     ``timeout``: seconds that a process may be silent.
     """
