@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -70,6 +71,17 @@ def of_plane(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda problem, seed=0, **options: function(
         problem, landscape.random_plane(problem, seed=seed), **options
     )
+
+
+def up_to_sign(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Eigenvectors times ±1, so that the largest component is positive: the sign is no result."""
+
+    def analysis(problem: Problem, **options: Any) -> Any:
+        found = function(problem, **options)
+        largest = np.take_along_axis(found.vectors, np.abs(found.vectors).argmax(1)[:, None], 1)
+        return dataclasses.replace(found, vectors=found.vectors * np.sign(largest))
+
+    return analysis
 
 
 def on(make: Callable[[], Problem]) -> Callable[[str], Problem]:
@@ -148,6 +160,25 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
     "smoothing": (
         of_learners(landscape.smoothing), {"draws": 2, "k": 2},
         {"refused": {"draws": 1, "k": 0, "seed": -1}, "rtol": 1e-3, "command": ("smoothing", "--draws", "2")},
+    ),
+    "extreme-eigenvalues": (
+        up_to_sign(landscape.extreme_eigenvalues), {"residual_tol": 1e-7},
+        {"refused": {"residual_tol": 0.0, "max_products": 0, "seed": -1, "matrix": "no", "search": "no"}, "rtol": 1e-3, "seeded": False,
+         "truth": Truth(on(lambda: problems.quadratic(SPECTRUM)), {"values": np.array([max(SPECTRUM), min(SPECTRUM)])}, rtol=1e-4)},
+    ),
+    "top-eigenvalues": (
+        up_to_sign(landscape.top_eigenvalues), {"k": 2, "residual_tol": 1e-7},
+        {"refused": {"k": 0, "residual_tol": 0.0, "seed": -1, "engine": "no", "part": "no"}, "rtol": 1e-3, "seeded": False,
+         "truth": Truth(on(lambda: problems.quadratic(SPECTRUM)), {"values": np.array([4.0, 1.0])}, rtol=1e-4)},
+    ),
+    "trace": (
+        landscape.trace, {"products": 12},
+        {"refused": {"products": 5, "seed": -1, "matrix": "no", "engine": "no", "derivatives": "no"}, "rtol": 1e-3,
+         "truth": Truth(on(lambda: problems.quadratic(list(np.linspace(-1, 3, 40)))), {"value": 40.0}, {"value": "standard_error"}, {"products": 30})},
+    ),
+    "density": (
+        landscape.density, {"draws": 2, "steps": 5},
+        {"refused": {"draws": 0, "steps": 0, "seed": -1, "matrix": "no", "part": "no"}, "rtol": 1e-3},
     ),
     "spectrum": (
         landscape.spectrum, {"k": 2, "quantities": ("trace",)},

@@ -108,7 +108,7 @@ def contour(
             of 100), or this number of nats. Smooth surfaces of 51 × 51 points need 229 exact ones for 1%;
             where half of the points would be needed, or the loss is flat but for rounding, all are computed.
             An island that covers less than 1.5% of the picture can be missed. See
-            :mod:`landscape.evaluation.adaptive`.
+            ``landscape.evaluation.adaptive``.
         into: a file of :func:`landscape.open`, into which the surface is written, about every ten seconds and
             at the end. One that is there, unfinished or on another grid, is gone on with: the points in
             common are not computed again. "auto" keeps the method of an unfinished surface.

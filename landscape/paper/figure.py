@@ -191,7 +191,7 @@ def compare_with_paper(
         rows: of the figure.
         what: the words, with columns in braces, such as "test error of {algorithm} (%)".
         value: the column.
-        text: :func:`summary` or :func:`mean_and_spread`.
+        text: :func:`summary` or ``mean_and_spread``.
         paper: the paper's number, the same for all settings.
         form: ``form`` of ``text``.
     """

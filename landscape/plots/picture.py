@@ -302,7 +302,7 @@ def leading(axes: Sequence[Any], count: int = 1) -> Sequence[Any]:
 def wrapped_panels(
     count: int, width: float, height: float, columns: int = 3, names: str | Names = "panel", **options: Any
 ) -> tuple[Figure, list[Any]]:
-    """A figure of ``count`` axes, at most ``columns`` a row, but 4 not as 3 and 1; else as :func:`panels`.
+    """Make ``count`` axes, at most ``columns`` a row but 4 not as 3 and 1; else as ``panels``.
 
     Args:
         names: of the panels; one for all is numbered.

@@ -25,7 +25,7 @@ class Basins(Sourced):
     points. They have no standard errors; another sample of the data, or another plane, gives other numbers.
 
     A basin is a component of the points below a level, where a point of the grid has eight neighbours; it
-    ends at the saddle where it meets a deeper one (persistence, :mod:`landscape.geometry.surfaces`).
+    ends at the saddle where it meets a deeper one (persistence, see ``landscape.geometry``).
 
     Attributes:
         x, y, loss: of the surface: (nx,), (ny,), (ny, nx).

@@ -403,7 +403,7 @@ class Sweep(Result):
         """The table, with a column for each key that is varied.
 
         Args:
-            dims: as in :meth:`landscape.results.base.Result.to_dataframe`.
+            dims: as in :meth:`landscape.plugins.Result.to_dataframe`.
 
         Returns:
             A DataFrame with a row for each setting.

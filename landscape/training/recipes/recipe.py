@@ -150,7 +150,7 @@ LEAST = {"learners": 1, "batch": 1, "accumulate": 1, "lr": None, "steps": 0, "se
 
 @dataclass(frozen=True)
 class Recipe:
-    """All settings of a run: :meth:`read` and :meth:`replace` make them, ``landscape.train`` takes them.
+    """All settings of a run: ``read`` and ``replace`` make them, ``landscape.train`` takes them.
 
     The reference of recipe keys is made from this docstring and its tables'.
 
