@@ -22,7 +22,7 @@ from landscape.core.errors import OperationError
 from landscape.paper import figure, gallery, scales
 from landscape.paper.context import SCALES, Cell, Context, Ended, Point, Scale, identity
 from landscape.paper.figure import Compared, Drawing
-from landscape.paper.figures import communication, edge, landscapes, large_batch
+from landscape.paper.figures import communication, edge, landscapes
 from landscape.paper.verdicts import judged, outcome, rows_of, select
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import style
@@ -87,8 +87,8 @@ def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
 def test_the_papers_numbers_are_of_our_networks() -> None:
     axis = scales.declared()["axes"]["networks"]["paper"]
     assert tuple(axis["_model"]) == NETWORKS
-    assert set(axis["network"]) <= set(large_batch.printed("table3_cifar10"))
-    assert set(large_batch.printed("table2_batch_size")["model"]) == set(axis["network"])
+    assert set(axis["network"]) <= set(figure.printed("table3_cifar10"))
+    assert set(figure.printed("table2_batch_size")["model"]) == set(axis["network"])
 
 
 def test_a_table_of_a_figure_is_checked() -> None:

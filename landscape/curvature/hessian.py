@@ -20,7 +20,7 @@ from landscape.core.options import choose, expect, positive
 from landscape.curvature import differences, double_backward
 from landscape.curvature.operators import Products, SymmetricOperator
 from landscape.evaluation.needs import GRAPH_BYTES
-from landscape.problem.batches import aligned
+from landscape.problem.batches import AGAIN, aligned, recomputes
 from landscape.problem.layout import check_recording, differentiable, gradients
 from landscape.problem.problem import Problem, Run, problem_of
 
@@ -230,6 +230,8 @@ class HessianOperator(SymmetricOperator):
 
     def _take_exact(self, problem: Problem, weights: Tensor | None) -> None:
         """Prepare products by double backward."""
+        if recomputes(problem.model):
+            raise double_backward.NoSecondDerivative(AGAIN)
         problem = double_backward.in_full_precision(problem)
         weights = (problem.weights if weights is None else weights).to(problem.dtype)
         self.problem = problem.at(weights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -162,6 +163,13 @@ def last(run: Checkpoint | Point, column: str) -> float:
 def test_error(run: Checkpoint) -> float:
     """Test error of w_a where it was last evaluated, in %."""
     return 100 * (1 - last(run, "test_accuracy"))
+
+
+def printed(table: str) -> Rows:
+    """The numbers of a paper, all as text: the rows of numbers/TABLE.csv, such as "table3_cifar10"."""
+    import pandas as pd
+
+    return pd.read_csv(Path(__file__).parent / "numbers" / f"{table}.csv", dtype=str, keep_default_na=False)
 
 
 def summary(values: Iterable[float], form: str = ".2f") -> str:

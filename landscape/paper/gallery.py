@@ -30,7 +30,6 @@ from landscape.paper.verdicts import (
 
 # Colours a picture keeps: what a palette of 8 bits holds. A picture is a third of its size so.
 COLORS = 256
-NO_CONCLUSION = "Smoke scale shows that the figure can be made; its numbers say nothing about the claim."
 # Of the JSON or CSV file of a figure: the largest size that is read, in bytes, and the keys that the page
 # needs.
 MAX_BYTES = 1 << 24
@@ -40,28 +39,10 @@ COMPARED = ("what", "ours", "paper")
 DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
-INTRODUCTION = (
-    "Made by `landscape figures` and not edited by hand; `make figures` makes them again. The papers: "
-    "DPSGD-2020 is *Why Does Decentralized Training Outperform Synchronous Training in the Large Batch "
-    "Setting?*, DPSGD-2021 *Loss Landscape Dependent Self-Adjusting Learning Rates in Decentralized SGD*, "
-    "LocalSGD-2021 *Trade-offs of Local SGD at Scale*, Delay-2019 *At Stability's Edge*."
-)
-RULES = (
-    f"A claim is tested by effects, each paired over seeds, with Student's {CONFIDENCE:.0%} interval in "
-    f"brackets; an effect counts from {SEEDS} seeds on and where its interval leaves out zero (or the border "
-    "that is named). A claim *holds* where all effects are as claimed, *holds in part* where some are, *does "
-    "not hold* where none is and at least one is the opposite, is *undecided* where none counts, and *not "
-    "tested here* where the claim's own setting cannot exist here. "
-    "Each interval stands for itself: of twenty effects that are none, one leaves out zero by chance. A "
-    "verdict is about the runs made here, and where they are smaller than those of the claim, the table says "
-    "so."
-)
-TIMES = (
-    "The time of a figure is the sum over runs and analyses as each was measured, those that figures share "
-    "counted in each; on two cores, `--jobs 2` takes about half. Runs leave their records in "
-    "[records](records), from which the figures are drawn: settings, last numbers and curves, with the "
-    "version of the code."
-)
+def words(name: str) -> str:
+    """The text page.NAME of figures.toml."""
+    text: str = scales.declared()["page"][name]
+    return text.format(confidence=CONFIDENCE, seeds=SEEDS)
 
 
 def draw(figure: Figure, context: Context, folder: Path) -> tuple[str, list[Path]]:
@@ -142,7 +123,7 @@ def verdict(name: str, scale: str, data: str, remark: str = "") -> dict[str, Any
         {"outcome", "effects", "finding", "verdict"}: the grade, what it rests on, a title, and a sentence.
     """
     if scale == "smoke":
-        return {"outcome": "", "effects": [], "finding": "", "verdict": NO_CONCLUSION}
+        return {"outcome": "", "effects": [], "finding": "", "verdict": words("smoke")}
     figure = get(name)
     effects = judged(figure.judge, rows_of(data))
     title = finding(effects, figure.finding)
@@ -232,9 +213,9 @@ def page(folder: Path) -> Path:
     entries = entries_in(folder)
     for name, entry in entries.items():
         _write_entry(folder / f"{name}.json", entry)
-    lines = ["# The figures and tables of the papers", "", INTRODUCTION, "", counted(entries), ""]
+    lines = ["# The figures and tables of the papers", "", words("introduction"), "", counted(entries), ""]
     lines += ["## What we found about these papers", "", found(entries), ""]
-    lines += ["## The claims", "", RULES, "", *overview(entries), "", TIMES]
+    lines += ["## The claims", "", words("rules"), "", *overview(entries), "", words("times")]
     for name, entry in entries.items():
         lines += _section(name, entry)
     path = folder / "README.md"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError
-from landscape.problem.batches import call, clone, named_tensors, random_state, strided, take
+from landscape.problem.batches import call, clone, named_tensors, random_state, recomputes, strided, take
 from landscape.problem.data import PROBE
 from landscape.problem.losses import ClonedTargets, Terms, check_labels, output_loss, refuse_broadcasting
 from landscape.problem.mean_check import AT_ONCE, check_mean, takes
@@ -412,7 +412,11 @@ def _unknown_leaf(leaf: Tensor, model: nn.Module, original: nn.Module, *, of_los
 
 
 def check_parameters(problem: MeanLoss, x: Any, y: Any, weights: Tensor) -> None:
-    """Raise InputError unless loss and gradient at ``weights`` are those of the module that holds it."""
+    """Raise InputError unless the loss at ``weights`` is that of the module that holds it.
+
+    Where the gradient is not, or PyTorch says so, the model computes outputs again in its backward pass, with
+    the parameters that the module itself has: activation checkpointing (:func:`.recomputes`).
+    """
     given = problem.layout.leaves(weights)
     a, b = fresh(problem, x, y), fresh(problem, x, y)
     with problem.evaluating(0):
@@ -438,10 +442,7 @@ def check_parameters(problem: MeanLoss, x: Any, y: Any, weights: Tensor) -> None
         apart = [float((double(a) - double(b)).norm()) for a, b in zip(gradient, truth, strict=True)]
         scale = math.hypot(*(float(double(part).norm()) for part in truth))
         if math.isfinite(scale) and math.hypot(*apart) > 10 * allowed * (scale + allowed):
-            raise InputError(
-                "model: with all parameters replaced its gradient is not that of the module with the same "
-                "ones loaded (is activation checkpointing on?); switch off what computes outputs again later"
-            )
+            recomputes(problem.model, found=True)
 
 
 def _loss_and_gradient(
@@ -452,8 +453,11 @@ def _loss_and_gradient(
         loss = problem.criterion(outputs(), y)
         parts = None
         if loss.requires_grad:
-            with contextlib.suppress(RuntimeError):  # without a derivative, which contours do not need
+            try:
                 parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
+            except RuntimeError as error:  # without a derivative, which contours do not need
+                if "heckpoint" in str(error):
+                    recomputes(problem.model, found=True)
     return loss.detach(), parts
 
 

@@ -21,15 +21,7 @@ from landscape.paper.figure import (
     test_error,
 )
 from landscape.paper.figures.landscapes import median_rise
-from landscape.paper.verdicts import (
-    Effect,
-    Rows,
-    by_seed,
-    effect_of,
-    paired_effect,
-    select,
-    settings,
-)
+from landscape.paper.verdicts import Effect, Rows, by_seed, effect_of, paired_effect, select, settings
 from landscape.plots.picture import panels, shared_legend
 from landscape.plots.style import color_of, decimal_labels, shades
 from landscape.training.topology.mixing import Mixing
