@@ -241,7 +241,7 @@ class Analysis:
     checkpoints: tuple[str, ...]
     settings: Mapping[str, Any]
     split: str = SPLIT
-    seed: int
+    seed: int = 0
     dtype: str = "float32"
     target: common.Target
     device: str
@@ -351,6 +351,7 @@ def analysis_options(
     function: Callable[..., Any],
     *,
     split: bool = True,
+    seed: bool = True,
     problem: bool = True,
     metavar: str = "CKPT…",
     required: bool = True,
@@ -362,6 +363,7 @@ def analysis_options(
         function: what the command calls. Its parameters that have a default and are numbers, texts or flags
             become options, as :func:`.options_of` makes them, and the help of --seed is its.
         split: whether there is --split; without, the analysis is of the training set.
+        seed: whether there is --seed.
         problem: whether the command opens problems, with --dtype, --max-memory, --model, --data, …
         metavar: the name of the checkpoints in the help.
         required: whether there must be a checkpoint.
@@ -383,7 +385,7 @@ def analysis_options(
         checkpoints=SHARED["files"] | {"metavar": metavar, "required": required},
         settings=Group(dict, options_of(function, **told)),
         split={} if split else None,
-        seed={"help": described(function).get("seed", "Draws the directions.")},
+        seed={"help": described(function).get("seed", "Draws the directions.")} if seed else None,
         dtype={} if problem else None,
         target=Group(common.TARGET.make, [*limit, *common.TARGET.options]),
         source=SOURCE if problem else Group(Source, [option("data_dir")]),
@@ -412,12 +414,17 @@ def __getattr__(name: str) -> click.Command:
     variant = own.pop("variant", None)
     several = [key for key, known in own.items() if isinstance(known, dict) and known.get("multiple")]
 
+    drawn = "seed" in inspect.signature(function).parameters
+
+    def compute(*job: Any, seed: int, **known: Any) -> Any:
+        return function(*job, **known, **({"seed": seed} if drawn else {}))
+
     def run(analysis: Analysis) -> None:
         settings = dict(analysis.settings)
         values = [settings.pop(key) for key in several]
         analysis = dataclasses.replace(analysis, settings=settings)
         jobs = [*itertools.product(analysis.open(), *values)]
-        analysis.compute(title, jobs, function, *([settings[variant]] if variant else []))
+        analysis.compute(title, jobs, compute, *([settings[variant]] if variant else []))
 
     texts = re.split(r"^(?:Args|Returns|Raises|Example):\n", inspect.getdoc(function) or "", flags=re.M)
     values = "".join(f" --{key} 0.1" for key in several)
@@ -425,4 +432,4 @@ def __getattr__(name: str) -> click.Command:
         name,
         (f"{plain(texts[0])}\n\nExample:\n    landscape {title} runs/ss runs/dp{values} --plot {title}.png"),
     )
-    return command(title, analysis=analysis_options(function, **own))(run)
+    return command(title, analysis=analysis_options(function, seed=drawn, **own))(run)
