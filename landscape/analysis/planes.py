@@ -233,11 +233,7 @@ def learners_plane(problem: Problem | Run, weights: Tensor) -> Plane:
     return _plane(problem, mean, directions, "learners", axes, every, names, seed=0, explained=explained)
 
 
-def _eigen_plane_need(problem: Any, **_: Any) -> Need:
-    return needs.curved(problem, 5 + needs.basis(problem, 2))
-
-
-@bounded(_eigen_plane_need)
+@bounded(lambda problem, **_: needs.curved(problem, 5 + needs.basis(problem, 2)))
 def eigen_plane(
     problem: Problem | Run,
     *,

@@ -267,12 +267,11 @@ def _parts(problem: Problem, m: int | None, seed: int) -> Iterator[Problem]:
 BESIDES = ("lambda-max",)
 
 
-def _batch_sharpness_need(problem: Any, quantities: Any, **_: Any) -> Need:
-    return needs.curved(problem, needs.basis(problem, 1) if quantities else 4)
-
-
 @numerics(1)
-@bounded(_batch_sharpness_need, "batch")
+@bounded(
+    lambda problem, quantities, **_: needs.curved(problem, needs.basis(problem, 1) if quantities else 4),
+    "batch",
+)
 def batch_sharpness(
     problem: Problem | Run,
     batch: int | None = None,

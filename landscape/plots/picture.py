@@ -72,17 +72,9 @@ class Picture(Figure):
         share = self._caption_height / (height + self._caption_height)
         if self._caption is not None:
             self._caption.remove()
-        look: dict[str, Any] = {
-            "ha": "left",
-            "va": "bottom",
-            "color": "#444444",
-            "linespacing": 1.25,
-            "in_layout": False,
-        }
-        self._caption = self.text(
-            0.06 / width, 0.04 / height, "\n".join(lines), fontsize=CAPTION_SIZE, **look
-        )
-        self._caption.set(**options)
+        look = {"fontsize": CAPTION_SIZE, "color": "#444444", "linespacing": 1.25, "in_layout": False}
+        self._caption = self.text(0.06 / width, 0.04 / height, "\n".join(lines), ha="left", va="bottom")
+        self._caption.set(**look | options)
         # matplotlib's layout leaves room for a legend, but only for one at the very edge of the figure.
         renderer: Any = RendererAgg(self.bbox.width, self.bbox.height, self.dpi)  # type: ignore[no-untyped-call]
         below = share

@@ -313,8 +313,7 @@ class Recipe:
             >>> "spectral gap" in Recipe.read("digits-dpsgd").describe()
             True
         """
-        momentum = optimizer.make(*self.part("optimizer")).heavy_ball
-        return self.rule().describe(*momentum) if momentum else self.rule().describe(None)
+        return self.rule().describe(*(optimizer.make(*self.part("optimizer")).heavy_ball or (None,)))
 
     @property
     def local_batch(self) -> int:
