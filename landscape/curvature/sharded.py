@@ -123,4 +123,7 @@ class ShardedHessian(SymmetricOperator):
 
     def to_scipy(self) -> Any:
         """InputError: SciPy takes inner products of one rank's part."""
-        raise InputError("to_scipy: not of a sharded model, SciPy takes inner products in one process")
+        raise InputError(
+            "to_scipy: not allowed with a sharded model, SciPy takes inner products in one process; use "
+            "landscape.top_eigenvalues"
+        )
