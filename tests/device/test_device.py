@@ -72,7 +72,6 @@ def test_a_call_gives_the_numbers_of_the_cpu(call: str, rows: Rows) -> None:
 FLOAT64 = """
 import torch
 from tests.device import simulated
-from tests.device.calls import MORE
 simulated.register()
 import landscape
 x, y = torch.randn(20, 3), torch.randint(2, (20,))
@@ -104,7 +103,6 @@ def test_float64_is_refused_where_the_device_has_none(
 REFUSED = """
 import torch
 from tests.device import simulated
-from tests.device.calls import MORE
 simulated.register()
 x = torch.ones(3, device="sim")
 for call in (
@@ -140,7 +138,6 @@ def test_the_device_refuses_what_others_refuse(float64: bool) -> None:
 RANDOM = """
 import torch
 from tests.device import simulated
-from tests.device.calls import MORE
 simulated.register()
 from landscape.core.devices import kept_randomness, pick_device
 from landscape.problem.batches import fixed_randomness, random_state
