@@ -117,7 +117,7 @@ def _train(chosen: Recipe | None, folder: str, timeout: float, about: dict[str, 
 
 
 def _launched() -> bool:
-    """Whether the launcher of --nproc started this process, and waits for it."""
+    """True if the launcher of --nproc started this process, and waits for it."""
     return children.launcher_store() is not None
 
 
