@@ -158,7 +158,7 @@ def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> 
     lines = gallery.page(tmp_path).read_text(encoding="utf-8").splitlines()
     row = next(line for line in lines if line.startswith("| ") and "[flatness](#flatness)" in line)
     assert "**holds**" in row
-    assert '<img src="flatness.png"' in row
+    assert '<img src="flatness.png" width="240" alt="' in row
     (of_flatness,) = figure.get("flatness").found.values()
     assert f"What we found: {of_flatness}" in lines
     assert lines.index(row) < lines.index("## flatness")

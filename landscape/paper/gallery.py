@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import io
 import json
 from pathlib import Path
@@ -235,7 +236,8 @@ def overview(entries: dict[str, dict[str, Any]], folder: str = "") -> list[str]:
     """The lines of a table of all claims: a small picture, which lies in ``folder``, and the verdict."""
     lines = ["| | claim | where tested | outcome | effect, with its interval |", "|---|---|---|---|---|"]
     for name, entry in entries.items():
-        small = "".join(f'<img src="{folder}{each}" width="240">' for each in entry["pictures"][:1])
+        alt = html.escape(entry["title"])
+        small = "".join(f'<img src="{folder}{p}" width="240" alt="{alt}">' for p in entry["pictures"][:1])
         claim = f"{name if folder else f'[{name}](#{name})'}, {entry['where']}: {entry['claims']}"
         where, said = f"{entry['scale']}: {entry['note']}", f"**{entry['outcome'] or '–'}**"
         lines.append(_line(small, claim, where, said, sizes(entry)))

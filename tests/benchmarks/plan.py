@@ -59,10 +59,10 @@ def measure(group: Group) -> list[dict[str, Any]]:
         }
         for name, run in runs.items():
             dist.barrier()
-            run.rows.clear()
+            run.history.rows.clear()
             for _ in range(STEPS + 1):
                 run._step(run.step + 1)
-            rows = run.rows[1:]
+            rows = run.history.rows[1:]
             seconds = statistics.median(run.recipe.batch / row["samples_per_s"] for row in rows)
             each[name] = seconds, statistics.median(row["wait_s"] for row in rows) / seconds
         if k:
