@@ -1,4 +1,4 @@
-"""Details for --json and -v: results and other values in types of JSON; versions, devices, time and memory."""
+"""Details for --json and -v: values in types of JSON; versions, devices, time and memory."""
 
 from __future__ import annotations
 
