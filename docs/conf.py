@@ -35,27 +35,13 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"(torch|numpy|np|nn|pd|xr|h5py|click|matplotlib|collections|contextlib|pathlib|abc|dist)\..*",
     ),
-    (r"py:mod", r"landscape\..*"),  # their source is in the site
-    (r"py:func", r"landscape\.train\.randomness\.generator"),
+    (r"py:(class|exc)", r"(Path|Figure|Axes|Picture|Compared|Judge|OutOfTimeError|tuple\[str)"),
     (
         r"py:class",
-        r"(Path|Figure|Axes|Tensor|Array|Checkpoint|Progress|evaluate\.Progress|UserData|Workers|tuple\[str)",
-    ),
-    (
-        r"py:class",
-        r"landscape\..*\.(T|F|R|R2|UserData|OptimizerMemory|MeanLoss|Run|Point|StepState|MeasuredRun|Gradients|Record|"
-        r"Workers|Group|Spec)",
-    ),
-    # landscape.plugins shows names away from the modules that their descriptions speak of.
-    (
-        r"py:.*",
-        r"(combinations|by_seed|Compared|replace|read|measure|panels|mean_and_spread|identity|drawable|"
-        r"OutOfTimeError|Picture|Judge|landscape\.results\.base\.Result\.to_dataframe|landscape\.plots\.draw|"
-        r"landscape\.core\.registry\.numerics)",
+        r"landscape\..*\.(T|F|R|Run|Point|Cell|UserData|Spec|Workers|Group|Record|MeanLoss|Gradients|StepState|"
+        r"MeasuredRun|OptimizerMemory|SymmetricOperator)",
     ),
 ]
-# Names that landscape.plugins shows stand in the site twice.
-suppress_warnings = ["ref.python"]
 smartquotes = False  # which makes one dash of the two of an option
 
 myst_enable_extensions = [

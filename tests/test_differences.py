@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import Tensor, nn
 
 import landscape
 from landscape import HessianOperator, InputError, Problem, ProblemWarning
 from landscape.curvature.differences import Differences
-from tests import problems
+from tests import certified, problems
+from tests.conftest import slow_but
 from tests.dense import dense_hessian
 
 
@@ -120,6 +122,49 @@ def test_what_is_differentiable_once_has_an_answer_that_says_how() -> None:
     np.testing.assert_allclose(top.values, scaled.flip(0)[:2], rtol=1e-4)
 
 
+class Checkpointed(nn.Module):
+    """Attention whose activations are computed again in the backward pass, in one of PyTorch's two ways."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.reentrant = nn.Embedding(7, 4), reentrant
+        self.attention, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+
+    def block(self, h: Tensor) -> Tensor:
+        out: Tensor = self.attention(h, h, h, need_weights=False)[0]
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.embedding(x)
+        if self.reentrant is None:
+            h = self.block(h)
+        else:
+            h = torch.utils.checkpoint.checkpoint(self.block, h, use_reentrant=self.reentrant)
+        out: Tensor = self.head(h.mean(1))
+        return out
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activations_may_be_computed_again(reentrant: bool) -> None:
+    torch.manual_seed(0)
+    tokens = torch.randint(7, (20, 5)), torch.randint(3, (20,))
+    plain = Problem(Checkpointed(None), F.cross_entropy, tokens, dtype=torch.float64)
+    problem = Problem(Checkpointed(reentrant), F.cross_entropy, tokens, dtype=torch.float64)
+    at = plain.weights + 0.1 * torch.randn_like(plain.weights)
+    torch.testing.assert_close(problem.gradient(at), plain.gradient(at))
+    expected = torch.linalg.eigvalsh(dense_hessian(plain, at))
+    with pytest.warns(ProblemWarning, match=r"activation checkpointing.*differences of gradients"):
+        ends = landscape.extreme_eigenvalues(problem, 1e-5, weights=at)
+    assert (ends.min, ends.max) == pytest.approx((float(expected[0]), float(expected[-1])), rel=1e-5)
+    surface = landscape.contour(problem, landscape.random_plane(problem), grid=(2, 1))
+    again = landscape.contour(plain, landscape.random_plane(plain), grid=(2, 1))
+    np.testing.assert_allclose(surface.loss, again.loss)
+    with pytest.raises(InputError, match="activation checkpointing"):
+        HessianOperator(problem, matrix="gauss-newton")
+
+
 def test_the_weights_and_gradients_of_the_model_are_as_before() -> None:
     problem = problems.mlp()
     before = [p.detach().clone() for p in problem.model.parameters()]
@@ -178,3 +223,16 @@ def test_parts_padding_penalties_and_draws(name: str) -> None:
 class Noisy(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return (x + 0.1 * torch.randn_like(x)).tanh()
+
+
+QUICK = ("ReLU, LayerNorm", "attention, once differentiable", "bfloat16 weights, GELU", "CTC")
+
+
+@pytest.mark.parametrize("name", slow_but(QUICK, certified.NETWORKS))
+@pytest.mark.parametrize("seed", slow_but((0, 1), range(10)))
+@pytest.mark.filterwarnings("ignore::landscape.ProblemWarning")
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+def test_networks_of_today_are_within_their_stated_errors(name: str, seed: int) -> None:
+    found = certified.found(certified.NETWORKS[name], seed)
+    assert [key for key, within in found.inside.items() if not within] == []
+    assert not found.ratios or np.median(found.ratios) < 5

@@ -22,12 +22,12 @@ from landscape.core.errors import OperationError
 from landscape.paper import figure, gallery, scales
 from landscape.paper.context import SCALES, Cell, Context, Ended, Point, Scale, identity
 from landscape.paper.figure import Compared, Drawing
-from landscape.paper.figures import communication, edge, landscapes, large_batch
+from landscape.paper.figures import communication, edge, landscapes
 from landscape.paper.verdicts import judged, outcome, rows_of, select
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import style
 from landscape.training.planning import plan
-from landscape.training.planning.plan import Cluster, Costs, Link, Stragglers
+from landscape.training.planning.plan import Costs, Link, Machines, Stragglers
 from landscape.training.recipes import recipe
 from landscape.training.recipes.recipe import Decompose, Evaluate, Monitor, Recipe
 from landscape.training.recipes.table_recipes import NETWORKS
@@ -87,8 +87,8 @@ def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
 def test_the_papers_numbers_are_of_our_networks() -> None:
     axis = scales.declared()["axes"]["networks"]["paper"]
     assert tuple(axis["_model"]) == NETWORKS
-    assert set(axis["network"]) <= set(large_batch.printed("table3_cifar10"))
-    assert set(large_batch.printed("table2_batch_size")["model"]) == set(axis["network"])
+    assert set(axis["network"]) <= set(figure.printed("table3_cifar10"))
+    assert set(figure.printed("table2_batch_size")["model"]) == set(axis["network"])
 
 
 def test_a_table_of_a_figure_is_checked() -> None:
@@ -375,10 +375,10 @@ def test_predicted_times_that_fall_with_more_workers_are_noticed(monkeypatch: py
     costs = Costs(0.1, 0.01, 0.001, 0.01, 1e-8, 1000, 4000, True)
     recipe_ = recipe.read("digits-dpsgd")
     link = Link(50e-6, 1.25e9)
-    times = plan.plan(recipe_, [2, 4, 8], lambda local: costs, Cluster(link, Stragglers(0.2, 1.0)))
+    times = plan.predict(recipe_, [2, 4, 8], lambda local: costs, Machines(link, Stragglers(0.2, 1.0)))
     assert communication.falls(times) == []
     busy = [costs, dataclasses.replace(costs, gradient=0.15), costs]
-    worse = plan.plan(recipe_, [2, 4, 8], lambda local: busy.pop(), Cluster(link))
+    worse = plan.predict(recipe_, [2, 4, 8], lambda local: busy.pop(), Machines(link))
     assert "ssgd" in communication.falls(worse)
     assert "1,000 parameters" in times.label
 

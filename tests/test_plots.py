@@ -345,7 +345,7 @@ def test_panels_go_to_axes_of_ones_own_by_name(surface: Surface) -> None:
     testing.check_drawing([run], only="parts")
     rate = axes_of_ones_own()
     plots.draw([run], axes={"alpha_e": rate})
-    assert "alpha_e" in rate.get_ylabel()
+    assert "α_e" in rate.get_ylabel()
 
 
 @pytest.mark.parametrize("style", ["contour", "surface", "difference"])

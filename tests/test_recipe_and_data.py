@@ -9,6 +9,7 @@ import struct
 import time
 import tomllib
 from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import InputError, OperationError
-from landscape.core.options import positive, toml_value
+from landscape.core.options import BelowOne, Count, check_keywords, positive, toml_value
 from landscape.data import images
 from landscape.data.images import decode
 from landscape.training.recipes import recipe
@@ -65,6 +66,30 @@ def test_toml_reads_back_to_the_same_recipe(
     values |= {"name": name, "learners": learners, "batch": learners * local, "lr": lr}
     r = recipe.from_values(values | {"schedule": {"milestones": milestones}})
     assert recipe.from_values(tomllib.loads(r.to_toml())) == r
+
+
+def bounded(
+    width: Count, share: Annotated[BelowOne, "of the whole"] = 0.5, note: Annotated[str, "any"] = ""
+) -> None:
+    """Options with bounds, and with words that are none."""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"width": 0}, "model.width: 0 is not allowed, it must be a finite number ≥ 1"),
+        ({"width": 1.5}, "model.width: 1.5 is not allowed, it must be int"),
+        ({"width": 1, "share": 1}, "model.share: 1.0 is not allowed, it must be ≥ 0 and < 1"),
+    ],
+)
+def test_bounds_in_annotations_are_checked(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        check_keywords("model", options, bounded)
+    assert check_keywords("model", {"width": 3, "share": 0}, bounded) == {
+        "width": 3,
+        "share": 0.0,
+        "note": "",
+    }
 
 
 @pytest.mark.parametrize(

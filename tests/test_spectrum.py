@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import torch.utils.checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -90,19 +89,6 @@ def test_products_of_both_kinds_are_those_of_the_averaged_matrix(
     for _ in range(2):  # a kept graph serves more than once
         torch.testing.assert_close(operator(v), matrix @ v, rtol=1e-7, atol=1e-9)
     assert operator.products == 2
-
-
-def test_a_model_that_computes_outputs_again_later_is_refused() -> None:
-    # It would take the module's own parameters then, at whatever weights the derivative is.
-    class Checkpointed(Attention):
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
-            return out
-
-    plain, model = attention(), Checkpointed()
-    model.load_state_dict(plain.model.state_dict())
-    with pytest.raises(landscape.InputError, match="checkpointing"):
-        Problem(model, plain.criterion, plain.tensors, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("kind", MATRICES)

@@ -34,6 +34,7 @@ from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.evaluation.grid import Execution, difference, reused_points
 from landscape.geometry.surfaces import AROUND
+from landscape.geometry.surfaces import basins as compute_basins
 from landscape.problem.problem import Problem
 from landscape.results import base
 from landscape.results.base import load_results
@@ -147,7 +148,7 @@ def trajectory(run: Checkpoint) -> list[Checkpoint]:
 
 
 def titles(runs: list[Checkpoint]) -> list[str]:
-    """What to call checkpoints in one picture: their labels, or their paths where labels are equal."""
+    """The names of checkpoints in one picture: their labels, or their paths where labels are equal."""
     labels = [run.label for run in runs]
     return labels if len(set(labels)) == len(labels) else [str(run.path) for run in runs]
 
@@ -202,10 +203,10 @@ def compute_on_grid(
     path = analysis.path(groups[0][0], name, chosen.kind, chosen.norm, resumes=True)
     origins = [analysis.about(*(group if chosen.kind == "between" else group[:1])) for group in groups]
     where = {"split": analysis.split, "dtype": analysis.dtype, "seed": analysis.seed}
-    asked = {**where, **analysis.settings, **vars(chosen)}
+    options = {**where, **analysis.settings, **vars(chosen)}
     free = kind.may_differ if chosen.kind in ("random", "eigen") else kind.may_differ | {"seed"}
     fixed = {field.name for field in dataclasses.fields(kind)} - free
-    wanted = {key: value for key, value in asked.items() if key in fixed and value is not None}
+    wanted = {key: value for key, value in options.items() if key in fixed and value is not None}
     force, results = analysis.target.force, []
     with (
         _by_options(),
@@ -215,7 +216,8 @@ def compute_on_grid(
         with team, _by_options():
             execution = Execution(team.group, team.cluster)
             for i, (group, progress) in enumerate(each(name, groups)):
-                problem, known = analysis.problem(group[0]), past[i]
+                problem, known = group[0].problem(), past[i]
+                analysis.say_other_data(group[:1])
                 if chosen.kind == "eigen" and isinstance(known, Surface):
                     plane = known.plane(problem.weights)  # costly to find, and the same but for rounding
                 else:
@@ -325,7 +327,7 @@ def line(*, norm: str = "none", ignore: str | None, analysis: Analysis) -> None:
     kind = "between" if len(runs) == 2 else "random"
 
     def compute(run: Checkpoint, *others: Checkpoint, seed: int, **settings: Any) -> Line:
-        problem = analysis.problem(run)
+        problem = run.problem()
         if others:
             first, last = titles(runs)
             return compute_line(problem, weights=ends(problem, runs), labels=(first, last), **settings)
@@ -365,7 +367,7 @@ def basins(
     surfaces = [surface for file in files for surface in _surfaces(Path(file))]
     first = Path(files[0])
     path = target.path(first.with_name(f"{first.stem}-basins.h5"))
-    results = [surface.basins(rises or None, least=least, around=around) for surface in surfaces]
+    results = [compute_basins(surface, rises or None, least=least, around=around) for surface in surfaces]
     for result in results:
         common.describe(result)
     common.write(results, path, target.picture)

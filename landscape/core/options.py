@@ -170,7 +170,7 @@ def check_type(where: str, value: Any, annotation: Any) -> Any:
     if get_origin(annotation) is Annotated:
         kind, *checks = get_args(annotation)
         value = check_type(where, value, kind)
-        for check in checks:
+        for check in filter(callable, checks):
             check(where, value)
         return value
     if not _fits(value, annotation):
@@ -231,7 +231,7 @@ def check_bounds(table: Any, prefix: str = "") -> None:
     for name, hint in type_hints(type(table), bounds=True).items():
         if dataclasses.is_dataclass(value := getattr(table, name)):
             check_bounds(value, f"{prefix}{name}.")
-        for check in getattr(hint, "__metadata__", ()):
+        for check in filter(callable, getattr(hint, "__metadata__", ())):
             check(f"{prefix}{name}", value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,8 +20,9 @@ from landscape.curvature.double_backward import (
     first_loss,
     in_full_precision,
 )
-from landscape.problem.batches import call
-from landscape.problem.layout import Slot, differentiable
+from landscape.curvature.operators import ALONE, Ranks
+from landscape.problem.batches import own_outputs
+from landscape.problem.layout import Slot, backward, placed
 from landscape.problem.problem import Problem
 
 # Steps relative to the weights are eps^(1/3)·4^−k, from k = COARSEST to FINEST, and at least LEAST·eps:
@@ -32,11 +33,13 @@ MIDDLE = {torch.float64: 3, torch.float32: 2}
 # The relative error up to which products in the model's own precision serve a search; in float64 a step is
 # good enough at FINE, and where one-sided differences disagree by more than KINK, a kink lies within it.
 GOAL, FINE, KINK = 1e-3, 1e-6, 1e-3
+# How many times the disagreement of a smooth probe that of a product without kinks is at most (ours).
+OUTLIER = 5
 # Errors that are seen in the disagreement of steps are taken so much larger (ours).
 SAFETY = 1.5
 
 
-class _Gradient:
+class Gradient:
     """∇L near some weights in one precision, taken as in training: by backward(), the weights in the module.
 
     Attributes:
@@ -49,26 +52,8 @@ class _Gradient:
         part = problem if dtype == problem.dtype else problem.to(dtype)
         self.problem, self.slots, self.dtype = part.at(weights.to(dtype)), slots, dtype
         self.coarse = dtype if not low or dtype == torch.float64 else torch.bfloat16
-        named = dict(self.problem.model.named_parameters())
-        self.parameters = {slot.name: named[slot.name] for slot in problem.layout.slots}
+        self.sizes = [slot.size for slot in slots]
         self.weights = weights.to(widest_dtype(problem.device))
-
-    @contextlib.contextmanager
-    def _placed(self, weights: Tensor) -> Iterator[None]:
-        """The module has ``weights`` (P,) in the block, for what a backward pass computes again, too."""
-        views, before = self.problem.layout.views(weights), []
-        try:
-            with torch.no_grad():
-                for name, parameter in self.parameters.items():
-                    before.append(parameter.detach().clone())
-                    parameter.grad = None
-                    parameter.copy_(views[name])
-            yield
-        finally:
-            with torch.no_grad():
-                for parameter, old in zip(self.parameters.values(), before, strict=False):
-                    parameter.copy_(old)
-                    parameter.grad = None
 
     def __call__(self, step: Tensor | None = None, *, first: bool = False) -> Tensor:
         """The gradient in the slots (P',) in float64, at the weights displaced by ``step`` (P',) there.
@@ -78,31 +63,27 @@ class _Gradient:
         problem, at = self.problem, self.weights
         if step is not None:
             at = at.clone()
-            for slot, piece in zip(self.slots, torch.split(step, [s.size for s in self.slots]), strict=True):
+            for slot, piece in zip(self.slots, torch.split(step, self.sizes), strict=True):
                 at[slot.offset : slot.offset + slot.size] += piece
-        total = at.new_zeros(sum(s.size for s in self.slots))
+        total = at.new_zeros(sum(self.sizes))
         full = FullPrecision(self.dtype) if self.dtype == torch.float64 else contextlib.nullcontext()
-        with self._placed(at), torch.enable_grad(), full:
+        with placed(problem.model, problem.layout, at) as own, torch.enable_grad(), full:
+            inputs = list(own.values())
+
+            def add(loss: Tensor, share: float) -> None:
+                parts = dict(zip(own, backward(loss, inputs), strict=True))
+                for piece, slot in zip(torch.split(total, self.sizes), self.slots, strict=True):
+                    piece.add_(parts[slot.name].flatten(), alpha=share)
+
             for x, y, count, seed in problem.parts():
                 with problem.evaluating(seed):
-                    loss = problem.criterion(call(problem.model, dict(problem.batchnorm.buffers), x), y)
-                self._add(total, loss, 1.0 if first else count / problem.samples)
+                    loss = problem.criterion(own_outputs(problem, x), y)
+                add(loss, 1.0 if first else count / problem.samples)
                 if first:
                     return total
             if problem.regularised:
-                leaf = problem.layout.flatten(self.parameters)
-                self._add(total, problem.penalty_value(leaf), 1.0)
+                add(problem.penalty_value(problem.layout.flatten(own)), 1.0)
         return total
-
-    def _add(self, total: Tensor, loss: Tensor, share: float) -> None:
-        """Add ``share`` of the gradient of ``loss`` to ``total``."""
-        differentiable(loss).backward()  # type: ignore[no-untyped-call]
-        parts = [self.parameters[s.name].grad for s in self.slots]
-        for piece, part in zip(torch.split(total, [s.size for s in self.slots]), parts, strict=True):
-            if part is not None:
-                piece.add_(part.flatten(), alpha=share)
-        for parameter in self.parameters.values():
-            parameter.grad = None
 
     def steps(self) -> list[float]:
         """The steps, relative to the weights, from the coarsest on."""
@@ -116,7 +97,7 @@ def _slope(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, 
     with torch.no_grad():
         value = float(first_loss(problem, problem.layout.views(at)))
     gradient = torch.zeros_like(at)
-    found = _Gradient(problem, at, slots, problem.dtype)(first=True)
+    found = Gradient(problem, at, slots, problem.dtype)(first=True)
     for slot, part in zip(slots, torch.split(found, [s.size for s in slots]), strict=True):
         gradient[slot.offset : slot.offset + slot.size] = part
     return value, gradient
@@ -135,13 +116,14 @@ class Differences:
     """
 
     root: Tensor | None = None
+    ranks: Ranks = ALONE
 
     def __init__(self, problem: Problem, weights: Tensor, slots: Sequence[Slot]) -> None:
         self.slots, self.sizes = slots, [slot.size for slot in slots]
         self.problem = problem
         with warnings.catch_warnings(action="ignore"), contextlib.suppress(InputError):
             in_full_precision(problem)  # which sees the precision of the pass; a model in half alone is one
-        own = _Gradient(problem, weights, slots, problem.dtype)
+        own = Gradient(problem, weights, slots, problem.dtype)
         self.finest = own if problem.dtype == torch.float64 else self._in_float64(own)
         self.scales = self._scales(own)
         self.gradients = self.finest
@@ -149,11 +131,10 @@ class Differences:
         self._key = key = ("differences", problem.batchnorm.name, *(slot.name for slot in slots))
         if key not in problem.checked and problem.check != "off":
             self._check(weights)
-        if self.finest is not own and own.coarse not in LOW:
-            if not problem.checked.get(key):
-                problem.checked[key] = self._serves(own)
+            problem.checked[key] = True  # and that its own precision may serve, until it is seen not to
+        if self.finest is not own and own.coarse not in LOW and problem.checked.get(key, True):
+            problem.checked[key] = self._serves(own)
             self.gradients = own if problem.checked[key] else self.finest
-        problem.checked.setdefault(key, False)
         names = [str(g.dtype).removeprefix("torch.") for g in (self.gradients, self.finest)]
         self.arithmetic = f"differences of {names[0]} gradients"
         if names[0] != names[1]:
@@ -181,27 +162,35 @@ class Differences:
         v = torch.randn(sum(self.sizes), dtype=torch.float64, generator=generator)
         return self._masked(v.to(self.finest.weights))
 
-    def _serves(self, own: _Gradient) -> bool:
-        """Test whether products in the model's own precision are right to GOAL."""
-        image = self._difference(own, self._random(0), own.steps()[self._middle(own)])[0]
-        image, error = self.measured(image / (image.norm() or 1.0), own)
-        return error <= GOAL * float(image.norm())
+    def _serves(self, own: Gradient) -> bool:
+        """Test whether products in the model's own precision are right to GOAL, and there are no kinks.
 
-    def _in_float64(self, own: _Gradient) -> _Gradient:
+        One-sided differences decline with the step where there are none, from steps so coarse that few
+        samples show kinks.
+        """
+        image = self._difference(own, self._random(0), own.steps()[self._middle(own)])[0]
+        v = self._masked(image / (image.norm() or 1.0))
+        found = {k: self._difference(own, v, own.steps()[k]) for k in range(self._middle(own) + 2)}
+        image, sides = found[self._middle(own)]
+        self.limit = OUTLIER * sides / (float(image.norm()) or 1.0)
+        smooth = all(found[k + 1][1] <= found[k][1] / 2 for k in range(self._middle(own)))
+        return smooth and self._error(found, self._middle(own)) <= GOAL * float(image.norm())
+
+    def _in_float64(self, own: Gradient) -> Gradient:
         """The gradient in float64; ``own`` of a model or device that does not run in that."""
         if widest_dtype(own.problem.device) != torch.float64:
             return own
         try:
-            finer = _Gradient(own.problem, own.weights, self.slots, torch.float64)
+            finer = Gradient(own.problem, own.weights, self.slots, torch.float64)
             few = finer.problem.on(finer.problem.data.few())
-            _Gradient(few, own.weights, self.slots, torch.float64)()
+            Gradient(few, own.weights, self.slots, torch.float64)()
             return finer
         except LandscapeError:
             raise
         except Exception:  # the user's model raises any kind of error where dtypes do not fit
             return own
 
-    def _scales(self, own: _Gradient) -> list[float]:
+    def _scales(self, own: Gradient) -> list[float]:
         """The squared lengths of the weights in the slots, at least those of average weights."""
         average = float(own.weights.square().mean()) or 1.0
         parts = [own.weights[s.offset : s.offset + s.size] for s in self.slots]
@@ -222,14 +211,19 @@ class Differences:
 
     def _step(self, v: Tensor, step: float) -> float:
         """ε for ``v``: the changes of all layers, relative to their weights, are ``step`` in length."""
-        pieces = torch.split(v, self.sizes)
-        change = sum(float(p.square().sum()) / scale for p, scale in zip(pieces, self.scales, strict=True))
+        change = sum(square / scale for square, scale in zip(self._squares(v), self.scales, strict=True))
         return step / math.sqrt(change) if change else step
 
-    def _middle(self, g: _Gradient) -> int:
+    def _squares(self, v: Tensor) -> list[float]:
+        """The squared lengths of the parts of ``v`` (P',) by slot."""
+        own = torch.stack([piece.square().sum() for piece in torch.split(v, self.sizes)])
+        found: list[float] = self.ranks.total(own).tolist()
+        return found
+
+    def _middle(self, g: Gradient) -> int:
         return min(MIDDLE.get(g.coarse, 0) - COARSEST, len(g.steps()) - 2)
 
-    def _difference(self, g: _Gradient, v: Tensor, step: float) -> tuple[Tensor, float]:
+    def _difference(self, g: Gradient, v: Tensor, step: float) -> tuple[Tensor, float]:
         """The product with ``v``, and how far one-sided differences of this step are from one another."""
         if id(g) not in self._center:
             self._center[id(g)] = g()
@@ -239,20 +233,24 @@ class Differences:
         image = above.sub_(below).div_(2 * step)
         if self.root is not None:
             image, sides = self.root.to(image) * image, self.root.to(sides) * sides
-        return image, float(sides.norm())
+        return image, float(self.ranks.norm(sides))
 
     def product(self, v: Tensor) -> Tensor:
-        """The product with ``v`` (P',), in float64, by one step; smaller ones where a kink lies within it."""
+        """The product with ``v`` (P',), in float64, by one step, finer where a kink is within it."""
         g, v = self.gradients, self._masked(v)
-        steps = g.steps()
+        if g is not self.finest:
+            image, sides = self._difference(g, v, g.steps()[self._middle(g)])
+            if sides <= self.limit * float(image.norm()):
+                return image
+            g = self.finest
         first = self._middle(g) + (g.coarse == torch.float64)  # fewer kinks lie within a smaller step
-        for step in steps[first:]:
+        for step in g.steps()[first:]:
             image, sides = self._difference(g, v, step)
-            if g.coarse != torch.float64 or sides <= KINK * float(image.norm()):
+            if g.coarse != torch.float64 or sides <= KINK * float(self.ranks.norm(image)):
                 break
         return image
 
-    def measured(self, v: Tensor, g: _Gradient | None = None) -> tuple[Tensor, float]:
+    def measured(self, v: Tensor, g: Gradient | None = None) -> tuple[Tensor, float]:
         """The product with ``v`` (P',) by the best of several steps, and a bound on the length of its error.
 
         A coarser step has a larger truncation, a finer one more rounding, and either is at most about what
@@ -272,14 +270,14 @@ class Differences:
             if len(found) < 3:
                 continue
             best = min((self._error(found, j), j) for j in found)
-            if best[0] <= goal * float(found[best[1]][0].norm()):
+            if best[0] <= goal * float(self.ranks.norm(found[best[1]][0])):
                 break
         return found[best[1]][0], best[0]
 
     def _error(self, found: dict[int, tuple[Tensor, float]], k: int) -> float:
         """The error of step number ``k``, from those beside it."""
         image, sides = found[k]
-        beside = [float((image - found[j][0]).norm()) for j in (k - 1, k + 1) if j in found]
+        beside = [float(self.ranks.norm(image - found[j][0])) for j in (k - 1, k + 1) if j in found]
         error = SAFETY * min(beside, default=math.inf)
         if k - 1 not in found or not sides <= found[k - 1][1] / 2:
             error = max(error, sides * math.sqrt(self.problem.samples))

@@ -20,9 +20,10 @@ from landscape.core.options import choose, expect, positive
 from landscape.curvature import differences, double_backward
 from landscape.curvature.operators import Products, SymmetricOperator
 from landscape.evaluation.needs import GRAPH_BYTES
-from landscape.problem.batches import aligned
+from landscape.problem.batches import AGAIN, aligned, recomputes
 from landscape.problem.layout import check_recording, differentiable, gradients
 from landscape.problem.problem import Problem, Run, problem_of
+from landscape.problem.sharded import on_ranks
 
 # Random vectors of the test of symmetry; one of their 6 pairs alone might miss an asymmetry (ours).
 VECTORS = 4
@@ -230,6 +231,8 @@ class HessianOperator(SymmetricOperator):
 
     def _take_exact(self, problem: Problem, weights: Tensor | None) -> None:
         """Prepare products by double backward."""
+        if recomputes(problem.model):
+            raise double_backward.NoSecondDerivative(AGAIN)
         problem = double_backward.in_full_precision(problem)
         weights = (problem.weights if weights is None else weights).to(problem.dtype)
         self.problem = problem.at(weights)
@@ -415,6 +418,8 @@ class HessianOptions:
 
     def at(self, problem: Problem, weights: Tensor | None = None) -> HessianOperator:
         """The matrix of ``problem`` at ``weights`` (P,)."""
+        if on_ranks(problem):
+            return problem.hessian(weights)  # type: ignore[no-any-return]
         options = {"matrix": self.matrix, "part": self.part, "derivatives": self.derivatives}
         return HessianOperator(problem, weights, **options)  # type: ignore[arg-type]
 

@@ -184,7 +184,7 @@ def step_model(module: Any) -> nn.Module:
     """
     kind = type(module)
 
-    class Step(kind):  # type: ignore[misc, valid-type]
+    class LossModule(kind):  # type: ignore[misc, valid-type]
         current_epoch = property(lambda self: module.current_epoch)
         global_step = property(lambda self: module.global_step)
         trainer = property(_no_trainer)
@@ -200,9 +200,10 @@ def step_model(module: Any) -> nn.Module:
                 return super().forward(*args, **kwargs)
             return {"loss": _loss_of_step(self, kwargs[BATCH])}
 
-    Step.__name__, Step.__qualname__, Step.__module__ = kind.__name__, kind.__qualname__, kind.__module__
+    for attribute in ("__name__", "__qualname__", "__module__"):
+        setattr(LossModule, attribute, getattr(kind, attribute))
     own = shallow_copy(module)
-    own.__class__ = Step
+    own.__class__ = LossModule
     return own
 
 

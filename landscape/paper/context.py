@@ -1,4 +1,4 @@
-"""What figures are made in: runs and analyses, each made once, and stored by the hash of what they depend on.
+"""The context in which figures are made: runs and analyses, each made once, stored by the hash of its inputs.
 
 A run is in FOLDER/runs/HASH, with the hash of its recipe, and its record in RECORDS/HASH.json; an analysis is
 in RECORDS/results/HASH.h5, with the hash of its runs, its settings and the version of its numerics. So
@@ -87,7 +87,7 @@ class Point:
 
     @property
     def key(self) -> list[Any]:
-        """What identifies the weights."""
+        """The identity of the weights: of the run, and the step."""
         return [identity(self.recipe), self.step]
 
     def load(self) -> Checkpoint:
@@ -128,7 +128,7 @@ class Context:
         records: the folder that figures are drawn from; by default FOLDER/records.
         until: nothing is begun after this time, as time.time() has it, and a run that goes on then stops; it
             resumes from its last checkpoint.
-        kept: the runs, by their :func:`identity`, whose weights are not deleted once the record is written;
+        kept: the runs, by their ``identity``, whose weights are not deleted once the record is written;
             None keeps all.
         cells: the runs of the figure.
         sizes: its numbers for this scale.
@@ -240,7 +240,7 @@ class Context:
         )
 
     def check_time(self) -> None:
-        """Raise :class:`OutOfTimeError` once the budget is used."""
+        """Raise ``OutOfTimeError`` once the budget is used."""
         if time.time() > self.until:
             raise OutOfTimeError
 
@@ -320,7 +320,7 @@ class Context:
         """``make()``, computed once for these points, ``settings`` and versions of what computes it, ``by``.
 
         These must be all that it depends on; ``by`` are functions and classes under
-        :func:`landscape.core.registry.numerics`, whose names do not count. Of the plane of a surface only
+        ``landscape.core.registry.numerics``, whose names do not count. Of the plane of a surface only
         lengths and angles are stored (:meth:`.Surface.compact`).
 
         Raises:

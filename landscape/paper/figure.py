@@ -1,10 +1,11 @@
-"""What a figure is: the runs it needs at each scale, and a drawing of their finished results."""
+"""A figure: the runs that it needs at each scale, and a drawing of their finished results."""
 
 from __future__ import annotations
 
 import string
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,7 +86,7 @@ class Figure(Described):
         return context.of(self.runs(context.scale), sizes)
 
     def note(self, context: Context) -> str:
-        """What the scale changes from the paper, and how many of the runs have not ended yet."""
+        """The changes that the scale makes to the paper, and how many of the runs have not ended yet."""
         notes = {"smoke": self.smoke, "laptop": self.laptop, "paper": self.paper or self.laptop}
         missing = sum(context.record(cell.recipe) is None for cell in context.cells)
         left = f"; {missing} of {len(context.cells)} runs have not ended yet" if missing else ""
@@ -164,6 +165,13 @@ def test_error(run: Checkpoint) -> float:
     return 100 * (1 - last(run, "test_accuracy"))
 
 
+def printed(table: str) -> Rows:
+    """The numbers of a paper, all as text: the rows of numbers/TABLE.csv, such as "table3_cifar10"."""
+    import pandas as pd
+
+    return pd.read_csv(Path(__file__).parent / "numbers" / f"{table}.csv", dtype=str, keep_default_na=False)
+
+
 def summary(values: Iterable[float], form: str = ".2f") -> str:
     """ "3.09 (2.69 to 4.53)": median and range, or the one value there is."""
     finite = np.array([v for v in values if np.isfinite(v)])
@@ -191,7 +199,7 @@ def compare_with_paper(
         rows: of the figure.
         what: the words, with columns in braces, such as "test error of {algorithm} (%)".
         value: the column.
-        text: :func:`summary` or :func:`mean_and_spread`.
+        text: :func:`summary` or ``mean_and_spread``.
         paper: the paper's number, the same for all settings.
         form: ``form`` of ``text``.
     """

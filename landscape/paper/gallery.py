@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import io
 import json
 from pathlib import Path
@@ -30,7 +31,6 @@ from landscape.paper.verdicts import (
 
 # Colours a picture keeps: what a palette of 8 bits holds. A picture is a third of its size so.
 COLORS = 256
-NO_CONCLUSION = "Smoke scale shows that the figure can be made; its numbers say nothing about the claim."
 # Of the JSON or CSV file of a figure: the largest size that is read, in bytes, and the keys that the page
 # needs.
 MAX_BYTES = 1 << 24
@@ -40,28 +40,10 @@ COMPARED = ("what", "ours", "paper")
 DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError)
 
 
-INTRODUCTION = (
-    "Made by `landscape figures` and not edited by hand; `make figures` makes them again. The papers: "
-    "DPSGD-2020 is *Why Does Decentralized Training Outperform Synchronous Training in the Large Batch "
-    "Setting?*, DPSGD-2021 *Loss Landscape Dependent Self-Adjusting Learning Rates in Decentralized SGD*, "
-    "LocalSGD-2021 *Trade-offs of Local SGD at Scale*, Delay-2019 *At Stability's Edge*."
-)
-RULES = (
-    f"A claim is tested by effects, each paired over seeds, with Student's {CONFIDENCE:.0%} interval in "
-    f"brackets; an effect counts from {SEEDS} seeds on and where its interval leaves out zero (or the border "
-    "that is named). A claim *holds* where all effects are as claimed, *holds in part* where some are, *does "
-    "not hold* where none is and at least one is the opposite, is *undecided* where none counts, and *not "
-    "tested here* where the claim's own setting cannot exist here. "
-    "Each interval stands for itself: of twenty effects that are none, one leaves out zero by chance. A "
-    "verdict is about the runs made here, and where they are smaller than those of the claim, the table says "
-    "so."
-)
-TIMES = (
-    "The time of a figure is the sum over runs and analyses as each was measured, those that figures share "
-    "counted in each; on two cores, `--jobs 2` takes about half. Runs leave their records in "
-    "[records](records), from which the figures are drawn: settings, last numbers and curves, with the "
-    "version of the code."
-)
+def words(name: str) -> str:
+    """The text page.NAME of figures.toml."""
+    text: str = scales.declared()["page"][name]
+    return text.format(confidence=CONFIDENCE, seeds=SEEDS)
 
 
 def draw(figure: Figure, context: Context, folder: Path) -> tuple[str, list[Path]]:
@@ -136,13 +118,13 @@ def _write_entry(path: Path, entry: dict[str, Any]) -> None:
 
 
 def verdict(name: str, scale: str, data: str, remark: str = "") -> dict[str, Any]:
-    """What the text of its CSV says of the claim of the figure ``name``; nothing at smoke scale.
+    """The verdict on the claim of the figure ``name`` from the text of its CSV; none at smoke scale.
 
     Returns:
         {"outcome", "effects", "finding", "verdict"}: the grade, what it rests on, a title, and a sentence.
     """
     if scale == "smoke":
-        return {"outcome": "", "effects": [], "finding": "", "verdict": NO_CONCLUSION}
+        return {"outcome": "", "effects": [], "finding": "", "verdict": words("smoke")}
     figure = get(name)
     effects = judged(figure.judge, rows_of(data))
     title = finding(effects, figure.finding)
@@ -195,7 +177,8 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
             except OperationError:
                 raise
             except DAMAGED as error:
-                raise OperationError(f"{path}: damaged ({error}); make the figure again") from error
+                said = " ".join(str(error).split())
+                raise OperationError(f"{path}: damaged ({said}); make the figure again") from error
     return entries
 
 
@@ -203,6 +186,8 @@ def _check(entry: Any) -> None:
     """One of several kinds of error where ``entry`` is not what the JSON file of a figure holds."""
     if not isinstance(entry["seconds"], (int, float)) or not 0 <= entry["seconds"] < 1e12:
         raise ValueError("'seconds' is no time")
+    if not isinstance(entry["pictures"], list):
+        raise TypeError("'pictures' is no list")
     texts = {key: entry[key] for key in TEXTS} | {"remark": entry.get("remark", "")}
     texts |= {f"pictures {k}": v for k, v in enumerate(entry["pictures"])}
     texts |= {f"{key} {k}": each[key] for k, each in enumerate(entry["compared"]) for key in COMPARED}
@@ -232,9 +217,9 @@ def page(folder: Path) -> Path:
     entries = entries_in(folder)
     for name, entry in entries.items():
         _write_entry(folder / f"{name}.json", entry)
-    lines = ["# The figures and tables of the papers", "", INTRODUCTION, "", counted(entries), ""]
+    lines = ["# The figures and tables of the papers", "", words("introduction"), "", counted(entries), ""]
     lines += ["## What we found about these papers", "", found(entries), ""]
-    lines += ["## The claims", "", RULES, "", *overview(entries), "", TIMES]
+    lines += ["## The claims", "", words("rules"), "", *overview(entries), "", words("times")]
     for name, entry in entries.items():
         lines += _section(name, entry)
     path = folder / "README.md"
@@ -243,7 +228,7 @@ def page(folder: Path) -> Path:
 
 
 def found(entries: dict[str, dict[str, Any]]) -> str:
-    """What we found about the papers: the sentences of figures.toml whose figures have these outcomes."""
+    """Our findings about the papers: the sentences of figures.toml whose figures have these outcomes."""
     outcomes = {name: entry["outcome"] for name, entry in entries.items()}
     return " ".join(
         each["text"] for each in scales.declared()["findings"] if each["rests"].items() <= outcomes.items()
@@ -254,7 +239,8 @@ def overview(entries: dict[str, dict[str, Any]], folder: str = "") -> list[str]:
     """The lines of a table of all claims: a small picture, which lies in ``folder``, and the verdict."""
     lines = ["| | claim | where tested | outcome | effect, with its interval |", "|---|---|---|---|---|"]
     for name, entry in entries.items():
-        small = "".join(f'<img src="{folder}{each}" width="240">' for each in entry["pictures"][:1])
+        alt = html.escape(entry["title"])
+        small = "".join(f'<img src="{folder}{p}" width="240" alt="{alt}">' for p in entry["pictures"][:1])
         claim = f"{name if folder else f'[{name}](#{name})'}, {entry['where']}: {entry['claims']}"
         where, said = f"{entry['scale']}: {entry['note']}", f"**{entry['outcome'] or '–'}**"
         lines.append(_line(small, claim, where, said, sizes(entry)))
@@ -262,7 +248,7 @@ def overview(entries: dict[str, dict[str, Any]], folder: str = "") -> list[str]:
 
 
 def counted(entries: dict[str, dict[str, Any]]) -> str:
-    """How many claims have which outcome."""
+    """The number of claims with each outcome, in words."""
     found = [entry["outcome"] for entry in entries.values() if entry["outcome"]]
     counts = ", ".join(f"{outcome}: {found.count(outcome)}" for outcome in OUTCOMES)
     return f"The {len(found)} claims with runs of more than smoke scale: {counts}." if found else ""
@@ -327,7 +313,7 @@ def _section(name: str, entry: dict[str, Any]) -> list[str]:
 
 
 def made(entry: dict[str, Any]) -> str:
-    """With what settings, command and version of the code a figure was made, in one or two sentences."""
+    """The settings, the command and the version of the code that made a figure, in one or two sentences."""
     numerics = ", ".join(f"{key} {value}" for key, value in entry.get("numerics", {}).items())
     versions = f"version {entry['version']}" + (f", numerics: {numerics}" if numerics else "")
     return (

@@ -99,8 +99,8 @@ def draws(kind: type) -> Callable[[F], F]:
     """A decorator that registers a function as the drawing of results of class ``kind``.
 
     The function runs in the style of all pictures and receives results whose texts and numbers can be drawn
-    (see :func:`drawable`). A parameter ``style`` of the function receives the argument of
-    :func:`landscape.plots.draw` with that name.
+    (``drawable``). A parameter ``style`` of the function receives the argument of
+    :func:`landscape.draw` with that name.
 
     Args:
         kind: the class of the results. Its subclasses without a drawing of their own are drawn likewise.

@@ -72,17 +72,9 @@ class Picture(Figure):
         share = self._caption_height / (height + self._caption_height)
         if self._caption is not None:
             self._caption.remove()
-        look: dict[str, Any] = {
-            "ha": "left",
-            "va": "bottom",
-            "color": "#444444",
-            "linespacing": 1.25,
-            "in_layout": False,
-        }
-        self._caption = self.text(
-            0.06 / width, 0.04 / height, "\n".join(lines), fontsize=CAPTION_SIZE, **look
-        )
-        self._caption.set(**options)
+        look = {"fontsize": CAPTION_SIZE, "color": "#444444", "linespacing": 1.25, "in_layout": False}
+        self._caption = self.text(0.06 / width, 0.04 / height, "\n".join(lines), ha="left", va="bottom")
+        self._caption.set(**look | options)
         # matplotlib's layout leaves room for a legend, but only for one at the very edge of the figure.
         renderer: Any = RendererAgg(self.bbox.width, self.bbox.height, self.dpi)  # type: ignore[no-untyped-call]
         below = share
@@ -302,7 +294,7 @@ def leading(axes: Sequence[Any], count: int = 1) -> Sequence[Any]:
 def wrapped_panels(
     count: int, width: float, height: float, columns: int = 3, names: str | Names = "panel", **options: Any
 ) -> tuple[Figure, list[Any]]:
-    """A figure of ``count`` axes, at most ``columns`` a row, but 4 not as 3 and 1; else as :func:`panels`.
+    """Make ``count`` axes, at most ``columns`` a row but 4 not as 3 and 1; else as ``panels``.
 
     Args:
         names: of the panels; one for all is numbered.

@@ -44,11 +44,13 @@ LEARNER: dict[str, Any] = {**POINT, "marker": "o", "mfc": "#F0E442", "ms": 6}
 MEAN: dict[str, Any] = {**POINT, "marker": "*", "mfc": "#E69F00", "ms": 13}
 _PATH: dict[str, Any] = {**LEARNER, "color": "#F0E442", "mew": 0.6, "ms": 4.5, "ls": "-", "lw": 1.4}
 _ANCHORS = (("o", "#F0E442"), ("s", "#56B4E9"), ("D", "#CC79A7"))
-_KINDS = {
-    "between": "plane through checkpoints",
-    "pca": "principal components of the trajectory",
-    "learners": "plane nearest to the learners",
-    "eigen": "Hessian eigenvectors",
+#: Kinds of planes in words.
+PLANES = {
+    "random": "random directions",
+    "between": "the plane through checkpoints",
+    "pca": "the principal components of the trajectory",
+    "learners": "the plane nearest to the learners",
+    "eigen": "the Hessian's eigenvectors of λ_max (x) and λ_min (y)",
 }
 
 
@@ -427,13 +429,12 @@ def color_bar(figure: Figure, axes: Any, norm: Any, cmap: Any, label: str, exten
 
 def _plane_note(r: Surface) -> str:
     """How the plane was chosen, and how far it reaches."""
-    note = _KINDS.get(r.kind, r.kind)
+    note = PLANES.get(r.kind, r.kind)
     if r.kind == "random":
+        u, v, _ = surfaces.lengths(r)
         fixed = ", bias and norm parameters fixed" if r.ignore == "bias+norm" else ""
-        note = f"random directions u, v, normalisation: {r.norm}{fixed}"
-    u, v, _ = surfaces.lengths(r)
-    steps = f", ‖u‖ = {u:.3g}, ‖v‖ = {v:.3g}" if r.kind == "random" else ""
-    return f"{note}{steps}, span {r.span:.3g}"
+        note += f" u, v, normalisation: {r.norm}{fixed}, ‖u‖ = {u:.3g}, ‖v‖ = {v:.3g}"
+    return f"{note}, span {r.span:.3g}"
 
 
 def _panel_title(r: Surface) -> str:

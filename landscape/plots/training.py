@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
-from landscape.checkpoint.history import COLUMNS
+from landscape.checkpoint.history import UNITS
 from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
@@ -41,21 +42,19 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     for run in runs:
         if run.algorithm == IMPORTED:
             raise InputError(f"{run.path}: imported weights have no training history to draw")
-    measured = [panel for panel in _MEASURED if any(np.isfinite(column_of(r, panel[0])).any() for r in runs)]
-    usual = list(_USUAL)
-    if all(run.algorithm == RECORDED for run in runs):  # one learner, and minibatches that are not known
-        usual = [_RECORDED.get(panel[0], panel) for panel in _USUAL]
+    instruments = tuple(PANELS)[_OF_ALL:]
+    shown = [c for c in instruments if any(np.isfinite(column_of(r, c)).any() for r in runs)]
+    names = [*shown, *[""] * (-len(shown) % 3)]
+    recorded = all(run.algorithm == RECORDED for run in runs)  # one learner, minibatches that are not known
+    names += [_RECORDED.get(column, column) if recorded else column for column in _USUAL]
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
-    gap = [("", "", "")] * (-len(measured) % 3)
-    names = [column for column, _, _ in [*measured, *gap, *usual]]
     figure, axes = panels(len(names) // 3, 3, 3.9, 2.75, names)
-    for ax, (column, name, scale) in zip(axes, [*measured, *usual], strict=True):
+    for ax, column in zip(axes, filter(None, names), strict=True):
+        name, scale = PANELS[column]
         drawn = [_draw_runs(ax, *group, column, scale) for group in groups]
-        ax.set(
-            ylabel=name.replace(" UNIT", unit_of(column)),
-            xlabel="step",
-            yscale=scale if any(drawn) else "linear",
-        )
+        unit = style.in_brackets(unit_of(column).replace(" ", "\N{NO-BREAK SPACE}"))
+        label = textwrap.fill(f"{name}{unit}", WIDTH)
+        ax.set(ylabel=label, xlabel="step", yscale=scale if any(drawn) else "linear")
         if column == "test_error":
             style.decimal_labels(ax.yaxis)
         if not any(drawn):
@@ -72,30 +71,32 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     return finish(figure, heading, _caption(runs), axes[:1], ncols=2 if wide else 4)
 
 
-# Columns of instruments, drawn where any run has them: (column, label, scale of the axis); UNIT is replaced.
-_MEASURED = (
-    ("lr_lambda_max", r"$\eta\lambda_{max}$ of $w_a$ (lines: limits)", "linear"),
-    ("lambda_max", r"sharpness $\lambda_{max}$ of $w_a$ UNIT", "log"),
-    ("spread_share", "share of the spread along\nthe top eigenvectors", "linear"),
-    ("lr_batch_sharpness", r"$\eta$ × batch sharpness" "\nat $w_a$ (lines: limits)", "linear"),
-    ("lr_learner_batch_sharpness", r"$\eta$ × batch sharpness" "\nat the learners (lines: limits)", "linear"),
-    ("noise_scale", "noise scale UNIT\n(dots: total batch)", "log"),
-    ("gradient_share", "share of the gradient along\nthe top eigenvectors", "linear"),
-    ("disagreement_cost", "½ tr(HC), what the spread\ncosts UNIT", "log"),
-    ("noise_alignment", "tr(HS)/tr S of minibatch\ngradients UNIT", "log"),
-    ("lr_preconditioned_lambda_max", r"$\eta\lambda_{max}$ preconditioned" "\n(lines: limits)", "linear"),
-    ("worst_sharpness", "worst-case adaptive\nsharpness UNIT", "log"),
-    ("average_sharpness", "average-case adaptive\nsharpness UNIT", "log"),
-)
-# Those that every run has.
-_USUAL = (
-    ("train_loss", "training loss at $w_a$ UNIT", "log"),
-    ("test_error", "test error of $w_a$ (%)", "log"),
-    ("consensus", "consensus distance", "log"),
-    ("alpha_e", r"effective rate $\alpha_e$ (dots: $\alpha$)", "linear"),
-    ("delta", r"noise $\Delta$", "log"),
-    ("delta_2_full", r"$\Delta^{(2)} = \alpha^2\Vert\delta\Vert^2$", "log"),
-)
+#: Columns of the history that pictures and reports show -> (title, scale of the axis).
+PANELS = {
+    "train_loss": ("training loss at w_a", "log"),
+    "test_error": ("test error of w_a", "log"),
+    "consensus": ("consensus distance", "log"),
+    "alpha_e": ("effective learning rate α_e and learning rate α (dots)", "linear"),
+    "delta": ("noise Δ of a step", "log"),
+    "delta_2_full": ("Δ(2), the part of the spread", "log"),
+    "grad_norm2": ("‖g‖² of the training loss", "log"),
+    "displacement2": ("‖d‖² of a step", "log"),
+    "lr_lambda_max": ("lr·λ_max of w_a and the limit of the rule", "linear"),
+    "lambda_max": ("sharpness λ_max of w_a", "log"),
+    "spread_share": ("share of the spread along the top eigenvectors", "linear"),
+    "lr_batch_sharpness": ("lr × batch sharpness at w_a and the limit of the rule", "linear"),
+    "lr_learner_batch_sharpness": ("lr × batch sharpness at the learners, and the limit", "linear"),
+    "noise_scale": ("gradient noise scale", "log"),
+    "gradient_share": ("share of the gradient along the top eigenvectors", "linear"),
+    "disagreement_cost": ("½ tr(HC), what the spread costs", "log"),
+    "noise_alignment": ("tr(HS)/tr S of minibatch gradients", "log"),
+    "lr_preconditioned_lambda_max": ("lr·λ_max preconditioned, and its limit", "linear"),
+    "worst_sharpness": ("worst-case adaptive sharpness", "log"),
+    "average_sharpness": ("average-case adaptive sharpness", "log"),
+}
+# Those that every run has; a recorded loop has others in place of two of them. The rest are of instruments.
+_USUAL, _OF_ALL = tuple(PANELS)[:6], 8
+_RECORDED = {"consensus": "grad_norm2", "delta_2_full": "displacement2"}
 # Of columns that a limit is drawn with: the column of the limit.
 _OF_RULES = ("lr_lambda_max", "lr_batch_sharpness", "lr_learner_batch_sharpness")
 LIMITS = dict.fromkeys(_OF_RULES, "lr_lambda_limit")
@@ -103,11 +104,9 @@ LIMITS |= {"lr_preconditioned_lambda_max": "lr_preconditioned_limit"}
 # Columns that change from step to step by more than they do over training: drawn as running median and
 # quartiles, of all seeds of a setting together, where they have this many values or more (ours).
 _NOISY, _MANY = ("alpha_e", "delta", "delta_2_full"), 100
-# In place of columns that a recorded loop does not have.
-_RECORDED = {
-    "consensus": ("grad_norm2", r"$\Vert g\Vert^2$ of the training loss UNIT", "log"),
-    "delta_2_full": ("displacement2", r"$\Vert d\Vert^2$ of a step", "log"),
-}
+# Columns in the unit of squared weights, which weights themselves do not have.
+_SQUARES = ("consensus", "delta", "delta_2_full", "displacement2")
+WIDTH = 30  # characters of a line of a label along y, at the height of a panel
 
 
 def _finding(groups: Sequence[tuple[str, Any, list[Checkpoint]]]) -> str:
@@ -215,11 +214,11 @@ def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:
 
 
 def unit_of(column: str) -> str:
-    """The unit of a column of the history, for a label."""
-    units = {name: unit for name, (unit, _) in COLUMNS.items()}
+    """The unit of a drawn column of the history."""
+    units: dict[str, str] = UNITS | {"test_error": "%"} | dict.fromkeys(_SQUARES, "squared weights")
     for instrument in registry.instruments.names():
         units |= registry.instruments[instrument].columns
-    return style.in_brackets(units.get(column, "1"))
+    return units.get(column, "1")
 
 
 def column_of(run: Checkpoint, name: str) -> Array:

@@ -109,11 +109,28 @@ def aligned(model: nn.Module, views: Iterable[Tensor]) -> list[Tensor]:
     return [view.clone() for view in views] if model in UNALIGNED else list(views)
 
 
+AGAIN = (
+    "model: it computes outputs again in its backward pass (activation checkpointing), with the module's own "
+    "parameters, so that this gradient would be that of other weights; switch that off (the problem's "
+    "gradient, eigenvalues, trace, density and spectrum do not need it)"
+)
+
+
+def recomputes(model: nn.Module, found: bool = False) -> bool:
+    """Test whether a backward pass computes outputs again; ``found``: that it does, for its copies, too."""
+    if found:
+        model._landscape_recomputes = True  # type: ignore[assignment]
+    return "_landscape_recomputes" in vars(model)
+
+
 def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
     """The model's outputs with ``weights`` in place of its parameters, differentiable in them.
 
     A dict x is passed as ``model(**x)``, a tuple or list as ``model(*x)``, anything else as ``model(x)``.
+    InputError for gradients of a model that computes outputs again in its backward pass.
     """
+    if recomputes(model) and torch.is_grad_enabled() and any(w.requires_grad for w in weights.values()):
+        raise InputError(AGAIN)
     weights = dict(zip(weights, aligned(model, weights.values()), strict=True))
     args, kwargs = tuple(x) if isinstance(x, (tuple, list)) else (x,), dict[str, Any]()
     if isinstance(x, Mapping):
@@ -125,6 +142,16 @@ def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
             raise
     UNALIGNED.add(model)
     return call(model, weights, x)
+
+
+def own_outputs(problem: Any, x: Any) -> Any:
+    """The outputs of a problem's model with the weights that the module itself has (:func:`.placed`)."""
+    if recomputes(problem.model) and problem.batchnorm.buffers:
+        raise InputError(
+            "bn: other statistics than the centre's are not allowed with activation checkpointing, which "
+            "computes outputs again with those of the module; switch it off"
+        )
+    return call(problem.model, dict(problem.batchnorm.buffers), x)
 
 
 def is_resident(data: Any) -> bool:

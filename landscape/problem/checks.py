@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError
-from landscape.problem.batches import call, clone, named_tensors, random_state, strided, take
+from landscape.problem.batches import call, clone, named_tensors, random_state, recomputes, strided, take
 from landscape.problem.data import PROBE
 from landscape.problem.losses import ClonedTargets, Terms, check_labels, output_loss, refuse_broadcasting
 from landscape.problem.mean_check import AT_ONCE, check_mean, takes
@@ -75,21 +75,30 @@ def _contents(value: Any) -> Iterable[Any]:
     return list(getattr(value, "__dict__", {}).values())
 
 
-@torch.no_grad()
-def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool:
-    """Test whether the model's own loss leaves out the first label of each sequence, as causal models do.
+def with_other_first_labels(criterion: Any, x: Any) -> dict[str, Any] | None:
+    """The batch x of a model that computes its loss from integer "labels" (B, n), with other first labels.
 
-    No attribute of a model says so: two passes show whether another first label changes the loss.
+    None for another kind of model or labels. The loss of causal language models leaves the first label out;
+    no attribute of a model says so, but its loss of this batch does.
     """
     labels = x.get("labels") if isinstance(x, Mapping) else None
-    if problem.criterion is not output_loss or not isinstance(labels, Tensor):
-        return False
+    if criterion is not output_loss or not isinstance(labels, Tensor):
+        return None
     if labels.is_floating_point() or labels.dim() < 2:
-        return False
-    check_fit(problem, x, y)
+        return None
     other = labels.clone()
     other[:, 0] = (labels[:, 0] == 0).to(labels)
-    first, second = (_loss(problem, {**x, "labels": given}, given) for given in (labels, other))
+    return {**x, "labels": other}
+
+
+@torch.no_grad()
+def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool:
+    """Test whether the model's own loss leaves out the first label of each sequence, as causal models do."""
+    other = with_other_first_labels(problem.criterion, x)
+    if other is None:
+        return False
+    check_fit(problem, x, y)
+    first, second = (_loss(problem, given, given["labels"]) for given in (x, other))
     return torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 
@@ -412,7 +421,11 @@ def _unknown_leaf(leaf: Tensor, model: nn.Module, original: nn.Module, *, of_los
 
 
 def check_parameters(problem: MeanLoss, x: Any, y: Any, weights: Tensor) -> None:
-    """Raise InputError unless loss and gradient at ``weights`` are those of the module that holds it."""
+    """Raise InputError unless the loss at ``weights`` is that of the module that holds it.
+
+    Where the gradient is not, or PyTorch says so, the model computes outputs again in its backward pass, with
+    the parameters that the module itself has: activation checkpointing (:func:`.recomputes`).
+    """
     given = problem.layout.leaves(weights)
     a, b = fresh(problem, x, y), fresh(problem, x, y)
     with problem.evaluating(0):
@@ -438,10 +451,7 @@ def check_parameters(problem: MeanLoss, x: Any, y: Any, weights: Tensor) -> None
         apart = [float((double(a) - double(b)).norm()) for a, b in zip(gradient, truth, strict=True)]
         scale = math.hypot(*(float(double(part).norm()) for part in truth))
         if math.isfinite(scale) and math.hypot(*apart) > 10 * allowed * (scale + allowed):
-            raise InputError(
-                "model: with all parameters replaced its gradient is not that of the module with the same "
-                "ones loaded (is activation checkpointing on?); switch off what computes outputs again later"
-            )
+            recomputes(problem.model, found=True)
 
 
 def _loss_and_gradient(
@@ -452,8 +462,11 @@ def _loss_and_gradient(
         loss = problem.criterion(outputs(), y)
         parts = None
         if loss.requires_grad:
-            with contextlib.suppress(RuntimeError):  # without a derivative, which contours do not need
+            try:
                 parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
+            except RuntimeError as error:  # without a derivative, which contours do not need
+                if "heckpoint" in str(error):
+                    recomputes(problem.model, found=True)
     return loss.detach(), parts
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -31,6 +32,18 @@ def gradients(
         differentiable(outputs)
     parts = torch.autograd.grad(outputs, inputs, grad_outputs, retain_graph=keep, materialize_grads=True)
     return [part.detach() for part in parts]
+
+
+def backward(loss: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """:func:`gradients` of a loss by its ``backward()``, as in training, which leaves no gradients behind.
+
+    Reentrant activation checkpointing allows nothing else.
+    """
+    differentiable(loss).backward()  # type: ignore[no-untyped-call]
+    parts = [torch.zeros_like(t) if t.grad is None else t.grad for t in inputs]
+    for t in inputs:
+        t.grad = None
+    return parts
 
 
 def differentiable(loss: Tensor) -> Tensor:
@@ -206,3 +219,25 @@ def padding_rows(module: nn.Module, layout: Layout) -> tuple[slice, ...]:
 def average(weights: Tensor) -> Tensor:
     """w_a (P,), the mean of learners (n, P), in their precision; one function, so that all agree on it."""
     return weights.mean(0)
+
+
+@contextlib.contextmanager
+def placed(module: nn.Module, layout: Layout, weights: Tensor) -> Iterator[dict[str, Tensor]]:
+    """Inside, the module itself has ``weights`` (P,); the context is of its parameters by name.
+
+    They are there in a backward pass that computes outputs again, too. Afterwards the module has the values
+    of before.
+    """
+    named, views = dict(module.named_parameters()), layout.views(weights)
+    parameters = {name: named[name] for name in views}
+    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+    try:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.grad = None
+                parameter.copy_(views[name])
+        yield dict(parameters)
+    finally:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(before[name])

@@ -15,10 +15,10 @@ from landscape.core.devices import check_dtype, double, float64_device
 from landscape.core.errors import InputError
 from landscape.core.memory import Need, bounded, with_saved_bytes
 from landscape.problem import batchnorm as bn_policies
-from landscape.problem.batches import call, count_samples, fixed_randomness
+from landscape.problem.batches import call, count_samples, fixed_randomness, own_outputs, recomputes
 from landscape.problem.batchnorm import SAMPLES, BatchNormPolicy
 from landscape.problem.data import Data
-from landscape.problem.layout import Layout, gradients
+from landscape.problem.layout import Layout, backward, gradients, placed
 from landscape.problem.losses import correct, placed_loss
 
 Loss = Callable[[Any, Any], Tensor]
@@ -346,12 +346,12 @@ class MeanLoss:
             >>> problem.saved_bytes(x, y) > 0
             True
         """
-        leaves = self.layout.leaves(self.weights)
+        leaves, again = self.layout.leaves(self.weights), recomputes(self.model)
         x, y = self.data.leaves(x, y)
 
         def loss() -> Tensor:
             with torch.enable_grad(), self.evaluating(0):
-                return self.criterion(self.call(leaves, x), y)
+                return self.criterion(own_outputs(self, x) if again else self.call(leaves, x), y)
 
         return with_saved_bytes(loss, excluding=leaves.values())[1]
 
@@ -537,16 +537,21 @@ class MeanLoss:
             (0.693, [-0.25, 0.25, 0.25, -0.25])
         """
         weights = self.weights if weights is None else weights
-        leaves = self.layout.leaves(weights)
-        problem = self.at(weights)
+        problem, again = self.at(weights), recomputes(self.model)
         total, gradient = 0.0, torch.empty_like(weights) if out is None else out
-        for i, (x, y, count, seed) in enumerate(self.parts()):
-            with self.evaluating(seed):
-                value = self.criterion(problem.call(leaves, x), y) * (count / self.samples)
-            parts = gradients(value, list(leaves.values()))
-            for view, part in zip(self.layout.views(gradient).values(), parts, strict=True):
-                view.copy_(part) if i == 0 else view.add_(part)
-            total += float(value.detach())
+        with (
+            placed(self.model, self.layout, weights)
+            if again
+            else contextlib.nullcontext(self.layout.leaves(weights)) as leaves
+        ):
+            for i, (x, y, count, seed) in enumerate(self.parts()):
+                with self.evaluating(seed):
+                    outputs = own_outputs(problem, x) if again else problem.call(leaves, x)
+                    value = self.criterion(outputs, y) * (count / self.samples)
+                parts = (backward if again else gradients)(value, list(leaves.values()))
+                for view, part in zip(self.layout.views(gradient).values(), parts, strict=True):
+                    view.copy_(part) if i == 0 else view.add_(part)
+                total += float(value.detach())
         if self.regularised:
             leaf = weights.detach().requires_grad_()
             with torch.enable_grad():

@@ -22,7 +22,7 @@ from landscape.plots.curvature import density_scale
 from landscape.plots.grids import starred
 from landscape.plots.noise import ESTIMATES
 from landscape.plots.style import paper_name, style
-from landscape.plots.surface import marks, scale
+from landscape.plots.surface import PLANES, marks, scale
 from landscape.reports import parts
 from landscape.reports.contents import NAMED, Contents, Run, lines_of, missing_of
 from landscape.reports.curves import values_of
@@ -36,13 +36,6 @@ from landscape.results.spectrum import Spectrum
 
 # Points of all surfaces together: about 1.6 MB of the page. Finer grids are drawn with every k-th row (ours).
 MAX_POINTS = 200_000
-_KINDS = {
-    "random": "random directions",
-    "between": "the plane through checkpoints",
-    "pca": "the principal components of a trajectory",
-    "learners": "the plane nearest to the learners",
-    "eigen": "eigenvectors of λ_max (x) and λ_min (y)",
-}
 
 
 @dataclass(frozen=True)
@@ -76,7 +69,7 @@ def drawn(contents: Contents) -> list[Surface]:
 def groups(contents: Contents) -> list[Group]:
     """The surfaces by kind of plane, normalisation and split."""
     members: dict[str, list[tuple[int, Surface]]] = {}
-    order = {kind: k for k, kind in enumerate(_KINDS)}  # the plane that all checkpoints share comes first
+    order = {kind: k for k, kind in enumerate(PLANES)}  # the plane that all checkpoints share comes first
     for k, surface in sorted(enumerate(drawn(contents)), key=lambda at: order.get(at[1].kind, len(order))):
         members.setdefault(_title(surface), []).append((k, surface))
     return [Group(title, tuple(surfaces)) for title, surfaces in members.items()]
@@ -123,7 +116,7 @@ def sections(contents: Contents) -> list[Section]:
 def _title(surface: Surface) -> str:
     norm = f", normalisation: {surface.norm}" if surface.kind == "random" else ""
     loss = f"{surface.split} loss" if surface.split else "loss"
-    return f"{loss} over {_KINDS.get(surface.kind, surface.kind)}{norm}"
+    return f"{loss} over {PLANES.get(surface.kind, surface.kind)}{norm}"
 
 
 def _intro(group: Group, contents: Contents) -> str:
@@ -295,8 +288,8 @@ def other_sections(contents: Contents) -> list[Section]:
         pictures = [picture_of(kind.__name__, results) for kind, results in others.items()]
         notes = tuple(p for p in pictures if isinstance(p, str))
         drawn = tuple(p for p in pictures if isinstance(p, Picture))
-        told = [(kind.__name__, results) for kind, results in others.items() if results[0].describe()]
-        tables = tuple(parts.described(kind, results) for kind, results in told)
+        described = [(kind.__name__, results) for kind, results in others.items() if results[0].describe()]
+        tables = tuple(parts.described(kind, results) for kind, results in described)
         made.append(Section("more", "More results", notes, tables=tables, pictures=drawn))
     return made
 

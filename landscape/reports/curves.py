@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.plots.training import LIMITS, column_of
+from landscape.plots import style
+from landscape.plots.training import LIMITS, PANELS, column_of, unit_of
 from landscape.reports.contents import Run, lines_of
 from landscape.reports.parts import Chart, Missing, Section, axis, listed, trace
 from landscape.results.shown import WINDOW, running_quartiles
@@ -20,26 +21,9 @@ MANY = 40  # rows of a noisy curve above which its running median is drawn, too 
 # Of logarithmic axes: their lower end relative to the median (a spread that is 0 but for rounding would make
 # all else one line), and the decades below which ticks have decimal labels (ours).
 FLOOR, SHORT = 1e-5, 4.0
-# (column, title, unit of the axis, whether its axis is logarithmic, whether medians are drawn).
-_PANELS = (
-    ("train_loss", "Training loss at w_a", "nat", True, False),
-    ("test_error", "Test error of w_a", "%", True, False),
-    ("alpha_e", "Effective learning rate α_e", "", False, True),
-    ("delta", "Noise Δ of a step", "squared weights", True, True),
-    ("delta_2_full", "Δ(2), the part of the spread", "squared weights", True, True),
-    ("consensus", "Consensus distance", "squared weights", True, True),
-    ("lr_lambda_max", "lr·λ_max of w_a and the limit of the rule", "", False, False),
-    ("lr_batch_sharpness", "lr × batch sharpness at w_a and the limit of the rule", "", False, False),
-    ("lr_learner_batch_sharpness", "lr × batch sharpness at the learners", "", False, False),
-    ("lr_preconditioned_lambda_max", "lr·λ_max preconditioned, and its limit", "", False, False),
-    ("noise_scale", "Gradient noise scale", "samples", True, False),
-    ("spread_share", "Share of the spread along the top eigenvectors", "", False, False),
-    ("gradient_share", "Share of the gradient along the top eigenvectors", "", False, False),
-    ("disagreement_cost", "½ tr(HC), what the spread costs", "nat", True, False),
-    ("noise_alignment", "tr(HS)/tr S of minibatch gradients", "nat", True, False),
-    ("worst_sharpness", "Worst-case adaptive sharpness", "nat", True, False),
-    ("average_sharpness", "Average-case adaptive sharpness", "nat", True, False),
-)
+# Not of charts: what others show, and what only recorded loops have.
+_LEFT_OUT = ("lambda_max", "grad_norm2", "displacement2")
+_NOISY = ("alpha_e", "delta", "delta_2_full", "consensus")  # medians are drawn, too
 # Of charts with another column beside theirs: that column, its name and dash.
 _BESIDE = {column: (limit, "limit of", "dash") for column, limit in LIMITS.items()}
 _BESIDE["alpha_e"] = ("lr", "learning rate α of", "dot")
@@ -73,12 +57,11 @@ def decimate(x: Array, y: Array, buckets: int = BUCKETS) -> tuple[Array, Array]:
 def section(runs: Sequence[Run]) -> Section:
     """The curves of all runs, a chart for each quantity that any run recorded."""
     charts, missing = [], []
-    for panel in _PANELS:
-        chart = _chart(runs, *panel)
-        if chart:
+    for column in (column for column in PANELS if column not in _LEFT_OUT):
+        if chart := _chart(runs, column):
             charts.append(chart)
-        elif panel[0] in _ABSENT and any(run.checkpoint.has_recipe for run in runs):
-            words, setting = _ABSENT[panel[0]]
+        elif column in _ABSENT and any(run.checkpoint.has_recipe for run in runs):
+            words, setting = _ABSENT[column]
             missing.append(Missing(words, f"landscape train RECIPE --set {setting}"))
     text = (
         f"Of a curve with more than {2 * BUCKETS} points, the lowest and the highest in each of {BUCKETS} "
@@ -106,8 +89,10 @@ def last_test_error(run: Run) -> tuple[float, float]:
     return value, math.sqrt(value * (100 - value) / samples) if known else math.nan
 
 
-def _chart(runs: Sequence[Run], column: str, title: str, unit: str, log: bool, noisy: bool) -> Chart | None:
+def _chart(runs: Sequence[Run], column: str) -> Chart | None:
     traces, words, shown = [], [], []
+    title, unit = PANELS[column][0], style.in_brackets(unit_of(column)).strip(" ()")
+    title, log = title[0].upper() + title[1:], PANELS[column][1] == "log"
     lines = lines_of(runs)
     for k, (run, line) in enumerate(zip(runs, lines, strict=True)):
         x, y = values_of(run, column)
@@ -115,7 +100,7 @@ def _chart(runs: Sequence[Run], column: str, title: str, unit: str, log: bool, n
             x, y = x[y > 0], y[y > 0]
         if not len(y) or not y.any():
             continue
-        many = noisy and len(y) > MANY
+        many = column in _NOISY and len(y) > MANY
         traces.append(_trace(run.name, k, decimate(x, y), line, 0.6 if many else 1.5, 0.25 if many else 1))
         if many:
             at, (_, middle, _) = running_quartiles(x, y)

@@ -28,9 +28,13 @@ def figures_page(folder: Path) -> Page:
         OperationError: a damaged file, or a picture that cannot be read.
     """
     entries = gallery.entries_in(folder)
-    said = [f"{len(entries)} figures and tables of the papers.", gallery.counted(entries), gallery.RULES]
+    said = [
+        f"{len(entries)} figures and tables of the papers.",
+        gallery.counted(entries),
+        gallery.words("rules"),
+    ]
     if any(not entry["outcome"] for entry in entries.values()):
-        said.append(gallery.NO_CONCLUSION)
+        said.append(gallery.words("smoke"))
     rows = tuple(
         text_cells(
             f"{name}: {e['claims']}", f"{e['scale']}: {e['note']}", e["outcome"] or "–", gallery.sizes(e)

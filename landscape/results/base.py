@@ -82,14 +82,15 @@ class Result:
         dtype: the precision of the computation, "float32" or "float64".
         kind, norm: how the directions of the plane were chosen, see :class:`landscape.Plane`.
         span: half the width of the grid.
-        path: how losses were computed, see :func:`landscape.contour`.
+        method: how losses were computed, see :func:`landscape.contour`.
         parameters: the number P of weights.
         learners: the number n of learners.
         local_batch: samples of a learner's minibatch.
         lr: the learning rate of the run; NaN if unknown.
-        tol: the relative tolerance that was asked for.
-        converged: whether the tolerance was met.
-        hvps: the number of Hessian-vector products.
+        residual_tol: the largest residual of an eigenvalue, relative to it, that was asked for.
+        relative_error: the standard error, relative to the value, that was asked for.
+        converged: whether what was asked for was reached.
+        products: the number of Hessian-vector products.
         search: the products with which eigenvectors were searched, "exact" or cheaper ones.
         max_products: the most products that were allowed; 0 for no bound.
         randomness: what was done with random numbers in eval mode, "refuse" or "seed".

@@ -25,7 +25,7 @@ class Basins(Sourced):
     points. They have no standard errors; another sample of the data, or another plane, gives other numbers.
 
     A basin is a component of the points below a level, where a point of the grid has eight neighbours; it
-    ends at the saddle where it meets a deeper one (persistence, :mod:`landscape.geometry.surfaces`).
+    ends at the saddle where it meets a deeper one (persistence, see ``landscape.geometry``).
 
     Attributes:
         x, y, loss: of the surface: (nx,), (ny,), (ny, nx).
@@ -406,7 +406,7 @@ class Surface(Interpolated):
         """
         # By name, as plot() does: a result does not depend on what is computed from it.
         geometry = importlib.import_module("landscape.geometry.surfaces")
-        found: Basins = geometry.basins_of(self, rises, least, around)
+        found: Basins = geometry.basins(self, rises, least=least, around=around)
         return found
 
     def describe(self) -> list[Row]:

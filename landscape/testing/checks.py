@@ -320,7 +320,7 @@ class Truth:
 
 
 #: What may differ with the form of the data: how the loss was computed.
-PATHS = ("method", "search", "products", "hvps", "residual", "residuals", "provenance")
+PATHS = ("method", "search", "products", "residual", "residuals", "provenance")
 
 
 def check_analysis(

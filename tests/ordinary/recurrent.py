@@ -85,9 +85,8 @@ def time_first() -> Parts:
 
 @recurrent(
     "speech: CTC over (T, N, C), targets and lengths in a tuple, a list of batches",
-    expected="refused_hessian",
-    words="second derivative",
-    why="PyTorch has no second derivative of ctc_loss",
+    says="no second derivative of ctc_loss; products are differences of gradients",
+    differences=True,
 )
 def speech_ctc() -> Parts:
     class SpeechModel(nn.Module):

@@ -21,15 +21,7 @@ from landscape.paper.figure import (
     test_error,
 )
 from landscape.paper.figures.landscapes import median_rise
-from landscape.paper.verdicts import (
-    Effect,
-    Rows,
-    by_seed,
-    effect_of,
-    paired_effect,
-    select,
-    settings,
-)
+from landscape.paper.verdicts import Effect, Rows, by_seed, effect_of, paired_effect, select, settings
 from landscape.plots.picture import panels, shared_legend
 from landscape.plots.style import color_of, decimal_labels, shades
 from landscape.training.topology.mixing import Mixing
@@ -138,7 +130,7 @@ def _correlation(rows: Rows) -> float:
 
 
 def _judge_follows(rows: Rows) -> list[Effect]:
-    """By rate, SSGD against DPSGD ring(2) in AWC order; and the correlation over all settings of a seed."""
+    """SSGD against DPSGD ring(2) in AWC order, by rate; and the correlation over all settings of a seed."""
     effects = []
     for rate in settings(rows, "lr"):
         where = f"α = {rate:g}, SSGD and ring(2) AWC"

@@ -11,38 +11,15 @@ import pandas as pd
 from landscape.paper.context import Context, Ended
 from landscape.paper.figure import Compared, Drawing, figure, handle
 from landscape.paper.figures.edge import look_of, named, settings_legend
+from landscape.paper.scales import declared
 from landscape.paper.verdicts import Effect, Rows, select, settings
 from landscape.plots.picture import panels
 
 # Windows of the noise scale that are drawn as one (ours): one alone does not resolve DPSGD's ‖g‖².
 WINDOWS = 3
-# Rows of the two pictures: (column, label, scale of the axis).
-SHARPNESS = (
-    ("lr_batch_sharpness", "η × batch sharpness at $w_a$,\ntotal batch", "linear"),
-    ("lr_learner_batch_sharpness", "η × batch sharpness at the\nlearners, their own batch", "linear"),
-    ("noise_scale", "noise scale (samples)", "log"),
-)
-SPREAD = (
-    ("spread_share", "share of the spread in\n10 sharpest directions", "linear"),
-    ("gradient_share", "share of the gradient in\n10 sharpest directions", "linear"),
-    ("disagreement_cost", "½ tr(HC), what the\nspread costs (nat)", "log"),
-)
+SHOWN = declared()["instruments_shown"]
 # The columns of the CSV after the step.
-COLUMNS = (
-    "lr_lambda_max", "lr_lambda_limit", "lr_batch_sharpness", "batch_sharpness_se",
-    "lr_learner_batch_sharpness", "learner_batch_sharpness_se", "noise_trace", "noise_norm2",
-    "spread_share", "spread_share_se", "gradient_share", "disagreement_cost", "disagreement_cost_se",
-)  # fmt: skip
-# What the gallery's table has of each setting: the name and the format of each column.
-FORMS = {
-    "ηλ_max": ("lr_lambda_max", ".2f"),
-    "η × batch sharpness at w_a": ("lr_batch_sharpness", ".2f"),
-    "at the learners": ("lr_learner_batch_sharpness", ".2f"),
-    "noise scale": ("noise_scale", ",.0f"),
-    "sharp share of the spread": ("spread_share", ".2f"),
-    "of the gradient": ("gradient_share", ".2f"),
-    "½ tr(HC)": ("disagreement_cost", ".2g"),
-}
+COLUMNS: list[str] = SHOWN["columns"]
 
 
 def _measured(run: Ended) -> Rows:
@@ -60,9 +37,9 @@ def _late(rows: Rows) -> Rows:
 
 
 def _ends(rows: Rows) -> Rows:
-    """By batch and setting the medians over the second half of all seeds; of the noise scale, of means."""
+    """Medians over the second half of all seeds, by batch and setting; the noise scale is that of means."""
     groups = _late(rows).groupby(["batch", "setting"], sort=False)
-    ends = groups[list(COLUMNS)].median()
+    ends = groups[COLUMNS].median()
     ends["noise_scale"] = _ratio(groups[["noise_trace", "noise_norm2"]].mean())
     return ends.assign(limit=groups["lr_lambda_limit"].max())
 
@@ -91,16 +68,16 @@ def _instruments(context: Context) -> Drawing:
     rows = context.table(_measured)
     ends, compared = _ends(rows), list[Compared]()
     for (batch, name), end in ends.iterrows():
-        values = [f"{end[c]:{form}}" if np.isfinite(end[c]) else "–" for c, form in FORMS.values()]
-        what = f"nB = {batch}, {named(name)} (limit {end['limit']:.2f}): {'; '.join(FORMS)}"
+        values = [f"{end[c]:{form}}" if np.isfinite(end[c]) else "–" for c, form in SHOWN["forms"].values()]
+        what = f"nB = {batch}, {named(name)} (limit {end['limit']:.2f}): {'; '.join(SHOWN['forms'])}"
         compared.append(Compared(what, "; ".join(values)))
-    pictures = {"": _picture(rows, ends, SHARPNESS), "-disagreement": _picture(rows, ends, SPREAD)}
+    pictures = {"": _picture(rows, ends, "sharpness"), "-disagreement": _picture(rows, ends, "spread")}
     return Drawing(pictures, rows, compared)
 
 
-def _picture(rows: Rows, ends: Rows, shown: tuple[tuple[str, str, str], ...]) -> Any:
+def _picture(rows: Rows, ends: Rows, which: str) -> Any:
     """A row of panels for each quantity, a column for each batch, a line for each setting."""
-    batches = settings(rows, "batch")
+    batches, shown = settings(rows, "batch"), SHOWN[which]
     picture, axes = panels(len(shown), len(batches), 3.9, 2.6, sharey="row")
     for ax, ((column, label, scale), batch) in zip(axes, itertools.product(shown, batches), strict=True):
         for name in settings(rows, "setting"):
@@ -120,7 +97,7 @@ def _picture(rows: Rows, ends: Rows, shown: tuple[tuple[str, str, str], ...]) ->
         if place.is_last_row():
             ax.set_xlabel("step")
     lines = [handle("ATC order", lw=1.4, ls="--")]
-    if shown is SHARPNESS:
+    if which == "sharpness":
         lines.append(handle("limit; total batch", lw=1.0, ls=":"))
     settings_legend(picture, *lines, columns=6, lw=1.8)
     return picture

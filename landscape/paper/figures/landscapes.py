@@ -23,6 +23,7 @@ from landscape.paper.figure import (
     figure,
     last,
     mean_and_spread,
+    printed,
     summary,
     test_error,
 )
@@ -41,11 +42,6 @@ from landscape.plots.picture import panels
 from landscape.plots.style import decimal_labels
 from landscape.results.grids import Surface
 
-# Test errors in % that the paper prints.
-PAPER = {
-    "fig2a": {"SSGD": "does not converge", "SSGD*": "5.7", "DPSGD": "2.1"},
-    "fig2b": {"SSGD": "2.6", "SSGD*": "3.9", "DPSGD": "2.3"},
-}
 # Where an error in % counts as not having converged (ours): far above what every other run reaches.
 POOR = 5.0
 ERROR, RISE, EARLY = "test_error_percent", "median_rise_nat", "alpha_e_first_100"
@@ -64,7 +60,7 @@ def _early_rate(run: Checkpoint) -> float:
     return float(np.median(run.history["alpha_e"][early])) if early.any() else float("nan")
 
 
-def _figure_2(context: Context, paper: dict[str, str], text: Any) -> Drawing:
+def _figure_2(context: Context, name: str, text: Any) -> Drawing:
     first = list[Surface]()
 
     def measure(run: Ended) -> dict[str, Any]:
@@ -84,9 +80,10 @@ def _figure_2(context: Context, paper: dict[str, str], text: Any) -> Drawing:
         }
 
     rows = context.table(measure)
+    paper = select(printed("figures"), figure=name).set_index("algorithm")["value"]
     compared = [
-        Compared(f"test error of {name} (%)", text(group[ERROR]), paper[name])
-        for name, group in rows.groupby("algorithm", sort=False)
+        Compared(f"test error of {a} (%)", text(group[ERROR]), paper[a])
+        for a, group in rows.groupby("algorithm", sort=False)
     ]
     for s in first:
         what, least, most = f"test loss over the plane, {s.label}", np.nanmin(s.loss), np.nanmax(s.loss)
@@ -96,7 +93,7 @@ def _figure_2(context: Context, paper: dict[str, str], text: Any) -> Drawing:
 
 
 def _judge_2a(rows: Rows) -> list[Effect]:
-    ssgd, noise, dpsgd = (by_seed(rows, ERROR, algorithm=a) for a in PAPER["fig2a"])
+    ssgd, noise, dpsgd = (by_seed(rows, ERROR, algorithm=a) for a in ("SSGD", "SSGD*", "DPSGD"))
     rates = by_seed(rows, EARLY, algorithm="DPSGD") if EARLY in rows else []  # older files lack it
     why, below = "" if EARLY in rows else NOT_KEPT.format(EARLY), (-np.inf, 1.0)
     return [
@@ -118,7 +115,7 @@ def _judge_2b(rows: Rows) -> list[Effect]:
 
 @figure("fig2a", _judge_2a)
 def _fig2a(context: Context) -> Drawing:
-    drawing = _figure_2(context, PAPER["fig2a"], summary)
+    drawing = _figure_2(context, "fig2a", summary)
     dpsgd = select(drawing.rows, algorithm="DPSGD")
     drawing.compared += [
         Compared("α_e of DPSGD, median of the first 100 steps", summary(dpsgd[EARLY])),
@@ -129,7 +126,7 @@ def _fig2a(context: Context) -> Drawing:
 
 @figure("fig2b", _judge_2b)
 def _fig2b(context: Context) -> Drawing:
-    return _figure_2(context, PAPER["fig2b"], mean_and_spread)
+    return _figure_2(context, "fig2b", mean_and_spread)
 
 
 # ---- Figure 2(b) by other measures of flatness
@@ -141,7 +138,7 @@ _MEASURES: dict[str, dict[str, Any]] = {
 
 
 def _judge_flatness(rows: Rows) -> list[Effect]:
-    """By directions and point, those at the end first."""
+    """The two rises by directions and point, those at the end first."""
     what, both = "rise of the loss around SSGD / DPSGD", ("SSGD", "DPSGD")
     every = sorted(settings(rows, "directions", "point"), key=lambda pair: pair[1] != "end")
     return [
@@ -152,7 +149,7 @@ def _judge_flatness(rows: Rows) -> list[Effect]:
 
 @figure("flatness", _judge_flatness)
 def _flatness(context: Context) -> Drawing:
-    """How far the loss rises at distance along random directions, as they are and filter-normalised, and from
+    """The rise of the loss along random directions, as they are and filter-normalised, and from
     checkpoints of equal training loss."""
     lost = {(r.values["_rule"], r.end.seed): last(r.end, "train_loss") for r in context.ended()}
 

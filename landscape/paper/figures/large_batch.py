@@ -9,16 +9,24 @@ import functools
 import itertools
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from landscape import models, paper
+from landscape import models
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.paper.context import Context, Ended
-from landscape.paper.figure import Compared, Drawing, figure, handle, last, mean_and_spread, test_error
+from landscape.paper.figure import (
+    Compared,
+    Drawing,
+    figure,
+    handle,
+    last,
+    mean_and_spread,
+    printed,
+    test_error,
+)
 from landscape.paper.scales import declared
 from landscape.paper.verdicts import (
     Effect,
@@ -42,11 +50,6 @@ GAIN = {"test_accuracy": "test accuracy (points)", "test_loss": "held-out loss, 
 # What stands for the end of a run that diverged: the paper's 10% accuracy, and the loss of a guess among the
 # 100 classes of the spoken digits.
 _LOST = {"test_accuracy": 10.0, "test_loss": float(np.log(100))}
-
-
-def printed(table: str) -> Rows:
-    """What DPSGD-2020 prints: the rows of TABLE.csv, such as "table3_cifar10"."""
-    return pd.read_csv(Path(paper.__path__[0]) / "numbers" / f"{table}.csv")
 
 
 def used(label: str, batch: int) -> str:
@@ -103,7 +106,7 @@ def ends(rows: Rows, value: str, quantity: str, **where: Any) -> Numbers:
 
 
 def gain(where: str, quantity: str, better: Numbers, worse: Numbers, least: float = 0.0) -> Effect:
-    """By how much the first is better, by seed: points of accuracy, or nats of loss, claimed to be more."""
+    """The gain of the first over the second, by seed: accuracy in points or loss in nats."""
     both = (better, worse) if quantity == "test_accuracy" else (worse, better)
     return effect_of(where, GAIN[quantity], *both, claimed=(least, math.inf))
 
@@ -111,12 +114,6 @@ def gain(where: str, quantity: str, better: Numbers, worse: Numbers, least: floa
 # ---- Figure 1
 
 _QUANTITIES = {"lstm": "test_loss", "efficientnet-b0": "test_accuracy", "senet-18": "test_accuracy"}
-# At the end of SSGD, SSGD* and DPSGD, as the paper prints it.
-_PRINTED = {
-    "lstm": ("10.37", "", "1.66"),
-    "efficientnet-b0": ("10", "22.15", "91.13"),
-    "senet-18": ("10", "84.86", "90.48"),
-}
 _LINES = {"SSGD": "-", "SSGD*": "--", "DPSGD": "-."}
 
 
@@ -142,12 +139,13 @@ def _fig1(context: Context) -> Drawing:
     compared = list[Compared]()
     picture, axes = panels(1, 3, 4.0, 3.5)
     for ax, (model, quantity) in zip(axes, _QUANTITIES.items(), strict=True):
-        for (name, ls), paper_has in zip(_LINES.items(), _PRINTED[model], strict=True):
+        for name, ls in _LINES.items():
             runs, one = context.ended(model=model, algorithm=name), select(rows, model=model, algorithm=name)
             draw_curves(ax, one, "value", name, color=color_of(name), ls=ls)
             scores = [score(run.end, quantity) for run in runs]
             what = f"{_WHAT[quantity].replace(' of $w_a$', '')}, {_network(context, model)}, {name}"
-            compared.append(Compared(what, mean_and_spread(scores), paper_has))
+            number = select(printed("figures"), figure="fig1", network=model, algorithm=name)["value"].item()
+            compared.append(Compared(what, mean_and_spread(scores), number))
         title = f"{_network(context, model)}, {_batch(context, model=model)}"
         ax.set(title=title, xlabel="epoch", ylabel=_WHAT[quantity])
     shared_legend(picture, axes, ncols=3)
@@ -224,7 +222,7 @@ def _table1(context: Context) -> Drawing:
     networks = declared()["axes"]["networks"]["paper"]
     keys = dict(zip(networks["network"], networks["_model"], strict=True))
     rows["parameters"] = [Layout.of(models.build(keys.get(name, "lstm"))).size for name in rows["network"]]
-    rows["ours"] = 4 * rows["parameters"] / MIB
+    rows["ours"], rows["paper"] = 4 * rows["parameters"] / MIB, rows["paper"].astype(float)
     compared = [
         Compared(f"MiB, {row.network} ({row.setting})", f"{row.ours:.2f}", f"{row.paper:.2f}")
         for row in rows.itertuples()
@@ -279,7 +277,7 @@ def _add(
     """
 
     def draw(context: Context) -> Drawing:
-        numbers = printed(file).astype(str)
+        numbers = printed(file)
 
         def measure(run: Ended) -> dict[str, Any]:
             values = {**run.values, "RULE": run.values["_rule"].upper()}

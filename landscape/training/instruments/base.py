@@ -244,7 +244,7 @@ class MeasuredRun:
 
 
 class Instrument(ABC):
-    """Measures a run every so many steps; :meth:`measure` gives one number for each of ``columns``.
+    """Measures a run every so many steps; ``measure`` gives one number for each of ``columns``.
 
     An instrument is added to the registry under the name that ``monitor.instruments`` has, in this package or
     in a plugin::

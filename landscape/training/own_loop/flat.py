@@ -289,11 +289,11 @@ class OptimizerState:
     @property
     def counters(self) -> frozenset[str]:
         """Names of tensors that count steps."""
-
-        def counts(t: Tensor) -> bool:
-            return t.dim() == 0 or not t.is_floating_point()
-
-        return frozenset(key for key, parts in self._parts().items() if any(map(counts, parts)))
+        return frozenset(
+            key
+            for key, parts in self._parts().items()
+            if any(not t.dim() or not t.is_floating_point() for t in parts)
+        )
 
     @property
     def state(self) -> dict[str, Tensor]:

@@ -150,7 +150,7 @@ LEAST = {"learners": 1, "batch": 1, "accumulate": 1, "lr": None, "steps": 0, "se
 
 @dataclass(frozen=True)
 class Recipe:
-    """All settings of a run: :meth:`read` and :meth:`replace` make them, ``landscape.train`` takes them.
+    """All settings of a run: ``read`` and ``replace`` make them, ``landscape.train`` takes them.
 
     The reference of recipe keys is made from this docstring and its tables'.
 
@@ -313,8 +313,7 @@ class Recipe:
             >>> "spectral gap" in Recipe.read("digits-dpsgd").describe()
             True
         """
-        momentum = optimizer.make(*self.part("optimizer")).heavy_ball
-        return self.rule().describe(*momentum) if momentum else self.rule().describe(None)
+        return self.rule().describe(*(optimizer.make(*self.part("optimizer")).heavy_ball or (None,)))
 
     @property
     def local_batch(self) -> int:
