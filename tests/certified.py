@@ -343,7 +343,7 @@ def found(net: Network, seed: int) -> Found:
         "λ_max": abs(ends.max - values[0]) <= ends.residual_max,
         "λ_min": abs(ends.min - values[-1]) <= ends.residual_min,
         "top 5": bool((off <= np.asarray(top.residuals)).all()),
-        "trace, same draws": abs(trace.value - same.value) <= trace.product_error + rounding,
+        "trace, same draws": abs(trace.value - same["value"]) <= trace.product_error + rounding,
         "trace": low - trace.product_error <= h.trace() <= high + trace.product_error,
     }
     made = HessianOperator(problem, derivatives="differences")
