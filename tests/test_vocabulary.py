@@ -16,7 +16,11 @@ import click
 import pytest
 
 from landscape import plugins
+from landscape.checkpoint.history import UNITS
 from landscape.cli import group
+from landscape.core import registry
+from landscape.core.options import type_hints
+from landscape.training.recipes.recipe import Recipe
 from tests.test_docstrings import every_name, with_members
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "vocabulary.md"
@@ -218,6 +222,14 @@ def test_options_are_words_of_the_vocabulary() -> None:
     assert {
         f"{name}: {fault}" for name, option in options() for fault in option_faults(name, option)
     } == set()
+
+
+def test_keys_of_recipes_and_columns_of_histories_are_not_former_words() -> None:
+    tables = [kind for kind in type_hints(Recipe).values() if dataclasses.is_dataclass(kind)]
+    keys = [field.name for kind in tables for field in dataclasses.fields(kind)]
+    assert "every" in keys
+    columns = [name for kind in registry.instruments for name in registry.instruments[kind].columns]
+    assert {*keys, *UNITS, *columns} & UNUSED.keys() == {"checkpoint"}  # init.checkpoint, a file
 
 
 def test_no_word_is_listed_without_need() -> None:
