@@ -9,11 +9,19 @@ from landscape import plugins as plugins
 from landscape.analysis.sharpness import batch_sharpness as batch_sharpness
 from landscape.analysis.compare import compare as compare
 from landscape.analysis.grids import contour as contour
+
+# command: Measure noise and learners
 from landscape.analysis.spread import disagreement as disagreement
 from landscape.analysis.grids import hessian_grid as hessian_grid
+
+# command: Measure curvature
 from landscape.analysis.learning_coefficient import learning_coefficient as learning_coefficient
 from landscape.analysis.grids import line as line
+
+# command: Measure noise and learners
 from landscape.analysis.noise import noise as noise
+
+# command: Measure noise and learners
 from landscape.analysis.noise import noise_alignment as noise_alignment
 from landscape.analysis.noise import noise_scale as noise_scale
 from landscape.analysis.planes import between as between
@@ -21,6 +29,8 @@ from landscape.analysis.planes import eigen_plane as eigen_plane
 from landscape.analysis.planes import learners_plane as learners_plane
 from landscape.analysis.planes import pca_plane as pca_plane
 from landscape.analysis.planes import random_plane as random_plane
+
+# command: Measure curvature
 from landscape.analysis.sharpness import sharpness as sharpness
 from landscape.analysis.spread import smoothing as smoothing
 from landscape.analysis.spectrum import spectrum as spectrum
@@ -45,6 +55,7 @@ from landscape.evaluation.grid import Execution as Execution
 from landscape.geometry.vtk import save_vts as save_vts
 from landscape.plots import draw as draw
 from landscape.problem.problem import Problem as Problem
+from landscape.problem.sharded import ShardedProblem as ShardedProblem
 from landscape.reports.page import report as report
 from landscape.results.base import save as save
 from landscape.results.comparison import Comparison as Comparison
@@ -64,6 +75,7 @@ from landscape.results.grids import Line as Line
 from landscape.results.grids import Plane as Plane
 from landscape.results.grids import Surface as Surface
 from landscape.geometry.surfaces import barrier as barrier
+from landscape.geometry.surfaces import basins as basins
 from landscape.results.noise import CriticalBatch as CriticalBatch
 from landscape.results.noise import NoiseAlignment as NoiseAlignment
 from landscape.results.noise import Noise as Noise
@@ -71,12 +83,23 @@ from landscape.results.noise import NoiseScale as NoiseScale
 from landscape.results.training import Escape as Escape
 from landscape.results.training import Minima as Minima
 from landscape.results.training import RunTimes as RunTimes
+from landscape.results.training import Stability as Stability
 from landscape.results.training import Sweep as Sweep
 from landscape.training.recipes.recipe import Recipe as Recipe
 from landscape.training.recipes.recipe import recipes as recipes
 from landscape.training.run.train import train as train
+
+from landscape.training.experiments.escapes import saddles as saddles
+from landscape.training.experiments.sweep import sweep as sweep
+from landscape.training.experiments.escapes import stability as stability
+
+# command: Experiments and papers
+from landscape.training.experiments.escapes import minima as minima
+
+# command: Measure noise and learners
 from landscape.training.experiments.continued import critical_batch as critical_batch
 from landscape.training.own_loop.module import DecentralizedDataParallel as DecentralizedDataParallel
 from landscape.training.own_loop.recorder import Recorder as Recorder
+from landscape.training.planning.calibration import plan as plan
 from landscape.training.processes.cluster import Cluster as Cluster
 from landscape.training.optimizer.preconditioning import preconditioner as preconditioner

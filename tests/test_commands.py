@@ -18,11 +18,11 @@ from torch import nn
 
 import landscape
 from landscape import InputError
-from landscape.analysis.spectrum import stability
-from landscape.cli.analysis import Analysis
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import registry
 from landscape.core.options import SPLIT
 from landscape.results.training import COLUMNS, texts
+from landscape.training.experiments.escapes import stability
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from tests import problems
@@ -85,13 +85,13 @@ def test_bare_landscape_prints_its_help_line_by_line(command: Command) -> None:
 def test_a_warning_is_one_line(
     copy: Path, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    real = Analysis.problem
+    real = Checkpoint.problem
 
-    def warns(*args: object) -> object:
+    def warns(*args: object, **options: object) -> object:
         warnings.warn("the fast way\nis not taken", UserWarning, stacklevel=1)
-        return real(*args)  # type: ignore[arg-type]
+        return real(*args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Analysis, "problem", warns)
+    monkeypatch.setattr(Checkpoint, "problem", warns)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         code, _, err = command("noise", copy, "--draws", "2")

@@ -350,10 +350,8 @@ def test_bad_input_is_named(runs: dict[str, list[Path]]) -> None:
             landscape.compare(given or [problem, problem], batch, **options)
         assert "\n" not in str(caught.value)
 
-    refused("checkpoints: 1 given", [problem])
-    refused("checkpoints: 2 given, at least 2 are needed, and none may be empty", {"a": [problem], "b": []})
-    refused("lists are not allowed", [[problem], [problem]])
-    refused("lists are not allowed", {"a": [problem], "b": problem})
+    refused("problems: 1 given", [problem])
+    refused("problems: 2 given, at least 2 are needed, and no list may be empty", {"a": [problem], "b": []})
     refused("a float is not allowed", [0.5, 1.5])
     refused("holds the same weights twice", {"a": [problem, problem], "b": [problem]})
     earlier = loaded(runs["ssgd"][0], "step-0000010.h5")

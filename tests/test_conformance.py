@@ -96,21 +96,24 @@ COVERED = problems.quadratic([5.0, 4.0, 3.0, *np.linspace(0.1, 1, 37)], rotate=F
 ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
     "batch-sharpness": (
         landscape.batch_sharpness, {"batch": 6, "max_draws": 16},
-        {"refused": {"batch": 0, "relative_error": 0, "min_draws": 1, "max_draws": 5, "seed": -1},
+        {"memory": "landscape.batch_sharpness, (problem, 20), dict(min_draws=2, max_draws=2)",
+         "refused": {"batch": 0, "relative_error": 0, "min_draws": 1, "max_draws": 5, "seed": -1},
          "command": ("batch-sharpness", "--max-draws", "16"),
          "truth": Truth(on(lambda: noisy_curvature(0.4)), {"value": along_gradient(noisy_curvature(0.4))},
                         {"value": "standard_error"}, {"batch": 5, "max_draws": 4000, "quantities": ()})},
     ),
     "noise-scale": (
         landscape.noise_scale, {"batch": 6, "max_draws": 16},
-        {"refused": {"batch": 0, "relative_error": 0, "min_draws": 1, "max_draws": 5, "seed": -1, "gradient": "no"},
+        {"memory": "landscape.noise_scale, (problem, 20), dict(min_draws=2, max_draws=2)",
+         "refused": {"batch": 0, "relative_error": 0, "min_draws": 1, "max_draws": 5, "seed": -1, "gradient": "no"},
          "command": ("noise-scale", "--max-draws", "16"),
          "truth": Truth(on(lambda: noisy_gradients(2.0)), {"value": 16 / norm2(noisy_gradients(2.0)), "trace": 16},
                         {"value": "standard_error", "trace": "trace_error"}, {"batch": 4, "max_draws": 2000})},
     ),
     "disagreement": (
         disagreement, {"k": 2},
-        {"refused": {"k": 0, "residual_tol": 0.0, "seed": -1, "search": "fast"}, "rtol": 1e-3,
+        {"memory": "landscape.disagreement, (problem, weights, 1), dict(max_products=20)",
+         "refused": {"k": 0, "residual_tol": 0.0, "seed": -1, "search": "fast"}, "rtol": 1e-3,
          "command": ("disagreement", "--k", "3"), "seeded": False},
     ),
     "disagreement of drawn learners": (
@@ -121,7 +124,8 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
     ),
     "noise-alignment": (
         landscape.noise_alignment, {"batch": 6, "k": 2, "min_draws": 9, "max_draws": 9},
-        {"refused": {"batch": 0, "k": 0, "max_draws": 1, "relative_error": 0.0, "seed": -1, "search": "fast"}, "rtol": 1e-3,
+        {"memory": "landscape.noise_alignment, (problem, 20, 1), dict(min_draws=8, max_draws=8)",
+         "refused": {"batch": 0, "k": 0, "max_draws": 1, "relative_error": 0.0, "seed": -1, "search": "fast"}, "rtol": 1e-3,
          "command": ("noise-alignment", "--k", "3"),
          "truth": Truth(on(lambda: aligned([*H], GAMMA)), {
              "ias": (H * (C + H**2)).sum() / (C + H**2).sum(), "noise_curvature": (H * C).sum() / C.sum(), "gamma": GAMMA},
@@ -130,7 +134,8 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
     ),
     "worst sharpness": (
         landscape.sharpness, {"rho": 0.1, "m": 10, "min_draws": 4, "max_draws": 4, "steps": 5},
-        {"refused": {"rho": 0.0, "kind": "mean", "m": 0, "steps": 0, "starts": -1, "max_draws": 1, "relative_error": 0.0, "seed": -1},
+        {"memory": "landscape.sharpness, (problem, 0.05), dict(steps=2, starts=1)",
+         "refused": {"rho": 0.0, "kind": "mean", "m": 0, "steps": 0, "starts": -1, "max_draws": 1, "relative_error": 0.0, "seed": -1},
          "command": ("sharpness", "--rho", "0.1"),
          "truth": Truth(on(lambda: problems.quadratic([4.0, 1.0, 0.5], start=1e-9)), {"value": 0.02 * (1 + 1e-7)},
                         options={"rho": 0.1, "m": None, "adaptive": False, "steps": 60}, rtol=1e-5)},
@@ -155,11 +160,13 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
     ),
     "noise": (
         of_learners(landscape.noise), {"lr": 0.1, "local_batch": 4, "draws": 4},
-        {"refused": {"local_batch": 0, "draws": 1, "seed": -1}, "forms": ("dict",), "command": ("noise", "--draws", "2")},
+        {"memory": "landscape.noise, (problem, weights, 0.1, 20), dict(draws=2)",
+         "refused": {"local_batch": 0, "draws": 1, "seed": -1}, "forms": ("dict",), "command": ("noise", "--draws", "2")},
     ),
     "smoothing": (
         of_learners(landscape.smoothing), {"draws": 2, "k": 2},
-        {"refused": {"draws": 1, "k": 0, "seed": -1}, "rtol": 1e-3, "command": ("smoothing", "--draws", "2")},
+        {"memory": "landscape.smoothing, (problem, weights), dict(draws=2, k=1, residual_tol=0.3)",
+         "refused": {"draws": 1, "k": 0, "seed": -1}, "rtol": 1e-3, "command": ("smoothing", "--draws", "2")},
     ),
     "extreme-eigenvalues": (
         up_to_sign(landscape.extreme_eigenvalues), {"residual_tol": 1e-7},
@@ -182,27 +189,37 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
     ),
     "spectrum": (
         landscape.spectrum, {"k": 2, "quantities": ("trace",)},
-        {"refused": {"k": -1, "residual_tol": 0.0, "seed": -1, "matrix": "no", "quantities": "x"}, "rtol": 1e-3, "seeded": False,
+        {"memory": "landscape.spectrum, (problem, 1), dict(quantities=['trace'], products=12, max_products=20)",
+         "refused": {"k": -1, "residual_tol": 0.0, "seed": -1, "matrix": "no", "quantities": "x"}, "rtol": 1e-3, "seeded": False,
          "command": ("spectrum", "--k", "2", "--quantities", "trace"),
          "truth": Truth(on(lambda: problems.quadratic(SPECTRUM)), {"values": np.array([4.0, 1.0]), "trace": 5.3}, rtol=1e-4)},
     ),
     "line": (
         lambda problem, **options: landscape.line(problem, torch.ones_like(problem.weights), **options),
         {"points": 5, "span": 0.5},
-        {"refused": {"points": 1, "bn": "no", "method": "no"}, "seeded": False,
+        {"memory": "landscape.line, (problem, plane.directions[0], 3)",
+         "refused": {"points": 1, "bn": "no", "method": "no"}, "seeded": False,
          "truth": Truth(on(lambda: problems.quadratic(SPECTRUM, rotate=False)),
                         {"loss": 0.5 * sum(SPECTRUM) * (1 + np.linspace(-0.5, 0.5, 5)) ** 2})},
     ),
     "contour": (
         of_plane(landscape.contour), {"grid": (3, 4), "span": 0.5},
-        {"refused": {"grid": 0, "span": 0.0, "bn": "no", "method": "no", "autocast": "no"}, "command": ("contour", "--grid", "3")},
+        {"memory": "landscape.contour, (problem, plane, (3, 3))",
+         "refused": {"grid": 0, "span": 0.0, "bn": "no", "method": "no", "autocast": "no"}, "command": ("contour", "--grid", "3")},
     ),
     "hessian-grid": (
         of_plane(landscape.hessian_grid), {"grid": (2, 3), "span": 0.5},
-        {"refused": {"grid": 0, "span": 0.0, "residual_tol": 0.0, "search": "no"}, "rtol": 1e-2, "command": ("hessian-grid", "--grid", "2"),
+        {"memory": "landscape.hessian_grid, (problem, plane, (2, 1)), dict(max_products=20)",
+         "refused": {"grid": 0, "span": 0.0, "residual_tol": 0.0, "search": "no"}, "rtol": 1e-2, "command": ("hessian-grid", "--grid", "2"),
          "truth": Truth(on(lambda: problems.quadratic(SPECTRUM)), {"lambda_max": np.full((3, 2), 4.0)}, rtol=1e-3)},
     ),
 }  # fmt: skip
+#: Function -> a call of it, whose peak of memory tests/test_needs.py compares with the forecast.
+MEMORY = {
+    call.partition(",")[0].removeprefix("landscape."): call
+    for _, _, more in ANALYSES.values()
+    if (call := more.pop("memory", ""))
+}
 
 RULES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ssgd": ("ssgd", {}, {}),

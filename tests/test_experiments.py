@@ -21,7 +21,15 @@ from landscape.limits import limits
 from landscape.results.noise import CriticalBatch
 from landscape.results.training import median_rank
 from landscape.training.experiments.continued import critical_batch
-from landscape.training.experiments.escapes import FACTOR, Start, escape_time, minima, run, search, sweep
+from landscape.training.experiments.escapes import (
+    FACTOR,
+    Start,
+    escape_time,
+    escape_times,
+    minima,
+    search,
+    train_from,
+)
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from landscape.training.run.loop import Trainer
@@ -63,10 +71,10 @@ def test_a_run_is_the_recursion_of_delayed_steps() -> None:
     xs = [start] * 3
     for _ in range(25):
         xs.append(xs[-1] - 0.05 * problem.gradient(xs[-3]))
-    end = run(Start(problem, start, 0.0, 1e9), 25, 2, 0.0, 0.0, 0.05)
+    end = train_from(Start(problem, start, 0.0, 1e9), 25, 2, 0.0, 0.0, 0.05)
     assert end is not None
     torch.testing.assert_close(end, xs[-1])
-    assert run(Start(problem, start, 0.0, problem.loss(start) - 1e-9), 25, 2, 0.0, 0.0, 0.05) is None
+    assert train_from(Start(problem, start, 0.0, problem.loss(start) - 1e-9), 25, 2, 0.0, 0.0, 0.05) is None
 
 
 def test_the_search_widens_and_gives_up() -> None:
@@ -137,7 +145,7 @@ def test_without_noise_nobody_escapes_and_more_noise_is_faster() -> None:
 
 def test_a_sweep_sees_the_algorithms_on_the_same_minibatches() -> None:
     same = {"one": ["algorithm={name='ssgd'}"], "two": ["algorithm={name='ssgd*', sigma=0.0}"]}
-    found = sweep("lr", [0.2, 0.4], same, range(2), settings=["steps=200"])
+    found = escape_times("lr", [0.2, 0.4], same, range(2), settings=["steps=200"])
     np.testing.assert_array_equal(found.times[0], found.times[1])
     assert (found.times[:, 1] < found.times[:, 0]).all()
     assert found.setting == "dimension 2, noise 0.01"

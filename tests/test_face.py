@@ -10,10 +10,13 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import torch
 
 import landscape
 from landscape import InputError, OperationError, Recipe
 from landscape.cli import with_options
+from landscape.cli.commands import GROUPS
+from landscape.core import registry
 from tests.conftest import Command
 from tests.test_cli import one_line
 
@@ -161,3 +164,117 @@ def test_former_names_warn_and_give_todays() -> None:
     # They go with the version that the warning names.
     now, until = (tuple(map(int, v.split(".")[:2])) for v in (landscape.__version__, landscape._FORMER_UNTIL))
     assert now < until
+
+
+#: Command -> its function, where that has another name; or why it has none.
+ELSEWHERE = {
+    "import": "import_state",
+    "plot": "draw",
+    "info": "load",
+    "demo": None,  # a program that calls the functions, and says what they find
+    "doctor": None,  # about an installation
+    "fetch": None,  # data.load says what is missing, and no function of the package downloads by itself
+    "completion": None,  # about a shell
+    "watch": None,  # of a run in another process, until it ends
+    "figures": None,  # about the papers: the gallery, its scales and its records
+}
+
+
+def test_every_command_has_a_public_function_of_its_name() -> None:
+    commands = {name for group in GROUPS.values() for name in group}
+    assert commands == {name for name in registry.commands.names() if name in commands}
+    assert set(ELSEWHERE) <= commands
+    for name in sorted(commands):
+        function = name.replace("-", "_")
+        if name in ELSEWHERE:
+            assert function not in landscape.__all__, f"{name} needs no entry"
+            function = ELSEWHERE[name] or "__version__"
+        assert function in landscape.__all__, name
+
+
+@pytest.mark.parametrize(
+    "name",
+    sorted({*landscape.__all__} & {name.replace("-", "_") for group in GROUPS.values() for name in group}),
+)
+def test_the_public_function_of_a_command_is_documented(name: str) -> None:
+    text = inspect.getdoc(getattr(landscape, name)) or ""
+    nothing = {"recipes": "Raises", "report": "Returns"}
+    for part in {"Args", "Returns", "Raises", "Example"} - {nothing.get(name)}:
+        assert f"\n{part}:\n" in text, part
+
+
+def test_compare_takes_any_mixture(tmp_path: Path) -> None:
+    runs = [landscape.train("digits-dpsgd", tmp_path / str(k), seed=k, **SETTINGS) for k in (0, 1)]
+    only = {"quantities": ["lambda-max"], "draws": 4}
+    found = landscape.compare({"a": runs[0].problem(), "b": [runs[0], tmp_path / "1"]}, **only)
+    assert (found.sides, found.side_of.tolist(), found.grouped) == (("a", "b"), [0, 1, 1], True)
+    assert found.value[0, 1] == pytest.approx(found.own_value[0, 1:].mean())
+    unnamed = landscape.compare([runs, [runs[0], str(tmp_path / "1")]], **only)
+    assert unnamed.sides == ("group 1", "group 2")
+    assert not unnamed.significant.any()
+
+
+def test_compare_with_model_and_data_that_the_files_do_not_know(tmp_path: Path) -> None:
+    model, data = torch.nn.Linear(3, 2), (torch.randn(30, 3), torch.arange(30) % 2)
+    paths = []
+    for k in (0, 1):
+        torch.manual_seed(k)
+        torch.save(torch.nn.Linear(3, 2).state_dict(), tmp_path / f"{k}.pt")
+        landscape.import_state(tmp_path / f"{k}.pt", model).save(tmp_path / f"{k}.h5")
+        paths.append(tmp_path / f"{k}.h5")
+    only = {"quantities": ["loss"]}
+    with pytest.raises(OperationError, match="its data is not known; give data='MODULE:NAME'"):
+        landscape.compare(paths, **only)
+    found = landscape.compare(paths, model=model, data=data, **only)
+    each = [landscape.load(path).using(model=model, data=data).problem().loss() for path in paths]
+    np.testing.assert_allclose(found.value[0], each)
+
+
+def test_functions_about_a_run_take_what_it_knows(tmp_path: Path, command: Command) -> None:
+    run = landscape.train("digits-dpsgd", tmp_path / "run", **SETTINGS)
+    short = {"min_draws": 4, "max_draws": 4}
+    found = landscape.noise_alignment(run, k=2, **short)
+    assert (found.batch, found.label) == (run.batch, run.label)
+    with pytest.raises(InputError, match="^batch: missing"):
+        landscape.noise_alignment(run.problem(), k=2)
+    words = ("--k", 2, "--min-draws", 4, "--max-draws", 4, "-o", tmp_path / "a.h5")
+    assert command("noise-alignment", tmp_path / "run", *words)[0] == 0
+    np.testing.assert_array_equal(landscape.load(tmp_path / "a.h5").covariance, found.covariance)
+    limits = landscape.stability(run, [0, 1])
+    assert (limits.lr, limits.own_delay) == (run.lr, 0)
+    assert limits.own_limit > 0
+
+
+def test_a_sweep_is_that_of_the_command(tmp_path: Path, command: Command) -> None:
+    settings = SETTINGS | {"steps": 3}
+    found = landscape.sweep(
+        ["digits-dpsgd"],
+        tmp_path / "python",
+        seeds=[0, 1],
+        lr=[0.5, 1],
+        **{"model.widths": [[64, 8, 10]]},
+        **settings,
+    )
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    words += [
+        "--set",
+        "lr=0.5,1",
+        "--set",
+        "model.widths=[64,8,10]",
+        "--seeds",
+        "0,1",
+        "-o",
+        str(tmp_path / "command"),
+    ]
+    assert command("sweep", "digits-dpsgd", *words)[0] == 0
+    theirs = landscape.load(tmp_path / "command" / "sweep.h5")
+    assert found.rows == theirs.rows
+    np.testing.assert_array_equal(found.test_loss, theirs.test_loss)
+    assert found.best("lr")[0]["lr"] in ("0.5", "1")
+    recipe = Recipe.read("digits-dpsgd", **settings)
+    again = landscape.sweep(recipe, tmp_path / "recipe", lr=[0.5, 1], **{"model.widths": [[64, 8, 10]]})
+    assert [row["lr"] for row in again.rows] == ["0.5", "1"]
+    assert again.rows[0]["recipe"] == recipe.name
+    with pytest.raises(InputError, match="^settings: 'seed' is not a key of a sweep; give seeds=…"):
+        landscape.sweep(recipe, tmp_path / "recipe", seed=[0, 1])
+    assert with_options("settings: no; give seeds=…", "sweep") == "--set: no; give --seeds"

@@ -17,6 +17,7 @@ import landscape
 from landscape import InputError, Problem
 from landscape.core import memory
 from landscape.core.memory import at_most, forecast, memory_in_use
+from tests.test_conformance import MEMORY
 
 MIB = 2**20
 LINUX = pytest.mark.skipif(
@@ -28,21 +29,11 @@ CALLS = {
     "loss": "problem.loss, ()",
     "gradient": "problem.gradient, ()",
     "random_plane": "landscape.random_plane, (problem,)",
-    "contour": "landscape.contour, (problem, plane, (3, 3))",
-    "line": "landscape.line, (problem, plane.directions[0], 3)",
-    "hessian_grid": "landscape.hessian_grid, (problem, plane, (2, 1)), dict(max_products=20)",
     "extreme_eigenvalues": "landscape.extreme_eigenvalues, (problem,), dict(max_products=20)",
     "top_eigenvalues": "landscape.top_eigenvalues, (problem, 2), dict(max_products=20)",
     "trace": "landscape.trace, (problem, 15)",
     "density": "landscape.density, (problem, 2, 10)",
-    "spectrum": "landscape.spectrum, (problem, 1), dict(quantities=['trace'], products=12, max_products=20)",
-    "noise": "landscape.noise, (problem, weights, 0.1, 20), dict(draws=2)",
-    "smoothing": "landscape.smoothing, (problem, weights), dict(draws=2, k=1, residual_tol=0.3)",
-    "noise_scale": "landscape.noise_scale, (problem, 20), dict(min_draws=2, max_draws=2)",
-    "sharpness": "landscape.sharpness, (problem, 0.05), dict(steps=2, starts=1)",
-    "disagreement": "landscape.disagreement, (problem, weights, 1), dict(max_products=20)",
-    "noise_alignment": "landscape.noise_alignment, (problem, 20, 1), dict(min_draws=8, max_draws=8)",
-    "batch_sharpness": "landscape.batch_sharpness, (problem, 20), dict(min_draws=2, max_draws=2)",
+    **MEMORY,
 }
 MEASURE = """
 import ctypes, gc, re, sys, warnings

@@ -378,7 +378,7 @@ def test_the_command_of_alignment_has_the_batch_of_the_run(
     problem = landscape.load(last).problem()
     assert landscape.noise_alignment(problem, 40, 3).ias == pytest.approx(saved.ias, rel=1e-4)
     torch.save(landscape.models.build("mlp", widths=[6, 8, 3]).state_dict(), tmp_path / "one.pt")
-    own = ("--model", "mlp(widths=[6, 8, 3])", "--data", "synthetic")
-    one_line(command("noise-alignment", tmp_path / "one.pt", *own), 2, "--batch", "one.pt")
+    own = ("--model", "mlp(widths=[6, 8, 3])", "--data", "synthetic(dimension=6, classes=3)")
+    one_line(command("noise-alignment", tmp_path / "one.pt", *own), 2, "--batch: missing; neither")
     with pytest.raises(InputError, match="k: 999"):
         landscape.noise_alignment(problem, 40, 999)

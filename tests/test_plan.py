@@ -21,16 +21,16 @@ from landscape.core.options import quantity
 from landscape.results.training import RunTimes
 from landscape.training.planning.calibration import calibrate, calibrate_at_once, measure_link, measure_steps
 from landscape.training.planning.plan import (
-    Cluster,
     Costs,
     Exchange,
     Link,
+    Machines,
     Order,
     Stragglers,
     all_reduce,
     messages,
-    plan,
     planned_topologies,
+    predict,
     step_time,
 )
 from landscape.training.processes.comm import Plan
@@ -155,8 +155,8 @@ def fake(local_batch: int) -> Costs:
 
 def test_rows_add_up(tiny: Path) -> None:
     told: list[str] = []
-    found = plan(
-        recipe.read(str(tiny)), [1, 6, 16], fake, Cluster(Link(1e-4, 1e6), Stragglers(0.1)),
+    found = predict(
+        recipe.read(str(tiny)), [1, 6, 16], fake, Machines(Link(1e-4, 1e6), Stragglers(0.1)),
         message=told.append,
     )  # fmt: skip
     assert [line.partition(",")[0] for line in told if "hypercube" in line] == ["6 workers: left out"]
@@ -178,25 +178,25 @@ def test_learners_a_worker_and_scaling(tiny: Path) -> None:
     chosen, seen, cluster = (
         recipe.read(str(tiny)),
         list[int](),
-        Cluster(Link(0.0, 1e6), learners_per_worker=2),
+        Machines(Link(0.0, 1e6), learners_per_worker=2),
     )
 
     def costs(local_batch: int) -> Costs:
         seen.append(local_batch)
         return fake(local_batch)
 
-    found = plan(chosen, [2, 5], costs, cluster, scaling="total", mixings=["full"])
+    found = predict(chosen, [2, 5], costs, cluster, scaling="total", mixings=["full"])
     assert seen == [10, 4]
     np.testing.assert_array_equal(found.steps, 30)
     with pytest.raises(InputError, match="3 learners do not divide the batch of 40"):
-        plan(chosen, [3], fake, Cluster(Link(0.0, 1e6)), scaling="total")
+        predict(chosen, [3], fake, Machines(Link(0.0, 1e6)), scaling="total")
 
 
 def test_what_is_not_linear_needs_the_mean_gradient_too(tiny: Path) -> None:
     link, chosen = Link(1e-4, 1e6), recipe.read(str(tiny))
     costs = Costs(1e-3, 0.0, 0.0, 0.0, 0.0, 1000, 4000, True)
     twice, once = (
-        plan(chosen, [8], lambda b, each=each: each, Cluster(link), mixings=["ring(1)"])  # type: ignore[misc]
+        predict(chosen, [8], lambda b, each=each: each, Machines(link), mixings=["ring(1)"])  # type: ignore[misc]
         for each in (dataclasses.replace(costs, linear=False), costs)
     )
     more = (twice.step_s - once.step_s)[:2]  # of DPSGD's, the time to know neighbours is measured

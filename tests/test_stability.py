@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from landscape import InputError
-from landscape.analysis.spectrum import stability
 from landscape.limits import (
     FORMS,
     Hyperparameters,
@@ -30,6 +29,7 @@ from landscape.limits.rules import (
     max_period_step,
     max_random_delay_step,
 )
+from landscape.training.experiments.escapes import stability
 from landscape.training.topology.mixing import expected_matching
 from tests import problems
 from tests.conftest import Command

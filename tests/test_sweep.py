@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import InputError, plots
+from landscape.cli.train import split
 from landscape.core.options import toml_value
 from landscape.results.training import COLUMNS, Sweep, texts
-from landscape.training.experiments.sweep import Setting, canonical, folder_name, grid, search, split
+from landscape.training.experiments.sweep import Setting, canonical, find_best, folder_name, grid
 from landscape.training.recipes import recipe, table_recipes
 from landscape.training.recipes.settings import parse_value
 from tests.conftest import Command
@@ -62,18 +63,18 @@ values = st.one_of(
 
 @given(values)
 def test_a_value_has_one_spelling_which_means_the_same(value: Any) -> None:
-    once = canonical(toml_value(value))
+    once = canonical(parse_value(toml_value(value)))
     assert parse_value(once) == value
-    assert canonical(once) == once
+    assert canonical(parse_value(once)) == once
 
 
 def test_the_grid_is_all_combinations_and_folders_are_named_from_them() -> None:
-    found = grid(["a", "b"], ["lr=0.10,1.0", "algorithm.name=ssgd*"])
+    found = grid(["a", "b"], {"lr": [0.10, 1.0], "algorithm.name": "ssgd*"})
     assert len(found) == 4
     assert found[0] == (("recipe", "a"), ("algorithm.name", "ssgd*"), ("lr", "0.1"))
-    assert grid(["a"], ["lr=1", "batch=2"]) == grid(["a"], ["batch=2.0", "lr=1e0"])
+    assert grid(["a"], {"lr": 1, "batch": np.int64(2)}) == grid(["a"], {"batch": 2.0, "lr": np.array([1.0])})
     assert folder_name((("recipe", "x/y"), ("lr", "0.1"))) == "x-y,lr=0.1"
-    names = {folder_name(s) for s in [*found, *grid(["a"], ["lr=1,2", "algorithm.name=ssgd~"])]}
+    names = {folder_name(s) for s in [*found, *grid(["a"], {"lr": range(1, 3), "algorithm.name": "ssgd~"})]}
     assert len(names) == 6
     assert all(len(folder_name((("recipe", "a"), ("k", "v" * n)))) < 200 for n in (1, 100, 1000))
 
@@ -98,8 +99,8 @@ class Valley:
 @given(st.floats(-5, 1), st.floats(0.1, 10), st.integers(1, 8))
 def test_the_search_finds_the_bottom_of_a_valley(bottom: float, steep: float, rounds: int) -> None:
     runner: Any = Valley(bottom, steep)
-    (base,) = grid(["r"], [])
-    found = search(runner, [base], "s", 1e-5, 10.0, rounds)
+    (base,) = grid(["r"], {})
+    found = find_best(runner, [base], "s", 1e-5, 10.0, rounds)
     away = math.log10(float(found[base])) - bottom
     assert abs(away) <= 6 / 2 ** (rounds + 1) + 1e-5
     assert len(runner.asked) == len(set(runner.asked)) <= 3 + 2 * rounds
@@ -214,7 +215,7 @@ def test_a_folder_of_another_recipe_is_refused(tiny: Path, tmp_path: Path, comma
         (["--set", "lr=0.1,"], "--set: lr=0.1, is not allowed, it lacks a value"),
         (["--set", "lr=0.1,0.10"], "it holds 0.1 twice"),
         (["--set", "lr=1", "--set", "lr=2"], "lr is given twice; give its values with commas"),
-        (["--set", "seed=1,2"], "seeds are given with --seeds"),
+        (["--set", "seed=1,2"], "'seed' is not a key of a sweep; give --seeds"),
         (["--set", "lr=0.1,-1"], "lr: -1.0 is not allowed"),
         (["--set", "learnrs=4,8"], "did you mean 'learners'?"),
         (["--seeds", "3-1"], "--seeds: '3-1' is not allowed"),

@@ -158,7 +158,7 @@ def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> 
     lines = gallery.page(tmp_path).read_text(encoding="utf-8").splitlines()
     row = next(line for line in lines if line.startswith("| ") and "[flatness](#flatness)" in line)
     assert "**holds**" in row
-    assert '<img src="flatness.png"' in row
+    assert '<img src="flatness.png" width="240" alt="' in row
     (of_flatness,) = figure.get("flatness").found.values()
     assert f"What we found: {of_flatness}" in lines
     assert lines.index(row) < lines.index("## flatness")
@@ -230,6 +230,27 @@ def test_the_page_of_results_has_the_numbers_of_the_gallery() -> None:
     quoted = re.findall(r"[-+]?[\d.e-]+ \([-+]?[\d.e-]+ to [-+]?[\d.e-]+\)", own)
     assert quoted
     assert set(quoted) <= effects
+
+
+def test_other_pages_have_the_numbers_of_the_gallery() -> None:
+    entries = gallery.entries_in(FIGURES)
+    compared = {name: {c["what"]: c["ours"] for c in entry["compared"]} for name, entry in entries.items()}
+    draft, page = (
+        (FIGURES.parent / name).read_text(encoding="utf-8")
+        for name in ("paper/paper.md", "docs/explanation/eq4.md")
+    )
+    assert f"Its gallery has {len(entries)} figures and tables" in draft
+    dpsgd, ssgd = (float(compared["fig2a"][f"test error of {a} (%)"].split()[0]) for a in ("DPSGD", "SSGD"))
+    assert f"is {dpsgd:.1f}% with DPSGD and {ssgd:.1f}% with SSGD" in draft
+    rows = rows_of((FIGURES / "smoothing.csv").read_text(encoding="utf-8"))
+    rows = rows[rows["checkpoint"].str.startswith("dpsgd")]
+    more = 100 * (rows["lambda_smoothed"] / rows["lambda_max"] - 1)
+    assert f"by {more.min():.0f} to {more.max():.0f}%" in draft
+    what = "cross term of Δ_DP, Figure 2({}): median size; mean ± standard error"
+    a, b = (compared["noise-split"][what.format(part)].split("; ")[1].replace("-", "−") for part in "ab")
+    assert f"it is {a} of $\\Delta_{{DP}}$ in (a) and {b} in (b)" in page
+    low, high = compared["eq4"]["Eq. 4, α² tr(HCH), of the definition"].split("(")[1].strip(")").split(" to ")
+    assert f"is {low} to {high} times the definition" in page
 
 
 def test_ends_of_runs_that_diverged() -> None:

@@ -63,9 +63,8 @@ WORDS = {row[0].strip("`"): word_of(row[1], row[2]) for row in ROWS if len(row) 
 
 #: Words of one function each, which its own docstring describes.
 OWN = {
-    "limits.limits": "delays",
     "limits.lr_that_keeps_minima": "before after",
-    "compare": "checkpoints equal_loss planes rho_average problem_of preconditioner_of",
+    "compare": "problems equal_loss planes rho_average preconditioner_of",
     "learning_coefficient": "localization step_size nbeta chains max_rhat",
     "sharpness": "adaptive m starts",
     "smoothing": "trajectory alpha_e",
@@ -87,6 +86,14 @@ OWN = {
     "Density.broadened": "at",
     "Density.moment": "order",
     "Surface.basins": "rises around",
+    "basins": "surface rises around",
+    "Sweep.best": "key",
+    "saddles": "dimension sigma",
+    "sweep": "recipes rounds",
+    "minima": "rate_tol",
+    "stability": "own_limit own_delay",
+    "plan": "workers learners_per_worker scaling bandwidth latency straggler slow mixings all_reduce "
+    "exchange_loss per_machine",
     "Surface.plane": "like",
     "barrier": "t",
     "recipes": "pattern",
@@ -130,15 +137,11 @@ OPTIONS = {
     "critical-batch": "branches lr_scaling",
     "fetch": "mirror",
     "figures": "all scale budget dry_run records prune",
-    "minima": "rate_tol",
-    "plan": "workers learners_per_worker scaling bandwidth latency straggler slow mixing all_reduce alone "
-    "per_machine",
+    "plan": "mixing alone",
     "plot": "log linear levels vmax cmap dpi animate film_grid frames fps",
     "report": "analyse",
-    "saddles": "dimension sigma",
     "sharpness": "not_adaptive",
     "stability": "from_delay from_momentum from_form from_batch",
-    "sweep": "rounds",
     "watch": "once every",
 }
 

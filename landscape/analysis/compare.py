@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from landscape.analysis.quantities import (
     BOUND,
@@ -21,7 +22,6 @@ from landscape.analysis.quantities import (
     SE,
     Measured,
     Preconditioning,
-    ProblemOf,
     Quantity,
     Settings,
     Subject,
@@ -36,7 +36,7 @@ from landscape.core.progress import Progress, portion
 from landscape.core.statistics import Difference, Estimate, holm, mcnemar, paired, welch
 from landscape.evaluation.grid import setting
 from landscape.problem.batchnorm import has_batchnorm
-from landscape.problem.problem import Problem
+from landscape.problem.problem import Loss, Problem
 from landscape.results.comparison import Comparison
 
 # Losses are equal within this share of the target (ours): quantities such as λ_max, which fall with the loss,
@@ -44,9 +44,7 @@ from landscape.results.comparison import Comparison
 LOSS_TOL = 0.1
 
 
-def _at_equal_loss(
-    entries: Sequence[Entry], loss_tol: float, problem_of: ProblemOf
-) -> tuple[list[Entry], float]:
+def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entry], float]:
     """(the entries at nearly one training loss, that loss in nats).
 
     The loss is the highest of those of the runs as they are, which the others had earlier: of the files
@@ -63,7 +61,7 @@ def _at_equal_loss(
     for run in runs:
         if run.path is None:
             raise InputError(f"equal_loss: {run.label} is not of a file, give the run's checkpoint")
-    losses = [problem_of(run, SPLIT).loss() for run in runs]
+    losses = [run.problem(SPLIT).loss() for run in runs]
     for run, loss in zip(runs, losses, strict=True):
         if not math.isfinite(loss):
             raise OperationError(f"{run.path}: its training loss is {loss:g}, so that no other can be equal")
@@ -71,7 +69,7 @@ def _at_equal_loss(
     highest = runs[losses.index(target)]
     taken = []
     for entry, run, loss in zip(entries, runs, losses, strict=True):
-        near, found = (run, loss) if loss == target else _nearest(run, loss, target, problem_of)
+        near, found = (run, loss) if loss == target else _nearest(run, loss, target)
         if abs(found - target) > loss_tol * abs(target):
             raise OperationError(
                 f"{run.path}: no checkpoint of its run has a training loss within {loss_tol:.0%} of "
@@ -82,22 +80,22 @@ def _at_equal_loss(
     return taken, target
 
 
-def _nearest(run: Checkpoint, loss: float, target: float, problem_of: ProblemOf) -> tuple[Checkpoint, float]:
+def _nearest(run: Checkpoint, loss: float, target: float) -> tuple[Checkpoint, float]:
     """The checkpoint of the run up to ``run`` whose loss is nearest to ``target``, and that loss.
 
     What other runs left in the folder is not of the run.
     """
     assert run.path is not None
-    problem = problem_of(run, SPLIT)
+    problem = run.problem(SPLIT)
     batchnorm = has_batchnorm(problem.model)  # whose statistics are those of the weights
     best, found = run, loss
     for path in run_folder.steps(run.path.parent):
-        earlier = Checkpoint.load(path, whole_history=False)
+        earlier = Checkpoint.load(path, whole_history=False).using(**run.source)
         same = (earlier.algorithm, earlier.seed, earlier.layout) == (run.algorithm, run.seed, run.layout)
         if not same or earlier.step >= run.step:
             continue
         mean = earlier.mean.to(problem.weights)
-        value = problem_of(earlier, SPLIT).loss() if batchnorm else problem.loss(mean)
+        value = earlier.problem(SPLIT).loss() if batchnorm else problem.loss(mean)
         if abs(value - target) < abs(found - target):
             best, found = earlier, value
     return best, found
@@ -237,6 +235,7 @@ def remarks(rows: Sequence[Row], sides: Sequence[str], side_of: Sequence[int]) -
 # The significance level of all tests of a table together (the usual one).
 SIGNIFICANCE = 0.05
 Compared = Checkpoint | Problem | str | Path
+Given = Sequence[Compared | Sequence[Compared]] | Mapping[str, Compared | Sequence[Compared]]
 
 
 @dataclass(frozen=True)
@@ -264,10 +263,14 @@ class Entry:
 
 
 def compare(
-    checkpoints: Sequence[Compared] | Mapping[str, Compared] | Mapping[str, Sequence[Compared]],
+    problems: Given,
     batch: int | None = None,
     *,
     quantities: Sequence[str] = (),
+    model: nn.Module | Callable[[], nn.Module] | str | None = None,
+    data: Any = None,
+    loss: Loss | str | None = "data",
+    data_dir: str | Path | None = None,
     equal_loss: bool = False,
     loss_tol: float = LOSS_TOL,
     draws: int = Settings.draws,
@@ -277,7 +280,6 @@ def compare(
     rho_average: float = Settings.rho_average,
     k: int = Settings.k,
     significance: float = SIGNIFICANCE,
-    problem_of: ProblemOf = Checkpoint.problem,
     preconditioner_of: Preconditioning | None = None,
     seed: int = 0,
     progress: Progress | None = None,
@@ -293,12 +295,15 @@ def compare(
     correction makes ``significance`` hold for all tests of the table together.
 
     Args:
-        checkpoints: at least two, in a list; or a dict of names to them; or a dict of names to lists, which
-            are groups. Runs may be given by the names of their files or folders. A problem in place of a
-            checkpoint is measured at its centre, without what needs a test set, learners or an optimizer.
+        problems: at least two problems, runs, or names of runs' files or folders, mixed at will; in a list,
+            or in a dict of names to them. A list among them is a group, and what stands alone beside it a
+            group of one. A problem is measured at its centre, without what needs a test set, learners or an
+            optimizer.
         batch: B, samples of the minibatches; default: the runs' total batch, if it is the same for all.
         quantities: their names, as ``landscape compare --help`` lists them; default: all that can be
             measured.
+        model, data, loss, data_dir: what the files of the runs do not bring along, as
+            :meth:`landscape.Checkpoint.problem` takes it; the same for all runs.
         equal_loss: take of each run the checkpoint whose training loss is nearest to the highest of all given
             ones (as ``--at-equal-loss``).
         loss_tol: how near, relative to that loss.
@@ -307,8 +312,6 @@ def compare(
         rho, rho_average: ρ of worst-case and average-case adaptive sharpness.
         k: eigenvectors that span the sharp space.
         significance: the significance level of all tests together.
-        problem_of: gives the problem of a checkpoint and a split; for a model or data of your own,
-            ``lambda run, split: run.problem(split, model=…, data=…)``.
         preconditioner_of: :func:`landscape.preconditioner`, to have λ_max with the preconditioner of the
             optimizer that made a run, where it has one.
         seed: draws minibatches, vectors, displacements and planes.
@@ -319,7 +322,7 @@ def compare(
         what could not be measured. ``significant`` says which differences are larger than their errors.
 
     Raises:
-        InputError: fewer than two checkpoints, an unknown quantity, a number that is not allowed, a batch
+        InputError: fewer than two problems, an unknown quantity, a number that is not allowed, a batch
             that is missing, a group that has a checkpoint or a seed twice, or a quantity asked for that
             cannot be measured.
         OperationError: no checkpoint near the loss asked for.
@@ -333,7 +336,10 @@ def compare(
         >>> result.value.round(2).tolist(), result.significant.ravel().tolist()
         ([[9.0, 2.25], [10.0, 2.5]], [True, True])
     """
-    sides, entries, grouped = _entries(checkpoints)
+    source = {"model": model, "data": data, "data_dir": data_dir}
+    source = {name: value for name, value in source.items() if value is not None}
+    source |= {} if isinstance(loss, str) and loss == "data" else {"loss": loss}
+    sides, entries, grouped = _entries(problems, source)
     chosen = [BY_NAME[choose("quantities", name, BY_NAME)] for name in dict.fromkeys(quantities)]
     chosen = chosen or list(QUANTITIES)
     for name, value in (("loss_tol", loss_tol), ("significance", significance)):
@@ -344,13 +350,13 @@ def compare(
     settings = Settings(size, draws, planes, rise, rho, rho_average, k, preconditioner_of)
     given_steps, target = [entry.step for entry in entries], math.nan
     if equal_loss:
-        entries, target = _at_equal_loss(entries, loss_tol, problem_of)
+        entries, target = _at_equal_loss(entries, loss_tol)
     sides = sides or _names(entries)
     columns = []
     for m, entry in enumerate(entries):
         own = int(np.random.SeedSequence((seed, m)).generate_state(1)[0]) if grouped else seed
         part = portion(progress, m / len(entries), (m + 1) / len(entries))
-        columns.append(_measured(Subject(entry.given, problem_of, own), chosen, settings, part))
+        columns.append(_measured(Subject(entry.given, own), chosen, settings, part))
     side_of = [entry.side for entry in entries]
     rows = _rows(chosen, columns, bool(quantities), side_of, grouped)
     labels, (sources, digests) = [e.label for e in entries], zip(*(e.source() for e in entries), strict=True)
@@ -444,40 +450,43 @@ def _notes(quantities: Sequence[Quantity], columns: Sequence[_Column], labels: S
     return said
 
 
-def _entries(
-    checkpoints: Sequence[Compared] | Mapping[str, Compared] | Mapping[str, Sequence[Compared]],
-) -> tuple[list[str], list[Entry], bool]:
-    """(names of the sides, or none if they are not named; entries; whether the sides are groups)."""
-    names = list(checkpoints) if isinstance(checkpoints, Mapping) else []
-    given: Any = checkpoints.values() if isinstance(checkpoints, Mapping) else checkpoints
+def _entries(problems: Given, source: Mapping[str, Any]) -> tuple[list[str], list[Entry], bool]:
+    """(names of the sides, or none if they are not named; entries; whether the sides are groups).
+
+    Runs have the arguments ``source`` of their problems.
+    """
+    names = list(problems) if isinstance(problems, Mapping) else []
+    given: Any = problems.values() if isinstance(problems, Mapping) else problems
     values: list[Any] = [given] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
-    lists = [isinstance(each, (list, tuple)) for each in values]
-    if any(lists) and not (names and all(lists)):
-        raise InputError("checkpoints: lists are not allowed but as the groups of a dict, each with its name")
-    if len(values) < 2 or not all(len(each) for each, group in zip(values, lists, strict=True) if group):
-        raise InputError(f"checkpoints: {len(values)} given, at least 2 are needed, and none may be empty")
+    grouped = any(isinstance(each, (list, tuple)) for each in values)
+    sides = [list(each) if isinstance(each, (list, tuple)) else [each] for each in values]
+    if len(sides) < 2 or not all(sides):
+        raise InputError(f"problems: {len(sides)} given, at least 2 are needed, and no list may be empty")
+    if grouped and not names:
+        names = [f"group {k + 1}" for k in range(len(sides))]
     entries = []
-    for side, (each, group) in enumerate(zip(values, lists, strict=True)):
-        for given in each if group else [each]:
+    for side, members in enumerate(sides):
+        for given in members:
             if isinstance(given, (str, Path)):
                 given = Checkpoint.load(run_folder.checkpoint_in(Path(given)))
-            expect("checkpoints", given, Checkpoint, Problem)
-            name = names[side] if names else f"problem {side + 1}"
-            entries.append(Entry(given, given.label if isinstance(given, Checkpoint) else name, side))
-    for side, name in enumerate(names if any(lists) else []):
-        _check_group(name, [entry for entry in entries if entry.side == side])
-    return names, entries, any(lists)
+            expect("problems", given, Checkpoint, Problem)
+            is_run = isinstance(given, Checkpoint)
+            label = given.label if is_run else names[side] if names else f"problem {side + 1}"
+            entries.append(Entry(given.using(**source) if is_run else given, label, side))
+        if grouped:
+            _check_group(names[side], [entry for entry in entries if entry.side == side])
+    return names, entries, grouped
 
 
 def _check_group(name: str, entries: Sequence[Entry]) -> None:
     """InputError where a group has the same weights, or runs of the same seed, twice: its error would lie."""
     known = {double(e.run.mean).cpu().numpy().tobytes() if e.run else id(e.given) for e in entries}
     if len(known) < len(entries):
-        raise InputError(f"checkpoints: the group '{name}' holds the same weights twice")
+        raise InputError(f"problems: the group '{name}' holds the same weights twice")
     seeds = Counter(entry.run.seed for entry in entries if entry.run and entry.run.has_recipe)
     seed, count = max(seeds.items(), key=lambda item: item[1], default=(0, 0))
     if count > 1:
-        raise InputError(f"checkpoints: the group '{name}' has {count} checkpoints of seed {seed}, not one")
+        raise InputError(f"problems: the group '{name}' has {count} checkpoints of seed {seed}, not one")
 
 
 def _batch(entries: Sequence[Entry], batch: int | None) -> int:

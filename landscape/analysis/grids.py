@@ -41,6 +41,7 @@ from landscape.geometry.surfaces import barrier
 from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem, Run, chain, problem_of
+from landscape.problem.sharded import on_ranks
 from landscape.results.base import Provenance
 from landscape.results.grids import SPAN, HessianGrid, Line, Plane, Surface
 
@@ -136,7 +137,8 @@ def contour(
         >>> surface.loss.shape
         (3, 5)
     """
-    problem = problem_of(problem)
+    problem = problem_of(problem, sharded=True)
+    _check_sharded(problem, into, execution)
     at = PlaneGrid(problem, plane, grid, span, interpolation_tol, dict.fromkeys(("loss", "accuracy"), float))
     problem = problem.with_batchnorm(bn, bn_samples)
     own, made_of = _setting(problem, plane, bn, autocast), provenance(problem)
@@ -165,6 +167,12 @@ def contour(
     else:
         error = _autocast_error(problem, plane, at)
     return transport.end(surface())
+
+
+def _check_sharded(problem: Any, into: ResultFile | None, execution: Execution | None) -> None:
+    """Raise InputError for a sharded problem with what divides points among processes, or saves them."""
+    if on_ranks(problem) and (into is not None or execution is not None):
+        raise InputError("into, execution: not allowed with a sharded model, whose ranks share each point")
 
 
 class _Transport(Generic[R]):
@@ -317,11 +325,11 @@ def line(
         >>> landscape.line(problem, weights=torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), points=3).loss.tolist()
         [0.5, 0.0, 0.5]
     """
-    problem = problem_of(problem)
+    problem = problem_of(problem, sharded=True)
     positive("points", points, least=2)
     if (direction is None) == (weights is None):
         raise InputError("direction, weights: a line takes one of the two, and not both")
-    size, name = problem.layout.size, "direction" if weights is None else "weights"
+    size, name = len(problem.weights), "direction" if weights is None else "weights"
     vectors, shape = (direction, (size,)) if weights is None else (weights, (2, size))
     expect(name, vectors, Tensor)
     assert vectors is not None
@@ -435,7 +443,8 @@ def hessian_grid(
         [[9.0, 9.0]]
     """
     kinds: dict[str, type] = dict.fromkeys((*VALUES, *RESIDUALS), float)
-    problem = problem_of(problem)
+    problem = problem_of(problem, sharded=True)
+    _check_sharded(problem, into, execution)
     at = PlaneGrid(
         problem, plane, grid, span, interpolation_tol, kinds | {"products": np.int64, "converged": bool}
     )

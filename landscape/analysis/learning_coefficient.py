@@ -128,6 +128,7 @@ class Langevin:
 
 # γ of the experiments on MNIST with the package of the method's authors (devinterp).
 LOCALIZATION = 100.0
+BATCH = 512  # Lau et al.'s on MNIST
 # The fewest chains and the largest R̂ that Vehtari et al. (2021) recommend, and draws of a chain that count
 # as independent: with fewer, R̂ and the standard error are themselves too uncertain.
 CHAINS, MAX_RHAT, LEAST_ESS = 4, 1.01, 100
@@ -156,7 +157,7 @@ def _learning_coefficient_need(problem: Any, chains: Any, **_: Any) -> Need:
 @bounded(_learning_coefficient_need)
 def learning_coefficient(
     problem: Problem | Run,
-    batch: int,
+    batch: int = BATCH,
     *,
     localization: float = LOCALIZATION,
     step_size: float | None = None,

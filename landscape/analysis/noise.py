@@ -37,6 +37,7 @@ from landscape.gradients.minibatches import (
     Precision,
     check_unpenalised,
     in_minibatches,
+    known_batch,
     learners_of,
     placed,
     stream,
@@ -104,9 +105,11 @@ def noise(
         (3,)
     """
     problem = problem_of(problem)
-    weights = placed(problem, weights, least=2)
     if lr is None or local_batch is None:
-        raise InputError("lr, local_batch: missing; a problem has none, give both, or the run")
+        raise InputError(
+            "lr, local_batch: missing; neither a problem nor imported weights have them, give both"
+        )
+    weights = placed(problem, weights, least=2)
     for name, value, least in (("draws", draws, 2), ("local_batch", local_batch, 1), ("seed", seed, 0)):
         positive(name, value, least=least)
     positive("lr", lr)
@@ -179,10 +182,10 @@ def _noise_scale_need(problem: Any, weights: Any, gradient: Any, **_: Any) -> Ne
     return needs.need(problem, 4 + 2 * learners + (groups + 2) * needs.double(problem), 2)
 
 
-@bounded(_noise_scale_need)
+@bounded(_noise_scale_need, "batch")
 def noise_scale(
     problem: Problem | Run,
-    batch: int,
+    batch: int | None = None,
     *,
     weights: Tensor | None = None,
     local_batch: int | None = None,
@@ -205,8 +208,8 @@ def noise_scale(
 
     Args:
         problem: the loss, on the training set, centred on w_a; or a run.
-        batch: B, samples of a minibatch at w_a. Without BatchNorm the result does not depend on it, and
-            small ones are cheaper.
+        batch: B, samples of a minibatch at w_a; default: the run's total batch. Without BatchNorm the result
+            does not depend on it, and small ones are cheaper.
         weights: (n, P), where n ≥ 2 learners take their gradients (SSGD's all at w_a): B_simple of their mean
             gradient, too, and what the n gradients of single steps show of it, as training sees them at no
             cost.
@@ -238,7 +241,7 @@ def noise_scale(
         (4.0, 4.0, 1.0)
     """
     choose("gradient", gradient, GRADIENTS)
-    problem = problem_of(problem)
+    problem, batch = problem_of(problem), known_batch(batch)
     precision = Precision(relative_error, min_draws, max_draws)
     thetas, local = learners_of(problem, batch, weights, local_batch)
     if thetas is not None and len(thetas) < 2:
@@ -311,10 +314,10 @@ def _noise_alignment_need(problem: Any, k: Any, **_: Any) -> Need:
     return needs.curved(problem, max((1 + needs.double(problem)) * vectors + block, search))
 
 
-@bounded(_noise_alignment_need)
+@bounded(_noise_alignment_need, "batch")
 def noise_alignment(
     problem: Problem | Run,
-    batch: int,
+    batch: int | None = None,
     k: int = K,
     *,
     relative_error: float = Precision.relative_error,
@@ -338,7 +341,7 @@ def noise_alignment(
 
     Args:
         problem: the loss on the training set; or a run.
-        batch: B, samples in a minibatch.
+        batch: B, samples in a minibatch; default: the run's total batch.
         k: the number of eigenvectors; at most P.
         relative_error: draw until the standard error of tr(HS)/tr S is at most this share of it.
         min_draws, max_draws: at least and at most so many draws. Each takes a minibatch gradient and a
@@ -363,9 +366,8 @@ def noise_alignment(
         >>> bool(1 <= result.value <= 9)  # H has these eigenvalues
         True
     """
-    problem = problem_of(problem)
+    problem, batch = problem_of(problem), known_batch(batch)
     precision = Precision(relative_error, min_draws, max_draws)
-    positive("batch", batch, least=1)
     positive("k", k, least=1)
     check_unpenalised(problem, "the noise is of the data's minibatches")
     minibatches = Minibatches(problem, batch, stream(seed, 0))

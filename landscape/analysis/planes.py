@@ -18,8 +18,9 @@ from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL
 from landscape.evaluation import needs
-from landscape.problem.layout import average
+from landscape.problem.layout import Slot, average
 from landscape.problem.problem import Problem, Run, problem_of
+from landscape.problem.sharded import on_ranks
 from landscape.results.grids import Plane
 
 NORMS = ("none", "filter", "layer")
@@ -72,22 +73,30 @@ def random_plane(
         >>> landscape.random_plane(problem, norm="filter").directions.shape
         torch.Size([2, 8])
     """
-    problem = problem_of(problem)
+    problem = problem_of(problem, sharded=True)
     choose("norm", norm, NORMS)
     ignore = ("bias+norm" if norm == "filter" else "none") if ignore is None else ignore
     choose("ignore", ignore, IGNORES)
     positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
-    directions = torch.empty(2, problem.layout.size, dtype=problem.dtype, device=problem.device)
+
+    def draw(slot: Slot, center: Tensor) -> Tensor:
+        drawn = torch.randn(slot.shape, dtype=torch.float64, generator=generator).to(center)
+        if ignore == "bias+norm" and slot.role != "weight":
+            return drawn.zero_()
+        if norm != "none":
+            _normalise(drawn, center, norm)
+        return drawn
+
+    directions = torch.empty(2, len(problem.weights), dtype=problem.dtype, device=problem.weights.device)
     for direction in directions:
+        if on_ranks(problem):
+            sharded: Any = problem
+            direction.copy_(sharded.draw(lambda piece: draw(piece.slot, piece.whole())))
+            continue
         centers, views = problem.layout.views(problem.weights), problem.layout.views(direction)
         for slot in problem.layout.slots:  # slot by slot: a float64 draw of all of θ would double the memory
-            draw = torch.randn(slot.shape, dtype=torch.float64, generator=generator)
-            views[slot.name].copy_(draw)
-            if ignore == "bias+norm" and slot.role != "weight":
-                views[slot.name].zero_()
-            elif norm != "none":
-                _normalise(views[slot.name], centers[slot.name], norm)
+            views[slot.name].copy_(draw(slot, centers[slot.name]))
     problem.along_weights(directions)
     return Plane(problem.weights, directions, "random", norm, seed, ignore)
 

@@ -135,7 +135,6 @@ ENDS_TOL = 1e-3
 ROUNDINGS = 100
 
 Preconditioning = Callable[[Checkpoint, Problem], Preconditioner]
-ProblemOf = Callable[[Checkpoint, str], Problem]
 
 
 @dataclass(frozen=True)
@@ -209,10 +208,10 @@ class Subject:
         seed: draws everything.
     """
 
-    def __init__(self, given: Checkpoint | Problem, problem_of: ProblemOf, seed: int) -> None:
+    def __init__(self, given: Checkpoint | Problem, seed: int) -> None:
         run = self.run = given if isinstance(given, Checkpoint) else None
-        self.problem = given if isinstance(given, Problem) else problem_of(given, SPLIT)
-        self.test, self.seed = functools.partial(problem_of, run, "test") if run else None, seed
+        self.problem = given if isinstance(given, Problem) else given.problem(SPLIT)
+        self.test, self.seed = functools.partial(run.problem, "test") if run else None, seed
 
     @functools.cached_property
     def ends(self) -> ExtremeEigenvalues:

@@ -28,6 +28,7 @@ from landscape.gradients.minibatches import (
     MIN_COSTLY,
     Minibatches,
     Precision,
+    known_batch,
     learners_of,
     stream,
 )
@@ -267,10 +268,13 @@ BESIDES = ("lambda-max",)
 
 
 @numerics(1)
-@bounded(lambda problem, quantities, **_: needs.curved(problem, needs.basis(problem, 1) if quantities else 4))
+@bounded(
+    lambda problem, quantities, **_: needs.curved(problem, needs.basis(problem, 1) if quantities else 4),
+    "batch",
+)
 def batch_sharpness(
     problem: Problem | Run,
-    batch: int,
+    batch: int | None = None,
     *,
     weights: Tensor | None = None,
     local_batch: int | None = None,
@@ -295,7 +299,7 @@ def batch_sharpness(
 
     Args:
         problem: the loss, on the training set, centred on w_a; or a run.
-        batch: B, samples of a minibatch at w_a: the total batch of a step.
+        batch: B, samples of a minibatch at w_a: the total batch of a step; default: the run's.
         weights: (n, P), the learners' weights, if they are to be measured.
         local_batch: samples of a learner's minibatch; default: batch / n.
         lr, limit: η and the largest stable ηλ of the update rule, kept with the result.
@@ -327,7 +331,7 @@ def batch_sharpness(
         (8.0, 4.0)
     """
     precision = Precision(relative_error, min_draws, max_draws)
-    problem = problem_of(problem)
+    problem, batch = problem_of(problem), known_batch(batch)
     with_lambda_max = bool([choose("quantities", name, BESIDES) for name in quantities])
     thetas, local = learners_of(problem, batch, weights, local_batch)
     at_mean = Minibatches(problem, batch, stream(seed, 0))

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Unpack
 
-import numpy as np
 from torch import Tensor
 
 from landscape.core.errors import InputError
@@ -14,8 +13,8 @@ from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, portion
 from landscape.core.registry import numerics
-from landscape.curvature.eigenvalues import Matrix, ends_need, top_eigenvalues, top_need
-from landscape.curvature.hessian import Part, Preconditioner, as_preconditioner
+from landscape.curvature.eigenvalues import Matrix, ends_need, top_need
+from landscape.curvature.hessian import Part, Preconditioner
 from landscape.curvature.operators import SymmetricMatrix
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions
 from landscape.curvature.trace import (
@@ -28,11 +27,9 @@ from landscape.curvature.trace import (
     trace_of,
 )
 from landscape.evaluation import needs
-from landscape.limits import limits
 from landscape.problem.problem import Problem, Run
 from landscape.results.base import Provenance
 from landscape.results.spectrum import QUANTITIES, Eigenpairs, MatrixResult, Spectrum
-from landscape.results.training import Stability
 
 
 def _spectrum_need(problem: Any, k: Any, quantities: Any, **options: Any) -> Need:
@@ -140,68 +137,3 @@ def spectrum(
     if asked[2]:
         parts.append(density_of(chosen, draws, steps, stage(2)))
     return dataclasses.replace(Spectrum.of(*parts), residual_tol=residual_tol)
-
-
-def stability(
-    problem: Problem,
-    delays: Sequence[int],
-    momentum: float = 0.9,
-    *,
-    lr: float = float("nan"),
-    own_limit: float | None = None,
-    own_delay: int = 0,
-    precondition: Preconditioner | Tensor | None = None,
-    residual_tol: float = 0.01,
-    seed: int = 0,
-    progress: Progress | None = None,
-    **about: Unpack[Provenance],
-) -> Stability:
-    """λ_max of the Hessian at the problem's centre, and the limits of stability for ``delays``.
-
-    Args:
-        problem: the loss.
-        delays: gradient delays τ in steps.
-        momentum: m of the ordinary and shifted forms. 0.9 is the usual value.
-        lr: the learning rate of the run, for the plot of ηλ_max.
-        own_limit, own_delay: the limit on ηλ of the run itself, and its delay.
-        precondition: P, as :func:`landscape.spectrum` takes it: λ_max is then that of P^{-1/2} H P^{-1/2},
-            the limits are of steps w ← w − η P⁻¹ v, v ← m v + g, and lr and own_limit are those of P, if it
-            has them.
-        residual_tol: residual of λ_max, relative to it.
-        seed: draws the starting vector.
-        progress: called with an estimate of the share of the work done.
-        about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
-
-    Returns:
-        λ_max with its residual, and the limits on ηλ, (3, K): without momentum, ordinary, shifted.
-
-    Raises:
-        InputError: a negative delay, a momentum outside [0, 1), or a residual_tol that is not positive.
-
-    Example:
-        >>> import torch, landscape
-        >>> from landscape.analysis.spectrum import stability
-        >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
-        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
-        >>> result = stability(problem, delays=[0, 1])
-        >>> round(result.lambda_max, 4), result.limit[0].round(3).tolist()
-        (9.0, [2.0, 1.0])
-    """
-    table = limits(delays, momentum)
-    if given := as_preconditioner(precondition):
-        lr, own_limit = given.lr, given.limit
-    top = top_eigenvalues(problem, 1, residual_tol, seed=seed, precondition=given, progress=progress)
-    return Stability(
-        np.asarray(delays, dtype=np.int64),
-        table,
-        momentum,
-        float(top.values[0]),
-        float(top.residuals[0]),
-        bool(top.converged),
-        lr,
-        float("nan") if own_limit is None else own_limit,
-        own_delay,
-        problem.data.samples,
-        precondition=given.name if given else "",
-        **about,
-    )

@@ -155,7 +155,7 @@ def _show_warning(
 
 
 # An argument in the middle of a line: "give resume=True", "or device='cpu'".
-_ARGUMENT = re.compile(r"(?<!\S)(\w+)=(?:True|'(…|[^']*)')")
+_ARGUMENT = re.compile(r"(?<!\S)(\w+)=(?:True|…|'([^']*)')")
 
 
 def with_options(line: str, name: str) -> str:
@@ -178,7 +178,7 @@ def with_options(line: str, name: str) -> str:
 
     def option(found: re.Match[str]) -> str:
         parameter, value = found.groups()
-        given = shlex.quote(value) if value and value != "…" else ""
+        given = shlex.quote(value) if value else ""
         return f"{flags[parameter]} {given}".rstrip() if parameter in flags else found[0]
 
     words, use, remedy = line.partition("; use ")

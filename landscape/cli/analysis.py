@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import importlib
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +16,24 @@ from typing import Any, Literal, TypeVar
 
 import click
 import torch
-from torch import nn
 
 from landscape.checkpoint import run_folder, user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.foreign_weights import SUFFIXES, import_state
-from landscape.cli import common
+from landscape.cli import commands, common
 from landscape.cli.completion import Choice
-from landscape.cli.options import SHARED, Group, Settings, described, group, is_plain, option, options_of
+from landscape.cli.options import (
+    SHARED,
+    Group,
+    Settings,
+    command,
+    described,
+    group,
+    is_plain,
+    option,
+    options_of,
+    plain,
+)
 from landscape.core import registry
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
@@ -31,13 +44,13 @@ from landscape.curvature.hessian import DERIVATIVES
 from landscape.data.base import Dataset
 from landscape.evaluation.evaluate import AUTOCASTS, METHODS
 from landscape.problem.batchnorm import POLICIES
-from landscape.problem.problem import Loss, Problem
+from landscape.problem.problem import Loss
 from landscape.results import base
 
 R = TypeVar("R", bound=base.Result)
 
 # Defaults of options that the name of a result does not mention.
-DEFAULTS = ("random", "none", "hessian", SPLIT)
+DEFAULTS = ("random", "none", "hessian", "worst", SPLIT)
 
 
 def parse_grid(text: str) -> tuple[int, int]:
@@ -95,6 +108,28 @@ TABLE: Mapping[str, Settings] = {
     "k": {"metavar": "K", "help": "Eigenvectors of the K largest eigenvalues."},
     "min_draws": {"help": "At least so many draws."},
     "max_draws": {"help": "At most so many draws."},
+    "delays": {"flag": "--delay", "metavar": "τ,…"},
+}
+#: The same of one analysis, whose command is made from its function: arguments of :func:`analysis_options`.
+#: ``variant`` is a parameter whose value is part of the name of the file.
+OF_ONE: Mapping[str, dict[str, Any]] = {
+    "critical-batch": {
+        "split": False,
+        "problem": False,
+        "factors": {"metavar": "k,…"},
+        "trained_samples": {"flag": "--samples", "metavar": "N"},
+        "seeds": {"flag": "--branches"},
+        "scaling": {"flag": "--lr-scaling", "type": Choice(("linear", "sqrt", "none"))},
+    },
+    "disagreement": {"search": None},
+    "learning-coefficient": {"split": False},
+    "noise": {"split": False, "draws": {"help": "Draws of n minibatches."}},
+    "noise-alignment": {"split": False, "search": None},
+    "sharpness": {
+        "rho": {"multiple": True, "required": True},
+        "kind": {"type": Choice(("worst", "average"))},
+        "variant": "kind",
+    },
 }
 
 
@@ -122,18 +157,13 @@ class Source:
 
     def __post_init__(self) -> None:
         """Read what was named."""
-        self.model_spec = user_code.known_spec("--model", self.model, registry.models) if self.model else None
-        self.data_spec = user_code.known_spec("--data", self.data, registry.data_sets) if self.data else None
-
-    def build_model(self) -> nn.Module:
-        """The user's model, new at each call."""
-        assert self.model_spec is not None
-        return user_code.build_model("--model", self.model_spec)
+        self.model_spec = user_code.known_spec("model", self.model, registry.models) if self.model else None
+        self.data_spec = user_code.known_spec("data", self.data, registry.data_sets) if self.data else None
 
     @cached_property
     def user_data(self) -> user_code.UserData | Dataset | None:
         """The user's data, made once."""
-        return user_code.load_data("--data", self.data_spec, self.data_dir) if self.data_spec else None
+        return user_code.load_data("data", self.data_spec, self.data_dir) if self.data_spec else None
 
     def other_data(self, checkpoint: Checkpoint) -> str:
         """The name of the data if it is certainly not the checkpoint's data; "" otherwise.
@@ -148,7 +178,7 @@ class Source:
         fingerprint = self.user_data.fingerprint
         if fingerprint and fingerprint == known["fingerprint"]:
             return ""
-        typed = user_code.parse("--data", str(self.data)).options  # without a built-in one's defaults
+        typed = user_code.parse("data", str(self.data)).options  # without a built-in one's defaults
         left_out = _left_out(spec, typed, known)
         if not left_out and (spec.name != known["name"] or spec.options != known["options"]):
             return user_code.command_text(spec.name, typed)
@@ -161,21 +191,30 @@ class Source:
             )
         return ""
 
-    def check_model(self, checkpoint: Checkpoint) -> None:
-        """OperationError for the name of the checkpoint's model without its options."""
+    def of(
+        self, run: Checkpoint, device: str, split: str = SPLIT, dtype: torch.dtype = torch.float32
+    ) -> Checkpoint:
+        """``run`` with the problem that the options say.
+
+        OperationError for the name of its model without the model's options.
+        """
         spec = self.model_spec
-        typed = user_code.parse("--model", self.model).options if self.model else {}
-        if spec and _left_out(spec, typed, checkpoint.model):
-            whole = user_code.command_text(checkpoint.model["name"], checkpoint.model["options"])
+        typed = user_code.parse("model", self.model).options if self.model else {}
+        if spec and _left_out(spec, typed, run.model):
+            whole = user_code.command_text(run.model["name"], run.model["options"])
             raise OperationError(
-                f"--model: {spec.name} without its options is not the model of {checkpoint.path}; give "
-                f"--model {whole}"
+                f"--model: {spec.name} without its options is not the model of {run.path}; give --model "
+                f"{whole}"
             )
+        return run.using(
+            split=split, model=self.model, data=self.user_data, loss=self.user_loss, data_dir=self.data_dir,
+            device=pick_device(device), dtype=dtype, randomness=self.randomness,
+        )  # fmt: skip
 
     @cached_property
     def user_loss(self) -> Loss | Literal["data"] | None:
         """The user's loss, or "data", as Checkpoint.problem takes it."""
-        return user_code.load_loss("--loss", self.loss) if self.loss else "data"
+        return user_code.load_loss("loss", self.loss) if self.loss else "data"
 
 
 def _left_out(spec: user_code.Spec, typed: dict[str, Any], known: dict[str, Any]) -> bool:
@@ -202,7 +241,7 @@ class Analysis:
     checkpoints: tuple[str, ...]
     settings: Mapping[str, Any]
     split: str = SPLIT
-    seed: int
+    seed: int = 0
     dtype: str = "float32"
     target: common.Target
     device: str
@@ -213,7 +252,9 @@ class Analysis:
 
         The folder of a run stands for its last one; a file of weights trained elsewhere becomes one.
         """
-        return [self._open(run_folder.checkpoint_in(Path(path))) for path in self.checkpoints]
+        paths = [run_folder.checkpoint_in(Path(path)) for path in self.checkpoints]
+        dtype = getattr(torch, self.dtype)
+        return [self.source.of(self._open(path), self.device, self.split, dtype) for path in paths]
 
     def _open(self, path: Path) -> Checkpoint:
         if path.suffix not in SUFFIXES:
@@ -222,20 +263,21 @@ class Analysis:
         if model is None:
             raise InputError(f"--model: missing; {path} has only weights, give the model that they belong to")
         run = import_state(
-            path, self.source.build_model(), name=model.name, options=model.options, message=common.message
+            path,
+            user_code.build_model("model", model),
+            name=model.name,
+            options=model.options,
+            message=common.message,
         )
         run.path = path
         return run
 
-    def problem(self, run: Checkpoint, split: str | None = None) -> Problem:
-        """The problem of ``run`` at w_a, on the split, in the precision and on the device of the options."""
-        self.source.check_model(run)
-        other = self.source.other_data(run)
-        problem = open_problem(run, split or self.split, self.source, self.device, getattr(torch, self.dtype))
-        if other and split in (None, self.split):
-            known = user_code.command_text(run.data["name"], run.data["options"])
-            common.message(f"--data: {other} is not the data of {run.path}, {known}")
-        return problem
+    def say_other_data(self, runs: Iterable[Any]) -> None:
+        """A message for each of ``runs`` whose data is certainly another one."""
+        for run in runs:
+            if isinstance(run, Checkpoint) and (other := self.source.other_data(run)):
+                known = user_code.command_text(run.data["name"], run.data["options"])
+                common.message(f"--data: {other} is not the data of {run.path}, {known}")
 
     def about(self, *runs: Checkpoint) -> base.Provenance:
         """Where a result of a run, or between several, comes from.
@@ -285,6 +327,7 @@ class Analysis:
                 "progress": progress,
             }
             results.append(function(*job, **self.settings, **known))
+            self.say_other_data(job)  # when the problem has turned out to be one
             common.describe(results[-1])
         common.write(results, path, self.target.picture)
 
@@ -308,6 +351,7 @@ def analysis_options(
     function: Callable[..., Any],
     *,
     split: bool = True,
+    seed: bool = True,
     problem: bool = True,
     metavar: str = "CKPT…",
     required: bool = True,
@@ -319,6 +363,7 @@ def analysis_options(
         function: what the command calls. Its parameters that have a default and are numbers, texts or flags
             become options, as :func:`.options_of` makes them, and the help of --seed is its.
         split: whether there is --split; without, the analysis is of the training set.
+        seed: whether there is --seed.
         problem: whether the command opens problems, with --dtype, --max-memory, --model, --data, …
         metavar: the name of the checkpoints in the help.
         required: whether there must be a checkpoint.
@@ -340,26 +385,10 @@ def analysis_options(
         checkpoints=SHARED["files"] | {"metavar": metavar, "required": required},
         settings=Group(dict, options_of(function, **told)),
         split={} if split else None,
-        seed={"help": described(function).get("seed", "Draws the directions.")},
+        seed={"help": described(function).get("seed", "Draws the directions.")} if seed else None,
         dtype={} if problem else None,
         target=Group(common.TARGET.make, [*limit, *common.TARGET.options]),
         source=SOURCE if problem else Group(Source, [option("data_dir")]),
-    )
-
-
-def open_problem(
-    run: Checkpoint, split: str, source: Source, device: str, dtype: torch.dtype = torch.float32
-) -> Problem:
-    """The problem of ``run`` at w_a, with model, data and loss from ``source``."""
-    return run.problem(
-        split,
-        model=source.build_model if source.model else None,
-        data=source.user_data,
-        loss=source.user_loss,
-        data_dir=source.data_dir,
-        device=pick_device(device),
-        dtype=dtype,
-        randomness=source.randomness,
     )
 
 
@@ -370,3 +399,37 @@ def about(run: Checkpoint, split: str, other_data: str = "") -> base.Provenance:
     """
     found = run.about(split)
     return found | {"label": f"{run.label}, on {other_data}"} if other_data else found
+
+
+def __getattr__(name: str) -> click.Command:
+    """The command of the public function ``name``, made from its signature, its docstring and the tables.
+
+    A parameter of the function without a default may be given several times: it is computed for each.
+    """
+    module = commands.MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    function, title = getattr(importlib.import_module(module), name), name.replace("_", "-")
+    own = dict(OF_ONE.get(title, {}))
+    variant = own.pop("variant", None)
+    several = [key for key, known in own.items() if isinstance(known, dict) and known.get("multiple")]
+
+    drawn = "seed" in inspect.signature(function).parameters
+
+    def compute(*job: Any, seed: int, **known: Any) -> Any:
+        return function(*job, **known, **({"seed": seed} if drawn else {}))
+
+    def run(analysis: Analysis) -> None:
+        settings = dict(analysis.settings)
+        values = [settings.pop(key) for key in several]
+        analysis = dataclasses.replace(analysis, settings=settings)
+        jobs = [*itertools.product(analysis.open(), *values)]
+        analysis.compute(title, jobs, compute, *([settings[variant]] if variant else []))
+
+    texts = re.split(r"^(?:Args|Returns|Raises|Example):\n", inspect.getdoc(function) or "", flags=re.M)
+    values = "".join(f" --{key} 0.1" for key in several)
+    run.__name__, run.__doc__ = (
+        name,
+        (f"{plain(texts[0])}\n\nExample:\n    landscape {title} runs/ss runs/dp{values} --plot {title}.png"),
+    )
+    return command(title, analysis=analysis_options(function, seed=drawn, **own))(run)

@@ -14,7 +14,7 @@ from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.foreign_weights import import_state as compute_import_state
 from landscape.checkpoint.run_folder import load
 from landscape.cli import common, run_summary
-from landscape.cli.analysis import SOURCE, Source, open_problem
+from landscape.cli.analysis import SOURCE, Source
 from landscape.cli.completion import paths
 from landscape.cli.options import SHARED, command
 from landscape.cli.output import values
@@ -58,7 +58,7 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
         raise OperationError(f"-o: {path} exists already, it is not overwritten; give another name")
     checkpoint = compute_import_state(
         states,
-        source.build_model(),
+        user_code.build_model("model", model),
         name=model.name,
         options=model.options,
         message=common.message,
@@ -78,7 +78,7 @@ def _evaluated(checkpoint: Checkpoint, source: Source, spec: user_code.Spec) -> 
     found: dict[str, tuple[float, float, int]] = {}
     with common.progress_bar("evaluation") as bar:
         for k, split in enumerate(held):
-            problem = open_problem(checkpoint, split, source, "cpu")
+            problem = source.of(checkpoint, "cpu", split).problem()
             sizes[split] = problem.samples
             found[split] = (*problem.evaluate(), problem.samples)
             bar((k + 1) / len(held))

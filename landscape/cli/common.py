@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-
-import click
 
 from landscape.checkpoint.checkpoint import SCHEMA
 from landscape.cli import output
@@ -19,7 +16,7 @@ from landscape.cli.output import results as results
 from landscape.cli.output import values as values
 from landscape.core import hdf5, progress
 from landscape.core.errors import InputError, OperationError
-from landscape.core.files import Lock
+from landscape.core.files import make_folder as make_folder
 from landscape.core.progress import Progress
 from landscape.results import base
 from landscape.results.shown import text_of
@@ -66,23 +63,6 @@ def check_targets(path: Path | None, picture: str | None, force: bool) -> None:
         plots.check_format(picture)
     for target in filter(None, (path, Path(picture) if picture else None)):
         make_folder(target.parent)
-
-
-def lock(path: Path) -> None:
-    """Lock the file or folder ``path`` against other commands until this one ends."""
-    guard = Lock(path)
-    click.get_current_context().call_on_close(guard.release)
-    guard.acquire()
-
-
-def make_folder(folder: Path) -> None:
-    """Make ``folder`` and check that files can be written to it, before work is done that would be lost."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OperationError(f"{folder}: cannot be made ({error.strerror})") from error
-    if not os.access(folder, os.W_OK):
-        raise OperationError(f"{folder}: cannot be written to (Permission denied)")
 
 
 def describe(result: base.Result) -> None:

@@ -14,7 +14,6 @@ from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options, each
 from landscape.cli.options import command
 from landscape.core.errors import InputError
-from landscape.core.options import choose
 from landscape.results.comparison import Comparison, cell, footnotes, summary, verdict
 from landscape.training.optimizer.preconditioning import preconditioner
 
@@ -22,14 +21,11 @@ WIDTH = 110  # characters of a line of the table, but for its last column (ours)
 
 
 @command(
-    quantities={
-        "metavar": "NAME,…",
-        "help": f"Only these: {', '.join(BY_NAME)}. [default: all]",
-    },
     groups={"metavar": "TEXT"},
     analysis=analysis_options(
         compute_comparison,
         split=False,
+        quantities={"metavar": "NAME,…", "help": f"Only these: {', '.join(BY_NAME)}. [default: all]"},
         batch={"help": "Samples in a minibatch. [default: the runs' total batch, if it is one]"},
         draws={"help": "Minibatches and displacements."},
         planes={"help": "Random planes of the basin width."},
@@ -46,7 +42,7 @@ WIDTH = 110  # characters of a line of the table, but for its last column (ours)
         loss_tol={"help": "How near, relative to that loss."},
     ),
 )
-def compare(quantities: str | None, groups: str | None, analysis: Analysis) -> None:
+def compare(groups: str | None, analysis: Analysis) -> None:
     """Is this minimum flatter than that one: all instruments at CKPTs in one table, with tests.
 
     Prints each quantity with its standard error, or the bound of an eigenvalue, and which differences are
@@ -62,19 +58,17 @@ def compare(quantities: str | None, groups: str | None, analysis: Analysis) -> N
         landscape compare runs/ss-*/ runs/dp-*/ --groups recipe --at-equal-loss --plot flat.png
     """
     runs = analysis.open()
-    chosen = [choose("--quantities", name.strip(), BY_NAME) for name in (quantities or "").split(",") if name]
     given = runs if groups is None else grouped(runs, groups)
     path = analysis.path(runs[0], "compare")
     for _, progress in each("compare", [given]):
         result = compute_comparison(
             given,
-            quantities=chosen,
             **analysis.settings,
-            problem_of=analysis.problem,
             preconditioner_of=preconditioner,
             seed=analysis.seed,
             progress=progress,
         )
+    analysis.say_other_data(runs)
     others = dict.fromkeys(filter(None, map(analysis.source.other_data, runs)))
     notes = [f"the data is {name}, not that of the checkpoints" for name in others]
     result = dataclasses.replace(result, notes=(*result.notes, *notes))

@@ -1,121 +1,27 @@
-"""landscape minima, critical-batch and smoothing, which train on from a checkpoint, and saddles."""
+"""landscape smoothing, stability and saddles."""
 
 from __future__ import annotations
 
-import itertools
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from landscape import limits
 from landscape.analysis.spread import smoothing as compute_smoothing
-from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.completion import Choice
-from landscape.cli.options import command, group, numbers, parse_seeds
+from landscape.cli.options import Group, command, group, options_of, parse_seeds
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.results.flatness import Smoothing
-from landscape.results.training import median_rank
-from landscape.training.experiments.continued import FACTORS, PATH_STEPS, SCALING, effective_rate, mean_path
-from landscape.training.experiments.continued import critical_batch as compute_critical_batch
-from landscape.training.experiments.escapes import VARY, sweep
-from landscape.training.experiments.escapes import minima as compute_minima
-from landscape.training.own_loop.flat import read_settings
-from landscape.training.recipes.recipe import recipe_of
-
-DELAYS = "0,1,2,4,8,16,32"
-
-
-@command(
-    delay={"metavar": "τ,…"},
-    analysis=analysis_options(compute_minima, weight_decay=None),
-)
-def minima(*, delay: str = DELAYS, analysis: Analysis) -> None:
-    """The largest learning rates at which training with delay stays at the minimum w_a of a CKPT.
-
-    Full-batch training by async-sgd starts close to the minimum: without momentum, with momentum, and with
-    shifted momentum. Bisection finds the rate above which training leaves the minimum; it is printed next to
-    the prediction of landscape stability. The CKPT must be near a minimum of its training loss, such as the
-    end of the recipe mnist-minimum.
-
-    Args:
-        delay: Delays in steps.
-
-    Example:
-        landscape minima runs/gd/last.h5 --delay 0,2,8 --plot minima.png
-    """
-    delays = numbers("--delay", delay, DELAYS, least=0)
-    analysis.compute(
-        "minima",
-        analysis.open(),
-        lambda run, **settings: compute_minima(
-            analysis.problem(run), delays, weight_decay=weight_decay(run), **settings
-        ),
-    )
-
-
-def weight_decay(run: Checkpoint) -> float:
-    """The weight decay of a run's SGD, which is part of its loss; 0 for imported weights."""
-    if run.algorithm == IMPORTED:
-        return 0.0
-    if run.algorithm == RECORDED:
-        options = read_settings(run).get("optimizer", {"name": "SGD"})
-        name = str(options["name"]).lower()
-    else:
-        name, options = recipe_of(run).part("optimizer")
-    if name != "sgd":
-        raise InputError(f"{run.path}: its optimizer is '{name}', the experiment needs 'sgd'")
-    return float(options.get("weight_decay", 0.0))
-
-
-@command(
-    factors={"metavar": "k,…"},
-    analysis=analysis_options(
-        compute_critical_batch,
-        split=False,
-        problem=False,
-        trained_samples={
-            "flag": "--samples",
-            "metavar": "N",
-            "help": "Training samples that each branch sees. [default: 40 steps of the largest batch]",
-        },
-        seeds={"flag": "--branches", "help": "Branches for each batch, by seed."},
-        loss_tol={"help": "Allowed rise of the loss, relative to it."},
-        scaling={
-            "flag": "--lr-scaling",
-            "type": Choice(tuple(SCALING)),
-            "help": "Of the learning rate with the batch. [default: linear; sqrt for Adam and its relatives]",
-        },
-    ),
-)
-def critical_batch(
-    *, factors: str = ",".join(f"{factor:g}" for factor in FACTORS), analysis: Analysis
-) -> None:
-    """The batch above which training from each CKPT loses, sample for sample, by training branches from it.
-
-    Branches with batches of several sizes train on equally many samples. Prints where the training loss at
-    w_a ends higher than with the smallest batch by more than --loss-tol, with one standard error over the
-    seeds.
-
-    Args:
-        factors: Batches of the branches, in units of the run's own.
-
-    Example:
-        landscape critical-batch runs/dp/step-0000250.h5 --factors 1,2,4,8 --plot critical.png
-    """
-    chosen = numbers("--factors", factors, "1,2,4", kind=float)
-    analysis.compute(
-        "critical-batch",
-        analysis.open(),
-        lambda run, **settings: compute_critical_batch(
-            run,
-            chosen,
-            device=pick_device(analysis.device),
-            data_dir=analysis.source.data_dir,
-            **settings,
-        ),
-    )
+from landscape.training.experiments.continued import PATH_STEPS, effective_rate, mean_path
+from landscape.training.experiments.escapes import saddles as compute_saddles
+from landscape.training.experiments.escapes import stability as compute_stability
+from landscape.training.recipes.settings import parsed
 
 
 @command(analysis=analysis_options(compute_smoothing, lr=None, alpha_e=None, k={}))
@@ -138,7 +44,6 @@ def smoothing(*, steps: int = PATH_STEPS, analysis: Analysis) -> None:
     source = analysis.source
 
     def compute(run: Checkpoint, **settings: Any) -> Smoothing:
-        problem = analysis.problem(run)
         # A recipe in a file may name a user's code, which a file must never run.
         not_built_in = not run.has_recipe or source.model or source.data or source.loss
         if steps and not_built_in:
@@ -146,30 +51,116 @@ def smoothing(*, steps: int = PATH_STEPS, analysis: Analysis) -> None:
         device = pick_device(analysis.device)
         route = None if not_built_in or not steps else mean_path(run, steps, device, source.data_dir)
         rate = effective_rate(run)
-        return compute_smoothing(problem, run.weights, trajectory=route, lr=run.lr, alpha_e=rate, **settings)
+        return compute_smoothing(run, trajectory=route, alpha_e=rate, **settings)
 
     analysis.compute("smoothing", analysis.open(), compute)
 
 
-LEVEL = 0.95
-RECIPE = "saddle-dpsgd"
-# Around the recipe's own values, far enough to show the slope (ours).
-VALUES = {"dimension": "2,4,8,16", "noise": "0.0001,0.001,0.01,0.1", "lr": "0.05,0.1,0.2,0.4"}
+HEADS = ("no momentum", "ordinary", "shifted")
+Limits = list[dict[str, float]]  # a row for each delay: "delay", and a value for each of HEADS
+
+
+@command(
+    from_form={"type": Choice(limits.FORMS)},
+    analysis=analysis_options(
+        compute_stability, metavar="[CKPT…]", required=False, lr=None, own_limit=None, own_delay=None
+    ),
+)
+def stability(
+    *,
+    lr: float | None,
+    from_delay: int = 0,
+    from_momentum: float = 0.0,
+    from_form: str = "ordinary",
+    batch: int = 1,
+    from_batch: int = 1,
+    noise: float = 0.0,
+    precondition: bool,
+    analysis: Analysis,
+) -> None:
+    """The largest stable ηλ_max under delay τ and momentum, and the limits at a CKPT's minimum.
+
+    Without a CKPT, prints the limits; with --lr, also the rates that keep the set of accessible minima. With
+    a CKPT, measures λ_max at w_a over the split and prints the rates above which training leaves this
+    minimum.
+
+    Args:
+        lr: A learning rate in use: print the rates that keep the same minima.
+        from_delay: Delay that --lr is used with.
+        from_momentum: Momentum that --lr is used with.
+        from_form: Form of that momentum.
+        batch: Samples in a step.
+        from_batch: Samples in a step that --lr is used with.
+        noise: s²/λ²: relative variance of one sample's curvature along the sharpest direction; only with it
+            does the batch matter.
+        precondition: λ_max of P^{-1/2} H P^{-1/2}, P the preconditioner of the run's optimizer, against its
+            limit.
+
+    Example:
+        landscape stability runs/dp/last.h5 --delay 0,1,2,4,8,16,32 --plot edge.png
+    """
+    chosen, momentum = analysis.settings["delays"], analysis.settings["momentum"]
+    if not analysis.checkpoints:
+        if analysis.target.picture or analysis.target.output or precondition:
+            raise InputError("--plot, -o: not allowed without a CKPT, nor --precondition")
+        stable = rows(
+            chosen, momentum, lambda tau, m, form: limits.max_stable_step(tau, m, form, noise / batch)
+        )
+        common.values(table(stable, momentum, noise / batch), limits=stable)
+        if lr is not None:
+            before = limits.Hyperparameters(from_delay, from_momentum, from_form, from_batch)
+
+            def rate(tau: int, m: float, form: str) -> float:
+                """The learning rate that keeps the minima which ``lr`` has now."""
+                return limits.lr_that_keeps_minima(
+                    lr, before, limits.Hyperparameters(tau, m, form, batch), noise
+                )
+
+            kept = rows(chosen, momentum, rate)
+            common.values(rates_table(kept, lr, before, noise), rates=kept)
+        return
+    if lr is not None or noise:
+        raise InputError("--lr, --noise: not allowed with a CKPT, which has its own learning rate")
+
+    compute = functools.partial(compute_stability, precondition=precondition)
+    analysis.compute("stability", analysis.open(), compute)
+
+
+def rows(delays: Sequence[int], momentum: float, value: Callable[[int, float, str], float]) -> Limits:
+    """``value`` of each delay, and of no momentum, the momentum and the shifted one: a row a delay."""
+    forms = list(zip(HEADS, (0.0, momentum, momentum), ("ordinary", "ordinary", "shifted"), strict=True))
+    return [{"delay": tau, **{head: value(tau, m, form) for head, m, form in forms}} for tau in delays]
+
+
+def table(found: Limits, momentum: float, noise: float) -> str:
+    """The limits, a line a delay."""
+    lines = [_row("τ", [HEADS[0], *(f"{h}, m = {momentum:g}" for h in HEADS[1:])])]
+    lines += [_row(str(row["delay"]), [f"{row[head]:.4f}" for head in HEADS]) for row in found]
+    return f"largest stable lr·λ_max{' in mean square' if noise else ''}\n" + "\n".join(lines)
+
+
+def rates_table(found: Limits, lr: float, before: limits.Hyperparameters, noise: float) -> str:
+    """The learning rates, a line a delay."""
+    base = f"lr {lr:g} with delay {before.delay}, momentum {before.momentum:g} ({before.form})"
+    base += f", batch {before.batch}" if noise else ""
+    lines = [_row(str(row["delay"]), [f"{row[head]:.4g}" for head in HEADS]) for row in found]
+    return f"learning rates with the minima of {base}\n" + "\n".join(lines)
+
+
+def _row(first: str, cells: list[str]) -> str:
+    return f"{first:>5}" + "".join(f"{cell:>20}" for cell in cells)
+
+
+_SADDLES = ("dimension", "noise", "lr", "sigma")
 
 
 @command(
     seeds={"metavar": "N-M,…"},
+    varied=Group(dict, options_of(compute_saddles, *_SADDLES)),
     target=group(common.Target, output={"default": "saddles.h5", "help": "Result file."}),
 )
 def saddles(
-    *,
-    dimension: str = VALUES["dimension"],
-    noise: str = VALUES["noise"],
-    lr: str = VALUES["lr"],
-    sigma: float = 0.001,
-    seeds: str = "0-19",
-    settings: tuple[str, ...],
-    target: common.Target,
+    *, varied: dict[str, Any], seeds: str = "0-19", settings: tuple[str, ...], target: common.Target
 ) -> None:
     """Steps until SSGD, SSGD* and DPSGD leave a saddle, by dimension, noise and learning rate.
 
@@ -178,45 +169,15 @@ def saddles(
     problem in an appendix that is not available.
 
     Args:
-        dimension: Dimensions of the saddle.
-        noise: Standard deviation of a sample's gradient.
-        lr: Learning rates.
-        sigma: Noise on the weights that SSGD* adds.
         seeds: Seeds of each setting: 0-19, or 0,1,5; at least six.
         settings: Changes the recipe saddle-dpsgd for all.
 
     Example:
         landscape saddles --seeds 0-39 --noise 0.001,0.01 -o saddles.h5 --plot saddles.png
     """
-    seed_list = parse_seeds(seeds)
-    median_rank(len(seed_list), LEVEL)
-    chosen = {
-        name: numbers(f"--{name}", text, VALUES[name], kind=int if name == "dimension" else float)
-        for name, text in (("dimension", dimension), ("noise", noise), ("lr", lr))
-        if text.strip()
-    }
-    algorithms = {
-        "ssgd": ["algorithm={name='ssgd'}"],
-        "ssgd*": [f"algorithm={{name='ssgd*', sigma={sigma!r}}}"],
-        "dpsgd": list[str](),
-    }
-    if not chosen:
-        raise InputError(f"--{', --'.join(VARY)}: at least one of them must have a value")
     path = target.path(Path())
-    runs, finished = len(seed_list) * len(algorithms) * sum(map(len, chosen.values())), itertools.count(1)
     with common.progress_bar("saddles") as bar:
-        results = [
-            sweep(
-                name,
-                values,
-                algorithms,
-                seed_list,
-                recipe=RECIPE,
-                settings=settings,
-                done=lambda: bar(next(finished) / runs),
-            )
-            for name, values in chosen.items()
-        ]
+        results = compute_saddles(parse_seeds(seeds), **varied, settings=parsed(settings), progress=bar)
     for result in results:
         common.describe(result)
     common.write(results, path, target.picture)

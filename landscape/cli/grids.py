@@ -34,6 +34,7 @@ from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.evaluation.grid import Execution, difference, reused_points
 from landscape.geometry.surfaces import AROUND
+from landscape.geometry.surfaces import basins as compute_basins
 from landscape.problem.problem import Problem
 from landscape.results import base
 from landscape.results.base import load_results
@@ -215,7 +216,8 @@ def compute_on_grid(
         with team, _by_options():
             execution = Execution(team.group, team.cluster)
             for i, (group, progress) in enumerate(each(name, groups)):
-                problem, known = analysis.problem(group[0]), past[i]
+                problem, known = group[0].problem(), past[i]
+                analysis.say_other_data(group[:1])
                 if chosen.kind == "eigen" and isinstance(known, Surface):
                     plane = known.plane(problem.weights)  # costly to find, and the same but for rounding
                 else:
@@ -325,7 +327,7 @@ def line(*, norm: str = "none", ignore: str | None, analysis: Analysis) -> None:
     kind = "between" if len(runs) == 2 else "random"
 
     def compute(run: Checkpoint, *others: Checkpoint, seed: int, **settings: Any) -> Line:
-        problem = analysis.problem(run)
+        problem = run.problem()
         if others:
             first, last = titles(runs)
             return compute_line(problem, weights=ends(problem, runs), labels=(first, last), **settings)
@@ -365,7 +367,7 @@ def basins(
     surfaces = [surface for file in files for surface in _surfaces(Path(file))]
     first = Path(files[0])
     path = target.path(first.with_name(f"{first.stem}-basins.h5"))
-    results = [surface.basins(rises or None, least=least, around=around) for surface in surfaces]
+    results = [compute_basins(surface, rises or None, least=least, around=around) for surface in surfaces]
     for result in results:
         common.describe(result)
     common.write(results, path, target.picture)

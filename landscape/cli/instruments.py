@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
-from landscape import limits
-from landscape.analysis.learning_coefficient import learning_coefficient as compute_learning_coefficient
 from landscape.analysis.noise import GRADIENTS
-from landscape.analysis.noise import noise as compute_noise
-from landscape.analysis.noise import noise_alignment as compute_noise_alignment
 from landscape.analysis.noise import noise_scale as compute_noise_scale
-from landscape.analysis.sharpness import KINDS as SHARPNESS
 from landscape.analysis.sharpness import batch_sharpness as compute_batch_sharpness
-from landscape.analysis.sharpness import sharpness as compute_sharpness
 from landscape.analysis.spectrum import spectrum as compute_spectrum
-from landscape.analysis.spectrum import stability as compute_stability
-from landscape.analysis.spread import disagreement as compute_disagreement
-from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
-from landscape.cli import common
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.completion import Choice
 from landscape.cli.options import command, numbers
-from landscape.cli.run_summary import known
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.curvature.hessian import MATRICES
 from landscape.curvature.peers import ENGINES
+from landscape.gradients.minibatches import known_batch
 from landscape.results.curvature import BatchSharpness
-from landscape.results.noise import Noise, NoiseScale
+from landscape.results.noise import NoiseScale
 from landscape.results.spectrum import Spectrum
-from landscape.results.training import Stability
+from landscape.training.experiments.continued import operating_point
 from landscape.training.optimizer.preconditioning import preconditioner
-
-BATCH = 512  # Lau et al.'s on MNIST
 
 
 @command(
-    quantities={"metavar": "NAME,…"},
     parts={"flag": "--part", "metavar": "NAME"},
     analysis=analysis_options(
         compute_spectrum,
         k={"show_default": False, "help": "The K largest eigenvalues."},
+        quantities={
+            "metavar": "NAME,…",
+            "help": "Compute these: extremes (λ_max and λ_min), trace, density. [default: extremes, unless "
+            "--k is given]",
+        },
         draws={"flag": "--draws", "help": "Random vectors for the density."},
         steps={"help": "Lanczos steps for each random vector."},
         matrix={"type": Choice(MATRICES), "help": "The Hessian, or its positive semi-definite part JᵀH_L J."},
@@ -53,7 +46,7 @@ BATCH = 512  # Lau et al.'s on MNIST
         },
     ),
 )
-def spectrum(quantities: str | None, precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> None:
+def spectrum(precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> None:
     """Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over the whole split.
 
     Prints each eigenvalue with its relative residual, the bounds outside which there is no other eigenvalue
@@ -61,8 +54,6 @@ def spectrum(quantities: str | None, precondition: bool, parts: tuple[str, ...],
     times λ_max, next to the largest stable one of the optimizer.
 
     Args:
-        quantities: Compute these: extremes (λ_max and λ_min), trace, density. [default: extremes, unless --k
-            is given]
         precondition: Of P^{-1/2} H P^{-1/2}, P from the state of the optimizer: Adam, AdamW, RMSprop, LARS or
             LAMB.
         parts: Only the block of these parameters: a name (1.weight) or a prefix (1); can be repeated.
@@ -72,233 +63,20 @@ def spectrum(quantities: str | None, precondition: bool, parts: tuple[str, ...],
     """
 
     def compute(run: Checkpoint, **settings: Any) -> Spectrum:
-        problem = analysis.problem(run)
+        problem = run.problem()
         by = preconditioner(run, problem) if precondition else None
         part = list(parts) or None
-        return compute_spectrum(problem, quantities=chosen, precondition=by, part=part, **settings)
+        return compute_spectrum(problem, precondition=by, part=part, **settings)
 
-    chosen = [name.strip() for name in (quantities or "").split(",") if name]
     variant = [analysis.settings["matrix"], *(["preconditioned"] if precondition else [])]
     analysis.compute("spectrum", analysis.open(), compute, *variant)
 
 
 @command(
-    rho={"multiple": True, "required": True},
-    analysis=analysis_options(
-        compute_sharpness,
-        kind={"type": Choice(SHARPNESS), "help": "worst: max over ‖δ/c‖ ≤ ρ; average: δ/c ~ N(0, ρ²)."},
-        adaptive={"flag": "--adaptive/--not-adaptive"},
-    ),
-)
-def sharpness(rho: tuple[float, ...], analysis: Analysis) -> None:
-    """Worst-case or average-case sharpness at w_a of each CKPT: the rise of the loss within ρ.
-
-    Adaptive (Kwon et al. 2021) and over minibatches of m samples (Foret et al. 2021), if asked for. Prints
-    the value with its standard error. It predicts generalisation poorly (arXiv 2302.07011).
-
-    Args:
-        rho: ρ: the radius; can be repeated.
-
-    Example:
-        landscape sharpness runs/ss runs/dp --rho 0.002 --rho 0.02 --plot sharpness.png
-    """
-    analysis.compute(
-        "sharpness",
-        [(run, radius) for run in analysis.open() for radius in rho],
-        lambda run, radius, **settings: compute_sharpness(analysis.problem(run), radius, **settings),
-        *(["average"] if analysis.settings["kind"] == "average" else []),
-    )
-
-
-@command(
-    analysis=analysis_options(
-        compute_learning_coefficient,
-        split=False,
-        batch={"default": BATCH},
-    )
-)
-def learning_coefficient(analysis: Analysis) -> None:
-    """The local learning coefficient at w_a of each CKPT, by SGLD chains around it.
-
-    λ̂ = nβ (E L(w) − L(w_a)) over w ~ exp(−nβ L(w) − γ/2 ‖w − w_a‖²), L the training loss (Lau et al., arXiv
-    2308.12108): P/2 for a regular model, less for a singular one. Needs pip install 'sgd-landscape[bayes]'.
-
-    Example:
-        landscape learning-coefficient runs/ss runs/dp --plot coefficient.png
-    """
-    analysis.compute(
-        "learning-coefficient",
-        analysis.open(),
-        lambda run, **settings: compute_learning_coefficient(analysis.problem(run), **settings),
-    )
-
-
-@command(analysis=analysis_options(compute_disagreement, search=None))
-def disagreement(analysis: Analysis) -> None:
-    """Shares of the learners' spread and of the gradient in the top-k Hessian space of each CKPT.
-
-    Prints them with one standard error over the learners, ½ tr(HC), which is what the spread costs in loss to
-    second order, and the share of the gradient in the span of the spread. Needs at least two learners.
-
-    Example:
-        landscape disagreement runs/dp --k 10 --plot disagreement.png
-    """
-    runs = analysis.open()
-    for run in runs:
-        positive(f"{run.path}: learners", run.learners, least=2)
-    analysis.compute(
-        "disagreement",
-        runs,
-        lambda run, **settings: compute_disagreement(analysis.problem(run), run.weights, **settings),
-    )
-
-
-DELAYS = "0,1,3,7,31"  # the table of docs/explanation/stability.md
-HEADS = ("no momentum", "ordinary", "shifted")
-Limits = list[dict[str, float]]  # a row for each delay: "delay", and a value for each of HEADS
-
-
-@command(
-    delay={"metavar": "τ,…"},
-    from_form={"type": Choice(limits.FORMS)},
-    analysis=analysis_options(
-        compute_stability, metavar="[CKPT…]", required=False, lr=None, own_limit=None, own_delay=None
-    ),
-)
-def stability(
-    *,
-    delay: str = DELAYS,
-    lr: float | None,
-    from_delay: int = 0,
-    from_momentum: float = 0.0,
-    from_form: str = "ordinary",
-    batch: int = 1,
-    from_batch: int = 1,
-    noise: float = 0.0,
-    precondition: bool,
-    analysis: Analysis,
-) -> None:
-    """The largest stable ηλ_max under delay τ and momentum, and the limits at a CKPT's minimum.
-
-    Without a CKPT, prints the limits; with --lr, also the rates that keep the set of accessible minima. With
-    a CKPT, measures λ_max at w_a over the split and prints the rates above which training leaves this
-    minimum.
-
-    Args:
-        delay: Delays in steps.
-        lr: A learning rate in use: print the rates that keep the same minima.
-        from_delay: Delay that --lr is used with.
-        from_momentum: Momentum that --lr is used with.
-        from_form: Form of that momentum.
-        batch: Samples in a step.
-        from_batch: Samples in a step that --lr is used with.
-        noise: s²/λ²: relative variance of one sample's curvature along the sharpest direction; only with it
-            does the batch matter.
-        precondition: λ_max of P^{-1/2} H P^{-1/2}, P the preconditioner of the run's optimizer, against its
-            limit.
-
-    Example:
-        landscape stability runs/dp/last.h5 --delay 0,1,2,4,8,16,32 --plot edge.png
-    """
-    chosen, momentum = numbers("--delay", delay, DELAYS, least=0), analysis.settings["momentum"]
-    if not analysis.checkpoints:
-        if analysis.target.picture or analysis.target.output or precondition:
-            raise InputError("--plot, -o: not allowed without a CKPT, nor --precondition")
-        stable = rows(
-            chosen, momentum, lambda tau, m, form: limits.max_stable_step(tau, m, form, noise / batch)
-        )
-        common.values(table(stable, momentum, noise / batch), limits=stable)
-        if lr is not None:
-            before = limits.Hyperparameters(from_delay, from_momentum, from_form, from_batch)
-
-            def rate(tau: int, m: float, form: str) -> float:
-                """The learning rate that keeps the minima which ``lr`` has now."""
-                return limits.lr_that_keeps_minima(
-                    lr, before, limits.Hyperparameters(tau, m, form, batch), noise
-                )
-
-            kept = rows(chosen, momentum, rate)
-            common.values(rates_table(kept, lr, before, noise), rates=kept)
-        return
-    if lr is not None or noise:
-        raise InputError("--lr, --noise: not allowed with a CKPT, which has its own learning rate")
-
-    def compute(run: Checkpoint, **settings: Any) -> Stability:
-        rate, rule_limit, delay = known(run)
-        problem = analysis.problem(run)
-        return compute_stability(
-            problem,
-            chosen,
-            lr=rate,
-            own_limit=rule_limit,
-            own_delay=delay,
-            precondition=preconditioner(run, problem) if precondition else None,
-            **settings,
-        )
-
-    analysis.compute("stability", analysis.open(), compute)
-
-
-def rows(delays: list[int], momentum: float, value: Callable[[int, float, str], float]) -> Limits:
-    """``value`` of each delay, and of no momentum, the momentum and the shifted one: a row a delay."""
-    forms = list(zip(HEADS, (0.0, momentum, momentum), ("ordinary", "ordinary", "shifted"), strict=True))
-    return [{"delay": tau, **{head: value(tau, m, form) for head, m, form in forms}} for tau in delays]
-
-
-def table(found: Limits, momentum: float, noise: float) -> str:
-    """The limits, a line a delay."""
-    lines = [_row("τ", [HEADS[0], *(f"{h}, m = {momentum:g}" for h in HEADS[1:])])]
-    lines += [_row(str(row["delay"]), [f"{row[head]:.4f}" for head in HEADS]) for row in found]
-    return f"largest stable lr·λ_max{' in mean square' if noise else ''}\n" + "\n".join(lines)
-
-
-def rates_table(found: Limits, lr: float, before: limits.Hyperparameters, noise: float) -> str:
-    """The learning rates, a line a delay."""
-    base = f"lr {lr:g} with delay {before.delay}, momentum {before.momentum:g} ({before.form})"
-    base += f", batch {before.batch}" if noise else ""
-    lines = [_row(str(row["delay"]), [f"{row[head]:.4g}" for head in HEADS]) for row in found]
-    return f"learning rates with the minima of {base}\n" + "\n".join(lines)
-
-
-def _row(first: str, cells: list[str]) -> str:
-    return f"{first:>5}" + "".join(f"{cell:>20}" for cell in cells)
-
-
-@command(
-    analysis=analysis_options(
-        compute_noise, split=False, lr=None, local_batch=None, draws={"help": "Draws of n minibatches."}
-    )
-)
-def noise(lr: float | None, local_batch: int | None, analysis: Analysis) -> None:
-    """Four estimates of Δ(2) of each CKPT: definition, full batch, Eq. 4, and first order.
-
-    Uses the training set, and the learning rate and local batch of the run; imported weights have neither,
-    and need at least two learners. Prints mean ± standard error.
-
-    Args:
-        lr: Learning rate α. [default: the run's]
-        local_batch: Samples in a minibatch of a learner. [default: the run's]
-
-    Example:
-        landscape noise runs/dp/step-0000250.h5 --draws 64 --plot noise.png
-    """
-    runs = analysis.open()
-    for run in runs:
-        if run.algorithm == IMPORTED and (lr is None or local_batch is None):
-            raise InputError(f"--lr, --local-batch: {run.path} was imported and has none, give both")
-
-    def estimate(run: Checkpoint, **settings: Any) -> Noise:
-        rate, batch = run.lr if lr is None else lr, run.local_batch if local_batch is None else local_batch
-        return compute_noise(analysis.problem(run), run.weights, rate, batch, **settings)
-
-    analysis.compute("noise", runs, estimate)
-
-
-@command(
-    batch={"metavar": "B"},
     analysis=analysis_options(
         compute_noise_scale,
         split=False,
+        batch={"metavar": "B"},
         local_batch=None,
         gradient={
             "type": Choice(GRADIENTS),
@@ -307,7 +85,7 @@ def noise(lr: float | None, local_batch: int | None, analysis: Analysis) -> None
         },
     ),
 )
-def noise_scale(batch: int | None, no_learners: bool, analysis: Analysis) -> None:
+def noise_scale(no_learners: bool, analysis: Analysis) -> None:
     """The gradient noise scale tr Σ/‖g‖² at w_a of each CKPT, and from its learners.
 
     It is the batch, in samples of the training set, at which noise and gradient are equal in size. Learners
@@ -316,47 +94,34 @@ def noise_scale(batch: int | None, no_learners: bool, analysis: Analysis) -> Non
     which their spread adds.
 
     Args:
-        batch: Samples in a minibatch at w_a. [default: the run's total batch]
         no_learners: Only w_a, without the learners' own gradients.
 
     Example:
         landscape noise-scale runs/dp/step-0000100.h5 runs/dp/last.h5 --plot noise-scale.png
     """
     runs = analysis.open()
-    jobs = [(run, batch_sizes(run, None)[0] if batch is None else batch) for run in runs]
-    check_learners(jobs, no_learners)
-
-    def compute(run: Checkpoint, size: int, **settings: Any) -> NoiseScale:
-        weights = gradient_points(run) if run.learners > 1 and not no_learners else None
-        return compute_noise_scale(analysis.problem(run), size, weights=weights, **settings)
-
-    analysis.compute("noise-scale", jobs, compute)
-
-
-@command(analysis=analysis_options(compute_noise_alignment, split=False, search=None))
-def noise_alignment(batch: int | None, analysis: Analysis) -> None:
-    """How the noise of minibatch gradients at w_a of each CKPT lies in the curvature.
-
-    Prints tr(HS)/tr S, the interaction-aware sharpness, the variance along each of the top-k eigenvectors,
-    and γ in C_ii ∝ λ_i^γ, with standard errors. Uses the training set, and the total batch of the run.
-
-    Args:
-        batch: Samples in a minibatch. [default: the run's total batch]
-
-    Example:
-        landscape noise-alignment runs/ss runs/dp --batch 100 --plot alignment.png
-    """
-    runs = analysis.open()
-    analysis.compute(
-        "noise-alignment",
-        [(run, batch_sizes(run, None)[0] if batch is None else batch) for run in runs],
-        lambda run, size, **settings: compute_noise_alignment(analysis.problem(run), size, **settings),
+    check_learners(
+        ((run, known_batch(analysis.settings["batch"] or run.batch or None)) for run in runs), no_learners
     )
+
+    def compute(run: Checkpoint, **settings: Any) -> NoiseScale:
+        weights = gradient_points(run) if run.learners > 1 and not no_learners else None
+        return compute_noise_scale(run, weights=weights, **settings)
+
+    analysis.compute("noise-scale", runs, compute)
 
 
 @command(
     batch={"metavar": "B,…"},
-    analysis=analysis_options(compute_batch_sharpness, split=False, local_batch=None, lr=None, limit=None),
+    analysis=analysis_options(
+        compute_batch_sharpness,
+        split=False,
+        batch=None,
+        local_batch=None,
+        lr=None,
+        limit=None,
+        quantities=None,
+    ),
 )
 def batch_sharpness(batch: str | None, no_learners: bool, no_lambda_max: bool, analysis: Analysis) -> None:
     """The curvature that minibatch gradients meet, at w_a of each CKPT and its learners.
@@ -377,9 +142,9 @@ def batch_sharpness(batch: str | None, no_learners: bool, no_lambda_max: bool, a
     check_learners(jobs, no_learners)
 
     def compute(run: Checkpoint, size: int, **settings: Any) -> BatchSharpness:
-        rate, rule_limit, _ = known(run)
+        rate, rule_limit, _ = operating_point(run)
         return compute_batch_sharpness(
-            analysis.problem(run),
+            run,
             size,
             weights=run.weights if run.learners > 1 and not no_learners else None,
             lr=rate,
@@ -393,11 +158,7 @@ def batch_sharpness(batch: str | None, no_learners: bool, no_lambda_max: bool, a
 
 def batch_sizes(run: Checkpoint, text: str | None) -> list[int]:
     """The batches that were asked for, such as "64,512", or the run's own total batch."""
-    if text is None:
-        if not run.local_batch:
-            raise InputError(f"--batch: missing; {run.path} does not know the batch of its run, give it")
-        return [run.local_batch * run.learners]
-    return numbers("--batch", text, "64,512")
+    return [known_batch(run.batch or None)] if text is None else numbers("--batch", text, "64,512")
 
 
 def check_learners(jobs: Iterable[tuple[Checkpoint, int]], no_learners: bool) -> None:

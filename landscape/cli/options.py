@@ -20,6 +20,7 @@ from landscape.data.base import SPLITS
 
 Settings = Mapping[str, Any]
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
+_SEVERAL = re.compile(r"^Sequence\[(\w+)\]$")
 
 
 def _limit(context: click.Context, parameter: click.Parameter, text: str | None) -> None:
@@ -93,9 +94,33 @@ def option(name: str, **settings: Any) -> click.Parameter:
     return click.Option([*flags.split(), name], **known)
 
 
+class ListType(click.ParamType):  # type: ignore[type-arg]  # no generic class in click 8.1
+    """Several values with commas between them: texts, or numbers in order."""
+
+    name = "list"
+
+    def __init__(self, kind: type, example: str) -> None:
+        self.kind, self.example = kind, example
+
+    def __repr__(self) -> str:
+        return f"LIST({self.kind.__name__})"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The tuple that the text of the option stands for; a default is one already."""
+        if not isinstance(value, str):
+            return value
+        if self.kind is str:
+            return tuple(name.strip() for name in value.split(",") if name)
+        where = param.opts[-1] if param else ""
+        if not value.strip():
+            return ()
+        return tuple(numbers(where, value, self.example, kind=self.kind, least=0))
+
+
 def is_plain(parameter: inspect.Parameter) -> bool:
-    """Whether the parameter is a number, a text or a flag."""
-    return str(parameter.annotation).partition(" | ")[0] in _TYPES
+    """Whether the parameter is a number, a text, a flag, or several of these."""
+    annotation = str(parameter.annotation).partition(" | ")[0]
+    return (_SEVERAL.sub(r"\1", annotation)) in _TYPES
 
 
 def options_of(function: Callable[..., Any], *names: str, **own: Settings) -> list[click.Parameter]:
@@ -116,17 +141,27 @@ def _option(parameter: inspect.Parameter, said: str | None, own: Settings) -> cl
     several = re.fullmatch(r"tuple\[(\w+), \.\.\.\]", annotation)
     known = {**SHARED.get(parameter.name, {}), **own}
     found: dict[str, Any] = {"help": said} if said else {}
-    if "type" not in known:
+    default = parameter.default
+    if "type" not in known and (listed := _SEVERAL.match(annotation)):
+        example = ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in default)
+        default, found["type"] = example, ListType(_TYPES[listed[1]], example)
+    elif "type" not in known:
         found["type"] = _TYPES[several[1] if several else annotation.partition(" | ")[0]]
     if found.get("type") is bool:
-        found["is_flag"] = True
+        flag = parameter.name.replace("_", "-")
+        found |= {"flag": f"--{flag}/--not-{flag}"} if default is True else {"is_flag": True}
     if several:
         found["multiple"] = True
-    if parameter.default not in (None, inspect.Parameter.empty):
-        found["default"] = parameter.default
-    elif parameter.default is not None and not several and not {"default", "is_flag"} & {*known, *found}:
+    if default not in (None, inspect.Parameter.empty):
+        found["default"] = default
+    elif default is not None and not several and not {"default", "is_flag"} & {*known, *found}:
         found["required"] = "None" not in annotation
     return option(parameter.name, **found | dict(own))
+
+
+def plain(text: str) -> str:
+    """A docstring's text without markup."""
+    return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "").strip()
 
 
 def described(function: Callable[..., Any], whole: bool = False) -> dict[str, str]:
@@ -138,8 +173,7 @@ def described(function: Callable[..., Any], whole: bool = False) -> dict[str, st
         if whole:
             sentence = text
         else:
-            text = re.sub(r":\w+:`([^`]*)`", r"\1", text).replace("``", "")
-            sentence = re.split(r"(?<!\bal)\.\s(?=[A-Z])", text)[0].rstrip(".")
+            sentence = re.split(r"(?<!\bal)\.\s(?=[A-Z])", plain(text))[0].rstrip(".")
             sentence += "" if sentence.endswith("…") else "."
             if not re.match(r"\w\b", sentence):  # γ and m stay small
                 sentence = sentence[:1].upper() + sentence[1:]

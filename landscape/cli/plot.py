@@ -16,10 +16,9 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.run_folder import load
 from landscape.cli import common
-from landscape.cli.analysis import SOURCE, Source, about, open_problem
+from landscape.cli.analysis import SOURCE, Source, about
 from landscape.cli.completion import Choice
 from landscape.cli.options import command, group
-from landscape.cli.run_summary import known
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import positive
 from landscape.core.progress import Progress
@@ -202,13 +201,13 @@ def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame
 
     spreads = [run.weights.double() - run.weights.double().mean(0) for run in runs]
     rows = torch.cat([spread / spread.norm() for spread in spreads])
-    first = open_problem(runs[0], "train", film.source, "cpu")
+    first = film.source.of(runs[0], "cpu").problem()
     directions = learners_plane(first, rows).directions
     places = [(spread.to(directions) @ directions.T).numpy() for spread in spreads]
     span = WIDTH * float(np.median([np.abs(place).max() for place in places]))
     shots = []
     for k, (run, place) in enumerate(zip(runs, places, strict=True)):
-        problem = open_problem(run, "train", film.source, "cpu")
+        problem = film.source.of(run, "cpu").problem()
         markers = np.concatenate([place, np.zeros((1, 2))])
         labels = tuple(f"learner {j}" for j in range(len(place)))
         axes = ("direction 1 of the spread", "direction 2 of the spread")
@@ -233,7 +232,9 @@ def _at(end: Checkpoint, step: int) -> dict[str, float]:
 
 def _sharpness(run: Checkpoint, problem: Problem, history: dict[str, float]) -> tuple[float, float]:
     """(ηλ_max, its limit): the run's own numbers where it recorded them, else measured at its weights."""
-    lr, limit, _ = known(run)
+    from landscape.training.experiments.continued import operating_point  # and training: only for a film
+
+    lr, limit, _ = operating_point(run)
     limit = float("nan") if limit is None else limit
     if np.isfinite(history["lr_lambda_max"]):
         return history["lr_lambda_max"], limit

@@ -23,7 +23,7 @@ from landscape.core.files import printable
 from landscape.core.options import positive
 from landscape.evaluation.grid import RESUMABLE, LostError
 from landscape.training.processes import children
-from landscape.training.processes.children import TIMEOUT, Executor, Pool
+from landscape.training.processes.children import TIMEOUT, Executor
 from landscape.training.processes.cluster import Cluster
 from landscape.training.processes.process_group import Group, LostProcessError, number, started_by_launcher
 
@@ -126,17 +126,14 @@ class Jobs:
         _check("--jobs", self.at_once, self.timeout, self.cluster)
 
     def executor(self) -> Executor:
-        """What does the runs. Processes of this machine take GPUs in turn."""
-        if self.cluster:
-            return connect(self.cluster)
-        gpus = [str(k) for k in range(torch.cuda.device_count())] if self.device != "cpu" else []
-        if gpus and "CUDA_VISIBLE_DEVICES" in os.environ:
-            gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+        """The pool of processes, or the cluster, that does the runs."""
+        from landscape.training.run import launch  # and the loop: only where something is trained
 
-        def place(number: int) -> dict[str, str]:
-            return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
+        return launch.executor(self.at_once, self.timeout, self.device, self.joined())
 
-        return Pool(self.at_once, torch.get_num_threads(), self.timeout, place)
+    def joined(self) -> Cluster | None:
+        """The cluster of the option, if there is one."""
+        return connect(self.cluster) if self.cluster else None
 
 
 JOBS = group(Jobs, at_once={"flag": "--jobs", "metavar": "N"}, timeout=TIMEOUT_S, cluster=CLUSTER)

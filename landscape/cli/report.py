@@ -88,7 +88,7 @@ def _analyse(given: Contents, folder: Path, values: dict[str, Any]) -> list[Path
         if len(analyses.frames_of(run)) >= analyses.FEWEST and run in given.lacking(Surface, kind=kind):
             make(contour, run, f"contour-{kind}", kind=kind)
     for run in given.lacking(Spectrum):
-        make(spectrum, run, "spectrum", quantities="extremes,trace")
+        make(spectrum, run, "spectrum", quantities=("extremes", "trace"))
     return made
 
 

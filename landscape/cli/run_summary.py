@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from landscape.checkpoint import user_code
-from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
+from landscape.checkpoint.checkpoint import Checkpoint
 
 
 def latest(end: Checkpoint, column: str) -> float:
@@ -85,16 +85,3 @@ def next_command(end: Checkpoint, folder: str, data_dir: str | None) -> str:
         if ":" in spec["name"]:  # a file names a user's code and never runs it
             line += f" {option} {user_code.command_text(spec['name'], spec['options'])}"
     return f"{line}  # {shows}"
-
-
-def known(run: Checkpoint) -> tuple[float, float | None, int]:
-    """A run's learning rate, the limit of its update rule if it is known, and its delay."""
-    if run.algorithm == IMPORTED:
-        return math.nan, None, 0
-    from landscape.training.own_loop.flat import read_settings  # and training: only for runs
-    from landscape.training.recipes.recipe import recipe_of
-
-    if run.algorithm == RECORDED:
-        return run.lr, read_settings(run).get("monitor", {}).get("stability_limit"), 0
-    recipe = recipe_of(run)
-    return run.lr, recipe.stability_limit(), int(recipe.algorithm.get("delay", 0))

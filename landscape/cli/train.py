@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +19,18 @@ from landscape.cli import common, processes, run_summary
 from landscape.cli.completion import names
 from landscape.cli.options import FOLDER, command, group, parse_seeds
 from landscape.cli.output import current
-from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.results.training import Sweep
-from landscape.training.experiments import sweep as sweeping
+from landscape.training.experiments.sweep import sweep as compute_sweep
 from landscape.training.processes import children
 from landscape.training.processes.children import TIMEOUT
 from landscape.training.processes.process_group import Group, started_by_launcher, worker_device
 from landscape.training.recipes import recipe, table_recipes
 from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.recipe import names as recipe_names
-from landscape.training.recipes.settings import parsed
-from landscape.training.run.launch import launch, train_runs
+from landscape.training.recipes.settings import key_and_value, parse_value, parsed
+from landscape.training.run.launch import launch
 from landscape.training.run.loop import Hooks
 from landscape.training.run.setup import DivergedError, divergence_message
 from landscape.training.run.train import chosen_recipe, default_folder, in_processes
@@ -184,30 +181,17 @@ def _row(name: str) -> dict[str, Any]:
     }
 
 
-# More rounds would need values that six digits cannot distinguish.
-MAX_ROUNDS = 16
-
-
 @dataclass(frozen=True)
 class Search:
-    """The search for the best value of ``key`` between ``low`` and ``high``, in ``rounds`` halvings."""
-
-    key: str
-    low: float
-    high: float
-    rounds: int
-
-
-def search_of(search: str | None, rounds: int = 8) -> Search | None:
-    """The search, if there is one; InputError for a value that is not allowed.
+    """The search for the best value of a key, where there is one.
 
     Args:
         search: Find the value of KEY with the lowest final test loss, such as algorithm.sigma=1e-5..10.
         rounds: Halvings of --search: at most 3 + 2·ROUNDS values. DPSGD-2020 evaluates about 20.
     """
-    if not 1 <= rounds <= MAX_ROUNDS:
-        raise InputError(f"--rounds: {rounds} is not allowed, it must be 1 to {MAX_ROUNDS}")
-    return Search(*parse_search(search), rounds) if search else None
+
+    search: str | None
+    rounds: int = 8
 
 
 @command(
@@ -219,7 +203,7 @@ def search_of(search: str | None, rounds: int = 8) -> Search | None:
     },
     settings={"metavar": "KEY=V1,V2,…"},
     seeds={"metavar": "N-M,…"},
-    search=group(search_of, search={"metavar": "KEY=LO..HI"}),
+    search=group(Search, search={"metavar": "KEY=LO..HI"}),
     output=FOLDER | {"required": True},
     jobs=processes.JOBS,
 )
@@ -228,7 +212,7 @@ def sweep(
     recipes: tuple[str, ...],
     settings: tuple[str, ...],
     seeds: str = "0",
-    search: Search | None,
+    search: Search,
     output: str,
     jobs: processes.Jobs,
     allow_code: bool,
@@ -252,75 +236,68 @@ def sweep(
     Example:
         landscape sweep mnist-fig2a-ssgd mnist-fig2a-dpsgd --set lr=0.2,0.5,1 --seeds 0-2 -o lr
     """
-    if started_by_launcher():
-        raise InputError("sweep: not allowed under torchrun; --jobs makes several runs at once")
-    if not jobs.cluster:  # whose workers have their own devices
-        pick_device(jobs.device)
-    read = functools.partial(recipe.read, allow_code=allow_code)
-    sources = label(recipes)
-    seed_list = parse_seeds(seeds)
-    bases = sweeping.grid(sources, settings)
-    keys = [s.partition("=")[0].strip() for s in settings]
-    total, first_value = len(bases) * len(seed_list), list[str]()
-    if search:
-        if search.key in (*keys, "seed"):
-            raise InputError(f"--search: {search.key} is not allowed, --set or --seeds give it")
-        keys, total = [search.key, *keys], total * (3 + 2 * search.rounds)
-        first_value = [f"{search.key}={search.low:g}"]
-    for setting in bases:  # bad values are reported before the folder is made
-        read(sources[setting[0][1]], [*(f"{k}={v}" for k, v in setting[1:]), *first_value])
-    folder = Path(output)
-    common.make_folder(folder)
-    common.lock(folder)
-    execute = functools.partial(
-        train_runs, executor=jobs.executor(), device=jobs.device, data_dir=jobs.data_dir
-    )
+    folder, wanted = Path(output), parse_search(search.search) if search.search else None
     with common.progress_bar("sweep") as bar:
-        runner = sweeping.Runner(
+        result = compute_sweep(
+            recipes,
             folder,
-            seed_list,
-            keys,
-            read=lambda label, changes: read(sources[label], changes),
-            execute=execute,
+            seeds=parse_seeds(seeds),
+            search=wanted,
+            rounds=search.rounds,
+            jobs=jobs.at_once,
+            cluster=jobs.joined(),
+            timeout=jobs.timeout,
+            device=jobs.device,
+            data_dir=jobs.data_dir,
+            allow_code=allow_code,
             message=common.message,
-            progress=lambda runs: bar(runs / total),
+            progress=bar,
+            **values_of(settings),
         )
-        if search:
-            best = sweeping.search(runner, bases, search.key, search.low, search.high, search.rounds)
-        else:
-            runner.run(bases)
-    result = runner.result()
     common.values(table(result))
-    if search:
-        found = [{**dict(setting), search.key: value} for setting, value in best.items()]
-        common.values("\n".join(best_values(search.key, best)), best=found)
+    if wanted:
+        best = result.best(wanted[0])
+        common.values("\n".join(best_values(wanted[0], best)), best=best)
     common.results([result])
     common.files(folder / "sweep.csv", folder / "sweep.h5")
 
 
-def best_values(key: str, best: Mapping[sweeping.Setting, str]) -> list[str]:
+def values_of(settings: Iterable[str]) -> dict[str, list[Any]]:
+    """The values of each key of "KEY=V1,V2" settings."""
+    found: dict[str, list[Any]] = {}
+    for setting in settings:
+        key, written = key_and_value(setting)
+        if key in found:
+            raise InputError(f"settings: {key} is given twice; give its values with commas, {key}=V1,V2")
+        found[key] = [parse_value(value) for value in split(written)]
+    return found
+
+
+def split(text: str) -> list[str]:
+    """The parts of a text between commas outside brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        else:
+            depth += (letter in "([{") - (letter in ")]}")
+            if letter == "," and depth == 0:
+                parts.append("")
+                continue
+        parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+def best_values(key: str, best: list[dict[str, str]]) -> list[str]:
     """The best value of ``key`` of each setting, a line each: the recipe, the keys that vary, the value."""
-    shown = {"recipe", *_varying(map(dict, best))}
+    shown = {"recipe", *_varying(best)} - {key}
     lines = []
-    for setting, value in best.items():
-        words = [v if k == "recipe" else f"{k}={v}" for k, v in setting if k in shown]
-        lines.append(f"{', '.join(words)}: best {key} of the values evaluated: {value}")
+    for row in best:
+        words = [v if k == "recipe" else f"{k}={v}" for k, v in row.items() if k in shown]
+        lines.append(f"{', '.join(words)}: best {key} of the values evaluated: {row[key]}")
     return lines
-
-
-def label(recipes: tuple[str, ...]) -> dict[str, str]:
-    """Label -> recipe: names and patterns as they are, files by their stem."""
-    sources: dict[str, str] = {}
-    for pattern in recipes:
-        known = [name for name in recipe_names() if fnmatchcase(name, pattern)]
-        for source in known or [pattern]:
-            name = Path(source).stem if source.endswith(".toml") else source
-            if name in sources:
-                raise InputError(
-                    f"RECIPE: '{name}' is given twice; a sweep distinguishes recipes by their names"
-                )
-            sources[name] = source
-    return sources
 
 
 def parse_search(text: str) -> tuple[str, float, float]:

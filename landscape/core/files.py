@@ -483,6 +483,16 @@ def _taken(path: Path, seconds: float = 0.0) -> bool:
         return True
 
 
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and check that files can be written to it, before work is done that would be lost."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OperationError(f"{folder}: cannot be made ({error.strerror})") from error
+    if not os.access(folder, os.W_OK):
+        raise OperationError(f"{folder}: cannot be written to (Permission denied)")
+
+
 def within(seconds: float, call: Callable[[], T]) -> T:
     """The result of ``call()``; TimeoutError if it takes longer, while its thread goes on.
 

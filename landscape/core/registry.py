@@ -293,7 +293,7 @@ data_sets = Registry("data set", "data.name", "landscape.data", given=("data_dir
 results = Registry("result", "schema", "landscape.results")
 instruments = Registry("instrument", "monitor.instruments", "landscape.training.instruments")
 drawings = Registry("drawing", "drawing", "landscape.plots")
-figures = Registry("figure", "name", "landscape.paper.figures", operator.attrgetter("draw"))
+figures = Registry("figure", "NAME", "landscape.paper.figures", operator.attrgetter("draw"))
 commands = Registry("command", "COMMAND", "landscape.cli.commands", operator.attrgetter("callback"))
 
 

@@ -20,6 +20,7 @@ from landscape.curvature.double_backward import (
     first_loss,
     in_full_precision,
 )
+from landscape.curvature.operators import ALONE, Ranks
 from landscape.problem.batches import own_outputs
 from landscape.problem.layout import Slot, backward, placed
 from landscape.problem.problem import Problem
@@ -38,7 +39,7 @@ OUTLIER = 5
 SAFETY = 1.5
 
 
-class _Gradient:
+class Gradient:
     """∇L near some weights in one precision, taken as in training: by backward(), the weights in the module.
 
     Attributes:
@@ -96,7 +97,7 @@ def _slope(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, 
     with torch.no_grad():
         value = float(first_loss(problem, problem.layout.views(at)))
     gradient = torch.zeros_like(at)
-    found = _Gradient(problem, at, slots, problem.dtype)(first=True)
+    found = Gradient(problem, at, slots, problem.dtype)(first=True)
     for slot, part in zip(slots, torch.split(found, [s.size for s in slots]), strict=True):
         gradient[slot.offset : slot.offset + slot.size] = part
     return value, gradient
@@ -115,13 +116,14 @@ class Differences:
     """
 
     root: Tensor | None = None
+    ranks: Ranks = ALONE
 
     def __init__(self, problem: Problem, weights: Tensor, slots: Sequence[Slot]) -> None:
         self.slots, self.sizes = slots, [slot.size for slot in slots]
         self.problem = problem
         with warnings.catch_warnings(action="ignore"), contextlib.suppress(InputError):
             in_full_precision(problem)  # which sees the precision of the pass; a model in half alone is one
-        own = _Gradient(problem, weights, slots, problem.dtype)
+        own = Gradient(problem, weights, slots, problem.dtype)
         self.finest = own if problem.dtype == torch.float64 else self._in_float64(own)
         self.scales = self._scales(own)
         self.gradients = self.finest
@@ -160,7 +162,7 @@ class Differences:
         v = torch.randn(sum(self.sizes), dtype=torch.float64, generator=generator)
         return self._masked(v.to(self.finest.weights))
 
-    def _serves(self, own: _Gradient) -> bool:
+    def _serves(self, own: Gradient) -> bool:
         """Test whether products in the model's own precision are right to GOAL, and there are no kinks.
 
         One-sided differences decline with the step where there are none, from steps so coarse that few
@@ -174,21 +176,21 @@ class Differences:
         smooth = all(found[k + 1][1] <= found[k][1] / 2 for k in range(self._middle(own)))
         return smooth and self._error(found, self._middle(own)) <= GOAL * float(image.norm())
 
-    def _in_float64(self, own: _Gradient) -> _Gradient:
+    def _in_float64(self, own: Gradient) -> Gradient:
         """The gradient in float64; ``own`` of a model or device that does not run in that."""
         if widest_dtype(own.problem.device) != torch.float64:
             return own
         try:
-            finer = _Gradient(own.problem, own.weights, self.slots, torch.float64)
+            finer = Gradient(own.problem, own.weights, self.slots, torch.float64)
             few = finer.problem.on(finer.problem.data.few())
-            _Gradient(few, own.weights, self.slots, torch.float64)()
+            Gradient(few, own.weights, self.slots, torch.float64)()
             return finer
         except LandscapeError:
             raise
         except Exception:  # the user's model raises any kind of error where dtypes do not fit
             return own
 
-    def _scales(self, own: _Gradient) -> list[float]:
+    def _scales(self, own: Gradient) -> list[float]:
         """The squared lengths of the weights in the slots, at least those of average weights."""
         average = float(own.weights.square().mean()) or 1.0
         parts = [own.weights[s.offset : s.offset + s.size] for s in self.slots]
@@ -209,14 +211,19 @@ class Differences:
 
     def _step(self, v: Tensor, step: float) -> float:
         """ε for ``v``: the changes of all layers, relative to their weights, are ``step`` in length."""
-        pieces = torch.split(v, self.sizes)
-        change = sum(float(p.square().sum()) / scale for p, scale in zip(pieces, self.scales, strict=True))
+        change = sum(square / scale for square, scale in zip(self._squares(v), self.scales, strict=True))
         return step / math.sqrt(change) if change else step
 
-    def _middle(self, g: _Gradient) -> int:
+    def _squares(self, v: Tensor) -> list[float]:
+        """The squared lengths of the parts of ``v`` (P',) by slot."""
+        own = torch.stack([piece.square().sum() for piece in torch.split(v, self.sizes)])
+        found: list[float] = self.ranks.total(own).tolist()
+        return found
+
+    def _middle(self, g: Gradient) -> int:
         return min(MIDDLE.get(g.coarse, 0) - COARSEST, len(g.steps()) - 2)
 
-    def _difference(self, g: _Gradient, v: Tensor, step: float) -> tuple[Tensor, float]:
+    def _difference(self, g: Gradient, v: Tensor, step: float) -> tuple[Tensor, float]:
         """The product with ``v``, and how far one-sided differences of this step are from one another."""
         if id(g) not in self._center:
             self._center[id(g)] = g()
@@ -226,7 +233,7 @@ class Differences:
         image = above.sub_(below).div_(2 * step)
         if self.root is not None:
             image, sides = self.root.to(image) * image, self.root.to(sides) * sides
-        return image, float(sides.norm())
+        return image, float(self.ranks.norm(sides))
 
     def product(self, v: Tensor) -> Tensor:
         """The product with ``v`` (P',), in float64, by one step, finer where a kink is within it."""
@@ -239,11 +246,11 @@ class Differences:
         first = self._middle(g) + (g.coarse == torch.float64)  # fewer kinks lie within a smaller step
         for step in g.steps()[first:]:
             image, sides = self._difference(g, v, step)
-            if g.coarse != torch.float64 or sides <= KINK * float(image.norm()):
+            if g.coarse != torch.float64 or sides <= KINK * float(self.ranks.norm(image)):
                 break
         return image
 
-    def measured(self, v: Tensor, g: _Gradient | None = None) -> tuple[Tensor, float]:
+    def measured(self, v: Tensor, g: Gradient | None = None) -> tuple[Tensor, float]:
         """The product with ``v`` (P',) by the best of several steps, and a bound on the length of its error.
 
         A coarser step has a larger truncation, a finer one more rounding, and either is at most about what
@@ -263,14 +270,14 @@ class Differences:
             if len(found) < 3:
                 continue
             best = min((self._error(found, j), j) for j in found)
-            if best[0] <= goal * float(found[best[1]][0].norm()):
+            if best[0] <= goal * float(self.ranks.norm(found[best[1]][0])):
                 break
         return found[best[1]][0], best[0]
 
     def _error(self, found: dict[int, tuple[Tensor, float]], k: int) -> float:
         """The error of step number ``k``, from those beside it."""
         image, sides = found[k]
-        beside = [float((image - found[j][0]).norm()) for j in (k - 1, k + 1) if j in found]
+        beside = [float(self.ranks.norm(image - found[j][0])) for j in (k - 1, k + 1) if j in found]
         error = SAFETY * min(beside, default=math.inf)
         if k - 1 not in found or not sides <= found[k - 1][1] / 2:
             error = max(error, sides * math.sqrt(self.problem.samples))

@@ -45,11 +45,13 @@ from landscape.curvature.search import (
     verify_and_refine,
     warm_start,
 )
+from landscape.curvature.sharded import ShardedHessian
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.evaluation.needs import BASIS_BYTES, GRAPH_BYTES, MAX_BASIS
 from landscape.problem.losses import is_softmax_loss
 from landscape.problem.problem import Problem, Run, problem_of
+from landscape.problem.sharded import on_ranks
 from landscape.results.base import Provenance
 from landscape.results.spectrum import Eigenpairs, ExtremeEigenvalues
 
@@ -222,7 +224,7 @@ def eigenpairs(
 
 
 def _by_differences(
-    h: HessianOperator,
+    h: Any,
     start: Tensor,
     wanted: SearchOptions,
     options: HessianOptions,
@@ -236,8 +238,10 @@ def _by_differences(
     def verified(vectors: Tensor) -> Tensor:
         images, found = h.verified(vectors)
         errors.extend(found)
-        return images
+        exact: Tensor = images
+        return exact
 
+    wanted = replace(wanted, ranks=h.ranks)
     search = search_eigenpairs(start, wanted)
     result = run_in_lockstep([search], lambda v, _: (h @ v.T).T, done)[0]
     pairs = verify_and_refine(result, verified, wanted.residual_tol, errors)
@@ -319,6 +323,10 @@ class Matrix:
             InputError: another kind, an unknown option, or an option that the operator or pyhessian lacks.
         """
         engine = choose("engine", options.get("engine", ENGINES[0]), ENGINES)
+        if on_ranks(given):  # "differences" are all that it has
+            given, options["weights"] = given.hessian(options["weights"]), None
+            if options["derivatives"] == "differences":
+                options["derivatives"] = None
         if operator := as_operator(given):
             for name, value in options.items():
                 if value is not None and (name not in USUAL or value != USUAL[name]):
@@ -355,7 +363,7 @@ class Matrix:
 
     def search(self, start: Tensor, wanted: SearchOptions, search: str = "auto") -> dict[str, Any]:
         """The fields of a result with the eigenvalues that are ``wanted``, see :func:`eigenpairs`."""
-        if isinstance(self.given, HessianOperator) and self.given.derivatives == "differences":
+        if isinstance(self.given, SymmetricOperator) and self.given.derivatives == "differences":
             found = _by_differences(self.given, start, wanted, self.options, lambda: None)
         elif isinstance(self.given, SymmetricOperator):
             found = find_eigenpairs(lambda v: self.exact[0](v[None])[0], start, **vars(wanted))
@@ -391,6 +399,9 @@ USUAL = {"matrix": "hessian", "derivatives": "auto", "search": SEARCHES[0], "eng
 def _fields(operator: SymmetricOperator, seed: int) -> dict[str, Any]:
     """The fields of a result that say which matrix an operator is."""
     same: dict[str, Any] = {"matrix": operator.matrix, "parameters": operator.size, "seed": seed}
+    if isinstance(operator, ShardedHessian):
+        problem: Any = operator.problem
+        return same | setting(problem) | {"derivatives": operator.derivatives, "parameters": problem.size}
     if not isinstance(operator, HessianOperator):
         return same | {"samples": 0, "dtype": str(operator.dtype).removeprefix("torch.")}
     whole = operator.size == operator.problem.layout.size

@@ -23,6 +23,7 @@ from landscape.evaluation.needs import GRAPH_BYTES
 from landscape.problem.batches import AGAIN, aligned, recomputes
 from landscape.problem.layout import check_recording, differentiable, gradients
 from landscape.problem.problem import Problem, Run, problem_of
+from landscape.problem.sharded import on_ranks
 
 # Random vectors of the test of symmetry; one of their 6 pairs alone might miss an asymmetry (ours).
 VECTORS = 4
@@ -417,6 +418,8 @@ class HessianOptions:
 
     def at(self, problem: Problem, weights: Tensor | None = None) -> HessianOperator:
         """The matrix of ``problem`` at ``weights`` (P,)."""
+        if on_ranks(problem):
+            return problem.hessian(weights)  # type: ignore[no-any-return]
         options = {"matrix": self.matrix, "part": self.part, "derivatives": self.derivatives}
         return HessianOperator(problem, weights, **options)  # type: ignore[arg-type]
 

@@ -26,14 +26,14 @@ from landscape.curvature.lanczos import (
     small_eigh,
 )
 from landscape.curvature.operators import ALONE, Ranks, SymmetricOperator
-from landscape.problem.problem import Problem
+from landscape.problem.sharded import on_ranks
 
 # Products of a second start, at most: as a share of the search's own, and at least so many. The top 5 of an
 # MNIST MLP take 3 after 19, the top 20 take 16 after 43.
 SECOND_SHARE, MIN_SECOND = 0.5, 10
 
 
-def start_vector(problem: Problem | SymmetricOperator, seed: int, size: int | None = None) -> Tensor:
+def start_vector(problem: Any, seed: int, size: int | None = None) -> Tensor:
     """A normal vector (size,), by default (P,), from ``seed``: the same draw on every device.
 
     Of a model in half precision it is float32, in which a basis can be orthogonal. Lanczos needs one with
@@ -41,6 +41,9 @@ def start_vector(problem: Problem | SymmetricOperator, seed: int, size: int | No
     """
     positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
+    ranks: Ranks = getattr(problem.hessian() if on_ranks(problem) else problem, "ranks", ALONE)
+    if ranks is not ALONE:
+        return ranks.normal(torch.empty(0), generator, torch.float64)
     if size is None:
         size = problem.size if isinstance(problem, SymmetricOperator) else problem.layout.size
     return torch.randn(size, dtype=torch.float64, generator=generator).to(

@@ -17,7 +17,7 @@ from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import peers
 from landscape.curvature.eigenvalues import Matrix
-from landscape.curvature.hessian import HessianOperator, Part
+from landscape.curvature.hessian import Part
 from landscape.curvature.lanczos import negligible, orthogonalise, small_eigh
 from landscape.curvature.operators import ALONE, Products, Ranks, SymmetricMatrix, SymmetricOperator
 from landscape.curvature.search import run_in_lockstep, start_vector
@@ -151,7 +151,7 @@ def density(
 def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None) -> Density:
     """The spectral density of a matrix, by :func:`quadrature`."""
     options: dict[str, Any] = {"draws": draws, "steps": steps, "seed": chosen.seed, "progress": progress}
-    found = quadrature(chosen.exact[0], chosen.start(), **options)
+    found = quadrature(chosen.exact[0], chosen.start(), **options, ranks=chosen.exact[1].ranks)
     return Density(**chosen.about, **found, product_error=_error_of(chosen))
 
 
@@ -162,14 +162,14 @@ Doubt = Callable[[Tensor], float]
 
 def doubt_of(h: SymmetricOperator) -> Doubt | None:
     """A function from rows (n, P) to the mean error of vᵀHv by differences; None for exact products."""
-    if not isinstance(h, HessianOperator) or h.derivatives == "exact":
+    if h.derivatives == "exact":
         return None
 
     def doubt(rows: Tensor) -> float:
         rows = rows[:MEASURED]
         quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
-        off = (double(quick - images) * double(rows)).sum(1).abs().cpu()
-        return float((off + torch.tensor(errors) * double(rows).norm(dim=1).cpu()).mean())
+        off = h.ranks.total((double(quick - images) * double(rows)).sum(1)).abs().cpu()
+        return float((off + torch.tensor(errors) * h.ranks.norm(double(rows), dim=1).cpu()).mean())
 
     return doubt
 
@@ -177,11 +177,12 @@ def doubt_of(h: SymmetricOperator) -> Doubt | None:
 def _error_of(chosen: Matrix) -> float:
     """The largest error of products by differences with random vectors of norm 1; 0 of exact ones."""
     h, seed = chosen.exact[1], chosen.seed
-    if not isinstance(h, HessianOperator) or h.derivatives == "exact":
+    if h.derivatives == "exact":
         return 0.0
-    rows = torch.nn.functional.normalize(torch.stack([start_vector(h, s) for s in (seed, seed + 1)]))
+    rows = torch.stack([start_vector(h, s) for s in (seed, seed + 1)])
+    rows = rows / h.ranks.norm(rows, dim=1, keepdim=True)
     quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
-    return float((quick - images).norm(dim=1).max()) + max(errors)
+    return float(h.ranks.norm(quick - images, dim=1).max()) + max(errors)
 
 
 # A third of these are the samples behind the standard error, which 20 give to about 16% (ours).
@@ -309,6 +310,7 @@ def trace_of(chosen: Matrix, products: int, progress: Progress | None) -> Trace:
         at = chosen.given, chosen.weights
         draws = peers.trace_samples(*at, products=products, seed=seed)
         return Trace(**chosen.about, **_sampled(draws, products))
-    doubt = doubt_of(chosen.exact[1])
-    options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress, "doubt": doubt}
+    h = chosen.exact[1]
+    options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress}
+    options |= {"doubt": doubt_of(h), "ranks": h.ranks}
     return Trace(**chosen.about, **hutchpp(chosen.exact[0], chosen.start(), **options))

@@ -211,7 +211,7 @@ def _download(
             if mirror != mirrors[-1]:
                 message(f"{error}; trying the next mirror")
     raise OperationError(
-        f"{'; '.join(failures)}; try again, give mirror='…', or put {file.name} into {path.parent} yourself"
+        f"{'; '.join(failures)}; try again, give mirror=…, or put {file.name} into {path.parent} yourself"
     )
 
 

@@ -221,7 +221,7 @@ def spoken_digits(
     if not parts:
         raise OperationError(
             f"data spoken-digits: {root} holds no DIGIT_SPEAKER_INDEX.wav; put the recordings there and give "
-            "the folder above it with data_dir='…' or LANDSCAPE_DATA"
+            "the folder above it with data_dir=… or LANDSCAPE_DATA"
         )
     speakers = sorted({speaker for _, speaker, _, _ in parts})
     odd = sorted(set(test_speakers or []) - set(speakers))

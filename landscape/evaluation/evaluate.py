@@ -39,6 +39,7 @@ from landscape.core.progress import Progress, no_progress
 from landscape.evaluation import paths
 from landscape.evaluation.paths import PlaneLoss, Totals, block_size, long_enough
 from landscape.problem.problem import Layer, LinearLayer, Problem, chain
+from landscape.problem.sharded import on_ranks
 
 METHODS = ("auto", "batched", "compiled", "folded", "pointwise")
 # The dtype of the arithmetic; "tf32": that of the model.
@@ -231,7 +232,7 @@ def _bounded(problem: Problem, budget: MemoryBudget, weights: int, smaller: int)
     Without a bound a chunk takes the usual bytes, in numbers ``smaller`` times as small.
     """
     data = problem.data
-    if data.resident is None:
+    if data.resident is None or on_ranks(problem):
         budget.require(weights)
         return problem
     if budget.limit is None:

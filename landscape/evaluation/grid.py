@@ -26,6 +26,7 @@ from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import as_array
 from landscape.problem.losses import describe_loss
 from landscape.problem.problem import Problem
+from landscape.problem.sharded import on_ranks
 from landscape.results.base import Result
 from landscape.results.grids import Interpolated, Plane
 
@@ -47,6 +48,8 @@ def provenance(problem: Problem) -> tuple[str, ...]:
     Parts without a name, such as a lambda or the code of a model, show in "probe": the loss of a few samples
     at the centre and away from it.
     """
+    if on_ranks(problem):  # whose results no other call goes on with
+        return ()
     model = problem.model
     trainable = {slot.name for slot in problem.layout.slots}
     state = model.state_dict(keep_vars=True).items()
@@ -521,7 +524,7 @@ class PlaneGrid:
         kinds: Mapping[str, type],
     ) -> None:
         expect("plane", plane, Plane)
-        size = problem.layout.size
+        size = len(problem.weights)
         if plane.directions.shape != (2, size) or plane.center.shape != (size,):
             raise InputError(
                 f"plane: it is of a model with {plane.directions.shape[-1]:,} parameters, this one has "

@@ -15,7 +15,7 @@ import numpy as np
 
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.options import choose, positive
+from landscape.core.options import choose, expect, positive
 from landscape.results.base import Provenance
 from landscape.results.grids import CENTERED, Basins, Surface
 
@@ -279,10 +279,35 @@ def _start(surface: Surface, around: str, lowest: Sequence[float]) -> Sequence[f
     return 0.0, 0.0
 
 
-def basins_of(
-    surface: Surface, rises: Sequence[float] | None, least: float | None, around: str | None
+def basins(
+    surface: Surface,
+    rises: Sequence[float] | None = None,
+    *,
+    least: float | None = None,
+    around: str | None = None,
 ) -> Basins:
-    """The basins of a surface; see :meth:`landscape.Surface.basins`."""
+    """The basins of a surface, and the width, area and volume of the region around one point, by its rise.
+
+    Args:
+        surface: a finished surface of :func:`landscape.contour`.
+        rises, least, around: as of :meth:`landscape.Surface.basins`, which is the same.
+
+    Returns:
+        Basins in order of persistence, and for each rise the area, volume and widths (R, 2).
+
+    Raises:
+        InputError: a rise that is not positive, an unknown ``around``, or what is no surface.
+        OperationError: no finite loss, none at the centre, fewer than 2 × 2 points, parallel directions.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+        >>> surface = landscape.contour(problem, landscape.random_plane(problem), grid=9)
+        >>> landscape.basins(surface, around="lowest").minima
+        1
+    """
+    expect("surface", surface, Surface)
     around = ("center" if surface.kind in CENTERED else "lowest") if around is None else around
     choose("around", around, AROUND)
     loss, products = surface.loss.astype(np.float64), gram(surface)

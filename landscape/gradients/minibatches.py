@@ -378,6 +378,14 @@ def placed(problem: Problem, weights: Tensor | None, least: int = 1) -> Tensor:
     return weights.to(problem.device, problem.dtype)
 
 
+def known_batch(batch: int | None) -> int:
+    """``batch``, samples of a minibatch. InputError where it is missing, or not allowed."""
+    if batch is None:
+        raise InputError("batch: missing; neither a problem nor imported weights have one, give it")
+    positive("batch", batch, least=1)
+    return int(batch)
+
+
 def learners_of(
     problem: Problem, batch: int, weights: Tensor | None, local_batch: int | None
 ) -> tuple[Tensor | None, int]:

@@ -1,4 +1,4 @@
-"""What figures are made in: runs and analyses, each made once, and stored by the hash of what they depend on.
+"""The context in which figures are made: runs and analyses, each made once, stored by the hash of its inputs.
 
 A run is in FOLDER/runs/HASH, with the hash of its recipe, and its record in RECORDS/HASH.json; an analysis is
 in RECORDS/results/HASH.h5, with the hash of its runs, its settings and the version of its numerics. So
@@ -87,7 +87,7 @@ class Point:
 
     @property
     def key(self) -> list[Any]:
-        """What identifies the weights."""
+        """The identity of the weights: of the run, and the step."""
         return [identity(self.recipe), self.step]
 
     def load(self) -> Checkpoint:

@@ -1,4 +1,4 @@
-"""What a figure is: the runs it needs at each scale, and a drawing of their finished results."""
+"""A figure: the runs that it needs at each scale, and a drawing of their finished results."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Figure(Described):
         return context.of(self.runs(context.scale), sizes)
 
     def note(self, context: Context) -> str:
-        """What the scale changes from the paper, and how many of the runs have not ended yet."""
+        """The changes that the scale makes to the paper, and how many of the runs have not ended yet."""
         notes = {"smoke": self.smoke, "laptop": self.laptop, "paper": self.paper or self.laptop}
         missing = sum(context.record(cell.recipe) is None for cell in context.cells)
         left = f"; {missing} of {len(context.cells)} runs have not ended yet" if missing else ""

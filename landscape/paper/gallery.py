@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import io
 import json
 from pathlib import Path
@@ -117,7 +118,7 @@ def _write_entry(path: Path, entry: dict[str, Any]) -> None:
 
 
 def verdict(name: str, scale: str, data: str, remark: str = "") -> dict[str, Any]:
-    """What the text of its CSV says of the claim of the figure ``name``; nothing at smoke scale.
+    """The verdict on the claim of the figure ``name`` from the text of its CSV; none at smoke scale.
 
     Returns:
         {"outcome", "effects", "finding", "verdict"}: the grade, what it rests on, a title, and a sentence.
@@ -224,7 +225,7 @@ def page(folder: Path) -> Path:
 
 
 def found(entries: dict[str, dict[str, Any]]) -> str:
-    """What we found about the papers: the sentences of figures.toml whose figures have these outcomes."""
+    """Our findings about the papers: the sentences of figures.toml whose figures have these outcomes."""
     outcomes = {name: entry["outcome"] for name, entry in entries.items()}
     return " ".join(
         each["text"] for each in scales.declared()["findings"] if each["rests"].items() <= outcomes.items()
@@ -235,7 +236,8 @@ def overview(entries: dict[str, dict[str, Any]], folder: str = "") -> list[str]:
     """The lines of a table of all claims: a small picture, which lies in ``folder``, and the verdict."""
     lines = ["| | claim | where tested | outcome | effect, with its interval |", "|---|---|---|---|---|"]
     for name, entry in entries.items():
-        small = "".join(f'<img src="{folder}{each}" width="240">' for each in entry["pictures"][:1])
+        alt = html.escape(entry["title"])
+        small = "".join(f'<img src="{folder}{p}" width="240" alt="{alt}">' for p in entry["pictures"][:1])
         claim = f"{name if folder else f'[{name}](#{name})'}, {entry['where']}: {entry['claims']}"
         where, said = f"{entry['scale']}: {entry['note']}", f"**{entry['outcome'] or '–'}**"
         lines.append(_line(small, claim, where, said, sizes(entry)))
@@ -243,7 +245,7 @@ def overview(entries: dict[str, dict[str, Any]], folder: str = "") -> list[str]:
 
 
 def counted(entries: dict[str, dict[str, Any]]) -> str:
-    """How many claims have which outcome."""
+    """The number of claims with each outcome, in words."""
     found = [entry["outcome"] for entry in entries.values() if entry["outcome"]]
     counts = ", ".join(f"{outcome}: {found.count(outcome)}" for outcome in OUTCOMES)
     return f"The {len(found)} claims with runs of more than smoke scale: {counts}." if found else ""
@@ -308,7 +310,7 @@ def _section(name: str, entry: dict[str, Any]) -> list[str]:
 
 
 def made(entry: dict[str, Any]) -> str:
-    """With what settings, command and version of the code a figure was made, in one or two sentences."""
+    """The settings, the command and the version of the code that made a figure, in one or two sentences."""
     numerics = ", ".join(f"{key} {value}" for key, value in entry.get("numerics", {}).items())
     versions = f"version {entry['version']}" + (f", numerics: {numerics}" if numerics else "")
     return (

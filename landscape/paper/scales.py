@@ -108,7 +108,7 @@ def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int) -> Recip
 
 
 def _of_tables(scale: Scale, name: str, base: Recipe) -> list[str]:
-    """What ``scale`` changes in a cell of the tables, such as cifar10/resnet-18-b8192-dpsgd."""
+    """The settings that ``scale`` changes in a cell of the tables, such as cifar10/resnet-18-b8192-dpsgd."""
     speech, model = name.startswith("speech/"), base.model["name"]
     if scale == "smoke":
         small = "inputs=8, layers=1, cells=8, bottleneck=8, classes=10" if speech else f"width={SMOKE_WIDTH}"
@@ -157,7 +157,10 @@ def seconds_of(context: Context, runs: Iterable[Recipe]) -> float:
 
 
 def seconds_a_sample(context: Context, recipe: Recipe) -> float:
-    """Of a gradient, from steps of few samples, or of more where such steps take next to no time."""
+    """Seconds that the gradient of a sample takes, from steps of few samples.
+
+    Or from steps of more, where such steps take next to no time.
+    """
     timed = dataclasses.replace(  # also of a run whose steps are of all samples
         recipe, accumulate=1, sampling="replacement", monitor=type(recipe.monitor)()
     )

@@ -20,6 +20,8 @@ OUTCOMES: tuple[Outcome, ...] = ("holds", "holds in part", "does not hold", "und
 #: A table of pandas, which is imported where a figure is drawn or judged; and a number by seed.
 Rows: TypeAlias = "pd.DataFrame"
 Numbers: TypeAlias = "pd.Series[float]"
+#: The sizes of an effect that a claim speaks of, an open interval.
+Sizes: TypeAlias = tuple[float, float]
 ABOVE_ZERO, ABOVE_ONE = (0.0, math.inf), (1.0, math.inf)
 # The fewest seeds that a verdict may rest on, and the confidence of its intervals (ours).
 SEEDS, CONFIDENCE = 3, 0.95
@@ -59,7 +61,7 @@ class Effect:
     where: str
     what: str
     values: tuple[float, ...]
-    claimed: tuple[float, float] = ABOVE_ZERO
+    claimed: Sizes = ABOVE_ZERO
     exact: bool = False
     ratio: bool = False
     untested: str = ""
@@ -82,7 +84,7 @@ class Effect:
 
     @property
     def reason(self) -> str:
-        """Why nothing can be said; "" where the effect is decided."""
+        """The reason why nothing can be said; "" where the effect is decided."""
         if self.untested:
             return self.untested
         if not self.exact and len(self.values) < SEEDS:
@@ -95,7 +97,7 @@ class Effect:
 
     @property
     def _deciding(self) -> str:
-        """How many seeds would decide if their mean and spread were these."""
+        """The number of seeds that would decide if their mean and spread were these."""
         values, borders = np.array(self.values), np.array(self.claimed)
         if self.ratio:
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -112,7 +114,7 @@ class Effect:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the claim holds here; None where nothing can be said."""
+        """True where the claim holds here, False where it does not; None where nothing can be said."""
         return None if self.reason else self._inside
 
     @property
@@ -125,13 +127,13 @@ class Effect:
         return texts[0] if texts[0] == texts[1] == texts[2] else f"{texts[0]} ({texts[1]} to {texts[2]})"
 
     def _shown(self, value: float) -> str:
-        """With a sign where zero is among the claimed sizes, or their border."""
+        """``value`` in a few digits, with a sign where zero is among the claimed sizes, or their border."""
         if self.ratio or not self.claimed[0] <= 0 <= self.claimed[1]:
             return f"{value:.3g}"
         return f"{value:+.3g}" if abs(value) >= 100 else f"{value:+.2g}"
 
     def entry(self) -> dict[str, Any]:
-        """For the JSON file of a figure; numbers that are not finite are null."""
+        """The entry in the JSON file of a figure; numbers that are not finite are null."""
         mean, low, high = self.interval
         numbers = {"mean": mean, "low": low, "high": high, "least": self.claimed[0], "most": self.claimed[1]}
         return {
@@ -280,7 +282,7 @@ def paired_effect(
     /,
     *,
     times: bool = False,
-    claimed: tuple[float, float] | None = None,
+    claimed: Sizes | None = None,
     **columns: Any,
 ) -> Effect:
     """The first of two settings against the second, by seed.
@@ -305,13 +307,7 @@ def paired_effect(
 
 
 def effect_of(
-    where: str,
-    what: str,
-    a: Numbers,
-    b: Numbers,
-    *,
-    times: bool = False,
-    claimed: tuple[float, float] | None = None,
+    where: str, what: str, a: Numbers, b: Numbers, *, times: bool = False, claimed: Sizes | None = None
 ) -> Effect:
     """:func:`paired_effect` of numbers by seed."""
     border = claimed or (ABOVE_ONE if times else ABOVE_ZERO)
@@ -346,9 +342,4 @@ def rows_of(text: str) -> Rows:
 
     if not text.strip():
         return pd.DataFrame()
-    return pd.read_csv(
-        io.StringIO(text),
-        keep_default_na=False,
-        na_values="nan",
-        low_memory=False,
-    )
+    return pd.read_csv(io.StringIO(text), keep_default_na=False, na_values="nan", low_memory=False)

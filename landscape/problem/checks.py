@@ -75,21 +75,30 @@ def _contents(value: Any) -> Iterable[Any]:
     return list(getattr(value, "__dict__", {}).values())
 
 
-@torch.no_grad()
-def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool:
-    """Test whether the model's own loss leaves out the first label of each sequence, as causal models do.
+def with_other_first_labels(criterion: Any, x: Any) -> dict[str, Any] | None:
+    """The batch x of a model that computes its loss from integer "labels" (B, n), with other first labels.
 
-    No attribute of a model says so: two passes show whether another first label changes the loss.
+    None for another kind of model or labels. The loss of causal language models leaves the first label out;
+    no attribute of a model says so, but its loss of this batch does.
     """
     labels = x.get("labels") if isinstance(x, Mapping) else None
-    if problem.criterion is not output_loss or not isinstance(labels, Tensor):
-        return False
+    if criterion is not output_loss or not isinstance(labels, Tensor):
+        return None
     if labels.is_floating_point() or labels.dim() < 2:
-        return False
-    check_fit(problem, x, y)
+        return None
     other = labels.clone()
     other[:, 0] = (labels[:, 0] == 0).to(labels)
-    first, second = (_loss(problem, {**x, "labels": given}, given) for given in (labels, other))
+    return {**x, "labels": other}
+
+
+@torch.no_grad()
+def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool:
+    """Test whether the model's own loss leaves out the first label of each sequence, as causal models do."""
+    other = with_other_first_labels(problem.criterion, x)
+    if other is None:
+        return False
+    check_fit(problem, x, y)
+    first, second = (_loss(problem, given, given["labels"]) for given in (x, other))
     return torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 

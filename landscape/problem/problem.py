@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,8 @@ from landscape.problem.losses import Terms, describe_loss, is_softmax_loss, outp
 from landscape.problem.mean_check import check_mean
 from landscape.problem.mean_loss import Loss as Loss
 from landscape.problem.mean_loss import MeanLoss, Penalty
+from landscape.problem.sharded import ShardedProblem
+from landscape.problem.shards import is_sharded
 
 # What to do with a model whose forward pass is random even in eval mode.
 RANDOMNESS = ("refuse", "seed")
@@ -58,7 +61,8 @@ class Problem(MeanLoss):
     Args:
         model: any module; it is copied, put in eval mode, and never changed. A dict x is passed to it as
             ``model(**x)``, a tuple or list as ``model(*x)``, anything else as ``model(x)``. Of DataParallel,
-            DistributedDataParallel and torch.compile, the module inside.
+            DistributedDataParallel and torch.compile, the module inside. Of one whose parameters are DTensors
+            (FSDP2, tensor parallelism), a :class:`landscape.ShardedProblem` is made instead.
         loss: ``loss(outputs, targets)``, the *mean* over the samples of a batch; None if the model computes
             its loss itself and returns it as ``.loss`` or ["loss"] (Hugging Face models). A module is copied
             to the problem's device and precision.
@@ -150,6 +154,19 @@ class Problem(MeanLoss):
             raise InputError(f"data: NaN in {where}, so that the loss is NaN; leave these out, or mask them")
         if self.draws and self.resident is not None:
             self.data.chunk_size = self.chunk  # copies in another precision draw for the same chunks
+
+    if not TYPE_CHECKING:  # for which a Problem(…) is a Problem
+
+        @functools.wraps(__init__)
+        def __new__(cls, model: Any = None, *args: Any, **options: Any) -> Any:
+            if not (isinstance(model, nn.Module) and is_sharded(unwrapped(model))):
+                return super().__new__(cls)
+            if foreign := [name for name in options if name not in ("loss", "data", "terms", "check")]:
+                raise InputError(
+                    f"{foreign[0]}: it is not allowed with a sharded model, which is taken as it is "
+                    "(allowed: terms, check)"
+                )
+            return ShardedProblem(model, *args, **options)
 
     def hessian(self, weights: Tensor | None = None, *, matrix: str = "hessian", **options: Any) -> Any:
         """The Hessian of the loss at ``weights``, as a linear operator.
@@ -277,8 +294,13 @@ class Run(Protocol):
         """The run's label, split and file, which results keep."""
 
 
-def problem_of(given: Problem | Run) -> Problem:
+def problem_of(given: Any, *, sharded: bool = False) -> Problem:
     """The problem that a function is about: the one given, or that of a run.
+
+    Args:
+        given: a problem or a run.
+        sharded: whether a :class:`landscape.ShardedProblem` is allowed, too: it has what these functions need
+            of a problem.
 
     Raises:
         InputError: anything else.
@@ -289,7 +311,7 @@ def problem_of(given: Problem | Run) -> Problem:
         landscape.core.errors.InputError: problem: a str is not allowed, it must be a Problem or ...
     """
     found = of_run(given)
-    expect("problem", found, Problem)
+    expect("problem", found, Problem, *[ShardedProblem] * sharded)
     return found  # type: ignore[no-any-return]
 
 

@@ -406,7 +406,7 @@ class Surface(Interpolated):
         """
         # By name, as plot() does: a result does not depend on what is computed from it.
         geometry = importlib.import_module("landscape.geometry.surfaces")
-        found: Basins = geometry.basins_of(self, rises, least, around)
+        found: Basins = geometry.basins(self, rises, least=least, around=around)
         return found
 
     def describe(self) -> list[Row]:

@@ -17,6 +17,7 @@ import numpy as np
 from landscape.core.errors import InputError
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
+from landscape.core.options import choose
 from landscape.results.base import Result, Sourced
 from landscape.results.shown import Row, converged, eigenvalue, limit_in_words, percent
 
@@ -56,6 +57,12 @@ class Stability(Sourced):
         own_delay: the delay of the run, in steps.
         precondition: the optimizer whose preconditioner P the Hessian is seen through, P^{-1/2} H P^{-1/2};
             "" without.
+
+    Example:
+        >>> result = Stability(np.array([0]), np.array([[2.0], [3.8], [3.8]]), momentum=0.9, lambda_max=4.0,
+        ...                    residual=0.0, converged=True, lr=0.1, own_limit=2.0, own_delay=0, samples=10)
+        >>> result.rates[:, 0].round(3).tolist()
+        [0.5, 0.95, 0.95]
     """
 
     schema: ClassVar[str] = "landscape.stability"
@@ -361,6 +368,36 @@ class Sweep(Result):
     def seed_lists(self) -> list[list[int]]:
         """The seeds of each row."""
         return [[int(word) for word in text.split()] for text in self.seeds]
+
+    def best(self, key: str) -> list[dict[str, str]]:
+        """The settings with the best value of ``key``, one for each combination of the other keys.
+
+        The best has the fewest diverged runs, and among those the lowest mean final test loss.
+
+        Args:
+            key: one of ``keys``, such as that of a search.
+
+        Returns:
+            The settings, as ``rows`` has them.
+
+        Raises:
+            InputError: another key.
+
+        Example:
+            >>> column = np.array([3.0, 2.0])
+            >>> sweep = Sweep(keys=("lr",), settings=texts([["0.1"], ["1"]]), seeds=texts(["0", "0"]),
+            ...               **dict.fromkeys(COLUMNS, column))
+            >>> sweep.best("lr")
+            [{'lr': '1'}]
+        """
+        choose("key", key, self.keys)
+        loss = np.where(np.isnan(self.test_loss), np.inf, self.test_loss)
+        found: dict[tuple[str, ...], tuple[tuple[float, float], dict[str, str]]] = {}
+        for row, *score in zip(self.rows, self.diverged.tolist(), loss.tolist(), strict=True):
+            others = tuple(value for name, value in row.items() if name != key)
+            if row[key] and (others not in found or tuple(score) < found[others][0]):
+                found[others] = (score[0], score[1]), row
+        return [row for _, row in found.values()]
 
     def to_dataframe(self, dims: str = "") -> pd.DataFrame:
         """The table, with a column for each key that is varied.

@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from landscape.training.planning import calibration, plan
-from landscape.training.planning.plan import Cluster, Link
+from landscape.training.planning.plan import Link, Machines
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe
 from landscape.training.run.loop import Trainer
@@ -59,10 +59,10 @@ def measure(group: Group) -> list[dict[str, Any]]:
         }
         for name, run in runs.items():
             dist.barrier()
-            run.rows.clear()
+            run.history.rows.clear()
             for _ in range(STEPS + 1):
                 run._step(run.step + 1)
-            rows = run.rows[1:]
+            rows = run.history.rows[1:]
             seconds = statistics.median(run.recipe.batch / row["samples_per_s"] for row in rows)
             each[name] = seconds, statistics.median(row["wait_s"] for row in rows) / seconds
         if k:
@@ -84,11 +84,11 @@ def report(where: str, processes: int, bandwidth: float | None = None) -> plan.C
         costs = plan.Costs(**mean)
         latency, rate = (statistics.mean(e["link"][name] for e in every) for name in ("latency", "bandwidth"))
         link = Link(latency, bandwidth or rate)
-        found = plan.plan(
+        found = plan.predict(
             chosen("ssgd", processes),
             [processes],
             lambda b, c=costs: c,
-            Cluster(link),
+            Machines(link),
             mixings=["random-matching"],
         )
         used.append((costs, rate))

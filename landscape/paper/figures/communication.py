@@ -29,7 +29,7 @@ from landscape.plots.style import color_of
 from landscape.results import base
 from landscape.results.training import RunTimes
 from landscape.training.planning import calibration, plan
-from landscape.training.planning.plan import Cluster, Costs, Link, Stragglers
+from landscape.training.planning.plan import Costs, Link, Machines, Stragglers
 from landscape.training.recipes.recipe import Recipe, read
 
 # ---- Predicted run time
@@ -65,7 +65,7 @@ def falls(result: RunTimes) -> list[str]:
 def _runtime(context: Context) -> Drawing:
     sizes = context.sizes
     recipe = read(sizes["recipe"], [f"model.widths=[{sizes['widths']}, 10]", f"name='{sizes['name']}'"])
-    cluster = Cluster(Link(50e-6, 1.25e9), Stragglers(0.2, 1.0))
+    machines = Machines(Link(50e-6, 1.25e9), Stragglers(0.2, 1.0))
     mixings = ("full", "ring(1)", "random-matching", "one-peer-exponential")
 
     @functools.cache  # all numbers of workers compute the same: what else the machine does must not differ
@@ -76,8 +76,8 @@ def _runtime(context: Context) -> Drawing:
         RunTimes,
         [],
         {"workers": sizes["workers"], "recipe": identity(recipe)},
-        lambda: plan.plan(recipe, sizes["workers"], costs, cluster, mixings=mixings),
-        (plan.plan,),
+        lambda: plan.predict(recipe, sizes["workers"], costs, machines, mixings=mixings),
+        (plan.predict,),
     )
     rows = _times(result).drop(columns="step_error")
     most = rows[(rows["workers"] == sizes["workers"][-1]) & rows["algorithm"].str.startswith("dpsgd")]
@@ -119,9 +119,9 @@ def measure_times(path: str, processes: int, widths: str, rounds: int, steps: in
     """
     recipes, tables = {rule: _recipe(rule, processes, widths) for rule in RULES}, list[RunTimes]()
     for costs, link, seconds in calibration.measure_steps(recipes, processes, rounds, steps):
-        cluster = Cluster(Link(link.latency, bandwidth or link.bandwidth))
+        machines = Machines(Link(link.latency, bandwidth or link.bandwidth))
         known = {LOCAL_BATCH: costs}.__getitem__
-        predicted = plan.plan(recipes["ssgd"], [processes], known, cluster, mixings=["random-matching"])
+        predicted = plan.predict(recipes["ssgd"], [processes], known, machines, mixings=["random-matching"])
         step_s = predicted.step_s.copy()
         for rule, value in seconds.items():
             step_s[predicted.algorithm.index(rule)] = value
@@ -169,7 +169,7 @@ def _loopback(context: Context) -> Drawing:
     sizes, tables = dict(context.sizes), []
     for processes in sizes.pop("processes"):
         how = {"processes": processes, **sizes}
-        found = context.cached(RunTimes, [], how, functools.partial(_measured, **how), (plan.plan,))
+        found = context.cached(RunTimes, [], how, functools.partial(_measured, **how), (plan.predict,))
         for seed, each in enumerate(zip(found[::2], found[1::2], strict=True)):
             predicted, measured = (_times(times).set_index("algorithm")["step_s"] for times in each)
             columns = {"processes": processes, "seed": seed, "measured_s": measured, "predicted_s": predicted}

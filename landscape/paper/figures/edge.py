@@ -130,7 +130,7 @@ def _correlation(rows: Rows) -> float:
 
 
 def _judge_follows(rows: Rows) -> list[Effect]:
-    """By rate, SSGD against DPSGD ring(2) in AWC order; and the correlation over all settings of a seed."""
+    """SSGD against DPSGD ring(2) in AWC order, by rate; and the correlation over all settings of a seed."""
     effects = []
     for rate in settings(rows, "lr"):
         where = f"α = {rate:g}, SSGD and ring(2) AWC"

@@ -37,7 +37,7 @@ def _late(rows: Rows) -> Rows:
 
 
 def _ends(rows: Rows) -> Rows:
-    """By batch and setting the medians over the second half of all seeds; of the noise scale, of means."""
+    """Medians over the second half of all seeds, by batch and setting; the noise scale is that of means."""
     groups = _late(rows).groupby(["batch", "setting"], sort=False)
     ends = groups[COLUMNS].median()
     ends["noise_scale"] = _ratio(groups[["noise_trace", "noise_norm2"]].mean())

@@ -138,7 +138,7 @@ _MEASURES: dict[str, dict[str, Any]] = {
 
 
 def _judge_flatness(rows: Rows) -> list[Effect]:
-    """By directions and point, those at the end first."""
+    """The two rises by directions and point, those at the end first."""
     what, both = "rise of the loss around SSGD / DPSGD", ("SSGD", "DPSGD")
     every = sorted(settings(rows, "directions", "point"), key=lambda pair: pair[1] != "end")
     return [
@@ -149,7 +149,7 @@ def _judge_flatness(rows: Rows) -> list[Effect]:
 
 @figure("flatness", _judge_flatness)
 def _flatness(context: Context) -> Drawing:
-    """How far the loss rises at distance along random directions, as they are and filter-normalised, and from
+    """The rise of the loss along random directions, as they are and filter-normalised, and from
     checkpoints of equal training loss."""
     lost = {(r.values["_rule"], r.end.seed): last(r.end, "train_loss") for r in context.ended()}
 

@@ -106,7 +106,7 @@ def ends(rows: Rows, value: str, quantity: str, **where: Any) -> Numbers:
 
 
 def gain(where: str, quantity: str, better: Numbers, worse: Numbers, least: float = 0.0) -> Effect:
-    """By how much the first is better, by seed: points of accuracy, or nats of loss, claimed to be more."""
+    """The gain of the first over the second, by seed: accuracy in points or loss in nats."""
     both = (better, worse) if quantity == "test_accuracy" else (worse, better)
     return effect_of(where, GAIN[quantity], *both, claimed=(least, math.inf))
 

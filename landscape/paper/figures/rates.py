@@ -64,7 +64,7 @@ def largest_rates(rows: Rows) -> dict[str, Numbers]:
 
 
 def _judge_rates(rows: Rows) -> list[Effect]:
-    """By how many doublings of the rate each form of DPSGD converges beyond SSGD, by task."""
+    """The doublings of the rate by which each form of DPSGD converges beyond SSGD, by task."""
     effects, what = [], "doublings of the rate"
     for task, of_task in rows.groupby("task", sort=False):
         edges = largest_rates(of_task)
@@ -140,7 +140,7 @@ def _best(rows: Rows, kind: str) -> list[Numbers]:
 
 
 def _judge_lamb(rows: Rows) -> list[Effect]:
-    """How much of SGD's advantage LAMB takes away, by seed at each one's best rate."""
+    """The part of DPSGD's advantage with SGD that LAMB takes away, by seed at each one's best rate."""
     sgd, lamb = (a.sub(b).dropna() for a, b in (_best(rows, kind) for kind in ("SGD", "LAMB")))
     plain = Effect("with SGD", "test error of SSGD less DPSGD (points)", tuple(sgd))
     none = "" if plain.holds else "with SGD there is no advantage that could vanish"

@@ -19,7 +19,7 @@ from landscape.paper.verdicts import Effect, Rows, by_seed, paired_effect, selec
 from landscape.plots.picture import panels
 from landscape.plots.tables import without_bridge
 from landscape.results.training import Escape, Minima
-from landscape.training.experiments.escapes import minima, sweep
+from landscape.training.experiments.escapes import escape_times, minima
 from landscape.training.run.loop import Trainer
 
 # ---- The boundary
@@ -163,8 +163,8 @@ def _saddles(context: Context) -> Drawing:
         Escape,
         [],
         {"values": values, "seeds": many},
-        lambda: [sweep(name, list(each), ALGORITHMS, range(many)) for name, each in values.items()],
-        (sweep, Trainer),
+        lambda: [escape_times(name, list(each), ALGORITHMS, range(many)) for name, each in values.items()],
+        (escape_times, Trainer),
     )
     rows = pd.DataFrame(
         {"vary": r.vary, "value": float(v), "algorithm": name, "seed": s, "steps": min(float(steps), r.steps)}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import choose, expect, positive
 from landscape.core.progress import Progress
@@ -21,7 +21,8 @@ from landscape.evaluation.grid import setting
 from landscape.problem.layout import average
 from landscape.results.base import Provenance
 from landscape.results.noise import CriticalBatch
-from landscape.training.recipes.recipe import Recipe, Save, continued
+from landscape.training.own_loop.flat import read_settings
+from landscape.training.recipes.recipe import Recipe, Save, continued, recipe_of
 from landscape.training.recipes.schedule import Schedule
 from landscape.training.run.loop import Hooks, Trainer
 
@@ -45,7 +46,7 @@ def critical_batch(
     loss_tol: float = LOSS_TOL,
     scaling: str | None = None,
     seed: int = 0,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     data_dir: str | Path | None = None,
     progress: Progress | None = None,
     **about: Unpack[Provenance],
@@ -69,7 +70,8 @@ def critical_batch(
         scaling: of the learning rate with the batch: "linear", "sqrt" or "none". Default: "linear", for
             optimizers that divide by the size of the gradient "sqrt".
         seed: of the first branch; it draws the minibatches.
-        device, data_dir: where the branches train, and the folder of data sets.
+        device, data_dir: where the branches train, and the folder of data sets; default: those of the run's
+            problem.
         progress: takes the share that is done.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
@@ -89,6 +91,7 @@ def critical_batch(
         ([250, 500], [20, 10])
     """
     expect("run", run, Checkpoint)
+    device, data_dir = device or run.source.get("device") or "cpu", data_dir or run.source.get("data_dir")
     # The run's, without its schedule and what is recorded along the way.
     recipe = continued(run, schedule=Schedule())
     if run.diverged:
@@ -193,3 +196,13 @@ def effective_rate(run: Checkpoint) -> float:
     rates: Any = run.history.get("alpha_e", np.zeros(0))
     rates = rates[np.isfinite(rates)][-LAST:]
     return float(np.median(rates)) if len(rates) else math.nan
+
+
+def operating_point(run: Checkpoint) -> tuple[float, float | None, int]:
+    """The learning rate of a run, the limit on ηλ of its update rule if it is known, and its delay."""
+    if run.algorithm == IMPORTED:
+        return math.nan, None, 0
+    if run.algorithm == RECORDED:
+        return run.lr, read_settings(run).get("monitor", {}).get("stability_limit"), 0
+    recipe = recipe_of(run)
+    return run.lr, recipe.stability_limit(), int(recipe.algorithm.get("delay", 0))

@@ -6,24 +6,32 @@ there is not repeated, so that a sweep can be resumed or extended.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
+from landscape.core.files import Lock, make_folder
 from landscape.core.options import toml_value
-from landscape.core.progress import Progress
-from landscape.results.training import COLUMNS, Sweep, texts
-from landscape.training.recipes.recipe import Recipe
-from landscape.training.recipes.settings import key_and_value, parse_value
+from landscape.core.progress import Progress, no_progress
+from landscape.results.training import COLUMNS, Sweep
+from landscape.results.training import texts as as_texts
+from landscape.training.processes.children import TIMEOUT
+from landscape.training.processes.cluster import Cluster
+from landscape.training.processes.process_group import started_by_launcher
+from landscape.training.recipes.recipe import Recipe, names, read
+from landscape.training.recipes.settings import parse_value, parsed
 from landscape.training.run import launch
 from landscape.training.run.launch import Ended, TrainingJob
 
@@ -61,28 +69,8 @@ class Outcome:
         return f"{'diverged, ' * self.diverged}test loss {self.test_loss:.4g}{error}, {self.seconds:.1f} s"
 
 
-def split(text: str) -> list[str]:
-    """The parts of a text between commas outside brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'":
-            quote = letter
-        else:
-            depth += (letter in "([{") - (letter in ")]}")
-            if letter == "," and depth == 0:
-                parts.append("")
-                continue
-        parts[-1] += letter
-    return [part.strip() for part in parts]
-
-
-def canonical(written: str) -> str:
-    """One form of all values that mean the same."""
-    value = parse_value(written)
-    if isinstance(value, bool):
-        return toml_value(value)
+def canonical(value: Any) -> str:
+    """One form of all values that mean the same, as text."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return str(int(value))
     if isinstance(value, str):  # bare where that reads back as the same
@@ -90,30 +78,28 @@ def canonical(written: str) -> str:
     try:
         return toml_value(value)
     except TypeError as error:  # a date
-        raise InputError(f"--set: '{written}' is not allowed as a value ({error})") from error
+        raise InputError(f"settings: '{value}' is not allowed as a value ({error})") from error
 
 
-def grid(labels: Iterable[str], settings: Iterable[str]) -> list[Setting]:
-    """All combinations of recipes and KEY=V1,V2,… ``settings``.
+def grid(labels: Iterable[str], values: Mapping[str, Any]) -> list[Setting]:
+    """All combinations of recipes and ``values``, by key; a list has several.
 
     Raises:
-        InputError: for a key that is given twice or is none of a sweep, and for a value that is missing or
-            given twice.
+        InputError: for a key that is none of a sweep, and for a value that is missing or given twice.
     """
     axes: dict[str, list[str]] = {"recipe": list(labels)}
-    for setting in settings:
-        key, written = key_and_value(setting)
+    for key, given in values.items():
         if key in ("seed", "recipe", "name"):
-            raise InputError(f"--set: '{key}' is not a key of a sweep; seeds are given with --seeds")
-        if key in axes:
-            raise InputError(f"--set: {key} is given twice; give its values with commas, {key}=V1,V2")
-        axes[key] = [canonical(value) for value in split(written)]
-    for key, values in axes.items():
-        doubles = [v for v in values if values.count(v) > 1]
-        if doubles or "" in values:
+            raise InputError(f"settings: '{key}' is not a key of a sweep; give seeds=…")
+        plain = given.tolist() if isinstance(given, np.ndarray) else given
+        several = plain if isinstance(plain, (list, tuple, range)) else [plain]
+        axes[key] = [canonical(value.item() if isinstance(value, np.generic) else value) for value in several]
+    for key, texts in axes.items():
+        doubles = [v for v in texts if texts.count(v) > 1]
+        if doubles or not texts or "" in texts:
             what = f"holds {doubles[0]} twice" if doubles and doubles[0] else "lacks a value"
-            raise InputError(f"--set: {key}={','.join(values)} is not allowed, it {what}")
-    pairs = itertools.product(*([(key, value) for value in values] for key, values in axes.items()))
+            raise InputError(f"settings: {key}={','.join(texts)} is not allowed, it {what}")
+    pairs = itertools.product(*([(key, value) for value in texts] for key, texts in axes.items()))
     return [_setting(dict(combination)) for combination in pairs]
 
 
@@ -234,8 +220,8 @@ class Runner:
         seeds = [" ".join(map(str, sorted(self.outcomes[s]))) for s in rows]
         table = [[dict(s).get(key, "") for key in self.keys] for s in rows]
         arrays: dict[str, Any] = {k: np.array(v, dtype=np.float64) for k, v in columns.items()}
-        settings = texts(table).reshape(len(rows), len(self.keys))
-        return Sweep(keys=tuple(self.keys), settings=settings, seeds=texts(seeds), **arrays)
+        settings = as_texts(table).reshape(len(rows), len(self.keys))
+        return Sweep(keys=tuple(self.keys), settings=settings, seeds=as_texts(seeds), **arrays)
 
     def save(self) -> None:
         """Write DIR/sweep.csv and DIR/sweep.h5, once a run has ended."""
@@ -256,7 +242,138 @@ def _rank(text: str) -> tuple[int, float, str]:
         return 1, 0.0, text
 
 
-def search(
+# More rounds would need values that six digits cannot distinguish.
+MAX_ROUNDS = 16
+Source = Recipe | str | Path
+
+
+def sweep(
+    recipes: Source | Sequence[Source],
+    folder: str | Path,
+    *,
+    seeds: Sequence[int] = (0,),
+    search: tuple[str, float, float] | None = None,
+    rounds: int = 8,
+    jobs: int = 1,
+    cluster: Cluster | None = None,
+    timeout: float = TIMEOUT,
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    allow_code: bool = False,
+    message: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Sweep:
+    """Train all combinations of recipes, values of their keys and seeds, as ``landscape sweep`` does.
+
+    A run is in FOLDER/SETTING/seed-N, with the files of :func:`landscape.train`; the table is in
+    FOLDER/sweep.csv and FOLDER/sweep.h5, which are rewritten after each run. The same call resumes after an
+    interruption; other values and seeds are added to the table. Runs that diverge are counted in the table;
+    they are no failure.
+
+    A search evaluates both ends of a range and its middle, then ``rounds`` times the two neighbours of the
+    best value so far, at half the previous distance on a log scale. The best value has the fewest diverged
+    seeds, and among those the lowest mean final loss: :meth:`landscape.Sweep.best`.
+
+    Args:
+        recipes: names, patterns of names such as "cifar10/resnet-18-b8192-*", TOML files, or
+            :class:`landscape.Recipe`\\ s; one or several.
+        folder: of the runs and the table.
+        seeds: those of each setting.
+        search: (key, lowest, highest value) of a number to be found for each setting, such as
+            ("algorithm.sigma", 1e-5, 10.0).
+        rounds: halvings of the search: at most 3 + 2·rounds values. DPSGD-2020 evaluates about 20.
+        jobs: runs at a time, each in its own process.
+        cluster: the :class:`landscape.Cluster` whose workers train, in place of these processes.
+        timeout: seconds that a process may be silent.
+        device, data_dir, allow_code: as of :func:`landscape.train`.
+        message: takes lines for the user.
+        progress: called with the share of the runs done.
+        settings: values of the recipes' keys: a list has several, anything else changes the key in all runs;
+            a value that is itself a list stands in a list.
+
+    Returns:
+        The table: mean and deviation over the seeds, a row for each setting.
+
+    Raises:
+        InputError: a recipe, key or value that is not allowed or given twice.
+        OperationError: a folder that another process uses, or that holds other runs; a run that failed.
+
+    Example:
+        >>> import tempfile, landscape
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     table = landscape.sweep("digits-ssgd", folder, seeds=[0, 1], lr=[0.5, 1.0], steps=2)
+        >>> [row["lr"] for row in table.rows], table.seed_lists
+        (['0.5', '1'], [[0, 1], [0, 1]])
+    """
+    if started_by_launcher():
+        raise InputError("sweep: not allowed under torchrun; jobs are several runs at once")
+    if cluster is None:  # whose workers have their own devices
+        pick_device(device)
+    if not 1 <= rounds <= MAX_ROUNDS:
+        raise InputError(f"rounds: {rounds} is not allowed, it must be 1 to {MAX_ROUNDS}")
+    sources = _labelled(recipes)
+
+    def recipe_of(label: str, changes: list[str]) -> Recipe:
+        source = sources[label]
+        if isinstance(source, Recipe):
+            return source.replace(**parsed(changes))
+        return read(source, changes, allow_code=allow_code)
+
+    bases, keys = grid(sources, settings), list(settings)
+    total, first_value = len(bases) * len(seeds), list[str]()
+    if search:
+        key, low, high = search
+        if key in (*keys, "seed"):
+            raise InputError(f"search: {key} is not allowed, the settings or seeds give it")
+        if not 0 < low < high < math.inf:
+            raise InputError(f"search: {low} to {high} is not allowed, it must be 0 < lowest < highest")
+        keys, total = [key, *keys], total * (3 + 2 * rounds)
+        first_value = [f"{key}={low:g}"]
+    for setting in bases:  # bad values are reported before the folder is made
+        recipe_of(setting[0][1], [*(f"{k}={v}" for k, v in setting[1:]), *first_value])
+    folder, report = Path(folder), progress or no_progress
+    make_folder(folder)
+    with Lock(folder) as lock:
+        lock.acquire()
+        runner = Runner(
+            folder,
+            seeds,
+            keys,
+            read=recipe_of,
+            execute=functools.partial(
+                launch.train_runs, executor=launch.executor(jobs, timeout, device, cluster), device=device,
+                data_dir=data_dir,
+            ),
+            message=message or (lambda line: None),
+            progress=lambda runs: report(runs / total),
+        )  # fmt: skip
+        if search:
+            find_best(runner, bases, key, low, high, rounds)
+        else:
+            runner.run(bases)
+        return runner.result()
+
+
+def _labelled(recipes: Source | Sequence[Source]) -> dict[str, Source]:
+    """Label -> recipe: names and patterns as they are, files by their stem, recipes by their name."""
+    sources: dict[str, Source] = {}
+    several: Any = [recipes] if isinstance(recipes, (str, Path, Recipe)) else recipes
+    for given in several:
+        known = [name for name in names() if fnmatchcase(name, str(given))]
+        found: list[Any] = [given] if isinstance(given, Recipe) else known or [given]
+        for source in found:
+            name = source.name if isinstance(source, Recipe) else str(source)
+            name = Path(name).stem if name.endswith(".toml") else name
+            if name in sources:
+                raise InputError(
+                    f"recipes: '{name}' is given twice; a sweep distinguishes recipes by their names"
+                )
+            sources[name] = source
+    return sources
+
+
+def find_best(
     runner: Runner, bases: Sequence[Setting], key: str, low: float, high: float, rounds: int
 ) -> dict[Setting, str]:
     """The value of ``key`` in [low, high] with the best :meth:`Runner.score`, for each of ``bases``.
@@ -271,7 +388,7 @@ def search(
 
     def at(base: Setting, point: int) -> Setting:
         value = low * (high / low) ** (point / last)
-        return _setting({**dict(base), key: canonical(f"{value:.6g}")})
+        return _setting({**dict(base), key: canonical(float(f"{value:.6g}"))})
 
     all_scores: dict[Setting, dict[int, tuple[int, float]]] = {base: {} for base in bases}
     points = {base: [0, last // 2, last] for base in bases}

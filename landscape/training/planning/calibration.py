@@ -1,14 +1,16 @@
-"""The time of a step on this machine: short measurements of the computing, and of loopback."""
+"""The plan of a run on many workers, from short measurements of this machine: its computing, and loopback."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import functools
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,21 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 
-from landscape.core.devices import synchronize
-from landscape.core.errors import OperationError
-from landscape.core.options import parse_toml
+from landscape.core.devices import pick_device, synchronize
+from landscape.core.errors import InputError, OperationError
+from landscape.core.options import parse_toml, positive
+from landscape.core.progress import Progress, no_progress
+from landscape.results.training import RunTimes
 from landscape.training.algorithms.ssgd import SSGD
-from landscape.training.planning.plan import Costs, Link
+from landscape.training.planning.plan import (
+    Costs,
+    Link,
+    Machines,
+    Scaling,
+    Stragglers,
+    local_batch,
+    predict,
+)
 from landscape.training.processes import children
 from landscape.training.processes.children import loopback
 from landscape.training.processes.comm import Comm, Plan
@@ -29,11 +41,145 @@ from landscape.training.processes.process_group import Group
 from landscape.training.recipes.recipe import Decompose, Evaluate, Recipe, from_values
 from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import generator
+from landscape.training.run.train import chosen_recipe
 
 # A measurement goes on for this long (s), and for this many times at least (ours: medians within percents).
 SECONDS, TIMES = 1.0, 5
 # How long processes wait for each other (ours: programs start, and data is read, on a busy machine).
 TIMEOUT = datetime.timedelta(seconds=300)
+
+
+# Largest number of workers, since mixing matrices are dense (ours).
+MAX_WORKERS = 4096
+
+
+def plan(
+    recipe: Recipe | str | Path,
+    workers: Sequence[int] = (8, 64, 512),
+    *,
+    learners_per_worker: int = 1,
+    scaling: Scaling = "local",
+    bandwidth: float | None = None,
+    latency: float | None = None,
+    straggler: float = 0.0,
+    slow: float = 1.0,
+    mixings: tuple[str, ...] = (),
+    all_reduce: str = "ring",
+    exchange_loss: bool = True,
+    per_machine: int = 1,
+    device: str = "auto",
+    data_dir: str | Path | None = None,
+    allow_code: bool = False,
+    message: Callable[[str], None] | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> RunTimes:
+    """Predict the time of a step and of a run of a recipe on more workers than this machine has.
+
+    The table has SSGD, SSGD*, and DPSGD in both orders over each topology. The computing time of a worker is
+    measured on this machine in some seconds; a message costs latency + bytes/bandwidth.
+
+    Args:
+        recipe: as of :func:`landscape.train`.
+        workers: numbers of processes.
+        learners_per_worker: learners that each worker computes; the paper's GPUs have one.
+        scaling: local: each learner keeps the recipe's local batch; total: all share its total batch. In
+            both, a run goes through the recipe's samples.
+        bandwidth: bytes per second of a worker's link; default: loopback's, measured.
+        latency: seconds of a message; default: loopback's, measured.
+        straggler: S; computing takes 1 + S·Exp(1) times as long, drawn for each worker and step.
+        slow: F; one worker computes F times as long throughout.
+        mixings: only these topologies or matrix files; default: all that the workers allow.
+        all_reduce: the algorithm of an all-reduce; gloo's is ring.
+        exchange_loss: whether workers wait for the loss of the previous step, as in ``landscape train``; else
+            the algorithm alone.
+        per_machine: workers that share a machine's cores and memory: so many are measured at once. Each has
+            its own link.
+        device, data_dir, allow_code: as of :func:`landscape.train`.
+        message: takes lines for the user.
+        progress: called with the share of the work done.
+        settings: other values of the recipe's keys.
+
+    Returns:
+        A row for each algorithm, mixing and number of workers.
+
+    Raises:
+        InputError: a number, name or setting that is not allowed.
+        OperationError: data that are missing, or processes that cannot be measured here.
+
+    Example:
+        >>> import landscape
+        >>> times = landscape.plan("digits-dpsgd", [4], mixings=("ring(1)",), bandwidth=1e9, latency=1e-5)
+        >>> times.algorithm
+        ('ssgd', 'ssgd*', 'dpsgd awc', 'dpsgd atc')
+    """
+    for count in workers:
+        positive("workers", count, least=1)
+        if count > MAX_WORKERS:
+            raise InputError(f"workers: {count} is not allowed, at most {MAX_WORKERS} are")
+    positive("learners_per_worker", learners_per_worker, least=1)
+    positive("per_machine", per_machine, least=1)
+    for name, value, least in (("bandwidth", bandwidth, None), ("latency", latency, 0)):
+        if value is not None:
+            positive(name, value, least=least)
+    stragglers, say = Stragglers(straggler, slow), message or (lambda line: None)
+    chosen = chosen_recipe(recipe, settings, allow_code)
+    assert chosen is not None
+    # Its name would otherwise stand for other settings.
+    words = [chosen.name, *(f"{key}={value}" for key, value in settings.items())]
+    chosen, place = dataclasses.replace(chosen, name=", ".join(words)), pick_device(device)
+    together = per_machine if place.type == "cpu" else 1  # with a GPU each, workers do not compete
+
+    @functools.cache
+    def costs(batch: int) -> Costs:
+        k = learners_per_worker
+        if together > 1:
+            found = calibrate_at_once(chosen, k, batch, together, data_dir=data_dir)
+        else:
+            found = calibrate(chosen, k, batch, device=place, data_dir=data_dir)
+        say(
+            f"measured here ({place}, {together} at once on {os.cpu_count()} cores), {k} "
+            f"learner{'s' * (k > 1)} × {batch} samples: gradient {in_words(found.gradient)}, "
+            f"{in_words(found.gradient / k / batch)} a sample, update {in_words(found.update)}"
+        )
+        return found
+
+    size = costs(local_batch(chosen, workers[0] * learners_per_worker, scaling)).size
+    link = _link(size, bandwidth, latency, max(2, per_machine), say)
+    machines = Machines(link, stragglers, learners_per_worker, all_reduce, exchange_loss=exchange_loss)
+    return predict(
+        chosen, workers, costs, machines, mixings=mixings, scaling=scaling, message=say,
+        progress=progress or no_progress,
+    )  # fmt: skip
+
+
+def _link(
+    size: int, bandwidth: float | None, latency: float | None, processes: int, say: Callable[[str], None]
+) -> Link:
+    """The link between workers; what is None is measured over loopback by messages of ``size`` bytes."""
+    origins = [
+        f"measured over loopback, {processes} processes" if value is None else "given"
+        for value in (bandwidth, latency)
+    ]
+    if bandwidth is None or latency is None:
+        measured = measure_link(size, processes)
+        bandwidth = measured.bandwidth if bandwidth is None else bandwidth
+        latency = measured.latency if latency is None else latency
+    say(f"bandwidth {8e-9 * bandwidth:.3g} Gbit/s ({origins[0]}); latency {in_words(latency)} ({origins[1]})")
+    return Link(latency, bandwidth)
+
+
+def in_words(seconds: float) -> str:
+    """Three digits, in a unit that fits.
+
+    Example:
+        >>> in_words(0.0123), in_words(90.0), in_words(7200.0)
+        ('12.3 ms', '90 s', '2 h')
+    """
+    for unit, worth in (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3)):
+        if seconds >= 2 * worth or (unit in ("s", "ms") and seconds >= worth):
+            return f"{seconds / worth:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
 
 
 def calibrate(

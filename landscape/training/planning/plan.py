@@ -139,7 +139,7 @@ class Stragglers:
 
 
 @dataclass(frozen=True)
-class Cluster:
+class Machines:
     """The machines that a run is predicted for.
 
     Attributes:
@@ -276,9 +276,9 @@ class Case:
     more: float = 0.0
 
 
-def decentralised(spec: str, costs: Costs, workers: int, cluster: Cluster, seed: int) -> list[Case]:
+def decentralised(spec: str, costs: Costs, workers: int, machines: Machines, seed: int) -> list[Case]:
     """DPSGD in both orders with the mixing ``spec``; InputError where so many learners cannot have it."""
-    per_worker = cluster.learners_per_worker
+    per_worker = machines.learners_per_worker
     mixing = Mixing(spec, workers * per_worker, seed)
     exchanges, seconds, received, host = [Exchange(0.0)], [0.0], [0], [0.0]
     if workers > 1:
@@ -290,10 +290,10 @@ def decentralised(spec: str, costs: Costs, workers: int, cluster: Cluster, seed:
             if not mixing.cycle:  # a process makes a new plan each step; it keeps the plans of a cycle
                 Plan.of(matrix, list(range(0, workers * per_worker + 1, per_worker)), 0)
             host.append(time.perf_counter() - clock)
-            exchange, most = Exchange(cluster.all_reduce_s(workers, costs.size)), 0
+            exchange, most = Exchange(machines.all_reduce_s(workers, costs.size)), 0
             if not is_all_reduce:
                 waits, sent, receives = messages(matrix, per_worker)
-                busy = np.maximum(sent, receives) * cluster.link.message(costs.size)
+                busy = np.maximum(sent, receives) * machines.link.message(costs.size)
                 exchange, most = Exchange.between(waits, busy), int(receives.max())
             exchanges.append(exchange)
             seconds.append(float(np.max(exchange.busy)))
@@ -307,24 +307,24 @@ def decentralised(spec: str, costs: Costs, workers: int, cluster: Cluster, seed:
 
 
 @numerics(1)
-def plan(
+def predict(
     recipe: Recipe,
     workers: Sequence[int],
     costs: Callable[[int], Costs],
-    cluster: Cluster,
+    machines: Machines,
     *,
     mixings: Sequence[str] = (),
     scaling: Scaling = "local",
     message: Callable[[str], None] = lambda line: None,
     progress: Progress = lambda share: None,
 ) -> RunTimes:
-    """Predict steps and runs of ``recipe`` on each number of ``workers`` (processes).
+    """The times of steps and runs of ``recipe`` on each number of ``workers`` (processes).
 
     Args:
         recipe: the run.
         workers: numbers of processes W.
         costs: gives the seconds that a worker computes with a local batch; see :func:`.calibrate`.
-        cluster: the machines.
+        machines: the machines.
         mixings: by default those of :func:`planned_topologies`. A mixing that is not possible with some
             number of learners is left out there, with a message; one that is given must be possible with
             some number.
@@ -341,14 +341,14 @@ def plan(
         InputError: for numbers that do not fit the recipe.
     """
     choose("scaling", scaling, SCALINGS)
-    learners = [w * cluster.learners_per_worker for w in workers]
+    learners = [w * machines.learners_per_worker for w in workers]
     batches = [local_batch(recipe, n, scaling) for n in learners]
     for spec in mixings:
         _check_possible(spec, learners, recipe.seed)
     rows: list[dict[str, Any]] = []
     for k, w in enumerate(workers):
         measured = costs(batches[k])
-        reduced = cluster.all_reduce_s(w, measured.size) * (1 if measured.linear else 2)
+        reduced = machines.all_reduce_s(w, measured.size) * (1 if measured.linear else 2)
         mean = [Exchange(reduced)]
         cases = [
             Case("ssgd", "", "before", mean, reduced),
@@ -356,23 +356,23 @@ def plan(
         ]
         for spec in mixings or planned_topologies():
             try:
-                cases += decentralised(spec, measured, w, cluster, recipe.seed)
+                cases += decentralised(spec, measured, w, machines, recipe.seed)
             except LandscapeError as refusal:
                 message(f"{w} workers: left out, {refusal}")
         of_ssgd = math.nan
         for i, case in enumerate(cases):
-            row = _row(recipe, case, measured, w, batches[k], cluster)
+            row = _row(recipe, case, measured, w, batches[k], machines)
             of_ssgd = of_ssgd if i else row["step_s"]
             rows.append(row | {"speedup": of_ssgd / row["step_s"]})
             progress((k + (i + 1) / len(cases)) / len(workers))
     columns: dict[str, Any] = {key: tuple(row[key] for row in rows) for key in rows[0]}
     columns |= {key: np.array(columns[key]) for key in columns.keys() - {"algorithm", "mixing"}}
-    link, stragglers = cluster.link, cluster.stragglers
+    link, stragglers = machines.link, machines.stragglers
     return RunTimes(
         **columns, recipe=recipe.name, parameters=measured.parameters,
-        learners_per_worker=cluster.learners_per_worker, bandwidth=link.bandwidth, latency=link.latency,
-        straggler=stragglers.coefficient, slow=stragglers.slow, all_reduce=cluster.all_reduce,
-        exchange_loss=cluster.exchange_loss, seed=recipe.seed,
+        learners_per_worker=machines.learners_per_worker, bandwidth=link.bandwidth, latency=link.latency,
+        straggler=stragglers.coefficient, slow=stragglers.slow, all_reduce=machines.all_reduce,
+        exchange_loss=machines.exchange_loss, seed=recipe.seed,
     )  # fmt: skip
 
 
@@ -383,13 +383,13 @@ def planned_topologies() -> list[str]:
 
 
 def _row(
-    recipe: Recipe, case: Case, costs: Costs, workers: int, local_batch: int, cluster: Cluster
+    recipe: Recipe, case: Case, costs: Costs, workers: int, local_batch: int, machines: Machines
 ) -> dict[str, Any]:
     """The columns of :class:`.RunTimes` for one case but "speedup", which compares cases."""
-    n, stragglers = workers * cluster.learners_per_worker, cluster.stragglers
-    gradient = costs.gradient + (n - cluster.learners_per_worker) * local_batch * costs.draw
+    n, stragglers = workers * machines.learners_per_worker, machines.stragglers
+    gradient = costs.gradient + (n - machines.learners_per_worker) * local_batch * costs.draw
     update = costs.update + case.more
-    logged = cluster.all_reduce_s(workers, LOGGED) if cluster.exchange_loss else None
+    logged = machines.all_reduce_s(workers, LOGGED) if machines.exchange_loss else None
     seconds, error = step_time(
         case.order, case.exchanges, gradient, update, workers, stragglers, loss_exchange_s=logged,
         seed=recipe.seed,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint, with_present_keys
@@ -23,12 +24,12 @@ from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import Lock, printable, wait_until_free
 from landscape.core.hdf5 import DamageWarning
-from landscape.core.options import parse_toml
+from landscape.core.options import parse_toml, positive
 from landscape.core.progress import Progress
 from landscape.data.base import data_root, fingerprint
 from landscape.training.algorithms.async_sgd import AsyncSGD
 from landscape.training.processes import children
-from landscape.training.processes.cluster import end_if_unwanted
+from landscape.training.processes.cluster import Cluster, end_if_unwanted
 from landscape.training.processes.comm import Comm
 from landscape.training.processes.process_group import Group, LostProcessError, log_to, where
 from landscape.training.processes.server import Server, Worker
@@ -332,6 +333,27 @@ class _OutOfTime(Exception):
     """A run has come to the time at which it must stop."""
 
 
+def executor(
+    jobs: int, timeout: float, device: str, cluster: Cluster | None = None
+) -> children.Pool | Cluster:
+    """The ``cluster``, or a pool of processes here that does ``jobs`` runs at a time and takes GPUs in turn.
+
+    ``timeout``: seconds that a process may be silent.
+    """
+    positive("jobs", jobs, least=1)
+    positive("timeout", timeout)
+    if cluster is not None:
+        return cluster
+    gpus = [str(k) for k in range(torch.cuda.device_count())] if device != "cpu" else []
+    if gpus and "CUDA_VISIBLE_DEVICES" in os.environ:
+        gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+
+    def place(number: int) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": gpus[number % len(gpus)]} if gpus else {}
+
+    return children.Pool(jobs, torch.get_num_threads(), timeout, place)
+
+
 def train_runs(
     runs: Sequence[TrainingJob],
     ended: Ended,
@@ -339,7 +361,7 @@ def train_runs(
     *,
     executor: children.Executor,
     device: str,
-    data_dir: str | None,
+    data_dir: str | Path | None,
     until: float | None = None,
 ) -> None:
     """Train ``runs`` by ``executor``, or go on with them; here, where that is a pool with one process to use.
@@ -403,7 +425,7 @@ def train_elsewhere(
 def train_one(
     run: TrainingJob,
     device: str,
-    data_dir: str | None,
+    data_dir: str | Path | None,
     until: float | None = None,
     step: Callable[[int, int], None] = lambda done, total: None,
 ) -> float | None:

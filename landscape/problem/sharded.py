@@ -1,0 +1,556 @@
+"""A model whose parameters are shared among the ranks of torch.distributed, as one problem of all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from landscape.core.errors import InputError
+from landscape.core.options import choose
+from landscape.problem.batches import count_samples, named_tensors, take
+from landscape.problem.batchnorm import BatchNormPolicy
+from landscape.problem.checks import CHECKS, tolerance, with_other_first_labels
+from landscape.problem.data import Data
+from landscape.problem.layout import Layout, check_recording, differentiable, padding_rows, unwrapped
+from landscape.problem.losses import Terms, correct, describe_loss, output_loss, placed_loss
+from landscape.problem.shards import Piece, all_ranks, is_sharded, local_part, uninterrupted
+
+# The check of the gradient moves the weights by so much of their norm, and allows so large a relative error:
+# a gradient that is a sum over ranks instead of their mean is off by a factor of 2 at least (both ours).
+STEP, ALLOWED = 1e-3, 0.2
+
+
+class ShardedProblem:
+    """L(θ) of a model under FSDP2, tensor parallelism or DistributedDataParallel, the same on every rank.
+
+    Every rank makes the same calls, in the same order. The model is taken as it is: passes are those of its
+    own training path, in eval mode; there is no copy of it. Where other weights are evaluated, they are moved
+    in place, and are afterwards what they were to the bit, also after an error or Ctrl-C (which waits for the
+    pass under way).
+
+    A vector holds what belongs to the parameters on this rank, (n,), each number times √s, s = 1 of so many
+    ranks with the same one, so that an inner product is the sum of the ranks' own (:meth:`total`).
+    :meth:`unflatten` gives its parts by parameter.
+
+    Args:
+        model: with parameters as DTensors (``fully_shard``, ``parallelize_module``), or in a
+            DistributedDataParallel.
+        loss, data: as :class:`landscape.Problem` takes them; the data are this rank's own share in batches,
+            as many on each rank, and the loss is the mean over the samples of all. Ranks that divide a layer
+            among them have the same data.
+        terms: as :class:`landscape.Problem` takes it.
+        check: "quick" tests on the first batch that the loss is the mean over its samples and not random,
+            that the gradient is the loss's, and that the ranks have as many batches and equal copies; "full"
+            is the same; "off" does not test it.
+
+    Attributes:
+        model, criterion, layout: the model itself, the loss, and the parameters in order.
+        samples: of all ranks together; the same data on several ranks count once.
+        coarse: the coarsest precision of a pass.
+        mask: (n,), 1 for what a vector moves: 0 for padding rows of embeddings, which training never moves.
+
+    Raises:
+        InputError: another kind of model, no process group, weights that are not finite, or a failed check.
+        OperationError: another rank is lost, or did not answer within the process group's timeout.
+
+    Example:
+        >>> landscape.Problem(model, torch.nn.functional.cross_entropy, batches)  # doctest: +SKIP
+        ShardedProblem(GPT, 124,439,808 parameters on 8 ranks, cross_entropy, float32 on cuda:0)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Callable[[Any, Any], Tensor] | None,
+        data: Any,
+        *,
+        terms: Callable[[Any], Tensor] | None = None,
+        check: str = "quick",
+    ) -> None:
+        self.check = choose("check", check, CHECKS)
+        inner = unwrapped(model)
+        if not dist.is_initialized():
+            raise InputError("model: no process group; call torch.distributed.init_process_group first")
+        if not (is_sharded(inner) or isinstance(model, nn.parallel.DistributedDataParallel)):
+            raise InputError(
+                f"model: a {type(model).__name__} on {dist.get_world_size()} ranks is not allowed, its "
+                "parameters must be DTensors (fully_shard, parallelize_module), or it a "
+                "DistributedDataParallel"
+            )
+        self.model, self.ranks = model, dist.get_world_size()
+        self._reshard()
+        named = dict(inner.named_parameters())
+        self.layout = Layout.of(inner)
+        self.pieces = self.chosen = tuple(Piece.of(s, named[s.name]) for s in self.layout.slots)
+        if not self.pieces:
+            raise InputError("model: it has no trainable parameters, at least one is needed")
+        first = self.pieces[0].local
+        # With its parameters offloaded to the CPU, FSDP2 still computes on the mesh's devices.
+        kinds = {
+            p.parameter.device_mesh.device_type for p in self.pieces if hasattr(p.parameter, "device_mesh")
+        }
+        away = next(iter(kinds - {first.device.type}), None)
+        self.device = torch.device(away, torch.accelerator.current_device_index()) if away else first.device
+        self.dtype = torch.promote_types(first.dtype, torch.float32)
+        self.criterion = output_loss if loss is None else placed_loss(loss, self.device, first.dtype)
+        self.data = Data(data, self.device, first.dtype, self.criterion is output_loss)
+        self.data.chunk_size = self.data.samples or None
+        count = Terms(self.criterion, terms)
+        x, y = self.data.first(count)
+        if terms is None and (other := with_other_first_labels(self.criterion, x)):
+            pair = [self._on(x, labels, 1.0).loss() for x, labels in ((x, y), (other, other["labels"]))]
+            count.shifted = pair[0] == pair[1]
+        self.data.weigh(count, equal=check != "off", ordered=False)
+        self._mean_terms = self._mean(self.data.terms)
+        sums = torch.zeros(self.ranks, dtype=torch.float64)
+        sums[dist.get_rank()] = sum(float(t.double().sum()) for _, t in named_tensors((x, y)))
+        shares = len(set(self.total(sums).tolist())) / self.ranks  # others have the same data
+        self.samples = round(float(self.total(torch.tensor(float(self.data.samples)))) * shares)
+        self.coarse = self._coarsest(x, y)
+        self.mask = self._trained()
+        # As a problem whose data is in batches that no faster path may divide.
+        self.batchnorm, self.separable, self.regularised = BatchNormPolicy(), False, False
+        self.draws, self.randomness = 0, "refuse"
+        if check != "off":
+            self._check(x, y, count)
+
+    def __repr__(self) -> str:
+        loss, dtype = describe_loss(self.criterion).split(".")[-1], str(self.dtype).removeprefix("torch.")
+        return (
+            f"ShardedProblem({type(unwrapped(self.model)).__name__}, {self.layout.size:,} parameters on "
+            f"{self.ranks} ranks, {loss}, {dtype} on {self.device})"
+        )
+
+    def with_batchnorm(self, bn: str, samples: int = 0) -> Self:
+        """This problem itself: BatchNorm has the statistics in the model's buffers.
+
+        Args:
+            bn: "center".
+            samples: not used.
+
+        Returns:
+            The problem.
+
+        Raises:
+            InputError: another policy.
+
+        Example:
+            >>> problem.with_batchnorm("center") is problem
+            True
+        """
+        if bn != "center":
+            raise InputError(f"bn: '{bn}' is not allowed with a sharded model, it must be 'center'")
+        return self
+
+    def hessian(self, weights: Tensor | None = None) -> Any:
+        """The Hessian of the loss, as a linear operator on the vectors of each rank.
+
+        Its products are differences of gradients, with errors that are measured.
+
+        Args:
+            weights: (n,); default: the model's own.
+
+        Returns:
+            A :class:`landscape.curvature.sharded.ShardedHessian`.
+
+        Example:
+            >>> hessian = problem.hessian()
+            >>> image = hessian @ gradient  # doctest: +SKIP
+        """
+        # By name: a problem does not depend on what analyses it.
+        return importlib.import_module("landscape.curvature.sharded").ShardedHessian(self, weights)
+
+    def of(self, part: str | Sequence[str] | None) -> Self:
+        """The same with vectors of some parameters only.
+
+        Args:
+            part: names or name prefixes of parameters; None: all.
+
+        Returns:
+            A problem that shares everything else with this one.
+
+        Raises:
+            InputError: a name that fits none.
+
+        Example:
+            >>> problem.of("head").size  # doctest: +SKIP
+            65536
+        """
+        names = {slot.name for slot in self.layout.select(part)}
+        other = copy.copy(self)
+        other.chosen = tuple(piece for piece in self.pieces if piece.slot.name in names)
+        other.mask = other._trained()
+        return other
+
+    # Vectors.
+
+    @property
+    def weights(self) -> Tensor:
+        """The model's own weights, (n,)."""
+        return self.flatten(piece.local for piece in self.chosen)
+
+    @property
+    def size(self) -> int:
+        """P, the number of parameters that a vector is about, on all ranks together."""
+        return sum(piece.parameter.numel() for piece in self.chosen)
+
+    def flatten(self, tensors: Iterable[Tensor]) -> Tensor:
+        """The vector (n,) of this rank's numbers of each parameter.
+
+        Args:
+            tensors: for each chosen parameter, in their order.
+
+        Returns:
+            (n,), in float32 or float64.
+
+        Example:
+            >>> len(problem.flatten(gradients))  # doctest: +SKIP
+            15728640
+        """
+        pairs = zip(self.chosen, tensors, strict=True)
+        return torch.cat([t.flatten().to(self.dtype) * math.sqrt(piece.share) for piece, t in pairs])
+
+    def parts(self, vector: Tensor) -> list[Tensor]:
+        """This rank's numbers of a vector for each chosen parameter.
+
+        Args:
+            vector: (n,).
+
+        Returns:
+            Tensors in the shapes of the parameters' local parts.
+
+        Raises:
+            InputError: a vector of another length.
+
+        Example:
+            >>> [tuple(t.shape) for t in problem.parts(gradient)]  # doctest: +SKIP
+            [(2048, 1024), (512,)]
+        """
+        local = [piece.local for piece in self.chosen]
+        sizes = [t.numel() for t in local]
+        if vector.shape != (sum(sizes),):
+            raise InputError(f"weights: shape {tuple(vector.shape)}, on this rank it must be ({sum(sizes)},)")
+        triples = zip(torch.split(vector, sizes), local, self.chosen, strict=True)
+        return [part.view(t.shape) / math.sqrt(piece.share) for part, t, piece in triples]
+
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over the ranks of what each of them has.
+
+        Args:
+            values: of one shape on all ranks.
+
+        Returns:
+            The sum, the same on all ranks.
+
+        Raises:
+            OperationError: another rank is lost, or did not answer in time.
+
+        Example:
+            >>> float(problem.total(gradient @ gradient))  # doctest: +SKIP
+            0.25
+        """
+        return self.reduced(values, dist.ReduceOp.SUM)
+
+    def norm(self, vector: Tensor) -> float:
+        """The norm of a vector on all ranks.
+
+        Args:
+            vector: (n,).
+
+        Returns:
+            The norm, the same on all ranks.
+
+        Example:
+            >>> problem.norm(problem.gradient())  # doctest: +SKIP
+            0.5
+        """
+        return float(self.total(vector.double().square().sum()).sqrt())
+
+    def reduced(self, values: Tensor, how: Any) -> Tensor:
+        """A reduction over the ranks of what each of them has.
+
+        Args:
+            values: of one shape on all ranks.
+            how: such as ``dist.ReduceOp.MAX``.
+
+        Returns:
+            The result, the same on all ranks.
+
+        Example:
+            >>> problem.reduced(torch.tensor(seconds), dist.ReduceOp.MAX)  # doctest: +SKIP
+        """
+        found = values.detach().to(self.device, copy=True).contiguous()
+        with all_ranks():
+            dist.all_reduce(found, how)
+        return found.to(values.device)
+
+    def draw(self, function: Callable[[Piece], Tensor]) -> Tensor:
+        """A random vector that does not depend on the number of ranks.
+
+        Args:
+            function: draws all numbers of a parameter, in its shape, the same on all ranks.
+
+        Returns:
+            (n,).
+
+        Example:
+            >>> v = problem.draw(lambda piece: torch.randn(piece.slot.shape))  # doctest: +SKIP
+        """
+        drawn = ((piece, function(piece).to(piece.local.device, self.dtype)) for piece in self.chosen)
+        return self.flatten(piece.cut(whole) for piece, whole in drawn)
+
+    def along_weights(self, directions: Tensor) -> Tensor:
+        """Set ``directions`` to zero along the padding rows of embeddings, which training never moves.
+
+        Args:
+            directions: (..., n), changed in place.
+
+        Returns:
+            ``directions``.
+
+        Example:
+            >>> problem.along_weights(v)  # doctest: +SKIP
+        """
+        return directions.mul_(self.mask)
+
+    # Passes.
+
+    @contextlib.contextmanager
+    def _passes(self, weights: Tensor | None) -> Iterator[None]:
+        """The model at ``weights`` in the block, in eval mode; it is then as it was, to the bit."""
+        check_recording()
+        modes = {module: module.training for module in self.model.modules()}
+        with uninterrupted(), torch.no_grad():
+            self._reshard()
+            gradients = [piece.parameter.grad for piece in self.pieces]
+            kept = [*(piece.local for piece in self.pieces), *map(local_part, self.model.buffers())]
+            if self.model is not unwrapped(self.model):  # DistributedDataParallel may use their memory again
+                kept += [local_part(gradient) for gradient in gradients if gradient is not None]
+            before = [tensor.clone() for tensor in kept]
+            try:
+                for module in modes:  # as landscape.Problem: cuDNN's backward pass needs it
+                    module.training = isinstance(module, nn.RNNBase) and not module.dropout
+                for piece in self.pieces:
+                    piece.parameter.grad = None
+                parts = [piece.local for piece in self.chosen] if weights is None else self.parts(weights)
+                for piece, part in zip(self.chosen, parts, strict=True):
+                    piece.local.copy_(part)
+                with all_ranks():
+                    yield
+            finally:
+                self._reshard()
+                for tensor, value in zip(kept, before, strict=True):
+                    tensor.copy_(value)
+                for piece, gradient in zip(self.pieces, gradients, strict=True):
+                    piece.parameter.grad = gradient
+                for module, training in modes.items():
+                    module.training = training
+
+    def _reshard(self) -> None:
+        """Let FSDP2 free whole parameters: after a pass without gradients, the next one would use them."""
+        for module in self.model.modules():
+            getattr(module, "reshard", lambda: None)()
+
+    def _outputs_and_loss(self, x: Any, y: Any) -> tuple[Any, Tensor]:
+        """The outputs and the loss of a batch at the weights of the moment, differentiable."""
+        args, kwargs = tuple(x) if isinstance(x, (tuple, list)) else (x,), dict[str, Any]()
+        if isinstance(x, Mapping):
+            args, kwargs = (), dict(x)
+        outputs = self.model(*args, **kwargs)
+        value: Any = self.criterion(outputs, y)
+        return outputs, value.full_tensor() if hasattr(value, "full_tensor") else value
+
+    def _batches(self) -> Iterator[tuple[Any, Any, float]]:
+        """(x, y, weight) of this rank: a mean over ranks, with these weights, is one over all terms."""
+        for x, y, count in self.data.chunks():
+            yield x, y, count / self.data.samples * self.data.terms / self._mean_terms
+
+    def totals(self, weights: Tensor | None = None) -> Tensor:
+        """The sums that :meth:`evaluate` divides by the number of samples.
+
+        Args:
+            weights: (n,); default: the model's own.
+
+        Returns:
+            (2,) float64, the same on all ranks: the loss and the number of right answers.
+
+        Example:
+            >>> problem.totals(torch.tensor([1.0, 0.0, 0.0, 1.0]))[1].item()
+            2.0
+        """
+        found = torch.zeros(3, dtype=torch.float64)
+        with self._passes(weights):
+            for x, y, weight in self._batches():
+                outputs, value = self._outputs_and_loss(x, y)
+                found[0] += float(value) * weight
+                found[1] += correct(outputs, y, self.criterion).cpu()
+                found[2] += count_samples(x, y, alike=False)
+                self._reshard()
+        total = self.total(found)
+        return torch.stack((total[0] / self.ranks, total[1] / total[2])) * self.samples
+
+    def evaluate(self, weights: Tensor | None = None) -> tuple[float, float]:
+        """Mean loss and accuracy over the data of all ranks.
+
+        Args:
+            weights: (n,); default: the model's own.
+
+        Returns:
+            (loss, accuracy), the same on all ranks; see :meth:`landscape.Problem.evaluate`.
+
+        Example:
+            >>> round(problem.evaluate()[0], 3), problem.evaluate()[1]  # doctest: +SKIP
+            (3.217, nan)
+        """
+        loss, right = (self.totals(weights) / self.samples).tolist()
+        return loss, right
+
+    def loss(self, weights: Tensor | None = None) -> float:
+        """The mean loss over the data of all ranks.
+
+        Args:
+            weights: (n,); default: the model's own.
+
+        Returns:
+            L(θ), the same on all ranks.
+
+        Example:
+            >>> round(problem.loss(torch.zeros(4)), 3)
+            0.693
+        """
+        return self.evaluate(weights)[0]
+
+    def gradient(self, weights: Tensor | None = None) -> Tensor:
+        """The gradient of the mean loss over the data of all ranks.
+
+        Args:
+            weights: (n,); default: the model's own.
+
+        Returns:
+            (n,), in float32 or float64, whatever the model's precision.
+
+        Example:
+            >>> problem.gradient(torch.zeros(4)).tolist()
+            [-0.25, 0.25, 0.25, -0.25]
+        """
+        with self._passes(weights):
+            found = torch.zeros_like(self.weights)
+            for x, y, weight in self._batches():
+                with torch.enable_grad():
+                    value = differentiable(self._outputs_and_loss(x, y)[1] * weight)
+                value.backward()  # type: ignore[no-untyped-call]
+                found += self.flatten(piece.gradient() for piece in self.chosen)
+                for piece in self.pieces:
+                    piece.parameter.grad = None
+        return found
+
+    def _mean(self, value: float) -> float:
+        """The mean of a number over the ranks."""
+        return float(self.total(torch.tensor([value], dtype=torch.float64))) / self.ranks
+
+    def _coarsest(self, x: Any, y: Any) -> torch.dtype:
+        """The coarsest precision of parameters, and of what modules give for one batch."""
+        seen = {piece.local.dtype for piece in self.pieces}
+
+        def note(module: nn.Module, args: Any, outputs: Any) -> None:
+            seen.update(t.dtype for _, t in named_tensors(outputs) if t.is_floating_point())
+
+        hook = nn.modules.module.register_module_forward_hook(note)
+        try:
+            self._on(x, y, 1.0).loss()
+        finally:
+            hook.remove()
+        return max(seen, key=lambda dtype: torch.finfo(dtype).eps)
+
+    def _trained(self) -> Tensor:
+        """:attr:`mask` of the chosen parameters."""
+        padding = padding_rows(unwrapped(self.model), self.layout)
+
+        def ones(piece: Piece) -> Tensor:
+            first, mask = piece.slot.offset, torch.ones(piece.slot.size)
+            for rows in padding:
+                if first <= rows.start < first + piece.slot.size:
+                    mask[rows.start - first : rows.stop - first] = 0
+            return mask.view(piece.slot.shape)
+
+        return (self.draw(ones) > 0).to(self.dtype)
+
+    def _on(self, x: Any, y: Any, terms: float) -> Self:
+        """The same loss on one batch of each rank."""
+        other = copy.copy(self)
+        other.data = copy.copy(self.data)
+        other.data.resident, other.data.batches, other.data.each = (x, y), (), None
+        other.data.samples = other.data.chunk_size = count_samples(x, y, alike=False)
+        other.data.terms, other._mean_terms = terms, self._mean(terms)
+        return other
+
+    def _same(self, *values: float) -> bool:
+        """Test whether numbers are the same on all ranks, up to rounding."""
+        found = torch.tensor(values, dtype=torch.float64)
+        low, high = self.reduced(found, dist.ReduceOp.MIN), self.reduced(found, dist.ReduceOp.MAX)
+        return torch.allclose(low, high, rtol=tolerance(self.dtype), atol=0)
+
+    def _check(self, x: Any, y: Any, terms: Terms) -> None:
+        """Raise InputError unless ranks, loss and gradient fit together, on the first batch of each rank."""
+        if self._mean(sum(float((~torch.isfinite(piece.local)).sum()) for piece in self.pieces)):
+            raise InputError("weights: some are NaN or infinite, all must be finite")
+        batches = 1 if self.data.resident else sum(1 for _ in self.data.chunks())
+        if not self._same(batches):
+            raise InputError(f"data: {batches} batches on rank {dist.get_rank()}, all ranks need as many")
+        few = self._on(x, y, float(terms(x, y).sum()))
+        value, again, g = few.loss(), few.loss(), few.gradient()
+        rounding = 10 * torch.finfo(self.pieces[0].parameter.dtype).eps * max(1.0, abs(value))
+        if not abs(again - value) <= rounding:
+            raise InputError(
+                f"model or loss: random even in eval mode, or NaN: the loss of one batch is {value:.6g}, and "
+                f"{again:.6g} in a second pass"
+            )
+        samples = count_samples(x, y, alike=False)
+        halves = [take((x, y), rows) for rows in (slice(samples // 2), slice(samples // 2, None))]
+        counts = [float(terms(*half).sum()) if len(half) else 0.0 for half in halves]
+        if self.reduced(torch.tensor(counts), dist.ReduceOp.MIN).min() > 0:
+            parts = [self._on(half[0], half[1], count) for half, count in zip(halves, counts, strict=True)]
+            mean = sum(part.loss() * part._mean_terms for part in parts) / few._mean_terms
+            if abs(mean - value) > tolerance(self.dtype) * max(1.0, abs(value)):
+                raise InputError(
+                    f"loss: it is no mean over samples: {value:.6g} for a batch, {mean:.6g} by its halves; "
+                    "give one with reduction='mean'"
+                )
+        self._check_gradient(few, g, rounding)
+
+    def _check_gradient(self, few: Self, g: Tensor, rounding: float) -> None:
+        """Raise InputError unless g is the gradient of the loss of the ``few`` samples on all ranks."""
+        triples = zip(self.pieces, self.parts(self.weights), self.parts(g), strict=True)
+        copies = [t.double() for piece, *both in triples if piece.share * self.ranks == 1 for t in both]
+        if not self._same(*(float(t.square().sum()) for t in copies)):
+            raise InputError(
+                "model: parameters that every rank has, or their gradients, differ from rank to rank; ranks "
+                "that divide a layer among them need the same data"
+            )
+        generator = torch.Generator().manual_seed(0)
+        random = self.along_weights(self.draw(lambda p: torch.randn(p.slot.shape, generator=generator)))
+        theta = self.weights
+        along = random / self.norm(random) + g / max(self.norm(g), 1e-30)
+        step = STEP * self.norm(theta) / self.norm(along)
+        expected = float(self.total(g @ along))
+        ends = [few.loss(theta + times * step * along) for times in (1, -1, 2, -2)]
+        slope, other = (ends[0] - ends[1]) / (2 * step), (ends[2] - ends[3]) / (4 * step)
+        allowed = ALLOWED * max(abs(expected), abs(slope)) + abs(slope - other) + rounding / step
+        if not abs(slope - expected) <= allowed:
+            raise InputError(
+                f"model: its gradient is not that of the mean loss of all ranks: the slope is {slope:.3g}, "
+                f"by the gradient {expected:.3g}; ranks with data of their own must average gradients"
+            )
+
+
+def on_ranks(problem: Any) -> bool:
+    """Test whether a problem is a :class:`ShardedProblem`."""
+    return isinstance(problem, ShardedProblem)

@@ -1,0 +1,387 @@
+"""Models whose parameters are shared among ranks, against the same model in one process."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import landscape
+from landscape import InputError, OperationError
+from landscape.problem.problem import Problem
+from landscape.problem.sharded import ShardedProblem
+from tests.groups import together
+
+SAMPLES, WORDS, LENGTH, WIDTH, CLASSES = 16, 13, 6, 8, 5
+
+
+class Block(nn.Module):
+    """A transformer's block, with attention of PyTorch's own."""
+
+    def __init__(self, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+        self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(self.before(x)).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        x = x + self.out(mixed.transpose(1, 2).flatten(-2))
+        found: Tensor = x + self.down(F.gelu(self.up(self.after(x))))
+        return found
+
+
+class GPT(nn.Module):
+    """A small GPT-2: tied embeddings, positions, two blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.ModuleList(Block(causal=True) for _ in range(2))
+        self.norm = nn.LayerNorm(WIDTH)
+        nn.init.normal_(self.words.weight, std=0.3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.words(x) + self.places.weight
+        for block in self.blocks:
+            h = block(h)
+        return (self.norm(h) @ self.words.weight.T).transpose(1, 2)  # (B, words, places)
+
+
+class ViT(nn.Module):
+    """A small vision transformer: patches, a class token, one block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches, self.token = nn.Conv2d(1, WIDTH, 4, 4), nn.Parameter(torch.randn(1, 1, WIDTH) / 4)
+        self.blocks = nn.ModuleList([Block(causal=False)])
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.patches(x).flatten(2).transpose(1, 2)
+        h = torch.cat((self.token.expand(len(x), -1, -1), h), 1)
+        for block in self.blocks:
+            h = block(h)
+        found: Tensor = self.head(h[:, 0])
+        return found
+
+
+def made(kind: type[nn.Module]) -> tuple[nn.Module, Tensor, Tensor]:
+    """A model and its data, the same in every process."""
+    torch.manual_seed(0)
+    model = kind()
+    if kind is GPT:
+        words = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
+        targets = words[:, 1:].clone()
+        targets[3, 2:] = -100  # the ranks' shares have unequal numbers of terms
+        return model, words[:, :-1], targets
+    return model, torch.randn(SAMPLES, 1, 8, 8), torch.randint(CLASSES, (SAMPLES,))
+
+
+def fsdp(model: nn.Module, ranks: int) -> nn.Module:
+    mesh = init_device_mesh("cpu", (ranks,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def split(model: nn.Module, mesh: Any) -> nn.Module:
+    """Tensor parallelism of the perceptrons of the blocks."""
+    for block in model.blocks:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+def tensor_parallel(model: nn.Module, ranks: int) -> nn.Module:
+    return split(model, init_device_mesh("cpu", (ranks,)))
+
+
+def both(model: nn.Module, ranks: int) -> nn.Module:
+    """Tensor parallelism inside of FSDP2."""
+    mesh = init_device_mesh("cpu", (ranks // 2, 2), mesh_dim_names=("data", "tensor"))
+    split(model, mesh["tensor"])
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh["data"])
+    return fully_shard(model, mesh=mesh["data"])
+
+
+def ddp(model: nn.Module, ranks: int) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model)
+
+
+KINDS: dict[str, Callable[[nn.Module, int], nn.Module]] = {
+    "fsdp": fsdp,
+    "tensor": tensor_parallel,
+    "ddp": ddp,
+}
+
+
+def problem_on(rank: int, ranks: int, kind: str, net: type[nn.Module]) -> tuple[ShardedProblem, Problem]:
+    """The problem on the ranks, each with its share of the data in two unequal batches, and that of one process."""
+    model, x, y = made(net)
+    alone = landscape.Problem(model, F.cross_entropy, (x, y))
+    wrap = both if kind == "both" else KINDS[kind]
+    shares, own = {"tensor": (1, 0), "both": (ranks // 2, rank // 2)}.get(kind, (ranks, rank))
+    rows = slice(own * SAMPLES // shares, (own + 1) * SAMPLES // shares)
+    x, y = x[rows], y[rows]
+    make: Any = ShardedProblem if kind == "ddp" else landscape.Problem
+    return make(wrap(model, ranks), F.cross_entropy, [(x[:3], y[:3]), (x[3:], y[3:])]), alone
+
+
+def agree(group: Any, cases: dict[str, tuple[type[nn.Module], ...]]) -> None:
+    """Loss, accuracy, gradient, line and contour are those of one process, and the weights stay as they are."""
+    for kind, nets in cases.items():
+        for net in nets:
+            problem, alone = problem_on(group.rank, group.size, kind, net)
+            assert type(problem) is ShardedProblem, kind
+            before = [piece.local.clone() for piece in problem.pieces]
+            assert problem.samples == SAMPLES
+            assert problem.size == alone.layout.size
+            loss, accuracy = alone.evaluate()
+            assert problem.evaluate() == (pytest.approx(loss, rel=1e-5), pytest.approx(accuracy, nan_ok=True))
+            g = alone.gradient()
+            assert problem.norm(problem.gradient()) == pytest.approx(float(g.norm()), rel=1e-4)
+
+            plane = landscape.random_plane(problem, norm="filter", seed=1)
+            expected = landscape.random_plane(alone, norm="filter", seed=1)
+            for u, v in zip(plane.directions, expected.directions, strict=True):
+                assert problem.norm(u) == pytest.approx(float(v.norm()), rel=1e-5)
+                slope = float(problem.total(problem.gradient() @ u))
+                assert slope == pytest.approx(float(g @ v), rel=1e-3, abs=1e-5)
+            surface = landscape.contour(problem, plane, grid=(2, 3), span=0.5)
+            same = landscape.contour(alone, expected, grid=(2, 3), span=0.5)
+            assert surface.loss == pytest.approx(same.loss, rel=1e-5)
+            assert surface.method == "pointwise"
+            along = landscape.line(problem, plane.directions[0], points=3, span=0.5).loss
+            assert along == pytest.approx(
+                landscape.line(alone, expected.directions[0], points=3, span=0.5).loss, rel=1e-5
+            )
+            assert all(map(torch.equal, before, (piece.local for piece in problem.pieces))), (kind, net)
+
+
+def test_two_ranks_agree_with_one_process() -> None:
+    assert together(2, agree, {"fsdp": (GPT, ViT), "tensor": (GPT,), "ddp": (ViT,)}) == [None] * 2
+
+
+@pytest.mark.slow
+def test_four_ranks_agree_with_one_process() -> None:
+    assert together(4, agree, dict.fromkeys(("fsdp", "tensor", "ddp", "both"), (GPT, ViT))) == [None] * 4
+
+
+def curved(group: Any, cases: dict[str, tuple[type[nn.Module], ...]]) -> None:
+    """Eigenvalues, trace and density are those of exact products in one process, within the stated errors."""
+    for kind, nets in cases.items():
+        for net in nets:
+            problem, alone = problem_on(group.rank, group.size, kind, net)
+            before = [piece.local.clone() for piece in problem.pieces]
+            low, high = (
+                landscape.extreme_eigenvalues(problem, 3e-3),
+                landscape.extreme_eigenvalues(alone, 1e-3),
+            )
+            assert low.converged, (kind, net, low)
+            assert low.derivatives == "differences"
+            assert 0 < low.product_error < 1e-2 * low.max
+            for end in ("min", "max"):
+                residuals = getattr(low, f"residual_{end}") + getattr(high, f"residual_{end}")
+                assert abs(getattr(low, end) - getattr(high, end)) <= residuals, (kind, net, end)
+            v = torch.as_tensor(low.vectors[low.values.argmax()])
+            assert problem.norm(v) == pytest.approx(1.0, rel=1e-5)
+            product = problem.hessian() @ v
+            assert float(problem.total(v @ product)) == pytest.approx(low.max, rel=1e-3)
+
+            ours, exact = landscape.trace(problem, 9), landscape.trace(alone, 9)  # of the same random signs
+            assert ours.value == pytest.approx(exact.value, abs=ours.product_error + 1e-3 * abs(exact.value))
+            assert ours.standard_error == pytest.approx(exact.standard_error, rel=0.05)
+            options: dict[str, Any] = {"draws": 2, "steps": 4}
+            dense, same = landscape.density(problem, **options), landscape.density(alone, **options)
+            assert dense.moment(2)[0] == pytest.approx(same.moment(2)[0], rel=1e-2)
+            assert dense.parameters == alone.layout.size
+            assert all(map(torch.equal, before, (piece.local for piece in problem.pieces))), (kind, net)
+    if group.size > 2:
+        several, same = landscape.spectrum(problem, 3), landscape.spectrum(alone, 3)
+        assert abs(several.values - same.values).max() <= (several.residuals + same.residuals).max()
+    head = landscape.extreme_eigenvalues(problem.of(problem.pieces[-1].slot.name.rpartition(".")[0]))
+    part = landscape.extreme_eigenvalues(alone, part=problem.pieces[-1].slot.name.rpartition(".")[0])
+    assert head.max == pytest.approx(part.max, abs=head.residual_max + part.residual_max)
+    plane, same_plane = landscape.random_plane(problem), landscape.random_plane(alone)
+    grid = landscape.hessian_grid(problem, plane, grid=(2, 1), span=0.02)
+    expected = landscape.hessian_grid(alone, same_plane, grid=(2, 1), span=0.02)
+    assert grid.lambda_max == pytest.approx(expected.lambda_max, rel=0.02)
+
+
+def test_curvature_on_two_ranks_is_that_of_one_process() -> None:
+    assert together(2, curved, {"fsdp": (GPT,), "ddp": (ViT,)}) == [None] * 2
+
+
+@pytest.mark.slow
+def test_curvature_on_four_ranks_is_that_of_one_process() -> None:
+    assert together(4, curved, dict.fromkeys(("fsdp", "tensor", "ddp", "both"), (GPT, ViT))) == [None] * 4
+
+
+def state(problem: ShardedProblem) -> list[Any]:
+    """Copies of all that passes must leave as it is: weights, buffers, gradients, modes."""
+    gradients = [piece.gradient().clone() for piece in problem.pieces]
+    tensors = [*(piece.local.clone() for piece in problem.pieces), *gradients]
+    return [tensors, [module.training for module in problem.model.modules()]]
+
+
+def same(before: list[Any], after: list[Any]) -> bool:
+    return all(map(torch.equal, before[0], after[0])) and before[1] == after[1]
+
+
+def ended_early(group: Any) -> None:
+    """Weights, gradients and modes are as before after an error in a pass, and after Ctrl-C."""
+    for kind in ("fsdp", "ddp"):
+        problem, _ = problem_on(group.rank, group.size, kind, ViT)
+        x, y = made(ViT)[1:]
+        F.cross_entropy(problem.model(x[:2]), y[:2]).backward()  # of the user's step under way
+        criterion, moved, before = problem.criterion, problem.weights + 1.0, state(problem)
+        calls = 0
+
+        def fails(outputs: Any, targets: Any) -> Tensor:
+            raise ValueError("of the user's loss")
+
+        def pressed(outputs: Any, targets: Any, criterion: Any = criterion) -> Tensor:
+            nonlocal calls
+            calls += 1
+            os.kill(os.getpid(), signal.SIGINT)
+            found: Tensor = criterion(outputs, targets)
+            return found
+
+        for criterion_, error in ((fails, ValueError), (pressed, KeyboardInterrupt)):
+            problem.criterion = criterion_
+            for call in (problem.gradient, problem.loss):
+                with pytest.raises(error):
+                    call(moved)
+                assert same(before, state(problem)), (kind, error)
+        assert calls == 4  # the pass under way ends, on all ranks
+        problem.criterion = criterion
+        assert problem.loss(moved) != pytest.approx(problem.loss(), rel=1e-3)
+        assert same(before, state(problem))
+
+
+def test_whatever_ends_a_pass_the_weights_are_restored_to_the_bit() -> None:
+    assert together(2, ended_early) == [None] * 2
+
+
+def loses_a_rank(group: Any) -> None:
+    problem, _ = problem_on(group.rank, group.size, "fsdp", ViT)
+    if group.rank == 1:
+        os._exit(1)
+    before = state(problem)
+    with pytest.raises(OperationError, match="^rank 0: another rank is lost") as raised:
+        problem.gradient(problem.weights + 1.0)
+    assert "\n" not in str(raised.value)
+    assert same(before, state(problem))
+
+
+def test_a_lost_rank_ends_the_call_in_one_line() -> None:
+    assert together(2, loses_a_rank, lost=(1,), timeout=5.0) == [None, None]
+
+
+def refused(group: Any) -> None:
+    """What would be a wrong number is an error of one line, on every rank."""
+    model, x, y = made(ViT)
+    rows = slice(8 * group.rank, 8 * group.rank + 8)
+    own = (x[rows], y[rows])
+
+    def fails(
+        match: str, model: nn.Module, loss: Any = F.cross_entropy, data: Any = own, **options: Any
+    ) -> None:
+        with pytest.raises(InputError, match=match) as raised:
+            landscape.ShardedProblem(model, loss, data, **options)
+        assert "\n" not in str(raised.value)
+
+    fails("its parameters must be DTensors", model)
+    old = torch.distributed.fsdp.FullyShardedDataParallel(made(ViT)[0], device_id=torch.device("cpu"))
+    fails("use fully_shard", old)
+    with pytest.raises(InputError, match="use fully_shard"):
+        landscape.Problem(old, F.cross_entropy, own)
+    sharded = fsdp(model, 2)
+    total = lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="sum")  # noqa: E731
+    fails("no mean over samples", sharded, total)
+    noisy = lambda outputs, targets: F.cross_entropy(F.dropout(outputs), targets)  # noqa: E731
+    fails("random even in eval mode", sharded, noisy)
+    fails("batches on rank", sharded, data=[own] * (1 + group.rank))
+    fails("no trainable parameters", fsdp(made(ViT)[0].requires_grad_(False), 2))
+    with torch.no_grad():
+        broken = fsdp(made(ViT)[0], 2)
+        next(broken.parameters()).to_local().fill_(math.nan)
+    fails("NaN or infinite", broken)
+    summed: Any = fsdp(made(ViT)[0], 2)
+    for module in summed.modules():
+        if hasattr(module, "set_gradient_divide_factor"):
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
+    fails("not that of the mean loss", summed)
+    unsynchronised: Any = fsdp(made(ViT)[0], 2)
+    unsynchronised.set_requires_gradient_sync(False)
+    fails("not that of the mean loss", unsynchronised)
+    apart = nn.parallel.DistributedDataParallel(made(ViT)[0])
+    with torch.no_grad():
+        apart.module.head.bias.add_(group.rank)
+    fails("differ from rank to rank", apart)
+    with pytest.raises(InputError, match="^weight_decay: it is not allowed with a sharded model"):
+        landscape.Problem(sharded, F.cross_entropy, own, weight_decay=0.1)
+
+    problem = landscape.Problem(sharded, F.cross_entropy, own)
+    plane = landscape.random_plane(problem)
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: landscape.noise_scale(problem, 4),
+        lambda: landscape.sharpness(problem, 0.05),
+        lambda: landscape.smoothing(problem, torch.zeros(2, 3)),
+        lambda: landscape.learning_coefficient(problem, 4),
+        lambda: landscape.eigen_plane(problem),
+        lambda: landscape.spectrum(problem, 1, engine="pyhessian"),
+        lambda: landscape.trace(problem, part="head"),
+        lambda: landscape.trace(problem, matrix="gauss-newton"),
+        lambda: landscape.top_eigenvalues(problem, precondition=torch.ones(3)),
+        lambda: landscape.extreme_eigenvalues(problem, derivatives="exact"),
+        lambda: landscape.density(problem, 1, 2, max_memory=2**40),
+        lambda: problem.hessian().to_scipy(),
+        lambda: landscape.HessianOperator(problem),
+        lambda: landscape.contour(problem, plane, bn="train"),
+        lambda: landscape.contour(problem, plane, autocast="bfloat16"),
+        lambda: landscape.contour(problem, plane, method="folded"),
+        lambda: landscape.contour(problem, plane, execution=landscape.Execution()),
+        lambda: landscape.line(problem, problem.weights[:-1]),
+        lambda: problem.loss(problem.weights[:-1]),
+        lambda: problem.of("nowhere"),
+    )
+    for k, call in enumerate(calls):
+        with pytest.raises(InputError) as raised:
+            call()
+        assert "\n" not in str(raised.value), k
+
+
+def test_what_a_sharded_model_has_not_is_refused_in_one_line() -> None:
+    assert together(2, refused) == [None] * 2
+
+
+def test_a_sharded_problem_needs_a_process_group() -> None:
+    with pytest.raises(InputError, match="no process group"):
+        landscape.ShardedProblem(nn.Linear(2, 2), F.cross_entropy, (torch.zeros(2, 2), torch.zeros(2)))
+
+
+@pytest.mark.slow
+def test_the_example_runs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    example = Path(__file__).parents[1] / "examples" / "sharded.py"
+    found = subprocess.run([*command, str(example)], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "ShardedProblem(FSDPSequential, 5,512 parameters on 2 ranks" in found.stdout
+    assert landscape.open(tmp_path / "runs/sharded/contour.h5")[0].loss.shape == (11, 11)
