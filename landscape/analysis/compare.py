@@ -126,7 +126,7 @@ class Row:
 
     @classmethod
     def of(cls, quantity: Quantity, cells: Sequence[Measured], side_of: Sequence[int], grouped: bool) -> Row:
-        """From the cells, and the place of each one's side."""
+        """The row of the cells; ``side_of`` has the place of each one's side."""
         if not grouped:
             return cls(quantity, cells, cells, grouped)
         values = np.array([cell.value for cell in cells])
@@ -138,11 +138,11 @@ class Row:
 
     @property
     def kind(self) -> str:
-        """Of the errors of the sides."""
+        """The kind of the errors of the sides."""
         return SE if self.grouped else self.quantity.kind
 
     def over(self) -> str:
-        """What the errors of the sides are over, such as "64 minibatches"."""
+        """The draws that the errors of the sides are over, such as "64 minibatches"."""
         if self.kind != SE:
             return ""
         counts = {len(side.draws) for side in self.sides}
@@ -152,7 +152,7 @@ class Row:
         return f"{' to '.join(f'{n:,}' for n in sorted({min(counts), max(counts)}))} {what}" if counts else ""
 
     def difference(self, first: int, second: int) -> tuple[Difference, str]:
-        """Of two sides, and the test by which it is judged."""
+        """The difference of two sides, and the test by which it is judged."""
         a, b = self.sides[first], self.sides[second]
         if self.kind != SE:
             found = Difference(b.value - a.value, a.error + b.error, math.nan, math.nan)
@@ -216,7 +216,7 @@ def described(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def remarks(rows: Sequence[Row], sides: Sequence[str], side_of: Sequence[int]) -> list[str]:
-    """What must be known of groups: those too small for a statement, and bounds as large as the errors."""
+    """Remarks on groups: those too small for a statement, and bounds as large as the errors."""
     if not rows or not rows[0].grouped:
         return []
     few = [f"{name} has {side_of.count(k)}" for k, name in enumerate(sides) if side_of.count(k) < SEEDS]
@@ -253,7 +253,7 @@ class Entry:
 
     @property
     def step(self) -> int:
-        """Of the checkpoint; −1 where it is not known."""
+        """The step of the checkpoint; −1 where it is not known."""
         return self.run.step if self.run else -1
 
     def source(self) -> tuple[str, str]:
@@ -384,7 +384,7 @@ def compare(
 
 
 class _Column(NamedTuple):
-    """What was measured of one checkpoint: a cell for each quantity, or why it could not be."""
+    """The measurements of one checkpoint: a cell for each quantity, or the reason why there is none."""
 
     cells: list[Measured | LandscapeError]
     setting: dict[str, Any]
@@ -410,13 +410,13 @@ def _measured(
 def _rows(
     quantities: Sequence[Quantity],
     columns: Sequence[_Column],
-    asked: bool,
+    by_name: bool,
     side_of: Sequence[int],
     grouped: bool,
 ) -> list[Row]:
     """The rows that were measured at one checkpoint at least, NaN at the others.
 
-    Raises the reason where none was, or, where they were ``asked`` for by name, any of them was not.
+    Raises the reason where none was, or, where they were chosen ``by_name``, any of them was not.
     """
     found = []
     for q, quantity in enumerate(quantities):
@@ -425,13 +425,13 @@ def _rows(
         if len(refused) < len(cells):
             known = [c if isinstance(c, Measured) else Measured(math.nan, math.nan) for c in cells]
             found.append(Row.of(quantity, known, side_of, grouped))
-        elif asked or (q == len(quantities) - 1 and not found):
+        elif by_name or (q == len(quantities) - 1 and not found):
             raise refused[0]
     return found
 
 
 def _notes(quantities: Sequence[Quantity], columns: Sequence[_Column], labels: Sequence[str]) -> list[str]:
-    """What was left out and why, and in what the checkpoints differ that a comparison takes as equal."""
+    """Notes on what was left out and why, and on differences that a comparison takes as none."""
     said = []
     for q, quantity in enumerate(quantities):
         each = [(label, column.cells[q]) for label, column in zip(labels, columns, strict=True)]

@@ -135,7 +135,7 @@ OF_ONE: Mapping[str, dict[str, Any]] = {
 
 @dataclass
 class Source:
-    """Where an analysis takes model, data and loss from; None: from the checkpoint, or the data.
+    """The model, data and loss of an analysis; None: those of the checkpoint, or of the data.
 
     Args:
         model: MODULE:NAME, called to make it, or a built-in name; options follow in brackets. [default: the
@@ -218,7 +218,7 @@ class Source:
 
 
 def _left_out(spec: user_code.Spec, typed: dict[str, Any], known: dict[str, Any]) -> bool:
-    """Whether ``spec`` is the checkpoint's, except for options that were not ``typed``."""
+    """True if ``spec`` is the checkpoint's, except for options that were not ``typed``."""
     same = all(known["options"].get(key) == value for key, value in typed.items())
     return spec.name == known["name"] and spec.options != known["options"] and same
 
@@ -280,7 +280,7 @@ class Analysis:
                 common.message(f"--data: {other} is not the data of {run.path}, {known}")
 
     def about(self, *runs: Checkpoint) -> base.Provenance:
-        """Where a result of a run, or between several, comes from.
+        """The origin of a result of a run, or between several.
 
         The label names data that is not the checkpoint's.
         """
@@ -374,7 +374,7 @@ def analysis_options(
         for parameter in inspect.signature(function).parameters.values()
         if parameter.name not in _GIVEN and parameter.default is not parameter.empty and is_plain(parameter)
     )
-    told = {
+    known_of = {
         name: {**TABLE.get(name, {}), **known}
         for name in {**names, **own}
         if (known := own.get(name, {})) is not None
@@ -383,7 +383,7 @@ def analysis_options(
     return group(
         Analysis,
         checkpoints=SHARED["files"] | {"metavar": metavar, "required": required},
-        settings=Group(dict, options_of(function, **told)),
+        settings=Group(dict, options_of(function, **known_of)),
         split={} if split else None,
         seed={"help": described(function).get("seed", "Draws the directions.")} if seed else None,
         dtype={} if problem else None,
@@ -393,7 +393,7 @@ def analysis_options(
 
 
 def about(run: Checkpoint, split: str, other_data: str = "") -> base.Provenance:
-    """Where a result of ``run`` comes from, as the result keeps it.
+    """The origin of a result of ``run``, as the result keeps it.
 
     ``other_data``: what the data is called where it is not the checkpoint's.
     """

@@ -72,16 +72,16 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
 
 
 def _evaluated(checkpoint: Checkpoint, source: Source, spec: user_code.Spec) -> dict[str, Any]:
-    """What the checkpoint keeps of the data; loss and accuracy on each split are printed."""
+    """The entry of the data in the checkpoint; loss and accuracy on each split are printed."""
     data, sizes = source.user_data, dict.fromkeys(SPLITS, 0)
-    held = [name for name in sizes if not isinstance(data, user_code.UserData) or name in data.splits]
+    splits = [name for name in sizes if not isinstance(data, user_code.UserData) or name in data.splits]
     found: dict[str, tuple[float, float, int]] = {}
     with common.progress_bar("evaluation") as bar:
-        for k, split in enumerate(held):
+        for k, split in enumerate(splits):
             problem = source.of(checkpoint, "cpu", split).problem()
             sizes[split] = problem.samples
             found[split] = (*problem.evaluate(), problem.samples)
-            bar((k + 1) / len(held))
+            bar((k + 1) / len(splits))
     for split, numbers in found.items():
         common.values(describe(split, *numbers))
     names = ("loss", "accuracy", "samples")
@@ -138,7 +138,7 @@ def _short(value: object) -> str:
 
 
 def _contents(c: Checkpoint) -> dict[str, Any]:
-    """What --json shows of a checkpoint."""
+    """The contents of a checkpoint for --json."""
     history = {
         name: {"rows": int(np.isfinite(column).sum()), "last": run_summary.latest(c, name)}
         for name, column in c.history.items()
@@ -160,7 +160,7 @@ def _contents(c: Checkpoint) -> dict[str, Any]:
 
 
 def _rule(c: Checkpoint) -> str:
-    """What the update rule says of itself, such as its mixing; a matrix file may be gone by now."""
+    """The update rule in its own words, such as its mixing; a matrix file may be gone by now."""
     try:
         return recipe_of(c).describe()
     except OperationError as error:

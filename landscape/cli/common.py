@@ -24,7 +24,7 @@ from landscape.results.shown import text_of
 
 @dataclass(frozen=True)
 class Target:
-    """Where results are written (``output`` None: beside their source), and the picture of them, if any."""
+    """The file of the results (``output`` None: beside their source), and the picture of them, if any."""
 
     output: str | None
     force: bool

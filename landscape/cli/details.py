@@ -1,4 +1,4 @@
-"""What --json and -v show: results and other values in types of JSON; versions, devices, time and memory."""
+"""Details for --json and -v: values in types of JSON; versions, devices, time and memory."""
 
 from __future__ import annotations
 

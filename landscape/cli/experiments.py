@@ -106,18 +106,22 @@ def stability(
         stable = rows(
             chosen, momentum, lambda tau, m, form: limits.max_stable_step(tau, m, form, noise / batch)
         )
-        common.values(table(stable, momentum, noise / batch), limits=stable)
+        heads = [HEADS[0], *(f"{h}, m = {momentum:g}" for h in HEADS[1:])]
+        title = f"largest stable lr·λ_max{' in mean square' if noise else ''}"
+        common.values(table(title, stable, ".4f", heads), limits=stable)
         if lr is not None:
             before = limits.Hyperparameters(from_delay, from_momentum, from_form, from_batch)
 
-            def rate(tau: int, m: float, form: str) -> float:
-                """The learning rate that keeps the minima which ``lr`` has now."""
-                return limits.lr_that_keeps_minima(
+            kept = rows(
+                chosen,
+                momentum,
+                lambda tau, m, form: limits.lr_that_keeps_minima(
                     lr, before, limits.Hyperparameters(tau, m, form, batch), noise
-                )
-
-            kept = rows(chosen, momentum, rate)
-            common.values(rates_table(kept, lr, before, noise), rates=kept)
+                ),
+            )
+            base = f"lr {lr:g} with delay {from_delay}, momentum {from_momentum:g} ({from_form})"
+            title = f"learning rates with the minima of {base}{f', batch {from_batch}' if noise else ''}"
+            common.values(table(title, kept, ".4g"), rates=kept)
         return
     if lr is not None or noise:
         raise InputError("--lr, --noise: not allowed with a CKPT, which has its own learning rate")
@@ -132,23 +136,12 @@ def rows(delays: Sequence[int], momentum: float, value: Callable[[int, float, st
     return [{"delay": tau, **{head: value(tau, m, form) for head, m, form in forms}} for tau in delays]
 
 
-def table(found: Limits, momentum: float, noise: float) -> str:
-    """The limits, a line a delay."""
-    lines = [_row("τ", [HEADS[0], *(f"{h}, m = {momentum:g}" for h in HEADS[1:])])]
-    lines += [_row(str(row["delay"]), [f"{row[head]:.4f}" for head in HEADS]) for row in found]
-    return f"largest stable lr·λ_max{' in mean square' if noise else ''}\n" + "\n".join(lines)
-
-
-def rates_table(found: Limits, lr: float, before: limits.Hyperparameters, noise: float) -> str:
-    """The learning rates, a line a delay."""
-    base = f"lr {lr:g} with delay {before.delay}, momentum {before.momentum:g} ({before.form})"
-    base += f", batch {before.batch}" if noise else ""
-    lines = [_row(str(row["delay"]), [f"{row[head]:.4g}" for head in HEADS]) for row in found]
-    return f"learning rates with the minima of {base}\n" + "\n".join(lines)
-
-
-def _row(first: str, cells: list[str]) -> str:
-    return f"{first:>5}" + "".join(f"{cell:>20}" for cell in cells)
+def table(title: str, found: Limits, form: str, heads: Sequence[str] = ()) -> str:
+    """The title, the heads of the columns, if there are any, and a line a delay."""
+    cells = [[str(row["delay"]), *(f"{row[head]:{form}}" for head in HEADS)] for row in found]
+    every = [["τ", *heads], *cells] if heads else cells
+    lines = [f"{first:>5}" + "".join(f"{cell:>20}" for cell in rest) for first, *rest in every]
+    return "\n".join([title, *lines])
 
 
 _SADDLES = ("dimension", "noise", "lr", "sigma")

@@ -27,7 +27,7 @@ UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Folders:
-    """Where the gallery, the runs and the records are; whether weights are deleted that no figure needs.
+    """The folders of the gallery, the runs and the records, and the choice to delete weights.
 
     Args:
         output: Folder for the gallery.

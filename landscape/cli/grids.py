@@ -148,7 +148,7 @@ def trajectory(run: Checkpoint) -> list[Checkpoint]:
 
 
 def titles(runs: list[Checkpoint]) -> list[str]:
-    """What to call checkpoints in one picture: their labels, or their paths where labels are equal."""
+    """The names of checkpoints in one picture: their labels, or their paths where labels are equal."""
     labels = [run.label for run in runs]
     return labels if len(set(labels)) == len(labels) else [str(run.path) for run in runs]
 
@@ -203,10 +203,10 @@ def compute_on_grid(
     path = analysis.path(groups[0][0], name, chosen.kind, chosen.norm, resumes=True)
     origins = [analysis.about(*(group if chosen.kind == "between" else group[:1])) for group in groups]
     where = {"split": analysis.split, "dtype": analysis.dtype, "seed": analysis.seed}
-    asked = {**where, **analysis.settings, **vars(chosen)}
+    options = {**where, **analysis.settings, **vars(chosen)}
     free = kind.may_differ if chosen.kind in ("random", "eigen") else kind.may_differ | {"seed"}
     fixed = {field.name for field in dataclasses.fields(kind)} - free
-    wanted = {key: value for key, value in asked.items() if key in fixed and value is not None}
+    wanted = {key: value for key, value in options.items() if key in fixed and value is not None}
     force, results = analysis.target.force, []
     with (
         _by_options(),

@@ -56,7 +56,7 @@ State = Literal["ok", "missing", "broken", "FAILED"]
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """What was checked, whether it is in order, and what was found. Only FAILED ends with the exit code 1.
+    """The result of one check: its name, its state and what was found. Only FAILED ends with the exit code 1.
 
     "broken": a package that is installed and cannot be imported.
     """

@@ -118,7 +118,7 @@ class ListType(click.ParamType):  # type: ignore[type-arg]  # no generic class i
 
 
 def is_plain(parameter: inspect.Parameter) -> bool:
-    """Whether the parameter is a number, a text, a flag, or several of these."""
+    """True if the parameter is a number, a text, a flag, or several of these."""
     annotation = str(parameter.annotation).partition(" | ")[0]
     return (_SEVERAL.sub(r"\1", annotation)) in _TYPES
 
@@ -165,7 +165,7 @@ def plain(text: str) -> str:
 
 
 def described(function: Callable[..., Any], whole: bool = False) -> dict[str, str]:
-    """What a docstring's Args say of each parameter: the first sentence without markup; all if ``whole``."""
+    """The words of a docstring's Args by parameter: the first sentence without markup; all if ``whole``."""
     block = re.search(r"^Args:\n(.*?)(?:^\S|\Z)", inspect.getdoc(function) or "", re.M | re.S)
     found: dict[str, str] = {}
     for entry in re.split(r"^    (?=\S)", block[1] if block else "", flags=re.M)[1:]:
@@ -198,12 +198,12 @@ def group(make: Callable[..., Any], **own: Settings | Group | None) -> Group:
     said, groups = described(make, whole=True), dict[str, Group]()
     options: list[click.Parameter] = []
     for name, parameter in inspect.signature(make).parameters.items():
-        told = own.get(name, {})
-        if isinstance(told, Group):
-            groups[name] = told
-            options += told.options
-        elif told is not None:
-            options.append(_option(parameter, said.get(name), told))
+        known = own.get(name, {})
+        if isinstance(known, Group):
+            groups[name] = known
+            options += known.options
+        elif known is not None:
+            options.append(_option(parameter, said.get(name), known))
 
     def from_values(**values: Any) -> Any:
         for name, each in groups.items():

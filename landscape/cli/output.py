@@ -1,4 +1,4 @@
-"""What a command prints: values and names of files on stdout, messages on stderr.
+"""The output of a command: values and names of files on stdout, messages on stderr.
 
 With ``--json`` stdout has one object in place of the lines. Each command has ``--json``, ``-v`` and ``-q``
 without further work: the group of the commands adds them, and what is printed goes through this module.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # a list of the commands needs no numpy
 
 @dataclass
 class Output:
-    """What one command has printed, and how it prints.
+    """The output of one command so far, and the manner in which it prints.
 
     ``entries``, ``results`` and ``names`` are what ``--json`` shows. A ``muted`` command prints nothing but
     errors: it is a process of a group that is not the first one.
@@ -44,7 +44,7 @@ class Output:
 
     @property
     def silent(self) -> bool:
-        """Whether there are no messages and no progress."""
+        """True if there are no messages and no progress."""
         return self.quiet or self.muted
 
     def end(self) -> None:

@@ -95,7 +95,7 @@ def plan(*, recipe: str, settings: tuple[str, ...], about: dict[str, Any], targe
 
 
 def assumptions(r: RunTimes) -> str:
-    """What the numbers rest on, a line each."""
+    """The assumptions of the numbers, a line each."""
     slow = f", one worker {r.slow:g}× slower" if r.slow != 1 else ""
     wait = (
         "before each update, an exchange of the previous loss"

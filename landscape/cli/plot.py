@@ -224,7 +224,7 @@ def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame
 
 
 def _at(end: Checkpoint, step: int) -> dict[str, float]:
-    """Of each column of a run's history, the last number up to ``step``; NaN if there is none."""
+    """The last number up to ``step`` of each column of a run's history; NaN if there is none."""
     upto = end.history["step"] <= step
     values = {name: column[upto & np.isfinite(column)] for name, column in end.history.items()}
     return {name: float(column[-1]) if len(column) else float("nan") for name, column in values.items()}

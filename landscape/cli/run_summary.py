@@ -54,7 +54,7 @@ def closing(end: Checkpoint) -> str:
 
 
 def standing(end: Checkpoint) -> str:
-    """Where ηλ_max, as last measured, stands to its limit: ", ηλ_max …"; "" if it was not measured."""
+    """The last ηλ_max beside its limit: ", ηλ_max …"; "" if it was not measured."""
     value, limit = latest(end, "lr_lambda_max"), latest(end, "lr_lambda_limit")
     if math.isnan(value):
         return ""

@@ -8,7 +8,6 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common, processes, run_summary
 from landscape.cli.completion import names
-from landscape.cli.options import FOLDER, command, group, parse_seeds
+from landscape.cli.options import FOLDER, command, parse_seeds
 from landscape.cli.output import current
 from landscape.core.errors import InputError
 from landscape.core.options import positive
@@ -118,7 +117,7 @@ def _train(chosen: Recipe | None, folder: str, timeout: float, about: dict[str, 
 
 
 def _launched() -> bool:
-    """Whether the launcher of --nproc started this process, and waits for it."""
+    """True if the launcher of --nproc started this process, and waits for it."""
     return children.launcher_store() is not None
 
 
@@ -181,19 +180,6 @@ def _row(name: str) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Search:
-    """The search for the best value of a key, where there is one.
-
-    Args:
-        search: Find the value of KEY with the lowest final test loss, such as algorithm.sigma=1e-5..10.
-        rounds: Halvings of --search: at most 3 + 2·ROUNDS values. DPSGD-2020 evaluates about 20.
-    """
-
-    search: str | None
-    rounds: int = 8
-
-
 @command(
     recipes={
         "argument": True,
@@ -203,7 +189,7 @@ class Search:
     },
     settings={"metavar": "KEY=V1,V2,…"},
     seeds={"metavar": "N-M,…"},
-    search=group(Search, search={"metavar": "KEY=LO..HI"}),
+    search={"metavar": "KEY=LO..HI"},
     output=FOLDER | {"required": True},
     jobs=processes.JOBS,
 )
@@ -212,7 +198,8 @@ def sweep(
     recipes: tuple[str, ...],
     settings: tuple[str, ...],
     seeds: str = "0",
-    search: Search,
+    search: str | None,
+    rounds: int = 8,
     output: str,
     jobs: processes.Jobs,
     allow_code: bool,
@@ -231,19 +218,21 @@ def sweep(
     Args:
         settings: Values of a key of the recipes; one value changes it in all runs.
         seeds: Seeds of each setting: 0-4, or 0,1,5.
+        search: Find the value of KEY with the lowest final test loss, such as algorithm.sigma=1e-5..10.
+        rounds: Halvings of --search: at most 3 + 2·ROUNDS values. DPSGD-2020 evaluates about 20.
         output: Folder of the runs and the table.
 
     Example:
         landscape sweep mnist-fig2a-ssgd mnist-fig2a-dpsgd --set lr=0.2,0.5,1 --seeds 0-2 -o lr
     """
-    folder, wanted = Path(output), parse_search(search.search) if search.search else None
+    folder, wanted = Path(output), parse_search(search) if search else None
     with common.progress_bar("sweep") as bar:
         result = compute_sweep(
             recipes,
             folder,
             seeds=parse_seeds(seeds),
             search=wanted,
-            rounds=search.rounds,
+            rounds=rounds,
             jobs=jobs.at_once,
             cluster=jobs.joined(),
             timeout=jobs.timeout,

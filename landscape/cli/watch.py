@@ -107,7 +107,7 @@ def _follow(folder: Path, status: Status, every: float, show: Callable[[Status],
 
 
 def _lines() -> Callable[[Status], None]:
-    """What prints a line for each new file of a run, and one at its end."""
+    """A function that prints a line for each new file of a run, and one at its end."""
     seen: set[tuple[int, str]] = set()
 
     def show(status: Status) -> None:
@@ -120,7 +120,7 @@ def _lines() -> Callable[[Status], None]:
 
 
 def _numbers(status: Status) -> dict[str, Any]:
-    """What --json shows of a run: its last status."""
+    """The numbers of a run for --json: its last status."""
     known = numbers(status.end) if status.end else {}
     return {"folder": str(status.folder), "state": status.state, "steps": status.steps, **known}
 
@@ -159,7 +159,7 @@ def look(folder: Path) -> Status:
 
 
 def _seconds_a_step(end: Checkpoint) -> float:
-    """Of the last rows of the history; NaN for fewer than two."""
+    """Seconds a step over the last rows of the history; NaN for fewer than two."""
     steps, clock = end.history["step"][-RECENT:], end.history["wall_s"][-RECENT:]
     known = np.isfinite(clock)
     steps, clock = steps[known], clock[known]
@@ -179,7 +179,7 @@ class Row:
 
 
 def rows(end: Checkpoint) -> list[Row]:
-    """What the view shows of a run: those columns that it recorded.
+    """The rows of the view: those columns that the run recorded.
 
     α_e and Δ are the running median over 5% of the steps, with the quartiles.
     """
