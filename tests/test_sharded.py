@@ -233,6 +233,36 @@ def test_curvature_on_four_ranks_is_that_of_one_process() -> None:
     assert together(4, curved, dict.fromkeys(("fsdp", "tensor", "ddp", "both"), (GPT, ViT))) == [None] * 4
 
 
+class Causal(GPT):
+    """It computes its loss itself, from labels whose first one it leaves out, as Hugging Face's models do."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor) -> Any:
+        logits = super().forward(input_ids)
+        return {"loss": F.cross_entropy(logits[..., :-1], labels[:, 1:]), "logits": logits}
+
+
+def own_loss(group: Any) -> None:
+    """A model with its own loss and batches as dicts has the loss of one process, by terms that count."""
+    torch.manual_seed(0)
+    model, words = Causal(), torch.randint(WORDS, (SAMPLES, LENGTH))
+    labels = words.clone()
+    labels[:5, 3:] = -100
+    alone = landscape.Problem(model, None, {"input_ids": words, "labels": labels})
+    rows = slice(8 * group.rank, 8 * group.rank + 8)
+    batches = [
+        {"input_ids": words[rows][part], "labels": labels[rows][part]} for part in (slice(6), slice(6, 8))
+    ]
+    problem = landscape.Problem(fsdp(model, 2), None, batches)
+    assert problem.loss() == pytest.approx(alone.loss(), rel=1e-5)
+    largest = [landscape.top_eigenvalues(each, 1, 3e-3) for each in (problem, alone)]
+    allowed = sum(float(each.residuals[0]) for each in largest)
+    assert float(largest[0].values[0]) == pytest.approx(float(largest[1].values[0]), abs=allowed)
+
+
+def test_a_model_with_its_own_loss_is_taken_as_it_is() -> None:
+    assert together(2, own_loss) == [None] * 2
+
+
 def state(problem: ShardedProblem) -> list[Any]:
     """Copies of all that passes must leave as it is: weights, buffers, gradients, modes."""
     gradients = [piece.gradient().clone() for piece in problem.pieces]

@@ -170,6 +170,12 @@ def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> 
     assert "**undecided**" in changed
     assert "What we found: " not in changed  # it was written for another outcome
     assert json.loads((tmp_path / "flatness.json").read_text())["outcome"] == "undecided"
+    (tmp_path / "flatness.csv").write_text("a,b\n1,2,3\n4,5,6,7\n")
+    with pytest.raises(
+        OperationError, match=r"flatness.csv: damaged \(Error tokenizing data.*\); make"
+    ) as caught:
+        gallery.page(tmp_path)
+    assert "\n" not in str(caught.value)
     (tmp_path / "flatness.csv").unlink()
     with pytest.raises(OperationError, match="flatness.csv"):
         gallery.page(tmp_path)

@@ -16,7 +16,11 @@ import click
 import pytest
 
 from landscape import plugins
+from landscape.checkpoint.history import UNITS
 from landscape.cli import group
+from landscape.core import registry
+from landscape.core.options import type_hints
+from landscape.training.recipes.recipe import Recipe
 from tests.test_docstrings import every_name, with_members
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "vocabulary.md"
@@ -74,7 +78,7 @@ OWN = {
     "HessianOperator": "graph_bytes",
     "save_vts": "surface",
     "draw": "visuals dpi",
-    "Problem": "penalty check",
+    "Problem": "penalty",
     "Problem.to_curvlinops": "operator",
     "Spectrum.of": "parts",
     "MeanLoss.batchnorm_statistics": "inputs",
@@ -98,7 +102,7 @@ OWN = {
     "DecentralizedDataParallel": "algorithm average_buffers peak_lr",
     "DecentralizedDataParallel.forward": "keywords",
     "Recorder": "every test sharpness save_every scalars",
-    "Recorder.log": "unit values",
+    "Recorder.log": "unit",
     "Cluster": "address threads",
     "Cluster.run": "done",
     "testing.check_analysis": "analysis truth command seeded rtol forms",
@@ -113,7 +117,8 @@ OWN = {
     "plugins.wrapped_panels": "count",
     "plugins.finish": "figure legend",
     "plugins.command": "own",
-    "Instrument.row": "values",
+    "ShardedProblem.flatten": "tensors",
+    "ShardedProblem.reduced": "how",
     "Registry.declare": "place summary",
     "Registry.make": "own",
     "Rule.finish_moved": "moved",
@@ -221,6 +226,14 @@ def test_options_are_words_of_the_vocabulary() -> None:
     assert {
         f"{name}: {fault}" for name, option in options() for fault in option_faults(name, option)
     } == set()
+
+
+def test_keys_of_recipes_and_columns_of_histories_are_not_former_words() -> None:
+    tables = [kind for kind in type_hints(Recipe).values() if dataclasses.is_dataclass(kind)]
+    keys = [field.name for kind in tables for field in dataclasses.fields(kind)]
+    assert "every" in keys
+    columns = [name for kind in registry.instruments for name in registry.instruments[kind].columns]
+    assert {*keys, *UNITS, *columns} & UNUSED.keys() == {"checkpoint"}  # init.checkpoint, a file
 
 
 def test_no_word_is_listed_without_need() -> None:

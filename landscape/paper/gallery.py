@@ -177,7 +177,8 @@ def entries_in(folder: Path) -> dict[str, dict[str, Any]]:
             except OperationError:
                 raise
             except DAMAGED as error:
-                raise OperationError(f"{path}: damaged ({error}); make the figure again") from error
+                said = " ".join(str(error).split())
+                raise OperationError(f"{path}: damaged ({said}); make the figure again") from error
     return entries
 
 
@@ -185,6 +186,8 @@ def _check(entry: Any) -> None:
     """One of several kinds of error where ``entry`` is not what the JSON file of a figure holds."""
     if not isinstance(entry["seconds"], (int, float)) or not 0 <= entry["seconds"] < 1e12:
         raise ValueError("'seconds' is no time")
+    if not isinstance(entry["pictures"], list):
+        raise TypeError("'pictures' is no list")
     texts = {key: entry[key] for key in TEXTS} | {"remark": entry.get("remark", "")}
     texts |= {f"pictures {k}": v for k, v in enumerate(entry["pictures"])}
     texts |= {f"{key} {k}": each[key] for k, each in enumerate(entry["compared"]) for key in COMPARED}

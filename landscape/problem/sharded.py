@@ -104,6 +104,7 @@ class ShardedProblem:
         self.data = Data(data, self.device, first.dtype, self.criterion is output_loss)
         self.data.chunk_size = self.data.samples or None
         count = Terms(self.criterion, terms)
+        self.samples = 1  # until they are counted
         x, y = self.data.first(count)
         if terms is None and (other := with_other_first_labels(self.criterion, x)):
             pair = [self._on(x, labels, 1.0).loss() for x, labels in ((x, y), (other, other["labels"]))]

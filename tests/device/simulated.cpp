@@ -80,8 +80,8 @@ struct Random final : c10::GeneratorImpl {
 };
 
 struct Hooks final : PrivateUse1HooksInterface {
-  bool isBuilt() const { return true; }  // they override functions from torch 2.7 on
-  bool isAvailable() const { return true; }
+  bool isBuilt() const override { return true; }  // they override functions from torch 2.7 on
+  bool isAvailable() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
   const Generator& getDefaultGenerator(DeviceIndex) const override {
     static const Generator usual = make_generator<Random>(at::detail::createCPUGenerator());
@@ -234,6 +234,20 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(const Tensor& grad, cons
   return {back(dx), back(dw), back(db)};
 }
 
+// Its schema does not say that the running statistics are written: the fallback would not copy them back.
+std::tuple<Tensor, Tensor, Tensor> batch_norm(const Tensor& x, const std::optional<Tensor>& w,
+                                              const std::optional<Tensor>& bias, const std::optional<Tensor>& mean,
+                                              const std::optional<Tensor>& variance, bool training, double momentum,
+                                              double eps) {
+  const auto own = [](const std::optional<Tensor>& given) {
+    if (given && given->defined()) check_tensor("batch_norm", "operand", *given);
+    return given ? std::optional<Tensor>(on_cpu(*given)) : given;
+  };
+  auto [y, saved_mean, saved_invstd] =
+      native_batch_norm(on_cpu(x), own(w), own(bias), own(mean), own(variance), training, momentum, eps);
+  return {back(y), back(saved_mean), back(saved_invstd)};
+}
+
 }  // namespace kernel
 }  // namespace
 
@@ -252,6 +266,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("resize_", kernel::resize);
   m.impl("set_.source_Storage_storage_offset", kernel::set_part);
   m.impl("set_.source_Storage", kernel::set_whole);
+  m.impl("native_batch_norm", kernel::batch_norm);
   m.impl("convolution_overrideable", kernel::convolution);
   m.impl("convolution_backward_overrideable", kernel::convolution_backward);
 }

@@ -1,7 +1,7 @@
 """A second device, "sim", for machines without one; ``python -m tests.device.simulated ARGUMENTS…`` is ``landscape`` there.
 
 It is registered with torch for as long as the process lives, so that the tests use it in processes of their own.
-LANDSCAPE_SIM_FLOAT64=0 in the environment takes float64 from it.
+LANDSCAPE_SIM_FLOAT64=0 in the environment takes float64 from it. ``doctor`` makes the calls of tests/device/calls.py, too.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import filelock
 import torch
+from torch.torch_version import TorchVersion
 from torch.utils import cpp_extension
 
 SOURCE = Path(__file__).with_name("simulated.cpp")
@@ -28,6 +29,8 @@ def missing() -> str:
     """The reason why the device cannot be built here; "" if it can."""
     if sys.platform != "linux":
         return f"the simulated device is built on Linux, not on {sys.platform}"
+    if TorchVersion(torch.__version__) < "2.7":  # whose devices register generators in another way
+        return f"the simulated device needs torch 2.7, this is {torch.__version__}"
     return (
         ""
         if shutil.which(COMPILER)
@@ -93,6 +96,8 @@ def register() -> None:
 
 if __name__ == "__main__":
     register()
-    from landscape.cli import main
+    from landscape.cli import main, self_test
+    from tests.device.calls import MORE
 
+    self_test.CALLS |= MORE
     main()
