@@ -171,8 +171,8 @@ def test_the_command_of_disagreement_is_the_function(trained: Path, tmp_path: Pa
         assert getattr(saved, name) == pytest.approx(getattr(found, name), rel=1e-6)
     one_line(command("disagreement", last, "-o", out), 1, "finished landscape.disagreement", "--force")
     torch.save(landscape.models.build("mlp", widths=[6, 8, 3]).state_dict(), tmp_path / "one.pt")
-    own = ("--model", "mlp(widths=[6, 8, 3])", "--data", "synthetic")
-    one_line(command("disagreement", tmp_path / "one.pt", *own), 2, "one.pt: learners: 1", "≥ 2")
+    own = ("--model", "mlp(widths=[6, 8, 3])", "--data", "synthetic(dimension=6, classes=3)")
+    one_line(command("disagreement", tmp_path / "one.pt", *own), 2, "learners: 1", "≥ 2")
     with pytest.raises(OperationError):
         landscape.disagreement(run, run.weights[:1].expand(2, -1))
 

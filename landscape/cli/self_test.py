@@ -177,7 +177,7 @@ class Compared:
 
     @property
     def same(self) -> bool:
-        """Whether the difference is allowed."""
+        """True if the difference is allowed."""
         return self.difference <= self.allowed
 
 
