@@ -147,10 +147,11 @@ def test_a_run_brings_its_learners_and_its_settings(tmp_path: Path) -> None:
     assert landscape.smoothing(run, draws=2, k=1).lr == run.lr
     assert landscape.disagreement(run, k=1, label="mine").label == "mine"
     for name in ("noise", "smoothing", "disagreement"):
+        own_step = {"lr": 0.1, "local_batch": 10} if name == "noise" else {}
         with pytest.raises(
             InputError, match="weights: missing; a problem has no learners, give theirs .* or the run"
         ):
-            getattr(landscape, name)(run.problem())
+            getattr(landscape, name)(run.problem(), **own_step)
     with pytest.raises(InputError, match="lr, local_batch: missing"):
         landscape.noise(run.problem(), run.weights)
 

@@ -227,6 +227,7 @@ def stability(
     own_lr, rule_limit, rule_delay = operating_point(run) if run else (math.nan, None, 0)
     lr, own_limit = own_lr if lr is None else lr, rule_limit if own_limit is None else own_limit
     own_delay = rule_delay if own_delay is None else own_delay
+    positive("own_delay", own_delay, least=0)
     if isinstance(precondition, bool):
         if precondition and run is None:
             raise InputError("precondition: True is not allowed for a problem, whose optimizer is not known")
