@@ -168,7 +168,7 @@ def limits(delays: Sequence[int], momentum: float) -> Array:
         >>> limits([0, 1], momentum=0.9).round(4).tolist()  # none, ordinary, shifted
         [[2.0, 1.0], [3.8, 0.1], [3.8, 0.19]]
     """
-    if isinstance(delays, bool) or not np.iterable(delays):
+    if not np.iterable(delays):
         raise InputError(f"delays: {delays!r} is not allowed, it must be a sequence of whole numbers ≥ 0")
     settings = ((0.0, "ordinary"), (momentum, "ordinary"), (momentum, "shifted"))
     return np.array([[max_stable_step(tau, m, form) for tau in delays] for m, form in settings])
