@@ -57,7 +57,7 @@ def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entr
     """
     runs = [entry.run for entry in entries if entry.run]
     if len(runs) < len(entries):
-        raise InputError("equal_loss: a problem has no run with earlier checkpoints, give checkpoints")
+        raise InputError("equal_loss: a problem has no earlier checkpoints, give runs or their files instead")
     for run in runs:
         if run.path is None:
             raise InputError(f"equal_loss: {run.label} is not of a file, give the run's checkpoint")

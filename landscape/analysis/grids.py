@@ -291,7 +291,7 @@ def line(
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Line:
-    """Loss and accuracy of ``problem`` at ``points`` weights on a line.
+    """Loss and accuracy at ``points`` weights along a direction from the centre, or between two weights.
 
     Args:
         problem: the loss; its model is evaluated in eval mode. Or a run, on its training set.
@@ -328,7 +328,8 @@ def line(
     problem = problem_of(problem, sharded=True)
     positive("points", points, least=2)
     if (direction is None) == (weights is None):
-        raise InputError("direction, weights: a line takes one of the two, and not both")
+        given = "neither" if direction is None else "both"
+        raise InputError(f"direction, weights: {given} is not allowed, a line takes one of the two")
     size, name = len(problem.weights), "direction" if weights is None else "weights"
     vectors, shape = (direction, (size,)) if weights is None else (weights, (2, size))
     expect(name, vectors, Tensor)

@@ -151,7 +151,7 @@ def sharpness(
     progress: Progress | None = None,
     **about: Unpack[Provenance],
 ) -> Sharpness:
-    """How far the loss rises within ρ of the weights: (adaptive) worst-case or average-case m-sharpness.
+    """Worst rise of the loss within ρ of the weights, or its mean over N(0, ρ²): (adaptive) m-sharpness.
 
     The definitions are those of Andriushchenko et al. (arXiv 2302.07011), after Kwon et al. (2021) for
     ``adaptive`` and Foret et al. (2021) for ``m``, with the logits as they are; pairs ±δ and the search are

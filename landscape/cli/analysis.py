@@ -432,4 +432,6 @@ def __getattr__(name: str) -> click.Command:
         name,
         (f"{plain(texts[0])}\n\nExample:\n    landscape {title} runs/ss runs/dp{values} --plot {title}.png"),
     )
-    return command(title, analysis=analysis_options(function, seed=drawn, **own))(run)
+    made: click.Command = command(title, analysis=analysis_options(function, seed=drawn, **own))(run)
+    globals()[name] = made  # once: Sphinx changes the signatures of what it has documented
+    return made

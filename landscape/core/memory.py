@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core.errors import InputError
-from landscape.core.options import of_run, positive
+from landscape.core.options import check_origin, of_run, positive
 
 T = TypeVar("T")
 
@@ -312,6 +312,7 @@ def bounded(need: Callable[..., Need], *of_the_run: str) -> Callable[[Callable[P
                 call = signature.bind(*args, **kwargs)
             except TypeError:  # the call itself says so with the function's name
                 return None
+            check_origin(function.__name__, call.arguments.get("about", ()))
             run: Any = call.arguments.get("problem")
             if (problem := of_run(run)) is not run:  # which reads its data once
                 call.arguments["problem"] = problem

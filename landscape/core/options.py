@@ -207,6 +207,16 @@ def expect(where: str, given: Any, *kinds: type) -> None:
     raise InputError(f"{where}: a {type(given).__name__} is not allowed, it must be {allowed}", remedy)
 
 
+# The fields that results have of their origin (results.base.Provenance).
+ORIGIN = ("split", "label", "source", "source_sha256")
+
+
+def check_origin(function: str, about: Iterable[str]) -> None:
+    """Raise TypeError, as Python does, where a keyword that ``function`` passes on to its result is unknown."""
+    if wrong := [name for name in about if name not in ORIGIN]:
+        raise TypeError(f"{function}() got an unexpected keyword argument '{wrong[0]}'")
+
+
 def of_run(given: Any) -> Any:
     """The problem of a run, which is whatever has a method ``problem``; anything else as it is."""
     return given.problem() if callable(getattr(type(given), "problem", None)) else given

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.core.errors import InputError, OperationError
-from landscape.core.options import positive, toml_value
+from landscape.core.options import check_origin, positive, toml_value
 from landscape.core.progress import Progress, no_progress
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import top_eigenvalues
@@ -222,6 +222,7 @@ def stability(
         (9.0, [2.0, 1.0])
     """
     table, run = limits(delays, momentum), problem if isinstance(problem, Checkpoint) else None
+    check_origin("stability", about)
     about = run.about() | about if run else about
     problem = problem_of(problem)
     own_lr, rule_limit, rule_delay = operating_point(run) if run else (math.nan, None, 0)
@@ -313,6 +314,7 @@ def minima(
     """
     positive("rate_tol", rate_tol)
     run = problem if isinstance(problem, Checkpoint) else None
+    check_origin("minima", about)
     about = run.about() | about if run else about
     if weight_decay is None:
         weight_decay = _weight_decay(run) if run else 0.0
