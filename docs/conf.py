@@ -35,7 +35,7 @@ nitpick_ignore_regex = [
         r"py:.*",
         r"(torch|numpy|np|nn|pd|xr|h5py|click|matplotlib|collections|contextlib|pathlib|abc|dist)\..*",
     ),
-    (r"py:(class|exc)", r"(Path|Figure|Axes|Picture|Compared|Judge|OutOfTimeError|tuple\[str)"),
+    (r"py:(class|exc)", r"(Path|Figure|Axes|Picture|Compared|Judge|OutOfTimeError|Sizes|tuple\[str)"),
     (
         r"py:class",
         r"landscape\..*\.(T|F|R|Run|Point|Cell|UserData|Spec|Workers|Group|Record|MeanLoss|Gradients|StepState|"

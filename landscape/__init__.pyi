@@ -57,7 +57,6 @@ from landscape.plots import draw as draw
 from landscape.problem.problem import Problem as Problem
 from landscape.problem.sharded import ShardedProblem as ShardedProblem
 from landscape.reports.page import report as report
-from landscape.results.base import Result as Result
 from landscape.results.base import save as save
 from landscape.results.comparison import Comparison as Comparison
 from landscape.results.curvature import BatchSharpness as BatchSharpness

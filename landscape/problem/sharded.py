@@ -38,7 +38,7 @@ class ShardedProblem:
 
     A vector holds what belongs to the parameters on this rank, (n,), each number times √s, s = 1 of so many
     ranks with the same one, so that an inner product is the sum of the ranks' own (:meth:`total`).
-    :meth:`unflatten` gives its parts by parameter.
+    ``unflatten`` gives its parts by parameter.
 
     Args:
         model: with parameters as DTensors (``fully_shard``, ``parallelize_module``), or in a
@@ -160,7 +160,7 @@ class ShardedProblem:
             weights: (n,); default: the model's own.
 
         Returns:
-            A :class:`landscape.curvature.sharded.ShardedHessian`.
+            A ``ShardedHessian``, as :class:`landscape.HessianOperator` with ``@``, ``shape`` and ``products``.
 
         Example:
             >>> hessian = problem.hessian()
