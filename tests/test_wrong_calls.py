@@ -67,7 +67,9 @@ def test_a_bool_is_no_number(name: str, key: str) -> None:
 
 @pytest.mark.parametrize("name", about_a_problem())
 def test_an_unknown_keyword_is_refused_with_the_name_of_the_function(name: str) -> None:
-    with pytest.raises(TypeError, match=rf"\b{name}(\.__init__)?\(\) got an unexpected keyword argument 'no_such_thing'"):
+    with pytest.raises(
+        TypeError, match=rf"\b{name}(\.__init__)?\(\) got an unexpected keyword argument 'no_such_thing'"
+    ):
         called(name, no_such_thing=1)
 
 

@@ -152,7 +152,7 @@ def _option(parameter: inspect.Parameter, said: str | None, own: Settings) -> cl
         found |= {"flag": f"--{flag}/--not-{flag}"} if default is True else {"is_flag": True}
     if several:
         found["multiple"] = True
-    if default not in (None, inspect.Parameter.empty):
+    if default not in (None, inspect.Parameter.empty, ()):
         found["default"] = default
     elif default is not None and not several and not {"default", "is_flag"} & {*known, *found}:
         found["required"] = "None" not in annotation

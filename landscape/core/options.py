@@ -212,7 +212,7 @@ ORIGIN = ("split", "label", "source", "source_sha256")
 
 
 def check_origin(function: str, about: Iterable[str]) -> None:
-    """Raise TypeError, as Python does, where a keyword that ``function`` passes on to its result is unknown."""
+    """Raise TypeError, as Python does, at an unknown keyword that ``function`` passes on to its result."""
     if wrong := [name for name in about if name not in ORIGIN]:
         raise TypeError(f"{function}() got an unexpected keyword argument '{wrong[0]}'")
 

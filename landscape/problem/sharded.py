@@ -160,7 +160,7 @@ class ShardedProblem:
             weights: (n,); default: the model's own.
 
         Returns:
-            A ``ShardedHessian``, as :class:`landscape.HessianOperator` with ``@``, ``shape`` and ``products``.
+            A ``ShardedHessian``: as :class:`landscape.HessianOperator` with ``@``, ``shape``, ``products``.
 
         Example:
             >>> hessian = problem.hessian()
