@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from torch import Tensor
 
@@ -47,7 +47,7 @@ def spectrum(
     problem: Problem | Run | SymmetricMatrix,
     k: int = 0,
     *,
-    quantities: Sequence[str] = (),
+    quantities: Sequence[Literal["extremes", "trace", "density"]] = (),
     matrix: str = "hessian",
     part: Part = None,
     derivatives: str = "auto",

@@ -117,9 +117,14 @@ class ListType(click.ParamType):  # type: ignore[type-arg]  # no generic class i
         return tuple(numbers(where, value, self.example, kind=self.kind, least=0))
 
 
+def _annotation(parameter: inspect.Parameter) -> str:
+    """The parameter's annotation, text for a choice of words, which its function checks."""
+    return re.sub(r"Literal\[.*?\]", "str", str(parameter.annotation))
+
+
 def is_plain(parameter: inspect.Parameter) -> bool:
     """True if the parameter is a number, a text, a flag, or several of these."""
-    annotation = str(parameter.annotation).partition(" | ")[0]
+    annotation = _annotation(parameter).partition(" | ")[0]
     return (_SEVERAL.sub(r"\1", annotation)) in _TYPES
 
 
@@ -137,7 +142,7 @@ def options_of(function: Callable[..., Any], *names: str, **own: Settings) -> li
 
 def _option(parameter: inspect.Parameter, said: str | None, own: Settings) -> click.Parameter:
     """The option of a parameter, of which its Args have ``said`` something."""
-    annotation = str(parameter.annotation)
+    annotation = _annotation(parameter)
     several = re.fullmatch(r"tuple\[(\w+), \.\.\.\]", annotation)
     known = {**SHARED.get(parameter.name, {}), **own}
     found: dict[str, Any] = {"help": said} if said else {}

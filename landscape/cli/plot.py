@@ -133,8 +133,9 @@ def plot(
         return
     common.make_folder(picture.parent)
     check_title("--title", title)
+    given["style"] = style
     try:
-        plots.draw(results, picture, style=style, dpi=dpi, **given)
+        plots.draw(results, picture, dpi=dpi, **given)
     except LandscapeError:
         raise
     except (ArithmeticError, LookupError, ValueError) as error:  # numbers that no axis takes

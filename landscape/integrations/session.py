@@ -87,7 +87,7 @@ class Spectrum:
     def compute(self, problem: Problem, about: Provenance) -> Result:
         """The parts that are asked for, of the Hessian at the centre of ``problem``."""
         drawn = self.k or {"extremes", "density"} & {*self.quantities}
-        quantities = self.quantities if drawn else ("extremes", *self.quantities)
+        quantities: Any = self.quantities if drawn else ("extremes", *self.quantities)
         return spectrum(problem, self.k, quantities=quantities, seed=self.seed, **about)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib import rcParams
@@ -30,7 +30,7 @@ def draw(
     results: Any,
     path: str | Path | None = None,
     *,
-    style: str = "contour",
+    style: Literal["contour", "hillshade", "surface", "difference"] = "contour",
     ax: Axes | None = None,
     axes: Mapping[str, Axes] | None = None,
     visuals: Mapping[str, bool | Mapping[str, Any]] | None = None,

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import h5py
 import numpy as np
@@ -191,7 +191,7 @@ class Result:
         self,
         path: str | Path | None = None,
         *,
-        style: str = "contour",
+        style: Literal["contour", "hillshade", "surface", "difference"] = "contour",
         ax: Axes | None = None,
         **options: Any,
     ) -> Figure:
