@@ -26,6 +26,7 @@ MORE: dict[str, dict[str, Any]] = {
     "line": {"direction": torch.ones(8)},
     "batch_sharpness": {"batch": 4},
     "noise_scale": {"batch": 4},
+    "minima": {"delays": (0,), "rate_tol": 0.5},
     "noise_alignment": {"batch": 4, "k": 2},
     "spectrum": {"quantities": ("extremes", "trace", "density")},
     "hessian_grid": {"grid": 2},
