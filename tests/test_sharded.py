@@ -383,6 +383,7 @@ def refused(group: Any) -> None:
         lambda: landscape.top_eigenvalues(problem, precondition=torch.ones(3)),
         lambda: landscape.extreme_eigenvalues(problem, derivatives="exact"),
         lambda: landscape.density(problem, 1, 2, max_memory=2**40),
+        lambda: landscape.contour(problem, plane, 3, max_memory=2**40),
         lambda: problem.hessian().to_scipy(),
         lambda: landscape.HessianOperator(problem),
         lambda: landscape.contour(problem, plane, bn="train"),

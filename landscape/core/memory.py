@@ -342,6 +342,8 @@ def bounded(need: Callable[..., Need], *of_the_run: str) -> Callable[[Callable[P
                 args, kwargs = call.args, call.kwargs  # type: ignore[assignment]
             wanted = None if own is None and _SPARE.get() is not None else needed(*args, **kwargs)
             if wanted is None:
+                if own is not None and call and hasattr(call.arguments.get("problem"), "ranks"):
+                    raise InputError("max_memory: not allowed for a problem on several ranks (no forecast)")
                 return function(*args, **kwargs)
             with at_most(own):
                 token = _SPARE.set(_admitted(function.__name__, wanted))
