@@ -25,6 +25,7 @@ import landscape
 from landscape import HessianOperator, Problem
 from landscape.curvature.search import start_vector
 from landscape.curvature.trace import hutchpp
+from tests.battery.case import Net
 
 once = torch.autograd.function.once_differentiable
 TOL = 1e-3
@@ -152,19 +153,6 @@ class Patches(nn.Module):
         h = torch.cat((self.token.expand(len(h), -1, -1), h), 1) + self.places
         out: Tensor = self.head(self.norm(self.block(h))[:, 0])
         return out
-
-
-class Net(nn.Module):
-    """``forward`` is a function over modules and parameters by name."""
-
-    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self.function = function
-
-    def forward(self, x: Any) -> Any:
-        return self.function(self, x)
 
 
 def mlp(act: Callable[[], nn.Module], norm: Callable[[int], nn.Module] | None = None) -> nn.Sequential:
