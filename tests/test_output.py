@@ -8,6 +8,7 @@ import json
 import math
 import re
 import shlex
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -170,6 +171,42 @@ def test_completion_offers_commands_and_values() -> None:
     ):
         found = of.get_completions(before, last)
         assert [item.value if item.type == "plain" else item.type for item in found] == offered
+
+
+HELP = """
+import json, sys
+import click
+import landscape.cli
+from click.shell_completion import get_completion_class
+from landscape.core import registry
+
+shell = get_completion_class("bash")(landscape.cli.group, {}, "landscape", "_LANDSCAPE_COMPLETE")
+texts = {}
+for name in registry.commands.names():
+    with click.Context(landscape.cli.group, resilient_parsing=True) as context:
+        command = landscape.cli.group.get_command(context, name)
+        texts[name] = command.get_help(click.Context(command, info_name=name))
+    assert shell.get_completions([name], "--h")
+for words in (["figures", "fig2"], ["train", "mnist"], ["contour", "--norm", ""]):
+    assert shell.get_completions(words[:-1], words[-1])
+sys.argv = ["landscape", "contour", "--help"]
+try:
+    landscape.cli.main()
+except SystemExit:
+    pass
+print(json.dumps([texts, sorted(sys.modules)]))
+"""
+
+
+def test_help_and_completion_say_what_the_commands_say_without_an_import_of_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
+    *_, line = done.stdout.splitlines()
+    texts, modules = json.loads(line)
+    assert {"torch", "numpy", "scipy", "h5py", "pandas", "landscape.cli.grids"}.isdisjoint(modules)
+    for name in registry.commands.names():
+        command = landscape.cli.group.get_command(click.Context(landscape.cli.group), name)
+        assert command is not None
+        assert texts[name] == command.get_help(click.Context(command, info_name=name))
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

@@ -45,7 +45,7 @@ class Folders:
 
 
 @command(
-    names={"argument": True, "metavar": "[NAME…]", "shell_complete": names(figure.names)},
+    names={"argument": True, "metavar": "[NAME…]", "shell_complete": names(scales.names)},
     every={"flag": "--all"},
     scale={"type": Choice(SCALES)},
     budget={"metavar": "TIME"},
