@@ -332,8 +332,8 @@ def verify_and_refine(
 ) -> RitzPairs:
     """The pairs of a search, verified and refined with ``products`` (k, P) -> (k, P) of the exact operator.
 
-    ``errors``: a list to which ``products`` adds the largest error of each; with the rounding of the vectors it
-    is added to the residuals.
+    ``errors``: a list to which ``products`` adds the largest error of each; with the rounding of the vectors
+    it is added to the residuals.
 
     The values are those of the exact operator in the span of the vectors (Rayleigh–Ritz). Where a residual r
     misses the tolerance because the search's operator was an approximation, the span is widened by (A − λ)⁻¹r
