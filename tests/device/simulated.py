@@ -100,4 +100,6 @@ if __name__ == "__main__":
     from tests.device.calls import MORE
 
     self_test.CALLS |= MORE
+    # The tests ask for numbers: each call once, where doctor asks for the faster of two.
+    self_test.timed = lambda call, at: (dict(self_test.numbers(call(at))), 1.0)
     main()

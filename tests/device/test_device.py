@@ -66,7 +66,6 @@ def test_a_call_gives_the_numbers_of_the_cpu(call: str, rows: Rows) -> None:
     allowed = max((value for part, value in ROUNDING.items() if part in call), default=0.0)
     assert rows[call]["error"] == ""
     assert rows[call]["difference"] <= allowed
-    assert rows[call]["ratio"] > 0
 
 
 FLOAT64 = """
@@ -204,6 +203,7 @@ def test_doctor_says_which_calls_differ(command: Command, monkeypatch: pytest.Mo
     right, wrong, broken = out.splitlines()[-3:]
     assert right.startswith("| right | 0.0e+00 | 1e-02 |")
     assert right.endswith("| ok |")
+    assert float(right.split("|")[4]) > 0  # how many times as long it takes
     assert wrong.startswith("| wrong | 2.0e-02 |")
     assert wrong.endswith("| DIFFERS |")
     assert broken.endswith("| RuntimeError: no such kernel |")
