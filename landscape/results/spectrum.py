@@ -465,7 +465,7 @@ class CurvatureTable(MatrixResult):
 
     @property
     def converged(self) -> bool:
-        """Whether all residuals met the tolerance."""
+        """True if all residuals met the tolerance."""
         return bool(np.all(self.met))
 
     def describe(self) -> list[Row]:
