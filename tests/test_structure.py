@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import landscape
+from tests.mutants import MUTANTS
 
 pytestmark = pytest.mark.xdist_group("source")  # it is parsed once
 PACKAGE = Path(__file__).parents[1] / "landscape"
@@ -84,6 +85,13 @@ def test_the_import_test_sees_circles_and_every_import(tmp_path: Path) -> None:
     assert imported(path) == {"landscape.plots", "landscape.cli", "landscape.core.errors"}
     with pytest.raises(graphlib.CycleError):
         tuple(graphlib.TopologicalSorter({"a": {"b"}, "b": {"a"}}).static_order())
+
+
+def test_the_faults_of_the_mutants_are_40_and_stand_in_their_files() -> None:
+    """Each once, so that ``python -m tests.mutants`` can put it there."""
+    faults = [fault for group in MUTANTS.values() for fault in group]
+    assert len(faults) == 40
+    assert [(name, old) for name, old, _ in faults if (PACKAGE / name).read_text().count(old) != 1] == []
 
 
 def test_the_package_has_only_rooms() -> None:
