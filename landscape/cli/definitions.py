@@ -54,8 +54,9 @@ class Definitions(dict[str, Any]):
         source = path / "__init__.py" if self._package else path.with_suffix(".py")
         stub = source.with_suffix(".pyi")  # has the names that a package imports when they are used
         self._path = stub if stub.exists() else source
-        # A module that exists stands for this one: dataclasses look for that of a class.
-        self |= {"__name__": __name__, "__file__": str(source)}
+        # A module that exists stands for this one: dataclasses look for that of a class. What a module
+        # imports by name are definitions, too.
+        self |= {"__name__": __name__, "__file__": str(source), "import_module": _module}
         tree = ast.parse(self._path.read_text("utf-8"))
         self._statements = {name: statement for statement in tree.body for name in _bound(statement)}
 
@@ -135,7 +136,7 @@ def _used(of: ast.ClassDef) -> Iterator[str]:
 def _module(name: str) -> Any:
     """A module: imported, if that is done already or is quick; of this package, its definitions."""
     top = name.partition(".")[0]
-    if name != ROOT.name and (name in sys.modules or top in sys.stdlib_module_names or top == "click"):
+    if name in sys.modules or top in sys.stdlib_module_names or top == "click":
         return importlib.import_module(name)
     return _Module(name) if top == ROOT.name else _Absent()
 
