@@ -94,9 +94,9 @@ def table_need(problem: Any, **_: Any) -> Need:
     return needs.curved(problem, kept(problem) + max(1 + needs.basis(problem, 2), 4 * at_once(problem)))
 
 
-@shows_progress("a larger residual_tol=, a smaller draws= or a part of the data")
 @numerics(1)
 @bounded(table_need)
+@shows_progress("a larger residual_tol=, a smaller draws= or a part of the data")
 def curvature_table(
     problem: Problem | Run,
     by: str | Sequence[str] = "block",

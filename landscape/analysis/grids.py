@@ -68,9 +68,9 @@ def _contour_need(problem: Any, grid: Any, max_memory: Any, **_: Any) -> Need:
     return needs.evaluated(problem, (4 if blocks else 2) + blocks / problem.weights.nbytes, held, max_memory)
 
 
-@shows_progress("a smaller grid= or a part of the data")
 @numerics(1)
 @bounded(_contour_need)
+@shows_progress("a smaller grid= or a part of the data")
 def contour(
     problem: Problem | Run,
     plane: Plane,
@@ -275,8 +275,8 @@ def _line_need(problem: Any, points: Any, max_memory: Any, **_: Any) -> Need:
     return needs.evaluated(problem, 5 if chain(problem) else 3, held, max_memory)
 
 
-@shows_progress("a smaller points= or a part of the data")
 @bounded(_line_need)
+@shows_progress("a smaller points= or a part of the data")
 def line(
     problem: Problem | Run,
     direction: Tensor | None = None,
@@ -388,9 +388,9 @@ def _hessian_grid_need(problem: Any, grid: Any, **_: Any) -> Need:
     return needs.curved(problem, 3 + needs.basis(problem, 2), HESSIAN_POINT * needs.points(grid))
 
 
-@shows_progress("a smaller grid=, a larger residual_tol= or a part of the data")
 @numerics(1)
 @bounded(_hessian_grid_need)
+@shows_progress("a smaller grid=, a larger residual_tol= or a part of the data")
 def hessian_grid(
     problem: Problem | Run,
     plane: Plane,

@@ -154,8 +154,8 @@ def _learning_coefficient_need(problem: Any, chains: Any, **_: Any) -> Need:
     return needs.need(problem, 7 * needs.count(chains) + 2, 2 * needs.count(chains))
 
 
-@shows_progress("a larger relative_error= or a smaller max_steps=")
 @bounded(_learning_coefficient_need)
+@shows_progress("a larger relative_error= or a smaller max_steps=")
 def learning_coefficient(
     problem: Problem | Run,
     batch: int = BATCH,

@@ -56,9 +56,9 @@ def _noise_need(problem: Any, weights: Any, **_: Any) -> Need:
     return needs.curved(problem, 5 * needs.rows(weights) + 4 * needs.double(problem))
 
 
-@shows_progress("a smaller draws=")
 @numerics(1)
 @bounded(_noise_need, "weights", "lr", "local_batch")
+@shows_progress("a smaller draws=")
 def noise(
     problem: Problem | Run,
     weights: Tensor | None = None,
@@ -183,8 +183,8 @@ def _noise_scale_need(problem: Any, weights: Any, gradient: Any, **_: Any) -> Ne
     return needs.need(problem, 4 + 2 * learners + (groups + 2) * needs.double(problem), 2)
 
 
-@shows_progress("a larger relative_error=")
 @bounded(_noise_scale_need, "batch")
+@shows_progress("a larger relative_error=")
 def noise_scale(
     problem: Problem | Run,
     batch: int | None = None,
@@ -316,8 +316,8 @@ def _noise_alignment_need(problem: Any, k: Any, **_: Any) -> Need:
     return needs.curved(problem, max((1 + needs.double(problem)) * vectors + block, search))
 
 
-@shows_progress("a larger relative_error=")
 @bounded(_noise_alignment_need, "batch")
+@shows_progress("a larger relative_error=")
 def noise_alignment(
     problem: Problem | Run,
     batch: int | None = None,

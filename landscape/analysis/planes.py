@@ -242,8 +242,8 @@ def learners_plane(problem: Problem | Run, weights: Tensor) -> Plane:
     return _plane(problem, mean, directions, "learners", axes, every, names, seed=0, explained=explained)
 
 
-@shows_progress("a larger residual_tol= or a part of the data")
 @bounded(lambda problem, **_: needs.curved(problem, 5 + needs.basis(problem, 2)))
+@shows_progress("a larger residual_tol= or a part of the data")
 def eigen_plane(
     problem: Problem | Run,
     *,

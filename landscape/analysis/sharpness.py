@@ -133,8 +133,8 @@ def _sharpness_need(problem: Any, starts: Any, **_: Any) -> Need:
     return needs.need(problem, 8 + needs.count(starts) + 2 * needs.double(problem), 2)
 
 
-@shows_progress("a larger relative_error= or a smaller max_draws=")
 @bounded(_sharpness_need)
+@shows_progress("a larger relative_error= or a smaller max_draws=")
 def sharpness(
     problem: Problem | Run,
     rho: float,

@@ -41,9 +41,9 @@ def _spectrum_need(problem: Any, k: Any, quantities: Any, **options: Any) -> Nee
     return max(asked, key=lambda need: need.fixed)
 
 
-@shows_progress("a smaller k= or draws= or a part of the data")
 @numerics(1)
 @bounded(_spectrum_need)
+@shows_progress("a smaller k= or draws= or a part of the data")
 def spectrum(
     problem: Problem | Run | SymmetricMatrix,
     k: int = 0,

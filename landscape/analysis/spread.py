@@ -53,8 +53,8 @@ def _disagreement_need(problem: Any, weights: Any, k: Any, **_: Any) -> Need:
     return needs.curved(problem, 2 * needs.rows(weights) + needs.several(problem, k))
 
 
-@shows_progress("a larger residual_tol=")
 @bounded(_disagreement_need, "weights")
+@shows_progress("a larger residual_tol=")
 def disagreement(
     problem: Problem | Run,
     weights: Tensor | None = None,
@@ -269,9 +269,9 @@ def _smoothing_need(problem: Any, weights: Any, k: Any, draws: Any, trajectory: 
     return needs.curved(problem, needs.rows(weights) + search + 6 + route)
 
 
-@shows_progress("a smaller draws= or k=")
 @numerics(1)
 @bounded(_smoothing_need, "weights", "lr")
+@shows_progress("a smaller draws= or k=")
 def smoothing(
     problem: Problem | Run,
     weights: Tensor | None = None,

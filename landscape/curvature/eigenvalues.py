@@ -416,8 +416,8 @@ def ends_need(problem: Any, part: Any = None, **_: Any) -> Need:
     return needs.curved(problem, 1 + needs.basis(problem, 2, part), part=part)
 
 
-@shows_progress("a larger residual_tol= or a part of the data")
 @bounded(ends_need)
+@shows_progress("a larger residual_tol= or a part of the data")
 def extreme_eigenvalues(
     problem: Problem | Run | SymmetricMatrix,
     residual_tol: float = RESIDUAL_TOL,
@@ -480,8 +480,8 @@ def top_need(problem: Any, k: Any, max_products: Any, part: Any, **_: Any) -> Ne
     return needs.curved(problem, 1 + needs.several(problem, k, max_products, part), part=part)
 
 
-@shows_progress("a smaller k=, a larger residual_tol= or a part of the data")
 @bounded(top_need)
+@shows_progress("a smaller k=, a larger residual_tol= or a part of the data")
 def top_eigenvalues(
     problem: Problem | Run | SymmetricMatrix,
     k: int = 1,

@@ -99,8 +99,8 @@ def density_need(problem: Any, draws: Any, steps: Any, part: Any, **_: Any) -> N
     return needs.curved(problem, at_once * (basis + 4), part=part)
 
 
-@shows_progress("a smaller draws= or steps= or a part of the data")
 @bounded(density_need)
+@shows_progress("a smaller draws= or steps= or a part of the data")
 def density(
     problem: Problem | Run | SymmetricMatrix,
     draws: int = DRAWS,
@@ -254,8 +254,8 @@ def trace_need(problem: Any, products: Any, part: Any, **_: Any) -> Need:
     return needs.curved(problem, 6 * needs.count(products) / 3 + BLOCK, part=part)
 
 
-@shows_progress("a smaller products= or a part of the data")
 @bounded(trace_need)
+@shows_progress("a smaller products= or a part of the data")
 def trace(
     problem: Problem | Run | SymmetricMatrix,
     products: int = TRACE_PRODUCTS,

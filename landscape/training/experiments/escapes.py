@@ -268,8 +268,8 @@ EXCESS, GROWTH, LEAST_STEPS = 0.1, 3.0, 100
 WIDEN, ATTEMPTS = 1.3, 10
 
 
-@shows_progress("a larger rate_tol=")
 @numerics(1)
+@shows_progress("a larger rate_tol=")
 def minima(
     problem: Problem | Run,
     delays: Sequence[int] = MINIMUM_DELAYS,
