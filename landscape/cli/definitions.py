@@ -78,7 +78,7 @@ class Definitions(dict[str, Any]):
         return self[name]
 
     def _imported(self, statement: ast.Import | ast.ImportFrom, name: str) -> Any:
-        """What ``statement`` binds to ``name``."""
+        """The object that ``statement`` binds to ``name``."""
         alias = next(each for each in statement.names if (each.asname or each.name.split(".")[0]) == name)
         if isinstance(statement, ast.ImportFrom):
             assert statement.module
@@ -136,7 +136,8 @@ def _used(of: ast.ClassDef) -> Iterator[str]:
 def _module(name: str) -> Any:
     """A module: imported, if that is done already or is quick; of this package, its definitions."""
     top = name.partition(".")[0]
-    if name in sys.modules or top in sys.stdlib_module_names or top == "click":
+    # The package itself is always imported, but imports its public names when they are asked for.
+    if name != ROOT.name and (name in sys.modules or top in sys.stdlib_module_names or top == "click"):
         return importlib.import_module(name)
     return _Module(name) if top == ROOT.name else _Absent()
 
