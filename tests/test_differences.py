@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import landscape
 from landscape import HessianOperator, InputError, Problem, ProblemWarning
 from landscape.curvature.differences import Differences
-from tests import certified, problems
+from tests import certified, problems, truth
 from tests.conftest import slow_but
 from tests.dense import dense_hessian
 
@@ -238,6 +238,18 @@ def test_networks_of_today_are_within_their_stated_errors(name: str, seed: int) 
     # The interval of a trace is left one time in a hundred, whatever the products.
     assert [key for key, within in found.inside.items() if not within and key != "trace"] == []
     assert not found.ratios or np.median(found.ratios) <= 3
+
+
+OURS = [tool for tool in truth.TOOLS if tool.startswith("landscape")]
+
+
+@pytest.mark.parametrize("name", slow_but(("tanh, LayerNorm", "transformer, padded sequences"), truth.MODELS))
+@pytest.mark.filterwarnings("ignore::landscape.ProblemWarning")
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
+def test_nothing_of_ours_is_wrong_in_the_table_of_packages(name: str) -> None:
+    at = truth.Truth(truth.MODELS[name])
+    found = [truth.outcome(tool, truth.MODELS[name], at) for tool in OURS]
+    assert [one.cell for one in found if one.kind != "refused" and (one.kind != "right" or not one.top)] == []
 
 
 @pytest.mark.parametrize("reentrant", [None, False])
