@@ -242,6 +242,16 @@ def test_help_has_the_commands_in_groups(command: Command) -> None:
     assert places == sorted(places)
     for group in GROUPS.values():
         assert all(f"\n  {name} " in out for name in group)
+    assert "w_a" not in out
+    assert "CKPT" not in out
+    for line in out.partition("\nBegin:\n")[2].splitlines():
+        assert not line.startswith("  ") or line.endswith("."), line  # whole, on one line of 80 columns
+        assert len(line) <= 80
+
+
+def test_an_unknown_command_names_the_most_similar_one(command: Command) -> None:
+    for word, hint in (("contuor", "did you mean 'contour'?"), ("zzz", "landscape --help lists the commands")):
+        assert command(word) == (2, "", f"landscape: no such command '{word}'; {hint}\n")
 
 
 def test_version_names_torch_and_the_devices(command: Command) -> None:
