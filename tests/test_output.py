@@ -190,7 +190,7 @@ texts = {}
 for name in registry.commands.names():
     with click.Context(landscape.cli.group, resilient_parsing=True) as context:
         command = landscape.cli.group.get_command(context, name)
-        texts[name] = command.get_help(click.Context(command, info_name=name))
+        texts[name] = command.get_help(click.Context(command, info_name=name, help_option_names=["-h", "--help"]))
     assert shell.get_completions([name], "--h")
 for words in (["figures", "fig2"], ["train", "mnist"], ["contour", "--norm", ""]):
     assert shell.get_completions(words[:-1], words[-1])
@@ -211,7 +211,9 @@ def test_help_and_completion_say_what_the_commands_say_without_an_import_of_torc
     for name in registry.commands.names():
         command = landscape.cli.group.get_command(click.Context(landscape.cli.group), name)
         assert command is not None
-        assert texts[name] == command.get_help(click.Context(command, info_name=name))
+        assert texts[name] == command.get_help(
+            click.Context(command, info_name=name, help_option_names=["-h", "--help"])
+        )
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
@@ -242,6 +244,19 @@ def test_help_has_the_commands_in_groups(command: Command) -> None:
     assert places == sorted(places)
     for group in GROUPS.values():
         assert all(f"\n  {name} " in out for name in group)
+    assert "w_a" not in out
+    assert "CKPT" not in out
+    for line in out.partition("\nBegin:\n")[2].splitlines():
+        assert not line.startswith("  ") or line.endswith("."), line  # whole, on one line of 80 columns
+        assert len(line) <= 80
+
+
+def test_an_unknown_command_names_the_most_similar_one(command: Command) -> None:
+    for word, hint in (
+        ("contuor", "did you mean 'contour'?"),
+        ("zzz", "landscape --help lists the commands"),
+    ):
+        assert command(word) == (2, "", f"landscape: no such command '{word}'; {hint}\n")
 
 
 def test_version_names_torch_and_the_devices(command: Command) -> None:

@@ -25,6 +25,7 @@ from landscape.cli.definitions import command_of
 from landscape.core import progress, registry
 from landscape.core.errors import explain
 from landscape.core.files import printable
+from landscape.core.options import near
 from landscape.training.processes import children
 
 _HELP = f"{__name__}.help"  # in click's context: the help of a command may be asked for
@@ -52,6 +53,14 @@ class Commands(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[_HELP] = not set(ctx.help_option_names).isdisjoint(args)
         return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and args[0] not in registry.commands:
+            hint = near(args[0], self.list_commands(ctx)) or "; landscape --help lists the commands"
+            ctx.fail(f"no such command '{args[0]}'{hint}")
+        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]

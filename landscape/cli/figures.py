@@ -62,7 +62,9 @@ def figures(
     folders: Folders,
     jobs: processes.Jobs,
 ) -> None:
-    """Make the papers' figures and tables; without a NAME, list them.
+    """Make the papers' figures and tables, or list them.
+
+    Without a NAME, it lists them.
 
     Trains the runs that a figure needs, each once for all figures, and writes DIR/NAME.png, NAME.csv and a
     README.md with the verdicts on all claims and the figures next to the paper's numbers, with --all
