@@ -21,7 +21,7 @@ from landscape.core.progress import Progress, no_progress, portion
 from landscape.core.registry import numerics
 from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
-from landscape.curvature.hessian import HessianOperator
+from landscape.curvature.hessian import HessianOperator, exact_only
 from landscape.curvature.operators import Products
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
@@ -93,8 +93,8 @@ def noise(
         squared step.
 
     Raises:
-        InputError: fewer than 2 learners or draws, a batch below 1, data without numbered samples, or a
-            penalty.
+        InputError: fewer than 2 learners or draws, a batch below 1, data without numbered samples, a penalty,
+            or a model without second derivatives.
 
     Example:
         >>> import torch, landscape
@@ -115,6 +115,7 @@ def noise(
     positive("lr", lr)
     check_unpenalised(problem, "Δ(2) is of the data's minibatches")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
+    exact_only(problem, "noise")
     problem = in_minibatches(problem, local_batch)
     n, mean = len(weights), average(weights)
     gradient, spread = double(problem.gradient(mean)), weights - mean
@@ -356,7 +357,7 @@ def noise_alignment(
         ``value`` and ``standard_error`` of tr(HS)/tr S, C_ii (k,) and γ with their errors.
 
     Raises:
-        InputError: a number that is not allowed, or a penalty.
+        InputError: a number that is not allowed, a penalty, or a model without second derivatives.
 
     Example:
         >>> import torch, landscape
@@ -370,6 +371,7 @@ def noise_alignment(
     precision = Precision(relative_error, min_draws, max_draws)
     positive("k", k, least=1)
     check_unpenalised(problem, "the noise is of the data's minibatches")
+    exact_only(problem, "noise_alignment")
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     problem, parts = minibatches.whole, iter(minibatches)
     pairs = top_eigenvalues(
