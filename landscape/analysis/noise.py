@@ -115,8 +115,8 @@ def noise(
     positive("lr", lr)
     check_unpenalised(problem, "Δ(2) is of the data's minibatches")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
-    exact_only(problem, "noise")
     problem = in_minibatches(problem, local_batch)
+    exact_only(problem, "noise")
     n, mean = len(weights), average(weights)
     gradient, spread = double(problem.gradient(mean)), weights - mean
     terms = _terms_of_delta(problem, weights, mean, gradient)

@@ -307,7 +307,7 @@ def batch_sharpness(
         quantities: what is measured besides: "lambda-max" at w_a over all data, which is most of the work
             where the data is much larger than a minibatch; () for nothing.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
-            By differences a draw takes about ten times as long.
+            By differences a draw takes some twenty times as long: gradients at several steps, in float64.
         relative_error: draw until the standard error of the mean is at most this share of it.
         min_draws, max_draws: at least and at most so many draws. Each takes one gradient and one product over
             ``batch`` samples, or ``local_batch`` for each learner.
@@ -350,7 +350,9 @@ def batch_sharpness(
         measured.append(found)
     top, residual = math.nan, math.nan
     if with_lambda_max:
-        pairs = top_eigenvalues(at_mean.whole, derivatives=by, seed=seed, progress=portion(progress, 1 - part, 1))
+        pairs = top_eigenvalues(
+            at_mean.whole, derivatives=by, seed=seed, progress=portion(progress, 1 - part, 1)
+        )
         top, residual = float(pairs.values[0]), float(pairs.residuals[0])
     return BatchSharpness(
         curvature=measured[0][0, :, 0],

@@ -210,8 +210,10 @@ class HessianOperator(SymmetricOperator):
         self.size = sum(slot.size for slot in self.slots)
         self.derivatives, self._graph_bytes = derivatives, graph_bytes
         known = (UNLIKE, *(slot.name for slot in self.slots))
-        if matrix != "hessian" or derivatives == "exact" or not (
-            derivatives == "differences" or known in problem.checked
+        if (
+            matrix != "hessian"
+            or derivatives == "exact"
+            or not (derivatives == "differences" or known in problem.checked)
         ):
             try:
                 self._take_exact(problem, weights)
