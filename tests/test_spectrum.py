@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import landscape
-from landscape import HessianOperator, InputError, OperationError, Problem
+from landscape import HessianOperator, InputError, Problem
 from landscape.curvature.hessian import MATRICES
 from landscape.curvature.operators import ALONE
 from landscape.curvature.search import find_eigenpairs
@@ -458,14 +457,6 @@ def test_bad_arguments_name_themselves(call, words: str) -> None:  # type: ignor
         call(problem)
     assert "\n" not in str(caught.value)
     assert all(p.grad is None for p in problem.model.parameters())
-
-
-def test_pyhessian_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyhessian", None)
-    with pytest.raises(
-        OperationError, match=r"engine 'pyhessian': pyhessian is not installed; .*\[pyhessian\]"
-    ):
-        landscape.trace(problems.mlp(), engine="pyhessian")
 
 
 def test_batches_that_come_in_another_order_each_time() -> None:

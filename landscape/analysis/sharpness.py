@@ -16,7 +16,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, positive
-from landscape.core.progress import Progress, no_progress, portion
+from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
 from landscape.core.registry import numerics
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.eigenvalues import top_eigenvalues
@@ -134,6 +134,7 @@ def _sharpness_need(problem: Any, starts: Any, **_: Any) -> Need:
 
 
 @bounded(_sharpness_need)
+@shows_progress("a larger relative_error= or a smaller max_draws=")
 def sharpness(
     problem: Problem | Run,
     rho: float,
@@ -148,7 +149,7 @@ def sharpness(
     max_draws: int = MAX_COSTLY,
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Sharpness:
     """Worst rise of the loss within ρ of the weights, or its mean over N(0, ρ²): (adaptive) m-sharpness.
@@ -172,7 +173,7 @@ def sharpness(
         min_draws, max_draws: at least and at most so many draws: minibatches, or pairs ±δ.
         seed: draws minibatches, displacements and starts.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -214,7 +215,7 @@ def sharpness(
         drawn = torch.randn(len(theta), dtype=torch.float64, generator=generator).to(theta)
         return problem.along_weights(drawn)
 
-    found, report = list[Ascent](), progress or no_progress
+    found, report = list[Ascent](), taken(progress)
     for part in _parts(problem, m, seed):
         directions = [normal() for _ in range(starts if worst else 1)]
         if worst:
@@ -272,6 +273,7 @@ BESIDES = ("lambda-max",)
     lambda problem, quantities, **_: needs.curved(problem, needs.basis(problem, 1) if quantities else 4),
     "batch",
 )
+@shows_progress("a larger relative_error=")
 def batch_sharpness(
     problem: Problem | Run,
     batch: int | None = None,
@@ -287,7 +289,7 @@ def batch_sharpness(
     max_draws: int = Precision.max_draws,
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> BatchSharpness:
     """E_B[g_Bᵀ H_B g_B/‖g_B‖²]: the curvature that a minibatch's step meets along itself.
@@ -313,7 +315,7 @@ def batch_sharpness(
             ``batch`` samples, or ``local_batch`` for each learner.
         seed: draws the minibatches.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

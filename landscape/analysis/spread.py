@@ -23,7 +23,7 @@ from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded, spare
 from landscape.core.options import positive
-from landscape.core.progress import Progress, no_progress, portion
+from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
 from landscape.core.registry import numerics
 from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.chain_hessian import ChainHessian
@@ -54,6 +54,7 @@ def _disagreement_need(problem: Any, weights: Any, k: Any, **_: Any) -> Need:
 
 
 @bounded(_disagreement_need, "weights")
+@shows_progress("a larger residual_tol=")
 def disagreement(
     problem: Problem | Run,
     weights: Tensor | None = None,
@@ -65,7 +66,7 @@ def disagreement(
     search: str = "auto",
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Disagreement:
     """The learners' spread and the gradient in the space of the sharpest directions, and ½ tr(HC).
@@ -84,7 +85,7 @@ def disagreement(
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: draws the vector that the search of eigenvalues starts from.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -109,7 +110,7 @@ def disagreement(
     weights = placed(problem, weights, least=2)
     positive("k", k, least=1)
     positive("residual_tol", residual_tol)
-    report = progress or no_progress
+    report = taken(progress)
     spread = _Spread(weights)
     mean, consensus = spread.mean, spread.consensus
     if not 0 < consensus < math.inf:
@@ -280,6 +281,7 @@ def _smoothing_need(problem: Any, weights: Any, k: Any, draws: Any, trajectory: 
 
 @numerics(1)
 @bounded(_smoothing_need, "weights", "lr")
+@shows_progress("a smaller draws= or k=")
 def smoothing(
     problem: Problem | Run,
     weights: Tensor | None = None,
@@ -292,7 +294,7 @@ def smoothing(
     residual_tol: float = RESIDUAL_TOL,
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Smoothing:
     """How the spread of learners at ``weights`` (n, P) smooths the loss of ``problem`` around their mean.
@@ -313,7 +315,7 @@ def smoothing(
         residual_tol: the largest residual of eigenvalues, relative to them.
         seed: draws the displacements.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,14 +24,15 @@ from landscape.checkpoint.user_code import UserData
 from landscape.core import files
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import Lock
-from landscape.core.options import Natural, check_type, choose, positive, toml_text
-from landscape.core.registry import optional
+from landscape.core.options import Natural, check_type, positive, toml_text
+from landscape.core.progress import DELAY
 from landscape.problem.batches import as_tensors
 from landscape.problem.layout import Layout, unwrapped
 from landscape.problem.problem import Loss
 from landscape.training.decomposition import GROUPS
 from landscape.training.own_loop import flat as loop
 from landscape.training.own_loop.observer import Observer
+from landscape.training.own_loop.scalars import open_writer, writer_names
 from landscape.training.run.launch import last_sound
 from landscape.training.run.setup import History, due
 
@@ -39,6 +40,8 @@ from landscape.training.run.setup import History, due
 OPEN = ("loss", "consensus", "samples_per_s", "wait_s", "test_loss", "test_accuracy")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 NEVER = 2**63  # a step that no loop reaches
+# Measurements that take more than this share of a loop's time, and these seconds, are warned of (ours).
+LARGE_SHARE, LONG = 0.5, 10.0
 
 
 class Recorder:
@@ -160,6 +163,8 @@ class Recorder:
         with contextlib.ExitStack() as opened:
             self._open({"train": data} | ({} if test is None else {"test": test}), opened)
             self._opened = opened.pop_all()
+        # The seconds of the recorder's own work, and the beginning of the loop.
+        self._spent, self._began, self._first, self._told = 0.0, time.perf_counter(), self.steps, False
         atexit.register(self._close_at_exit)
 
     def _check_options(self) -> None:
@@ -251,6 +256,28 @@ class Recorder:
         """The next step after ``step`` at which there is something to do."""
         turns = self._every, *self._observer.monitor.turns, self._save_every
         return min(((step // every + 1) * every for every in turns if every), default=NEVER)
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the seconds of the recorder's own work."""
+        began = time.perf_counter()
+        yield
+        self._spent += time.perf_counter() - began
+
+    def _tell_share(self) -> None:
+        """Say once, as soon as everything was measured at least once, what share of the time that takes."""
+        turns = sorted({self._every, *self._observer.monitor.turns} - {0})
+        if self._told or self.steps - self._first < max(turns, default=NEVER):
+            return
+        self._told = True
+        share = self._spent / (time.perf_counter() - self._began)
+        steps = " and ".join(f"{turn:,}" for turn in turns)
+        line = f"{self.folder}: what is measured every {steps} steps takes {share:.0%} of the time"
+        if share > LARGE_SHARE and self._spent > LONG:
+            advice = "a larger every= or sharpness=, or samples=, takes less"
+            warnings.warn(f"{line}; {advice}", RecorderWarning, stacklevel=3)
+        elif self._spent > DELAY and os.environ.get("LANDSCAPE_PROGRESS") != "0":
+            print(line, file=sys.stderr)
 
     def _before(self) -> None:
         """Measure what a due step needs before it is made."""
@@ -469,7 +496,8 @@ class StepContext:
     def __enter__(self) -> None:
         recorder = self._recorder
         if recorder.steps + 1 >= recorder._next:
-            recorder._before()
+            with recorder._timed():
+                recorder._before()
         recorder._phase = INSIDE
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -481,7 +509,9 @@ class StepContext:
             return
         recorder.steps += 1
         if recorder.steps >= recorder._next:
-            recorder._after()
+            with recorder._timed():
+                recorder._after()
+            recorder._tell_share()
 
 
 def number(name: str, value: Any) -> float:
@@ -519,66 +549,3 @@ def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint |
         )
     check_fit(folder, run.layout, layout)
     return run
-
-
-# Under which numbers stand in a run that the user's loop writes to as well.
-PREFIX = "landscape/"
-#: Takes the numbers of one step by name; those of the same step may come in parts.
-Write = Callable[[int, Mapping[str, float]], object]
-WRITERS = ("tensorboard", "wandb", "trackio")
-
-
-def writer_names(scalars: str | Sequence[str] | None) -> list[str]:
-    """The writers asked for, none where it is None; InputError for a name that is not known."""
-    if scalars is not None and not isinstance(scalars, (str, list, tuple)):
-        raise InputError(f"scalars: {scalars!r} is not allowed, it must be one of {', '.join(WRITERS)}")
-    each = [scalars] if isinstance(scalars, str) else scalars or []
-    return [choose("scalars", name, WRITERS) for name in each]
-
-
-def open_writer(name: str, folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
-    """The writer called ``name``, for a run in ``folder`` that has done ``step`` steps; ``opened`` closes it.
-
-    Raises OperationError where its package is missing or refuses.
-    """
-    try:
-        package = optional(name, "scalars", f"{name}, or leave scalars out")
-        if name == "tensorboard":
-            return _tensorboard(folder, step, opened)
-        return _tracked(package, folder, opened)
-    except LandscapeError:
-        raise
-    except Exception as error:  # whatever the package, or the service behind it, says
-        words = " ".join(str(error).split())[:200]
-        raise OperationError(f"scalars: '{name}' cannot be used ({type(error).__name__}: {words})") from error
-
-
-def _tensorboard(folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
-    """Event files in the folder "tensorboard" of the run."""
-    module = optional("torch.utils.tensorboard", "scalars", "tensorboard, or leave scalars out")
-    # What an unbroken run has not written yet is taken back where one goes on from an earlier step.
-    writer = module.SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
-    opened.callback(writer.close)
-
-    def write(step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, value, step)
-
-    return write
-
-
-def _tracked(tracker: Any, folder: Path, opened: contextlib.ExitStack) -> Write:
-    """A run of Weights & Biases, or of trackio, which has the same functions.
-
-    That of the user's loop where one is active, under names of their own and with the step beside them; else
-    a new one in the project "landscape", called as the folder.
-    """
-    current = getattr(getattr(tracker, "context_vars", None), "current_run", None)  # trackio's
-    active = current.get() if current else getattr(tracker, "run", None)
-    if active is not None:  # whose steps are the user's
-        return lambda step, values: active.log(
-            {f"{PREFIX}{k}": v for k, v in values.items()} | {f"{PREFIX}step": step}
-        )
-    run = tracker.init(project="landscape", name=folder.name)
-    opened.callback(run.finish)
-    return lambda step, values: run.log(dict(values), step=step)
