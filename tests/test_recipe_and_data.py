@@ -116,6 +116,9 @@ def test_bounds_in_annotations_are_checked(options: dict[str, Any], words: str) 
         ("lr.x=3", "'lr' is not a table"),
         ("lr", "settings: 'lr' is not allowed, it must be KEY=VALUE"),
         ("checkpoint.every=-5", "checkpoint.every: -5"),
+        ("~algorithm.mixing", "'~algorithm.mixing' is not allowed, the recipe has no such key .it has: name"),
+        ("~monitors.every", "'~monitors.every' is not allowed, .*no such table"),
+        ("~learners", "recipe key learners: missing, and there is no default"),
         ("optimizer.name=adamm", "optimizer.name: 'adamm' is not known; did you mean 'adam'"),
         ("optimizer.name=lamm", "did you mean 'lamb'?"),
         ("optimizer.momentun=0.9", "optimizer: 'momentun' is not known; did you mean 'momentum'?"),
@@ -141,6 +144,32 @@ def test_bad_settings_name_the_key_and_what_is_allowed(setting: str, message: st
     with pytest.raises(InputError, match=message) as caught:
         recipe.read("digits-ssgd", [setting])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "left_out", "table", "kept"),
+    [
+        (["algorithm.name=ssgd"], "algorithm.mixing: left out, dpsgd has it and ssgd does not", "algorithm", {}),
+        (["algorithm.name=dsgd-ac"], "", "algorithm", {"mixing": "ring(1)"}),
+        (["algorithm.name=ssgd*", "algorithm.sigma=0.1"], "algorithm.mixing", "algorithm", {"sigma": 0.1}),
+        (["optimizer.name=adam"], "optimizer.momentum: left out, sgd has it", "optimizer", {}),
+        (["optimizer.name=lars"], "", "optimizer", {"momentum": 0.5}),
+        (["~optimizer.momentum"], "", "optimizer", {}),
+        (["model.name=nets:mine"], "model.widths: left out", "model", {}),
+    ],
+)  # fmt: skip
+def test_another_name_leaves_out_the_keys_that_only_the_old_one_has(
+    tmp_path: Path, settings: list[str], left_out: str, table: str, kept: dict[str, Any]
+) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text(
+        "learners = 4\nbatch = 80\nlr = 0.2\nsteps = 60\ndata = {name = 'digits'}\n"
+        "algorithm = {name = 'dpsgd', mixing = 'ring(1)'}\nmodel = {name = 'mlp', widths = [64, 10]}\n"
+        "optimizer = {momentum = 0.5}\n"
+    )
+    with pytest.warns(UserWarning, match=left_out) if left_out else contextlib.nullcontext():
+        found = getattr(recipe.read(str(file), settings), table)
+    assert {key: value for key, value in found.items() if key != "name"} == kept
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def train(
     The exit code is 3 if the run diverged, with a message; its files are complete.
 
     Args:
-        settings: Change a key of the recipe, such as lr=0.5 or algorithm.mixing='ring(1)'.
+        settings: Change a key of the recipe, such as lr=0.5 or algorithm.mixing='ring(1)'; ~KEY takes it out.
         output: Folder of the run. [default: runs/NAME-seedN]
         resume: Resume from DIR/last.h5; the result is bit-identical to an uninterrupted run.
         force: First delete the run in DIR.

@@ -22,7 +22,7 @@ from landscape.core.options import parse_toml as parse
 from landscape.training import algorithms, optimizer
 from landscape.training.recipes import table_recipes
 from landscape.training.recipes.schedule import Schedule
-from landscape.training.recipes.settings import changed, parsed
+from landscape.training.recipes.settings import UNSET, changed, parsed
 from landscape.training.topology.mixing import is_file, known_matrices
 
 MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
@@ -449,7 +449,7 @@ def read(
 ) -> Recipe:
     """The recipe of a built-in name or TOML file, changed by settings: :meth:`Recipe.read`.
 
-    ``settings`` are values by dotted key, or "KEY=VALUE" as the commands take them.
+    ``settings`` are values by dotted key, or "KEY=VALUE" as the commands take them; "~KEY" takes a key out.
 
     Example:
         >>> recipe = read("digits-dpsgd", ["lr=0.5", "algorithm.mixing=ring(1)"])
@@ -458,7 +458,7 @@ def read(
     """
     recipe = str(recipe)
     given = dict(settings) if isinstance(settings, Mapping) else parsed(settings)
-    typed = changed({}, given)
+    typed = changed({}, {key: value for key, value in given.items() if not key.startswith(UNSET)})
     values = table_recipes.values(recipe, typed)
     if values is None:
         values = file_values(recipe)
