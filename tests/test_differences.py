@@ -237,7 +237,7 @@ def test_networks_of_today_are_within_their_stated_errors(name: str, seed: int) 
     found = certified.found(certified.NETWORKS[name], seed)
     # The interval of a trace is left one time in a hundred, whatever the products.
     assert [key for key, within in found.inside.items() if not within and key != "trace"] == []
-    assert not found.ratios or np.median(found.ratios) < 5
+    assert not found.ratios or np.median(found.ratios) <= 3
 
 
 @pytest.mark.parametrize("reentrant", [None, False])

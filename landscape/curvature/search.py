@@ -338,7 +338,8 @@ def verify_and_refine(
 ) -> RitzPairs:
     """The pairs of a search, verified and refined with ``products`` (k, P) -> (k, P) of the exact operator.
 
-    ``errors``: a list to which ``products`` adds the largest error of each; it is added to the residuals.
+    ``errors``: a list to which ``products`` adds the largest error of each; with the rounding of the vectors
+    it is added to the residuals.
 
     The values are those of the exact operator in the span of the vectors (Rayleigh–Ritz). Where a residual r
     misses the tolerance because the search's operator was an approximation, the span is widened by (A − λ)⁻¹r
@@ -356,7 +357,9 @@ def verify_and_refine(
         pairs = rows @ vectors
         gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
         found = double(ranks.norm(gaps, dim=1)).cpu()
-        doubt = double(rows.abs()).cpu() @ torch.tensor(errors, dtype=torch.float64) if errors else 0 * found
+        doubt = 0 * found
+        if errors:  # which may be below the rounding of the vectors
+            doubt = double(rows.abs()).cpu() @ torch.tensor(errors, dtype=torch.float64) + rounding
         allowed = residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
         met, residuals = found.numpy() <= allowed, found + doubt
         if met.all() or not result.converged or step == CORRECTIONS:
