@@ -53,7 +53,9 @@ class Recorder:
     and never run it. A step that is not due costs a counter; one that is costs a gradient over the data.
 
     The loop is left as it is: its random numbers, the gradients and the training mode of its model. Under
-    DistributedDataParallel rank 0 records, while the other ranks wait for it at their next exchange.
+    DistributedDataParallel rank 0 records, while the other ranks wait for it at their next exchange. Of a
+    model divided among ranks (:class:`landscape.ShardedProblem`) all ranks measure, make the same calls, and
+    close the recorder; rank 0 writes, for which it gathers the weights in its CPU's memory.
 
     Args:
         folder: where the files go; made where it is missing.
@@ -74,7 +76,7 @@ class Recorder:
         samples: g is estimated from so many samples, drawn anew each time, with standard errors; a multiple
             of 16. 0: all, exactly.
         sharpness: steps from one λ_max to the next, on 2,000 samples of the training set, always the same
-            (all, where data comes in batches); 0: none.
+            (all, where data comes in batches, or the model is divided among ranks); 0: none.
         monitor: what else is measured, as a recipe's table "monitor": {"instruments": ["noise-scale"]}.
         save_every: steps from one step-NNNNNNN.h5 to the next; 0: only at the end. As the trainer's (500).
         batch: samples in a minibatch of one process. Needed by most instruments, and by BatchNorm: g has the
