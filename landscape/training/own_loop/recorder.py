@@ -24,8 +24,7 @@ from landscape.checkpoint.user_code import UserData
 from landscape.core import files
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import Lock
-from landscape.core.options import Natural, check_type, choose, positive, toml_text
-from landscape.core.registry import optional
+from landscape.core.options import Natural, check_type, positive, toml_text
 from landscape.problem.batches import as_tensors
 from landscape.problem.layout import Layout, unwrapped
 from landscape.problem.problem import Loss
@@ -33,6 +32,7 @@ from landscape.problem.shards import is_sharded
 from landscape.training.decomposition import GROUPS
 from landscape.training.own_loop import flat as loop
 from landscape.training.own_loop.observer import Observer
+from landscape.training.own_loop.scalars import open_writer, writer_names
 from landscape.training.own_loop.sharded import ShardedObserver
 from landscape.training.run.launch import last_sound
 from landscape.training.run.setup import History, due
@@ -147,10 +147,10 @@ class Recorder:
         if self._idle:
             self._step = contextlib.nullcontext()
             return
-        if self._sharded and resume is not False:
-            raise InputError("resume: not allowed in a recorder of a sharded model; give another folder")
-        if self._rank == 0:
+        if not self._sharded:  # whose ranks see it together
             check_folder(self.folder, self._resume)
+        elif resume is not False:
+            raise InputError("resume: not allowed in a recorder of a sharded model; give another folder")
         self._observer = (ShardedObserver if self._sharded else Observer)(
             module,
             loss,
@@ -453,10 +453,7 @@ class Recorder:
         """Close after an error: of a sharded model nothing is written, as other ranks may not be there.
 
         Example:
-            >>> import tempfile, torch, landscape
-            >>> model, folder, loss = torch.nn.Linear(3, 2), tempfile.mkdtemp(), torch.nn.functional.mse_loss
-            >>> recorder = landscape.Recorder(folder, model, loss, (torch.ones(9, 3), torch.ones(9, 2)))
-            >>> recorder.abort()
+            >>> recorder.abort()  # doctest: +SKIP
         """
         self._broken |= self._sharded
         self.close()
@@ -550,66 +547,3 @@ def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint |
         )
     check_fit(folder, run.layout, layout)
     return run
-
-
-# Under which numbers stand in a run that the user's loop writes to as well.
-PREFIX = "landscape/"
-#: Takes the numbers of one step by name; those of the same step may come in parts.
-Write = Callable[[int, Mapping[str, float]], object]
-WRITERS = ("tensorboard", "wandb", "trackio")
-
-
-def writer_names(scalars: str | Sequence[str] | None) -> list[str]:
-    """The writers asked for, none where it is None; InputError for a name that is not known."""
-    if scalars is not None and not isinstance(scalars, (str, list, tuple)):
-        raise InputError(f"scalars: {scalars!r} is not allowed, it must be one of {', '.join(WRITERS)}")
-    each = [scalars] if isinstance(scalars, str) else scalars or []
-    return [choose("scalars", name, WRITERS) for name in each]
-
-
-def open_writer(name: str, folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
-    """The writer called ``name``, for a run in ``folder`` that has done ``step`` steps; ``opened`` closes it.
-
-    Raises OperationError where its package is missing or refuses.
-    """
-    try:
-        package = optional(name, "scalars", f"{name}, or leave scalars out")
-        if name == "tensorboard":
-            return _tensorboard(folder, step, opened)
-        return _tracked(package, folder, opened)
-    except LandscapeError:
-        raise
-    except Exception as error:  # whatever the package, or the service behind it, says
-        words = " ".join(str(error).split())[:200]
-        raise OperationError(f"scalars: '{name}' cannot be used ({type(error).__name__}: {words})") from error
-
-
-def _tensorboard(folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
-    """Event files in the folder "tensorboard" of the run."""
-    module = optional("torch.utils.tensorboard", "scalars", "tensorboard, or leave scalars out")
-    # What an unbroken run has not written yet is taken back where one goes on from an earlier step.
-    writer = module.SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
-    opened.callback(writer.close)
-
-    def write(step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, value, step)
-
-    return write
-
-
-def _tracked(tracker: Any, folder: Path, opened: contextlib.ExitStack) -> Write:
-    """A run of Weights & Biases, or of trackio, which has the same functions.
-
-    That of the user's loop where one is active, under names of their own and with the step beside them; else
-    a new one in the project "landscape", called as the folder.
-    """
-    current = getattr(getattr(tracker, "context_vars", None), "current_run", None)  # trackio's
-    active = current.get() if current else getattr(tracker, "run", None)
-    if active is not None:  # whose steps are the user's
-        return lambda step, values: active.log(
-            {f"{PREFIX}{k}": v for k, v in values.items()} | {f"{PREFIX}step": step}
-        )
-    run = tracker.init(project="landscape", name=folder.name)
-    opened.callback(run.finish)
-    return lambda step, values: run.log(dict(values), step=step)
