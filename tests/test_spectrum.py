@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from landscape.curvature.hessian import MATRICES
 from landscape.curvature.operators import ALONE
 from landscape.curvature.search import find_eigenpairs
 from landscape.data.synthetic import mean_output
+from landscape.problem.layout import Layout
 from landscape.results.spectrum import QUANTITIES
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
@@ -110,6 +113,95 @@ def test_a_part_is_a_diagonal_block(kind: str, part: str | list[str], names: lis
     many = landscape.trace(problem, 3 * len(rows), matrix=kind, part=part)
     assert many.value == pytest.approx(float(block.trace()))
     assert landscape.density(problem, 2, len(rows), matrix=kind, part=part).parameters == len(rows)
+
+
+TABLES: dict[str, tuple[Callable[[], Problem], str | list[str], list[str], dict[str, Any]]] = {
+    "mlp": (problems.mlp, "block", ["1", "3", "5"], {}),
+    "mlp, by patterns": (
+        problems.mlp,
+        ["*.bias", "5"],
+        ["*.bias", "5", "others"],
+        {"matrix": "gauss-newton"},
+    ),
+    "mlp, differences": (problems.mlp, "layer", ["1", "3", "5"], {"derivatives": "differences"}),
+    "convolution, BatchNorm": (problems.conv, "layer", ["conv", "norm", "head"], {}),
+    "frozen and unused": (problems.linear_regression, "parameter", ["w", "unused"], {}),
+    "tied transformer": (problems.language_model, "block", ["embedding", "mix", "norm", "unused"], {}),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_has_the_ends_and_traces_of_the_diagonal_blocks(name: str, tmp_path: Path) -> None:
+    make, by, names, options = TABLES[name]
+    problem = make()
+    table = landscape.curvature_table(problem, by, residual_tol=1e-4, max_memory=2**33, **options)
+    matrix = dense_hessian(problem, kind=options.get("matrix", "hessian"))
+    groups = problem.layout.groups(by)
+    assert (table.groups, list(groups)) == (("all", *names), names)
+    assert sum(table.sizes[1:]) == table.sizes[0] == problem.layout.size
+    assert table.converged
+    whole = float(matrix.trace())
+    for g, slots in enumerate([problem.layout.slots, *groups.values()]):
+        rows = torch.cat([torch.arange(s.offset, s.offset + s.size) for s in slots])
+        block = matrix[rows][:, rows]
+        values, radius = torch.linalg.eigvalsh(block), float(matrix.norm())
+        assert table.lambda_max[g] == pytest.approx(float(values[-1]), rel=1e-6, abs=1e-6 * radius)
+        assert table.lambda_min[g] == pytest.approx(float(values[0]), rel=1e-6, abs=1e-6 * radius)
+        near = 5 * table.trace_error[g] + 1e-9 * radius
+        assert table.trace[g] == pytest.approx(float(block.trace()), abs=near)
+        near = 5 * table.share_error[g] + 1e-9
+        assert table.share[g] == pytest.approx(float(block.trace()) / whole, abs=near)
+        assert table.trace_error[g] <= 0.25 * abs(whole)
+    assert table.trace[1:].sum() == pytest.approx(table.trace[0])
+    table.save(tmp_path / "table.h5")
+    np.testing.assert_equal(vars(landscape.load(tmp_path / "table.h5")), vars(table))
+    assert table.to_dataframe().groups.tolist() == ["all", *names]
+
+
+def test_the_row_of_a_table_is_what_the_search_of_its_part_finds() -> None:
+    problem = problems.mlp()
+    table = landscape.curvature_table(problem, residual_tol=0.01, seed=3)
+    for name, high, low in zip(table.groups[1:], table.lambda_max[1:], table.lambda_min[1:], strict=True):
+        ends = landscape.extreme_eigenvalues(problem, 0.01, part=name, seed=3)
+        assert (high, low) == pytest.approx((ends.max, ends.min), rel=1e-9)
+
+
+def test_shares_of_the_trace_lie_around_the_true_ones_as_their_errors_say() -> None:
+    problem = problems.mlp()
+    traces = [float(dense_hessian(problem, part=name).trace()) for name in ("1", "3", "5")]
+    pulls = []
+    for seed in range(20):
+        table = landscape.curvature_table(problem, residual_tol=0.5, seed=seed)
+        assert (table.share[0], table.share_error[0]) == (1.0, 0.0)
+        pulls.append((table.share[1:] - np.divide(traces, sum(traces))) / table.share_error[1:])
+    assert 0.65 < np.sqrt(np.mean(np.square(pulls))) < 1.5
+    assert (np.abs(np.mean(pulls, 0)) * np.sqrt(len(pulls)) < 4).all()
+
+
+def test_a_short_search_and_a_trace_near_zero_are_said() -> None:
+    short = landscape.curvature_table(problems.mlp(), max_products=2)
+    assert (short.converged, short.met.any()) == (False, False)
+    assert "NOT converged" in short.describe()[1].note
+    balanced = problems.quadratic([*np.linspace(-1, 1, 400)])
+    table = landscape.curvature_table(balanced, residual_tol=0.5)
+    assert np.isnan(table.share).all()
+    assert np.isfinite(table.trace_error).all()
+
+
+def test_groups_have_each_parameter_once() -> None:
+    layers = nn.ModuleDict({"h": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), "head": nn.Linear(2, 2)})
+    layout = Layout.of(layers)
+    assert [*layout.groups("block")] == [*layout.groups("layer")] == ["h.0", "h.1", "head"]
+    assert [*layout.groups("parameter")] == [s.name for s in layout.slots]
+    named = {name: [s.name for s in own] for name, own in layout.groups(["*.bias", "h"]).items()}
+    assert named == {
+        "*.bias": ["h.0.bias", "h.1.bias", "head.bias"],
+        "h": ["h.0.weight", "h.1.weight"],
+        "others": ["head.weight"],
+    }
+    for wrong in ("blocks", ["h", "h.0"], ["*.gain"]):
+        with pytest.raises(InputError, match="by: .* fits no trainable parameter that is left"):
+            layout.groups(wrong)
 
 
 def test_a_prefix_ends_before_a_dot() -> None:
@@ -454,6 +546,18 @@ def test_the_command_prints_numbers_with_their_errors(
     assert result.complete
     for words in ("λ_1", "λ_2", "trace", "±", f"{result.values[0]:.6g}", f"{result.trace:.6g}"):
         assert words in out
+
+
+def test_the_command_writes_a_table_of_blocks(checkpoint: Path, command: Command) -> None:
+    code, out, err = command("spectrum", checkpoint, "--by", "layer", "--matrix", "gauss-newton")
+    assert code == 0, err
+    path = checkpoint.with_name("last-curvature-table-layer.h5")
+    assert out.endswith(f"{path}\n")
+    table = landscape.load(path)
+    assert (table.groups, table.matrix, table.draws) == (("all", "1", "3"), "gauss-newton", 20)
+    for words in (["--k", 2], ["--quantities", "trace"], ["--part", "1"], ["--precondition"]):
+        code, _, err = command("spectrum", checkpoint, "--by", "layer", *words)
+        assert (code, f"{words[0]}: not allowed with --by" in err) == (2, True)
 
 
 def test_the_command_defaults_to_both_ends_beside_the_checkpoint(checkpoint: Path, command: Command) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from landscape.analysis.blocks import curvature_table
 from landscape.analysis.noise import GRADIENTS
 from landscape.analysis.noise import noise_scale as compute_noise_scale
 from landscape.analysis.sharpness import batch_sharpness as compute_batch_sharpness
@@ -20,14 +23,16 @@ from landscape.core.options import positive
 from landscape.curvature.hessian import MATRICES
 from landscape.curvature.peers import ENGINES
 from landscape.gradients.minibatches import known_batch
+from landscape.problem.layout import GROUPINGS
 from landscape.results.curvature import BatchSharpness
 from landscape.results.noise import NoiseScale
-from landscape.results.spectrum import Spectrum
+from landscape.results.spectrum import CurvatureTable, Spectrum
 from landscape.training.experiments.continued import operating_point
 from landscape.training.optimizer.preconditioning import preconditioner
 
 
 @command(
+    by={"metavar": "block|layer|parameter|NAME,…"},
     parts={"flag": "--part", "metavar": "NAME"},
     analysis=analysis_options(
         compute_spectrum,
@@ -46,7 +51,7 @@ from landscape.training.optimizer.preconditioning import preconditioner
         },
     ),
 )
-def spectrum(precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> None:
+def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> None:
     """Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over the whole split.
 
     Prints each eigenvalue with its relative residual, the bounds outside which there is no other eigenvalue
@@ -54,6 +59,8 @@ def spectrum(precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> 
     times λ_max, next to the largest stable one of the optimizer.
 
     Args:
+        by: A table of λ_max, λ_min and trace of the whole and of each block of parameters instead: by block
+            (h.3, layer1.0), by layer, by parameter, or by names, prefixes and patterns (*.bias) of them.
         precondition: Of P^{-1/2} H P^{-1/2}, P from the state of the optimizer: Adam, AdamW, RMSprop, LARS or
             LAMB.
         parts: Only the block of these parameters: a name (1.weight) or a prefix (1); can be repeated.
@@ -61,6 +68,10 @@ def spectrum(precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> 
     Example:
         landscape spectrum runs/dp/last.h5 --k 5 --quantities trace,density --plot f.png
     """
+
+    if by is not None:
+        _table(by, analysis, {"precondition": precondition, "part": parts})
+        return
 
     def compute(run: Checkpoint, **settings: Any) -> Spectrum:
         problem = run.problem()
@@ -70,6 +81,21 @@ def spectrum(precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> 
 
     variant = [analysis.settings["matrix"], *(["preconditioned"] if precondition else [])]
     analysis.compute("spectrum", analysis.open(), compute, *variant)
+
+
+def _table(by: str, analysis: Analysis, others: Mapping[str, Any]) -> None:
+    """``landscape spectrum --by``: the curvature of the blocks of each CKPT."""
+    known, usual = (inspect.signature(f).parameters for f in (curvature_table, compute_spectrum))
+    given = {k: v for k, v in analysis.settings.items() if v is not None and v != usual[k].default}
+    for name in [*(k for k in given if k not in known), *(k for k, v in others.items() if v)]:
+        raise InputError(f"--{name.replace('_', '-')}: not allowed with --by, whose table has no such number")
+    groups = [by] if by in GROUPINGS else [name.strip() for name in by.split(",")]
+
+    def compute(run: Checkpoint, **settings: Any) -> CurvatureTable:
+        return curvature_table(run, groups if len(groups) > 1 else groups[0], **settings)
+
+    analysis = replace(analysis, settings=given)
+    analysis.compute("curvature-table", analysis.open(), compute, *([by] if by in GROUPINGS[1:] else []))
 
 
 @command(

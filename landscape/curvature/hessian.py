@@ -350,10 +350,11 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
 
     On a few samples, vᵀ(Hu) and uᵀ(Hv) of random u, v differ by some ‖Hu‖ where a layer's second derivative
     is wrong, and otherwise by rounding. The gradient must be the loss's, too. Once a problem, part and
-    matrix; not with ``check`` "off".
+    matrix, and no part of a whole that was checked; not with ``check`` "off".
     """
-    key = ("symmetric", made.matrix, problem.batchnorm.name, tuple(slot.name for slot in made.slots))
-    if key in problem.checked or problem.check == "off":
+    whole = ("symmetric", made.matrix, problem.batchnorm.name, tuple(s.name for s in problem.layout.slots))
+    key = (*whole[:3], tuple(slot.name for slot in made.slots))
+    if {key, whole} & problem.checked.keys() or problem.check == "off":
         return
 
     def symmetric(few: Problem) -> bool:
