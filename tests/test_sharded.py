@@ -229,8 +229,8 @@ def test_curvature_on_two_ranks_is_that_of_one_process() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("net", (GPT, ViT))
-@pytest.mark.parametrize("kind", ("fsdp", "tensor", "ddp", "both"))
+@pytest.mark.parametrize("net", [GPT, ViT])
+@pytest.mark.parametrize("kind", ["fsdp", "tensor", "ddp", "both"])
 def test_curvature_on_four_ranks_is_that_of_one_process(kind: str, net: type[nn.Module]) -> None:
     assert together(4, curved, {kind: (net,)}) == [None] * 4
 
