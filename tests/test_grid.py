@@ -284,12 +284,17 @@ def test_a_later_surface_is_kept_while_an_earlier_one_is_computed(
     ]  # fmt: skip
 
 
-def test_a_failure_in_processes_is_one_line(
+@pytest.mark.slow
+def test_a_failure_in_processes_is_one_line(tmp_path: Path, command: Command) -> None:
+    """As in tests/test_face.py, where processes that train are refused."""
+    code, printed, _ = command("contour", tmp_path / "none.h5", "-o", tmp_path / "c.h5", "--nproc", "2")
+    assert (code, printed) == (1, "")
+
+
+def test_processes_that_are_not_allowed_are_one_line(
     run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "c.h5"
-    code, printed, _ = command("contour", tmp_path / "none.h5", "-o", out, "--nproc", "2")
-    assert (code, printed) == (1, "")
     assert command("contour", run / "last.h5", "--nproc", "0")[2].startswith("landscape: --nproc: 0 is not")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")

@@ -13,7 +13,7 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, positive
-from landscape.core.progress import Progress
+from landscape.core.progress import ProgressOption, shows_progress
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL
@@ -244,6 +244,7 @@ def learners_plane(problem: Problem | Run, weights: Tensor) -> Plane:
 
 
 @bounded(lambda problem, **_: needs.curved(problem, 5 + needs.basis(problem, 2)))
+@shows_progress("a larger residual_tol= or a part of the data")
 def eigen_plane(
     problem: Problem | Run,
     *,
@@ -251,7 +252,7 @@ def eigen_plane(
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
 ) -> Plane:
     """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's centre.
 
@@ -265,7 +266,7 @@ def eigen_plane(
         max_products: Hessian-vector products, at most.
         seed: draws the starting vector.
         max_memory: bytes that the process may take, at most.
-        progress: called with an estimate of the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
 
     Returns:
         A plane with the directions as they are, of length 1.

@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,6 +25,7 @@ from landscape.core import files
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import Lock
 from landscape.core.options import Natural, check_type, positive, toml_text
+from landscape.core.progress import DELAY
 from landscape.problem.batches import as_tensors
 from landscape.problem.layout import Layout, unwrapped
 from landscape.problem.problem import Loss
@@ -41,6 +42,8 @@ from landscape.training.run.setup import History, due
 OPEN = ("loss", "consensus", "samples_per_s", "wait_s", "test_loss", "test_accuracy")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 NEVER = 2**63  # a step that no loop reaches
+# Measurements that take more than this share of a loop's time, and these seconds, are warned of (ours).
+LARGE_SHARE, LONG = 0.5, 10.0
 
 
 class Recorder:
@@ -168,6 +171,9 @@ class Recorder:
         with contextlib.ExitStack() as opened:
             self._open({"train": data} | ({} if test is None else {"test": test}), opened)
             self._opened = opened.pop_all()
+        # The seconds of the recorder's own work, and the beginning of the loop.
+        self._spent, self._began, self._first = 0.0, time.perf_counter(), self.steps
+        self._told = self._rank > 0
         atexit.register(self._close_at_exit)
 
     def _check_options(self) -> None:
@@ -265,6 +271,28 @@ class Recorder:
         """The next step after ``step`` at which there is something to do."""
         turns = self._every, *self._observer.monitor.turns, self._save_every
         return min(((step // every + 1) * every for every in turns if every), default=NEVER)
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the seconds of the recorder's own work."""
+        began = time.perf_counter()
+        yield
+        self._spent += time.perf_counter() - began
+
+    def _tell_share(self) -> None:
+        """Say once, as soon as everything was measured at least once, what share of the time that takes."""
+        turns = sorted({self._every, *self._observer.monitor.turns} - {0})
+        if self._told or self.steps - self._first < max(turns, default=NEVER):
+            return
+        self._told = True
+        share = self._spent / (time.perf_counter() - self._began)
+        steps = " and ".join(f"{turn:,}" for turn in turns)
+        line = f"{self.folder}: what is measured every {steps} steps takes {share:.0%} of the time"
+        if share > LARGE_SHARE and self._spent > LONG:
+            advice = "a larger every= or sharpness=, or samples=, takes less"
+            warnings.warn(f"{line}; {advice}", RecorderWarning, stacklevel=3)
+        elif self._spent > DELAY and os.environ.get("LANDSCAPE_PROGRESS") != "0":
+            print(line, file=sys.stderr)
 
     def _before(self) -> None:
         """Measure what a due step needs before it is made."""
@@ -497,7 +525,8 @@ class StepContext:
     def __enter__(self) -> None:
         recorder = self._recorder
         if recorder.steps + 1 >= recorder._next:
-            recorder._before()
+            with recorder._timed():
+                recorder._before()
         recorder._phase = INSIDE
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -509,7 +538,9 @@ class StepContext:
             return
         recorder.steps += 1
         if recorder.steps >= recorder._next:
-            recorder._after()
+            with recorder._timed():
+                recorder._after()
+            recorder._tell_share()
 
 
 def number(name: str, value: Any) -> float:

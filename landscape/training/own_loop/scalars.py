@@ -1,4 +1,4 @@
-"""Where a recorder's numbers go, too: TensorBoard, Weights & Biases, trackio."""
+"""Numbers of a training loop go to TensorBoard, Weights & Biases or trackio, too."""
 
 from __future__ import annotations
 
