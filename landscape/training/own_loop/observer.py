@@ -141,7 +141,7 @@ class Observer:
         return self.monitor.state(step)
 
     def agreed(self, due: bool) -> bool:
-        """Whether something is ``due`` on any of the processes that measure."""
+        """Say whether something is ``due`` on any of the processes that measure."""
         return due
 
     def together(self) -> contextlib.AbstractContextManager[None]:

@@ -104,7 +104,7 @@ class ShardedParameters(Parameters):
         return self.problem.weights
 
     def show(self, copy: nn.Module) -> None:
-        """There is no copy."""
+        """Change nothing, as there is no copy."""
 
     @torch.no_grad()
     def recorded(self) -> Tensor:
