@@ -26,7 +26,7 @@ from landscape.training.recipes.recipe import Monitor, build_table
 
 
 class ShardedObserver(Observer):
-    """As :class:`.Observer`, of a module whose parameters are DTensors: itself, and no copy of it.
+    """It measures a module whose parameters are DTensors, itself and no copy as :class:`.Observer` does.
 
     Args and errors as there; all ranks make the same calls. Refused in one line is what would need the whole
     model in one process: samples drawn anew, BatchNorm's own batches, and other instruments than λ_max.
