@@ -166,7 +166,7 @@ def report(where: str, needs: dict[str, float]) -> float:
     return gradient
 
 
-# A GPT-2 of 10 million parameters (ours).
+# A GPT-2 of 13 million parameters (ours).
 SIZE, SEQUENCES = {"words": 2048, "length": 32, "width": 384, "blocks": 10}, 8
 
 
