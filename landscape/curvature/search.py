@@ -236,7 +236,8 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
         counts = low, high, residual_tol, most - products, ranks
         space = yield from krylov(start, vectors, radius, *counts, report_ratio)
         locked = vectors
-        values, vectors = np.concatenate((values, space.values)), torch.cat((vectors, space.vectors))
+        values = np.concatenate((values, space.values))
+        vectors = torch.cat((locked, space.vectors)) if len(locked) else space.vectors
         products, radius = products + space.products, space.radius
         before, chosen = found, outer_indices(values, low, high)
         found = values[chosen]
@@ -268,8 +269,8 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
         if finished or products >= most or not space.converged:
             break
         del space  # its basis, before the next one
-    pairs = vectors[torch.from_numpy(chosen).to(start.device)]
-    pairs = pairs / ranks.norm(pairs, dim=1, keepdim=True)
+    pairs = vectors[torch.from_numpy(chosen).to(start.device)]  # a copy
+    pairs /= ranks.norm(pairs, dim=1, keepdim=True)
     levels = {sign: at + _slack(at, residual_tol, radius) for sign, at in floors.items()}
     complete = good and all(bounds[sign] <= level for sign, level in levels.items())
     known = wanted, (-bounds[-1], bounds[1]), complete, checks
@@ -297,6 +298,11 @@ class _Decline:
         self._progress(self._share)
 
 
+def stacked(rows: Sequence[Tensor]) -> Tensor:
+    """The rows (k, P) as one matrix, which is no copy of a single one: a vector has P numbers."""
+    return rows[0][None] if len(rows) == 1 else torch.stack(list(rows))
+
+
 def run_in_lockstep(
     searches: list[Generator[Tensor, Tensor, T]],
     products: Callable[[Tensor, list[int]], Tensor],
@@ -311,7 +317,7 @@ def run_in_lockstep(
     running = list(range(len(searches)))
     vectors = [next(one) for one in searches]
     while running:
-        images = products(torch.stack(vectors), running)
+        images = products(stacked(vectors), running)
         still, vectors = [], []
         for number, image in zip(running, images, strict=True):
             try:
@@ -349,7 +355,7 @@ def verify_and_refine(
         chosen = outer_indices(values, result.wanted.low, result.wanted.high)
         at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
         pairs = rows @ vectors
-        gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
+        gaps = (rows @ images).addcmul_(torch.from_numpy(at).to(vectors)[:, None], pairs, value=-1)
         found = double(ranks.norm(gaps, dim=1)).cpu()
         doubt = 0 * found
         if errors:  # which may be below the rounding of the vectors
