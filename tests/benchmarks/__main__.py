@@ -7,6 +7,7 @@ import sys
 from tests.benchmarks import contour, curvature, distributed, plan, report, tolerance, training
 
 ALL = {
+    "large": curvature.large,  # first: its peak of memory is that of the process
     "contour": contour.main,
     "tolerance": tolerance.main,
     "curvature": curvature.main,

@@ -11,13 +11,17 @@ import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 import landscape
+from landscape.core.memory import peak_memory
 from landscape.curvature.search import start_vector
 from tests.benchmarks.harness import compare, installed, mnist
+from tests.nets import GPT2
 
 TOL = 1e-2
 STEPS, BATCH, LR = 300, 2000, 0.2
 # Batch sharpness to a standard error of 5%: within so many products, in the median over so many seeds.
 PRODUCTS, SEEDS = 60, 5
+# Of both ends of a GPT-2 of 124 million parameters: products, and bytes of the process.
+LARGE_PRODUCTS, LIMIT = 40, 12 * 2**30
 
 
 def trained(split: str = "test") -> landscape.Problem:
@@ -205,3 +209,31 @@ def batch_sharpness() -> None:
             f"largest relative standard error {100 * reached:.1f}%",
             flush=True,
         )
+
+
+def large(problem: landscape.Problem | None = None) -> None:
+    """Both ends of a GPT-2 of 124 million parameters: products, memory of the process, time of a product."""
+    if problem is None:
+        torch.manual_seed(0)
+        tokens = torch.randint(50257, (2, 65))
+        data = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        problem = landscape.Problem(GPT2(), torch.nn.functional.cross_entropy, data)
+    product_time(problem)
+    ends = landscape.extreme_eigenvalues(problem, residual_tol=TOL, max_memory=LIMIT)
+    peak = (peak_memory() or 0) / 2**30
+    print(
+        f"its both ends: {ends.products} products (needed {LARGE_PRODUCTS}: "
+        f"{'ok' if ends.products <= LARGE_PRODUCTS else 'ABOVE'}), peak {peak:.1f} GiB (needed "
+        f"{LIMIT / 2**30:g}: {'ok' if peak <= LIMIT / 2**30 else 'ABOVE'}); "
+        f"λ_min {ends.min:.4g} (residual {ends.residual_min:.1e}), λ_max {ends.max:.4g} "
+        f"({ends.residual_max:.1e}), {'' if ends.converged else 'not '}converged",
+        flush=True,
+    )
+
+
+def product_time(problem: landscape.Problem) -> None:
+    h, v = problem.hessian(), start_vector(problem, 0)
+    compare(
+        f"gradient of {problem.layout.size:,} parameters, against a Hessian product",
+        problem.gradient, lambda: h @ v, rounds=3, need=1.0,
+    )  # fmt: skip
