@@ -219,7 +219,7 @@ def large(problem: landscape.Problem | None = None) -> None:
         data = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         problem = landscape.Problem(GPT2(), torch.nn.functional.cross_entropy, data)
     product_time(problem)
-    ends = landscape.extreme_eigenvalues(problem, residual_tol=TOL, max_memory=LIMIT)
+    ends = landscape.extreme_eigenvalues(problem, residual_tol=TOL)
     peak = (peak_memory() or 0) / 2**30
     print(
         f"its both ends: {ends.products} products (needed {LARGE_PRODUCTS}: "
