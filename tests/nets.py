@@ -89,4 +89,4 @@ class CausalBlock(nn.Module):
         q, k, v = (part.transpose(1, 2) for part in split)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.out(mixed)
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))  # type: ignore[no-any-return]
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
