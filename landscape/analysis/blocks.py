@@ -14,7 +14,7 @@ from landscape.core.devices import double
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import positive
-from landscape.core.progress import Progress, portion
+from landscape.core.progress import Progress, ProgressOption, portion, shows_progress
 from landscape.core.registry import numerics
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.eigenvalues import Matrix
@@ -97,6 +97,7 @@ def table_need(problem: Any, derivatives: Any, **_: Any) -> Need:
 
 @numerics(1)
 @bounded(table_need)
+@shows_progress("a larger residual_tol=, a smaller draws= or a part of the data")
 def curvature_table(
     problem: Problem | Run,
     by: str | Sequence[str] = "block",
@@ -109,7 +110,7 @@ def curvature_table(
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> CurvatureTable:
     """λ_max, λ_min and trace of ∇²L(θ) and of its diagonal blocks: how much curvature is where in a network.
@@ -137,7 +138,7 @@ def curvature_table(
         max_products: products of a block's search, at most; where they end first, it is not converged.
         seed: draws the starting vectors and the random vectors.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

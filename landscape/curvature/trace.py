@@ -13,7 +13,7 @@ from landscape.core.devices import double
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import positive
-from landscape.core.progress import Progress, no_progress
+from landscape.core.progress import Progress, ProgressOption, no_progress, shows_progress, taken
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import peers
 from landscape.curvature.eigenvalues import Matrix
@@ -100,6 +100,7 @@ def density_need(problem: Any, draws: Any, steps: Any, part: Any, derivatives: A
 
 
 @bounded(density_need)
+@shows_progress("a smaller draws= or steps= or a part of the data")
 def density(
     problem: Problem | Run | SymmetricMatrix,
     draws: int = DRAWS,
@@ -111,7 +112,7 @@ def density(
     derivatives: str = "auto",
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Density:
     """The spectral density of ∇²L(θ) by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
@@ -127,7 +128,7 @@ def density(
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         seed: draws the random vectors.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -145,7 +146,7 @@ def density(
     """
     own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
     chosen = Matrix.of(problem, seed, about, **own, max_memory=max_memory)
-    return density_of(chosen, draws, steps, progress)
+    return density_of(chosen, draws, steps, taken(progress))
 
 
 def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None) -> Density:
@@ -255,6 +256,7 @@ def trace_need(problem: Any, products: Any, part: Any, derivatives: Any = "auto"
 
 
 @bounded(trace_need)
+@shows_progress("a smaller products= or a part of the data")
 def trace(
     problem: Problem | Run | SymmetricMatrix,
     products: int = TRACE_PRODUCTS,
@@ -266,7 +268,7 @@ def trace(
     engine: str = "landscape",
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Trace:
     """tr ∇²L(θ), with its standard error, by Hutch++ (Meyer et al. 2021).
@@ -281,7 +283,7 @@ def trace(
         engine: "landscape", or "pyhessian" to ask that package: plain Hutchinson samples, one a product.
         seed: draws the random signs.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -301,7 +303,7 @@ def trace(
     positive("products", products, least=6)
     own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
     chosen = Matrix.of(problem, seed, about, **own, engine=engine, max_memory=max_memory)
-    return trace_of(chosen, products, progress)
+    return trace_of(chosen, products, taken(progress))
 
 
 def trace_of(chosen: Matrix, products: int, progress: Progress | None) -> Trace:

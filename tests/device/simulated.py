@@ -41,7 +41,7 @@ def missing() -> str:
 def library() -> Path:
     """The compiled device, which is stored in the folder of temporary files for this source and version of torch."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    command = [COMPILER, "-std=c++20", "-O1", "-w", "-fPIC", "-shared", abi, str(SOURCE)]
+    command = [COMPILER, "-std=c++20", "-O1", "-w", "-fPIC", "-shared", abi]
     command += [f"-I{path}" for path in cpp_extension.include_paths()]
     command += [f"-L{path}" for path in cpp_extension.library_paths()]
     command += ["-lc10", "-ltorch_cpu", "-ltorch"]
@@ -52,7 +52,8 @@ def library() -> Path:
     with filelock.FileLock(folder / "lock"):
         if not built.exists():
             made = built.with_suffix(".new")
-            done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True, check=False)
+            built_by = [*command[:1], str(SOURCE), *command[1:], "-o", str(made)]
+            done = subprocess.run(built_by, capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"the simulated device cannot be built\n{done.stderr[-4000:]}"
             made.rename(built)
     return built
