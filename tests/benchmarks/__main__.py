@@ -8,6 +8,7 @@ from tests.benchmarks import contour, curvature, distributed, plan, report, tole
 
 ALL = {
     "large": curvature.large,  # first: its peak of memory is that of the process
+    "bases": curvature.bases,
     "contour": contour.main,
     "tolerance": tolerance.main,
     "curvature": curvature.main,

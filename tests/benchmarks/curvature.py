@@ -6,6 +6,7 @@ import functools
 import itertools
 import warnings
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from scipy.sparse.linalg import LinearOperator, eigsh
 import landscape
 from landscape.core.memory import peak_memory
 from landscape.curvature.search import start_vector
+from landscape.evaluation import needs
 from tests.benchmarks.harness import compare, installed, mnist
 from tests.nets import GPT2
 
@@ -239,13 +241,28 @@ def batch_sharpness() -> None:
         )
 
 
-def large(problem: landscape.Problem | None = None) -> None:
+def language_model(vocabulary: int = 50257, **sizes: int) -> landscape.Problem:
+    """A GPT-2 with random weights, and 2 × 64 random tokens."""
+    torch.manual_seed(0)
+    tokens = torch.randint(vocabulary, (2, 65))
+    data = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    model = GPT2(vocabulary=vocabulary, **sizes)
+    return landscape.Problem(model, torch.nn.functional.cross_entropy, data)
+
+
+def bases() -> None:
+    """Products for both ends of a small GPT-2, by the vectors that the basis may have."""
+    problem = language_model(4000, layers=2, width=128, heads=4, length=64)
+    for most in (8, 12, 16, 20, needs.MAX_BASIS):
+        with mock.patch.object(needs, "MAX_BASIS", most):
+            ends = landscape.extreme_eigenvalues(problem, residual_tol=TOL)
+        assert ends.converged
+        print(f"both ends of {problem}, a basis of {most}: {ends.products} products", flush=True)
+
+
+def large() -> None:
     """Both ends of a GPT-2 of 124 million parameters: products, memory of the process, time of a product."""
-    if problem is None:
-        torch.manual_seed(0)
-        tokens = torch.randint(50257, (2, 65))
-        data = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        problem = landscape.Problem(GPT2(), torch.nn.functional.cross_entropy, data)
+    problem = language_model()
     product_time(problem)
     ends = landscape.extreme_eigenvalues(problem, residual_tol=TOL)
     peak = (peak_memory() or 0) / 2**30
