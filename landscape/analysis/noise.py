@@ -71,7 +71,9 @@ def noise(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Noise:
-    """Four estimates of Δ(2), the noise that the spread of the learners adds to the gradient.
+    """Estimate Δ(2), the noise from the learners' spread.
+
+    Four estimates stand side by side.
 
     With δ the mean over learners of ∇L^μ(w_j) − ∇L^μ(w_a): the definition α²‖δ‖² over drawn minibatches, the
     same with the whole data, Eq. 4 of DPSGD-2020 with the Hessian, and the first-order expansion with the
@@ -333,7 +335,9 @@ def noise_alignment(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> NoiseAlignment:
-    """tr(HS)/tr S of minibatch gradients, their covariance by eigenvector of H, and γ in C_ii ∝ λ_i^γ.
+    """Compare gradient noise with the Hessian.
+
+    It gives tr(HS)/tr S of minibatch gradients, their covariance by eigenvector of H, and γ in C_ii ∝ λ_i^γ.
 
     S is the second moment of the gradients of minibatches drawn with replacement, C their covariance around
     the gradient g of all samples, H the Hessian over all samples. tr(HS)/tr S is the interaction-aware

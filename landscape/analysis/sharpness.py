@@ -152,7 +152,9 @@ def sharpness(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Sharpness:
-    """Worst rise of the loss within ρ of the weights, or its mean over N(0, ρ²): (adaptive) m-sharpness.
+    """Measure the rise of the loss within a radius.
+
+    It is the worst rise within ρ of the weights, or its mean over N(0, ρ²): (adaptive) m-sharpness.
 
     The definitions are those of Andriushchenko et al. (arXiv 2302.07011), after Kwon et al. (2021) for
     ``adaptive`` and Foret et al. (2021) for ``m``, with the logits as they are; pairs ±δ and the search are

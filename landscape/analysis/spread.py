@@ -69,7 +69,9 @@ def disagreement(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Disagreement:
-    """The learners' spread and the gradient in the space of the sharpest directions, and ½ tr(HC).
+    """Measure learners' spread in the sharpest directions.
+
+    The gradient in the same space and ½ tr(HC), the second-order cost of the spread, stand beside it.
 
     Local SGD's learners differ mostly along sharp directions, so that their differences show these without a
     Hessian (arXiv 2605.27739). BatchNorm has the statistics of the problem at all weights: by default those
