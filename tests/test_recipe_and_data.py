@@ -155,7 +155,7 @@ def test_bad_settings_name_the_key_and_what_is_allowed(setting: str, message: st
         (["optimizer.name=adam"], "optimizer.momentum: left out, sgd has it", "optimizer", {}),
         (["optimizer.name=lars"], "", "optimizer", {"momentum": 0.5}),
         (["~optimizer.momentum"], "", "optimizer", {}),
-        (["model.name=nets:mine"], "model.widths: left out", "model", {}),
+        (["model.name=nets:mine"], "", "model", {"widths": [64, 10]}),
     ],
 )  # fmt: skip
 def test_another_name_leaves_out_the_keys_that_only_the_old_one_has(

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from landscape.checkpoint.user_code import is_user_defined
 from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.options import MAX_DEPTH
@@ -82,10 +81,8 @@ def _drop_keys_of(old: str, table: str, values: dict[str, Any], settings: Mappin
         known = set(optimizer.options(optimizer.full_name(name), {}))
     elif name in NAMED[table]:
         known = set(inspect.signature(NAMED[table][name]).parameters)
-    elif is_user_defined(name):  # whose options are known when it is run
-        known = set()
     else:
-        return  # the check of the recipe refuses the name
+        return  # code of the user, whose options are known when it is run; another name is refused later
     gone = [key for key in values if key not in {"name", *known} and f"{table}.{key}" not in settings]
     for key in gone:
         del values[key]
