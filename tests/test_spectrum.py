@@ -222,6 +222,8 @@ def test_the_forecast_of_a_grid_is_that_of_its_points() -> None:
     assert (contour.products, "Hessian" in str(contour)) == (0, False)
     assert contour.seconds >= 0
     assert problem.cost("line", points=5).memory <= contour.memory
+    with pytest.raises(InputError, match="max_memory: .* is not enough"):
+        problem.cost("extreme_eigenvalues", max_memory=2**20)
     with pytest.raises(InputError, match="function: 'contours' is not known"):
         problem.cost("contours")
     with pytest.raises(TypeError, match="unexpected keyword argument 'kk'"):

@@ -14,7 +14,7 @@ import torch
 from landscape.analysis.blocks import curvature_table
 from landscape.analysis.grids import contour, hessian_grid, line
 from landscape.analysis.spectrum import spectrum
-from landscape.core.memory import forecast
+from landscape.core.memory import Need, bounded, forecast
 from landscape.core.options import choose
 from landscape.core.progress import duration
 from landscape.curvature.eigenvalues import exact_products, extreme_eigenvalues, top_eigenvalues
@@ -105,6 +105,15 @@ _ANALYSES: dict[str, tuple[Callable[..., Any], Callable[[Any, Mapping[str, Any]]
 }
 
 
+def cost_need(problem: Any, function: Any, options: Mapping[str, Any]) -> Need:
+    """The timed product, or the points of a line, within the ``max_memory`` of the options."""
+    lossy = _ANALYSES.get(function, (None, None))[1] is None
+    if lossy:
+        return needs.evaluated(problem, 5, 0, options.get("max_memory"))
+    return needs.curved(problem, 3, part=options.get("part"))
+
+
+@bounded(cost_need)
 def cost(problem: Any, function: str, **options: Any) -> Cost:
     """The forecast of :meth:`landscape.Problem.cost`."""
     called, count = _ANALYSES[choose("function", function, _ANALYSES)]
