@@ -76,9 +76,9 @@ def again(problem: Problem, data: Any, **options: Any) -> Problem:
     return Problem(problem.model, None if own else problem.criterion, data, dtype=torch.float64, **options)
 
 
-@pytest.mark.parametrize("name", problems.STRUCTURED)
+@pytest.mark.parametrize("name", [*problems.ALL, *problems.STRUCTURED])
 def test_loss_and_gradient_match_one_big_batch(name: str) -> None:
-    problem = problems.STRUCTURED[name]()
+    problem = {**problems.ALL, **problems.STRUCTURED}[name]()
     problem.data.chunk_size = 4  # ragged, and with unequal numbers of terms
     assert problem.resident is not None
     x, y = problem.resident

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import landscape
-from landscape import InputError, Problem, Surface
+from landscape import Problem, Surface
 from landscape.evaluation import grid, paths
 from landscape.evaluation.grid import Dispatch, MismatchError, coincide, compute_missing, reused_points
 from landscape.training.recipes import recipe
@@ -116,19 +116,11 @@ def test_what_is_of_something_else_is_refused_with_the_reason() -> None:
     other("samples is", Problem(problem.model, problem.criterion, (x[1:], y[1:])))
     other("other data", Problem(problem.model, problem.criterion, (x, 1 - y)))
     other("loss", Problem(problem.model, nn.CrossEntropyLoss(label_smoothing=0.1), (x, y)))
-
-
-def test_bfloat16_states_its_error() -> None:
-    problem = problems.conv()
-    plane = landscape.random_plane(problem)
-    own = landscape.contour(problem, plane, (3, 3))
-    low = landscape.contour(problem, plane, (3, 3), autocast="bfloat16")
-    assert (own.autocast, own.autocast_error) == ("", 0.0)
-    expected = max(abs(low.loss[1, 1] - own.loss[1, 1]), abs(low.loss[0, 0] - own.loss[0, 0]))
-    assert low.autocast == "bfloat16"
-    assert 0 < low.autocast_error == pytest.approx(expected)
-    with pytest.raises(InputError, match="'tf32' is not allowed here, it needs a float32 model on a CUDA"):
-        landscape.contour(problem, plane, (3, 3), autocast="tf32")
+    other("loss", Problem(problem.model, lambda o, t: problem.criterion(o, t), (x, y)))
+    other("penalty", Problem(problem.model, problem.criterion, (x, y), weight_decay=1e-3))
+    touched = x.clone()
+    touched[17, 0, 0, 0] += 1e-3
+    other("other data", Problem(problem.model, problem.criterion, (touched, y)))
 
 
 def test_portions_take_ten_seconds_and_saving_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

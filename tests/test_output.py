@@ -9,6 +9,7 @@ import json
 import math
 import re
 import shlex
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -177,6 +178,44 @@ def test_completion_offers_commands_and_values() -> None:
         assert [item.value if item.type == "plain" else item.type for item in found] == offered
 
 
+HELP = """
+import json, sys
+import click
+import landscape.cli
+from click.shell_completion import get_completion_class
+from landscape.core import registry
+
+shell = get_completion_class("bash")(landscape.cli.group, {}, "landscape", "_LANDSCAPE_COMPLETE")
+texts = {}
+for name in registry.commands.names():
+    with click.Context(landscape.cli.group, resilient_parsing=True) as context:
+        command = landscape.cli.group.get_command(context, name)
+        texts[name] = command.get_help(click.Context(command, info_name=name, help_option_names=["-h", "--help"]))
+    assert shell.get_completions([name], "--h")
+for words in (["figures", "fig2"], ["train", "mnist"], ["contour", "--norm", ""]):
+    assert shell.get_completions(words[:-1], words[-1])
+sys.argv = ["landscape", "contour", "--help"]
+try:
+    landscape.cli.main()
+except SystemExit:
+    pass
+print(json.dumps([texts, sorted(sys.modules)]))
+"""
+
+
+def test_help_and_completion_say_what_the_commands_say_without_an_import_of_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
+    *_, line = done.stdout.splitlines()
+    texts, modules = json.loads(line)
+    assert {"torch", "numpy", "scipy", "h5py", "pandas", "landscape.cli.grids"}.isdisjoint(modules)
+    for name in registry.commands.names():
+        command = landscape.cli.group.get_command(click.Context(landscape.cli.group), name)
+        assert command is not None
+        assert texts[name] == command.get_help(
+            click.Context(command, info_name=name, help_option_names=["-h", "--help"])
+        )
+
+
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_completion_prints_a_script(shell: str, command: Command) -> None:
     code, out, err = command("completion", shell)
@@ -205,6 +244,19 @@ def test_help_has_the_commands_in_groups(command: Command) -> None:
     assert places == sorted(places)
     for group in GROUPS.values():
         assert all(f"\n  {name} " in out for name in group)
+    assert "w_a" not in out
+    assert "CKPT" not in out
+    for line in out.partition("\nBegin:\n")[2].splitlines():
+        assert not line.startswith("  ") or line.endswith("."), line  # whole, on one line of 80 columns
+        assert len(line) <= 80
+
+
+def test_an_unknown_command_names_the_most_similar_one(command: Command) -> None:
+    for word, hint in (
+        ("contuor", "did you mean 'contour'?"),
+        ("zzz", "landscape --help lists the commands"),
+    ):
+        assert command(word) == (2, "", f"landscape: no such command '{word}'; {hint}\n")
 
 
 def test_version_names_torch_and_the_devices(command: Command) -> None:

@@ -172,7 +172,9 @@ def learning_coefficient(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> LearningCoefficient:
-    """λ̂ = nβ (E L(w) − L(w*)) over the posterior around w*, by SGLD: the local learning coefficient.
+    """Estimate the local learning coefficient by SGLD.
+
+    λ̂ = nβ (E L(w) − L(w*)), the mean over the posterior around w*.
 
     Of Lau et al., "The local learning coefficient" (arXiv 2308.12108): w ~ exp(−nβ L(w) − γ/2 ‖w − w*‖²),
     with w* the problem's weights and L the mean over n samples of a negative log-likelihood in nats (for

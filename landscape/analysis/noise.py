@@ -21,7 +21,7 @@ from landscape.core.progress import Progress, ProgressOption, portion, shows_pro
 from landscape.core.registry import numerics
 from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
-from landscape.curvature.hessian import HessianOperator
+from landscape.curvature.hessian import HessianOperator, exact_only
 from landscape.curvature.operators import Products
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
@@ -71,7 +71,9 @@ def noise(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Noise:
-    """Four estimates of Δ(2), the noise that the spread of the learners adds to the gradient.
+    """Estimate Δ(2), the noise from the learners' spread.
+
+    Four estimates stand side by side.
 
     With δ the mean over learners of ∇L^μ(w_j) − ∇L^μ(w_a): the definition α²‖δ‖² over drawn minibatches, the
     same with the whole data, Eq. 4 of DPSGD-2020 with the Hessian, and the first-order expansion with the
@@ -94,8 +96,8 @@ def noise(
         squared step.
 
     Raises:
-        InputError: fewer than 2 learners or draws, a batch below 1, data without numbered samples, or a
-            penalty.
+        InputError: fewer than 2 learners or draws, a batch below 1, data without numbered samples, a penalty,
+            or a model without second derivatives.
 
     Example:
         >>> import torch, landscape
@@ -117,6 +119,7 @@ def noise(
     check_unpenalised(problem, "Δ(2) is of the data's minibatches")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
     problem = in_minibatches(problem, local_batch)
+    exact_only(problem, "noise")
     n, mean = len(weights), average(weights)
     gradient, spread = double(problem.gradient(mean)), weights - mean
     terms = _terms_of_delta(problem, weights, mean, gradient)
@@ -332,7 +335,9 @@ def noise_alignment(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> NoiseAlignment:
-    """tr(HS)/tr S of minibatch gradients, their covariance by eigenvector of H, and γ in C_ii ∝ λ_i^γ.
+    """Compare gradient noise with the Hessian.
+
+    It gives tr(HS)/tr S of minibatch gradients, their covariance by eigenvector of H, and γ in C_ii ∝ λ_i^γ.
 
     S is the second moment of the gradients of minibatches drawn with replacement, C their covariance around
     the gradient g of all samples, H the Hessian over all samples. tr(HS)/tr S is the interaction-aware
@@ -359,7 +364,7 @@ def noise_alignment(
         ``value`` and ``standard_error`` of tr(HS)/tr S, C_ii (k,) and γ with their errors.
 
     Raises:
-        InputError: a number that is not allowed, or a penalty.
+        InputError: a number that is not allowed, a penalty, or a model without second derivatives.
 
     Example:
         >>> import torch, landscape
@@ -373,6 +378,7 @@ def noise_alignment(
     precision = Precision(relative_error, min_draws, max_draws)
     positive("k", k, least=1)
     check_unpenalised(problem, "the noise is of the data's minibatches")
+    exact_only(problem, "noise_alignment")
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     problem, parts = minibatches.whole, iter(minibatches)
     pairs = top_eigenvalues(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -409,7 +409,7 @@ def __getattr__(name: str) -> click.Command:
     module = commands.MODULES.get(name)
     if module is None:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    function, title = getattr(importlib.import_module(module), name), name.replace("_", "-")
+    function, title = getattr(import_module(module), name), name.replace("_", "-")
     own = dict(OF_ONE.get(title, {}))
     variant = own.pop("variant", None)
     several = [key for key, known in own.items() if isinstance(known, dict) and known.get("multiple")]

@@ -52,7 +52,9 @@ from landscape.training.optimizer.preconditioning import preconditioner
     ),
 )
 def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> None:
-    """Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over the whole split.
+    """Compute the Hessian's eigenvalues, trace, density.
+
+    The Hessian is that at w_a of each CKPT, over the whole split.
 
     Prints each eigenvalue with its relative residual, the bounds outside which there is no other eigenvalue
     (with 99% probability), and the trace with its standard error. With --precondition also the learning rate
@@ -112,7 +114,9 @@ def _table(by: str, analysis: Analysis, others: Mapping[str, Any]) -> None:
     ),
 )
 def noise_scale(no_learners: bool, analysis: Analysis) -> None:
-    """The gradient noise scale tr Σ/‖g‖² at w_a of each CKPT, and from its learners.
+    """Estimate the gradient noise scale tr Σ/‖g‖².
+
+    It is estimated at w_a of each CKPT, and from its learners.
 
     It is the batch, in samples of the training set, at which noise and gradient are equal in size. Learners
     take their gradients where the run's update rule does (SSGD: at w_a), each with a share of 1/n of the
@@ -150,7 +154,9 @@ def noise_scale(no_learners: bool, analysis: Analysis) -> None:
     ),
 )
 def batch_sharpness(batch: str | None, no_learners: bool, no_lambda_max: bool, analysis: Analysis) -> None:
-    """The curvature that minibatch gradients meet, at w_a of each CKPT and its learners.
+    """Measure the curvature that minibatches meet.
+
+    It is measured at w_a of each CKPT, and at its learners.
 
     Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches of the training set, with gradient and Hessian
     of the minibatch. A learner's minibatch has a share of 1/n of the batch. Prints mean ± standard error,

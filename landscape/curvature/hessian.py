@@ -210,7 +210,11 @@ class HessianOperator(SymmetricOperator):
         self.size = sum(slot.size for slot in self.slots)
         self.derivatives, self._graph_bytes = derivatives, graph_bytes
         known = (UNLIKE, *(slot.name for slot in self.slots))
-        if matrix != "hessian" or not (derivatives == "differences" or known in problem.checked):
+        if (
+            matrix != "hessian"
+            or derivatives == "exact"
+            or not (derivatives == "differences" or known in problem.checked)
+        ):
             try:
                 self._take_exact(problem, weights)
             except double_backward.NoSecondDerivative as error:
@@ -428,12 +432,25 @@ class HessianOptions:
 FULL_HESSIAN = HessianOptions(derivatives="exact")
 
 
-def gradient_curvature(problem: Problem, weights: Tensor | None = None) -> tuple[float, float]:
-    """gᵀHg/‖g‖² and ‖g‖², g = ∇L(θ) and H = ∇²L(θ), by one gradient and one product over all samples.
+def exact_only(problem: Problem, who: str) -> None:
+    """Raise NoSecondDerivative unless ``problem`` has exact products, which are all that ``who`` takes."""
+    try:
+        FULL_HESSIAN.at(problem)
+    except double_backward.NoSecondDerivative as error:
+        raise double_backward.NoSecondDerivative(
+            f"{str(error).split(';')[0]}; {who} takes exact products only"
+        ) from error
+
+
+def gradient_curvature(
+    problem: Problem, weights: Tensor | None = None, *, derivatives: str = "exact"
+) -> tuple[float, float, float]:
+    """gᵀHg/‖g‖², ‖g‖² and the largest error of the first, g = ∇L(θ) and H = ∇²L(θ), over all samples.
 
     Args:
         problem: the loss, such as that of one minibatch.
         weights: θ (P,); default: the problem's centre.
+        derivatives: "exact", "differences" of gradients, whose error is measured, or "auto".
 
     Raises:
         OperationError: a gradient that is zero, or numbers that are not finite.
@@ -448,8 +465,8 @@ def gradient_curvature(problem: Problem, weights: Tensor | None = None) -> tuple
     problem = double_backward.in_full_precision(problem)
     weights = (problem.weights if weights is None else weights).to(problem.dtype)
     g = problem.gradient(weights)
-    product = HessianOperator(problem, weights, derivatives="exact")(g)
-    norm2, curved = float(double(g) @ double(g)), float(double(g) @ double(product))
+    products, errors = HessianOperator(problem, weights, derivatives=derivatives).verified(g[None])
+    norm2, curved = float(double(g) @ double(g)), float(double(g) @ double(products[0]))
     if not math.isfinite(norm2 + curved):
         raise OperationError("weights: gradient or Hessian of a minibatch is not finite at these weights")
     if norm2 == 0:
@@ -457,7 +474,7 @@ def gradient_curvature(problem: Problem, weights: Tensor | None = None) -> tuple
             f"batch: the gradient of a minibatch of {problem.samples} samples is zero at these weights, so "
             "that there is no curvature along it"
         )
-    return curved / norm2, norm2
+    return curved / norm2, norm2, errors[0] / math.sqrt(norm2)
 
 
 @dataclass(frozen=True, eq=False)

@@ -52,7 +52,9 @@ def critical_batch(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> CriticalBatch:
-    """The largest batch with which training goes on as well, sample for sample, from a checkpoint.
+    """Find the critical batch by branched training.
+
+    It is the largest with which training goes on as well, sample for sample, from a checkpoint.
 
     From the checkpoint, with the state of its optimizer and update rule, branches train on equally many
     samples in steps of other batches; the learning rate follows the batch. The critical batch is the one

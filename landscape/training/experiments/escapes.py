@@ -281,7 +281,9 @@ def minima(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Minima:
-    """The largest learning rate at which training stays at a minimum, for each delay and form of momentum.
+    """Find the largest learning rate that keeps a minimum.
+
+    There is one for each delay and form of momentum.
 
     Full-batch training by async-sgd starts close to the minimum: without momentum, with momentum, and with
     shifted momentum. Bisection finds the rate above which training leaves the minimum; beside it stands the
