@@ -300,8 +300,8 @@ class Surface(Interpolated):
         points that are interpolated or missing. All thresholds are ours (landscape/geometry/check.py).
 
         Args:
-            eigenvalues: λ_min and λ_max at the centre, by :func:`landscape.extreme_eigenvalues`: the curvature
-                along the plane is compared with them.
+            eigenvalues: λ_min and λ_max at the centre, by :func:`landscape.extreme_eigenvalues`, with which
+                the curvature along the plane is compared.
 
         Returns:
             The findings: a line for each when printed, ``fine`` where there is none to look at.
