@@ -115,7 +115,7 @@ def _curvature(surface: Surface, ends: ExtremeEigenvalues | None) -> Iterator[Fi
 
 
 def _places(surface: Surface) -> Iterator[Finding]:
-    """What the plane leaves out of the places that define it."""
+    """The places that define the plane, as far as the plane leaves them out."""
     if surface.explained.size:
         share = float(surface.explained.sum())
         advice = "" if share >= EXPLAINED else "the distances of the places beside the picture"

@@ -231,7 +231,7 @@ def _escaped(text: str) -> str:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found.
+    """One finding of a check.
 
     Attributes:
         subject: what was looked at: "centre", "window", "curvature", "places", "BatchNorm", "directions" or
@@ -253,7 +253,7 @@ class Finding:
 
 @dataclass(frozen=True, repr=False)
 class SurfaceCheck:
-    """What was found about a surface: a line for each subject when printed.
+    """The findings about a surface: a line for each subject when printed.
 
     Attributes:
         findings: in the order in which a reader asks.
@@ -263,7 +263,7 @@ class SurfaceCheck:
 
     @property
     def fine(self) -> bool:
-        """Whether nothing was found that a reader should know."""
+        """True where a reader needs to know nothing more."""
         return all(finding.fine for finding in self.findings)
 
     def __repr__(self) -> str:
