@@ -198,7 +198,7 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
         assert words in out
     one_line(command("basins", tmp_path / "c.h5"), 1, "finished landscape.basins", "--force")
     one_line(command("basins", tmp_path / "c.h5", "--around", "top"), 2, "--around: 'top'", "center, lowest")
-    one_line(command("basins", tmp_path / "c.h5", "--rise", "-1", "--force"), 2, "--rise: -1.0")
+    one_line(command("basins", tmp_path / "c.h5", "--rise", "-1", "--force"), 2, "--rise: '-1'")
     one_line(command("basins", tmp_path / "c-basins.h5"), 1, "landscape.basins", "surface")
     one_line(command("basins", tmp_path / "none.h5"), 1, "none.h5: no such file")
     part = wells()

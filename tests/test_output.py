@@ -237,6 +237,23 @@ def test_an_option_has_one_form_in_all_commands() -> None:
                     assert known.setdefault(each, (form, name))[0] == form, (each, name, known[each][1])
 
 
+def test_a_list_has_commas_or_is_given_piece_by_piece() -> None:
+    for name, key, first, second in (
+        ("compare", "quantities", "trace", "loss"),
+        ("compare", "groups", "SSGD=3", "DPSGD=3"),
+        ("stability", "delays", "1", "3"),
+        ("basins", "rises", "0.01", "0.1"),
+        ("batch-sharpness", "batch", "50", "500"),
+        ("sweep", "seeds", "0-2", "5"),
+    ):
+        command = registry.commands[name]
+        (flag,) = (option.opts[-1] for option in command.params if option.name == key)
+        words = ["x.h5", *(("-o", "x") if name == "sweep" else ())]
+        apart = command.make_context(name, [*words, flag, first, flag, second]).params[key]
+        assert apart == command.make_context(name, [*words, flag, f"{first},{second}"]).params[key]
+        assert apart != command.make_context(name, [*words, flag, second]).params[key]
+
+
 def test_help_has_the_commands_in_groups(command: Command) -> None:
     code, out, _ = command("--help")
     assert code == 0

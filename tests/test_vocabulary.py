@@ -118,7 +118,6 @@ OWN = {
     "plugins.finish": "figure legend",
     "plugins.command": "own",
     "ShardedProblem.flatten": "tensors",
-    "ShardedProblem.reduced": "how",
     "Registry.declare": "place summary",
     "Registry.make": "own",
     "Rule.finish_moved": "moved",

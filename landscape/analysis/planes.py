@@ -21,6 +21,7 @@ from landscape.evaluation import needs
 from landscape.problem.layout import Slot, average
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.problem.sharded import on_ranks
+from landscape.problem.shards import whole
 from landscape.results.grids import Plane
 
 NORMS = ("none", "filter", "layer")
@@ -92,7 +93,7 @@ def random_plane(
     for direction in directions:
         if on_ranks(problem):
             sharded: Any = problem
-            direction.copy_(sharded.draw(lambda piece: draw(piece.slot, piece.whole())))
+            direction.copy_(sharded.draw(lambda piece: draw(piece.slot, whole(piece.parameter))))
             continue
         centers, views = problem.layout.views(problem.weights), problem.layout.views(direction)
         for slot in problem.layout.slots:  # slot by slot: a float64 draw of all of θ would double the memory

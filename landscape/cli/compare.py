@@ -21,7 +21,7 @@ WIDTH = 110  # characters of a line of the table, but for its last column (ours)
 
 
 @command(
-    groups={"metavar": "TEXT"},
+    groups={"metavar": "recipe|NAME=COUNT,…"},
     analysis=analysis_options(
         compute_comparison,
         split=False,

@@ -29,7 +29,7 @@ from landscape.checkpoint.result_file import ConflictError, ResultFile
 from landscape.cli import common, processes
 from landscape.cli.analysis import Analysis, analysis_options, each
 from landscape.cli.completion import Choice
-from landscape.cli.options import command, group
+from landscape.cli.options import ListType, command, group
 from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.evaluation.grid import Execution, difference, reused_points
@@ -344,14 +344,14 @@ def line(*, norm: str = "none", ignore: str | None, analysis: Analysis) -> None:
 
 
 @command(
-    rises={"flag": "--rise", "metavar": "NATS"},
+    rises={"flag": "--rise", "metavar": "NATS,…", "type": ListType(float, "0.01,0.1")},
     least={"metavar": "NATS"},
     around={"type": Choice(AROUND)},
     target=common.TARGET,
 )
 def basins(
     files: tuple[str, ...],
-    rises: tuple[float, ...],
+    rises: Sequence[float] | None,
     least: float | None,
     around: str | None,
     target: common.Target,
@@ -362,8 +362,8 @@ def basins(
     and widths of the region around the centre (or the lowest point) in distances of weight space.
 
     Args:
-        rises: Measure the region where the loss rises by at most NATS; can be repeated. [default: 24 rises up
-            to the one at which the region reaches the edge of the grid]
+        rises: Measure the region where the loss rises by at most NATS. [default: 24 rises up to the one at
+            which the region reaches the edge of the grid]
         least: The smallest persistence of a basin that is listed. [default: 1% of the median rise]
         around: The point in the region. [default: as the plane has it]
 
@@ -373,7 +373,7 @@ def basins(
     surfaces = [surface for file in files for surface in _surfaces(Path(file))]
     first = Path(files[0])
     path = target.path(first.with_name(f"{first.stem}-basins.h5"))
-    results = [compute_basins(surface, rises or None, least=least, around=around) for surface in surfaces]
+    results = [compute_basins(surface, rises, least=least, around=around) for surface in surfaces]
     for result in results:
         common.describe(result)
     common.write(results, path, target.picture)

@@ -39,6 +39,7 @@ from landscape.curvature.search import (
     RitzPairs,
     SearchOptions,
     find_eigenpairs,
+    ranks_of,
     run_in_lockstep,
     search_eigenpairs,
     start_vector,
@@ -557,6 +558,7 @@ def top_eigenvalues(
         near = torch.as_tensor(initial)
         if near.shape != first.shape:
             raise InputError(f"initial: shape {tuple(near.shape)}, it must be {tuple(first.shape)}")
-        positive("initial: norm", float(near.norm()))
-        first = warm_start(near.to(first), first)
+        ranks = ranks_of(chosen.given)
+        positive("initial: norm", float(ranks.norm(near)))
+        first = warm_start(near.to(first), first, ranks)
     return Eigenpairs(**chosen.search(first, wanted, search))

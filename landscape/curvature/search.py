@@ -33,6 +33,12 @@ from landscape.problem.sharded import on_ranks
 SECOND_SHARE, MIN_SECOND = 0.5, 10
 
 
+def ranks_of(problem: Any) -> Ranks:
+    """The processes that hold the vectors of a problem or an operator."""
+    found: Ranks = getattr(problem.hessian() if on_ranks(problem) else problem, "ranks", ALONE)
+    return found
+
+
 def start_vector(problem: Any, seed: int, size: int | None = None) -> Tensor:
     """A normal vector (size,), by default (P,), from ``seed``: the same draw on every device.
 
@@ -41,7 +47,7 @@ def start_vector(problem: Any, seed: int, size: int | None = None) -> Tensor:
     """
     positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
-    ranks: Ranks = getattr(problem.hessian() if on_ranks(problem) else problem, "ranks", ALONE)
+    ranks = ranks_of(problem)
     if ranks is not ALONE:
         return ranks.normal(torch.empty(0), generator, torch.float64)
     if size is None:
@@ -51,9 +57,9 @@ def start_vector(problem: Any, seed: int, size: int | None = None) -> Tensor:
     )
 
 
-def warm_start(near: Tensor, first: Tensor) -> Tensor:
+def warm_start(near: Tensor, first: Tensor, ranks: Ranks = ALONE) -> Tensor:
     """(P,), the start of a search near ``near``, with as much of ``first``, which misses no eigenvector."""
-    start: Tensor = near.to(first) / near.norm() + first / first.norm()
+    start: Tensor = near.to(first) / ranks.norm(near) + first / ranks.norm(first)
     return start
 
 

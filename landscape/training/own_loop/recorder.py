@@ -29,10 +29,12 @@ from landscape.core.progress import DELAY
 from landscape.problem.batches import as_tensors
 from landscape.problem.layout import Layout, unwrapped
 from landscape.problem.problem import Loss
+from landscape.problem.shards import is_sharded
 from landscape.training.decomposition import GROUPS
 from landscape.training.own_loop import flat as loop
 from landscape.training.own_loop.observer import Observer
 from landscape.training.own_loop.scalars import open_writer, writer_names
+from landscape.training.own_loop.sharded import ShardedObserver
 from landscape.training.run.launch import last_sound
 from landscape.training.run.setup import History, due
 
@@ -54,7 +56,9 @@ class Recorder:
     and never run it. A step that is not due costs a counter; one that is costs a gradient over the data.
 
     The loop is left as it is: its random numbers, the gradients and the training mode of its model. Under
-    DistributedDataParallel rank 0 records, while the other ranks wait for it at their next exchange.
+    DistributedDataParallel rank 0 records, while the other ranks wait for it at their next exchange. Of a
+    model divided among ranks (:class:`landscape.ShardedProblem`) all ranks measure, make the same calls, and
+    close the recorder; rank 0 writes, for which it gathers the weights in its CPU's memory.
 
     Args:
         folder: where the files go; made where it is missing.
@@ -75,7 +79,7 @@ class Recorder:
         samples: g is estimated from so many samples, drawn anew each time, with standard errors; a multiple
             of 16. 0: all, exactly.
         sharpness: steps from one λ_max to the next, on 2,000 samples of the training set, always the same
-            (all, where data comes in batches); 0: none.
+            (all, where data comes in batches, or the model is divided among ranks); 0: none.
         monitor: what else is measured, as a recipe's table "monitor": {"instruments": ["noise-scale"]}.
         save_every: steps from one step-NNNNNNN.h5 to the next; 0: only at the end. As the trainer's (500).
         batch: samples in a minibatch of one process. Needed by most instruments, and by BatchNorm: g has the
@@ -139,14 +143,18 @@ class Recorder:
         self._phase, self._broken, self._next = IDLE, False, 1
         self._process = os.getpid()
         self._rank, self._world = loop.rank_and_size()
-        self._closed = self._rank > 0
+        module = unwrapped(model) if isinstance(model, nn.Module) else model  # type: ignore[redundant-expr]
+        self._sharded = isinstance(module, nn.Module) and is_sharded(module)  # type: ignore[redundant-expr]
+        self._idle = self._closed = self._rank > 0 and not self._sharded
         self._step: contextlib.AbstractContextManager[None] = StepContext(self)
-        if self._closed:
+        if self._idle:
             self._step = contextlib.nullcontext()
             return
-        check_folder(self.folder, self._resume)
-        module = unwrapped(model) if isinstance(model, nn.Module) else model  # type: ignore[redundant-expr]
-        self._observer = Observer(
+        if not self._sharded:  # whose ranks see it together
+            check_folder(self.folder, self._resume)
+        elif resume is not False:
+            raise InputError("resume: not allowed in a recorder of a sharded model; give another folder")
+        self._observer = (ShardedObserver if self._sharded else Observer)(
             module,
             loss,
             data,
@@ -164,7 +172,8 @@ class Recorder:
             self._open({"train": data} | ({} if test is None else {"test": test}), opened)
             self._opened = opened.pop_all()
         # The seconds of the recorder's own work, and the beginning of the loop.
-        self._spent, self._began, self._first, self._told = 0.0, time.perf_counter(), self.steps, False
+        self._spent, self._began, self._first = 0.0, time.perf_counter(), self.steps
+        self._told = self._rank > 0
         atexit.register(self._close_at_exit)
 
     def _check_options(self) -> None:
@@ -181,15 +190,9 @@ class Recorder:
 
     def _open(self, splits: dict[str, Any], opened: contextlib.ExitStack) -> None:
         """Take the folder, go on with what it holds, and write the first file."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            opened.enter_context(Lock(self.folder)).acquire()
-            files.remove_stale(self.folder)
-        except OSError as error:
-            raise OperationError(f"{self.folder}: cannot be written ({error.strerror})") from error
-        check_folder(self.folder, self._resume)
         observer, train, test = self._observer, self._observer.train, self._observer.test
-        before = run_before(self.folder, self._resume, train.layout)
+        with observer.together():
+            before = None if self._rank else self._take(opened)
         if before is not None:
             self.steps = before.step if isinstance(self._resume, bool) else self._resume
             for path in run_folder.named_like_a_run(self.folder):
@@ -212,13 +215,25 @@ class Recorder:
             "test": test.samples if test else 0,
             "fingerprint": UserData({k: as_tensors(v) for k, v in splits.items()}, None).fingerprint,
         }
-        names = writer_names(self._scalars)
-        self._writers = [open_writer(name, self.folder, self.steps, opened) for name in names]
+        names = [] if self._rank else writer_names(self._scalars)
+        with observer.together():
+            self._writers = [open_writer(name, self.folder, self.steps, opened) for name in names]
         self._resumed = before
         if before is None:  # a history begins with its first step, or before
             self._add(0, observer.tested())
             self._write()
         self._next = self._due_after(self.steps) if before is None else self.steps + 1
+
+    def _take(self, opened: contextlib.ExitStack) -> Checkpoint | None:
+        """Take the folder for this process alone: the last state of the run to go on with, if any."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            opened.enter_context(Lock(self.folder)).acquire()
+            files.remove_stale(self.folder)
+        except OSError as error:
+            raise OperationError(f"{self.folder}: cannot be written ({error.strerror})") from error
+        check_folder(self.folder, self._resume)
+        return run_before(self.folder, self._resume, self._observer.train.layout)
 
     def step(self) -> contextlib.AbstractContextManager[None]:
         """The context of the optimizer's step: ``with recorder.step(): optimizer.step()``.
@@ -242,13 +257,13 @@ class Recorder:
             1
             >>> recorder.close()
         """
-        if self._phase != IDLE or (self._closed and not self._rank):
+        if self._phase != IDLE or (self._closed and not self._idle):
             raise InputError(
                 "step: the recorder is closed"
                 if self._closed
                 else "step: it needs a with statement of its own, with recorder.step(): optimizer.step()"
             )
-        if not self._rank:
+        if not self._idle:
             self._phase = ASKED
         return self._step
 
@@ -352,7 +367,7 @@ class Recorder:
             >>> landscape.load(f"{folder}/last.h5").history["data_time"].tolist()
             [0.1]
         """
-        if self._rank:
+        if self._idle:
             return
         if self._closed:
             raise InputError("log: the recorder is closed")
@@ -388,13 +403,13 @@ class Recorder:
             'step-0000000.h5'
             >>> recorder.close()
         """
-        if self._rank:
+        if self._idle:
             return None
         if self._closed or self._phase != IDLE:
             raise InputError("checkpoint: the recorder is closed, or within a step")
         return self._write()
 
-    def _write(self) -> Path:
+    def _write(self) -> Path | None:
         observer = self._observer
         observer.parameters.check()
         batch, limit = self._batch * self._world, loop.stability_limit(self._optimizer)
@@ -409,7 +424,7 @@ class Recorder:
         if self._optimizer is not None:
             settings["optimizer"] = loop.optimizer_table(self._optimizer)
         state = Checkpoint(
-            weights=observer.parameters.flat()[None],
+            weights=observer.parameters.recorded(),
             layout=observer.train.layout,
             step=self.steps,
             epoch=self.steps * batch / observer.train.samples if batch else math.nan,
@@ -423,9 +438,10 @@ class Recorder:
             history=self._history.columns(),
             units=self._history.units,
             buffers=observer.parameters.kept(),
-            shared=observer.monitor.state(self.steps),
+            shared=observer.state(self.steps),
         )
-        path = run_folder.write(state, self.folder, self._save_every)
+        with observer.together():
+            path = None if self._rank else run_folder.write(state, self.folder, self._save_every)
         self._saved, self._logged = self.steps, False
         return path
 
@@ -451,29 +467,42 @@ class Recorder:
         atexit.unregister(self._close_at_exit)
         try:
             if not self._broken and self._phase != INSIDE:
+                observer = self._observer
                 tested = math.isfinite((self._row(self.steps) or {}).get("test_loss", math.nan))
-                if self._observer.test is not None and not tested:
-                    self._add(self.steps, self._observer.tested())
-                if self.steps != self._saved or self._logged:
+                if observer.test is not None and observer.agreed(not tested):
+                    self._add(self.steps, observer.tested())
+                if observer.agreed(self.steps != self._saved or self._logged):
                     self._write()
         finally:
             self._closed = True
             self._opened.close()
 
+    def abort(self) -> None:
+        """Close after an error: of a sharded model nothing is written, as other ranks may not be there.
+
+        Example:
+            >>> recorder.abort()  # doctest: +SKIP
+        """
+        self._broken |= self._sharded
+        self.close()
+
     def _close_at_exit(self) -> None:
         try:
-            self.close()
+            self.abort()
         except LandscapeError as error:
             print(f"landscape: {error}", file=sys.stderr)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
 
     def __repr__(self) -> str:
-        state = f"rank {self._rank}, which does not record" if self._rank else f"step {self.steps:,}"
+        state = f"rank {self._rank}, which does not record" if self._idle else f"step {self.steps:,}"
         return f"Recorder({str(self.folder)!r}, {state})"
 
 
