@@ -33,7 +33,7 @@ def check(surface: Surface, ends: ExtremeEigenvalues | None = None) -> SurfaceCh
     Raises OperationError for a surface without a finite loss.
     """
     if not np.isfinite(surface.loss).any():
-        raise OperationError("surface: it has no finite loss to look at")
+        raise OperationError("surface: it has no finite loss to look at; choose a smaller span")
     found = [*_centre(surface), *_window(surface), *_curvature(surface, ends), *_places(surface)]
     return SurfaceCheck((*found, *_batchnorm(surface), *_directions(surface), *_points(surface)))
 
