@@ -269,7 +269,7 @@ def test_low_and_high_from_one_run(values: list[float], low: int, high: int) -> 
 
 @pytest.mark.parametrize("low", [0, 1])
 def test_a_full_basis_is_restarted_not_given_up(low: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.curvature.lanczos.MAX_BASIS", 20)
+    monkeypatch.setattr("landscape.evaluation.needs.MAX_BASIS", 20)
     diagonal = torch.linspace(-9, 1, 500, dtype=torch.float64)
     diagonal[:5] = torch.tensor([3.0, 2.6, 2.2, 1.9, -9.1])
     start = torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

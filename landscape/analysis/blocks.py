@@ -89,9 +89,10 @@ def kept(problem: Any) -> int:
     return max(2, min(KNOWN, BASIS_BYTES // int(problem.weights.nbytes)))
 
 
-def table_need(problem: Any, **_: Any) -> Need:
+def table_need(problem: Any, derivatives: Any, **_: Any) -> Need:
     """The Ritz vectors of all blocks, and a search, or the random vectors and their products."""
-    return needs.curved(problem, kept(problem) + max(1 + needs.basis(problem, 2), 4 * at_once(problem)))
+    vectors = kept(problem) + max(1 + needs.basis(problem, 2), 4 * at_once(problem))
+    return needs.curved(problem, vectors, derivatives=derivatives)
 
 
 @numerics(1)

@@ -384,8 +384,9 @@ VALUES = ("lambda_min", "lambda_max", "ratio")
 RESIDUALS = ("residual_min", "residual_max")
 
 
-def _hessian_grid_need(problem: Any, grid: Any, **_: Any) -> Need:
-    return needs.curved(problem, 3 + needs.basis(problem, 2), HESSIAN_POINT * needs.points(grid))
+def _hessian_grid_need(problem: Any, grid: Any, derivatives: Any, **_: Any) -> Need:
+    arrays = HESSIAN_POINT * needs.points(grid)
+    return needs.curved(problem, 3 + needs.basis(problem, 2), arrays, derivatives=derivatives)
 
 
 @numerics(1)

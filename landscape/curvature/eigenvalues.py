@@ -42,6 +42,7 @@ from landscape.curvature.search import (
     ranks_of,
     run_in_lockstep,
     search_eigenpairs,
+    stacked,
     start_vector,
     verify_and_refine,
     warm_start,
@@ -214,6 +215,8 @@ def eigenpairs(
             whole_data = each if exact else (options.at(problem, t) for t in at)
             verifying = (row_products(h) for h in whole_data)
         results = run_in_lockstep([search_eigenpairs(s, wanted) for s in starts], products, done)
+        if exact and near.dtype == problem.dtype:
+            results = [r.without_basis() for r in results]
         exact_ones, tol = zip(results, verifying, strict=True), wanted.residual_tol
         refined = (verify_and_refine(r, h, tol) for r, h in exact_ones)
         return [replace(pair, search=near.name(problem)) for pair in refined]
@@ -277,7 +280,7 @@ def exact_products(
 
 def _one_by_one(each: list[HessianOperator], share: float) -> Callable[[Tensor, list[int]], Tensor]:
     """``share`` of the products of the searches still running."""
-    return lambda v, running: torch.stack([each[i](row) * share for i, row in zip(running, v, strict=True)])
+    return lambda v, running: stacked([each[i](row).mul_(share) for i, row in zip(running, v, strict=True)])
 
 
 def _in_lockstep(h: ChainHessian, share: float, dtype: torch.dtype) -> Callable[[Tensor, list[int]], Tensor]:
@@ -413,8 +416,8 @@ def _fields(operator: SymmetricOperator, seed: int) -> dict[str, Any]:
     return same | setting(operator.problem) | {"derivatives": operator.derivatives, "part": part}
 
 
-def ends_need(problem: Any, part: Any = None, **_: Any) -> Need:
-    return needs.curved(problem, 1 + needs.basis(problem, 2, part), part=part)
+def ends_need(problem: Any, part: Any = None, derivatives: Any = "auto", **_: Any) -> Need:
+    return needs.curved(problem, 1 + needs.basis(problem, 2, part), part=part, derivatives=derivatives)
 
 
 @bounded(ends_need)
@@ -477,8 +480,9 @@ def extreme_eigenvalues(
     return ExtremeEigenvalues(**chosen.search(chosen.start(), wanted, search))
 
 
-def top_need(problem: Any, k: Any, max_products: Any, part: Any, **_: Any) -> Need:
-    return needs.curved(problem, 1 + needs.several(problem, k, max_products, part), part=part)
+def top_need(problem: Any, k: Any, max_products: Any, part: Any, derivatives: Any, **_: Any) -> Need:
+    vectors = 1 + needs.several(problem, k, max_products, part)
+    return needs.curved(problem, vectors, part=part, derivatives=derivatives)
 
 
 @bounded(top_need)

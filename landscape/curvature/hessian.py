@@ -15,11 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.core.devices import double, widest_dtype
 from landscape.core.errors import InputError, LandscapeError, OperationError, ProblemWarning
-from landscape.core.memory import spare, with_saved_bytes
+from landscape.core.memory import require_besides, spare, with_saved_bytes
 from landscape.core.options import choose, expect, positive
 from landscape.curvature import differences, double_backward
 from landscape.curvature.operators import Products, SymmetricOperator
-from landscape.evaluation.needs import GRAPH_BYTES
+from landscape.evaluation.needs import GRAPH_BYTES, UNLIKE, difference_bytes, lacks_second
 from landscape.problem.batches import AGAIN, aligned, recomputes
 from landscape.problem.layout import check_recording, differentiable, gradients
 from landscape.problem.problem import Problem, Run, problem_of
@@ -121,8 +121,6 @@ Chunk = HessianChunk | GaussNewtonChunk
 CHUNKS: dict[str, type[Chunk]] = {"hessian": HessianChunk, "gauss-newton": GaussNewtonChunk}
 MATRICES = tuple(CHUNKS)
 DERIVATIVES = ("auto", "exact", "differences")
-# Of ``Problem.checked``: the model's second derivatives are missing or wrong.
-UNLIKE = "second derivatives"
 
 
 class PenaltyHessian:
@@ -220,6 +218,8 @@ class HessianOperator(SymmetricOperator):
             except double_backward.NoSecondDerivative as error:
                 if matrix != "hessian" or derivatives == "exact":
                     raise
+                if not lacks_second(problem):  # else the call under way has counted them
+                    require_besides("differences of gradients", problem.device, difference_bytes(problem))
                 problem.checked[known] = True
                 words = (
                     f"{str(error).split(';')[0]}; products are differences of gradients, with their errors"
@@ -289,7 +289,8 @@ class HessianOperator(SymmetricOperator):
                 with twice_differentiable(self.problem):
                     parts = chunk.product(vectors, keep or i < last)
                 if parts is not None:
-                    total[i].add_(torch.cat([part.flatten() for part in parts]).to(rows), alpha=share)
+                    for image, part in zip(torch.split(total[i], sizes), parts, strict=True):
+                        image.add_(part.flatten().to(rows), alpha=share)  # no copy of the whole
         for penalty in self._penalties:
             for image, pieces in zip(total, split, strict=True):
                 whole = rows.new_zeros(self.problem.layout.size)

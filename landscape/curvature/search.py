@@ -195,6 +195,13 @@ class SearchResult(NamedTuple):
     complete: bool
     checks: int
 
+    def without_basis(self) -> SearchResult:
+        """The same with its pairs alone as basis, where the search's products are those that verify it.
+
+        Corrections are then for rounding alone, and the basis is the most of the memory.
+        """
+        return self._replace(basis=self.vectors, t=np.diag(self.values))
+
 
 T = TypeVar("T")
 Search = Generator[Tensor, Tensor, SearchResult]
@@ -242,7 +249,8 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
         counts = low, high, residual_tol, most - products, ranks
         space = yield from krylov(start, vectors, radius, *counts, report_ratio)
         locked = vectors
-        values, vectors = np.concatenate((values, space.values)), torch.cat((vectors, space.vectors))
+        values = np.concatenate((values, space.values))
+        vectors = torch.cat((locked, space.vectors)) if len(locked) else space.vectors
         products, radius = products + space.products, space.radius
         before, chosen = found, outer_indices(values, low, high)
         found = values[chosen]
@@ -274,8 +282,8 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
         if finished or products >= most or not space.converged:
             break
         del space  # its basis, before the next one
-    pairs = vectors[torch.from_numpy(chosen).to(start.device)]
-    pairs = pairs / ranks.norm(pairs, dim=1, keepdim=True)
+    pairs = vectors[torch.from_numpy(chosen).to(start.device)]  # a copy
+    pairs /= ranks.norm(pairs, dim=1, keepdim=True)
     levels = {sign: at + _slack(at, residual_tol, radius) for sign, at in floors.items()}
     complete = good and all(bounds[sign] <= level for sign, level in levels.items())
     known = wanted, (-bounds[-1], bounds[1]), complete, checks
@@ -303,6 +311,11 @@ class _Decline:
         self._progress(self._share)
 
 
+def stacked(rows: Sequence[Tensor]) -> Tensor:
+    """The rows (k, P) as one matrix, which is no copy of a single one: a vector has P numbers."""
+    return rows[0][None] if len(rows) == 1 else torch.stack(list(rows))
+
+
 def run_in_lockstep(
     searches: list[Generator[Tensor, Tensor, T]],
     products: Callable[[Tensor, list[int]], Tensor],
@@ -317,7 +330,7 @@ def run_in_lockstep(
     running = list(range(len(searches)))
     vectors = [next(one) for one in searches]
     while running:
-        images = products(torch.stack(vectors), running)
+        images = products(stacked(vectors), running)
         still, vectors = [], []
         for number, image in zip(running, images, strict=True):
             try:
@@ -355,7 +368,7 @@ def verify_and_refine(
         chosen = outer_indices(values, result.wanted.low, result.wanted.high)
         at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
         pairs = rows @ vectors
-        gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
+        gaps = (rows @ images).addcmul_(torch.from_numpy(at).to(vectors)[:, None], pairs, value=-1)
         found = double(ranks.norm(gaps, dim=1)).cpu()
         doubt = 0 * found
         if errors:  # which may be below the rounding of the vectors
@@ -400,4 +413,5 @@ def find_eigenpairs(product: Product, start: Tensor, **wanted: Any) -> RitzPairs
     """
     options = SearchOptions(**wanted)
     result = run_in_lockstep([search_eigenpairs(start, options)], lambda v, _: product(v[0])[None])[0]
+    result = result.without_basis()
     return verify_and_refine(result, lambda v: torch.stack([product(row) for row in v]), options.residual_tol)

@@ -91,12 +91,12 @@ def _draw(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Tensor, 
     return nodes, masses
 
 
-def density_need(problem: Any, draws: Any, steps: Any, part: Any, **_: Any) -> Need:
+def density_need(problem: Any, draws: Any, steps: Any, part: Any, derivatives: Any, **_: Any) -> Need:
     """The bases of the draws that are computed together."""
     size = needs.size(problem, part)
     basis = min(needs.count(steps), size)
     at_once = max(1, min(needs.count(draws), BASIS_BYTES // (basis * size * int(problem.weights.itemsize))))
-    return needs.curved(problem, at_once * (basis + 4), part=part)
+    return needs.curved(problem, at_once * (basis + 4), part=part, derivatives=derivatives)
 
 
 @bounded(density_need)
@@ -249,9 +249,10 @@ def _sampled(draws: Array, products: int, off: float = 0.0) -> dict[str, Any]:
     return {"value": value, "standard_error": both, "draws": draws, "products": products}
 
 
-def trace_need(problem: Any, products: Any, part: Any, **_: Any) -> Need:
+def trace_need(problem: Any, products: Any, part: Any, derivatives: Any = "auto", **_: Any) -> Need:
     """A third of the products: signs, images and an orthonormal basis, and what QR copies."""
-    return needs.curved(problem, 6 * needs.count(products) / 3 + BLOCK, part=part)
+    vectors = 6 * needs.count(products) / 3 + BLOCK
+    return needs.curved(problem, vectors, part=part, derivatives=derivatives)
 
 
 @bounded(trace_need)

@@ -6,19 +6,25 @@ import functools
 import itertools
 import warnings
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 import landscape
+from landscape.core.memory import peak_memory
 from landscape.curvature.search import start_vector
+from landscape.evaluation import needs
 from tests.benchmarks.harness import compare, installed, mnist
+from tests.nets import GPT2
 
 TOL = 1e-2
 STEPS, BATCH, LR = 300, 2000, 0.2
 # Batch sharpness to a standard error of 5%: within so many products, in the median over so many seeds.
 PRODUCTS, SEEDS = 60, 5
+# Of both ends of a GPT-2 of 124 million parameters: products, and bytes of the process.
+LARGE_PRODUCTS, LIMIT = 40, 12 * 2**30
 
 
 def trained(split: str = "test", activation: str = "relu") -> landscape.Problem:
@@ -233,3 +239,46 @@ def batch_sharpness() -> None:
             f"largest relative standard error {100 * reached:.1f}%",
             flush=True,
         )
+
+
+def language_model(vocabulary: int = 50257, **sizes: int) -> landscape.Problem:
+    """A GPT-2 with random weights, and 2 × 64 random tokens."""
+    torch.manual_seed(0)
+    tokens = torch.randint(vocabulary, (2, 65))
+    data = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    model = GPT2(vocabulary=vocabulary, **sizes)
+    return landscape.Problem(model, torch.nn.functional.cross_entropy, data)
+
+
+def bases() -> None:
+    """Products for both ends of a small GPT-2, by the vectors that the basis may have."""
+    problem = language_model(4000, layers=2, width=128, heads=4, length=64)
+    for most in (8, 12, 16, 20, needs.MAX_BASIS):
+        with mock.patch.object(needs, "MAX_BASIS", most):
+            ends = landscape.extreme_eigenvalues(problem, residual_tol=TOL)
+        assert ends.converged
+        print(f"both ends of {problem}, a basis of {most}: {ends.products} products", flush=True)
+
+
+def large() -> None:
+    """Both ends of a GPT-2 of 124 million parameters: products, memory of the process, time of a product."""
+    problem = language_model()
+    product_time(problem)
+    ends = landscape.extreme_eigenvalues(problem, residual_tol=TOL)
+    peak = (peak_memory() or 0) / 2**30
+    print(
+        f"its both ends: {ends.products} products (needed {LARGE_PRODUCTS}: "
+        f"{'ok' if ends.products <= LARGE_PRODUCTS else 'ABOVE'}), peak {peak:.1f} GiB (needed "
+        f"{LIMIT / 2**30:g}: {'ok' if peak <= LIMIT / 2**30 else 'ABOVE'}); "
+        f"λ_min {ends.min:.4g} (residual {ends.residual_min:.1e}), λ_max {ends.max:.4g} "
+        f"({ends.residual_max:.1e}), {'' if ends.converged else 'not '}converged",
+        flush=True,
+    )
+
+
+def product_time(problem: landscape.Problem) -> None:
+    h, v = problem.hessian(), start_vector(problem, 0)
+    compare(
+        f"gradient of {problem.layout.size:,} parameters, against a Hessian product",
+        problem.gradient, lambda: h @ v, rounds=3, need=1.0,
+    )  # fmt: skip
