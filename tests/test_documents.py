@@ -46,6 +46,7 @@ from sybil.parsers.markdown.lexers import FencedCodeBlockLexer
 import landscape.cli
 from landscape.cli.commands import GROUPS
 from landscape.core import registry
+from tests import notebooks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
@@ -375,6 +376,15 @@ def private(text: str) -> list[str]:
 def test_documents_and_examples_import_public_names_only() -> None:
     paths = [*PAGES, *(p for p in (ROOT / "examples").rglob("*") if p.suffix in (".py", ".md"))]
     assert {_id(path): names for path in paths if (names := private(path.read_text()))} == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["own_cnn", "paper_figure", pytest.param("decentralized_sgd", marks=pytest.mark.slow)]
+)
+def test_a_notebook_runs(name: str, in_folder: Path) -> None:
+    path = notebooks.NOTEBOOKS / f"{name}.ipynb"
+    assert private("\n".join(notebooks.code(path))) == []
+    assert len(list(notebooks.run(path))) >= 2
 
 
 def test_the_test_of_imports_sees_private_ones() -> None:
