@@ -281,6 +281,25 @@ def test_curvature_along_gradients_and_spread_take_differences() -> None:
     np.testing.assert_allclose(by[0].spread_share, by[1].spread_share, rtol=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore::landscape.ProblemWarning")
+def test_a_recorder_takes_batch_sharpness_by_differences(tmp_path: Path) -> None:
+    x, y = data(40)
+    found = []
+    for once in (True, False):
+        model, folder = Cubed(once), tmp_path / str(once)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        monitor = {"instruments": ["batch-sharpness"], "every": 1, "draws": 4}
+        with landscape.Recorder(
+            folder, model, F.cross_entropy, (x, y), every=0, batch=8, monitor=monitor, optimizer=optimizer
+        ) as recorder:
+            F.cross_entropy(model(x), y).backward()
+            with recorder.step():
+                optimizer.step()
+        found.append(landscape.load(folder / "last.h5").history["batch_sharpness"])
+    np.testing.assert_allclose(*found, rtol=1e-4)
+    assert np.isfinite(found[0]).any()
+
+
 EXACT_ONLY: dict[str, Callable[[Problem, Tensor], object]] = {
     "noise": lambda problem, weights: landscape.noise(problem, weights, 0.1, 5),
     "noise_alignment": lambda problem, weights: landscape.noise_alignment(problem, 5),

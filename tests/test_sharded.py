@@ -31,12 +31,12 @@ SAMPLES, WORDS, LENGTH, WIDTH, CLASSES = 16, 13, 6, 8, 5
 class Block(nn.Module):
     """A transformer's block, with attention of PyTorch's own."""
 
-    def __init__(self, causal: bool) -> None:
+    def __init__(self, causal: bool, width: int = WIDTH) -> None:
         super().__init__()
         self.causal = causal
-        self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(self.before(x)).chunk(3, -1))
@@ -47,13 +47,13 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A small GPT-2: tied embeddings, positions, two blocks."""
+    """A small GPT-2: tied embeddings, positions, blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: int = WORDS, length: int = LENGTH, width: int = WIDTH, blocks: int = 2) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(Block(causal=True) for _ in range(2))
-        self.norm = nn.LayerNorm(WIDTH)
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(causal=True, width=width) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width)
         nn.init.normal_(self.words.weight, std=0.3)
 
     def forward(self, x: Tensor) -> Tensor:
