@@ -27,15 +27,6 @@ FORMS = ("ordinary", "nesterov", "shifted")
 _POINTS, _POINTS_A_STEP = 8192, 512
 
 
-def __getattr__(name: str) -> Any:
-    """The class under its name before 0.18 (PEP 562)."""
-    if name != "Setting":
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    line = f"{__name__}.Setting is {__name__}.Hyperparameters now; the old name goes with 0.19"
-    warnings.warn(line, DeprecationWarning, stacklevel=2)
-    return Hyperparameters
-
-
 def max_stable_step(
     delay: int = 0, momentum: float = 0.0, form: str = "ordinary", noise: float = 0.0
 ) -> float:
