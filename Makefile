@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 PEERS := .venv-bench
+TRUTH := .venv-truth
 INTEGRATIONS := .venv-integrations
 LOWEST := .venv-lowest
 PACKAGING := .venv-package
@@ -16,7 +17,7 @@ OUTDATED := -W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning
 # The tests start many processes, which would compile the package each time where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-integrations test-lowest battery-huggingface ordinary-uses figures figures-smoke bench fuzz chaos lint docs coverage package clean
+.PHONY: demo test test-all test-integrations test-lowest battery-huggingface ordinary-uses truth figures figures-smoke bench fuzz chaos lint docs coverage package clean
 
 demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
 	$(BIN)/landscape demo -o demo
@@ -36,6 +37,9 @@ battery-huggingface: $(INTEGRATIONS)/ready  ## GPT-2, BERT, ViT, Llama, T5, CLIP
 ordinary-uses: $(INTEGRATIONS)/ready  ## first uses as people write them, held against references; writes their page in docs/
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m tests.ordinary > ordinary-uses.tmp
 	mv ordinary-uses.tmp docs/explanation/ordinary-uses.md
+
+truth: $(TRUTH)/peers  ## products of this and other packages against float64 references; writes their tables in docs/
+	OMP_NUM_THREADS=1 $(TRUTH)/bin/python -m tests.truth
 
 figures: $(READY)  ## the papers' figures and tables at laptop scale, into figures/ (hours; LANDSCAPE_DATA, BUDGET=6h, JOBS=1)
 	$(BIN)/landscape figures --all --jobs $(or $(JOBS),2) $(if $(BUDGET),--budget $(BUDGET))
@@ -109,6 +113,14 @@ $(READY): pyproject.toml constraints.txt
 $(PEERS)/ready: pyproject.toml constraints.txt
 	$(call environment,$(PEERS),-e ".[pyhessian]" --group bench)
 
+$(TRUTH)/ready: pyproject.toml constraints.txt
+	$(call environment,$(TRUTH),-e ".[pyhessian]" --group truth)
+
+# Parts of curvlinops ask for torchvision, which these products do not need and which has a torch of its own.
+$(TRUTH)/peers: $(TRUTH)/ready
+	$(TRUTH)/bin/python -m pip install --quiet --no-compile --no-deps -c constraints.txt --group truth-alone
+	touch $@
+
 $(INTEGRATIONS)/ready: pyproject.toml constraints.txt
 	$(call environment,$(INTEGRATIONS),-e ".[$(TRAINERS)]" --group integrations)
 
@@ -128,4 +140,4 @@ $(LOWEST)/ready: pyproject.toml constraints.txt
 	touch $(LOWEST)/ready
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(INTEGRATIONS) $(LOWEST) $(PACKAGING) build dist docs/gallery .coverage* *.egg-info demo
+	rm -rf $(VENV) $(PEERS) $(TRUTH) $(INTEGRATIONS) $(LOWEST) $(PACKAGING) build dist docs/gallery .coverage* *.egg-info demo

@@ -1,4 +1,4 @@
-"""Draws the logo, docs/_static/logo.svg: contour lines of a valley with two minima. Run it to make it anew."""
+"""Draws the logo, docs/_static/logo.svg: contour lines of a valley with two minima."""
 
 from pathlib import Path
 

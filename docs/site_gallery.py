@@ -1,4 +1,4 @@
-"""The gallery of the site: the runs that its scripts in examples/gallery read, and the pictures that they make."""
+"""The gallery of the site: the runs that the scripts in examples/gallery read, and their pictures."""
 
 from __future__ import annotations
 

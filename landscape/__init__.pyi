@@ -9,6 +9,7 @@ from landscape import plugins as plugins
 from landscape.analysis.sharpness import batch_sharpness as batch_sharpness
 from landscape.analysis.compare import compare as compare
 from landscape.analysis.grids import contour as contour
+from landscape.analysis.blocks import curvature_table as curvature_table
 
 # command: Measure noise and learners
 from landscape.analysis.spread import disagreement as disagreement
@@ -60,6 +61,7 @@ from landscape.reports.page import report as report
 from landscape.results.base import save as save
 from landscape.results.comparison import Comparison as Comparison
 from landscape.results.curvature import BatchSharpness as BatchSharpness
+from landscape.results.spectrum import CurvatureTable as CurvatureTable
 from landscape.results.spectrum import Density as Density
 from landscape.results.curvature import Disagreement as Disagreement
 from landscape.results.spectrum import Eigenpairs as Eigenpairs
@@ -69,7 +71,7 @@ from landscape.results.spectrum import Trace as Trace
 from landscape.results.flatness import LearningCoefficient as LearningCoefficient
 from landscape.results.flatness import Sharpness as Sharpness
 from landscape.results.flatness import Smoothing as Smoothing
-from landscape.results.grids import Basins as Basins
+from landscape.results.flatness import Basins as Basins
 from landscape.results.grids import HessianGrid as HessianGrid
 from landscape.results.grids import Line as Line
 from landscape.results.grids import Plane as Plane

@@ -13,7 +13,7 @@ from landscape.results.comparison import Comparison
 from landscape.results.flatness import LearningCoefficient
 from landscape.results.grids import Surface
 from landscape.results.noise import Noise
-from landscape.results.spectrum import Density, Eigenpairs, Spectrum, Trace
+from landscape.results.spectrum import CurvatureTable, Density, Eigenpairs, Spectrum, Trace
 from landscape.results.training import Escape
 
 
@@ -107,6 +107,17 @@ def spectrum() -> Spectrum:
 SETTING: dict[str, Any] = {"samples": 10, "dtype": "float64", "seed": 0}
 
 
+def table() -> CurvatureTable:
+    """Two blocks with traces of 3 and 1."""
+    three = np.array([4.0, 3.0, 1.0])
+    return CurvatureTable(
+        groups=("all", "h.0", "h.1"), sizes=np.array([9, 5, 4]), lambda_max=three / 2, lambda_min=-three / 9,
+        residual_max=three / 100, residual_min=three / 100, trace=three, trace_error=three / 10, share=three / 4,
+        share_error=np.array([0.0, 0.05, 0.05]), met=np.ones(3, bool), residual_tol=0.1, draws=20, parameters=9,
+        products=90, **SETTING,
+    )  # fmt: skip
+
+
 def pairs() -> Eigenpairs:
     """The eigenvalues 2 and -1, the lowest one, of two parameters."""
     return Eigenpairs(
@@ -163,4 +174,5 @@ def namespace() -> dict[str, Any]:
         "pairs": pairs(),
         "trace": trace(),
         "density": density(),
+        "table": table(),
     }

@@ -51,9 +51,9 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
     PRODUCTS: [
         ("curvature/hessian.py", "alpha=share", "alpha=1.0"),
         ("curvature/hessian.py", "self.loss_gradient, self.z, jvp", "self.loss_gradient, self.z, 2 * jvp"),
-        ("curvature/hessian.py", "self.products += 1", "self.products += 2"),
+        ("curvature/operators.py", "self.products += len(rows)", "self.products += 2 * len(rows)"),
         ("curvature/hessian.py", "gradients(self.gradient, [self.weights], v, keep=True)[0]", "-gradients(self.gradient, [self.weights], v, keep=True)[0]"),
-        ("curvature/trace.py", "mul_(2).sub_(1)", "mul_(2).sub_(0.9)"),
+        ("curvature/operators.py", "mul_(2).sub_(1)", "mul_(2).sub_(0.9)"),
         ("curvature/trace.py", "products - 2 * rank", "products - 3 * rank"),
         ("curvature/chain_hessian.py", "moved - p * moved.sum(1, keepdim=True)", "moved"),
         ("curvature/chain_hessian.py", "torch.addcmul(r, second, rzs[k - 1])", "torch.addcmul(r, second, rzs[k - 1], value=-1)"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 
@@ -45,3 +46,47 @@ class Counting(nn.Module):
         if self.training:
             self.get_buffer("calls").add_(1)
         return self.linear(x)
+
+
+class GPT2(nn.Module):
+    """GPT-2 (Radford et al. 2019) with random weights and a tied head; by default the one of 124,439,808.
+
+    It takes tokens (B, T) to logits (B, vocabulary, T), as cross_entropy wants them.
+    """
+
+    def __init__(
+        self, layers: int = 12, width: int = 768, heads: int = 12, vocabulary: int = 50257, length: int = 1024
+    ) -> None:
+        super().__init__()
+        self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(CausalBlock(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        for name, parameter in self.named_parameters():  # as in its paper
+            if name.endswith("bias"):
+                nn.init.zeros_(parameter)
+            elif parameter.dim() > 1:
+                into_residual = name.endswith(("out.weight", "down.weight"))
+                nn.init.normal_(parameter, std=0.02 / (2 * layers) ** (0.5 * into_residual))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.tokens(x) + self.places.weight[: x.shape[1]]
+        for block in self.blocks:
+            h = block(h)
+        return (self.norm(h) @ self.tokens.weight.T).transpose(1, 2)
+
+
+class CausalBlock(nn.Module):
+    """A block of GPT-2: causal attention and two layers, each after a LayerNorm and added to what came in."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.norm1, self.norm2 = heads, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        split = (part.unflatten(-1, (self.heads, -1)) for part in self.qkv(self.norm1(x)).chunk(3, -1))
+        q, k, v = (part.transpose(1, 2) for part in split)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + self.out(mixed)
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -123,33 +122,6 @@ def test_batchnorm_takes_the_statistics_of_minibatches_unless_it_is_told_otherwi
         assert result.curvature[k] == pytest.approx(float(g @ h @ g / (g @ g)), rel=1e-7)
     assert result.batchnorm
     assert (result.bn, result.bn_samples) == (("train", batch) if bn == "center" else ("recalibrate", 23))
-
-
-def as_batches(problem: Problem, sizes: list[int]) -> list[Any]:
-    """The data of ``problem`` as a list of batches, dicts where the model has its own loss."""
-    assert problem.resident is not None
-    x, y = problem.resident
-    rows = torch.arange(problem.samples).split(sizes)
-    take = landscape.problem.batches.take
-    if isinstance(x, dict):
-        return [take(x, r) for r in rows]
-    return [(take(x, r), take(y, r)) for r in rows]
-
-
-@pytest.mark.parametrize(
-    ("make", "sizes"),
-    [(problems.mlp, [20, 20, 13]), (problems.language_model, [4, 4, 3]), (problems.structured, [5, 6]),
-     (problems.masked_classes, [9, 9, 5]), (problems.conv, [8, 12])],
-)  # fmt: skip
-def test_data_given_as_batches_has_the_same_draws(make: Any, sizes: list[int]) -> None:
-    problem = make()
-    own = problem.criterion if make is not problems.language_model else None
-    batches = Problem(problem.model, own, as_batches(problem, sizes), dtype=torch.float64)
-    assert not batches.indexed
-    one, other = (landscape.batch_sharpness(p, 7, min_draws=20, max_draws=20) for p in (problem, batches))
-    np.testing.assert_allclose(other.curvature, one.curvature, rtol=1e-9)
-    if make is not problems.conv:  # whose full loss has the statistics of the data's own batches
-        assert other.lambda_max == pytest.approx(one.lambda_max, rel=1e-6)
 
 
 def test_batches_of_unequal_length_are_refused_in_words() -> None:

@@ -235,13 +235,10 @@ REFUSED: list[tuple[str, int, tuple[str, ...]]] = [
     ("contour mnist/ --data-dir .", 1, ("train-images-idx3-ubyte[.gz] is not in", "--data-dir")),
     ("plot dp -o file/x.png", 1, ("cannot be made",)),
     ("plot dp --title $\\frac{$ -o p.png", 2, ("--title", "formula")),
-    ("recipes mnist-fig2c-dpsgd", 2, ("did you mean 'mnist-fig2b-dpsgd'",)),
     ("train", 2, ("RECIPE",)),
     ("train --set lr=1", 2, ("--set",)),
     ("train digits-ssgd --resume --force -o x", 2, ("only one of the two",)),
     ("train --resume -o x", 1, ("holds no run to resume",)),
-    ("train digits-ssgd --set learners=0 -o x", 2, ("learners: 0",)),
-    ("train digits-ssgd --set batch=7 -o x", 2, ("batch: 7", "5 learners")),
     ("train digits-ssgd -o ran", 1, ("holds a run already", "--resume")),
     ("train digits-ssgd -o file", 1, ("cannot be",)),
 ]

@@ -188,14 +188,6 @@ def test_a_scheduler_without_certificates_is_refused_where_they_are_required(
         one_line(command(*words), 1, "--cluster", "encryption required")
 
 
-def test_a_missing_extra_is_one_line(
-    tiny: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "distributed", None)
-    words = ("--cluster", "distributed is not installed; pip install 'sgd-landscape[cluster]'")
-    one_line(command("sweep", tiny, "--cluster", "local", "-o", tmp_path / "s"), 1, *words)
-
-
 def test_a_folder_that_is_not_shared_is_named(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,25 @@ def at_minimum(function: Callable[..., Any]) -> Callable[..., Any]:
     return analysis
 
 
+def numbered(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A table whose groups have numbers for names: those of parameters differ with the form of the data."""
+
+    def analysis(problem: Problem, **options: Any) -> Any:
+        found = function(problem, **options)
+        return dataclasses.replace(found, groups=tuple(map(str, range(len(found.groups)))))
+
+    return analysis
+
+
+def traces_of_blocks(problem: Problem) -> np.ndarray[Any, Any]:
+    """The traces of the Hessian and of its blocks."""
+    diagonal = problems.textbook_hessian(problem).diag().numpy()
+    blocks = problem.layout.groups("block").values()
+    return np.array(
+        [diagonal.sum(), *(sum(diagonal[s.offset : s.offset + s.size].sum() for s in b) for b in blocks)]
+    )
+
+
 def of_plane(function: Callable[..., Any]) -> Callable[..., Any]:
     """An analysis of a problem and a plane."""
     return lambda problem, seed=0, **options: function(
@@ -92,6 +111,8 @@ def on(make: Callable[[], Problem]) -> Callable[[str], Problem]:
 H, GAMMA = np.array([8.0, 4.0, 2.0, 1.0, 0.5]), 1.2
 C = H**GAMMA / 10
 COVERED = problems.quadratic([5.0, 4.0, 3.0, *np.linspace(0.1, 1, 37)], rotate=False)
+
+BLOCK_TRACES = traces_of_blocks(problems.mlp(samples=20))
 
 ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] = {
     "batch-sharpness": (
@@ -193,6 +214,14 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
          "refused": {"k": -1, "residual_tol": 0.0, "seed": -1, "matrix": "no", "quantities": "x"}, "rtol": 1e-3, "seeded": False,
          "command": ("spectrum", "--k", "2", "--quantities", "trace"),
          "truth": Truth(on(lambda: problems.quadratic(SPECTRUM)), {"values": np.array([4.0, 1.0]), "trace": 5.3}, rtol=1e-4)},
+    ),
+    "curvature-table": (
+        numbered(landscape.curvature_table), {"draws": 3, "residual_tol": 1e-6},
+        {"memory": "landscape.curvature_table, (problem, 'layer'), dict(draws=8, max_products=20)",
+         "refused": {"by": "no", "residual_tol": 0.0, "draws": 1, "max_products": 0, "seed": -1, "matrix": "no"}, "rtol": 1e-3,
+         "command": ("spectrum", "--by", "layer", "--residual-tol", "0.5"),
+         "truth": Truth(on(lambda: problems.mlp(samples=20)), {"trace": BLOCK_TRACES},
+                        {"trace": "trace_error"}, {"draws": 20, "residual_tol": 0.5}, draws=20)},
     ),
     "line": (
         lambda problem, **options: landscape.line(problem, torch.ones_like(problem.weights), **options),
@@ -345,8 +374,18 @@ def test_a_topology(spec: str, check: str, device: str) -> None:
     testing.check_topology(spec, 8, device=device, only=check)
 
 
-@pytest.mark.parametrize("check", CHECKS["drawing"])
-@pytest.mark.parametrize("name", sorted({*results()} - {"checkpoint"}))
+DRAWN = sorted({*results()} - {"checkpoint"})
+
+
+@pytest.mark.parametrize(
+    ("name", "check"),
+    [
+        # The baseline of tests/test_plots.py has all that 'axes' asks for but the title, which one function writes.
+        pytest.param(name, check, marks=[pytest.mark.slow] * (check == "axes" and name not in DRAWN[::6]))
+        for name in DRAWN
+        for check in CHECKS["drawing"]
+    ],
+)
 def test_a_drawing(name: str, check: str) -> None:
     testing.check_drawing([results()[name]], only=check)
 

@@ -90,8 +90,8 @@ def overrides(owner: Any, name: str) -> bool:
     return any(name in vars(base) for base in inspect.getmro(owner) if not own(base) and base is not object)
 
 
-@pytest.mark.parametrize("name", PUBLIC)
-def test_a_public_name_is_described(name: str) -> None:
+def undescribed(name: str) -> list[str]:
+    """What the docstring of a public name lacks."""
     value, owner = PUBLIC[name]
     text = inspect.getdoc(value) or ""
     missing = [] if text.split("\n\n")[0].endswith((".", ":")) else ["a sentence"]
@@ -108,13 +108,16 @@ def test_a_public_name_is_described(name: str) -> None:
         if raises(value) and "Raises:" not in text:
             missing.append("Raises")
     elif isinstance(value, property):
-        assert not missing
-        return
+        return missing
     if ">>>" not in text and not (owner and overrides(owner, name.rpartition(".")[2])):
         missing.append("an example")
     if FORMULA.search(text) and not SOURCE.search(text + (inspect.getdoc(owner) or "" if owner else "")):
         missing.append("the source of a formula")
-    assert missing == []
+    return missing
+
+
+def test_public_names_are_described() -> None:
+    assert {name: missing for name in PUBLIC if (missing := undescribed(name))} == {}
 
 
 # A first sentence has a subject and a verb, or is an imperative or a noun phrase that stands alone.
@@ -128,10 +131,9 @@ def fragments(source: str) -> list[str]:
     return [text.split("\n")[0] for text in texts if FRAGMENT.match(text)]
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_a_docstring_begins_with_a_whole_sentence(path: Path) -> None:
-    found = fragments(path.read_text("utf-8"))
-    assert found == []
+def test_docstrings_begin_with_a_whole_sentence() -> None:
+    sources = {path: path.read_text("utf-8") for path in PACKAGE.rglob("*.py")}
+    assert {str(path): found for path, text in sources.items() if (found := fragments(text))} == {}
 
 
 def test_a_rest_of_a_sentence_is_found() -> None:

@@ -46,6 +46,7 @@ from sybil.parsers.markdown.lexers import FencedCodeBlockLexer
 import landscape.cli
 from landscape.cli.commands import GROUPS
 from landscape.core import registry
+from tests import notebooks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
@@ -266,17 +267,28 @@ def test_every_message_of_the_page_is_printed_somewhere() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"], ids=_id)
-def test_links_have_a_text_and_lead_to_a_file(page: Path) -> None:
-    """Sphinx finds links within docs/, and would give them a text; readers of the repository see the pages too."""
+def lost(page: Path) -> list[str]:
+    """The links of a page that have no text or lead to no file."""
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
     elsewhere = ["https?:", "mailto:", "#", ".*generated/"]
     if not (ROOT / "figures").exists():  # the sdist is without the gallery
         elsewhere.append(r".*figures/[\w.-]+\.(png|gif|md)$")
+    found = []
     for shown, target in LINK.findall(text):
-        assert shown.strip(), target
-        if not re.match("|".join(elsewhere), target):
-            assert (page.parent / target.partition("#")[0]).exists(), target
+        known = re.match("|".join(elsewhere), target) or (page.parent / target.partition("#")[0]).exists()
+        if not (shown.strip() and known):
+            found.append(target)
+    return found
+
+
+def test_links_have_a_text_and_lead_to_a_file(tmp_path: Path) -> None:
+    """Sphinx finds links within docs/, and would give them a text; readers of the repository see the pages too."""
+    pages = [*PAGES, ROOT / "SECURITY.md", ROOT / "CHANGELOG.md"]
+    assert {_id(page): links for page in pages if (links := lost(page))} == {}
+    (tmp_path / "page.md").write_text(
+        "[](page.md), [there](page.md#here), [gone](none.md), `[code](none.md)`"
+    )
+    assert lost(tmp_path / "page.md") == ["page.md", "none.md"]
 
 
 def test_every_page_is_in_a_table_of_contents() -> None:
@@ -361,13 +373,18 @@ def private(text: str) -> list[str]:
     return found
 
 
+def test_documents_and_examples_import_public_names_only() -> None:
+    paths = [*PAGES, *(p for p in (ROOT / "examples").rglob("*") if p.suffix in (".py", ".md"))]
+    assert {_id(path): names for path in paths if (names := private(path.read_text()))} == {}
+
+
 @pytest.mark.parametrize(
-    "path",
-    [*PAGES, *(p for p in (ROOT / "examples").rglob("*") if p.suffix in (".py", ".md"))],
-    ids=_id,
+    "name", ["own_cnn", "paper_figure", pytest.param("decentralized_sgd", marks=pytest.mark.slow)]
 )
-def test_documents_and_examples_import_public_names_only(path: Path) -> None:
-    assert private(path.read_text()) == []
+def test_a_notebook_runs(name: str, in_folder: Path) -> None:
+    path = notebooks.NOTEBOOKS / f"{name}.ipynb"
+    assert private("\n".join(notebooks.code(path))) == []
+    assert len(list(notebooks.run(path))) >= 2
 
 
 def test_the_test_of_imports_sees_private_ones() -> None:

@@ -192,17 +192,6 @@ def test_every_command_has_a_public_function_of_its_name() -> None:
         assert function in landscape.__all__, name
 
 
-@pytest.mark.parametrize(
-    "name",
-    sorted({*landscape.__all__} & {name.replace("-", "_") for group in GROUPS.values() for name in group}),
-)
-def test_the_public_function_of_a_command_is_documented(name: str) -> None:
-    text = inspect.getdoc(getattr(landscape, name)) or ""
-    nothing = {"recipes": "Raises", "report": "Returns"}
-    for part in {"Args", "Returns", "Raises", "Example"} - {nothing.get(name)}:
-        assert f"\n{part}:\n" in text, part
-
-
 def test_compare_takes_any_mixture(tmp_path: Path) -> None:
     runs = [landscape.train("digits-dpsgd", tmp_path / str(k), seed=k, **SETTINGS) for k in (0, 1)]
     only = {"quantities": ["lambda-max"], "draws": 4}

@@ -280,12 +280,11 @@ def test_files_without_a_checksum_open_with_a_word(sound: Path, tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("how", "words"), [(signal.SIGSTOP, "does not come to an end"), (signal.SIGKILL, "crash")]
+    ("how", "words"), [(signal.SIGSTOP, "does not come to an end in 1 s"), (signal.SIGKILL, "crash")]
 )
 def test_a_file_that_hdf5_loops_or_crashes_over_harms_only_the_validator(
     how: signal.Signals, words: str, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hdf5, "PATIENCE", 1.0)
     paths = [tmp_path / f"{i}.h5" for i in range(3)]
     for path in paths:
         path.write_bytes(unsealed((sound / "line.h5").read_bytes()))
@@ -293,10 +292,9 @@ def test_a_file_that_hdf5_loops_or_crashes_over_harms_only_the_validator(
     process = hdf5._validator._process
     assert process is not None
     os.kill(process.pid, how)
-    begun = time.monotonic()
+    monkeypatch.setattr(hdf5, "PATIENCE", 1.0)  # not before: a busy machine may take longer over a sound file
     with pytest.raises(OperationError, match=f"1.h5: damaged .*{words}"):
         landscape.load(paths[1])
-    assert time.monotonic() - begun < 10
     monkeypatch.undo()
     landscape.load(paths[2])
 

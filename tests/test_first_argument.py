@@ -66,18 +66,23 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.fixture(scope="module")
+def given(path: Path) -> dict[str, Any]:
+    """A first argument of each kind."""
+    model, loss, data = linear()
+    return {
+        "Problem": Problem(model, loss, data), "Checkpoint": landscape.load(path), "str": str(path), "Path": path,
+        "Linear": model, "list": [Problem(model, loss, data)], "NoneType": None,
+    }  # fmt: skip
+
+
 def test_the_list_is_not_empty() -> None:
     assert len(NEEDED) > 20
 
 
 @pytest.mark.parametrize("kind", ["Problem", "Checkpoint", "str", "Path", "Linear", "list", "NoneType"])
 @pytest.mark.parametrize("name", NEEDED)
-def test_another_kind_is_refused_with_what_would_do(name: str, kind: str, path: Path) -> None:
-    model, loss, data = linear()
-    given: dict[str, Any] = {
-        "Problem": Problem(model, loss, data), "Checkpoint": landscape.load(path), "str": str(path), "Path": path,
-        "Linear": model, "list": [Problem(model, loss, data)], "NoneType": None,
-    }  # fmt: skip
+def test_another_kind_is_refused_with_what_would_do(name: str, kind: str, given: dict[str, Any]) -> None:
     wanted = WORDS[first(name)]
     if wanted == f"a {kind}" or (kind == "Checkpoint" and wanted == "a Problem"):
         return
@@ -86,8 +91,9 @@ def test_another_kind_is_refused_with_what_would_do(name: str, kind: str, path: 
         getattr(landscape, name)(given[kind], **NEEDED[name])
     assert "\n" not in str(refusal.value)
     if kind in ("str", "Path") or (wanted == "a Problem" and kind == "Linear"):
-        run = {"run": given["Checkpoint"], "landscape": landscape}
-        found = eval(refusal.value.remedy, run | {"model": model, "loss": loss, "data": data})
+        names = dict(zip(("model", "loss", "data"), linear(), strict=True))
+        names |= {"run": given["Checkpoint"], "landscape": landscape}
+        found = eval(refusal.value.remedy, names)
         assert isinstance(found, Problem if wanted == "a Problem" else Checkpoint)
     else:
         assert not refusal.value.remedy

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import landscape
-from landscape import InputError, Problem, Surface
+from landscape import Problem, Surface
 from landscape.evaluation import grid, paths
 from landscape.evaluation.grid import Dispatch, MismatchError, coincide, compute_missing, reused_points
 from landscape.training.recipes import recipe
@@ -116,19 +116,11 @@ def test_what_is_of_something_else_is_refused_with_the_reason() -> None:
     other("samples is", Problem(problem.model, problem.criterion, (x[1:], y[1:])))
     other("other data", Problem(problem.model, problem.criterion, (x, 1 - y)))
     other("loss", Problem(problem.model, nn.CrossEntropyLoss(label_smoothing=0.1), (x, y)))
-
-
-def test_bfloat16_states_its_error() -> None:
-    problem = problems.conv()
-    plane = landscape.random_plane(problem)
-    own = landscape.contour(problem, plane, (3, 3))
-    low = landscape.contour(problem, plane, (3, 3), autocast="bfloat16")
-    assert (own.autocast, own.autocast_error) == ("", 0.0)
-    expected = max(abs(low.loss[1, 1] - own.loss[1, 1]), abs(low.loss[0, 0] - own.loss[0, 0]))
-    assert low.autocast == "bfloat16"
-    assert 0 < low.autocast_error == pytest.approx(expected)
-    with pytest.raises(InputError, match="'tf32' is not allowed here, it needs a float32 model on a CUDA"):
-        landscape.contour(problem, plane, (3, 3), autocast="tf32")
+    other("loss", Problem(problem.model, lambda o, t: problem.criterion(o, t), (x, y)))
+    other("penalty", Problem(problem.model, problem.criterion, (x, y), weight_decay=1e-3))
+    touched = x.clone()
+    touched[17, 0, 0, 0] += 1e-3
+    other("other data", Problem(problem.model, problem.criterion, (touched, y)))
 
 
 def test_portions_take_ten_seconds_and_saving_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -284,12 +276,17 @@ def test_a_later_surface_is_kept_while_an_earlier_one_is_computed(
     ]  # fmt: skip
 
 
-def test_a_failure_in_processes_is_one_line(
+@pytest.mark.slow
+def test_a_failure_in_processes_is_one_line(tmp_path: Path, command: Command) -> None:
+    """As in tests/test_face.py, where processes that train are refused."""
+    code, printed, _ = command("contour", tmp_path / "none.h5", "-o", tmp_path / "c.h5", "--nproc", "2")
+    assert (code, printed) == (1, "")
+
+
+def test_processes_that_are_not_allowed_are_one_line(
     run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "c.h5"
-    code, printed, _ = command("contour", tmp_path / "none.h5", "-o", out, "--nproc", "2")
-    assert (code, printed) == (1, "")
     assert command("contour", run / "last.h5", "--nproc", "0")[2].startswith("landscape: --nproc: 0 is not")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")

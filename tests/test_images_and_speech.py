@@ -22,7 +22,6 @@ from PIL import Image
 import landscape
 from landscape import InputError, OperationError, Problem
 from landscape.core.options import positive
-from landscape.core.progress import progress_bar
 from landscape.data import base, images, speech
 from landscape.data.images import augment
 from landscape.problem import data
@@ -244,25 +243,6 @@ def test_work_in_threads_keeps_the_order_and_the_first_error() -> None:
     assert base.each("squares", lambda n: n * n, list(range(50))) == [n * n for n in range(50)]
     with pytest.raises(InputError, match="n: 0"):
         base.each("errors", lambda n: positive("n", n), [3, 2, 1, 0, 1])
-
-
-def test_a_bar_inside_another_shows_under_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
-    with progress_bar("outer", quiet=True), progress_bar("inner") as bar:
-        bar(0.5)
-    assert capsys.readouterr().err == ""
-    with progress_bar("outer") as outer, progress_bar("inner") as inner:
-        outer(0.25)
-        inner(0.5)
-    shown = capsys.readouterr().err
-    assert shown.index("outer") < shown.index("inner")
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
-    with progress_bar("outer"):
-        pass
-    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # DataLoader forks, on Python 3.12 and 3.13

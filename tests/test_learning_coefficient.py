@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -167,16 +166,6 @@ def moved(by: float) -> Problem:
     problem = regression()
     problem.weights.add_(by)
     return problem
-
-
-def test_without_arviz_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("arviz_stats")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "arviz_stats", None)
-    with pytest.raises(
-        OperationError, match=r"arviz_stats is not installed; pip install 'sgd-landscape\[bayes\]'"
-    ):
-        landscape.learning_coefficient(regression(), 8)
 
 
 def test_data_and_losses_that_it_is_not_defined_for() -> None:

@@ -17,6 +17,7 @@ import landscape
 from landscape import InputError, Problem
 from landscape.core import memory
 from landscape.core.memory import at_most, forecast, memory_in_use
+from landscape.evaluation import needs
 from tests.test_conformance import MEMORY
 
 MIB = 2**20
@@ -30,6 +31,8 @@ CALLS = {
     "gradient": "problem.gradient, ()",
     "random_plane": "landscape.random_plane, (problem,)",
     "extreme_eigenvalues": "landscape.extreme_eigenvalues, (problem,), dict(max_products=20)",
+    "by differences": "landscape.extreme_eigenvalues, (problem,), "
+    "dict(max_products=20, derivatives='differences')",
     "top_eigenvalues": "landscape.top_eigenvalues, (problem, 2), dict(max_products=20)",
     "trace": "landscape.trace, (problem, 15)",
     "density": "landscape.density, (problem, 2, 10)",
@@ -171,3 +174,57 @@ def test_a_part_of_the_hessian_needs_as_much_less() -> None:
     problem = small()
     for function in (landscape.extreme_eigenvalues, landscape.trace, landscape.density):
         assert forecast(function, problem, part="3.bias") < forecast(function, problem)
+
+
+def with_free(monkeypatch: pytest.MonkeyPatch, free: float) -> None:
+    """The machine has ``free`` bytes, and each call counts, however small."""
+    monkeypatch.setattr(memory, "RESERVE", 0)
+    monkeypatch.setattr(memory, "available_memory", lambda device: int(free))
+
+
+def test_the_basis_of_a_search_takes_the_memory_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layers = nn.Linear(20, 40), nn.Tanh(), nn.Linear(40, 5)
+    problem = Problem(
+        nn.Sequential(*layers).double(),
+        nn.functional.cross_entropy,
+        (torch.randn(60, 20, dtype=torch.float64), torch.arange(60) % 5),
+    )
+    vector = problem.weights.nbytes
+    with_free(monkeypatch, 2**40)
+    wide = landscape.extreme_eigenvalues(problem, 1e-4, search="exact")  # as many as there were before
+    monkeypatch.setattr(needs, "BASIS_BYTES", vector)
+    need = forecast(landscape.extreme_eigenvalues, problem)
+    found = {}
+    for more in (0, 24, 1e6):
+        with_free(monkeypatch, need + more * vector)
+        found[more] = landscape.extreme_eigenvalues(problem, 1e-4, search="exact")
+        assert found[more].converged
+        np.testing.assert_allclose([found[more].min, found[more].max], [wide.min, wide.max], rtol=1e-6)
+    # Half of what is free besides: 8, 20 and 128 vectors.
+    assert found[0].products > found[24].products > found[1e6].products == wide.products
+    limited = landscape.extreme_eigenvalues(problem, 1e-4, search="exact", max_memory=2**40)
+    assert limited.products == wide.products  # of a limit, all
+
+
+def test_products_by_differences_are_counted_and_refused_before_they_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    data = torch.randn(20, 30), torch.randn(20, 1)
+    problem = Problem(
+        nn.Sequential(nn.Linear(30, 40), nn.Hardsigmoid(), nn.Linear(40, 1)), nn.MSELoss(), data
+    )
+    exact = forecast(landscape.extreme_eigenvalues, problem, derivatives="exact")
+    by_differences = forecast(landscape.extreme_eigenvalues, problem, derivatives="differences")
+    assert by_differences - exact == needs.DIFFERENCES * 8 * problem.layout.size
+    # "auto" sees in its first product that PyTorch has no second derivative of this model.
+    assert forecast(landscape.extreme_eigenvalues, problem) == exact
+    with_free(monkeypatch, (exact + by_differences) / 2 - memory.RESERVE)
+    with pytest.raises(InputError, match=r"^differences of gradients: it takes about .* are free"):
+        landscape.extreme_eigenvalues(problem)
+    with_free(monkeypatch, 2**40)
+    with pytest.warns(landscape.ProblemWarning, match="no second derivative"):
+        assert landscape.extreme_eigenvalues(problem).derivatives == "differences"
+    monkeypatch.undo()
+    assert forecast(landscape.extreme_eigenvalues, problem) == by_differences  # which is known now

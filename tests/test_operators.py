@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from scipy.sparse import csr_array
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 import landscape
-from landscape import InputError, OperationError
+from landscape import InputError
 from landscape.problem.problem import Problem
 from tests import problems
 from tests.dense import dense_hessian
@@ -241,11 +240,6 @@ def test_results_of_curvature_are_saved_and_drawn(tmp_path: Path) -> None:
     assert whole.products == sum(result.products for result in found[1:])
 
 
-def test_former_names_warn() -> None:
-    with pytest.warns(DeprecationWarning, match=r"landscape\.Ends is landscape\.ExtremeEigenvalues now"):
-        assert landscape.Ends is landscape.ExtremeEigenvalues
-
-
 def curvlinops() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -292,9 +286,3 @@ def test_operators_of_curvlinops_have_our_estimators() -> None:
         )
         with pytest.raises(InputError, match="to_curvlinops: curvlinops knows no penalty"):
             decayed.to_curvlinops()
-
-
-def test_without_curvlinops_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "curvlinops", None)
-    with pytest.raises(OperationError, match=r"to_curvlinops: curvlinops is not installed; .*\[curvlinops\]"):
-        problems.mlp().to_curvlinops()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import json
 import math
 import re
 import shlex
+import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import numpy as np
@@ -23,6 +26,7 @@ from landscape.analysis.planes import NORMS
 from landscape.cli import details
 from landscape.cli.commands import GROUPS
 from landscape.core import progress, registry
+from landscape.core.progress import taken
 from landscape.results.training import Escape
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
@@ -148,6 +152,8 @@ def test_bars_on_a_terminal(variables: dict[str, str], monkeypatch: pytest.Monke
     monkeypatch.setattr(sys, "stdout", stdout)
     with progress.progress_bar("contour") as bar:
         bar(0.5)
+        while variables.get("TERM") != "dumb" and "contour" not in stderr.getvalue():
+            time.sleep(0.01)  # a thread shows it
         print("a value")
     assert stdout.getvalue() == "a value\n"  # as into a pipe
     coloured = re.search(r"\x1b\[[0-9;]*3[0-9]", stderr.getvalue()) is not None
@@ -172,6 +178,44 @@ def test_completion_offers_commands_and_values() -> None:
         assert [item.value if item.type == "plain" else item.type for item in found] == offered
 
 
+HELP = """
+import json, sys
+import click
+import landscape.cli
+from click.shell_completion import get_completion_class
+from landscape.core import registry
+
+shell = get_completion_class("bash")(landscape.cli.group, {}, "landscape", "_LANDSCAPE_COMPLETE")
+texts = {}
+for name in registry.commands.names():
+    with click.Context(landscape.cli.group, resilient_parsing=True) as context:
+        command = landscape.cli.group.get_command(context, name)
+        texts[name] = command.get_help(click.Context(command, info_name=name, help_option_names=["-h", "--help"]))
+    assert shell.get_completions([name], "--h")
+for words in (["figures", "fig2"], ["train", "mnist"], ["contour", "--norm", ""]):
+    assert shell.get_completions(words[:-1], words[-1])
+sys.argv = ["landscape", "contour", "--help"]
+try:
+    landscape.cli.main()
+except SystemExit:
+    pass
+print(json.dumps([texts, sorted(sys.modules)]))
+"""
+
+
+def test_help_and_completion_say_what_the_commands_say_without_an_import_of_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
+    *_, line = done.stdout.splitlines()
+    texts, modules = json.loads(line)
+    assert {"torch", "numpy", "scipy", "h5py", "pandas", "landscape.cli.grids"}.isdisjoint(modules)
+    for name in registry.commands.names():
+        command = landscape.cli.group.get_command(click.Context(landscape.cli.group), name)
+        assert command is not None
+        assert texts[name] == command.get_help(
+            click.Context(command, info_name=name, help_option_names=["-h", "--help"])
+        )
+
+
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_completion_prints_a_script(shell: str, command: Command) -> None:
     code, out, err = command("completion", shell)
@@ -193,6 +237,23 @@ def test_an_option_has_one_form_in_all_commands() -> None:
                     assert known.setdefault(each, (form, name))[0] == form, (each, name, known[each][1])
 
 
+def test_a_list_has_commas_or_is_given_piece_by_piece() -> None:
+    for name, key, first, second in (
+        ("compare", "quantities", "trace", "loss"),
+        ("compare", "groups", "SSGD=3", "DPSGD=3"),
+        ("stability", "delays", "1", "3"),
+        ("basins", "rises", "0.01", "0.1"),
+        ("batch-sharpness", "batch", "50", "500"),
+        ("sweep", "seeds", "0-2", "5"),
+    ):
+        command = registry.commands[name]
+        (flag,) = (option.opts[-1] for option in command.params if option.name == key)
+        words = ["x.h5", *(("-o", "x") if name == "sweep" else ())]
+        apart = command.make_context(name, [*words, flag, first, flag, second]).params[key]
+        assert apart == command.make_context(name, [*words, flag, f"{first},{second}"]).params[key]
+        assert apart != command.make_context(name, [*words, flag, second]).params[key]
+
+
 def test_help_has_the_commands_in_groups(command: Command) -> None:
     code, out, _ = command("--help")
     assert code == 0
@@ -200,6 +261,19 @@ def test_help_has_the_commands_in_groups(command: Command) -> None:
     assert places == sorted(places)
     for group in GROUPS.values():
         assert all(f"\n  {name} " in out for name in group)
+    assert "w_a" not in out
+    assert "CKPT" not in out
+    for line in out.partition("\nBegin:\n")[2].splitlines():
+        assert not line.startswith("  ") or line.endswith("."), line  # whole, on one line of 80 columns
+        assert len(line) <= 80
+
+
+def test_an_unknown_command_names_the_most_similar_one(command: Command) -> None:
+    for word, hint in (
+        ("contuor", "did you mean 'contour'?"),
+        ("zzz", "landscape --help lists the commands"),
+    ):
+        assert command(word) == (2, "", f"landscape: no such command '{word}'; {hint}\n")
 
 
 def test_version_names_torch_and_the_devices(command: Command) -> None:
@@ -210,3 +284,97 @@ def test_version_names_torch_and_the_devices(command: Command) -> None:
     assert out.splitlines()[0] == f"landscape {landscape.__version__}"
     assert f"torch {torch.__version__}\n" in out
     assert "\ncpu: " in out
+
+
+def shown(capsys: pytest.CaptureFixture[str], words: str, err: str = "") -> str:
+    """What stands on stderr as soon as ``words`` do: another thread writes it."""
+    for _ in range(1000):
+        err += capsys.readouterr().err
+        if words in err:
+            return err
+        time.sleep(0.01)
+    raise AssertionError(f"{words!r} is not in {err!r}")
+
+
+def test_a_bar_inside_another_shows_under_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress.progress_bar("outer", quiet=True), progress.progress_bar("inner") as bar:
+        bar(0.5)
+    assert capsys.readouterr().err == ""
+    with progress.progress_bar("outer") as outer, progress.progress_bar("inner") as inner:
+        outer(0.25)
+        inner(0.5)
+        err = shown(capsys, "50%")
+    assert err.index("outer") < err.index("inner")
+
+
+@progress.shows_progress("a smaller n=")
+def counted(n: int, progress: progress.ProgressOption = None) -> int:
+    taken(progress)(0.5)
+    return inner() + n
+
+
+@progress.shows_progress()
+def inner(progress: progress.ProgressOption = None) -> int:
+    taken(progress)(0.25)
+    waiting()
+    return 1
+
+
+def waiting() -> None:
+    """What a test waits for inside of the work."""
+
+
+def test_a_long_call_shows_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not where it is short, was silenced or takes the share itself, and not what it calls; the hint once."""
+    counted(1)  # nothing before DELAY
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(progress, "EVERY", 0.01)
+    found: list[str] = []
+    monkeypatch.setattr(sys.modules[__name__], "waiting", lambda: found.append(shown(capsys, "left\n")))
+    assert counted(1) == counted(2) - 1 == 2
+    assert found[0].startswith(
+        "counted takes long: a smaller n= makes it shorter; progress=False hides this\n"
+    )
+    assert re.fullmatch(r"(counted: 50%, \d+ s left\n)+", found[1])
+    assert "inner" not in found[0] + found[1]
+    shares: list[float] = []
+    with monkeypatch.context() as silent:
+        silent.setattr(sys.modules[__name__], "waiting", lambda: time.sleep(0.05))
+        assert counted(1, progress=shares.append) == counted(1, progress=False) == 2
+        silent.setenv("LANDSCAPE_PROGRESS", "0")
+        assert counted(1) == 2
+    assert (shares, capsys.readouterr().err.count("\n")) == ([0.5], 0)
+    monkeypatch.setenv("LANDSCAPE_PROGRESS", "0")
+    counted(1, progress=True)
+    assert "counted: 50%" in found[2]
+
+
+def test_a_notebook_has_one_line_that_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    place = SimpleNamespace(update=lambda data, raw: lines.append(data["text/plain"]))
+    shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=None))
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=lambda *_, **__: place))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
+    with progress.progress_bar("contour") as bar:
+        bar(0.5)
+        while not lines:
+            time.sleep(0.01)
+    assert re.fullmatch(r"contour: (50%, \d s left|\d s so far)", lines[0])
+    assert lines[-1] == ""
+
+
+def test_every_public_function_with_progress_shows_it() -> None:
+    named = {name: getattr(landscape, name) for name in landscape.__all__}
+    functions = {n: f for n, f in named.items() if inspect.isfunction(f)}
+    with_progress = [n for n, f in functions.items() if "progress" in inspect.signature(f).parameters]
+    assert len(with_progress) > 20
+    for name in with_progress:
+        with pytest.raises(landscape.InputError, match="progress: 'yes' is not allowed"):
+            functions[name](progress="yes")

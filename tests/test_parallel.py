@@ -591,8 +591,6 @@ def test_what_cannot_be_wrapped_is_refused(make: Callable[[], Any], words: str) 
     ("options", "words"),
     [
         ({"algorithm": "dpsdg"}, "algorithm.name: 'dpsdg' is not.*dpsgd"),
-        ({"algorithm": "local-sgd"}, "algorithm.period: missing"),
-        ({"mixing": "rong"}, "algorithm.mixing: 'rong' is not known"),
         ({"learners": 2}, "learners"),
         ({"seed": -1}, "seed: -1 is not allowed"),
         ({"average_buffers": "no"}, "average_buffers: 'no' is not allowed"),

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
 import landscape
+from tests.conftest import TINY
 
 pytestmark = pytest.mark.xdist_group("plugin")  # the plugin is installed once
 ROOT = Path(__file__).parents[1]
@@ -49,21 +52,54 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return python
 
 
-def test_train_with_the_algorithm_and_the_data_of_a_plugin(run: Run, tmp_path: Path, tiny: Path) -> None:
-    done = run(
-        "-m", "landscape", "train", tiny, "-o", tmp_path / "run", "-q",
-        "--set", "algorithm={name='clipped-ssgd', max_norm=0.3}", "--set", "data={name='two-moons', samples=200}",
-        "--set", "model.widths=[2, 8, 2]",
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
-    end = landscape.load(tmp_path / "run" / "last.h5")
+ONCE = """
+import contextlib, io, json, os, sys
+import landscape.cli
+
+commands, checks = json.loads(sys.argv[1]), sys.argv[2]
+found = {}
+for name, words in {"help": ["--help"], **commands}.items():
+    out, err, code, sys.argv = io.StringIO(), io.StringIO(), 0, ["landscape", *words]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            landscape.cli.main()
+        except SystemExit as stop:
+            code = stop.code
+    found[name] = [code, out.getvalue(), err.getvalue(), "torch" in sys.modules]
+import pytest
+found["checks"] = int(pytest.main(["-q", "-p", "no:cacheprovider", "-c", os.devnull, checks]))
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def once(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The folder of what one process with the plugin does, and what it prints: commands, and the plugin's own tests."""
+    folder = tmp_path_factory.mktemp("once")
+    (folder / "tiny.toml").write_text(TINY)
+    train = [
+        "train", folder / "tiny.toml", "-o", folder / "run", "-q", "--set", "algorithm={name='clipped-ssgd', max_norm=0.3}",
+        "--set", "data={name='two-moons', samples=200}", "--set", "model.widths=[2, 8, 2]",
+    ]  # fmt: skip
+    commands = {"two-moons": ["two-moons", folder / "moons.csv", "--samples", "10"], "train": train}
+    words = json.dumps({name: list(map(str, each)) for name, each in commands.items()})
+    done = run("-c", ONCE, words, ROOT / "examples" / "plugin" / "tests")
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout.splitlines()[-1]) | {"printed": done.stdout}
+
+
+def test_train_with_the_algorithm_and_the_data_of_a_plugin(once: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = once
+    code, _, err, _ = found["train"]
+    assert (code, err) == (0, "")
+    end = landscape.load(folder / "run" / "last.h5")
     assert isinstance(end, landscape.Checkpoint)
     assert (end.algorithm, end.data["name"], end.data["train"]) == ("clipped-ssgd", "two-moons", 200)
     # One step moves the mean by at most α times the bound.
     moved = end.history["displacement2"] ** 0.5
     assert 0 < np.nanmax(moved) <= 0.2 * 0.3 * (1 + 1e-5)
     # The column that the algorithm adds to the history: the share of its four learners that are clipped.
-    with h5py.File(tmp_path / "run" / "last.h5") as file:
+    with h5py.File(folder / "run" / "last.h5") as file:
         column = file["history/clipped_share"]
         assert (column.attrs["unit"], column.shape, column.dtype) == ("1", (30,), np.float64)
         share = column[:]
@@ -96,25 +132,15 @@ def test_the_figure_of_a_plugin_is_listed_and_made(run: Run, tmp_path: Path) -> 
     assert {path.name for path in (tmp_path / "figures").iterdir()} >= {"clipping.png", "clipping.csv"}
 
 
-def test_the_command_of_a_plugin_is_listed_and_runs(run: Run, tmp_path: Path) -> None:
-    code = "import sys, landscape.cli; sys.argv = ['landscape', '--help']; landscape.cli.main()"
-    done = run("-c", f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules))\n{code}")
-    assert "two-moons Write the data set two-moons as a CSV file." in " ".join(done.stdout.split())
-    assert done.stdout.splitlines()[-1] == "False"  # the plugin only declares its names
-    done = run("-m", "landscape", "two-moons", tmp_path / "moons.csv", "--samples", "10")
-    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'moons.csv'}\n")
-    assert len((tmp_path / "moons.csv").read_text().splitlines()) == 11
+def test_the_command_of_a_plugin_is_listed_and_runs(once: tuple[Path, dict[str, Any]]) -> None:
+    folder, found = once
+    _, out, _, torch_is_there = found["help"]
+    assert "two-moons Write the data set two-moons as a CSV file." in " ".join(out.split())
+    assert not torch_is_there  # the plugin only declares its names
+    assert found["two-moons"][:2] == [0, f"{folder / 'moons.csv'}\n"]
+    assert len((folder / "moons.csv").read_text().splitlines()) == 11
 
 
-def test_the_names_of_a_plugin_pass_the_checks_of_the_package(run: Run) -> None:
-    done = run(
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        os.devnull,
-        ROOT / "examples" / "plugin" / "tests",
-    )
-    assert (done.returncode, "2 passed" in done.stdout) == (0, True), done.stdout
+def test_the_names_of_a_plugin_pass_the_checks_of_the_package(once: tuple[Path, dict[str, Any]]) -> None:
+    _, found = once
+    assert (found["checks"], "2 passed" in found["printed"]) == (0, True), found["printed"]

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ import landscape
 import landscape.plots
 from landscape import InputError, OperationError, Recorder
 from landscape.checkpoint.history import UNITS
+from landscape.training.own_loop import recorder as recorder_module
+from landscape.training.own_loop.observer import Observer
 from landscape.training.own_loop.recorder import RecorderWarning
 from landscape.training.processes.process_group import Group
 from landscape.training.run.randomness import generator
@@ -312,6 +315,40 @@ def test_sharpness_is_that_of_the_hessian(tmp_path: Path) -> None:
 
 
 # The loop is left as it is.
+
+
+@pytest.mark.parametrize(
+    ("measuring", "words"), [(20.0, "91% of the time; a larger"), (3.0, "60% of the time\n")]
+)
+def test_the_share_of_the_measurements_is_said_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    measuring: float,
+    words: str,
+) -> None:
+    """On a clock of the test's: a step takes a second."""
+    seconds = [0.0]
+
+    def measured(self: Observer, step: int, lr: float) -> dict[str, float]:
+        seconds[0] += measuring
+        return {}
+
+    monkeypatch.setattr(Observer, "measured", measured)
+    monkeypatch.setattr(recorder_module, "time", types.SimpleNamespace(perf_counter=lambda: seconds[0]))
+    model = nn.Linear(3, 2)
+    data = torch.ones(9, 3), torch.ones(9, 2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with Recorder(tmp_path / "r", model, F.mse_loss, data, every=0, sharpness=2) as recorder:
+            for _ in range(6):
+                seconds[0] += 1.0
+                with recorder.step():
+                    pass
+    told = [str(each.message) for each in caught] + capsys.readouterr().err.splitlines(keepends=True)
+    assert len(told) == 1
+    assert f"what is measured every 2 steps takes {words}" in told[0]
+    assert not caught or caught[0].filename == __file__
 
 
 def test_the_loop_is_undisturbed(tmp_path: Path) -> None:

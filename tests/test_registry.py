@@ -1,21 +1,20 @@
-"""One registry for all that can be asked for by name."""
+"""One registry for all that can be asked for by name, and packages that are not there."""
 
 from __future__ import annotations
 
-import doctest
 import importlib.metadata
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import landscape
 from landscape.core import registry
 from landscape.core.errors import InputError, OperationError
 from landscape.core.registry import PluginWarning, Registry
-
-
-def test_the_examples_of_the_registry_run() -> None:
-    assert doctest.testmod(registry).failed == 0
+from tests import problems
+from tests.examples import parabola
 
 
 def test_names_are_taken_once_and_unknown_ones_named() -> None:
@@ -101,3 +100,26 @@ def test_the_list_of_commands_has_their_own_summaries() -> None:
         command = registry.commands[name]
         first = " ".join(command.help.split("\n\n")[0].split())
         assert (command.name, registry.commands.summary(name)) == (name, first)
+
+
+#: Package that is missing, its extra, and what needs it: one line says what to install.
+EXTRAS: dict[str, tuple[str, str, Callable[[], object]]] = {
+    "pyhessian": ("pyhessian", "engine 'pyhessian'", lambda: landscape.trace(problems.mlp(), engine="pyhessian")),
+    "curvlinops": ("curvlinops", "to_curvlinops", lambda: problems.mlp().to_curvlinops()),
+    "arviz_stats": ("bayes", "", lambda: landscape.learning_coefficient(problems.mlp(), 8)),
+    "xarray": ("frames", "to_xarray", lambda: parabola().to_xarray()),
+    "pandas": ("frames", "to_dataframe", lambda: parabola().to_dataframe()),
+    "distributed": ("cluster", "", lambda: landscape.Cluster("local")),
+    "torchvision": ("imagenet", "model 'imagenet-vgg-11'", lambda: landscape.models.build("imagenet-vgg-11")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("package", EXTRAS)
+def test_a_missing_extra_is_one_line(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    extra, who, call = EXTRAS[package]
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(OperationError, match=rf"{who}.*{package} is not installed; .*\[{extra}\]") as caught:
+        call()
+    assert "\n" not in str(caught.value)

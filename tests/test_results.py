@@ -9,7 +9,6 @@ import itertools
 import json
 import math
 import re
-import sys
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -239,14 +238,6 @@ def test_tables_of_other_dimensions() -> None:
     assert forms["momentum", 1] == RESULTS["stability"].limit[1, 1]
     with pytest.raises(InputError, match=r"dims: 'z'.*'?x"):
         RESULTS["surface"].to_dataframe("z x")
-
-
-@pytest.mark.parametrize(("package", "method"), [("xarray", "to_xarray"), ("pandas", "to_dataframe")])
-def test_a_missing_extra_is_one_line(package: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(OperationError, match=rf"{method}.*{package}.*frames") as caught:
-        getattr(heights(), method)()
-    assert "\n" not in str(caught.value)
 
 
 class Balanced(html.parser.HTMLParser):

@@ -31,12 +31,12 @@ SAMPLES, WORDS, LENGTH, WIDTH, CLASSES = 16, 13, 6, 8, 5
 class Block(nn.Module):
     """A transformer's block, with attention of PyTorch's own."""
 
-    def __init__(self, causal: bool) -> None:
+    def __init__(self, causal: bool, width: int = WIDTH) -> None:
         super().__init__()
         self.causal = causal
-        self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.before, self.after = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(self.before(x)).chunk(3, -1))
@@ -47,13 +47,13 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A small GPT-2: tied embeddings, positions, two blocks."""
+    """A small GPT-2: tied embeddings, positions, blocks."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: int = WORDS, length: int = LENGTH, width: int = WIDTH, blocks: int = 2) -> None:
         super().__init__()
-        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
-        self.blocks = nn.ModuleList(Block(causal=True) for _ in range(2))
-        self.norm = nn.LayerNorm(WIDTH)
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(causal=True, width=width) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width)
         nn.init.normal_(self.words.weight, std=0.3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -229,8 +229,10 @@ def test_curvature_on_two_ranks_is_that_of_one_process() -> None:
 
 
 @pytest.mark.slow
-def test_curvature_on_four_ranks_is_that_of_one_process() -> None:
-    assert together(4, curved, dict.fromkeys(("fsdp", "tensor", "ddp", "both"), (GPT, ViT))) == [None] * 4
+@pytest.mark.parametrize("net", [GPT, ViT])
+@pytest.mark.parametrize("kind", ["fsdp", "tensor", "ddp", "both"])
+def test_curvature_on_four_ranks_is_that_of_one_process(kind: str, net: type[nn.Module]) -> None:
+    assert together(4, curved, {kind: (net,)}) == [None] * 4
 
 
 class Causal(GPT):
@@ -322,6 +324,78 @@ def loses_a_rank(group: Any) -> None:
 
 def test_a_lost_rank_ends_the_call_in_one_line() -> None:
     assert together(2, loses_a_rank, lost=(1,), timeout=5.0) == [None, None]
+
+
+def trained(folder: Path, model: nn.Module, data: Any, first: bool = True) -> None:
+    """Four steps of SGD, on the same samples in every process, recorded from ``data``."""
+    x, y = made(GPT)[1:]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options: dict[str, Any] = {"every": 2, "sharpness": 2, "save_every": 3, "optimizer": optimizer}
+    recorder = landscape.Recorder(
+        folder, model, F.cross_entropy, data, test=data, monitor={"samples": 0}, **options
+    )
+    with recorder:
+        for _ in range(4):
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), y).backward()
+            with recorder.step():
+                optimizer.step()
+        if first:
+            recorder.log(note=1.0)
+
+
+def recorded(group: Any, folder: Path, kind: str) -> None:
+    model, x, y = made(GPT)
+    if kind == "fsdp":
+        x, y = x[8 * group.rank :][:8], y[8 * group.rank :][:8]
+    batches = [(x[:3], y[:3]), (x[3:], y[3:])]
+    trained(folder / kind, KINDS[kind](model, 2), batches, first=group.rank == 0)
+    sharded = fsdp(made(GPT)[0], 2)
+    refused: dict[str, dict[str, Any]] = {
+        "holds a run": {},  # rank 0 sees it, and all say it
+        "^resume": {"resume": True},
+        "^samples": {"samples": 16},
+        "^monitor": {"monitor": {"instruments": ["noise-scale"]}},
+    }
+    for words, options in refused.items():
+        with pytest.raises(landscape.LandscapeError, match=words) as raised:
+            landscape.Recorder(folder / kind, sharded, F.cross_entropy, batches, **options)
+        assert "\n" not in str(raised.value)
+    recorder = landscape.Recorder(folder / "ended", sharded, F.cross_entropy, batches)
+    with recorder.step():
+        pass
+    if group.rank == 0:
+        with pytest.raises(ValueError, match="in the loop"), recorder:
+            raise ValueError("in the loop")  # rank 0 does not wait for the other to write the step with it
+    recorder.abort()
+
+
+def same_record(folder: Path, kind: str) -> None:
+    """A run of two ranks has the history and the weights of one process, within the errors that they state."""
+    model, x, y = made(GPT)
+    trained(folder / "alone", model, (x, y))
+    assert together(2, recorded, folder, kind) == [None] * 2
+    for name in ("step-0000003.h5", "last.h5"):
+        run, alone = (landscape.load(folder / each / name) for each in (kind, "alone"))
+        assert torch.allclose(run.weights, alone.weights, atol=1e-6)
+        assert run.layout == alone.layout
+    assert run.model["name"] == "tests.test_sharded:GPT"
+    assert run.history["note"][-1] == 1.0
+    for name in ("alpha_e", "train_loss", "grad_norm2", "displacement2", "test_loss"):
+        assert run.history[name] == pytest.approx(alone.history[name], rel=1e-4, nan_ok=True), name
+    top, expected = (each.history["lambda_max"] for each in (run, alone))
+    error = run.history["lambda_max_residual"] + alone.history["lambda_max_residual"]
+    assert (abs(top - expected) <= error).sum() == 2
+    assert (error < 0.05 * expected).sum() == 2
+
+
+def test_a_recorder_on_two_ranks_has_the_history_of_one_process(tmp_path: Path) -> None:
+    same_record(tmp_path, "fsdp")
+
+
+@pytest.mark.slow
+def test_a_recorder_under_tensor_parallelism_has_the_history_of_one_process(tmp_path: Path) -> None:
+    same_record(tmp_path, "tensor")
 
 
 def refused(group: Any) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,12 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import landscape
-from landscape import HessianOperator, InputError, OperationError, Problem
+from landscape import HessianOperator, InputError, Problem
 from landscape.curvature.hessian import MATRICES
 from landscape.curvature.operators import ALONE
 from landscape.curvature.search import find_eigenpairs
 from landscape.data.synthetic import mean_output
+from landscape.problem.layout import Layout
 from landscape.results.spectrum import QUANTITIES
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
@@ -112,6 +114,138 @@ def test_a_part_is_a_diagonal_block(kind: str, part: str | list[str], names: lis
     assert landscape.density(problem, 2, len(rows), matrix=kind, part=part).parameters == len(rows)
 
 
+TABLES: dict[str, tuple[Callable[[], Problem], str | list[str], list[str], dict[str, Any]]] = {
+    "mlp": (problems.mlp, "block", ["1", "3", "5"], {}),
+    "mlp, by patterns": (
+        problems.mlp,
+        ["*.bias", "5"],
+        ["*.bias", "5", "others"],
+        {"matrix": "gauss-newton"},
+    ),
+    "mlp, differences": (problems.mlp, "layer", ["1", "3", "5"], {"derivatives": "differences"}),
+    "convolution, BatchNorm": (problems.conv, "layer", ["conv", "norm", "head"], {}),
+    "frozen and unused": (problems.linear_regression, "parameter", ["w", "unused"], {}),
+    "tied transformer": (problems.language_model, "block", ["embedding", "mix", "norm", "unused"], {}),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_has_the_ends_and_traces_of_the_diagonal_blocks(name: str, tmp_path: Path) -> None:
+    make, by, names, options = TABLES[name]
+    problem = make()
+    table = landscape.curvature_table(problem, by, residual_tol=1e-4, max_memory=2**33, **options)
+    matrix = dense_hessian(problem, kind=options.get("matrix", "hessian"))
+    groups = problem.layout.groups(by)
+    assert (table.groups, list(groups)) == (("all", *names), names)
+    assert sum(table.sizes[1:]) == table.sizes[0] == problem.layout.size
+    assert table.converged
+    whole = float(matrix.trace())
+    for g, slots in enumerate([problem.layout.slots, *groups.values()]):
+        rows = torch.cat([torch.arange(s.offset, s.offset + s.size) for s in slots])
+        block = matrix[rows][:, rows]
+        values, radius = torch.linalg.eigvalsh(block), float(matrix.norm())
+        assert table.lambda_max[g] == pytest.approx(float(values[-1]), rel=1e-6, abs=1e-6 * radius)
+        assert table.lambda_min[g] == pytest.approx(float(values[0]), rel=1e-6, abs=1e-6 * radius)
+        near = 5 * table.trace_error[g] + 1e-9 * radius
+        assert table.trace[g] == pytest.approx(float(block.trace()), abs=near)
+        near = 5 * table.share_error[g] + 1e-9
+        assert table.share[g] == pytest.approx(float(block.trace()) / whole, abs=near)
+        assert table.trace_error[g] <= 0.25 * abs(whole)
+    assert table.trace[1:].sum() == pytest.approx(table.trace[0])
+    table.save(tmp_path / "table.h5")
+    np.testing.assert_equal(vars(landscape.load(tmp_path / "table.h5")), vars(table))
+    assert table.to_dataframe().groups.tolist() == ["all", *names]
+
+
+def test_the_row_of_a_table_is_what_the_search_of_its_part_finds() -> None:
+    problem = problems.mlp()
+    table = landscape.curvature_table(problem, residual_tol=0.01, seed=3)
+    for name, high, low in zip(table.groups[1:], table.lambda_max[1:], table.lambda_min[1:], strict=True):
+        ends = landscape.extreme_eigenvalues(problem, 0.01, part=name, seed=3)
+        assert (high, low) == pytest.approx((ends.max, ends.min), rel=1e-9)
+
+
+def test_shares_of_the_trace_lie_around_the_true_ones_as_their_errors_say() -> None:
+    problem = problems.mlp()
+    traces = [float(dense_hessian(problem, part=name).trace()) for name in ("1", "3", "5")]
+    pulls = []
+    for seed in range(20):
+        table = landscape.curvature_table(problem, residual_tol=0.5, seed=seed)
+        assert (table.share[0], table.share_error[0]) == (1.0, 0.0)
+        pulls.append((table.share[1:] - np.divide(traces, sum(traces))) / table.share_error[1:])
+    assert 0.65 < np.sqrt(np.mean(np.square(pulls))) < 1.5
+    assert (np.abs(np.mean(pulls, 0)) * np.sqrt(len(pulls)) < 4).all()
+
+
+def test_a_short_search_and_a_trace_near_zero_are_said() -> None:
+    short = landscape.curvature_table(problems.mlp(), max_products=2)
+    assert (short.converged, short.met.any()) == (False, False)
+    assert "NOT converged" in short.describe()[1].note
+    balanced = problems.quadratic([*np.linspace(-1, 1, 400)])
+    table = landscape.curvature_table(balanced, residual_tol=0.5)
+    assert np.isnan(table.share).all()
+    assert np.isfinite(table.trace_error).all()
+
+
+FORECASTS: list[tuple[str, dict[str, Any], bool]] = [
+    ("extreme_eigenvalues", {"residual_tol": 0.01, "search": "exact"}, False),
+    ("top_eigenvalues", {"k": 1, "search": "exact"}, False),
+    ("top_eigenvalues", {"k": 5, "search": "exact"}, False),
+    ("top_eigenvalues", {"k": 2, "part": "5"}, False),
+    ("curvature_table", {"by": "layer"}, False),
+    ("spectrum", {"k": 2, "quantities": ("trace",), "search": "exact"}, False),
+    ("trace", {"products": 30}, True),
+    ("trace", {"products": 200, "part": "5.bias"}, True),
+    ("density", {"draws": 3, "steps": 7}, True),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "known"), FORECASTS)
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_the_forecast_of_products_is_right_to_a_factor_of_two(
+    name: str, options: dict[str, Any], known: bool, activation: str
+) -> None:
+    problem = problems.mlp(widths=(20, 30, 20, 5), activation=activation, samples=100)
+    cost = problem.cost(name, **options)
+    found = getattr(landscape, name)(problem, **options).products
+    assert found == cost.products if known else found / 2 <= cost.products <= 2 * found
+    assert cost.memory == landscape.forecast(getattr(landscape, name), problem, **options)
+    assert 0 < cost.seconds < np.inf
+    assert f"{name}: some {cost.products} Hessian products, about" in str(cost)
+
+
+def test_the_forecast_of_a_grid_is_that_of_its_points() -> None:
+    problem = problems.mlp()
+    ends, grid = problem.cost("extreme_eigenvalues"), problem.cost("hessian_grid", grid=(3, 2))
+    assert abs(grid.products - 6 * ends.products) <= 6
+    contour = problem.cost("contour", grid=9)
+    assert (contour.products, "Hessian" in str(contour)) == (0, False)
+    assert contour.seconds >= 0
+    assert problem.cost("line", points=5).memory <= contour.memory
+    with pytest.raises(InputError, match="max_memory: .* is not enough"):
+        problem.cost("extreme_eigenvalues", max_memory=2**20)
+    with pytest.raises(InputError, match="function: 'contours' is not known"):
+        problem.cost("contours")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'kk'"):
+        problem.cost("top_eigenvalues", kk=5)
+
+
+def test_groups_have_each_parameter_once() -> None:
+    layers = nn.ModuleDict({"h": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), "head": nn.Linear(2, 2)})
+    layout = Layout.of(layers)
+    assert [*layout.groups("block")] == [*layout.groups("layer")] == ["h.0", "h.1", "head"]
+    assert [*layout.groups("parameter")] == [s.name for s in layout.slots]
+    named = {name: [s.name for s in own] for name, own in layout.groups(["*.bias", "h"]).items()}
+    assert named == {
+        "*.bias": ["h.0.bias", "h.1.bias", "head.bias"],
+        "h": ["h.0.weight", "h.1.weight"],
+        "others": ["head.weight"],
+    }
+    for wrong in ("blocks", ["h", "h.0"], ["*.gain"]):
+        with pytest.raises(InputError, match="by: .* fits no trainable parameter that is left"):
+            layout.groups(wrong)
+
+
 def test_a_prefix_ends_before_a_dot() -> None:
     layers = nn.Sequential(*[nn.Linear(2, 2) for _ in range(11)])
     problem = Problem(layers, F.mse_loss, (torch.ones(3, 2), torch.ones(3, 2)))
@@ -178,7 +312,7 @@ def test_low_and_high_from_one_run(values: list[float], low: int, high: int) -> 
 
 @pytest.mark.parametrize("low", [0, 1])
 def test_a_full_basis_is_restarted_not_given_up(low: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("landscape.curvature.lanczos.MAX_BASIS", 20)
+    monkeypatch.setattr("landscape.evaluation.needs.MAX_BASIS", 20)
     diagonal = torch.linspace(-9, 1, 500, dtype=torch.float64)
     diagonal[:5] = torch.tensor([3.0, 2.6, 2.2, 1.9, -9.1])
     start = torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -341,19 +475,12 @@ def test_a_negative_trace_does_not_stop_pyhessian_early() -> None:
         (lambda p: landscape.spectrum(p, quantities=["density"], engine="pyhessian"), "engine: 'pyhessian' is not .* density"),
         # An unused parameter:
         (lambda p: landscape.trace(problems.linear_regression(), engine="pyhessian"), "engine: 'pyhessian' fails on"),
-        (lambda p: landscape.top_eigenvalues(p, 0), "k: 0 is not allowed, it must be a finite number ≥ 1"),
         (lambda p: landscape.top_eigenvalues(p, 10**6), "k: 1000000 is not allowed, it must be at most 107"),
-        (lambda p: landscape.extreme_eigenvalues(p, residual_tol=0), "residual_tol: 0"),
-        (lambda p: landscape.extreme_eigenvalues(p, search="half"), "search: 'half' is not known"),
         (lambda p: HessianOperator(p)(torch.ones(2)), r"v: shape \(2,\)"),
         (lambda p: landscape.top_eigenvalues(p, initial=torch.ones(2)), r"initial: shape \(2,\), it must be \(107,\)"),
         (lambda p: landscape.top_eigenvalues(p, initial=torch.zeros(107)), "initial: norm: 0.0 is not"),
-        (lambda p: landscape.top_eigenvalues(p, max_products=0), "max_products: 0"),
         (lambda p: landscape.top_eigenvalues(p, engine="arpack"), "engine: 'arpack' is not known.*landscape, pyhessian"),
-        (lambda p: landscape.trace(p, 5), "products: 5 is not allowed, it must be a finite number ≥ 6"),
         (lambda p: landscape.trace(p, matrix="fisher"), "matrix: 'fisher' is not known.*gauss-newton, hessian"),
-        (lambda p: landscape.density(p, draws=0), "draws: 0"),
-        (lambda p: landscape.density(p, steps=0), "steps: 0"),
         (lambda p: landscape.density(p).broadened(np.zeros(1), 0.0), "width: 0.0"),
         (lambda p: landscape.trace(p, part="1.wieght"), "part: '1.wieght' .*did you mean '1.weight'.*allowed"),
         (lambda p: landscape.trace(p, part=[]), "part: an empty list"),
@@ -366,14 +493,6 @@ def test_bad_arguments_name_themselves(call, words: str) -> None:  # type: ignor
         call(problem)
     assert "\n" not in str(caught.value)
     assert all(p.grad is None for p in problem.model.parameters())
-
-
-def test_pyhessian_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pyhessian", None)
-    with pytest.raises(
-        OperationError, match=r"engine 'pyhessian': pyhessian is not installed; .*\[pyhessian\]"
-    ):
-        landscape.trace(problems.mlp(), engine="pyhessian")
 
 
 def test_batches_that_come_in_another_order_each_time() -> None:
@@ -454,6 +573,23 @@ def test_the_command_prints_numbers_with_their_errors(
     assert result.complete
     for words in ("λ_1", "λ_2", "trace", "±", f"{result.values[0]:.6g}", f"{result.trace:.6g}"):
         assert words in out
+
+
+def test_the_command_writes_a_table_of_blocks(
+    checkpoint: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, out, err = command("spectrum", checkpoint, "--by", "layer", "--matrix", "gauss-newton")
+    assert code == 0, err
+    path = checkpoint.with_name("last-curvature-table-layer.h5")
+    assert out.endswith(f"{path}\n")
+    assert "Hessian products" not in err
+    monkeypatch.setattr("landscape.cli.instruments.LONG", 0.0)
+    assert "spectrum: some " in command("spectrum", checkpoint, "--part", "1", "--force")[2]
+    table = landscape.load(path)
+    assert (table.groups, table.matrix, table.draws) == (("all", "1", "3"), "gauss-newton", 20)
+    for words in (["--k", 2], ["--quantities", "trace"], ["--part", "1"], ["--precondition"]):
+        code, _, err = command("spectrum", checkpoint, "--by", "layer", *words)
+        assert (code, f"{words[0]}: not allowed with --by" in err) == (2, True)
 
 
 def test_the_command_defaults_to_both_ends_beside_the_checkpoint(checkpoint: Path, command: Command) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -43,46 +42,12 @@ def test_layout_is_the_order_of_parameters_to_vector() -> None:
     }
 
 
-def test_tied_parameters_appear_once_and_frozen_ones_not() -> None:
-    tied = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Tanh(), nn.Linear(3, 3, bias=False))
-    tied[2].weight = tied[0].weight
-    problem = Problem(tied, nn.functional.mse_loss, (torch.randn(4, 3), torch.randn(4, 3)))
-    assert problem.layout.size == 9
-    moved = problem.weights + 1
-    shifted = copy.deepcopy(tied)
-    with torch.no_grad():
-        shifted[0].weight += 1
-    assert problem.tensors is not None
-    x, y = problem.tensors
-    expected = nn.functional.mse_loss(shifted(x), y).item()
-    assert problem.loss(moved) == pytest.approx(expected, rel=1e-6)
-    assert problems.linear_regression().layout.size == 5
-
-
 def test_gradients_have_no_graph_and_are_zero_where_nothing_depends() -> None:
     a, b = torch.tensor([1.0, 2.0], requires_grad=True), torch.ones(3, requires_grad=True)
     for keep in (True, False):
         found = gradients((a**2).sum(), [a, b], keep=keep)
         assert not any(part.requires_grad for part in found)
         torch.testing.assert_close(found, [2 * a.detach(), torch.zeros(3)])
-
-
-@pytest.mark.parametrize("name", problems.ALL)
-def test_gradient_matches_one_big_batch(name: str) -> None:
-    problem = problems.ALL[name]()
-    problem.data.chunk_size = 7  # several chunks, the last one ragged
-    theta = problem.weights + 0.1 * torch.randn_like(problem.weights)
-    torch.testing.assert_close(problem.gradient(theta), problems.textbook_gradient(problem, theta))
-
-
-def test_a_ragged_last_batch_is_weighted_by_its_samples() -> None:
-    whole = problems.mlp(samples=10)
-    assert whole.tensors is not None
-    x, y = whole.tensors
-    parts = Problem(whole.model, whole.criterion, [(x[:9], y[:9]), (x[9:], y[9:])])
-    assert parts.loss() == pytest.approx(whole.loss(), rel=1e-12)
-    assert parts.accuracy() == pytest.approx(whole.accuracy(), rel=1e-12)
-    torch.testing.assert_close(parts.gradient(), whole.gradient())
 
 
 def test_bad_problems_are_refused() -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -115,9 +116,15 @@ def test_a_sentence_states_no_more_than_the_intervals_allow() -> None:
     assert finding([Effect("", "", (), untested="no data")], said) == f"Not tested here: {said}"
 
 
+@pytest.fixture(scope="module")
+def entries() -> dict[str, Any]:
+    """The gallery, judged once for all tests, which change nothing in it."""
+    return gallery.entries_in(FIGURES)
+
+
 @pytest.mark.parametrize("path", sorted(FIGURES.glob("*.json")), ids=lambda path: path.stem)
-def test_titles_of_the_gallery_are_made_by_that_rule(path: Path) -> None:
-    entry = gallery.entries_in(path.parent)[path.stem]
+def test_titles_of_the_gallery_are_made_by_that_rule(path: Path, entries: dict[str, Any]) -> None:
+    entry = entries[path.stem]
     holds = [effect["holds"] for effect in entry["effects"]]
     sentence = figure.get(path.stem).finding
     assert not sentence.endswith(".")
@@ -137,9 +144,8 @@ def test_pairs_are_those_of_a_seed() -> None:
     )
 
 
-def test_the_verdicts_in_the_repository_are_those_of_its_data() -> None:
+def test_the_verdicts_in_the_repository_are_those_of_its_data(entries: dict[str, Any]) -> None:
     folder = FIGURES
-    entries = gallery.entries_in(folder)
     assert set(entries) <= set(figure.names())
     for name, entry in entries.items():
         kept = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
@@ -181,8 +187,7 @@ def test_a_page_begins_with_the_verdicts_and_follows_the_csv(tmp_path: Path) -> 
         gallery.page(tmp_path)
 
 
-def test_what_we_found_rests_on_outcomes_that_the_gallery_has() -> None:
-    entries = gallery.entries_in(FIGURES)
+def test_what_we_found_rests_on_outcomes_that_the_gallery_has(entries: dict[str, Any]) -> None:
     sentences = scales.declared()["findings"]
     assert all(each["text"] in gallery.found(entries) for each in sentences)
     for each in sentences:
@@ -195,9 +200,8 @@ def test_what_we_found_rests_on_outcomes_that_the_gallery_has() -> None:
     assert first["text"] not in gallery.found(entries | {name: {"outcome": "undecided"}})
 
 
-def _results_page(page: str) -> str:
+def _results_page(page: str, entries: dict[str, Any]) -> str:
     """``page`` with the claims, and the errors of Figure 2's runs, as the gallery has them."""
-    entries = gallery.entries_in(FIGURES)
     errors = []
     for part, middle in {"a": "median", "b": "mean"}.items():
         rows = rows_of((FIGURES / f"fig2{part}.csv").read_text(encoding="utf-8"))
@@ -227,19 +231,18 @@ def _results_page(page: str) -> str:
     return page
 
 
-def test_the_page_of_results_has_the_numbers_of_the_gallery() -> None:
+def test_the_page_of_results_has_the_numbers_of_the_gallery(entries: dict[str, Any]) -> None:
     page = RESULTS.read_text(encoding="utf-8")
-    assert _results_page(page) == page, "python -m tests.test_verdicts writes it"
+    assert _results_page(page, entries) == page, "python -m tests.test_verdicts writes it"
     # Elsewhere on the page an effect stands as the gallery has it: "+0.18 (-0.049 to +0.4)".
-    effects = {e["text"] for entry in gallery.entries_in(FIGURES).values() for e in entry["effects"]}
+    effects = {e["text"] for entry in entries.values() for e in entry["effects"]}
     own = re.sub(r"<!-- (\w+): python.*?<!-- end of \1 -->", "", page, flags=re.DOTALL)
     quoted = re.findall(r"[-+]?[\d.e-]+ \([-+]?[\d.e-]+ to [-+]?[\d.e-]+\)", own)
     assert quoted
     assert set(quoted) <= effects
 
 
-def test_other_pages_have_the_numbers_of_the_gallery() -> None:
-    entries = gallery.entries_in(FIGURES)
+def test_other_pages_have_the_numbers_of_the_gallery(entries: dict[str, Any]) -> None:
     compared = {name: {c["what"]: c["ours"] for c in entry["compared"]} for name, entry in entries.items()}
     draft, page = (
         (FIGURES.parent / name).read_text(encoding="utf-8")
@@ -314,4 +317,5 @@ def test_powers_of_lazy_mixings_are_found() -> None:
 
 
 if __name__ == "__main__":
-    RESULTS.write_text(_results_page(RESULTS.read_text(encoding="utf-8")), encoding="utf-8")
+    written = _results_page(RESULTS.read_text(encoding="utf-8"), gallery.entries_in(FIGURES))
+    RESULTS.write_text(written, encoding="utf-8")

@@ -32,7 +32,7 @@ from landscape.core import hdf5
 from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import SPLIT, below_one, choose, expect, positive
-from landscape.core.progress import Progress, portion
+from landscape.core.progress import Progress, ProgressOption, portion, shows_progress
 from landscape.core.statistics import Difference, Estimate, holm, mcnemar, paired, welch
 from landscape.evaluation.grid import setting
 from landscape.problem.batchnorm import has_batchnorm
@@ -262,6 +262,7 @@ class Entry:
         return (path.name, hdf5.sha256(path)) if path else ("", "")
 
 
+@shows_progress("a shorter list of quantities= or a part of the data")
 def compare(
     problems: Given,
     batch: int | None = None,
@@ -282,7 +283,7 @@ def compare(
     significance: float = SIGNIFICANCE,
     preconditioner_of: Preconditioning | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
 ) -> Comparison:
     """Several minima by every instrument, and which differences are larger than their errors.
 
@@ -315,7 +316,7 @@ def compare(
         preconditioner_of: :func:`landscape.preconditioner`, to have λ_max with the preconditioner of the
             optimizer that made a run, where it has one.
         seed: draws minibatches, vectors, displacements and planes.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
 
     Returns:
         A table of value and error, (Q, S) each, with the differences of all pairs, (Q, K), and ``notes`` on

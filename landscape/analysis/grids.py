@@ -17,7 +17,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import expect, positive
-from landscape.core.progress import Progress
+from landscape.core.progress import Progress, ProgressOption, shows_progress, taken
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
@@ -70,6 +70,7 @@ def _contour_need(problem: Any, grid: Any, max_memory: Any, **_: Any) -> Need:
 
 @numerics(1)
 @bounded(_contour_need)
+@shows_progress("a smaller grid= or a part of the data")
 def contour(
     problem: Problem | Run,
     plane: Plane,
@@ -84,7 +85,7 @@ def contour(
     interpolation_tol: str | float | None = None,
     into: ResultFile | None = None,
     execution: Execution | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Surface:
     """Loss and accuracy of ``problem`` on an (nx, ny) ``grid`` over ``plane``.
@@ -115,7 +116,7 @@ def contour(
             common are not computed again. "auto" keeps the method of an unfinished surface.
         execution: the processes that compute it, and the earlier surface that it goes on with without a file,
             see :class:`landscape.Execution`.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -159,7 +160,7 @@ def contour(
     def surface() -> Surface:
         return Surface(autocast_error=error, **at.fields(), **fields, **about)
 
-    dispatch = transport.dispatch(surface, progress, least=run.block)
+    dispatch = transport.dispatch(surface, taken(progress), least=run.block)
     fields |= at.complete(run, dispatch, ("loss",), ("accuracy",), plane.seed)
     if autocast is None:
         exact = np.where(at.done, at.columns["loss"], np.nan).ravel()
@@ -275,6 +276,7 @@ def _line_need(problem: Any, points: Any, max_memory: Any, **_: Any) -> Need:
 
 
 @bounded(_line_need)
+@shows_progress("a smaller points= or a part of the data")
 def line(
     problem: Problem | Run,
     direction: Tensor | None = None,
@@ -288,7 +290,7 @@ def line(
     method: str = "auto",
     interpolation_tol: str | float | None = None,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Line:
     """Loss and accuracy at ``points`` weights along a direction from the centre, or between two weights.
@@ -307,7 +309,7 @@ def line(
         interpolation_tol: as for :func:`landscape.contour`; of 51 points a smooth line needs 25 exact ones.
             Where half of them do not suffice, all are computed.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -355,7 +357,10 @@ def line(
 
     columns: dict[str, Any] = {"loss": np.full(points, np.nan), "accuracy": np.full(points, np.nan)}
     done = np.zeros(points, bool)
-    places, dispatch = torch.from_numpy(np.stack((t, np.zeros(points)), 1)), Dispatch(progress=progress)
+    places, dispatch = (
+        torch.from_numpy(np.stack((t, np.zeros(points)), 1)),
+        Dispatch(progress=taken(progress)),
+    )
     errors = complete(places, done, columns, run, dispatch, allowed, ("loss",), ("accuracy",))
     exact = np.where(done, columns["loss"], np.nan)
     confirm(run, start, directions, places, exact)
@@ -379,12 +384,14 @@ VALUES = ("lambda_min", "lambda_max", "ratio")
 RESIDUALS = ("residual_min", "residual_max")
 
 
-def _hessian_grid_need(problem: Any, grid: Any, **_: Any) -> Need:
-    return needs.curved(problem, 3 + needs.basis(problem, 2), HESSIAN_POINT * needs.points(grid))
+def _hessian_grid_need(problem: Any, grid: Any, derivatives: Any, **_: Any) -> Need:
+    arrays = HESSIAN_POINT * needs.points(grid)
+    return needs.curved(problem, 3 + needs.basis(problem, 2), arrays, derivatives=derivatives)
 
 
 @numerics(1)
 @bounded(_hessian_grid_need)
+@shows_progress("a smaller grid=, a larger residual_tol= or a part of the data")
 def hessian_grid(
     problem: Problem | Run,
     plane: Plane,
@@ -401,7 +408,7 @@ def hessian_grid(
     into: ResultFile | None = None,
     execution: Execution | None = None,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> HessianGrid:
     """Both ends of the Hessian's spectrum at each point of an (nx, ny) grid over ``plane``.
@@ -423,7 +430,7 @@ def hessian_grid(
         into, execution: as for :func:`landscape.contour`; points that did not converge are computed again
             with another ``max_products``.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -466,7 +473,7 @@ def hessian_grid(
         return HessianGrid(**at.fields(), **fields, **about)
 
     at_once = points_at_once(problem, options)
-    dispatch = transport.dispatch(result, progress, block=at_once)
+    dispatch = transport.dispatch(result, taken(progress), block=at_once)
     fields |= at.complete(
         _ends_at(problem, plane, wanted, options, search, at_once), dispatch, VALUES, (), plane.seed
     )

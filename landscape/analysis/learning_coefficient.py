@@ -16,7 +16,7 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import positive
-from landscape.core.progress import Progress, no_progress
+from landscape.core.progress import ProgressOption, shows_progress, taken
 from landscape.core.registry import optional
 from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import top_eigenvalues
@@ -155,6 +155,7 @@ def _learning_coefficient_need(problem: Any, chains: Any, **_: Any) -> Need:
 
 
 @bounded(_learning_coefficient_need)
+@shows_progress("a larger relative_error= or a smaller max_steps=")
 def learning_coefficient(
     problem: Problem | Run,
     batch: int = BATCH,
@@ -168,10 +169,12 @@ def learning_coefficient(
     max_steps: int = MOST,
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> LearningCoefficient:
-    """λ̂ = nβ (E L(w) − L(w*)) over the posterior around w*, by SGLD: the local learning coefficient.
+    """Estimate the local learning coefficient by SGLD.
+
+    λ̂ = nβ (E L(w) − L(w*)), the mean over the posterior around w*.
 
     Of Lau et al., "The local learning coefficient" (arXiv 2308.12108): w ~ exp(−nβ L(w) − γ/2 ‖w − w*‖²),
     with w* the problem's weights and L the mean over n samples of a negative log-likelihood in nats (for
@@ -197,7 +200,7 @@ def learning_coefficient(
         max_steps: the most steps of a chain.
         seed: draws the minibatches and the noise of the chains.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the steps done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -237,7 +240,7 @@ def learning_coefficient(
         top = float(top_eigenvalues(problem, seed=seed).values[0])
         first = FIRST_STEP / (nbeta * max(top, 0.0) + localization)
 
-    report = progress or no_progress
+    report = taken(progress)
 
     def extend(run: Langevin, steps: int) -> None:
         """Take ``steps`` more, or fewer where losses are not finite."""

@@ -17,11 +17,11 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, positive
-from landscape.core.progress import Progress, no_progress, portion
+from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
 from landscape.core.registry import numerics
 from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
-from landscape.curvature.hessian import HessianOperator
+from landscape.curvature.hessian import HessianOperator, exact_only
 from landscape.curvature.operators import Products
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
@@ -58,6 +58,7 @@ def _noise_need(problem: Any, weights: Any, **_: Any) -> Need:
 
 @numerics(1)
 @bounded(_noise_need, "weights", "lr", "local_batch")
+@shows_progress("a smaller draws=")
 def noise(
     problem: Problem | Run,
     weights: Tensor | None = None,
@@ -67,10 +68,12 @@ def noise(
     draws: int = DRAWS,
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Noise:
-    """Four estimates of Δ(2), the noise that the spread of the learners adds to the gradient.
+    """Estimate Δ(2), the noise from the learners' spread.
+
+    Four estimates stand side by side.
 
     With δ the mean over learners of ∇L^μ(w_j) − ∇L^μ(w_a): the definition α²‖δ‖² over drawn minibatches, the
     same with the whole data, Eq. 4 of DPSGD-2020 with the Hessian, and the first-order expansion with the
@@ -85,7 +88,7 @@ def noise(
         draws: how many times the minibatches are drawn; 32 give each standard error to about 13%.
         seed: draws the minibatches.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the draws done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -93,8 +96,8 @@ def noise(
         squared step.
 
     Raises:
-        InputError: fewer than 2 learners or draws, a batch below 1, data without numbered samples, or a
-            penalty.
+        InputError: fewer than 2 learners or draws, a batch below 1, data without numbered samples, a penalty,
+            or a model without second derivatives.
 
     Example:
         >>> import torch, landscape
@@ -116,10 +119,11 @@ def noise(
     check_unpenalised(problem, "Δ(2) is of the data's minibatches")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
     problem = in_minibatches(problem, local_batch)
+    exact_only(problem, "noise")
     n, mean = len(weights), average(weights)
     gradient, spread = double(problem.gradient(mean)), weights - mean
     terms = _terms_of_delta(problem, weights, mean, gradient)
-    rows, generator, report = [], torch.Generator().manual_seed(seed), progress or no_progress
+    rows, generator, report = [], torch.Generator().manual_seed(seed), taken(progress)
 
     for k in range(draws):
         rows.append(terms(torch.randint(problem.samples, (n, local_batch), generator=generator)))
@@ -183,6 +187,7 @@ def _noise_scale_need(problem: Any, weights: Any, gradient: Any, **_: Any) -> Ne
 
 
 @bounded(_noise_scale_need, "batch")
+@shows_progress("a larger relative_error=")
 def noise_scale(
     problem: Problem | Run,
     batch: int | None = None,
@@ -195,7 +200,7 @@ def noise_scale(
     max_draws: int = Precision.max_draws,
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> NoiseScale:
     """B_simple = tr Σ/‖g‖²: the batch at which noise and gradient are equal in size.
@@ -220,7 +225,7 @@ def noise_scale(
         min_draws, max_draws: at least and at most so many draws, of one gradient, or one for each learner.
         seed: draws the minibatches.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -315,6 +320,7 @@ def _noise_alignment_need(problem: Any, k: Any, **_: Any) -> Need:
 
 
 @bounded(_noise_alignment_need, "batch")
+@shows_progress("a larger relative_error=")
 def noise_alignment(
     problem: Problem | Run,
     batch: int | None = None,
@@ -326,10 +332,12 @@ def noise_alignment(
     search: str = "auto",
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> NoiseAlignment:
-    """tr(HS)/tr S of minibatch gradients, their covariance by eigenvector of H, and γ in C_ii ∝ λ_i^γ.
+    """Compare gradient noise with the Hessian.
+
+    It gives tr(HS)/tr S of minibatch gradients, their covariance by eigenvector of H, and γ in C_ii ∝ λ_i^γ.
 
     S is the second moment of the gradients of minibatches drawn with replacement, C their covariance around
     the gradient g of all samples, H the Hessian over all samples. tr(HS)/tr S is the interaction-aware
@@ -349,14 +357,14 @@ def noise_alignment(
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: draws the minibatches and the start of the search of eigenvalues.
         max_memory: bytes that the process may take, at most.
-        progress: called with an estimate of the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
         ``value`` and ``standard_error`` of tr(HS)/tr S, C_ii (k,) and γ with their errors.
 
     Raises:
-        InputError: a number that is not allowed, or a penalty.
+        InputError: a number that is not allowed, a penalty, or a model without second derivatives.
 
     Example:
         >>> import torch, landscape
@@ -370,6 +378,7 @@ def noise_alignment(
     precision = Precision(relative_error, min_draws, max_draws)
     positive("k", k, least=1)
     check_unpenalised(problem, "the noise is of the data's minibatches")
+    exact_only(problem, "noise_alignment")
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     problem, parts = minibatches.whole, iter(minibatches)
     pairs = top_eigenvalues(

@@ -13,7 +13,7 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, positive
-from landscape.core.progress import Progress
+from landscape.core.progress import ProgressOption, shows_progress
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL
@@ -21,6 +21,7 @@ from landscape.evaluation import needs
 from landscape.problem.layout import Slot, average
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.problem.sharded import on_ranks
+from landscape.problem.shards import whole
 from landscape.results.grids import Plane
 
 NORMS = ("none", "filter", "layer")
@@ -92,7 +93,7 @@ def random_plane(
     for direction in directions:
         if on_ranks(problem):
             sharded: Any = problem
-            direction.copy_(sharded.draw(lambda piece: draw(piece.slot, piece.whole())))
+            direction.copy_(sharded.draw(lambda piece: draw(piece.slot, whole(piece.parameter))))
             continue
         centers, views = problem.layout.views(problem.weights), problem.layout.views(direction)
         for slot in problem.layout.slots:  # slot by slot: a float64 draw of all of θ would double the memory
@@ -243,6 +244,7 @@ def learners_plane(problem: Problem | Run, weights: Tensor) -> Plane:
 
 
 @bounded(lambda problem, **_: needs.curved(problem, 5 + needs.basis(problem, 2)))
+@shows_progress("a larger residual_tol= or a part of the data")
 def eigen_plane(
     problem: Problem | Run,
     *,
@@ -250,7 +252,7 @@ def eigen_plane(
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
 ) -> Plane:
     """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's centre.
 
@@ -264,7 +266,7 @@ def eigen_plane(
         max_products: Hessian-vector products, at most.
         seed: draws the starting vector.
         max_memory: bytes that the process may take, at most.
-        progress: called with an estimate of the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
 
     Returns:
         A plane with the directions as they are, of length 1.

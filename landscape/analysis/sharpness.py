@@ -16,11 +16,11 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, positive
-from landscape.core.progress import Progress, no_progress, portion
+from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
 from landscape.core.registry import numerics
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.eigenvalues import top_eigenvalues
-from landscape.curvature.hessian import gradient_curvature
+from landscape.curvature.hessian import HessianOptions, gradient_curvature
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.gradients.minibatches import (
@@ -134,6 +134,7 @@ def _sharpness_need(problem: Any, starts: Any, **_: Any) -> Need:
 
 
 @bounded(_sharpness_need)
+@shows_progress("a larger relative_error= or a smaller max_draws=")
 def sharpness(
     problem: Problem | Run,
     rho: float,
@@ -148,10 +149,12 @@ def sharpness(
     max_draws: int = MAX_COSTLY,
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Sharpness:
-    """Worst rise of the loss within ρ of the weights, or its mean over N(0, ρ²): (adaptive) m-sharpness.
+    """Measure the rise of the loss within a radius.
+
+    It is the worst rise within ρ of the weights, or its mean over N(0, ρ²): (adaptive) m-sharpness.
 
     The definitions are those of Andriushchenko et al. (arXiv 2302.07011), after Kwon et al. (2021) for
     ``adaptive`` and Foret et al. (2021) for ``m``, with the logits as they are; pairs ±δ and the search are
@@ -172,7 +175,7 @@ def sharpness(
         min_draws, max_draws: at least and at most so many draws: minibatches, or pairs ±δ.
         seed: draws minibatches, displacements and starts.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -214,7 +217,7 @@ def sharpness(
         drawn = torch.randn(len(theta), dtype=torch.float64, generator=generator).to(theta)
         return problem.along_weights(drawn)
 
-    found, report = list[Ascent](), progress or no_progress
+    found, report = list[Ascent](), taken(progress)
     for part in _parts(problem, m, seed):
         directions = [normal() for _ in range(starts if worst else 1)]
         if worst:
@@ -272,6 +275,7 @@ BESIDES = ("lambda-max",)
     lambda problem, quantities, **_: needs.curved(problem, needs.basis(problem, 1) if quantities else 4),
     "batch",
 )
+@shows_progress("a larger relative_error=")
 def batch_sharpness(
     problem: Problem | Run,
     batch: int | None = None,
@@ -281,12 +285,13 @@ def batch_sharpness(
     lr: float = math.nan,
     limit: float | None = None,
     quantities: Sequence[str] = BESIDES,
+    derivatives: str = "auto",
     relative_error: float = Precision.relative_error,
     min_draws: int = Precision.min_draws,
     max_draws: int = Precision.max_draws,
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> BatchSharpness:
     """E_B[g_Bᵀ H_B g_B/‖g_B‖²]: the curvature that a minibatch's step meets along itself.
@@ -305,12 +310,14 @@ def batch_sharpness(
         lr, limit: η and the largest stable ηλ of the update rule, kept with the result.
         quantities: what is measured besides: "lambda-max" at w_a over all data, which is most of the work
             where the data is much larger than a minibatch; () for nothing.
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
+            By differences a draw takes some twenty times as long: gradients at several steps, in float64.
         relative_error: draw until the standard error of the mean is at most this share of it.
         min_draws, max_draws: at least and at most so many draws. Each takes one gradient and one product over
             ``batch`` samples, or ``local_batch`` for each learner.
         seed: draws the minibatches.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -335,21 +342,25 @@ def batch_sharpness(
     with_lambda_max = bool([choose("quantities", name, BESIDES) for name in quantities])
     thetas, local = learners_of(problem, batch, weights, local_batch)
     at_mean = Minibatches(problem, batch, stream(seed, 0))
+    few = at_mean.whole.on(at_mean.whole.data.few())
+    by = HessianOptions(derivatives=derivatives).at(few).derivatives
     part = 1 / (1 + (thetas is not None) + with_lambda_max)
-    curvature, norm2 = _curvatures(at_mean, problem.weights[None], precision, portion(progress, 0, part))
-    measured, of_learners = [curvature], dict[str, Any]()
+    found = _curvatures(at_mean, problem.weights[None], by, precision, portion(progress, 0, part))
+    measured, of_learners = [found], dict[str, Any]()
     if thetas is not None:
         own = Minibatches(problem, local, stream(seed, 1), len(thetas))
-        both = _curvatures(own, thetas, precision, portion(progress, part, 2 * part))
-        of_learners = {"learner_curvature": both[0], "learner_norm2": both[1], "local_batch": local}
-        measured.append(both[0])
+        found = _curvatures(own, thetas, by, precision, portion(progress, part, 2 * part))
+        of_learners = {"learner_curvature": found[0], "learner_norm2": found[1], "local_batch": local}
+        measured.append(found)
     top, residual = math.nan, math.nan
     if with_lambda_max:
-        pairs = top_eigenvalues(at_mean.whole, seed=seed, progress=portion(progress, 1 - part, 1))
+        pairs = top_eigenvalues(
+            at_mean.whole, derivatives=by, seed=seed, progress=portion(progress, 1 - part, 1)
+        )
         top, residual = float(pairs.values[0]), float(pairs.residuals[0])
     return BatchSharpness(
-        curvature=curvature[:, 0],
-        norm2=norm2[:, 0],
+        curvature=measured[0][0, :, 0],
+        norm2=measured[0][1, :, 0],
         **of_learners,
         batch=batch,
         lambda_max=top,
@@ -357,7 +368,9 @@ def batch_sharpness(
         lr=lr,
         limit=math.nan if limit is None else limit,
         relative_error=relative_error,
-        converged=all(precision.met(*mean_and_error(each.mean(1))) for each in measured),
+        converged=all(precision.met(*_mean_of(each)) for each in measured),
+        derivatives=by,
+        product_error=max(float(each[2].max()) for each in measured),
         seed=seed,
         # The minibatches come from all samples; with BatchNorm λ_max leaves a smaller last minibatch out.
         **(setting(at_mean.whole) | {"samples": problem.samples}),
@@ -365,12 +378,21 @@ def batch_sharpness(
     )
 
 
-def _curvatures(minibatches: Minibatches, weights: Tensor, precision: Precision, progress: Progress) -> Array:
-    """(2, draws, n), curvature and ‖g‖² at ``weights`` (n, P), until the mean is as exact as asked for."""
-    rows: list[list[tuple[float, float]]] = []
+def _curvatures(
+    minibatches: Minibatches, weights: Tensor, by: str, precision: Precision, progress: Progress
+) -> Array:
+    """(3, draws, n), curvature, ‖g‖² and the first's error at ``weights`` (n, P), until the mean is as exact
+    as asked for."""
+    rows: list[list[tuple[float, ...]]] = []
     for drawn in minibatches:
-        rows.append([gradient_curvature(p, t) for p, t in zip(drawn, weights, strict=True)])
-        value, error = mean_and_error(np.array(rows)[:, :, 0].mean(1))
-        if precision.enough(len(rows), value, error, progress):
+        pairs = zip(drawn, weights, strict=True)
+        rows.append([gradient_curvature(p, t, derivatives=by) for p, t in pairs])
+        if precision.enough(len(rows), *_mean_of(np.moveaxis(np.array(rows), 2, 0)), progress):
             break
     return np.moveaxis(np.array(rows), 2, 0)
+
+
+def _mean_of(found: Array) -> tuple[float, float]:
+    """The mean curvature of (3, draws, n), and its standard error with that of the products."""
+    value, error = mean_and_error(found[0].mean(1))
+    return value, math.hypot(error, float(found[2].max()))

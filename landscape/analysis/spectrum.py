@@ -11,7 +11,7 @@ from torch import Tensor
 from landscape.core.errors import InputError
 from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, positive
-from landscape.core.progress import Progress, portion
+from landscape.core.progress import Progress, ProgressOption, portion, shows_progress
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import Matrix, ends_need, top_need
 from landscape.curvature.hessian import Part, Preconditioner
@@ -43,6 +43,7 @@ def _spectrum_need(problem: Any, k: Any, quantities: Any, **options: Any) -> Nee
 
 @numerics(1)
 @bounded(_spectrum_need)
+@shows_progress("a smaller k= or draws= or a part of the data")
 def spectrum(
     problem: Problem | Run | SymmetricMatrix,
     k: int = 0,
@@ -61,7 +62,7 @@ def spectrum(
     steps: int = STEPS,
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Spectrum:
     """Eigenvalues, trace and density of ∇²L at the problem's centre, in one result that can be saved.
@@ -87,7 +88,7 @@ def spectrum(
         max_products: Hessian-vector products for the eigenvalues, at most.
         seed: draws the starting vector, the signs and the random vectors.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:

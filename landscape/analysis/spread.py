@@ -23,12 +23,12 @@ from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded, spare
 from landscape.core.options import positive
-from landscape.core.progress import Progress, no_progress, portion
+from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
 from landscape.core.registry import numerics
 from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues
-from landscape.curvature.hessian import HessianOperator
+from landscape.curvature.hessian import HessianOperator, HessianOptions, exact_only
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, find_eigenpairs, start_vector, warm_start
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
@@ -54,6 +54,7 @@ def _disagreement_need(problem: Any, weights: Any, k: Any, **_: Any) -> Need:
 
 
 @bounded(_disagreement_need, "weights")
+@shows_progress("a larger residual_tol=")
 def disagreement(
     problem: Problem | Run,
     weights: Tensor | None = None,
@@ -61,13 +62,16 @@ def disagreement(
     *,
     residual_tol: float = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
+    derivatives: str = "auto",
     search: str = "auto",
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Disagreement:
-    """The learners' spread and the gradient in the space of the sharpest directions, and ½ tr(HC).
+    """Measure learners' spread in the sharpest directions.
+
+    The gradient in the same space and ½ tr(HC), the second-order cost of the spread, stand beside it.
 
     Local SGD's learners differ mostly along sharp directions, so that their differences show these without a
     Hessian (arXiv 2605.27739). BatchNorm has the statistics of the problem at all weights: by default those
@@ -79,10 +83,11 @@ def disagreement(
         k: how many of the largest eigenvalues of the Hessian at w_a span the sharp space; at most P.
         residual_tol: the largest residual of the eigenvalues, relative to them.
         max_products: Hessian-vector products for the eigenvalues, at most; n more are for tr(HC).
+        derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         search: "auto" or "exact", as in :func:`landscape.top_eigenvalues`.
         seed: draws the vector that the search of eigenvalues starts from.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -107,20 +112,20 @@ def disagreement(
     weights = placed(problem, weights, least=2)
     positive("k", k, least=1)
     positive("residual_tol", residual_tol)
-    report = progress or no_progress
+    report = taken(progress)
     spread = _Spread(weights)
     mean, consensus = spread.mean, spread.consensus
     if not 0 < consensus < math.inf:
         raise OperationError(f"weights: their consensus distance is {consensus:g}, there is no disagreement")
     pairs = top_eigenvalues(
-        problem, k, residual_tol, weights=mean, derivatives="exact", search=search, max_products=max_products,
-        seed=seed, progress=portion(progress, 0, 0.6),
+        problem, k, residual_tol, weights=mean, derivatives=derivatives, search=search,
+        max_products=max_products, seed=seed, progress=portion(progress, 0, 0.6),
     )  # fmt: skip
     report(0.6)
     loss, gradient = problem.loss_and_gradient(mean)
     vectors, values = torch.from_numpy(pairs.vectors).to(mean.device), torch.from_numpy(pairs.values)
     along = spread.products(vectors)  # (n, k)
-    bent = spread.curvature(problem)
+    bent, off = spread.curvature(problem, pairs.derivatives)
     report(0.8)
     share, share_error = shares(along.square().numpy(), spread.gram.diagonal().numpy())
     cost, cost_error = half_mean(bent)
@@ -132,7 +137,7 @@ def disagreement(
         **_of_gradient(gradient, vectors, spread, along),
         consensus=consensus,
         cost=cost,
-        cost_error=cost_error,
+        cost_error=math.hypot(cost_error, off / 2),
         cost_top=0.5 * float(values @ along.square().mean(0)),
         loss=loss,
         learners_loss=float(np.mean([problem.loss(w) for w in weights])),
@@ -141,6 +146,7 @@ def disagreement(
         products=pairs.products + len(weights),
         converged=pairs.converged,
         residual_tol=residual_tol,
+        derivatives=pairs.derivatives,
         seed=seed,
         **setting(problem),
         **about,
@@ -168,11 +174,18 @@ class _Spread:
         """(n, m), ⟨Δw_j, x⟩ for ``vectors`` x (m, P)."""
         return self._centred @ _products(self._rows, vectors)
 
-    def curvature(self, problem: Problem) -> Array:
-        """(n,), Δw_jᵀHΔw_j; one Hessian product at a time, so that their memory does not grow with n."""
-        products, _ = exact_products(problem, self.mean)
-        columns = torch.cat([self.products(products(row[None])) for row in self._rows], 1)
-        return (columns @ self._centred).diagonal().numpy()
+    def curvature(self, problem: Problem, derivatives: str) -> tuple[Array, float]:
+        """(n,), Δw_jᵀHΔw_j, and the largest error of their mean by differences.
+
+        One Hessian product at a time, so that their memory does not grow with n.
+        """
+        products, h = exact_products(problem, self.mean, HessianOptions(derivatives=derivatives))
+        columns, off = [], []
+        for row in self._rows:
+            image, errors = (products(row[None]), [0.0]) if derivatives == "exact" else h.verified(row[None])
+            columns.append(self.products(image))
+            off.append(errors[0] * float(row.norm()))
+        return (torch.cat(columns, 1) @ self._centred).diagonal().numpy(), float(np.mean(off))
 
     def in_span(self, dots: Tensor) -> tuple[int, float]:
         """(rank, ‖Px‖²), P the projector on the span of the Δw_j, for x with the products ``dots`` (n,)."""
@@ -270,6 +283,7 @@ def _smoothing_need(problem: Any, weights: Any, k: Any, draws: Any, trajectory: 
 
 @numerics(1)
 @bounded(_smoothing_need, "weights", "lr")
+@shows_progress("a smaller draws= or k=")
 def smoothing(
     problem: Problem | Run,
     weights: Tensor | None = None,
@@ -282,7 +296,7 @@ def smoothing(
     residual_tol: float = RESIDUAL_TOL,
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Smoothing:
     """How the spread of learners at ``weights`` (n, P) smooths the loss of ``problem`` around their mean.
@@ -303,7 +317,7 @@ def smoothing(
         residual_tol: the largest residual of eigenvalues, relative to them.
         seed: draws the displacements.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -311,7 +325,7 @@ def smoothing(
         spread and for the isotropic one.
 
     Raises:
-        InputError: fewer than 2 learners or draws.
+        InputError: fewer than 2 learners or draws, or a model without second derivatives.
         OperationError: all learners have the same weights.
 
     Example:
@@ -323,6 +337,7 @@ def smoothing(
         [9.0, 9.0]
     """
     problem = problem_of(problem)
+    exact_only(problem, "smoothing")
     positive("draws", draws, least=2)
     positive("k", k, least=1)
     positive("residual_tol", residual_tol)

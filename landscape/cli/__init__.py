@@ -18,16 +18,21 @@ from types import FrameType
 from typing import NoReturn, TextIO
 
 import click
+from click.shell_completion import CompletionItem
 
 from landscape.cli import output
+from landscape.cli.definitions import command_of
 from landscape.core import progress, registry
 from landscape.core.errors import explain
 from landscape.core.files import printable
+from landscape.core.options import near
 from landscape.training.processes import children
+
+_HELP = f"{__name__}.help"  # in click's context: the help of a command may be asked for
 
 
 class Commands(click.Group):
-    """The commands of the registry, each imported when it is used; the list of them imports none."""
+    """The commands of the registry, each imported when it is run; lists, help and completion import none."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return registry.commands.names()
@@ -35,10 +40,32 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in registry.commands:
             return None
-        with importing():
-            command: click.Command = registry.commands[cmd_name]
+        place = registry.commands.place(cmd_name)
+        command: click.Command
+        if place.startswith(f"{__name__}.") and (ctx.resilient_parsing or ctx.meta.get(_HELP)):
+            command = command_of(place)
+        else:
+            with importing():
+                command = registry.commands[cmd_name]
         output.add_options(command)
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_HELP] = not set(ctx.help_option_names).isdisjoint(args)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing and args[0] not in registry.commands:
+            hint = near(args[0], self.list_commands(ctx)) or "; landscape --help lists the commands"
+            ctx.fail(f"no such command '{args[0]}'{hint}")
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=registry.commands.summary(name)) for name in names]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from landscape.cli.commands import GROUPS

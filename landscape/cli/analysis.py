@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -25,6 +25,7 @@ from landscape.cli.completion import Choice
 from landscape.cli.options import (
     SHARED,
     Group,
+    ListType,
     Settings,
     command,
     described,
@@ -126,7 +127,7 @@ OF_ONE: Mapping[str, dict[str, Any]] = {
     "noise": {"split": False, "draws": {"help": "Draws of n minibatches."}},
     "noise-alignment": {"split": False, "search": None},
     "sharpness": {
-        "rho": {"multiple": True, "required": True},
+        "rho": {"metavar": "ρ,…", "type": ListType(float, "0.05,0.1"), "required": True},
         "kind": {"type": Choice(("worst", "average"))},
         "variant": "kind",
     },
@@ -409,10 +410,10 @@ def __getattr__(name: str) -> click.Command:
     module = commands.MODULES.get(name)
     if module is None:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    function, title = getattr(importlib.import_module(module), name), name.replace("_", "-")
+    function, title = getattr(import_module(module), name), name.replace("_", "-")
     own = dict(OF_ONE.get(title, {}))
     variant = own.pop("variant", None)
-    several = [key for key, known in own.items() if isinstance(known, dict) and known.get("multiple")]
+    several = [key for key, known in own.items() if isinstance((known or {}).get("type"), ListType)]
 
     drawn = "seed" in inspect.signature(function).parameters
 

@@ -21,6 +21,7 @@ from landscape.cli.output import values
 from landscape.core import hdf5
 from landscape.core.errors import InputError, OperationError
 from landscape.data.base import SPLITS
+from landscape.results.grids import Surface
 from landscape.training.recipes.recipe import recipe_of
 
 
@@ -31,7 +32,9 @@ from landscape.training.recipes.recipe import recipe_of
     source=SOURCE,
 )
 def import_state(states: tuple[str, ...], output: str | None, source: Source) -> None:
-    """Weights from STATE (.pt, .pth, .bin, .ckpt or .safetensors) as a checkpoint.
+    """Import weights of other programs as a checkpoint.
+
+    A STATE is a .pt, .pth, .bin, .ckpt or .safetensors file.
 
     Several STATEs of one model become its learners. Only weights are read, never code: a file with anything
     else than weights is refused. With --data, loss and accuracy on each split are printed.
@@ -101,7 +104,9 @@ MOST = 8  # tensors of the optimizer's state that are listed (ours)
 
 @command(file={"argument": True, "metavar": "FILE", "shell_complete": paths("file")})
 def info(file: str) -> None:
-    """Show what is in FILE: a checkpoint (validated) or a result.
+    """Show what a checkpoint or a result contains.
+
+    A checkpoint is validated.
 
     Example:
         landscape info runs/dp/last.h5
@@ -124,6 +129,8 @@ def info(file: str) -> None:
     for result in every:
         fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
         values("\n" + "\n".join(f"{name}: {_short(value)}" for name, value in fields.items()))
+        if isinstance(result, Surface) and np.isfinite(result.loss).any():
+            values(f"\n{result.check()}")
     common.results(every)
 
 

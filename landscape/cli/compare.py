@@ -21,7 +21,7 @@ WIDTH = 110  # characters of a line of the table, but for its last column (ours)
 
 
 @command(
-    groups={"metavar": "TEXT"},
+    groups={"metavar": "recipe|NAME=COUNT,…"},
     analysis=analysis_options(
         compute_comparison,
         split=False,
@@ -43,7 +43,9 @@ WIDTH = 110  # characters of a line of the table, but for its last column (ours)
     ),
 )
 def compare(groups: str | None, analysis: Analysis) -> None:
-    """Is this minimum flatter than that one: all instruments at CKPTs in one table, with tests.
+    """Compare how flat minima are, with tests.
+
+    All instruments are in one table, which says whether this minimum is flatter than that one.
 
     Prints each quantity with its standard error, or the bound of an eigenvalue, and which differences are
     larger than that: by paired tests on common minibatches, vectors and planes, and over groups by Welch's t,

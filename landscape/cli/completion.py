@@ -42,7 +42,9 @@ def names(known: Callable[[], Iterable[str]]) -> Completion:
 @click.command(epilog='Example: eval "$(landscape completion bash)"')
 @click.argument("shell", metavar="SHELL", type=Choice(SHELLS))
 def completion(shell: str) -> None:
-    """Print the script that lets SHELL complete commands, options and values.
+    """Print a script that lets a shell complete commands.
+
+    It completes options and their values, too.
 
     SHELL is bash, zsh or fish. To have it in every shell:
 

@@ -44,7 +44,9 @@ Runs = dict[str, list[Checkpoint]]
 
 @command(output=FOLDER)
 def demo(*, output: str = "demo") -> None:
-    """Train SSGD and DPSGD on the bundled digits, and say what the landscape around them is like.
+    """Train SSGD and DPSGD on digits, and compare them.
+
+    It says what the landscape around them is like.
 
     There are five seeds of each. Writes training.png, contour.png, noise.png and learners.gif, the results
     that they show, and prints five findings with their numbers; ends with report.html, one page about all of

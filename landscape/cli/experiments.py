@@ -26,7 +26,9 @@ from landscape.training.recipes.settings import parsed
 
 @command(analysis=analysis_options(compute_smoothing, lr=None, alpha_e=None, k={}))
 def smoothing(*, steps: int = PATH_STEPS, analysis: Analysis) -> None:
-    """The loss at w_a of each CKPT, smoothed over the spread of its learners, and its sharpness.
+    """Smooth the loss over the spread of the learners.
+
+    It is smoothed around w_a of each CKPT; its sharpness is measured, too.
 
     The displacements have the measured covariance Σ of the learners; for comparison, isotropic ones have the
     same trace. Prints loss, λ_max and the gradient's Lipschitz constant along the path of w_a, each with a
@@ -78,7 +80,9 @@ def stability(
     precondition: bool,
     analysis: Analysis,
 ) -> None:
-    """The largest stable ηλ_max under delay τ and momentum, and the limits at a CKPT's minimum.
+    """Compute the largest stable learning rates.
+
+    They are limits on ηλ_max under delay τ and momentum, and on the rate at a CKPT's minimum.
 
     Without a CKPT, prints the limits; with --lr, also the rates that keep the set of accessible minima. With
     a CKPT, measures λ_max at w_a over the split and prints the rates above which training leaves this
@@ -155,7 +159,9 @@ _SADDLES = ("dimension", "noise", "lr", "sigma")
 def saddles(
     *, varied: dict[str, Any], seeds: str = "0-19", settings: tuple[str, ...], target: common.Target
 ) -> None:
-    """Steps until SSGD, SSGD* and DPSGD leave a saddle, by dimension, noise and learning rate.
+    """Count the steps until algorithms leave a saddle.
+
+    SSGD, SSGD* and DPSGD leave it, by dimension, noise and learning rate.
 
     One of the three varies at a time; the others are as in the recipe saddle-dpsgd. An empty list skips one.
     Prints medians over seeds with exact 95% confidence bands. The problem is ours: DPSGD-2020 describes its

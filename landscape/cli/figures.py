@@ -45,7 +45,7 @@ class Folders:
 
 
 @command(
-    names={"argument": True, "metavar": "[NAME…]", "shell_complete": names(figure.names)},
+    names={"argument": True, "metavar": "[NAME…]", "shell_complete": names(scales.names)},
     every={"flag": "--all"},
     scale={"type": Choice(SCALES)},
     budget={"metavar": "TIME"},
@@ -62,7 +62,9 @@ def figures(
     folders: Folders,
     jobs: processes.Jobs,
 ) -> None:
-    """Make the papers' figures and tables; without a NAME, list them.
+    """Make the papers' figures and tables, or list them.
+
+    Without a NAME, it lists them.
 
     Trains the runs that a figure needs, each once for all figures, and writes DIR/NAME.png, NAME.csv and a
     README.md with the verdicts on all claims and the figures next to the paper's numbers, with --all

@@ -29,7 +29,7 @@ from landscape.checkpoint.result_file import ConflictError, ResultFile
 from landscape.cli import common, processes
 from landscape.cli.analysis import Analysis, analysis_options, each
 from landscape.cli.completion import Choice
-from landscape.cli.options import command, group
+from landscape.cli.options import ListType, command, group
 from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.evaluation.grid import Execution, difference, reused_points
@@ -257,7 +257,9 @@ def _by_options() -> Iterator[None]:
     analysis=analysis_options(compute_contour, grid={"default": "50"}),
 )
 def contour(plane: Chosen, processes: Processes, analysis: Analysis) -> None:
-    """Loss contours over a plane around w_a of each CKPT; all have common levels.
+    """Draw the loss on a plane around each checkpoint.
+
+    Planes go through w_a of each CKPT, the mean of its learners; all pictures have common levels.
 
     Random directions (the default) are the same for all CKPTs; "between" draws one surface through all. The
     other defaults are those of the paper's figures.
@@ -286,7 +288,9 @@ def contour(plane: Chosen, processes: Processes, analysis: Analysis) -> None:
     ),
 )
 def hessian_grid(plane: Chosen, processes: Processes, analysis: Analysis) -> None:
-    """Extreme Hessian eigenvalues and |λ_min|/|λ_max| on a grid around w_a of each CKPT.
+    """Compute extreme Hessian eigenvalues on a grid.
+
+    The grid lies around w_a of each CKPT; the ratio |λ_min|/|λ_max| is computed at each point, too.
 
     Example:
         landscape hessian-grid runs/dp/step-0000250.h5 --grid 4 --plot ratio.png
@@ -305,7 +309,9 @@ def hessian_grid(plane: Chosen, processes: Processes, analysis: Analysis) -> Non
     ),
 )
 def line(*, norm: str = "none", ignore: str | None, analysis: Analysis) -> None:
-    """Loss and accuracy on the line between w_a of two CKPTs, with the barrier between them.
+    """Compute loss and accuracy between two checkpoints.
+
+    The line connects their w_a; the barrier between them is printed, too.
 
     With one CKPT, along a random direction through its w_a: the first that contour draws from the same seed.
 
@@ -338,26 +344,26 @@ def line(*, norm: str = "none", ignore: str | None, analysis: Analysis) -> None:
 
 
 @command(
-    rises={"flag": "--rise", "metavar": "NATS"},
+    rises={"flag": "--rise", "metavar": "NATS,…", "type": ListType(float, "0.01,0.1")},
     least={"metavar": "NATS"},
     around={"type": Choice(AROUND)},
     target=common.TARGET,
 )
 def basins(
     files: tuple[str, ...],
-    rises: tuple[float, ...],
+    rises: Sequence[float] | None,
     least: float | None,
     around: str | None,
     target: common.Target,
 ) -> None:
-    """Basins of the contours in FILEs: where they merge, and how wide they are at a given rise.
+    """Measure the basins of contours: merges and widths.
 
     Pure arithmetic on files that landscape contour wrote. Prints the basins by persistence, and area, volume
     and widths of the region around the centre (or the lowest point) in distances of weight space.
 
     Args:
-        rises: Measure the region where the loss rises by at most NATS; can be repeated. [default: 24 rises up
-            to the one at which the region reaches the edge of the grid]
+        rises: Measure the region where the loss rises by at most NATS. [default: 24 rises up to the one at
+            which the region reaches the edge of the grid]
         least: The smallest persistence of a basin that is listed. [default: 1% of the median rise]
         around: The point in the region. [default: as the plane has it]
 
@@ -367,7 +373,7 @@ def basins(
     surfaces = [surface for file in files for surface in _surfaces(Path(file))]
     first = Path(files[0])
     path = target.path(first.with_name(f"{first.stem}-basins.h5"))
-    results = [compute_basins(surface, rises or None, least=least, around=around) for surface in surfaces]
+    results = [compute_basins(surface, rises, least=least, around=around) for surface in surfaces]
     for result in results:
         common.describe(result)
     common.write(results, path, target.picture)

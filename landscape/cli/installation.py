@@ -68,7 +68,9 @@ class Check:
 
 @command(device={"default": None})
 def doctor(data_dir: str | None, device: str | None) -> None:
-    """Check this installation: versions, devices, data, optional packages, and a Hessian.
+    """Check this installation, its devices and data.
+
+    It prints versions, devices, data and optional packages, and computes a Hessian.
 
     The self-test compares λ_min and λ_max of a small network's Hessian with those of the dense matrix, on
     each device. What is missing is named with the command that installs it; the exit code is 1 only if
@@ -241,7 +243,7 @@ def _caught(name: str) -> Iterator[list[Check]]:
 
 @command(names={"argument": True, "metavar": "[NAME…]", "type": Choice(SOURCES)}, mirror={"metavar": "URL"})
 def fetch(names: tuple[str, ...], data_dir: str | None, mirror: str | None, force: bool) -> None:
-    """Download the data sets NAME, and verify their checksums.
+    """Download data sets, and verify their checksums.
 
     Without a NAME, lists them. Files that are there already are verified and kept. Give the other commands
     the same --data-dir, or set LANDSCAPE_DATA.

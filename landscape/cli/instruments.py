@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
+from landscape.analysis.blocks import curvature_table
 from landscape.analysis.noise import GRADIENTS
 from landscape.analysis.noise import noise_scale as compute_noise_scale
 from landscape.analysis.sharpness import batch_sharpness as compute_batch_sharpness
 from landscape.analysis.spectrum import spectrum as compute_spectrum
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.completion import Choice
 from landscape.cli.options import command, numbers
@@ -20,14 +24,20 @@ from landscape.core.options import positive
 from landscape.curvature.hessian import MATRICES
 from landscape.curvature.peers import ENGINES
 from landscape.gradients.minibatches import known_batch
+from landscape.problem.layout import GROUPINGS
+from landscape.problem.problem import Problem
 from landscape.results.curvature import BatchSharpness
 from landscape.results.noise import NoiseScale
-from landscape.results.spectrum import Spectrum
+from landscape.results.spectrum import CurvatureTable, Spectrum
 from landscape.training.experiments.continued import operating_point
 from landscape.training.optimizer.preconditioning import preconditioner
 
+# Seconds above which a command says before it starts what it will take (ours: a user then wonders).
+LONG = 5.0
+
 
 @command(
+    by={"metavar": "block|layer|parameter|NAME,…"},
     parts={"flag": "--part", "metavar": "NAME"},
     analysis=analysis_options(
         compute_spectrum,
@@ -46,14 +56,18 @@ from landscape.training.optimizer.preconditioning import preconditioner
         },
     ),
 )
-def spectrum(precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> None:
-    """Eigenvalues, trace and density of the Hessian at w_a of each CKPT, over the whole split.
+def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> None:
+    """Compute the Hessian's eigenvalues, trace, density.
+
+    The Hessian is that at w_a of each CKPT, over the whole split.
 
     Prints each eigenvalue with its relative residual, the bounds outside which there is no other eigenvalue
     (with 99% probability), and the trace with its standard error. With --precondition also the learning rate
     times λ_max, next to the largest stable one of the optimizer.
 
     Args:
+        by: A table of λ_max, λ_min and trace of the whole and of each block of parameters instead: by block
+            (h.3, layer1.0), by layer, by parameter, or by names, prefixes and patterns (*.bias) of them.
         precondition: Of P^{-1/2} H P^{-1/2}, P from the state of the optimizer: Adam, AdamW, RMSprop, LARS or
             LAMB.
         parts: Only the block of these parameters: a name (1.weight) or a prefix (1); can be repeated.
@@ -62,14 +76,44 @@ def spectrum(precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> 
         landscape spectrum runs/dp/last.h5 --k 5 --quantities trace,density --plot f.png
     """
 
+    if by is not None:
+        _table(by, analysis, {"precondition": precondition, "part": parts})
+        return
+
     def compute(run: Checkpoint, **settings: Any) -> Spectrum:
         problem = run.problem()
         by = preconditioner(run, problem) if precondition else None
-        part = list(parts) or None
-        return compute_spectrum(problem, precondition=by, part=part, **settings)
+        known = {**settings, "part": list(parts) or None}
+        if by is None and settings["engine"] == ENGINES[0]:
+            say_cost(problem, "spectrum", known)
+        return compute_spectrum(problem, precondition=by, **known)
 
     variant = [analysis.settings["matrix"], *(["preconditioned"] if precondition else [])]
     analysis.compute("spectrum", analysis.open(), compute, *variant)
+
+
+def _table(by: str, analysis: Analysis, others: Mapping[str, Any]) -> None:
+    """``landscape spectrum --by``: the curvature of the blocks of each CKPT."""
+    known, usual = (inspect.signature(f).parameters for f in (curvature_table, compute_spectrum))
+    given = {k: v for k, v in analysis.settings.items() if v is not None and v != usual[k].default}
+    for name in [*(k for k in given if k not in known), *(k for k, v in others.items() if v)]:
+        raise InputError(f"--{name.replace('_', '-')}: not allowed with --by, whose table has no such number")
+    groups = [by] if by in GROUPINGS else [name.strip() for name in by.split(",")]
+
+    def compute(run: Checkpoint, **settings: Any) -> CurvatureTable:
+        problem, known = run.problem(), {**settings, "by": groups if len(groups) > 1 else groups[0]}
+        say_cost(problem, "curvature_table", known)
+        return curvature_table(problem, **known)
+
+    analysis = replace(analysis, settings=given)
+    analysis.compute("curvature-table", analysis.open(), compute, *([by] if by in GROUPINGS[1:] else []))
+
+
+def say_cost(problem: Problem, function: str, options: Mapping[str, Any]) -> None:
+    """Print what a call will take, if that is long."""
+    forecast = problem.cost(function, **options)
+    if forecast.seconds > LONG:
+        common.message(str(forecast))
 
 
 @command(
@@ -86,7 +130,9 @@ def spectrum(precondition: bool, parts: tuple[str, ...], analysis: Analysis) -> 
     ),
 )
 def noise_scale(no_learners: bool, analysis: Analysis) -> None:
-    """The gradient noise scale tr Σ/‖g‖² at w_a of each CKPT, and from its learners.
+    """Estimate the gradient noise scale tr Σ/‖g‖².
+
+    It is estimated at w_a of each CKPT, and from its learners.
 
     It is the batch, in samples of the training set, at which noise and gradient are equal in size. Learners
     take their gradients where the run's update rule does (SSGD: at w_a), each with a share of 1/n of the
@@ -124,7 +170,9 @@ def noise_scale(no_learners: bool, analysis: Analysis) -> None:
     ),
 )
 def batch_sharpness(batch: str | None, no_learners: bool, no_lambda_max: bool, analysis: Analysis) -> None:
-    """The curvature that minibatch gradients meet, at w_a of each CKPT and its learners.
+    """Measure the curvature that minibatches meet.
+
+    It is measured at w_a of each CKPT, and at its learners.
 
     Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches of the training set, with gradient and Hessian
     of the minibatch. A learner's minibatch has a share of 1/n of the batch. Prints mean ± standard error,

@@ -91,7 +91,24 @@ def option(name: str, **settings: Any) -> click.Parameter:
         return click.Argument([name], **known)
     default = known.get("default")
     known.setdefault("show_default", default not in (None, "") and default is not False)
-    return click.Option([*flags.split(), name], **known)
+    listed = isinstance(known.get("type"), ListType) or str(known.get("metavar")).endswith(",…")
+    kind = ListOption if listed and not known.get("multiple") else click.Option
+    return kind([*flags.split(), name], **known)
+
+
+class ListOption(click.Option):
+    """An option of several values with commas between them, which may be given several times, too."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Have the parser keep all texts of the option, and not the last one only."""
+        self.multiple = True
+        super().add_to_parser(parser, ctx)
+        self.multiple = False
+
+    def consume_value(self, ctx: click.Context, opts: Mapping[str, Any]) -> tuple[Any, Any]:
+        """The texts of the option as one, with commas between them."""
+        value, source = super().consume_value(ctx, opts)
+        return (",".join(value) if isinstance(value, list) else value), source
 
 
 class ListType(click.ParamType):  # type: ignore[type-arg]  # no generic class in click 8.1

@@ -69,7 +69,9 @@ OPTIONS = options_of(
     target=group(common.Target, output={"help": "Keep the table, too. [default: only printed]"}),
 )
 def plan(*, recipe: str, settings: tuple[str, ...], about: dict[str, Any], target: common.Target) -> None:
-    """Predict the time of a step and of a run of RECIPE on more workers than this machine has.
+    """Predict the time of a run on other machines.
+
+    It predicts the time of a step, and of a run of RECIPE, on more workers than this machine has.
 
     The table has SSGD, SSGD*, and DPSGD in both orders over each topology. The computing time of a worker is
     measured on this machine in some seconds; a message costs latency + bytes/bandwidth. Columns: "waiting" is

@@ -88,7 +88,9 @@ def plot(
     dpi: float | None,
     film: Film,
 ) -> None:
-    """Draw FILEs of one kind in one picture: training, sweeps, contours, lines, spectra, …
+    """Draw training, contours, spectra and other results.
+
+    FILEs of one kind come in one picture.
 
     Panels of one picture share levels and colour scale. Several surfaces exported to F.vts become F-0.vts,
     F-1.vts and so on. "--animate learners" draws a run's learners on the landscape that moves with them.

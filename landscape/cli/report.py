@@ -34,7 +34,9 @@ def report(
     analyse: bool,
     source: dict[str, Any],
 ) -> None:
-    """Write one page about runs, checkpoints and results: words, charts, tables.
+    """Write one page about runs and results.
+
+    It has words, charts and tables.
 
     A FILE is a checkpoint, a result, or the folder of a run with the results in it. The page says what is not
     in the files, and which command makes it.

@@ -56,7 +56,9 @@ def train(
     device: str,
     data_dir: str | None,
 ) -> None:
-    """Train n learners by RECIPE, a built-in name or a .toml file; every step is decomposed.
+    """Train learners by a recipe, every step decomposed.
+
+    RECIPE is a built-in name or a .toml file.
 
     Model and data may be MODULE:NAME, your own code. It runs if --set names it, or if a file names it and
     --allow-code is given.
@@ -141,7 +143,9 @@ def _joined(device: str, timeout: float) -> Iterator[Group | None]:
 
 @command(name={"argument": True, "metavar": "[NAME]", "shell_complete": names(recipe_names)})
 def recipes(name: str | None) -> None:
-    """List the built-in recipes; with NAME (or a .toml file), print that recipe with all defaults.
+    """List the built-in recipes, or print one.
+
+    With NAME (or a .toml file), print that recipe with all defaults.
 
     NAME may be a pattern, such as 'cifar10/resnet-18-*': then the matching recipes are listed. Without a
     pattern, the recipes of a paper's table are one line. The properties of a recipe's mixing matrix (gap,
@@ -204,7 +208,9 @@ def sweep(
     jobs: processes.Jobs,
     allow_code: bool,
 ) -> None:
-    """Train all combinations of RECIPEs, values and seeds; a table has mean and deviation.
+    """Train all combinations of recipes, values and seeds.
+
+    A table has mean and deviation.
 
     RECIPE is a name, a .toml file or a pattern of names such as 'cifar10/resnet-18-b8192-*'. A run is in
     DIR/SETTING/seed-N, with the files of landscape train; the table is in DIR/sweep.csv and DIR/sweep.h5,

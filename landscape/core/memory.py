@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,8 +38,21 @@ CGROUP_FILES = {
 
 P = ParamSpec("P")
 _LIMIT: ContextVar[int | None] = ContextVar("limit", default=None)
-# What the bounded call that is under way may keep; None: none is.
-_SPARE: ContextVar[float | None] = ContextVar("spare", default=None)
+# The share of the memory that is free, beyond what a call needs, that it takes to be faster (ours: others run
+# beside it); all of it below a limit of the user's.
+SHARE = 0.5
+
+
+class Room(NamedTuple):
+    """Bytes that a bounded call may take for graphs that it keeps, and for others, besides the ``fixed``."""
+
+    graphs: float = math.inf
+    other: float = 0.0
+    fixed: float = 0.0
+
+
+# That of the bounded call that is under way; None: none is.
+_ROOM: ContextVar[Room | None] = ContextVar("room", default=None)
 
 
 def parse_size(where: str, text: str) -> int:
@@ -288,8 +301,12 @@ def limit() -> int | None:
 
 def spare() -> float:
     """The bytes of graphs that the call under way may keep; infinite outside of any."""
-    found = _SPARE.get()
-    return math.inf if found is None else found
+    return (_ROOM.get() or Room()).graphs
+
+
+def room() -> float:
+    """The bytes that the call under way may take to be faster, as for a larger basis; 0 outside of any."""
+    return (_ROOM.get() or Room()).other
 
 
 def bounded(need: Callable[..., Need], *of_the_run: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -340,17 +357,17 @@ def bounded(need: Callable[..., Need], *of_the_run: str) -> Callable[[Callable[P
             own: Any = kwargs.get("max_memory")
             if call := of_problem(args, kwargs):
                 args, kwargs = call.args, call.kwargs  # type: ignore[assignment]
-            wanted = None if own is None and _SPARE.get() is not None else needed(*args, **kwargs)
+            wanted = None if own is None and _ROOM.get() is not None else needed(*args, **kwargs)
             if wanted is None:
                 if own is not None and call and hasattr(call.arguments.get("problem"), "ranks"):
                     raise InputError("max_memory: not allowed for a problem on several ranks (no forecast)")
                 return function(*args, **kwargs)
             with at_most(own):
-                token = _SPARE.set(_admitted(function.__name__, wanted))
+                token = _ROOM.set(_admitted(function.__name__, wanted))
                 try:
                     return function(*args, **kwargs)
                 finally:
-                    _SPARE.reset(token)
+                    _ROOM.reset(token)
 
         _NEEDS[bound] = needed
         return bound
@@ -358,24 +375,37 @@ def bounded(need: Callable[..., Need], *of_the_run: str) -> Callable[[Callable[P
     return declare
 
 
-def _admitted(name: str, need: Need) -> float:
-    """The spare bytes that there is room for, infinite if for all; InputError without room for the fixed."""
+def require_besides(name: str, device: torch.device, size: float) -> None:
+    """Check that ``size`` bytes are there, for ``name``, besides those that the call under way needs.
+
+    Raises:
+        InputError: they are not there.
+    """
+    _admitted(name, Need(device, (_ROOM.get() or Room()).fixed + size))
+
+
+def _admitted(name: str, need: Need) -> Room:
+    """The room for graphs, infinite if for all, and for others; InputError without room for the fixed."""
     budget = MemoryBudget.on(need.device, limit())
     budget.require(need.fixed)
     if need.fixed + need.spare <= RESERVE and budget.limit is None:
-        return math.inf
+        return Room()
     free = available_memory(need.device)
     if need.fixed > free:
         raise InputError(
             f"{name}: it takes about {need.fixed / 2**20:,.0f}MiB of memory, and {free / 2**20:,.0f}MiB are "
             "free; ask for less (a smaller grid, fewer points or eigenvalues), or use a larger machine"
         )
-    room = min(budget.remaining, free) - need.fixed
-    return math.inf if need.spare <= room else room
+    left = min(budget.remaining, free) - need.fixed
+    other = left if budget.limit is not None else SHARE * left
+    return Room(math.inf if need.spare <= left else left, max(0.0, other - need.spare), need.fixed)
 
 
 def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-    """The most bytes that a call of an analysis takes, besides what is in use, without the call.
+    """The bytes that a call of an analysis takes, at most, besides what is in use, without the call.
+
+    A search for eigenvalues takes more for a larger basis where there is room: half of what is free beyond
+    this, or all that ``max_memory`` leaves.
 
     Args:
         function: the analysis, such as :func:`landscape.contour`.

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import io
+import multiprocessing
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+from landscape.core.errors import InputError
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class _Named(io.FileIO):
@@ -85,78 +92,17 @@ def flush() -> OSError | None:
 
 # Seconds from one line to the next where there is no terminal: rare enough for the log of a night (ours).
 EVERY = 30.0
+# Seconds before a call from Python shows that it takes long: a user begins to wonder (ours).
+DELAY = 2.0
 #: Takes the completed share of a piece of work.
 Progress = Callable[[float], None]
+#: The argument of functions that may take long: a function that takes the completed share; None, to show it
+#: after DELAY; or whether to show it.
+ProgressOption = Progress | bool | None
 
 
 def no_progress(share: float) -> None:
     """Takes a share, and shows nothing."""
-
-
-# What shows the work in progress, of a title; work inside of other work is shown by the same one. It gives a
-# context with the function that takes the completed share.
-_Display = Callable[[str], AbstractContextManager[Progress]]
-_open: list[_Display | None] = []  # of the work in progress, the innermost last; None where it is not shown
-
-
-@contextlib.contextmanager
-def progress_bar(title: str, quiet: bool = False) -> Iterator[Progress]:
-    """A context that shows on stderr how far its work has come and an estimate of the remaining time.
-
-    On a terminal it is a bar, without colours where NO_COLOR is set; elsewhere, as in the log of a batch job,
-    a line every 30 s. Inside another progress bar it is a line below that one, and is shown only if that one
-    is.
-
-    Args:
-        title: the name of the work.
-        quiet: whether to show nothing.
-
-    Yields:
-        A function that takes the completed share, from 0 to 1.
-
-    Example:
-        >>> with progress_bar("contour", quiet=True) as progress:
-        ...     progress(0.5)
-    """
-    with contextlib.ExitStack() as stack:
-        if _open:
-            display = _open[-1]
-        elif quiet:
-            display = None
-        elif sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
-            display = stack.enter_context(_bars())
-        else:
-            display = stack.enter_context(_lines())
-        shown = None if quiet else display
-        _open.append(shown)
-        try:
-            yield stack.enter_context(shown(title)) if shown else no_progress
-        finally:
-            _open.pop()
-
-
-@contextlib.contextmanager
-def _bars() -> Iterator[_Display]:
-    """Bars of rich, which is imported here, as most jobs have no terminal."""
-    from rich import progress
-    from rich.console import Console
-
-    @contextlib.contextmanager
-    def work(title: str) -> Iterator[Progress]:
-        task = bars.add_task(title, total=None)  # it only moves until the first share is known
-        try:
-            yield lambda share: bars.update(task, completed=share, total=1.0)
-        finally:
-            bars.remove_task(task)
-
-    shown = (progress.BarColumn(), progress.TaskProgressColumn(), progress.TimeRemainingColumn())
-    columns = (progress.TextColumn("{task.description}"), *shown)
-    # What is printed on stdout meanwhile goes past the bar on the same terminal, but unchanged into a pipe.
-    both = sys.stdout.isatty()
-    with progress.Progress(
-        *columns, console=Console(stderr=True), transient=True, redirect_stdout=both
-    ) as bars:
-        yield work
 
 
 class _Work:
@@ -175,49 +121,194 @@ class _Work:
         return f"{self.title}: {self.share:.0%}, {duration(passed * (1 / self.share - 1))} left"
 
 
+# A place where progress is shown: called with the work that goes on, the outermost first, and at the end with
+# none.
+_Show = Callable[[tuple[_Work, ...]], None]
+
+
+class _Display:
+    """Shows the work in ``going`` from a thread, since a single step of the work may take long."""
+
+    def __init__(self, delay: float, hint: str) -> None:
+        self.going: list[_Work] = []
+        self._hint, self._ended = hint, threading.Event()
+        terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+        self._open: Callable[[], _Show] = _Bars if terminal else _Cell if _in_notebook() else _Log
+        first, self._every = (delay, 0.1 if terminal else 1.0) if self._open is not _Log else (EVERY, EVERY)
+        self._thread = threading.Thread(target=self._run, args=(first,), daemon=True)
+        self._thread.start()
+
+    def _run(self, wait: float) -> None:
+        show: _Show | None = None
+        while not self._ended.wait(wait):
+            wait = self._every
+            if now := tuple(self.going):
+                if show is None:
+                    show = self._open()
+                    self._say_hint()
+                show(now)
+        if show is not None:
+            show(())
+
+    def _say_hint(self) -> None:
+        if self._hint and self._hint not in _said:
+            _said.add(self._hint)
+            print(self._hint, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+class _Bars:
+    """Bars of rich on a terminal. It is imported here, as most jobs have no terminal."""
+
+    def __init__(self) -> None:
+        from rich import progress
+        from rich.console import Console
+
+        shown = (progress.BarColumn(), progress.TaskProgressColumn(), progress.TimeRemainingColumn())
+        columns = (progress.TextColumn("{task.description}"), *shown)
+        # What is printed on stdout meanwhile goes past the bar on the same terminal, unchanged into a pipe.
+        both, console = sys.stdout.isatty(), Console(stderr=True)
+        self._bars = progress.Progress(*columns, console=console, transient=True, redirect_stdout=both)
+        self._tasks: dict[_Work, Any] = {}
+        self._bars.start()
+
+    def __call__(self, now: tuple[_Work, ...]) -> None:
+        for ended in self._tasks.keys() - set(now):
+            self._bars.remove_task(self._tasks.pop(ended))
+        for work in now:
+            if work not in self._tasks:  # a bar only moves until the first share is known
+                self._tasks[work] = self._bars.add_task(work.title, total=None)
+            if work.share:
+                self._bars.update(self._tasks[work], completed=work.share, total=1.0)
+        if not now:
+            self._bars.stop()
+
+
+def _line(now: tuple[_Work, ...]) -> str:
+    # The time of work that does not know its share says no more than the last's.
+    return "; ".join(str(each) if each.share or each is now[-1] else each.title for each in now)
+
+
+class _Log:
+    """A line on stderr each time, as in the log of a batch job."""
+
+    def __call__(self, now: tuple[_Work, ...]) -> None:
+        if now:
+            print(_line(now), file=sys.stderr, flush=True)
+
+
+class _Cell:
+    """One line below the cell of a notebook, which is written over and empty at the end."""
+
+    def __init__(self) -> None:
+        display = importlib.import_module("IPython.display").display
+        self._place = display({"text/plain": ""}, raw=True, display_id=True)
+
+    def __call__(self, now: tuple[_Work, ...]) -> None:
+        self._place.update({"text/plain": _line(now)}, raw=True)
+
+
+def _in_notebook() -> bool:
+    shell: Any = sys.modules.get("IPython")
+    return shell is not None and hasattr(shell.get_ipython(), "kernel")
+
+
+_open: list[_Display | None] = []  # of the work in progress, the innermost last; None where it is not shown
+_said: set[str] = set()  # the hints that were shown
+
+
 @contextlib.contextmanager
-def _lines() -> Iterator[_Display]:
-    """A line on stderr every EVERY seconds about the work in progress, the outermost first.
+def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str = "") -> Iterator[Progress]:
+    """A context that shows on stderr how far its work has come and an estimate of the remaining time.
 
-    A thread writes it, since a single step of the work may take long.
+    On a terminal it is a bar, without colours where NO_COLOR is set; in a notebook a line below the cell;
+    elsewhere, as in the log of a batch job, a line every 30 s. Inside another progress bar it is a line below
+    that one, and is shown only if that one is.
+
+    Args:
+        title: the name of the work.
+        quiet: whether to show nothing.
+        delay: seconds before anything is shown.
+        hint: a line that is shown once, with the first sight of the work.
+
+    Yields:
+        A function that takes the completed share, from 0 to 1.
+
+    Example:
+        >>> with progress_bar("contour", quiet=True) as progress:
+        ...     progress(0.5)
     """
-    going: list[_Work] = []
-    ended = threading.Event()
-
-    def write() -> None:
-        while not ended.wait(EVERY):
-            if now := tuple(
-                going
-            ):  # the time of work that does not know its share says no more than the last's
-                words = [str(each) if each.share or each is now[-1] else each.title for each in now]
-                print("; ".join(words), file=sys.stderr, flush=True)
-
-    @contextlib.contextmanager
-    def work(title: str) -> Iterator[Progress]:
-        mine = _Work(title)
-        going.append(mine)
-        try:
-            yield mine.update
-        finally:
-            going.remove(mine)
-
-    thread = threading.Thread(target=write, daemon=True)
-    thread.start()
+    outer = _open[-1] if _open else None
+    display = None if quiet else outer if _open else _Display(delay, hint)
+    _open.append(display)
+    work = _Work(title)
+    if display:
+        display.going.append(work)
     try:
-        yield work
+        yield work.update
     finally:
-        ended.set()
-        thread.join()
+        _open.pop()
+        if display:
+            display.going.remove(work)
+            if display is not outer:
+                display.close()
 
 
-def portion(progress: Progress | None, first: float, last: float) -> Progress:
+def shows_progress(hint: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator for a public function with the keyword ``progress``, a :data:`ProgressOption`.
+
+    Without that, a call that takes longer than DELAY shows how far it is; not inside of another that may, nor
+    in other threads and processes than the first, nor where LANDSCAPE_PROGRESS is 0. The function itself gets
+    a function that takes the share.
+
+    Args:
+        hint: the arguments that make a call shorter, which is said once.
+    """
+
+    def declare(function: Callable[P, T]) -> Callable[P, T]:
+        name = function.__name__
+        about = f"{name} takes long: {hint} makes it shorter; progress=False hides this" if hint else ""
+
+        @functools.wraps(function)
+        def shown(*args: P.args, **kwargs: P.kwargs) -> T:
+            asked = kwargs.get("progress")
+            if not (asked is None or isinstance(asked, bool) or callable(asked)):
+                allowed = "it must be True, False or a function of the share"
+                raise InputError(f"progress: {asked!r} is not allowed, {allowed}")
+            quiet = callable(asked) or asked is False or (asked is None and _silent())
+            with progress_bar(name, quiet, 0.0 if asked else DELAY, about) as report:
+                kwargs["progress"] = asked if callable(asked) else report
+                return function(*args, **kwargs)
+
+        return shown
+
+    return declare
+
+
+def _silent() -> bool:
+    """Say whether a call shows nothing unless it is asked to."""
+    first = threading.current_thread() is threading.main_thread() and multiprocessing.parent_process() is None
+    rank, switch = os.environ.get("RANK", "0"), os.environ.get("LANDSCAPE_PROGRESS", "1")
+    return bool(_open) or not first or rank != "0" or switch == "0"
+
+
+def portion(progress: ProgressOption, first: float, last: float) -> Progress:
     """The progress of a part of some work, which takes the whole from the share ``first`` to ``last``.
 
     Example:
         >>> portion(print, 0.5, 1.0)(0.5)
         0.75
     """
-    return (lambda share: progress(first + share * (last - first))) if progress else no_progress
+    whole = taken(progress)
+    return lambda share: whole(first + share * (last - first))
+
+
+def taken(progress: ProgressOption) -> Progress:
+    """The function that takes the share: ``progress`` itself, or one that shows nothing."""
+    return progress if callable(progress) else no_progress
 
 
 def duration(seconds: float) -> str:

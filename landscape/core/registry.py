@@ -181,6 +181,11 @@ class Registry:
         """The line that was declared for ``name``; "" where there is none."""
         return self._summaries.get(name, "")
 
+    def place(self, name: str) -> str:
+        """The "MODULE:NAME" of an entry that is not imported yet; "" for another one."""
+        entry = self._entries.get(name)
+        return entry.place if isinstance(entry, _Declared) else ""
+
     def __contains__(self, name: object) -> bool:
         self._load_room()
         if name not in self._entries:

@@ -14,7 +14,7 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded, spare
 from landscape.core.options import choose, positive
-from landscape.core.progress import Progress
+from landscape.core.progress import ProgressOption, shows_progress, taken
 from landscape.curvature import peers
 from landscape.curvature.chain_hessian import ChainHessian, agrees
 from landscape.curvature.double_backward import INSIDE, in_full_precision
@@ -39,8 +39,10 @@ from landscape.curvature.search import (
     RitzPairs,
     SearchOptions,
     find_eigenpairs,
+    ranks_of,
     run_in_lockstep,
     search_eigenpairs,
+    stacked,
     start_vector,
     verify_and_refine,
     warm_start,
@@ -213,6 +215,8 @@ def eigenpairs(
             whole_data = each if exact else (options.at(problem, t) for t in at)
             verifying = (row_products(h) for h in whole_data)
         results = run_in_lockstep([search_eigenpairs(s, wanted) for s in starts], products, done)
+        if exact and near.dtype == problem.dtype:
+            results = [r.without_basis() for r in results]
         exact_ones, tol = zip(results, verifying, strict=True), wanted.residual_tol
         refined = (verify_and_refine(r, h, tol) for r, h in exact_ones)
         return [replace(pair, search=near.name(problem)) for pair in refined]
@@ -276,7 +280,7 @@ def exact_products(
 
 def _one_by_one(each: list[HessianOperator], share: float) -> Callable[[Tensor, list[int]], Tensor]:
     """``share`` of the products of the searches still running."""
-    return lambda v, running: torch.stack([each[i](row) * share for i, row in zip(running, v, strict=True)])
+    return lambda v, running: stacked([each[i](row).mul_(share) for i, row in zip(running, v, strict=True)])
 
 
 def _in_lockstep(h: ChainHessian, share: float, dtype: torch.dtype) -> Callable[[Tensor, list[int]], Tensor]:
@@ -412,11 +416,12 @@ def _fields(operator: SymmetricOperator, seed: int) -> dict[str, Any]:
     return same | setting(operator.problem) | {"derivatives": operator.derivatives, "part": part}
 
 
-def ends_need(problem: Any, part: Any = None, **_: Any) -> Need:
-    return needs.curved(problem, 1 + needs.basis(problem, 2, part), part=part)
+def ends_need(problem: Any, part: Any = None, derivatives: Any = "auto", **_: Any) -> Need:
+    return needs.curved(problem, 1 + needs.basis(problem, 2, part), part=part, derivatives=derivatives)
 
 
 @bounded(ends_need)
+@shows_progress("a larger residual_tol= or a part of the data")
 def extreme_eigenvalues(
     problem: Problem | Run | SymmetricMatrix,
     residual_tol: float = RESIDUAL_TOL,
@@ -429,7 +434,7 @@ def extreme_eigenvalues(
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> ExtremeEigenvalues:
     """λ_min and λ_max of ∇²L(θ) over all of the problem's data, by one Lanczos run (Lanczos 1950).
@@ -451,8 +456,7 @@ def extreme_eigenvalues(
             residuals show the error.
         seed: draws the starting vector.
         max_memory: bytes that the process may take, at most.
-        progress: called with an estimate of the share of the search that is done, from the decline of the
-            residuals.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -472,15 +476,17 @@ def extreme_eigenvalues(
     """
     own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
     chosen = Matrix.of(problem, seed, about, **own, max_memory=max_memory)
-    wanted = SearchOptions(1, 1, residual_tol, max_products, progress)
+    wanted = SearchOptions(1, 1, residual_tol, max_products, taken(progress))
     return ExtremeEigenvalues(**chosen.search(chosen.start(), wanted, search))
 
 
-def top_need(problem: Any, k: Any, max_products: Any, part: Any, **_: Any) -> Need:
-    return needs.curved(problem, 1 + needs.several(problem, k, max_products, part), part=part)
+def top_need(problem: Any, k: Any, max_products: Any, part: Any, derivatives: Any, **_: Any) -> Need:
+    vectors = 1 + needs.several(problem, k, max_products, part)
+    return needs.curved(problem, vectors, part=part, derivatives=derivatives)
 
 
 @bounded(top_need)
+@shows_progress("a smaller k=, a larger residual_tol= or a part of the data")
 def top_eigenvalues(
     problem: Problem | Run | SymmetricMatrix,
     k: int = 1,
@@ -497,7 +503,7 @@ def top_eigenvalues(
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Eigenpairs:
     """The ``k`` algebraically largest eigenvalues of ∇²L(θ), descending, with vectors and residuals.
@@ -528,8 +534,7 @@ def top_eigenvalues(
             residuals show the error.
         seed: draws the starting vector.
         max_memory: bytes that the process may take, at most.
-        progress: called with an estimate of the share of the search that is done, from the decline of the
-            residuals.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -551,12 +556,13 @@ def top_eigenvalues(
     own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives, "search": search}
     other = {"max_memory": max_memory, "engine": engine, "precondition": precondition}
     chosen = Matrix.of(problem, seed, about, **own, **other)
-    wanted = SearchOptions(0, k, residual_tol, max_products, progress)
+    wanted = SearchOptions(0, k, residual_tol, max_products, taken(progress))
     first = chosen.start()
     if initial is not None:
         near = torch.as_tensor(initial)
         if near.shape != first.shape:
             raise InputError(f"initial: shape {tuple(near.shape)}, it must be {tuple(first.shape)}")
-        positive("initial: norm", float(near.norm()))
-        first = warm_start(near.to(first), first)
+        ranks = ranks_of(chosen.given)
+        positive("initial: norm", float(ranks.norm(near)))
+        first = warm_start(near.to(first), first, ranks)
     return Eigenpairs(**chosen.search(first, wanted, search))

@@ -15,11 +15,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from landscape.core.devices import double, widest_dtype
 from landscape.core.errors import InputError, LandscapeError, OperationError, ProblemWarning
-from landscape.core.memory import spare, with_saved_bytes
+from landscape.core.memory import require_besides, spare, with_saved_bytes
 from landscape.core.options import choose, expect, positive
 from landscape.curvature import differences, double_backward
 from landscape.curvature.operators import Products, SymmetricOperator
-from landscape.evaluation.needs import GRAPH_BYTES
+from landscape.evaluation.needs import GRAPH_BYTES, UNLIKE, difference_bytes, lacks_second
 from landscape.problem.batches import AGAIN, aligned, recomputes
 from landscape.problem.layout import check_recording, differentiable, gradients
 from landscape.problem.problem import Problem, Run, problem_of
@@ -121,8 +121,6 @@ Chunk = HessianChunk | GaussNewtonChunk
 CHUNKS: dict[str, type[Chunk]] = {"hessian": HessianChunk, "gauss-newton": GaussNewtonChunk}
 MATRICES = tuple(CHUNKS)
 DERIVATIVES = ("auto", "exact", "differences")
-# Of ``Problem.checked``: the model's second derivatives are missing or wrong.
-UNLIKE = "second derivatives"
 
 
 class PenaltyHessian:
@@ -210,12 +208,18 @@ class HessianOperator(SymmetricOperator):
         self.size = sum(slot.size for slot in self.slots)
         self.derivatives, self._graph_bytes = derivatives, graph_bytes
         known = (UNLIKE, *(slot.name for slot in self.slots))
-        if matrix != "hessian" or not (derivatives == "differences" or known in problem.checked):
+        if (
+            matrix != "hessian"
+            or derivatives == "exact"
+            or not (derivatives == "differences" or known in problem.checked)
+        ):
             try:
                 self._take_exact(problem, weights)
             except double_backward.NoSecondDerivative as error:
                 if matrix != "hessian" or derivatives == "exact":
                     raise
+                if not lacks_second(problem):  # else the call under way has counted them
+                    require_besides("differences of gradients", problem.device, difference_bytes(problem))
                 problem.checked[known] = True
                 words = (
                     f"{str(error).split(';')[0]}; products are differences of gradients, with their errors"
@@ -285,7 +289,8 @@ class HessianOperator(SymmetricOperator):
                 with twice_differentiable(self.problem):
                     parts = chunk.product(vectors, keep or i < last)
                 if parts is not None:
-                    total[i].add_(torch.cat([part.flatten() for part in parts]).to(rows), alpha=share)
+                    for image, part in zip(torch.split(total[i], sizes), parts, strict=True):
+                        image.add_(part.flatten().to(rows), alpha=share)  # no copy of the whole
         for penalty in self._penalties:
             for image, pieces in zip(total, split, strict=True):
                 whole = rows.new_zeros(self.problem.layout.size)
@@ -350,10 +355,11 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
 
     On a few samples, vᵀ(Hu) and uᵀ(Hv) of random u, v differ by some ‖Hu‖ where a layer's second derivative
     is wrong, and otherwise by rounding. The gradient must be the loss's, too. Once a problem, part and
-    matrix; not with ``check`` "off".
+    matrix, and no part of a whole that was checked; not with ``check`` "off".
     """
-    key = ("symmetric", made.matrix, problem.batchnorm.name, tuple(slot.name for slot in made.slots))
-    if key in problem.checked or problem.check == "off":
+    whole = ("symmetric", made.matrix, problem.batchnorm.name, tuple(s.name for s in problem.layout.slots))
+    key = (*whole[:3], tuple(slot.name for slot in made.slots))
+    if {key, whole} & problem.checked.keys() or problem.check == "off":
         return
 
     def symmetric(few: Problem) -> bool:
@@ -427,12 +433,25 @@ class HessianOptions:
 FULL_HESSIAN = HessianOptions(derivatives="exact")
 
 
-def gradient_curvature(problem: Problem, weights: Tensor | None = None) -> tuple[float, float]:
-    """gᵀHg/‖g‖² and ‖g‖², g = ∇L(θ) and H = ∇²L(θ), by one gradient and one product over all samples.
+def exact_only(problem: Problem, who: str) -> None:
+    """Raise NoSecondDerivative unless ``problem`` has exact products, which are all that ``who`` takes."""
+    try:
+        FULL_HESSIAN.at(problem)
+    except double_backward.NoSecondDerivative as error:
+        raise double_backward.NoSecondDerivative(
+            f"{str(error).split(';')[0]}; {who} takes exact products only"
+        ) from error
+
+
+def gradient_curvature(
+    problem: Problem, weights: Tensor | None = None, *, derivatives: str = "exact"
+) -> tuple[float, float, float]:
+    """gᵀHg/‖g‖², ‖g‖² and the largest error of the first, g = ∇L(θ) and H = ∇²L(θ), over all samples.
 
     Args:
         problem: the loss, such as that of one minibatch.
         weights: θ (P,); default: the problem's centre.
+        derivatives: "exact", "differences" of gradients, whose error is measured, or "auto".
 
     Raises:
         OperationError: a gradient that is zero, or numbers that are not finite.
@@ -447,8 +466,8 @@ def gradient_curvature(problem: Problem, weights: Tensor | None = None) -> tuple
     problem = double_backward.in_full_precision(problem)
     weights = (problem.weights if weights is None else weights).to(problem.dtype)
     g = problem.gradient(weights)
-    product = HessianOperator(problem, weights, derivatives="exact")(g)
-    norm2, curved = float(double(g) @ double(g)), float(double(g) @ double(product))
+    products, errors = HessianOperator(problem, weights, derivatives=derivatives).verified(g[None])
+    norm2, curved = float(double(g) @ double(g)), float(double(g) @ double(products[0]))
     if not math.isfinite(norm2 + curved):
         raise OperationError("weights: gradient or Hessian of a minibatch is not finite at these weights")
     if norm2 == 0:
@@ -456,7 +475,7 @@ def gradient_curvature(problem: Problem, weights: Tensor | None = None) -> tuple
             f"batch: the gradient of a minibatch of {problem.samples} samples is zero at these weights, so "
             "that there is no curvature along it"
         )
-    return curved / norm2, norm2
+    return curved / norm2, norm2, errors[0] / math.sqrt(norm2)
 
 
 @dataclass(frozen=True, eq=False)

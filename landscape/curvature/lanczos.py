@@ -13,7 +13,7 @@ from torch import Tensor
 from landscape.core.devices import double
 from landscape.core.hdf5 import Array
 from landscape.curvature.operators import ALONE, Ranks
-from landscape.evaluation.needs import BASIS_BYTES, MAX_BASIS
+from landscape.evaluation.needs import basis_of_room, least_basis
 
 # Numbers of each basis vector that a restart combines at once (ours).
 COLUMNS = 2**20
@@ -111,8 +111,10 @@ def krylov(
 
     size = ranks.size(start)
     dimension = size - len(locked)
-    max_basis = max(4 * (low + high), min(MAX_BASIS, BASIS_BYTES // (ranks.length(start) * start.itemsize)))
-    vectors = torch.zeros(min(max_basis, dimension) + 1, len(start), dtype=start.dtype, device=start.device)
+    vector_bytes = ranks.length(start) * start.itemsize
+    max_basis = basis_of_room(low + high, vector_bytes, max(low, high) > 1)
+    vectors = torch.empty(min(max_basis, dimension) + 1, len(start), dtype=start.dtype, device=start.device)
+    vectors[: least_basis(low + high, vector_bytes) + 1] = 0  # what is needed is taken now, the rest if used
     start = outside(outside(start))
     vectors[0] = start / ranks.norm(start)
     t = np.zeros((len(vectors), len(vectors)))

@@ -178,7 +178,7 @@ class GivenOperator(SymmetricOperator):
         self._check_symmetric()
 
     def _images(self, rows: Tensor) -> Tensor:
-        block: Any = rows.T.to(self.device, self.dtype)
+        block: Any = rows.T.to(self.device, self.dtype, copy=True)  # it may write to what it gets
         images = torch.as_tensor(self.given @ (block if self._tensors else block.numpy())).detach()
         if images.shape != block.shape:
             raise ValueError(f"it has the shape {tuple(images.shape)}")

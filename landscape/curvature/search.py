@@ -33,6 +33,12 @@ from landscape.problem.sharded import on_ranks
 SECOND_SHARE, MIN_SECOND = 0.5, 10
 
 
+def ranks_of(problem: Any) -> Ranks:
+    """The processes that hold the vectors of a problem or an operator."""
+    found: Ranks = getattr(problem.hessian() if on_ranks(problem) else problem, "ranks", ALONE)
+    return found
+
+
 def start_vector(problem: Any, seed: int, size: int | None = None) -> Tensor:
     """A normal vector (size,), by default (P,), from ``seed``: the same draw on every device.
 
@@ -41,7 +47,7 @@ def start_vector(problem: Any, seed: int, size: int | None = None) -> Tensor:
     """
     positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
-    ranks: Ranks = getattr(problem.hessian() if on_ranks(problem) else problem, "ranks", ALONE)
+    ranks = ranks_of(problem)
     if ranks is not ALONE:
         return ranks.normal(torch.empty(0), generator, torch.float64)
     if size is None:
@@ -51,9 +57,9 @@ def start_vector(problem: Any, seed: int, size: int | None = None) -> Tensor:
     )
 
 
-def warm_start(near: Tensor, first: Tensor) -> Tensor:
+def warm_start(near: Tensor, first: Tensor, ranks: Ranks = ALONE) -> Tensor:
     """(P,), the start of a search near ``near``, with as much of ``first``, which misses no eigenvector."""
-    start: Tensor = near.to(first) / near.norm() + first / first.norm()
+    start: Tensor = near.to(first) / ranks.norm(near) + first / ranks.norm(first)
     return start
 
 
@@ -189,6 +195,13 @@ class SearchResult(NamedTuple):
     complete: bool
     checks: int
 
+    def without_basis(self) -> SearchResult:
+        """The same with its pairs alone as basis, where the search's products are those that verify it.
+
+        Corrections are then for rounding alone, and the basis is the most of the memory.
+        """
+        return self._replace(basis=self.vectors, t=np.diag(self.values))
+
 
 T = TypeVar("T")
 Search = Generator[Tensor, Tensor, SearchResult]
@@ -236,7 +249,8 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
         counts = low, high, residual_tol, most - products, ranks
         space = yield from krylov(start, vectors, radius, *counts, report_ratio)
         locked = vectors
-        values, vectors = np.concatenate((values, space.values)), torch.cat((vectors, space.vectors))
+        values = np.concatenate((values, space.values))
+        vectors = torch.cat((locked, space.vectors)) if len(locked) else space.vectors
         products, radius = products + space.products, space.radius
         before, chosen = found, outer_indices(values, low, high)
         found = values[chosen]
@@ -268,8 +282,8 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
         if finished or products >= most or not space.converged:
             break
         del space  # its basis, before the next one
-    pairs = vectors[torch.from_numpy(chosen).to(start.device)]
-    pairs = pairs / ranks.norm(pairs, dim=1, keepdim=True)
+    pairs = vectors[torch.from_numpy(chosen).to(start.device)]  # a copy
+    pairs /= ranks.norm(pairs, dim=1, keepdim=True)
     levels = {sign: at + _slack(at, residual_tol, radius) for sign, at in floors.items()}
     complete = good and all(bounds[sign] <= level for sign, level in levels.items())
     known = wanted, (-bounds[-1], bounds[1]), complete, checks
@@ -297,6 +311,11 @@ class _Decline:
         self._progress(self._share)
 
 
+def stacked(rows: Sequence[Tensor]) -> Tensor:
+    """The rows (k, P) as one matrix, which is no copy of a single one: a vector has P numbers."""
+    return rows[0][None] if len(rows) == 1 else torch.stack(list(rows))
+
+
 def run_in_lockstep(
     searches: list[Generator[Tensor, Tensor, T]],
     products: Callable[[Tensor, list[int]], Tensor],
@@ -311,7 +330,7 @@ def run_in_lockstep(
     running = list(range(len(searches)))
     vectors = [next(one) for one in searches]
     while running:
-        images = products(torch.stack(vectors), running)
+        images = products(stacked(vectors), running)
         still, vectors = [], []
         for number, image in zip(running, images, strict=True):
             try:
@@ -332,7 +351,8 @@ def verify_and_refine(
 ) -> RitzPairs:
     """The pairs of a search, verified and refined with ``products`` (k, P) -> (k, P) of the exact operator.
 
-    ``errors``: a list to which ``products`` adds the largest error of each; it is added to the residuals.
+    ``errors``: a list to which ``products`` adds the largest error of each; with the rounding of the vectors
+    it is added to the residuals.
 
     The values are those of the exact operator in the span of the vectors (Rayleigh–Ritz). Where a residual r
     misses the tolerance because the search's operator was an approximation, the span is widened by (A − λ)⁻¹r
@@ -348,9 +368,11 @@ def verify_and_refine(
         chosen = outer_indices(values, result.wanted.low, result.wanted.high)
         at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
         pairs = rows @ vectors
-        gaps = rows @ images - torch.from_numpy(at).to(vectors)[:, None] * pairs
+        gaps = (rows @ images).addcmul_(torch.from_numpy(at).to(vectors)[:, None], pairs, value=-1)
         found = double(ranks.norm(gaps, dim=1)).cpu()
-        doubt = double(rows.abs()).cpu() @ torch.tensor(errors, dtype=torch.float64) if errors else 0 * found
+        doubt = 0 * found
+        if errors:  # which may be below the rounding of the vectors
+            doubt = double(rows.abs()).cpu() @ torch.tensor(errors, dtype=torch.float64) + rounding
         allowed = residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
         met, residuals = found.numpy() <= allowed, found + doubt
         if met.all() or not result.converged or step == CORRECTIONS:
@@ -391,4 +413,5 @@ def find_eigenpairs(product: Product, start: Tensor, **wanted: Any) -> RitzPairs
     """
     options = SearchOptions(**wanted)
     result = run_in_lockstep([search_eigenpairs(start, options)], lambda v, _: product(v[0])[None])[0]
+    result = result.without_basis()
     return verify_and_refine(result, lambda v: torch.stack([product(row) for row in v]), options.residual_tol)

@@ -20,8 +20,8 @@ class ShardedRanks(Ranks):
 
     def __init__(self, problem: ShardedProblem) -> None:
         self.problem = problem
-        own = torch.tensor([float(sum(piece.local.numel() for piece in problem.chosen))])
-        self._length = int(problem.reduced(own, dist.ReduceOp.MAX))
+        own = sum(piece.local.numel() for piece in problem.chosen)
+        self._length = int(problem.gathered(torch.tensor(own)).max())
 
     def total(self, values: Tensor) -> Tensor:
         return self.problem.total(values)
@@ -46,11 +46,11 @@ class ShardedRanks(Ranks):
 
     def orthonormal(self, rows: Tensor) -> Tensor:
         # By the factors of each rank's part, one below the other (Demmel et al. 2012, tall and skinny QR).
-        count, rank = len(rows), dist.get_rank()
         q, r = torch.linalg.qr(rows.T)
-        factors = r.new_zeros(self.problem.ranks, count, count)
-        factors[rank, : len(r)] = r
-        turn = torch.linalg.qr(self.total(factors).flatten(0, 1))[0].view_as(factors)[rank]
+        own = r.new_zeros(len(rows), len(rows))
+        own[: len(r)] = r
+        factors = self.problem.gathered(own)
+        turn = torch.linalg.qr(factors.flatten(0, 1))[0].view_as(factors)[dist.get_rank()]
         found: Tensor = q @ turn[: len(r)]
         return found.T
 

@@ -13,7 +13,7 @@ from landscape.core.devices import double
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import positive
-from landscape.core.progress import Progress, no_progress
+from landscape.core.progress import Progress, ProgressOption, no_progress, shows_progress, taken
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import peers
 from landscape.curvature.eigenvalues import Matrix
@@ -91,15 +91,16 @@ def _draw(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Tensor, 
     return nodes, masses
 
 
-def density_need(problem: Any, draws: Any, steps: Any, part: Any, **_: Any) -> Need:
+def density_need(problem: Any, draws: Any, steps: Any, part: Any, derivatives: Any, **_: Any) -> Need:
     """The bases of the draws that are computed together."""
     size = needs.size(problem, part)
     basis = min(needs.count(steps), size)
     at_once = max(1, min(needs.count(draws), BASIS_BYTES // (basis * size * int(problem.weights.itemsize))))
-    return needs.curved(problem, at_once * (basis + 4), part=part)
+    return needs.curved(problem, at_once * (basis + 4), part=part, derivatives=derivatives)
 
 
 @bounded(density_need)
+@shows_progress("a smaller draws= or steps= or a part of the data")
 def density(
     problem: Problem | Run | SymmetricMatrix,
     draws: int = DRAWS,
@@ -111,7 +112,7 @@ def density(
     derivatives: str = "auto",
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Density:
     """The spectral density of ∇²L(θ) by stochastic Lanczos quadrature (Ubaru, Chen and Saad 2017).
@@ -127,7 +128,7 @@ def density(
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         seed: draws the random vectors.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -145,7 +146,7 @@ def density(
     """
     own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
     chosen = Matrix.of(problem, seed, about, **own, max_memory=max_memory)
-    return density_of(chosen, draws, steps, progress)
+    return density_of(chosen, draws, steps, taken(progress))
 
 
 def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None) -> Density:
@@ -248,12 +249,14 @@ def _sampled(draws: Array, products: int, off: float = 0.0) -> dict[str, Any]:
     return {"value": value, "standard_error": both, "draws": draws, "products": products}
 
 
-def trace_need(problem: Any, products: Any, part: Any, **_: Any) -> Need:
+def trace_need(problem: Any, products: Any, part: Any, derivatives: Any = "auto", **_: Any) -> Need:
     """A third of the products: signs, images and an orthonormal basis, and what QR copies."""
-    return needs.curved(problem, 6 * needs.count(products) / 3 + BLOCK, part=part)
+    vectors = 6 * needs.count(products) / 3 + BLOCK
+    return needs.curved(problem, vectors, part=part, derivatives=derivatives)
 
 
 @bounded(trace_need)
+@shows_progress("a smaller products= or a part of the data")
 def trace(
     problem: Problem | Run | SymmetricMatrix,
     products: int = TRACE_PRODUCTS,
@@ -265,7 +268,7 @@ def trace(
     engine: str = "landscape",
     seed: int = 0,
     max_memory: int | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Trace:
     """tr ∇²L(θ), with its standard error, by Hutch++ (Meyer et al. 2021).
@@ -280,7 +283,7 @@ def trace(
         engine: "landscape", or "pyhessian" to ask that package: plain Hutchinson samples, one a product.
         seed: draws the random signs.
         max_memory: bytes that the process may take, at most.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -300,7 +303,7 @@ def trace(
     positive("products", products, least=6)
     own = {"weights": weights, "matrix": matrix, "part": part, "derivatives": derivatives}
     chosen = Matrix.of(problem, seed, about, **own, engine=engine, max_memory=max_memory)
-    return trace_of(chosen, products, progress)
+    return trace_of(chosen, products, taken(progress))
 
 
 def trace_of(chosen: Matrix, products: int, progress: Progress | None) -> Trace:

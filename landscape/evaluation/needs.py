@@ -11,10 +11,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from landscape.core.memory import Need, limit
+from landscape.core.memory import Need, limit, room
+from landscape.problem.batches import recomputes
 
 # Basis vectors of a search before a restart, or fewer if P or the memory below is smaller. MNIST's MLP needs
-# 40 to 90.
+# 40 to 90. Restarts cost less than Lanczos twice without a basis: a small GPT-2 takes 33 products with 8
+# vectors, and 22 without restart (tests.benchmarks bases). A basis in a file would be read four times a
+# product, twice for each orthogonalisation: with 28 vectors of 124 million numbers 52 GiB.
 MAX_BASIS = 128
 BASIS_BYTES = 2**30
 # Memory for gradient graphs (ours: small compared to the 24 GB of a usual machine, and enough for all of
@@ -25,6 +28,13 @@ TWICE = 4
 # Vectors besides those that a function counts for itself: of a product with the Hessian, and of the check of
 # its symmetry (4 random vectors, 3 sums and images, the gradient and its parts).
 PRODUCT, CHECK = 7, 14
+
+
+# Vectors in float64 of a product by differences whose error is measured, at most: the weights of problem,
+# model and two gradients, the centre of these, seven of a difference, and one for each of eight steps.
+DIFFERENCES = 22
+# Of ``Problem.checked``: the model's second derivatives are missing or wrong.
+UNLIKE = "second derivatives"
 
 
 def need(problem: Any, vectors: float, activations: float = 1.0, other: float = 0.0) -> Need:
@@ -42,17 +52,32 @@ def evaluated(problem: Any, vectors: float, other: float, max_memory: Any) -> Ne
     return Need(whole.device, other, whole.fixed - other) if bound else whole
 
 
-def curved(problem: Any, vectors: float, other: float = 0.0, part: Any = None) -> Need:
+def curved(
+    problem: Any, vectors: float, other: float = 0.0, part: Any = None, derivatives: Any = "auto"
+) -> Need:
     """:func:`need` of a function with products of the Hessian, whose graphs are kept where there is room.
 
-    ``vectors`` are those of the ``part`` of the parameters.
+    ``vectors`` are those of the ``part`` of the parameters; ``derivatives`` as of HessianOperator, where
+    "auto" are differences for a model that is known to have no others.
     """
+    if derivatives == "differences" or (derivatives == "auto" and lacks_second(problem)):
+        other += difference_bytes(problem)
     vectors *= size(problem, part) / problem.layout.size
     full = max(1, 4 // int(problem.weights.itemsize))  # half precisions have their products in float32
     fixed = need(problem, full * max(CHECK, vectors + PRODUCT), TWICE, other).fixed
     chunks = math.ceil(problem.samples / problem.chunk) if problem.data.resident is not None else 1
     graphs = (chunks - 1) * (TWICE * problem.chunk_bytes + problem.weights.nbytes)
     return Need(problem.device, fixed, min(GRAPH_BYTES, graphs))
+
+
+def lacks_second(problem: Any) -> bool:
+    """Test whether the model is known to have no second derivatives, or wrong ones."""
+    return recomputes(problem.model) or any(key[0] == UNLIKE for key in problem.checked)
+
+
+def difference_bytes(problem: Any) -> float:
+    """The bytes that products by differences take besides what exact ones do."""
+    return DIFFERENCES * 8.0 * int(problem.layout.size)
 
 
 def double(problem: Any) -> float:
@@ -78,8 +103,23 @@ def size(problem: Any, part: Any) -> int:
 def basis(problem: Any, wanted: int, part: Any = None) -> int:
     """The vectors of a search for ``wanted`` eigenvalues: its basis, and each result with its image."""
     numbers = size(problem, part)
-    vectors = max(4 * wanted, min(MAX_BASIS, BASIS_BYTES // (numbers * int(problem.weights.itemsize))))
+    vectors = least_basis(wanted, numbers * int(problem.weights.itemsize))
     return min(numbers, vectors) + 1 + 6 * wanted
+
+
+def least_basis(wanted: int, vector_bytes: int) -> int:
+    """The basis vectors of a search for ``wanted`` eigenvalues for which there is always memory."""
+    return max(4 * wanted, min(MAX_BASIS, BASIS_BYTES // vector_bytes))
+
+
+def basis_of_room(wanted: int, vector_bytes: int, several: bool) -> int:
+    """:func:`least_basis`, and as many more, up to MAX_BASIS, as the room of the call under way has.
+
+    ``several``: of an end, for which a second start takes half as many again.
+    """
+    least = least_basis(wanted, vector_bytes)
+    more = room() / (1.5 if several else 1) // vector_bytes
+    return max(least, int(min(MAX_BASIS, least + more)))
 
 
 def several(problem: Any, wanted: Any, products: Any = MAX_BASIS, part: Any = None) -> float:

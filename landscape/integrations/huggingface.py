@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from landscape.core.errors import InputError
 from landscape.integrations.session import Recorded, batch_size, shallow_copy
+from landscape.problem.shards import is_sharded
 
 try:
     from transformers import TrainerCallback
@@ -151,7 +152,9 @@ class LossWatch:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """``model`` with its own ``forward``, without accelerate's mixed precision."""
+    """``model`` with its own ``forward``, without accelerate's mixed precision; a sharded one as it is."""
+    if is_sharded(model):
+        return model
     own = shallow_copy(model)
     original = vars(own).pop("_original_forward", None)
     if original is not None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from landscape.core.errors import InputError
 from landscape.integrations.session import Recorded, batch_size, shallow_copy
 from landscape.problem.batches import as_tensors, is_resident
+from landscape.problem.shards import is_sharded
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")  # the same classes, twice
 
@@ -112,6 +113,11 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
             raise InputError(
                 f"LandscapeCallback: {type(strategy).__name__} is not allowed, it makes steps of its own; a "
                 "single device or DDP is needed"
+            )
+        if is_sharded(trainer.lightning_module):
+            raise InputError(
+                "LandscapeCallback: parameters in shards are not allowed, a single device or DDP is needed; "
+                "use landscape.Recorder in hooks of the module, on all ranks"
             )
         for callback in trainer.callbacks:
             if callback is self:

@@ -25,6 +25,7 @@ from landscape.core.errors import InputError, LandscapeError
 from landscape.core.options import SPLIT, Natural, check_keywords, check_type, choose
 from landscape.evaluation.grid import axes
 from landscape.problem.problem import Loss, Problem
+from landscape.problem.shards import is_sharded
 from landscape.results.base import Provenance, Result
 from landscape.results.spectrum import QUANTITIES
 from landscape.training.own_loop.flat import rank_and_size
@@ -151,6 +152,8 @@ class Session:
             terms: in place of the user's.
         """
         self.abort()
+        for name in self._pictures if is_sharded(model) else ():
+            raise InputError(f"{name}: not allowed with a sharded model; call landscape.{name} on all ranks")
         options = {"batch": batch, **self.options} | ({"terms": terms} if terms else {})
         if resume and isinstance(options.get("resume", False), bool):
             options["resume"] = resume
@@ -186,12 +189,14 @@ class Session:
         self.within = False
         self.hooks.close()
         if recorder is not None:
-            recorder.close()
+            recorder.abort()
 
     def end(self) -> None:
         """Close the recorder, and draw what is to be drawn."""
         self.after()
         recorder = self.recorder
+        if recorder is not None:
+            recorder.close()
         self.abort()
         if recorder is not None and rank_and_size()[0] == 0:
             self._draw()

@@ -42,6 +42,11 @@ def declared() -> dict[str, Any]:
     return parse_toml(path.read_text(encoding="utf-8"), path.name)
 
 
+def names() -> list[str]:
+    """The names of the figures in figures.toml, in its order."""
+    return [name for name, table in declared().items() if "where" in table]
+
+
 @dataclass(frozen=True)
 class Block:
     """The keys of a table of cells in figures.toml."""

@@ -17,7 +17,10 @@ from landscape.plots.drawing import draws
 from landscape.plots.picture import categories, finish, panels, points, wrapped_panels
 from landscape.results.curvature import BatchSharpness, Disagreement
 from landscape.results.flatness import LearningCoefficient, Sharpness, Smoothing
-from landscape.results.spectrum import Density, Eigenpairs, MatrixResult, Spectrum, Trace
+from landscape.results.shown import in_words, logarithmic
+from landscape.results.spectrum import CurvatureTable, Density, Eigenpairs, MatrixResult, Spectrum, Trace
+
+_MATRICES = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}
 
 
 def draw_parts(results: Sequence[MatrixResult], title: str = "") -> Figure:
@@ -59,7 +62,7 @@ def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
         ax.spines["left"].set_visible(False)
         ax.margins(x=0.08)
     first = results[0]
-    matrix = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}.get(first.matrix, first.matrix)
+    matrix = _MATRICES.get(first.matrix, first.matrix)
     ticks = "; ticks: computed eigenvalues" if any(r.values.size for r in results) else ""
     ax.set_xlabel(f"eigenvalue λ of the {_owner(results)}{matrix}{ticks}")
     part = f", parameters {first.part}" if first.part else ""
@@ -109,6 +112,50 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
     label = f"trace of the {_owner(results)}{matrix}"
     ax.set(ylim=(len(results) - 0.4, -0.8), xlabel=f"{label}, 95% interval")
     return finish(figure, title or f"Trace, {_size(results)}")
+
+
+@draws(CurvatureTable)
+def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") -> Figure:
+    """Bars of both ends of the spectrum of each block, and beside them its share of the trace.
+
+    Dotted lines are the ends of the whole. Error bars are residuals, and one standard error of the shares.
+    """
+    names = list(dict.fromkeys(name for r in results for name in r.groups[1:]))
+    thick = 0.8 / len(results)
+    height = 1.6 + (0.16 + 0.12 * len(results)) * len(names)
+    figure, (ends, shares) = panels(1, 2, 4.6, max(2.6, height), ["ends", "shares"], sharey=True)
+    for k, (r, label, color) in enumerate(style.labeled(results, "")):
+        at = np.array([names.index(name) for name in r.groups[1:]]) + thick * (k + 0.5) - 0.4
+        bars: dict[str, Any] = {"height": 0.9 * thick, "color": color, "ecolor": "k", "capsize": 2}
+        ends.barh(at, r.lambda_max[1:], xerr=r.residual_max[1:], **bars)
+        ends.barh(at, r.lambda_min[1:], xerr=r.residual_min[1:], **bars, alpha=0.6)
+        shares.barh(at, 100 * r.share[1:], xerr=100 * r.share_error[1:], **bars, label=label)
+        for end in (r.lambda_max[0], r.lambda_min[0]):
+            ends.axvline(end, color=color, ls=":", lw=1.3)
+    ends.set_yticks(range(len(names)), names)
+    ends.invert_yaxis()
+    for ax in (ends, shares):
+        ax.axvline(0, color="k", lw=0.8)
+        ax.grid(False, axis="y")
+    largest = np.concatenate([r.lambda_max for r in results])
+    if logarithmic(largest[largest > 0]):
+        # Below a thousandth of the largest an end counts as zero, as in a search.
+        ends.set_xscale("symlog", linthresh=1e-3 * np.nanmax(largest))
+    ends.set_xlabel(f"λ_min and λ_max of the block{style.unit(CurvatureTable, 'lambda_max')}")
+    shares.set_xlabel("share of the trace (%)")
+    whole = style.joined(f"{in_words(float(r.trace[0]), float(r.trace_error[0]))}" for r in results)
+    matrix = _MATRICES[results[0].matrix]
+    text = (
+        f"Diagonal blocks of the {matrix} of the {style.loss_of(results)}, "
+        f"{style.samples_of(results)}; dotted: λ_max and λ_min of the whole, whose trace is {whole}; error "
+        "bars: residuals, and one standard error of the shares."
+    )
+    return finish(
+        figure,
+        title or f"Where the curvature is: blocks of the {matrix}",
+        text,
+        [shares] * (len(results) > 1),
+    )
 
 
 @draws(BatchSharpness)

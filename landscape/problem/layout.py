@@ -7,6 +7,7 @@ import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
@@ -112,6 +113,19 @@ def independent_copy(model: nn.Module) -> nn.Module:
     return own
 
 
+#: How parameters are grouped, see :meth:`Layout.groups`.
+GROUPINGS = ("block", "layer", "parameter")
+
+
+def _group_of(name: str, by: str) -> str:
+    """The name of the group that the parameter ``name`` belongs to, by one of GROUPINGS."""
+    parts = name.split(".")
+    numbered = [i for i, part in enumerate(parts) if part.isdigit()]
+    if by == "parameter" or len(parts) == 1:
+        return name
+    return ".".join(parts[: numbered[0] + 1] if by == "block" and numbered else parts[:-1])
+
+
 @dataclass(frozen=True)
 class Slot:
     """The place of one parameter tensor in θ: ``theta[offset:offset + size].view(shape)``.
@@ -176,6 +190,33 @@ class Layout:
         if not chosen:
             raise InputError("part: an empty list is not allowed, it must name at least one parameter")
         return tuple(s for s in self.slots if s in chosen)
+
+    def groups(self, by: str | Sequence[str]) -> dict[str, tuple[Slot, ...]]:
+        """The slots by group, of which each slot has one: name -> slots in the order of θ.
+
+        ``by``: "parameter", each slot by itself; "layer", those of one module; "block", those of the first
+        module with a number in its name, such as "h.3", or of one module where there is none; or names,
+        prefixes and patterns such as "*.bias", where a slot belongs to the first that fits, and those that
+        none fits are "others". Raises InputError for a pattern that has no slot.
+        """
+        found: dict[str, tuple[Slot, ...]] = {}
+        if isinstance(by, str) and by in GROUPINGS:
+            for slot in self.slots:
+                name = _group_of(slot.name, by)
+                found[name] = (*found.get(name, ()), slot)
+            return found
+        patterns, rest = dict.fromkeys([by] if isinstance(by, str) else by), list(self.slots)
+        for pattern in patterns:
+            own = tuple(s for s in rest if fnmatchcase(s.name, pattern) or s.name.startswith(f"{pattern}."))
+            if not own:
+                known = ", ".join(dict.fromkeys(_group_of(s.name, "block") for s in self.slots))
+                raise InputError(
+                    f"by: '{pattern}' fits no trainable parameter that is left (allowed: "
+                    f"{', '.join(GROUPINGS)}; or names, prefixes and patterns, such as {known})"
+                )
+            found[pattern] = own
+            rest = [slot for slot in rest if slot not in own]
+        return found | ({"others": tuple(rest)} if rest else {})
 
     def views(self, weights: Tensor) -> dict[str, Tensor]:
         """Name -> view of ``weights`` (..., P) in the parameter's shape (..., *shape). No copy.

@@ -6,7 +6,7 @@ import contextlib
 import copy
 import importlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from landscape.core.errors import InputError
 from landscape.core.options import choose
-from landscape.problem.batches import count_samples, named_tensors, take
+from landscape.problem.batches import call, count_samples, named_tensors, take
 from landscape.problem.batchnorm import BatchNormPolicy
 from landscape.problem.checks import CHECKS, tolerance, with_other_first_labels
 from landscape.problem.data import Data
@@ -111,10 +111,9 @@ class ShardedProblem:
             count.shifted = pair[0] == pair[1]
         self.data.weigh(count, equal=check != "off", ordered=False)
         self._mean_terms = self._mean(self.data.terms)
-        sums = torch.zeros(self.ranks, dtype=torch.float64)
-        sums[dist.get_rank()] = sum(float(t.double().sum()) for _, t in named_tensors((x, y)))
-        shares = len(set(self.total(sums).tolist())) / self.ranks  # others have the same data
-        self.samples = round(float(self.total(torch.tensor(float(self.data.samples)))) * shares)
+        checksum = sum(float(t.double().sum()) for _, t in named_tensors((x, y)))
+        shares = len(set(self._each(checksum).tolist())) / self.ranks  # others have the same data
+        self.samples = round(float(self._each(self.data.samples).sum()) * shares)
         self.coarse = self._coarsest(x, y)
         self.mask = self._trained()
         # As a problem whose data is in batches that no faster path may divide.
@@ -258,7 +257,27 @@ class ShardedProblem:
             >>> float(problem.total(gradient @ gradient))  # doctest: +SKIP
             0.25
         """
-        return self.reduced(values, dist.ReduceOp.SUM)
+        found = values.detach().to(self.device, copy=True).contiguous()
+        with all_ranks():
+            dist.all_reduce(found)
+        return found.to(values.device)
+
+    def gathered(self, values: Tensor) -> Tensor:
+        """The values of each rank.
+
+        Args:
+            values: of one shape on all ranks.
+
+        Returns:
+            (ranks, ...), the same on all ranks.
+
+        Example:
+            >>> float(problem.gathered(torch.tensor(seconds)).max())  # doctest: +SKIP
+            0.25
+        """
+        each = values.new_zeros(self.ranks, *values.shape)
+        each[dist.get_rank()] = values
+        return self.total(each)
 
     def norm(self, vector: Tensor) -> float:
         """The norm of a vector on all ranks.
@@ -274,24 +293,6 @@ class ShardedProblem:
             0.5
         """
         return float(self.total(vector.double().square().sum()).sqrt())
-
-    def reduced(self, values: Tensor, how: Any) -> Tensor:
-        """A reduction over the ranks of what each of them has.
-
-        Args:
-            values: of one shape on all ranks.
-            how: such as ``dist.ReduceOp.MAX``.
-
-        Returns:
-            The result, the same on all ranks.
-
-        Example:
-            >>> problem.reduced(torch.tensor(seconds), dist.ReduceOp.MAX)  # doctest: +SKIP
-        """
-        found = values.detach().to(self.device, copy=True).contiguous()
-        with all_ranks():
-            dist.all_reduce(found, how)
-        return found.to(values.device)
 
     def draw(self, function: Callable[[Piece], Tensor]) -> Tensor:
         """A random vector that does not depend on the number of ranks.
@@ -362,10 +363,7 @@ class ShardedProblem:
 
     def _outputs_and_loss(self, x: Any, y: Any) -> tuple[Any, Tensor]:
         """The outputs and the loss of a batch at the weights of the moment, differentiable."""
-        args, kwargs = tuple(x) if isinstance(x, (tuple, list)) else (x,), dict[str, Any]()
-        if isinstance(x, Mapping):
-            args, kwargs = (), dict(x)
-        outputs = self.model(*args, **kwargs)
+        outputs = call(self.model, {}, x)
         value: Any = self.criterion(outputs, y)
         return outputs, value.full_tensor() if hasattr(value, "full_tensor") else value
 
@@ -429,6 +427,33 @@ class ShardedProblem:
         """
         return self.evaluate(weights)[0]
 
+    def loss_and_gradient(self, weights: Tensor | None = None) -> tuple[float, Tensor]:
+        """The mean loss over the data of all ranks, and its gradient.
+
+        Args:
+            weights: (n,); default: the model's own.
+
+        Returns:
+            L(θ), the same on all ranks, and (n,), in float32 or float64, whatever the model's precision.
+
+        Example:
+            >>> loss, gradient = problem.loss_and_gradient(torch.zeros(4))
+            >>> round(loss, 3), gradient.tolist()
+            (0.693, [-0.25, 0.25, 0.25, -0.25])
+        """
+        total = 0.0
+        with self._passes(weights):
+            found = torch.zeros_like(self.weights)
+            for x, y, weight in self._batches():
+                with torch.enable_grad():
+                    value = differentiable(self._outputs_and_loss(x, y)[1] * weight)
+                value.backward()  # type: ignore[no-untyped-call]
+                total += float(value.detach())
+                found += self.flatten(piece.gradient() for piece in self.chosen)
+                for piece in self.pieces:
+                    piece.parameter.grad = None
+        return self._mean(total), found
+
     def gradient(self, weights: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss over the data of all ranks.
 
@@ -442,20 +467,15 @@ class ShardedProblem:
             >>> problem.gradient(torch.zeros(4)).tolist()
             [-0.25, 0.25, 0.25, -0.25]
         """
-        with self._passes(weights):
-            found = torch.zeros_like(self.weights)
-            for x, y, weight in self._batches():
-                with torch.enable_grad():
-                    value = differentiable(self._outputs_and_loss(x, y)[1] * weight)
-                value.backward()  # type: ignore[no-untyped-call]
-                found += self.flatten(piece.gradient() for piece in self.chosen)
-                for piece in self.pieces:
-                    piece.parameter.grad = None
-        return found
+        return self.loss_and_gradient(weights)[1]
+
+    def _each(self, *values: float) -> Tensor:
+        """Numbers of each rank, (ranks, ...)."""
+        return self.gathered(torch.tensor(values, dtype=torch.float64)).squeeze(1)
 
     def _mean(self, value: float) -> float:
         """The mean of a number over the ranks."""
-        return float(self.total(torch.tensor([value], dtype=torch.float64))) / self.ranks
+        return float(self._each(value).mean())
 
     def _coarsest(self, x: Any, y: Any) -> torch.dtype:
         """The coarsest precision of parameters, and of what modules give for one batch."""
@@ -495,9 +515,8 @@ class ShardedProblem:
 
     def _same(self, *values: float) -> bool:
         """Test whether numbers are the same on all ranks, up to rounding."""
-        found = torch.tensor(values, dtype=torch.float64)
-        low, high = self.reduced(found, dist.ReduceOp.MIN), self.reduced(found, dist.ReduceOp.MAX)
-        return torch.allclose(low, high, rtol=tolerance(self.dtype), atol=0)
+        each = self._each(*values)
+        return torch.allclose(each.amin(0), each.amax(0), rtol=tolerance(self.dtype), atol=0)
 
     def _check(self, x: Any, y: Any, terms: Terms) -> None:
         """Raise InputError unless ranks, loss and gradient fit together, on the first batch of each rank."""
@@ -517,7 +536,7 @@ class ShardedProblem:
         samples = count_samples(x, y, alike=False)
         halves = [take((x, y), rows) for rows in (slice(samples // 2), slice(samples // 2, None))]
         counts = [float(terms(*half).sum()) if len(half) else 0.0 for half in halves]
-        if self.reduced(torch.tensor(counts), dist.ReduceOp.MIN).min() > 0:
+        if self._each(*counts).min() > 0:
             parts = [self._on(half[0], half[1], count) for half, count in zip(halves, counts, strict=True)]
             mean = sum(part.loss() * part._mean_terms for part in parts) / few._mean_terms
             if abs(mean - value) > tolerance(self.dtype) * max(1.0, abs(value)):

@@ -39,6 +39,12 @@ def local_part(tensor: Any) -> Tensor:
     return found.to_local() if hasattr(found, "to_local") else found
 
 
+def whole(tensor: Any) -> Tensor:
+    """A DTensor, gathered from all ranks, or a tensor that each rank has."""
+    found: Tensor = tensor.detach()
+    return found.full_tensor() if hasattr(found, "full_tensor") else found
+
+
 @dataclass(frozen=True)
 class Piece:
     """A trainable parameter, whose numbers on this rank are on 1/``share`` ranks."""
@@ -63,12 +69,6 @@ class Piece:
     def local(self) -> Tensor:
         """The numbers on this rank, in the parameter's memory."""
         return local_part(self.parameter)
-
-    def whole(self) -> Tensor:
-        """The parameter, gathered from all ranks."""
-        given: Any = self.parameter.detach()
-        found: Tensor = given.full_tensor() if hasattr(given, "full_tensor") else given
-        return found
 
     def gradient(self) -> Tensor:
         """The gradient of these numbers that a backward pass left: zero where it left none."""

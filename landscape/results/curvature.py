@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
@@ -36,6 +37,8 @@ class BatchSharpness(Measurement):
         limit: the largest stable ηλ of the run's update rule on a quadratic; NaN if unknown.
         relative_error: the relative standard error asked for.
         converged: whether the standard errors of w_a and of the learners are that small.
+        derivatives: "exact", or "differences" of gradients.
+        product_error: the largest error that a draw's curvature has by differences, as it was measured.
 
     Example:
         >>> result = BatchSharpness(
@@ -62,6 +65,8 @@ class BatchSharpness(Measurement):
     local_batch: Annotated[int, "samples"] = 0
     learner_curvature: Annotated[Array, "learner_draw learner", "nat"] = field(default_factory=_no_draws)
     learner_norm2: Annotated[Array, "learner_draw learner", "nat2"] = field(default_factory=_no_draws)
+    derivatives: str = "exact"
+    product_error: Annotated[float, "nat"] = 0.0
 
     @property
     def value(self) -> float:
@@ -70,8 +75,8 @@ class BatchSharpness(Measurement):
 
     @property
     def standard_error(self) -> float:
-        """The standard error of ``value`` over the draws; NaN of one draw."""
-        return standard_error(self.curvature)
+        """The standard error of ``value`` over the draws, with that of the products; NaN of one draw."""
+        return math.hypot(standard_error(self.curvature), self.product_error)
 
     @property
     def pooled(self) -> float:
@@ -85,11 +90,13 @@ class BatchSharpness(Measurement):
 
     @property
     def learner_standard_error(self) -> float:
-        """The standard error of ``learner_value`` over the draws."""
-        return standard_error(self.learner_curvature.mean(1)) if self.learner_curvature.size else np.nan
+        """The standard error of ``learner_value`` over the draws, with that of the products."""
+        if not self.learner_curvature.size:
+            return np.nan
+        return math.hypot(standard_error(self.learner_curvature.mean(1)), self.product_error)
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """The confidence interval of ``value``, from Student's t distribution.
+        """The confidence interval of ``value``, from Student's t distribution, and the products' error.
 
         Args:
             level: the probability with which it contains the expectation.
@@ -105,7 +112,8 @@ class BatchSharpness(Measurement):
             >>> [round(end, 2) for end in result.interval()]
             [2.16, 5.84]
         """
-        return Estimate.of(self.curvature).interval(level)
+        low, high = Estimate.of(self.curvature).interval(level)
+        return low - self.product_error, high + self.product_error
 
     def describe(self) -> list[Row]:
         drawn = f"{len(self.curvature)} draws of {self.batch:,}, {interval(self.interval())}"
@@ -147,7 +155,8 @@ class Disagreement(Measurement):
         spread_error: (k,), the error of its sum over the first i eigenvectors.
         gradient_share: (k,), (v_iᵀg)²/‖g‖²; NaN, as all shares of the gradient, where it is zero.
         consensus: tr C, the consensus distance.
-        cost, cost_error: ½ tr(HC) in nats: to second order, the mean loss of the learners above that of w_a.
+        cost, cost_error: ½ tr(HC) in nats: to second order, the mean loss of the learners above that of w_a;
+            the error has that of products by differences.
         cost_top: the part of it from the top-k space, ½ Σ_i λ_i v_iᵀCv_i.
         loss, learners_loss: at w_a, and the mean over the learners at their own weights, in nats, with the
             statistics of BatchNorm that ``bn`` names at both.
@@ -159,6 +168,7 @@ class Disagreement(Measurement):
         parameters: P; an isotropic vector has the share k/P in the top-k space, and rank/P in the span.
         products: the number of Hessian-vector products.
         residual_tol: the relative residual of the eigenvalues that was asked for.
+        derivatives: "exact", or "differences" of gradients.
 
     Example:
         >>> import numpy as np
@@ -197,6 +207,7 @@ class Disagreement(Measurement):
     products: int
     converged: bool
     residual_tol: float
+    derivatives: str = "exact"
 
     @property
     def value(self) -> float:

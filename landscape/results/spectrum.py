@@ -12,13 +12,15 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.core.statistics import Estimate, mean_and_error
 from landscape.results.base import Measured
-from landscape.results.shown import Row, converged, eigenvalue, interval, limit_in_words
+from landscape.results.shown import Row, converged, eigenvalue, in_words, interval, limit_in_words
 
 # Standard deviation of the Gaussians of a density, relative to the range of the nodes (ours: as fine as a
 # plot shows).
 BROADENING = 0.01
 #: The parts of a spectrum besides its largest eigenvalues.
 QUANTITIES = ("extremes", "trace", "density")
+#: The row of all parameters in a table of blocks.
+WHOLE = "all"
 
 
 # Of the n − 1 degrees of freedom of a trace's n draws, which are quadratic forms and skewed: by
@@ -418,4 +420,63 @@ class Spectrum(Eigenvalues):
             rows.append(Row("trace", self.trace, self.trace_error, self.unit, ends))
         if self.density:
             rows.append(self.density.describe()[0])
+        return [*rows, *self._about(), converged(self.converged, "raise max_products")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvatureTable(MatrixResult):
+    """λ_max, λ_min and trace of a Hessian and of its diagonal blocks, by groups (G) of parameters.
+
+    Attributes:
+        groups: (G,), the names; the first is "all", of the whole matrix, and each parameter is in one other.
+        sizes: (G,), numbers of parameters.
+        lambda_max, lambda_min: (G,), the largest and the algebraically smallest eigenvalue of each block.
+        residual_max, residual_min: (G,), their residuals ‖Hv − λv‖, each from another product.
+        trace, trace_error: (G,), the trace of each block and one standard error.
+        share, share_error: (G,), the trace relative to that of all and one standard error; NaN where the
+            trace of all is less than 3 standard errors from zero.
+        met: (G,), whether both residuals met the tolerance.
+        residual_tol: the largest residual that was allowed, relative to the eigenvalue.
+        draws: random vectors of the traces.
+
+    Example:
+        >>> table.groups, table.share.tolist(), table.converged
+        (('all', 'h.0', 'h.1'), [1.0, 0.75, 0.25], True)
+        >>> table.to_dataframe().query("groups == 'h.0'").trace.tolist()
+        [3.0]
+    """
+
+    schema: ClassVar[str] = "landscape.curvature_table"
+    table: ClassVar[str] = "groups"
+
+    groups: Annotated[tuple[str, ...], "groups+"]
+    sizes: Annotated[Array, "groups", "1"]
+    lambda_max: Annotated[Array, "groups", "nat"]
+    lambda_min: Annotated[Array, "groups", "nat"]
+    residual_max: Annotated[Array, "groups", "nat"]
+    residual_min: Annotated[Array, "groups", "nat"]
+    trace: Annotated[Array, "groups", "nat"]
+    trace_error: Annotated[Array, "groups", "nat"]
+    share: Annotated[Array, "groups", "1"]
+    share_error: Annotated[Array, "groups", "1"]
+    met: Annotated[Array, "groups"]
+    residual_tol: float = np.nan
+    draws: int = 0
+
+    @property
+    def converged(self) -> bool:
+        """True if all residuals met the tolerance."""
+        return bool(np.all(self.met))
+
+    def describe(self) -> list[Row]:
+        rows = []
+        for g, name in enumerate(self.groups):
+            least = in_words(float(self.lambda_min[g]), float(self.residual_min[g]))
+            trace = in_words(float(self.trace[g]), float(self.trace_error[g]))
+            share = in_words(100 * float(self.share[g]), 100 * float(self.share_error[g]))
+            of_all = "" if g == 0 or np.isnan(self.share[g]) else f" ({share}%)"
+            missed = "" if self.met[g] else ", NOT converged"
+            note = f"λ_min {least}, trace {trace}{of_all}{missed}"
+            value, residual = float(self.lambda_max[g]), float(self.residual_max[g])
+            rows.append(Row(f"{name}: λ_max", value, residual, self.unit, note))
         return [*rows, *self._about(), converged(self.converged, "raise max_products")]

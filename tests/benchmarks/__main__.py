@@ -7,6 +7,8 @@ import sys
 from tests.benchmarks import contour, curvature, distributed, plan, report, tolerance, training
 
 ALL = {
+    "large": curvature.large,  # first: its peak of memory is that of the process
+    "bases": curvature.bases,
     "contour": contour.main,
     "tolerance": tolerance.main,
     "curvature": curvature.main,

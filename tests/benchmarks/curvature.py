@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 
 import landscape
+from landscape.core.memory import peak_memory
 from landscape.curvature.search import start_vector
+from landscape.evaluation import needs
 from tests.benchmarks.harness import compare, installed, mnist
+from tests.nets import GPT2
 
 TOL = 1e-2
 STEPS, BATCH, LR = 300, 2000, 0.2
 # Batch sharpness to a standard error of 5%: within so many products, in the median over so many seeds.
 PRODUCTS, SEEDS = 60, 5
+# Of both ends of a GPT-2 of 124 million parameters: products, and bytes of the process.
+LARGE_PRODUCTS, LIMIT = 40, 12 * 2**30
 
 
-def trained(split: str = "test") -> landscape.Problem:
+def trained(split: str = "test", activation: str = "relu") -> landscape.Problem:
     """784-50-50-10 after plain SGD on the training set, with 10,000 images of ``split`` as data."""
     data = landscape.data.load(**mnist())
     torch.manual_seed(0)
-    model = landscape.models.build("mlp", widths=[784, 50, 50, 10])
+    model = landscape.models.build("mlp", widths=[784, 50, 50, 10], activation=activation)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     x, y = data.train
     for _ in range(STEPS):
@@ -41,6 +48,7 @@ def main() -> None:
     grid(problem)
     top_five(problem)
     top_and_trace(problem)
+    by_differences()
     batch_sharpness()
 
 
@@ -188,6 +196,32 @@ def top_and_trace(problem: landscape.Problem) -> None:
                 print(f"  {name}: {text}", flush=True)
 
 
+def by_differences() -> None:
+    """Differences of gradients against exact products: one product, and λ_max at a residual of 1%.
+
+    ReLU has kinks within the steps of float32, so that its gradients are taken in float64.
+    """
+    for activation in ("tanh", "relu"):
+        problem = trained(activation=activation)
+        h = {by: landscape.HessianOperator(problem, derivatives=by) for by in ("differences", "exact")}
+        v, found = start_vector(problem, 0), dict[str, str]()
+
+        def top(by: str, problem: landscape.Problem = problem, found: dict[str, str] = found) -> None:
+            pair = landscape.top_eigenvalues(problem, 1, residual_tol=TOL, derivatives=by)
+            assert pair.converged
+            residual = pair.residuals[0] / pair.values[0]
+            found[by] = f"{pair.values[0]:.4f}, relative residual {residual:.1e}, {pair.products} products"
+
+        product, pair = (
+            [functools.partial(one, by) for by in h] for one in (lambda by, h=h, v=v: h[by](v), top)
+        )
+        title = f"{h['differences'].arithmetic}, {activation}, 10,000 images, against exact products"
+        compare(f"a product by {title}", *product, rounds=9, need=0.15)
+        compare(f"the largest eigenvalue by {title}", *pair, rounds=3, need=0.05)
+        for by, text in found.items():
+            print(f"  {by}: {text}", flush=True)
+
+
 def batch_sharpness() -> None:
     """Products until the relative standard error is 5%, at several batches; the share that PRODUCTS suffice."""
     problem = trained("train")
@@ -205,3 +239,46 @@ def batch_sharpness() -> None:
             f"largest relative standard error {100 * reached:.1f}%",
             flush=True,
         )
+
+
+def language_model(vocabulary: int = 50257, **sizes: int) -> landscape.Problem:
+    """A GPT-2 with random weights, and 2 × 64 random tokens."""
+    torch.manual_seed(0)
+    tokens = torch.randint(vocabulary, (2, 65))
+    data = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    model = GPT2(vocabulary=vocabulary, **sizes)
+    return landscape.Problem(model, torch.nn.functional.cross_entropy, data)
+
+
+def bases() -> None:
+    """Products for both ends of a small GPT-2, by the vectors that the basis may have."""
+    problem = language_model(4000, layers=2, width=128, heads=4, length=64)
+    for most in (8, 12, 16, 20, needs.MAX_BASIS):
+        with mock.patch.object(needs, "MAX_BASIS", most):
+            ends = landscape.extreme_eigenvalues(problem, residual_tol=TOL)
+        assert ends.converged
+        print(f"both ends of {problem}, a basis of {most}: {ends.products} products", flush=True)
+
+
+def large() -> None:
+    """Both ends of a GPT-2 of 124 million parameters: products, memory of the process, time of a product."""
+    problem = language_model()
+    product_time(problem)
+    ends = landscape.extreme_eigenvalues(problem, residual_tol=TOL)
+    peak = (peak_memory() or 0) / 2**30
+    print(
+        f"its both ends: {ends.products} products (needed {LARGE_PRODUCTS}: "
+        f"{'ok' if ends.products <= LARGE_PRODUCTS else 'ABOVE'}), peak {peak:.1f} GiB (needed "
+        f"{LIMIT / 2**30:g}: {'ok' if peak <= LIMIT / 2**30 else 'ABOVE'}); "
+        f"λ_min {ends.min:.4g} (residual {ends.residual_min:.1e}), λ_max {ends.max:.4g} "
+        f"({ends.residual_max:.1e}), {'' if ends.converged else 'not '}converged",
+        flush=True,
+    )
+
+
+def product_time(problem: landscape.Problem) -> None:
+    h, v = problem.hessian(), start_vector(problem, 0)
+    compare(
+        f"gradient of {problem.layout.size:,} parameters, against a Hessian product",
+        problem.gradient, lambda: h @ v, rounds=3, need=1.0,
+    )  # fmt: skip

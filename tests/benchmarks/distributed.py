@@ -3,7 +3,8 @@
 "wrapper" is DecentralizedDataParallel in a user's loop, "ssgd" and "dpsgd" are the trainer.
 
 First over loopback as it is; then in a network namespace of its own whose loopback is shaped so that one
-exchange takes about as long as one gradient (needs ip, tc and the right to make a namespace).
+exchange takes about as long as one gradient (needs ip, tc and the right to make a namespace). Before these,
+the curvature of a model that two ranks divide, against one rank.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import distribute_tensor
 
 import landscape
 from landscape.training.processes.process_group import Group
@@ -23,6 +26,7 @@ from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import generator
 from tests.benchmarks.harness import on_shaped_link
 from tests.groups import together
+from tests.test_sharded import GPT, fsdp
 
 WIDTHS, LOCAL, STEPS, ROUNDS = [784, 2800, 2800, 10], 256, 10, 9
 
@@ -162,7 +166,67 @@ def report(where: str, needs: dict[str, float]) -> float:
     return gradient
 
 
+# A GPT-2 of 13 million parameters (ours).
+SIZE, SEQUENCES = {"words": 2048, "length": 32, "width": 384, "blocks": 10}, 8
+
+
+def status(field: str) -> float:
+    """MiB of a field of the process's memory, such as VmHWM, its peak."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) / 1024
+
+
+def on_ranks(group: Group, size: dict[str, int]) -> landscape.ShardedProblem:
+    """The loss of a GPT-2 under FSDP2, with random weights that do not depend on the number of ranks."""
+    with torch.device("meta"):
+        model = fsdp(GPT(**size), group.size)  # no rank ever has it whole
+    model.to_empty(device="cpu")
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            part = torch.randn(p.shape, generator=draw).mul_(0.05).add_(float(p.dim() == 1))
+            p.copy_(distribute_tensor(part, p.device_mesh, p.placements))
+    words = torch.randint(size["words"], (SEQUENCES, size["length"] + 1), generator=draw)
+    words = words.chunk(group.size)[group.rank]
+    loss = torch.nn.functional.cross_entropy
+    return landscape.ShardedProblem(model, loss, [(words[:, :-1], words[:, 1:])])
+
+
+def curved(group: Group) -> tuple[float, float, float]:
+    """gᵀHg, seconds of a product, and the MiB of a rank for the model and a product with its error.
+
+    A search has a basis besides, of 1 GiB at most in each process.
+    """
+    tiny = on_ranks(group, {"words": 8, "length": 4, "width": 4, "blocks": 1})
+    tiny.hessian().verified(tiny.gradient()[None])  # all that is imported on the way takes memory, too
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now on
+    before = status("VmRSS")
+    problem = on_ranks(group, SIZE)
+    hessian, v, times = problem.hessian(), problem.gradient(), []
+    image = hessian.verified(v[None])[0][0]
+    peak = status("VmHWM") - before
+    for _ in range(ROUNDS):
+        dist.barrier()
+        clock = time.perf_counter()
+        hessian @ v
+        times.append(time.perf_counter() - clock)
+    seconds = problem.gathered(torch.tensor(statistics.median(times))).max()
+    return float(problem.total(v @ image)), float(seconds), float(problem.gathered(torch.tensor(peak)).max())
+
+
+def sharded() -> None:
+    """Two ranks against one, one thread each, each rank with its share of the data."""
+    (one, seconds, memory), *_ = together(1, curved, timeout=120.0, deadline=1200.0)
+    (two, each, part), *_ = together(2, curved, timeout=120.0, deadline=1200.0)
+    print(
+        f"sharded GPT-2, 2 ranks against 1: a product takes {each / seconds:.2f}× the time, a rank "
+        f"{part / memory:.2f}× the memory ({part:.0f} against {memory:.0f} MiB); gᵀHg {two:.5g}, {one:.5g}",
+        flush=True,
+    )
+
+
 def main() -> None:
+    sharded()
     needs = {"ssgd against ddp": 0.95, "dpsgd against ddp": 1.0}
     needs |= {"wrapper against ddp": 1.0, "wrapper against dpsgd": 0.97}
     needs |= {f"{name}, decomposed against {name}, beside": 0.85 for name in ("ssgd", "dpsgd")}

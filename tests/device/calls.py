@@ -1,8 +1,12 @@
-"""Calls that the tests compare beside those of ``landscape doctor --device``."""
+"""What is asked of the simulated device: calls beside those of ``landscape doctor --device``, refusals, random numbers."""
 
 from __future__ import annotations
 
 import functools
+import json
+import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import landscape
+from landscape.cli import self_test
 from landscape.cli.self_test import Compute, Place, networks
+from landscape.core.devices import has_float64, kept_randomness, pick_device
+from landscape.problem.batches import fixed_randomness, random_state
+from tests.device import simulated
 
 
 def in_batches(at: Place) -> Any:
@@ -89,3 +97,97 @@ MORE: dict[str, Compute] = {
         for name, more in OPTIMIZERS.items()
     },
 }
+
+
+def lines(*calls: Callable[[], object]) -> list[str]:
+    """The first line of the error of each call; "done" where there is none."""
+    found = []
+    for call in calls:
+        try:
+            call()
+        except (RuntimeError, TypeError, landscape.InputError) as error:
+            found.append(str(error).splitlines()[0])
+        else:
+            found.append("done")
+    return found
+
+
+def refused() -> dict[str, list[str]]:
+    """What the device, and the package there, say of operands on two devices, other generators, and float64."""
+    x, (data, labels) = torch.ones(3, device="sim"), (torch.randn(20, 3), torch.randint(2, (20,)))
+    model = torch.nn.Linear(3, 2)
+
+    def problem(**options: Any) -> landscape.Problem:
+        return landscape.Problem(model, cross_entropy, (data, labels), device="sim", **options)
+
+    return {
+        "mixed": lines(
+            lambda: x + torch.ones(3),
+            lambda: torch.addmm(x[:1], x[None], torch.ones(3, 1)),
+            lambda: torch.nn.functional.conv1d(x[None, None], torch.ones(1, 1, 1)),
+            lambda: torch.randn(2, device="sim", generator=torch.Generator()),
+            lambda: torch.randn(2, generator=torch.Generator("sim")),
+        ),
+        "float64": lines(
+            lambda: x.double(),
+            lambda: x.sum(dtype=torch.float64),
+            lambda: torch.zeros(2, dtype=torch.float64).to("sim"),
+        ),
+        "package": lines(
+            lambda: problem(dtype=torch.float64),
+            lambda: problem().to(torch.float64),
+            lambda: landscape.train(
+                "digits-ssgd", tempfile.mkdtemp(), steps=2, device="sim", dtype="float64"
+            ),
+        ),
+    }
+
+
+def random_numbers() -> dict[str, Any]:
+    """Whether states are kept, and what is drawn twice under one seed."""
+    device = torch.device("sim")
+
+    def draw() -> list[float]:
+        return [torch.rand(1).item(), torch.rand(1, device=device).item()]
+
+    before = random_state(device)
+    with kept_randomness(device):
+        first = draw()
+    kept = random_state(device) == before and draw() == first
+    before, drawn = random_state(device), []
+    for _ in range(2):
+        with fixed_randomness(device, 3, elsewhere=True):
+            drawn.append(draw())
+    return {"kept": kept, "restored": random_state(device) == before, "drawn": drawn}
+
+
+def compared(folder: Path) -> dict[str, Any]:
+    """What is found on the device, with float64 and without; the numbers of the CPU are computed once."""
+    every, found = {**self_test.calls(), **MORE}, dict[str, Any]()
+    here = Place("cpu", folder)
+    expected = {name: dict(self_test.numbers(call(here))) for name, call in every.items()}
+    for float64 in (True, False):
+        simulated.give_float64(float64)
+        has_float64.cache_clear()
+        there, rows = Place("sim", folder), {}
+        for name, call in every.items():
+            try:
+                rows[name] = self_test.difference(expected[name], dict(self_test.numbers(call(there))))
+            except Exception as error:  # whatever it is, the test shows it
+                rows[name] = self_test.one_line(error)
+        picked = [str(pick_device(name)) for name in ("auto", "cpu")]
+        found["float64" if float64 else "no float64"] = {
+            "calls": rows, "picked": picked, **refused(), **random_numbers(),
+        }  # fmt: skip
+    return found
+
+
+def main() -> None:
+    """The command, or what is compared as JSON."""
+    if sys.argv[1:]:
+        from landscape.cli import main as command
+
+        self_test.CALLS |= MORE
+        command()
+    with tempfile.TemporaryDirectory() as folder:
+        print(json.dumps(compared(Path(folder))))

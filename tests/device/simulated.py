@@ -1,7 +1,7 @@
 """A second device, "sim", for machines without one; ``python -m tests.device.simulated ARGUMENTS…`` is ``landscape`` there.
 
-It is registered with torch for as long as the process lives, so that the tests use it in processes of their own.
-LANDSCAPE_SIM_FLOAT64=0 in the environment takes float64 from it. ``doctor`` makes the calls of tests/device/calls.py, too.
+It is registered with torch for as long as the process lives, so that the tests use it in a process of its own.
+Without arguments the process prints what tests/device/calls.py finds there, as JSON, with float64 and without.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def missing() -> str:
 def library() -> Path:
     """The compiled device, which is stored in the folder of temporary files for this source and version of torch."""
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    command = [COMPILER, "-std=c++20", "-O1", "-w", "-fPIC", "-shared", abi, str(SOURCE)]
+    command = [COMPILER, "-std=c++20", "-O1", "-w", "-fPIC", "-shared", abi]
     command += [f"-I{path}" for path in cpp_extension.include_paths()]
     command += [f"-L{path}" for path in cpp_extension.library_paths()]
     command += ["-lc10", "-ltorch_cpu", "-ltorch"]
@@ -52,7 +52,8 @@ def library() -> Path:
     with filelock.FileLock(folder / "lock"):
         if not built.exists():
             made = built.with_suffix(".new")
-            done = subprocess.run([*command, "-o", str(made)], capture_output=True, text=True, check=False)
+            built_by = [*command[:1], str(SOURCE), *command[1:], "-o", str(made)]
+            done = subprocess.run(built_by, capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"the simulated device cannot be built\n{done.stderr[-4000:]}"
             made.rename(built)
     return built
@@ -84,11 +85,14 @@ def module() -> types.ModuleType:
     return made
 
 
+def give_float64(there: bool) -> None:
+    """Give float64 to the device, or take it away, as it is missing on Apple's MPS."""
+    ctypes.CDLL(str(library())).sim_float64(ctypes.c_bool(there))
+
+
 def register() -> None:
     """Make "sim" a device of torch in this process."""
-    path = str(library())
-    torch.ops.load_library(path)
-    ctypes.CDLL(path).sim_float64(ctypes.c_bool(os.environ.get("LANDSCAPE_SIM_FLOAT64") != "0"))
+    torch.ops.load_library(str(library()))
     torch.utils.rename_privateuse1_backend("sim")
     torch._register_device_module("sim", module())
     torch.utils.generate_methods_for_privateuse1_backend()
@@ -96,8 +100,6 @@ def register() -> None:
 
 if __name__ == "__main__":
     register()
-    from landscape.cli import main, self_test
-    from tests.device.calls import MORE
+    from tests.device.calls import main
 
-    self_test.CALLS |= MORE
     main()

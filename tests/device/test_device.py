@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,147 +22,66 @@ from tests.device.calls import MORE
 pytestmark = pytest.mark.xdist_group("device")
 Rows = dict[str, dict[str, Any]]
 # Calls whose kernels are not the CPU's: attention and recurrent layers are fused there, and the sums in float64
-# of training begin at another address. All others are equal to the bit. Differences are of gradients in float64
-# where there is float64.
+# of training begin at another address. A search may also go another way: bfloat16 is fast on some CPUs, and a
+# comparison's bounds hang on the last bits (6e-3 on an AMD EPYC). All others are equal to the bit. Differences
+# are of gradients in float64 where there is float64.
 ROUNDING = {
     "of attention": 2e-6,
     "of recurrent": 2e-6,
     "train ": 2e-15,
     "by differences": 1e-4,
-    "compare": 2e-6,
+    "compare": 1e-2,
+    "hessian_grid": 2e-6,
+    "density": 1e-13,
 }
 
 
-def on_simulated(code: str, *words: str, float64: bool = True) -> subprocess.CompletedProcess[str]:
-    """A process in which torch has the device "sim"; warnings are errors."""
+@pytest.fixture(scope="module")
+def everything() -> Rows:
+    """What tests/device/calls.py finds in a process in which torch has the device "sim"; warnings are errors."""
     if reason := simulated.missing():
         pytest.skip(reason)
-    first = ["-W", "error", "-m", "tests.device.simulated"] if words else ["-W", "error", "-c", code]
-    environment = os.environ | {"LANDSCAPE_SIM_FLOAT64": str(int(float64))}
-    return subprocess.run(
-        [sys.executable, *first, *words],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
-        timeout=600,
-    )
-
-
-@pytest.fixture(scope="module", params=[True, False], ids=["float64", "no float64"])
-def rows(request: pytest.FixtureRequest) -> Rows:
-    """What ``landscape doctor --device sim`` finds, by call."""
-    done = on_simulated("", "doctor", "--device", "sim", "--json", float64=request.param)
+    argv = [sys.executable, "-W", "error", "-m", "tests.device.simulated"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    assert found["device"] == "sim"
-    return {row["call"]: row for row in found["calls"]}
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+@pytest.fixture(params=["float64", "no float64"])
+def found(request: pytest.FixtureRequest, everything: Rows) -> dict[str, Any]:
+    return everything[request.param]
 
 
 @pytest.mark.parametrize("call", [*self_test.calls(), *MORE])
-def test_a_call_gives_the_numbers_of_the_cpu(call: str, rows: Rows) -> None:
+def test_a_call_gives_the_numbers_of_the_cpu(call: str, found: dict[str, Any]) -> None:
     allowed = max((value for part, value in ROUNDING.items() if part in call), default=0.0)
-    assert rows[call]["error"] == ""
-    assert rows[call]["difference"] <= allowed
-    assert rows[call]["ratio"] > 0
+    difference = found["calls"][call]
+    assert not isinstance(difference, str), difference  # an error
+    assert difference <= allowed
 
 
-FLOAT64 = """
-import torch
-from tests.device import simulated
-simulated.register()
-import landscape
-x, y = torch.randn(20, 3), torch.randint(2, (20,))
-model, loss = torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy
-for call in (
-    lambda: landscape.Problem(model, loss, (x, y), device="sim", dtype=torch.float64),
-    lambda: landscape.Problem(model, loss, (x, y), device="sim").to(torch.float64),
-    lambda: landscape.train("digits-ssgd", "run", steps=2, device="sim", dtype="float64"),
-):
-    try:
-        call()
-    except landscape.InputError as error:
-        print(error)
-"""
+def test_float64_is_refused_where_the_device_has_none(everything: Rows) -> None:
+    assert everything["float64"]["float64"] == everything["float64"]["package"] == ["done"] * 3
+    without = everything["no float64"]
+    assert len(without["float64"]) == len(without["package"]) == 3
+    assert all("does not support float64" in line for line in without["float64"])
+    assert all(line.startswith("dtype: float64 is not allowed on sim") for line in without["package"])
 
 
-def test_float64_is_refused_where_the_device_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    monkeypatch.chdir(tmp_path)
-    done = on_simulated(FLOAT64, float64=False)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert len(lines) == 3
-    assert all(line.startswith("dtype: float64 is not allowed on sim") for line in lines)
+def test_the_device_refuses_what_others_refuse(found: dict[str, Any]) -> None:
+    assert len(found["mixed"]) == 5
+    assert all("device" in line for line in found["mixed"])
 
 
-REFUSED = """
-import torch
-from tests.device import simulated
-simulated.register()
-x = torch.ones(3, device="sim")
-for call in (
-    lambda: x + torch.ones(3),
-    lambda: torch.addmm(x[:1], x[None], torch.ones(3, 1)),
-    lambda: torch.nn.functional.conv1d(x[None, None], torch.ones(1, 1, 1)),
-    lambda: torch.randn(2, device="sim", generator=torch.Generator()),
-    lambda: torch.randn(2, generator=torch.Generator("sim")),
-    lambda: x.double(),
-    lambda: x.sum(dtype=torch.float64),
-    lambda: torch.zeros(2, dtype=torch.float64).to("sim"),
-):
-    try:
-        call()
-    except (RuntimeError, TypeError) as error:
-        print(str(error).splitlines()[0])
-    else:
-        print("done")
-"""
-
-
-@pytest.mark.parametrize("float64", [True, False])
-def test_the_device_refuses_what_others_refuse(float64: bool) -> None:
-    done = on_simulated(REFUSED, float64=float64)
-    assert done.returncode == 0, done.stderr
-    *mixed, one, two, three = done.stdout.splitlines()
-    assert len(mixed) == 5
-    assert all("device" in line for line in mixed)
-    for line in (one, two, three):
-        assert line == "done" if float64 else "does not support float64" in line
-
-
-RANDOM = """
-import torch
-from tests.device import simulated
-simulated.register()
-from landscape.core.devices import kept_randomness, pick_device
-from landscape.problem.batches import fixed_randomness, random_state
-device = torch.device("sim")
-print(pick_device("auto"), pick_device("cpu"))
-def draw():
-    return torch.rand(1).item(), torch.rand(1, device=device).item()
-before = random_state(device)
-with kept_randomness(device):
-    first = draw()
-assert random_state(device) == before
-assert draw() == first
-before = random_state(device)
-for _ in range(2):
-    with fixed_randomness(device, 3, elsewhere=True):
-        print(*draw())
-assert random_state(device) == before
-"""
-
-
-@pytest.mark.parametrize("float64", [True, False])
-def test_random_numbers_of_a_device_are_fixed_and_kept(float64: bool) -> None:
-    done = on_simulated(RANDOM, float64=float64)
-    assert done.returncode == 0, done.stderr
-    picked, *drawn = done.stdout.splitlines()
-    assert picked == ("sim cpu" if float64 else "cpu cpu")
-    assert drawn[0] == drawn[1]
+def test_random_numbers_of_a_device_are_fixed_and_kept(everything: Rows) -> None:
+    assert [everything[mode]["picked"] for mode in ("float64", "no float64")] == [
+        ["sim", "cpu"],
+        ["cpu", "cpu"],
+    ]
+    for found in everything.values():
+        assert found["kept"]
+        assert found["restored"]
+        assert found["drawn"][0] == found["drawn"][1]
 
 
 def test_a_device_is_named() -> None:
@@ -204,6 +121,7 @@ def test_doctor_says_which_calls_differ(command: Command, monkeypatch: pytest.Mo
     right, wrong, broken = out.splitlines()[-3:]
     assert right.startswith("| right | 0.0e+00 | 1e-02 |")
     assert right.endswith("| ok |")
+    assert float(right.split("|")[4]) > 0  # how many times as long it takes
     assert wrong.startswith("| wrong | 2.0e-02 |")
     assert wrong.endswith("| DIFFERS |")
     assert broken.endswith("| RuntimeError: no such kernel |")

@@ -15,7 +15,7 @@ from torch import Tensor
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import choose, expect, positive
-from landscape.core.progress import Progress
+from landscape.core.progress import ProgressOption, shows_progress, taken
 from landscape.core.registry import numerics
 from landscape.evaluation.grid import setting
 from landscape.problem.layout import average
@@ -37,6 +37,7 @@ ROOT = ("torch:Adam", "torch:AdamW", "torch:RMSprop", "torch:NAdam", "torch:RAda
 SCALING = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
 
 
+@shows_progress("a smaller trained_samples= or seeds=")
 def critical_batch(
     run: Checkpoint,
     factors: Sequence[float] = FACTORS,
@@ -48,10 +49,12 @@ def critical_batch(
     seed: int = 0,
     device: torch.device | str | None = None,
     data_dir: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> CriticalBatch:
-    """The largest batch with which training goes on as well, sample for sample, from a checkpoint.
+    """Find the critical batch by branched training.
+
+    It is the largest with which training goes on as well, sample for sample, from a checkpoint.
 
     From the checkpoint, with the state of its optimizer and update rule, branches train on equally many
     samples in steps of other batches; the learning rate follows the batch. The critical batch is the one
@@ -72,7 +75,7 @@ def critical_batch(
         seed: of the first branch; it draws the minibatches.
         device, data_dir: where the branches train, and the folder of data sets; default: those of the run's
             problem.
-        progress: takes the share that is done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -110,14 +113,13 @@ def critical_batch(
             f"trained_samples: {total} is not allowed, {LEAST_STEPS} steps of batch {batches[-1]} are "
             f"{LEAST_STEPS * batches[-1]}"
         )
-    loss = np.empty((len(batches), seeds))
+    loss, report = np.empty((len(batches), seeds)), taken(progress)
     for done, (k, s) in enumerate(np.ndindex(loss.shape)):
         branch = dataclasses.replace(
             recipe, batch=batches[k], lr=rates[k], steps=run.step + steps[k], seed=seed + s
         )
         loss[k, s], trainer = _train(branch, run, device, data_dir)
-        if progress:
-            progress((done + 1) / loss.size)
+        report((done + 1) / loss.size)
     return CriticalBatch(
         batch=np.array(batches),
         lr=np.array(rates),

@@ -16,7 +16,7 @@ from torch import Tensor
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import check_origin, positive, toml_value
-from landscape.core.progress import Progress, no_progress
+from landscape.core.progress import ProgressOption, shows_progress, taken
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.hessian import Preconditioner, as_preconditioner
@@ -103,6 +103,7 @@ DIMENSION, NOISE, LR = (2, 4, 8, 16), (0.0001, 0.001, 0.01, 0.1), (0.05, 0.1, 0.
 RECIPE = "saddle-dpsgd"
 
 
+@shows_progress("a smaller seeds=")
 def saddles(
     seeds: Sequence[int] = range(20),
     *,
@@ -111,7 +112,7 @@ def saddles(
     lr: Sequence[float] = LR,
     sigma: float = 0.001,
     settings: Mapping[str, Any] = MappingProxyType({}),
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
 ) -> list[Escape]:
     """Steps until SSGD, SSGD* and DPSGD leave a saddle, by dimension, noise and learning rate.
 
@@ -126,7 +127,7 @@ def saddles(
         lr: learning rates.
         sigma: noise on the weights that SSGD* adds.
         settings: other values of the recipe's keys, for all.
-        progress: called with the share of the runs done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
 
     Returns:
         The escape times, a result for each quantity that varies.
@@ -156,7 +157,7 @@ def saddles(
     }
     texts = [f"{key}={toml_value(value)}" for key, value in settings.items()]
     runs, done = len(seeds) * len(algorithms) * sum(map(len, chosen.values())), itertools.count(1)
-    report = progress or no_progress
+    report = taken(progress)
     return [
         escape_times(
             name,
@@ -175,6 +176,7 @@ def saddles(
 DELAYS, MINIMUM_DELAYS = (0, 1, 3, 7, 31), (0, 1, 2, 4, 8, 16, 32)
 
 
+@shows_progress("a larger residual_tol= or a part of the data")
 def stability(
     problem: Problem | Run,
     delays: Sequence[int] = DELAYS,
@@ -186,7 +188,7 @@ def stability(
     precondition: Preconditioner | Tensor | bool | None = None,
     residual_tol: float = 0.01,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Stability:
     """λ_max of the Hessian at the problem's centre, and the limits of stability for ``delays``.
@@ -203,7 +205,7 @@ def stability(
             and own_limit are those of P, if it has them.
         residual_tol: residual of λ_max, relative to it.
         seed: draws the starting vector.
-        progress: called with an estimate of the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -267,6 +269,7 @@ WIDEN, ATTEMPTS = 1.3, 10
 
 
 @numerics(1)
+@shows_progress("a larger rate_tol=")
 def minima(
     problem: Problem | Run,
     delays: Sequence[int] = MINIMUM_DELAYS,
@@ -275,10 +278,12 @@ def minima(
     weight_decay: float | None = None,
     rate_tol: float = 0.07,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Minima:
-    """The largest learning rate at which training stays at a minimum, for each delay and form of momentum.
+    """Find the largest learning rate that keeps a minimum.
+
+    There is one for each delay and form of momentum.
 
     Full-batch training by async-sgd starts close to the minimum: without momentum, with momentum, and with
     shifted momentum. Bisection finds the rate above which training leaves the minimum; beside it stands the
@@ -293,7 +298,7 @@ def minima(
         rate_tol: rates are bisected until the one at which training leaves is at most 1 + ``rate_tol`` times
             the one at which it stays.
         seed: draws the vector that the search for λ_max starts from.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         about: ``split``, ``label``, ``source`` and ``source_sha256``, kept with the result.
 
     Returns:
@@ -344,8 +349,7 @@ def minima(
         for column, value in zip(columns.values(), (low, high, float(after.values[0])), strict=True):
             column[f, k] = value
         done += int(count)
-        if progress:
-            progress(done / float(steps.sum()))
+        taken(progress)(done / float(steps.sum()))
     return Minima(
         delay=np.asarray(delays, dtype=np.int64), predicted=table / curvature, steps=steps, momentum=momentum,
         weight_decay=weight_decay, lambda_max=float(top.values[0]), residual=float(top.residuals[0]),

@@ -24,7 +24,7 @@ from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.core.files import Lock, make_folder
 from landscape.core.options import toml_value
-from landscape.core.progress import Progress, no_progress
+from landscape.core.progress import Progress, ProgressOption, shows_progress, taken
 from landscape.results.training import COLUMNS, Sweep
 from landscape.results.training import texts as as_texts
 from landscape.training.processes.children import TIMEOUT
@@ -247,6 +247,7 @@ MAX_ROUNDS = 16
 Source = Recipe | str | Path
 
 
+@shows_progress()
 def sweep(
     recipes: Source | Sequence[Source],
     folder: str | Path,
@@ -261,7 +262,7 @@ def sweep(
     data_dir: str | Path | None = None,
     allow_code: bool = False,
     message: Callable[[str], None] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **settings: Any,
 ) -> Sweep:
     """Train all combinations of recipes, values of their keys and seeds, as ``landscape sweep`` does.
@@ -288,7 +289,7 @@ def sweep(
         timeout: seconds that a process may be silent.
         device, data_dir, allow_code: as of :func:`landscape.train`.
         message: takes lines for the user.
-        progress: called with the share of the runs done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         settings: values of the recipes' keys: a list has several, anything else changes the key in all runs;
             a value that is itself a list stands in a list.
 
@@ -332,7 +333,7 @@ def sweep(
         first_value = [f"{key}={low:g}"]
     for setting in bases:  # bad values are reported before the folder is made
         recipe_of(setting[0][1], [*(f"{k}={v}" for k, v in setting[1:]), *first_value])
-    folder, report = Path(folder), progress or no_progress
+    folder, report = Path(folder), taken(progress)
     make_folder(folder)
     with Lock(folder) as lock:
         lock.acquire()

@@ -19,12 +19,13 @@ from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.curvature.eigenvalues import eigenpairs, exact_products
-from landscape.curvature.hessian import HessianOperator, HessianOptions, Preconditioner
+from landscape.curvature.hessian import HessianOptions, Preconditioner
 from landscape.curvature.search import (
     RESIDUAL_TOL,
     RitzPairs,
     SearchOptions,
     find_eigenpairs,
+    ranks_of,
     start_vector,
     warm_start,
 )
@@ -63,7 +64,7 @@ class Sample:
         self.state: dict[str, Tensor] = {}
         self._found: tuple[int, RitzPairs | None] = -1, None
         # This refuses a model whose gradient is wrong, before the first step.
-        derivatives = HessianOperator(problem).derivatives
+        derivatives = HessianOptions().at(problem).derivatives
         self._options = HessianOptions(derivatives=derivatives)
         if derivatives == "differences" and comm.size > 1:
             raise InputError(
@@ -135,7 +136,7 @@ class Sample:
             near: the sum of eigenvectors at weights nearby; None: there are none yet.
             precondition: P.
         """
-        start = self._random if near is None else warm_start(near, self._random)
+        start = self._random if near is None else warm_start(near, self._random, ranks_of(self.problem))
         if self._options.derivatives == "differences":
             options = replace(self._options, precondition=precondition)
             found = eigenpairs(self.problem, weights[None], start, SearchOptions(high=count), options)[0]

@@ -18,6 +18,7 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.hessian import gradient_curvature
+from landscape.curvature.search import RESIDUAL_TOL
 from landscape.gradients.minibatches import MIN_COSTLY, Minibatches
 from landscape.problem.problem import Problem
 from landscape.training.instruments.base import Instrument, MeasuredRun, StepState, rounding
@@ -133,11 +134,12 @@ class BatchSharpness(Instrument):
 
 
 def _curvature(minibatch: Problem, weights: Tensor) -> float:
-    """gᵀHg/‖g‖²; NaN where it does not exist, since a run must not end for it."""
+    """gᵀHg/‖g‖²; NaN where it does not exist or has too large an error, since a run must not end for it."""
     try:
-        return gradient_curvature(minibatch, weights)[0]
+        value, _, error = gradient_curvature(minibatch, weights, derivatives="auto")
     except OperationError:
         return math.nan
+    return value if error <= RESIDUAL_TOL * abs(value) else math.nan
 
 
 class _Rise(Instrument):

@@ -391,12 +391,15 @@ def _placed(value: Tensor, p: Tensor, group: Mapping[str, Any]) -> Tensor:
 
 def class_path(model: nn.Module) -> str:
     """MODULE:NAME of the model's class; of a script's its file, from which others can import it."""
-    module = type(model).__module__
+    kind = type(model)
+    if kind.__bases__[0].__name__ == "FSDPModule":  # which fully_shard puts in front of the user's class
+        kind = kind.__bases__[1]
+    module = kind.__module__
     if module == "__main__":
         main = sys.modules["__main__"]
         spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
         module = spec.name if spec else Path(file).stem if file else module
-    return f"{module}:{type(model).__qualname__}"
+    return f"{module}:{kind.__qualname__}"
 
 
 def rate(optimizer: Any) -> float:

@@ -136,6 +136,18 @@ class Observer:
             self.parameters.show(self._objective.model)
             return self.monitor.measure(step, lr, self.parameters.flat()[None])
 
+    def state(self, step: int) -> dict[str, Tensor]:
+        """The memory of the instruments after ``step``, for files."""
+        return self.monitor.state(step)
+
+    def agreed(self, due: bool) -> bool:
+        """Say whether something is ``due`` on any of the processes that measure."""
+        return due
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        """A block whose error is raised by all processes that measure."""
+        return contextlib.nullcontext()
+
 
 @contextlib.contextmanager
 def undisturbed(device: torch.device, *data: Any) -> Iterator[None]:
@@ -254,6 +266,10 @@ class Parameters(Tracked):
         for view, p in zip(self.layout.views(theta).values(), self.trained(), strict=True):
             view.copy_(p)
         return theta
+
+    def recorded(self) -> Tensor:
+        """θ (1, P) now, as files hold it."""
+        return self.flat()[None]
 
     def trained(self) -> list[nn.Parameter]:
         """The trainable parameters, in the order of θ."""

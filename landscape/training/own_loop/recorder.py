@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,14 +24,17 @@ from landscape.checkpoint.user_code import UserData
 from landscape.core import files
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import Lock
-from landscape.core.options import Natural, check_type, choose, positive, toml_text
-from landscape.core.registry import optional
+from landscape.core.options import Natural, check_type, positive, toml_text
+from landscape.core.progress import DELAY
 from landscape.problem.batches import as_tensors
 from landscape.problem.layout import Layout, unwrapped
 from landscape.problem.problem import Loss
+from landscape.problem.shards import is_sharded
 from landscape.training.decomposition import GROUPS
 from landscape.training.own_loop import flat as loop
 from landscape.training.own_loop.observer import Observer
+from landscape.training.own_loop.scalars import open_writer, writer_names
+from landscape.training.own_loop.sharded import ShardedObserver
 from landscape.training.run.launch import last_sound
 from landscape.training.run.setup import History, due
 
@@ -39,6 +42,8 @@ from landscape.training.run.setup import History, due
 OPEN = ("loss", "consensus", "samples_per_s", "wait_s", "test_loss", "test_accuracy")
 _NAME = re.compile(r"[A-Za-z_][\w.-]*")
 NEVER = 2**63  # a step that no loop reaches
+# Measurements that take more than this share of a loop's time, and these seconds, are warned of (ours).
+LARGE_SHARE, LONG = 0.5, 10.0
 
 
 class Recorder:
@@ -51,7 +56,9 @@ class Recorder:
     and never run it. A step that is not due costs a counter; one that is costs a gradient over the data.
 
     The loop is left as it is: its random numbers, the gradients and the training mode of its model. Under
-    DistributedDataParallel rank 0 records, while the other ranks wait for it at their next exchange.
+    DistributedDataParallel rank 0 records, while the other ranks wait for it at their next exchange. Of a
+    model divided among ranks (:class:`landscape.ShardedProblem`) all ranks measure, make the same calls, and
+    close the recorder; rank 0 writes, for which it gathers the weights in its CPU's memory.
 
     Args:
         folder: where the files go; made where it is missing.
@@ -72,7 +79,7 @@ class Recorder:
         samples: g is estimated from so many samples, drawn anew each time, with standard errors; a multiple
             of 16. 0: all, exactly.
         sharpness: steps from one λ_max to the next, on 2,000 samples of the training set, always the same
-            (all, where data comes in batches); 0: none.
+            (all, where data comes in batches, or the model is divided among ranks); 0: none.
         monitor: what else is measured, as a recipe's table "monitor": {"instruments": ["noise-scale"]}.
         save_every: steps from one step-NNNNNNN.h5 to the next; 0: only at the end. As the trainer's (500).
         batch: samples in a minibatch of one process. Needed by most instruments, and by BatchNorm: g has the
@@ -136,14 +143,18 @@ class Recorder:
         self._phase, self._broken, self._next = IDLE, False, 1
         self._process = os.getpid()
         self._rank, self._world = loop.rank_and_size()
-        self._closed = self._rank > 0
+        module = unwrapped(model) if isinstance(model, nn.Module) else model  # type: ignore[redundant-expr]
+        self._sharded = isinstance(module, nn.Module) and is_sharded(module)  # type: ignore[redundant-expr]
+        self._idle = self._closed = self._rank > 0 and not self._sharded
         self._step: contextlib.AbstractContextManager[None] = StepContext(self)
-        if self._closed:
+        if self._idle:
             self._step = contextlib.nullcontext()
             return
-        check_folder(self.folder, self._resume)
-        module = unwrapped(model) if isinstance(model, nn.Module) else model  # type: ignore[redundant-expr]
-        self._observer = Observer(
+        if not self._sharded:  # whose ranks see it together
+            check_folder(self.folder, self._resume)
+        elif resume is not False:
+            raise InputError("resume: not allowed in a recorder of a sharded model; give another folder")
+        self._observer = (ShardedObserver if self._sharded else Observer)(
             module,
             loss,
             data,
@@ -160,6 +171,9 @@ class Recorder:
         with contextlib.ExitStack() as opened:
             self._open({"train": data} | ({} if test is None else {"test": test}), opened)
             self._opened = opened.pop_all()
+        # The seconds of the recorder's own work, and the beginning of the loop.
+        self._spent, self._began, self._first = 0.0, time.perf_counter(), self.steps
+        self._told = self._rank > 0
         atexit.register(self._close_at_exit)
 
     def _check_options(self) -> None:
@@ -176,15 +190,9 @@ class Recorder:
 
     def _open(self, splits: dict[str, Any], opened: contextlib.ExitStack) -> None:
         """Take the folder, go on with what it holds, and write the first file."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            opened.enter_context(Lock(self.folder)).acquire()
-            files.remove_stale(self.folder)
-        except OSError as error:
-            raise OperationError(f"{self.folder}: cannot be written ({error.strerror})") from error
-        check_folder(self.folder, self._resume)
         observer, train, test = self._observer, self._observer.train, self._observer.test
-        before = run_before(self.folder, self._resume, train.layout)
+        with observer.together():
+            before = None if self._rank else self._take(opened)
         if before is not None:
             self.steps = before.step if isinstance(self._resume, bool) else self._resume
             for path in run_folder.named_like_a_run(self.folder):
@@ -207,13 +215,25 @@ class Recorder:
             "test": test.samples if test else 0,
             "fingerprint": UserData({k: as_tensors(v) for k, v in splits.items()}, None).fingerprint,
         }
-        names = writer_names(self._scalars)
-        self._writers = [open_writer(name, self.folder, self.steps, opened) for name in names]
+        names = [] if self._rank else writer_names(self._scalars)
+        with observer.together():
+            self._writers = [open_writer(name, self.folder, self.steps, opened) for name in names]
         self._resumed = before
         if before is None:  # a history begins with its first step, or before
             self._add(0, observer.tested())
             self._write()
         self._next = self._due_after(self.steps) if before is None else self.steps + 1
+
+    def _take(self, opened: contextlib.ExitStack) -> Checkpoint | None:
+        """Take the folder for this process alone: the last state of the run to go on with, if any."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            opened.enter_context(Lock(self.folder)).acquire()
+            files.remove_stale(self.folder)
+        except OSError as error:
+            raise OperationError(f"{self.folder}: cannot be written ({error.strerror})") from error
+        check_folder(self.folder, self._resume)
+        return run_before(self.folder, self._resume, self._observer.train.layout)
 
     def step(self) -> contextlib.AbstractContextManager[None]:
         """The context of the optimizer's step: ``with recorder.step(): optimizer.step()``.
@@ -237,13 +257,13 @@ class Recorder:
             1
             >>> recorder.close()
         """
-        if self._phase != IDLE or (self._closed and not self._rank):
+        if self._phase != IDLE or (self._closed and not self._idle):
             raise InputError(
                 "step: the recorder is closed"
                 if self._closed
                 else "step: it needs a with statement of its own, with recorder.step(): optimizer.step()"
             )
-        if not self._rank:
+        if not self._idle:
             self._phase = ASKED
         return self._step
 
@@ -251,6 +271,28 @@ class Recorder:
         """The next step after ``step`` at which there is something to do."""
         turns = self._every, *self._observer.monitor.turns, self._save_every
         return min(((step // every + 1) * every for every in turns if every), default=NEVER)
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the seconds of the recorder's own work."""
+        began = time.perf_counter()
+        yield
+        self._spent += time.perf_counter() - began
+
+    def _tell_share(self) -> None:
+        """Say once, as soon as everything was measured at least once, what share of the time that takes."""
+        turns = sorted({self._every, *self._observer.monitor.turns} - {0})
+        if self._told or self.steps - self._first < max(turns, default=NEVER):
+            return
+        self._told = True
+        share = self._spent / (time.perf_counter() - self._began)
+        steps = " and ".join(f"{turn:,}" for turn in turns)
+        line = f"{self.folder}: what is measured every {steps} steps takes {share:.0%} of the time"
+        if share > LARGE_SHARE and self._spent > LONG:
+            advice = "a larger every= or sharpness=, or samples=, takes less"
+            warnings.warn(f"{line}; {advice}", RecorderWarning, stacklevel=3)
+        elif self._spent > DELAY and os.environ.get("LANDSCAPE_PROGRESS") != "0":
+            print(line, file=sys.stderr)
 
     def _before(self) -> None:
         """Measure what a due step needs before it is made."""
@@ -325,7 +367,7 @@ class Recorder:
             >>> landscape.load(f"{folder}/last.h5").history["data_time"].tolist()
             [0.1]
         """
-        if self._rank:
+        if self._idle:
             return
         if self._closed:
             raise InputError("log: the recorder is closed")
@@ -361,13 +403,13 @@ class Recorder:
             'step-0000000.h5'
             >>> recorder.close()
         """
-        if self._rank:
+        if self._idle:
             return None
         if self._closed or self._phase != IDLE:
             raise InputError("checkpoint: the recorder is closed, or within a step")
         return self._write()
 
-    def _write(self) -> Path:
+    def _write(self) -> Path | None:
         observer = self._observer
         observer.parameters.check()
         batch, limit = self._batch * self._world, loop.stability_limit(self._optimizer)
@@ -382,7 +424,7 @@ class Recorder:
         if self._optimizer is not None:
             settings["optimizer"] = loop.optimizer_table(self._optimizer)
         state = Checkpoint(
-            weights=observer.parameters.flat()[None],
+            weights=observer.parameters.recorded(),
             layout=observer.train.layout,
             step=self.steps,
             epoch=self.steps * batch / observer.train.samples if batch else math.nan,
@@ -396,9 +438,10 @@ class Recorder:
             history=self._history.columns(),
             units=self._history.units,
             buffers=observer.parameters.kept(),
-            shared=observer.monitor.state(self.steps),
+            shared=observer.state(self.steps),
         )
-        path = run_folder.write(state, self.folder, self._save_every)
+        with observer.together():
+            path = None if self._rank else run_folder.write(state, self.folder, self._save_every)
         self._saved, self._logged = self.steps, False
         return path
 
@@ -424,29 +467,42 @@ class Recorder:
         atexit.unregister(self._close_at_exit)
         try:
             if not self._broken and self._phase != INSIDE:
+                observer = self._observer
                 tested = math.isfinite((self._row(self.steps) or {}).get("test_loss", math.nan))
-                if self._observer.test is not None and not tested:
-                    self._add(self.steps, self._observer.tested())
-                if self.steps != self._saved or self._logged:
+                if observer.test is not None and observer.agreed(not tested):
+                    self._add(self.steps, observer.tested())
+                if observer.agreed(self.steps != self._saved or self._logged):
                     self._write()
         finally:
             self._closed = True
             self._opened.close()
 
+    def abort(self) -> None:
+        """Close after an error: of a sharded model nothing is written, as other ranks may not be there.
+
+        Example:
+            >>> recorder.abort()  # doctest: +SKIP
+        """
+        self._broken |= self._sharded
+        self.close()
+
     def _close_at_exit(self) -> None:
         try:
-            self.close()
+            self.abort()
         except LandscapeError as error:
             print(f"landscape: {error}", file=sys.stderr)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
 
     def __repr__(self) -> str:
-        state = f"rank {self._rank}, which does not record" if self._rank else f"step {self.steps:,}"
+        state = f"rank {self._rank}, which does not record" if self._idle else f"step {self.steps:,}"
         return f"Recorder({str(self.folder)!r}, {state})"
 
 
@@ -469,7 +525,8 @@ class StepContext:
     def __enter__(self) -> None:
         recorder = self._recorder
         if recorder.steps + 1 >= recorder._next:
-            recorder._before()
+            with recorder._timed():
+                recorder._before()
         recorder._phase = INSIDE
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
@@ -481,7 +538,9 @@ class StepContext:
             return
         recorder.steps += 1
         if recorder.steps >= recorder._next:
-            recorder._after()
+            with recorder._timed():
+                recorder._after()
+            recorder._tell_share()
 
 
 def number(name: str, value: Any) -> float:
@@ -519,66 +578,3 @@ def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint |
         )
     check_fit(folder, run.layout, layout)
     return run
-
-
-# Under which numbers stand in a run that the user's loop writes to as well.
-PREFIX = "landscape/"
-#: Takes the numbers of one step by name; those of the same step may come in parts.
-Write = Callable[[int, Mapping[str, float]], object]
-WRITERS = ("tensorboard", "wandb", "trackio")
-
-
-def writer_names(scalars: str | Sequence[str] | None) -> list[str]:
-    """The writers asked for, none where it is None; InputError for a name that is not known."""
-    if scalars is not None and not isinstance(scalars, (str, list, tuple)):
-        raise InputError(f"scalars: {scalars!r} is not allowed, it must be one of {', '.join(WRITERS)}")
-    each = [scalars] if isinstance(scalars, str) else scalars or []
-    return [choose("scalars", name, WRITERS) for name in each]
-
-
-def open_writer(name: str, folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
-    """The writer called ``name``, for a run in ``folder`` that has done ``step`` steps; ``opened`` closes it.
-
-    Raises OperationError where its package is missing or refuses.
-    """
-    try:
-        package = optional(name, "scalars", f"{name}, or leave scalars out")
-        if name == "tensorboard":
-            return _tensorboard(folder, step, opened)
-        return _tracked(package, folder, opened)
-    except LandscapeError:
-        raise
-    except Exception as error:  # whatever the package, or the service behind it, says
-        words = " ".join(str(error).split())[:200]
-        raise OperationError(f"scalars: '{name}' cannot be used ({type(error).__name__}: {words})") from error
-
-
-def _tensorboard(folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
-    """Event files in the folder "tensorboard" of the run."""
-    module = optional("torch.utils.tensorboard", "scalars", "tensorboard, or leave scalars out")
-    # What an unbroken run has not written yet is taken back where one goes on from an earlier step.
-    writer = module.SummaryWriter(folder / "tensorboard", purge_step=step + 1 if step else None)
-    opened.callback(writer.close)
-
-    def write(step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            writer.add_scalar(name, value, step)
-
-    return write
-
-
-def _tracked(tracker: Any, folder: Path, opened: contextlib.ExitStack) -> Write:
-    """A run of Weights & Biases, or of trackio, which has the same functions.
-
-    That of the user's loop where one is active, under names of their own and with the step beside them; else
-    a new one in the project "landscape", called as the folder.
-    """
-    current = getattr(getattr(tracker, "context_vars", None), "current_run", None)  # trackio's
-    active = current.get() if current else getattr(tracker, "run", None)
-    if active is not None:  # whose steps are the user's
-        return lambda step, values: active.log(
-            {f"{PREFIX}{k}": v for k, v in values.items()} | {f"{PREFIX}step": step}
-        )
-    run = tracker.init(project="landscape", name=folder.name)
-    opened.callback(run.finish)
-    return lambda step, values: run.log(dict(values), step=step)

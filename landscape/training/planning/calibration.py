@@ -22,7 +22,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from landscape.core.devices import pick_device, synchronize
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import parse_toml, positive
-from landscape.core.progress import Progress, no_progress
+from landscape.core.progress import ProgressOption, shows_progress, taken
 from landscape.results.training import RunTimes
 from landscape.training.algorithms.ssgd import SSGD
 from landscape.training.planning.plan import (
@@ -53,6 +53,7 @@ TIMEOUT = datetime.timedelta(seconds=300)
 MAX_WORKERS = 4096
 
 
+@shows_progress()
 def plan(
     recipe: Recipe | str | Path,
     workers: Sequence[int] = (8, 64, 512),
@@ -71,7 +72,7 @@ def plan(
     data_dir: str | Path | None = None,
     allow_code: bool = False,
     message: Callable[[str], None] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **settings: Any,
 ) -> RunTimes:
     """Predict the time of a step and of a run of a recipe on more workers than this machine has.
@@ -97,7 +98,7 @@ def plan(
             its own link.
         device, data_dir, allow_code: as of :func:`landscape.train`.
         message: takes lines for the user.
-        progress: called with the share of the work done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         settings: other values of the recipe's keys.
 
     Returns:
@@ -149,7 +150,7 @@ def plan(
     machines = Machines(link, stragglers, learners_per_worker, all_reduce, exchange_loss=exchange_loss)
     return predict(
         chosen, workers, costs, machines, mixings=mixings, scaling=scaling, message=say,
-        progress=progress or no_progress,
+        progress=taken(progress),
     )  # fmt: skip
 
 

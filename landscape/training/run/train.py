@@ -12,7 +12,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import files
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import positive
-from landscape.core.progress import Progress
+from landscape.core.progress import ProgressOption, shows_progress, taken
 from landscape.training.processes import children
 from landscape.training.processes.children import TIMEOUT
 from landscape.training.processes.process_group import started_by_launcher
@@ -21,6 +21,7 @@ from landscape.training.run.launch import check_folder, launch
 from landscape.training.run.loop import Hooks
 
 
+@shows_progress()
 def train(
     recipe: Recipe | str | Path | None,
     folder: str | Path | None = None,
@@ -34,7 +35,7 @@ def train(
     data_dir: str | Path | None = None,
     allow_code: bool = False,
     message: Callable[[str], None] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressOption = None,
     **settings: Any,
 ) -> Checkpoint:
     """Train n learners by a recipe in a folder, as ``landscape train`` does, to the bit.
@@ -54,7 +55,7 @@ def train(
         data_dir: the folder of data sets that are not bundled. Default: $LANDSCAPE_DATA or data.
         allow_code: run code that a file names as MODULE:NAME; what the settings name always runs.
         message: takes lines for the user.
-        progress: takes the share that is done.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
         settings: other values of the recipe's keys, as of :meth:`landscape.Recipe.read`.
 
     Returns:
@@ -82,8 +83,8 @@ def train(
     if nproc != 1 or max_restarts:
         return in_processes(chosen, Path(folder), nproc, max_restarts, timeout, **about)
     hooks = Hooks(message=message or (lambda line: None))
-    if progress:
-        hooks.step = lambda done, total: progress(done / total)
+    report = taken(progress)
+    hooks.step = lambda done, total: report(done / total)
     end = launch(chosen, folder, hooks=hooks, **about)
     end.path = Path(folder) / "last.h5"
     return end
