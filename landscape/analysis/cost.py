@@ -110,7 +110,8 @@ def cost_need(problem: Any, function: Any, options: Mapping[str, Any]) -> Need:
     lossy = _ANALYSES.get(function, (None, None))[1] is None
     if lossy:
         return needs.evaluated(problem, 5, 0, options.get("max_memory"))
-    return needs.curved(problem, 3, part=options.get("part"))
+    derivatives = options.get("derivatives", "auto")
+    return needs.curved(problem, 3, part=options.get("part"), derivatives=derivatives)
 
 
 @bounded(cost_need)
