@@ -325,6 +325,22 @@ def test_a_full_basis_is_restarted_not_given_up(low: int, monkeypatch: pytest.Mo
     assert cut.products == 14 + low
 
 
+def test_a_restart_of_both_ends_takes_no_second_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps before the restart bound what was not seen: the products would otherwise be half as many more."""
+    monkeypatch.setattr("landscape.evaluation.needs.MAX_BASIS", 8)
+    diagonal = torch.linspace(-1, 1, 500, dtype=torch.float64)
+    diagonal[:4] = torch.tensor([5.0, 4.5, -3.0, -2.8])
+    start = torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = find_eigenpairs(lambda v: diagonal * v, start, low=1, high=1, residual_tol=1e-6)
+    assert found.converged
+    assert found.products > 10
+    assert found.checks == 0
+    assert found.values.tolist() == pytest.approx([5.0, -3.0], abs=1e-5)
+    low, high = found.bounds
+    assert -20 < low <= -3
+    assert 5 <= high < 20
+
+
 def test_a_warm_start_saves_products_and_misses_nothing() -> None:
     diagonal = torch.linspace(-1, 1, 300, dtype=torch.float64)
     diagonal[0] = 5.0
