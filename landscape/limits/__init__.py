@@ -8,10 +8,8 @@ up to the limits computed here (Delay-2019; derived in docs/explanation/stabilit
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
