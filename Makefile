@@ -140,4 +140,4 @@ $(LOWEST)/ready: pyproject.toml constraints.txt
 	touch $(LOWEST)/ready
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(TRUTH) $(INTEGRATIONS) $(LOWEST) $(PACKAGING) build dist .coverage* *.egg-info demo
+	rm -rf $(VENV) $(PEERS) $(TRUTH) $(INTEGRATIONS) $(LOWEST) $(PACKAGING) build dist docs/gallery .coverage* *.egg-info demo

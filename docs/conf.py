@@ -7,6 +7,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the extension below
 
+from site_gallery import SECTIONS
+
 from landscape._version import __version__
 
 project = "landscape"
@@ -23,9 +25,11 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_click",
     "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
     "site_extension",
+    "site_gallery",
 ]
-exclude_patterns = ["_build", "_templates"]
+exclude_patterns = ["_build", "_templates", "gallery/**/*.py", "gallery/**/*.ipynb"]
 templates_path = ["_templates"]
 nitpicky = True
 # Types of other packages, and types of this one that are named in signatures only. Every other reference must
@@ -70,7 +74,25 @@ napoleon_custom_sections = [("Attributes", "params_style")]
 copybutton_prompt_text = "$ "
 copybutton_exclude = ".linenos, .go"
 
+sphinx_gallery_conf = {
+    "examples_dirs": "../examples/gallery",
+    "gallery_dirs": "gallery",
+    "backreferences_dir": "gallery/uses",
+    "doc_module": ("landscape",),
+    "filename_pattern": "",
+    "subsection_order": [f"../examples/gallery/{section}" for section in SECTIONS],
+    "image_scrapers": ("site_gallery.scraper",),
+    "capture_repr": ("_repr_html_",),
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "show_signature": False,
+    "thumbnail_size": (400, 280),
+}
+
 html_theme = "pydata_sphinx_theme"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_logo = html_favicon = "_static/logo.svg"
 html_title = f"landscape {release}"
 html_show_sourcelink = False
 html_theme_options = {

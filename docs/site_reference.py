@@ -264,6 +264,15 @@ def command_page(name: str) -> Iterator[str]:
     yield from (f"({name})=", "", "```{eval-rst}")
     yield f".. click:: {callback.__module__}:{callback.__name__}"
     yield from (f"   :prog: landscape {name}", "```", "")
+    yield from ("```{eval-rst}", f".. minigallery:: landscape.{name.replace('-', '_')}", "```", "")
+
+
+def papers_page() -> Iterator[str]:
+    """The page of the papers' figures: the README of figures/, whose pictures and data lie there."""
+    folder = Path(__file__).parents[1] / "figures"
+    text = (folder / "README.md").read_text(encoding="utf-8").replace("[records](records)", "`records`")
+    text = re.sub(r"(?<=\]\()(?=[\w-]+\.(?:png|csv)\))", "../../../figures/", text)
+    yield text.replace('<img src="', '<img src="../../../figures/')
 
 
 def commands_page() -> Iterator[str]:
@@ -391,6 +400,7 @@ def write_pages(folder: Path) -> None:
         "formats": formats_page(),
         "history": history_page(),
         "messages": messages_page(),
+        "papers": papers_page(),
     }
     pages |= {"commands": commands_page()}
     pages |= {f"commands/{name}": command_page(name) for name in registry.commands.names()}

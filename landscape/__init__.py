@@ -6,14 +6,5 @@ alone takes milliseconds.
 
 from landscape.core import lazy
 
-#: Former public name -> today's, for one minor version: that after which they go.
-_FORMER = {
-    "Ends": "ExtremeEigenvalues",
-    "FailedError": "OperationError",
-    "NoiseEstimate": "Noise",
-    "estimate_noise": "noise",
-}
-_FORMER_UNTIL = "0.19"
-
-_MODULES, __getattr__, __dir__ = lazy(__name__, __file__, _FORMER, _FORMER_UNTIL)
+_MODULES, __getattr__, __dir__ = lazy(__name__, __file__)
 __all__ = list(_MODULES)

@@ -71,7 +71,7 @@ from landscape.results.spectrum import Trace as Trace
 from landscape.results.flatness import LearningCoefficient as LearningCoefficient
 from landscape.results.flatness import Sharpness as Sharpness
 from landscape.results.flatness import Smoothing as Smoothing
-from landscape.results.grids import Basins as Basins
+from landscape.results.flatness import Basins as Basins
 from landscape.results.grids import HessianGrid as HessianGrid
 from landscape.results.grids import Line as Line
 from landscape.results.grids import Plane as Plane

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -292,3 +295,99 @@ def test_running_quartiles_are_quantiles_of_the_window(values: list[float], hole
     ):
         inside = column[known & (np.abs(steps - place) <= reach)]
         np.testing.assert_allclose(quartile, np.quantile(inside, (0.25, 0.5, 0.75)))
+
+
+def paraboloid(
+    a: float = 1.0, b: float = 1.0, at: tuple[float, float] = (0.0, 0.0), **changes: Any
+) -> Surface:
+    """L = a(x − x₀)² + b(y − y₀)² on 11 × 13 points, along directions of the lengths 2 and 1."""
+    x, y = np.linspace(-1, 1, 11)[None], np.linspace(-1, 1, 13)[:, None]
+    sides = np.array([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    return surface(a * (x - at[0]) ** 2 + b * (y - at[1]) ** 2, sides, **{"norm": "filter", **changes})
+
+
+def extremes(low: float, high: float) -> landscape.ExtremeEigenvalues:
+    """λ_min and λ_max."""
+    matrix = torch.diag(torch.tensor([low, 0.1, high], dtype=torch.float64))
+    return landscape.extreme_eigenvalues(matrix)
+
+
+def found(
+    subject: str, surface: Surface, ends: landscape.ExtremeEigenvalues | None = None
+) -> tuple[bool, str]:
+    (finding,) = [each for each in surface.check(ends).findings if each.subject == subject]
+    assert finding.fine == (finding.advice == "")
+    return finding.fine, finding.answer
+
+
+def test_a_check_says_whether_the_centre_is_a_minimum() -> None:
+    fine, words = found("centre", paraboloid())
+    assert (fine, words.split("; ")[0]) == (True, "its loss is 0, the lowest of all points")
+    fine, words = found("centre", paraboloid(at=(0.4, -0.5)))
+    # the slope is −2·0.4 and 2·0.5, and is zero where the lowest point of the grid lies
+    assert not fine
+    assert "0.41 above the lowest, at (0.4, -0.5); slopes -0.8 and 1 nat a unit, zero 0.5 spans away" in words
+    assert not [each for each in paraboloid(kind="pca").check().findings if each.subject == "centre"]
+
+
+def test_a_check_compares_the_curvature_of_the_plane_with_the_spectrum() -> None:
+    """∂² = 2a/‖d₁‖² = 0.5·a and 2b along unit vectors."""
+    fine, words = found("curvature", paraboloid(4, 3), extremes(0.05, 6.0))
+    assert (fine, words) == (True, "2 to 6 on the plane, λ_min 0.05 and λ_max 6 in all")
+    for ends in (extremes(0.05, 13.0), extremes(-0.5, 6.0)):
+        assert not found("curvature", paraboloid(4, 3), ends)[0]
+    assert found("curvature", paraboloid(4, -0.1), extremes(-0.3, 2.0))[0]
+    narrow = paraboloid(4, 3)
+    narrow = dataclasses.replace(narrow, directions=np.array([[1.0, 0, 0], [1, 0, 0]]))
+    assert "curvature" not in str(narrow.check(extremes(0.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("changed", "fine", "words"),
+    [
+        (lambda loss: loss, True, "losses from 0 to 2; "),
+        (lambda loss: loss * 1e-5 + 7, False, "the loss hardly changes, losses from 7 to 7; "),
+        (
+            lambda loss: np.where(loss > 0.02, 9.0, loss),
+            False,
+            "the walls hide the valley, losses from 0 to 9; 1 ",
+        ),
+        (
+            lambda loss: np.where(loss > 1.5, np.inf, loss),
+            False,
+            "points have no finite loss; losses from 0 to ",
+        ),
+    ],
+)
+def test_a_check_looks_at_the_window(changed: Callable[[Any], Any], fine: bool, words: str) -> None:
+    steep = dataclasses.replace(paraboloid(), loss=changed(paraboloid().loss))
+    assert found("window", steep)[0] == fine
+    assert words in found("window", steep)[1]
+
+
+def test_a_check_says_what_the_plane_leaves_out() -> None:
+    places = {"kind": "pca", "markers": np.array([[0.5, 0.0], [0.0, 0.25]]), "labels": ("a", "b")}
+    near = paraboloid(**places, marker_loss=np.array([0.25, 0.0625 + 0.01]), explained=np.array([0.8, 0.15]))
+    shown = [each for each in near.check().findings if each.subject == "places"]
+    assert [each.fine for each in shown] == [True, True]
+    assert "the plane has 95% of the spread of its 2 places" in shown[0].answer
+    assert "b has the loss 0.0725, the plane below it 0.062" in shown[1].answer
+    far = paraboloid(**places, marker_loss=np.array([0.25, 0.3]), explained=np.array([0.5, 0.15]))
+    assert [each.fine for each in far.check().findings if each.subject == "places"] == [False, False]
+
+
+def test_a_check_knows_batchnorm_directions_and_missing_points() -> None:
+    assert "come out too high" in found("BatchNorm", paraboloid(batchnorm=True, bn="center"))[1]
+    assert found("BatchNorm", paraboloid(batchnorm=True, bn="recalibrate"))[0]
+    assert "BatchNorm" not in str(paraboloid().check())
+    assert not found("directions", paraboloid(norm="none"))[0]
+    assert (
+        "biases and normalisation layers move" not in found("directions", paraboloid(ignore="bias+norm"))[1]
+    )
+    part = paraboloid()
+    half = np.arange(part.loss.size).reshape(part.loss.shape) % 2 == 0
+    words = found("points", dataclasses.replace(part, done=half, loss=np.where(half, part.loss, np.nan)))
+    assert words == (False, "71 of 143 points are not computed yet")
+    with pytest.raises(OperationError, match="no finite loss to look at"):
+        dataclasses.replace(part, loss=np.full_like(part.loss, np.nan)).check()
+    assert not part.check(extremes(0.0, 50.0)).fine

@@ -150,22 +150,6 @@ def test_commands_name_their_options_where_functions_name_parameters(
     assert with_options("seed: 1", "no such command") == "seed: 1"
 
 
-def test_former_names_warn_and_give_todays() -> None:
-    with pytest.warns(
-        DeprecationWarning, match=r"landscape.limits.Setting is landscape.limits.Hyperparameters"
-    ):
-        assert landscape.limits.Setting is landscape.limits.Hyperparameters
-    with pytest.raises(AttributeError, match="has no attribute 'Other'"):
-        _ = landscape.limits.Other
-    for old, new in landscape._FORMER.items():
-        assert old not in landscape.__all__
-        with pytest.warns(DeprecationWarning, match=f"landscape.{old} is landscape.{new} now"):
-            assert getattr(landscape, old) is getattr(landscape, new)
-    # They go with the version that the warning names.
-    now, until = (tuple(map(int, v.split(".")[:2])) for v in (landscape.__version__, landscape._FORMER_UNTIL))
-    assert now < until
-
-
 #: Command -> its function, where that has another name; or why it has none.
 ELSEWHERE = {
     "import": "import_state",

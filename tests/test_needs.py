@@ -202,7 +202,7 @@ def test_the_basis_of_a_search_takes_the_memory_there_is(monkeypatch: pytest.Mon
         assert found[more].converged
         np.testing.assert_allclose([found[more].min, found[more].max], [wide.min, wide.max], rtol=1e-6)
     # Half of what is free besides: 8, 20 and 128 vectors.
-    assert found[0].products > found[24].products > found[1e6].products == wide.products
+    assert found[0].products > found[24].products >= found[1e6].products == wide.products
     limited = landscape.extreme_eigenvalues(problem, 1e-4, search="exact", max_memory=2**40)
     assert limited.products == wide.products  # of a limit, all
 

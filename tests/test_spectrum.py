@@ -187,6 +187,49 @@ def test_a_short_search_and_a_trace_near_zero_are_said() -> None:
     assert np.isfinite(table.trace_error).all()
 
 
+FORECASTS: list[tuple[str, dict[str, Any], bool]] = [
+    ("extreme_eigenvalues", {"residual_tol": 0.01, "search": "exact"}, False),
+    ("top_eigenvalues", {"k": 1, "search": "exact"}, False),
+    ("top_eigenvalues", {"k": 5, "search": "exact"}, False),
+    ("top_eigenvalues", {"k": 2, "part": "5"}, False),
+    ("curvature_table", {"by": "layer"}, False),
+    ("spectrum", {"k": 2, "quantities": ("trace",), "search": "exact"}, False),
+    ("trace", {"products": 30}, True),
+    ("trace", {"products": 200, "part": "5.bias"}, True),
+    ("density", {"draws": 3, "steps": 7}, True),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "known"), FORECASTS)
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_the_forecast_of_products_is_right_to_a_factor_of_two(
+    name: str, options: dict[str, Any], known: bool, activation: str
+) -> None:
+    problem = problems.mlp(widths=(20, 30, 20, 5), activation=activation, samples=100)
+    cost = problem.cost(name, **options)
+    found = getattr(landscape, name)(problem, **options).products
+    assert found == cost.products if known else found / 2 <= cost.products <= 2 * found
+    assert cost.memory == landscape.forecast(getattr(landscape, name), problem, **options)
+    assert 0 < cost.seconds < np.inf
+    assert f"{name}: some {cost.products} Hessian products, about" in str(cost)
+
+
+def test_the_forecast_of_a_grid_is_that_of_its_points() -> None:
+    problem = problems.mlp()
+    ends, grid = problem.cost("extreme_eigenvalues"), problem.cost("hessian_grid", grid=(3, 2))
+    assert abs(grid.products - 6 * ends.products) <= 6
+    contour = problem.cost("contour", grid=9)
+    assert (contour.products, "Hessian" in str(contour)) == (0, False)
+    assert contour.seconds >= 0
+    assert problem.cost("line", points=5).memory <= contour.memory
+    with pytest.raises(InputError, match="max_memory: .* is not enough"):
+        problem.cost("extreme_eigenvalues", max_memory=2**20)
+    with pytest.raises(InputError, match="function: 'contours' is not known"):
+        problem.cost("contours")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'kk'"):
+        problem.cost("top_eigenvalues", kk=5)
+
+
 def test_groups_have_each_parameter_once() -> None:
     layers = nn.ModuleDict({"h": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), "head": nn.Linear(2, 2)})
     layout = Layout.of(layers)
@@ -280,6 +323,22 @@ def test_a_full_basis_is_restarted_not_given_up(low: int, monkeypatch: pytest.Mo
     cut = find_eigenpairs(lambda v: diagonal * v, start, high=4, low=low, residual_tol=1e-4, max_products=10)
     assert not cut.converged
     assert cut.products == 14 + low
+
+
+def test_a_restart_of_both_ends_takes_no_second_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps before the restart bound what was not seen: the products would otherwise be half as many more."""
+    monkeypatch.setattr("landscape.evaluation.needs.MAX_BASIS", 8)
+    diagonal = torch.linspace(-1, 1, 500, dtype=torch.float64)
+    diagonal[:4] = torch.tensor([5.0, 4.5, -3.0, -2.8])
+    start = torch.randn(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = find_eigenpairs(lambda v: diagonal * v, start, low=1, high=1, residual_tol=1e-6)
+    assert found.converged
+    assert found.products > 10
+    assert found.checks == 0
+    assert found.values.tolist() == pytest.approx([5.0, -3.0], abs=1e-5)
+    low, high = found.bounds
+    assert -20 < low <= -3
+    assert 5 <= high < 20
 
 
 def test_a_warm_start_saves_products_and_misses_nothing() -> None:
@@ -532,11 +591,16 @@ def test_the_command_prints_numbers_with_their_errors(
         assert words in out
 
 
-def test_the_command_writes_a_table_of_blocks(checkpoint: Path, command: Command) -> None:
+def test_the_command_writes_a_table_of_blocks(
+    checkpoint: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, out, err = command("spectrum", checkpoint, "--by", "layer", "--matrix", "gauss-newton")
     assert code == 0, err
     path = checkpoint.with_name("last-curvature-table-layer.h5")
     assert out.endswith(f"{path}\n")
+    assert "Hessian products" not in err
+    monkeypatch.setattr("landscape.cli.instruments.LONG", 0.0)
+    assert "spectrum: some " in command("spectrum", checkpoint, "--part", "1", "--force")[2]
     table = landscape.load(path)
     assert (table.groups, table.matrix, table.draws) == (("all", "1", "3"), "gauss-newton", 20)
     for words in (["--k", 2], ["--quantities", "trace"], ["--part", "1"], ["--precondition"]):

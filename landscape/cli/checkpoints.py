@@ -21,6 +21,7 @@ from landscape.cli.output import values
 from landscape.core import hdf5
 from landscape.core.errors import InputError, OperationError
 from landscape.data.base import SPLITS
+from landscape.results.grids import Surface
 from landscape.training.recipes.recipe import recipe_of
 
 
@@ -128,6 +129,8 @@ def info(file: str) -> None:
     for result in every:
         fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
         values("\n" + "\n".join(f"{name}: {_short(value)}" for name, value in fields.items()))
+        if isinstance(result, Surface) and np.isfinite(result.loss).any():
+            values(f"\n{result.check()}")
     common.results(every)
 
 

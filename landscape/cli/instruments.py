@@ -15,6 +15,7 @@ from landscape.analysis.noise import noise_scale as compute_noise_scale
 from landscape.analysis.sharpness import batch_sharpness as compute_batch_sharpness
 from landscape.analysis.spectrum import spectrum as compute_spectrum
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.completion import Choice
 from landscape.cli.options import command, numbers
@@ -24,11 +25,15 @@ from landscape.curvature.hessian import MATRICES
 from landscape.curvature.peers import ENGINES
 from landscape.gradients.minibatches import known_batch
 from landscape.problem.layout import GROUPINGS
+from landscape.problem.problem import Problem
 from landscape.results.curvature import BatchSharpness
 from landscape.results.noise import NoiseScale
 from landscape.results.spectrum import CurvatureTable, Spectrum
 from landscape.training.experiments.continued import operating_point
 from landscape.training.optimizer.preconditioning import preconditioner
+
+# Seconds above which a command says before it starts what it will take (ours: a user then wonders).
+LONG = 5.0
 
 
 @command(
@@ -78,8 +83,10 @@ def spectrum(by: str | None, precondition: bool, parts: tuple[str, ...], analysi
     def compute(run: Checkpoint, **settings: Any) -> Spectrum:
         problem = run.problem()
         by = preconditioner(run, problem) if precondition else None
-        part = list(parts) or None
-        return compute_spectrum(problem, precondition=by, part=part, **settings)
+        known = {**settings, "part": list(parts) or None}
+        if by is None and settings["engine"] == ENGINES[0]:
+            say_cost(problem, "spectrum", known)
+        return compute_spectrum(problem, precondition=by, **known)
 
     variant = [analysis.settings["matrix"], *(["preconditioned"] if precondition else [])]
     analysis.compute("spectrum", analysis.open(), compute, *variant)
@@ -94,10 +101,19 @@ def _table(by: str, analysis: Analysis, others: Mapping[str, Any]) -> None:
     groups = [by] if by in GROUPINGS else [name.strip() for name in by.split(",")]
 
     def compute(run: Checkpoint, **settings: Any) -> CurvatureTable:
-        return curvature_table(run, groups if len(groups) > 1 else groups[0], **settings)
+        problem, known = run.problem(), {**settings, "by": groups if len(groups) > 1 else groups[0]}
+        say_cost(problem, "curvature_table", known)
+        return curvature_table(problem, **known)
 
     analysis = replace(analysis, settings=given)
     analysis.compute("curvature-table", analysis.open(), compute, *([by] if by in GROUPINGS[1:] else []))
+
+
+def say_cost(problem: Problem, function: str, options: Mapping[str, Any]) -> None:
+    """Print what a call will take, if that is long."""
+    forecast = problem.cost(function, **options)
+    if forecast.seconds > LONG:
+        common.message(str(forecast))
 
 
 @command(

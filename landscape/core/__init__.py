@@ -3,30 +3,22 @@
 import importlib
 import re
 import sys
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 
-def lazy(
-    package: str, file: str, former: Mapping[str, str] = MappingProxyType({}), until: str = ""
-) -> tuple[dict[str, str], Callable[[str], Any], Callable[[], list[str]]]:
+def lazy(package: str, file: str) -> tuple[dict[str, str], Callable[[str], Any], Callable[[], list[str]]]:
     """The module of each public name of a package, and its ``__getattr__`` (PEP 562) and ``__dir__``.
 
     A line of the stub beside its ``file``, ``from MODULE import NAME as NAME``, says which module defines a
-    name. ``former`` has names that still give today's, with a warning that they go with version ``until``.
+    name.
     """
     stub = Path(file).with_suffix(".pyi").read_text("utf-8")
     modules = {name: module for module, name in re.findall(r"^from (\S+) import (\w+)", stub, re.MULTILINE)}
 
     def find(name: str) -> Any:
         """The public name ``name``, imported."""
-        if name in former:
-            line = f"{package}.{name} is {package}.{former[name]} now; the old name goes with {until}"
-            warnings.warn(line, DeprecationWarning, stacklevel=2)
-            return find(former[name])
         if name not in modules:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
         if modules[name] == package:

@@ -73,7 +73,7 @@ class KrylovSpace(NamedTuple):
     """The Ritz pairs of one Krylov space, and the space.
 
     The operator maps the orthonormal ``basis`` (j, P) to itself by ``t`` (j, j), and besides its last
-    vector to ``rest`` (P,), orthogonal to the basis. ``restarted``: earlier basis vectors were dropped.
+    vector to ``rest`` (P,), orthogonal to the basis. ``first``: t, tridiagonal, and ‖rest‖ before a restart.
     """
 
     values: Array
@@ -85,7 +85,7 @@ class KrylovSpace(NamedTuple):
     basis: Tensor
     t: Array
     rest: Tensor
-    restarted: bool
+    first: tuple[Array, float]
 
 
 def krylov(
@@ -118,7 +118,8 @@ def krylov(
     start = outside(outside(start))
     vectors[0] = start / ranks.norm(start)
     t = np.zeros((len(vectors), len(vectors)))
-    j, products, since, restarted = 0, 0, 0, False
+    j, products, since = 0, 0, 0
+    first: tuple[Array, float] | None = None
     stable: Array | None = None  # the wanted values since they met the tolerance
     while True:
         w = yield vectors[j]
@@ -154,14 +155,16 @@ def krylov(
             turn = torch.from_numpy(s[:, retained]).to(start).T
             for part in torch.split(vectors, COLUMNS, 1):  # half of the basis once more would be much
                 part[: len(retained)] = turn @ part[: j + 1]
-            t[:], restarted = 0, True
+            first = first or (t[: j + 1, : j + 1].copy(), beta)
+            t[:] = 0
             t[range(len(retained)), range(len(retained))] = values[retained]
             j = len(retained) - 1  # the next product fills in the arrow of couplings by itself
         vectors[j + 1] = w / beta
         j += 1
     ritz = torch.from_numpy(s[:, chosen]).to(start).T @ vectors[: j + 1]
     found = values[chosen], ritz, products, converged, invariant, radius
-    return KrylovSpace(*found, vectors[: j + 1], t[: j + 1, : j + 1], w, restarted)
+    t = t[: j + 1, : j + 1]
+    return KrylovSpace(*found, vectors[: j + 1], t, w, first or (t, beta))
 
 
 def outermost(t: Array, beta: float, size: int) -> float:

@@ -256,8 +256,10 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
         found = values[chosen]
         near = max(residual_tol * NEAR_ZERO, 100 * torch.finfo(start.dtype).eps) * radius
         same = len(before) == len(found) and bool(np.all(np.abs(before - found) <= near))
-        if not len(locked) and not space.restarted:
-            bounds = {sign: outermost(sign * space.t, float(ranks.norm(space.rest)), size) for sign in bounds}
+        if not len(locked):
+            steps, rest = space.first  # those before a restart bound the others, too
+            for sign in bounds:
+                bounds[sign] = max(outermost(sign * steps, rest, size), float((sign * values).max()))
         floors = {sign: float(np.sort(sign * found)[-min(count, len(found))]) for sign, count in sides}
         good = space.converged
         if space.invariant:

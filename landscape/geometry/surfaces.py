@@ -17,7 +17,8 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose, expect, positive
 from landscape.results.base import Provenance
-from landscape.results.grids import CENTERED, Basins, Surface
+from landscape.results.flatness import Basins
+from landscape.results.grids import CENTERED, Surface
 
 
 @dataclass(frozen=True)

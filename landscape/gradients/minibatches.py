@@ -287,9 +287,10 @@ class JackknifeEstimator:
             left = from_sums(square - squares, left2, count - counts, self._batch)
             ratio, ratios = parts[0] / parts[1], left[0] / left[1]
             pseudo = [k * ratio - (k - 1) * ratios]
-        pseudo += [k * whole - (k - 1) * part for whole, part in zip(parts, left, strict=True)]
-        _, trace_error, norm2_error = (statistics.standard_error(values) for values in pseudo)
-        both = statistics.covariance_of_means(pseudo[1], pseudo[2])
+            pseudo += [k * whole - (k - 1) * part for whole, part in zip(parts, left, strict=True)]
+            # Of two draws each part has one, whose noise is infinite: errors are NaN.
+            _, trace_error, norm2_error = (statistics.standard_error(values) for values in pseudo)
+            both = statistics.covariance_of_means(pseudo[1], pseudo[2])
         return GradientNoise(pseudo[0], float(parts[0]), trace_error, float(parts[1]), norm2_error, both)
 
 

@@ -8,10 +8,8 @@ up to the limits computed here (Delay-2019; derived in docs/explanation/stabilit
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -25,15 +23,6 @@ __all__ = ["Hyperparameters", "limits", "lr_that_keeps_minima", "max_stable_step
 FORMS = ("ordinary", "nesterov", "shifted")
 # Points of the unit circle for the search of the first crossing, and additional ones for each step of delay.
 _POINTS, _POINTS_A_STEP = 8192, 512
-
-
-def __getattr__(name: str) -> Any:
-    """The class under its name before 0.18 (PEP 562)."""
-    if name != "Setting":
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    line = f"{__name__}.Setting is {__name__}.Hyperparameters now; the old name goes with 0.19"
-    warnings.warn(line, DeprecationWarning, stacklevel=2)
-    return Hyperparameters
 
 
 def max_stable_step(

@@ -18,7 +18,8 @@ from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped_panels
 from landscape.plots.surface import CENTER, CMAP, LOWEST, POINT, LevelScale, color_bar, map_axes, scale
-from landscape.results.grids import Basins, HessianGrid, Line
+from landscape.results.flatness import Basins
+from landscape.results.grids import HessianGrid, Line
 
 
 def starred(r: HessianGrid) -> Array:

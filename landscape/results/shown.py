@@ -227,3 +227,44 @@ def _short(text: str) -> str:
 
 def _escaped(text: str) -> str:
     return html.escape(printable(text))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One finding of a check.
+
+    Attributes:
+        subject: what was looked at: "centre", "window", "curvature", "places", "BatchNorm", "directions" or
+            "points".
+        fine: whether the picture shows it as a reader expects.
+        answer: a sentence with the numbers.
+        advice: what to try; "" where it is fine.
+    """
+
+    subject: str
+    fine: bool
+    answer: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        line = f"{'fine' if self.fine else 'LOOK'}  {self.subject}: {self.answer}"
+        return f"{line}; try {self.advice}" if self.advice else line
+
+
+@dataclass(frozen=True, repr=False)
+class SurfaceCheck:
+    """The findings about a surface: a line for each subject when printed.
+
+    Attributes:
+        findings: in the order in which a reader asks.
+    """
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def fine(self) -> bool:
+        """True where a reader needs to know nothing more."""
+        return all(finding.fine for finding in self.findings)
+
+    def __repr__(self) -> str:
+        return "\n".join(str(finding) for finding in self.findings)

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, SequentialSampler
 
 import landscape
 from landscape import InputError, OperationError, Recorder
+from tests import notebooks
 from tests.problems import assert_identity
 
 transformers = pytest.importorskip(
@@ -395,3 +396,9 @@ def test_the_example_of_gpt2(tmp_path: Path) -> None:
         assert (tmp_path / "out" / name).stat().st_size > 10_000
     rows = landscape.load(tmp_path / "out" / "last.h5").history
     assert rows["train_loss"][-1] < 0.7 * np.nanmax(rows["train_loss"])
+
+
+def test_the_notebook_of_lora_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft", reason="peft is not installed; make test-integrations")
+    monkeypatch.chdir(tmp_path)
+    assert len(list(notebooks.run(notebooks.NOTEBOOKS / "hugging_face_lora.ipynb"))) == 5

@@ -1,0 +1,55 @@
+"""The gallery of the site: the runs that the scripts in examples/gallery read, and their pictures."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+from sphinx.application import Sphinx
+from sphinx_gallery.scrapers import figure_rst
+
+ROOT = Path(__file__).parents[1]
+SCRIPTS = ROOT / "examples" / "gallery"
+#: The sections of the gallery, in the order of the page.
+SECTIONS = ("maps", "planes", "curvature", "noise", "training", "together")
+
+
+def make_runs(app: Sphinx, config: Any) -> None:
+    """Make the runs of ``landscape demo`` once, and a link ``runs`` to them beside the scripts.
+
+    A script runs in its own folder. Results that a script writes are among the runs, outside of examples/.
+    """
+    runs = ROOT / "build" / "gallery" / "runs"
+    if not (runs / "report.html").exists():  # the last file that the demo writes
+        runs.mkdir(parents=True, exist_ok=True)
+        subprocess.run([sys.executable, "-m", "landscape", "demo", "-q", "-o", str(runs)], check=True)
+    for section in SECTIONS:
+        link = SCRIPTS / section / "runs"
+        if not link.is_symlink():
+            link.symlink_to(runs, target_is_directory=True)
+
+
+def scraper(block: tuple[Any, ...], variables: dict[str, Any], gallery_conf: dict[str, Any]) -> str:
+    """Save the picture of a script: the figure named ``figure``, or the file that ``picture`` names."""
+    names, images = variables["example_globals"], variables["image_path_iterator"]
+    if isinstance(names.get("figure"), Figure):
+        path = Path(next(images))
+        names["figure"].savefig(path)
+        pyplot.close("all")
+    elif "picture" in names:
+        source = Path(variables["src_file"]).parent / names["picture"]
+        path = Path(next(images)).with_suffix(source.suffix)
+        shutil.copyfile(source, path)
+    else:
+        raise ValueError(f"{variables['src_file']}: neither figure nor picture is set at its end")
+    return figure_rst([str(path)], gallery_conf["src_dir"])
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    app.connect("config-inited", make_runs)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

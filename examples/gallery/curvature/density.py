@@ -1,0 +1,20 @@
+"""
+The density of the Hessian's eigenvalues
+========================================
+
+Stochastic Lanczos quadrature gives the density of all eigenvalues, Lanczos the largest
+of them, drawn as ticks.
+"""
+
+import landscape
+
+results = []
+for name in ("ssgd", "dpsgd"):
+    run = landscape.load(f"runs/{name}-0/last.h5")
+    problem = run.problem(split="train")
+    results.append(
+        landscape.spectrum(
+            problem, k=5, quantities=["density"], draws=4, **run.about("train")
+        )
+    )
+figure = landscape.draw(results)

@@ -1,0 +1,16 @@
+"""
+The learning coefficient
+========================
+
+Chains of Langevin dynamics around the weights estimate how fast the volume of low loss
+shrinks (Lau et al. 2023).
+"""
+
+import landscape
+
+run = landscape.load("runs/dpsgd-0/last.h5")
+problem = run.problem(split="train")
+result = landscape.learning_coefficient(
+    problem, relative_error=0.2, **run.about("train")
+)
+figure = result.plot()

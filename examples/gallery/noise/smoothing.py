@@ -1,0 +1,12 @@
+"""
+Smoothing by the learners' spread
+=================================
+
+The loss averaged over Gaussian noise of the size of the learners' spread: its sharpness
+beside that of the loss.
+"""
+
+import landscape
+
+runs = [landscape.load(f"runs/dpsgd-0/step-{step:07d}.h5") for step in (50, 500)]
+figure = landscape.draw([landscape.smoothing(run, draws=8, k=2) for run in runs])

@@ -1,0 +1,16 @@
+"""
+The plane of the Hessian's ends
+===============================
+
+The directions of the largest and the smallest eigenvalue of the Hessian: the sharpest
+plane through the weights.
+"""
+
+import landscape
+
+run = landscape.load("runs/ssgd-0/last.h5")
+problem = run.problem(split="train")
+plane = landscape.eigen_plane(problem)
+figure = landscape.contour(
+    problem, plane, grid=41, span=1.0, **run.about("train")
+).plot()

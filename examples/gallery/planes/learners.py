@@ -1,0 +1,14 @@
+"""
+The learners on their plane
+===========================
+
+DPSGD's five learners around their mean, early in training, on the plane that shows most
+of their spread.
+"""
+
+import landscape
+
+run = landscape.load("runs/dpsgd-0/step-0000050.h5")
+problem = run.problem(split="train")
+plane = landscape.learners_plane(problem, run.weights)
+figure = landscape.contour(problem, plane, grid=41, **run.about("train")).plot()

@@ -1,0 +1,15 @@
+"""
+A film of the learners
+======================
+
+The learners on the landscape that moves with their mean, and a dial of ηλ with its
+limit.
+"""
+
+import subprocess
+import sys
+
+picture = "runs/film.gif"
+command = "plot runs/dpsgd-0 --animate learners --frames 10 --film-grid 13 -o"
+program = [sys.executable, "-m", "landscape"]
+subprocess.run([*program, *command.split(), picture], check=True)

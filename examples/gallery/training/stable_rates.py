@@ -1,0 +1,12 @@
+"""
+Which rates keep a minimum
+==========================
+
+The largest learning rate at which training stays at the weights of a run, against the
+delay.
+"""
+
+import landscape
+
+run = landscape.load("runs/ssgd-0/last.h5")
+figure = landscape.stability(run).plot()

@@ -1,0 +1,15 @@
+"""
+A sweep of learning rates
+=========================
+
+Test error after 60 steps against the learning rate, for two algorithms, with three
+seeds each.
+"""
+
+import landscape
+
+recipes = ["digits-ssgd", "digits-dpsgd"]
+table = landscape.sweep(
+    recipes, "runs/sweep", seeds=(0, 1, 2), lr=(0.1, 0.3, 1.0), steps=60
+)
+figure = table.plot()
