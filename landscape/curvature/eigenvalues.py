@@ -215,8 +215,6 @@ def eigenpairs(
             whole_data = each if exact else (options.at(problem, t) for t in at)
             verifying = (row_products(h) for h in whole_data)
         results = run_in_lockstep([search_eigenpairs(s, wanted) for s in starts], products, done)
-        if exact and near.dtype == problem.dtype:
-            results = [r.without_basis() for r in results]
         exact_ones, tol = zip(results, verifying, strict=True), wanted.residual_tol
         refined = (verify_and_refine(r, h, tol) for r, h in exact_ones)
         return [replace(pair, search=near.name(problem)) for pair in refined]

@@ -195,13 +195,6 @@ class SearchResult(NamedTuple):
     complete: bool
     checks: int
 
-    def without_basis(self) -> SearchResult:
-        """The same with its pairs alone as basis, where the search's products are those that verify it.
-
-        Corrections are then for rounding alone, and the basis is the most of the memory.
-        """
-        return self._replace(basis=self.vectors, t=np.diag(self.values))
-
 
 T = TypeVar("T")
 Search = Generator[Tensor, Tensor, SearchResult]
@@ -415,5 +408,4 @@ def find_eigenpairs(product: Product, start: Tensor, **wanted: Any) -> RitzPairs
     """
     options = SearchOptions(**wanted)
     result = run_in_lockstep([search_eigenpairs(start, options)], lambda v, _: product(v[0])[None])[0]
-    result = result.without_basis()
     return verify_and_refine(result, lambda v: torch.stack([product(row) for row in v]), options.residual_tol)
