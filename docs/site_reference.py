@@ -356,6 +356,8 @@ TYPES = (
     "landscape.problem.layout.Layout",
     "landscape.problem.layout.Slot",
     "landscape.results.base.Provenance",
+    "landscape.results.shown.Finding",
+    "landscape.results.shown.SurfaceCheck",
     "landscape.evaluation.grid.MismatchError",
     "landscape.training.processes.process_group.LostProcessError",
 )

@@ -3,14 +3,12 @@ A report
 ========
 
 One page about runs and results, which opens without a network: findings, pictures,
-surfaces that can be turned, tables.
+surfaces that can be turned, tables. The curves below are one of its pictures.
 """
 
 import landscape
 
 runs = [f"runs/{name}-{seed}" for name in ("ssgd", "dpsgd") for seed in range(3)]
-landscape.report(
-    [*runs, "runs/contour.h5", "runs/noise.h5"],
-    "runs/page.html",
-    title="SSGD and DPSGD",
-)
+files = [*runs, "runs/contour.h5", "runs/noise.h5"]
+landscape.report(files, "runs/page.html", title="SSGD and DPSGD")
+figure = landscape.draw(runs)
