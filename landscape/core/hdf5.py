@@ -49,8 +49,8 @@ _SEAL = re.compile(rb"\nlandscape sha256 ([0-9a-f]{64})\n")
 _SEAL_LENGTH = 83
 ATTEMPTS = 8  # to open a file that others replace: a run in progress writes its last checkpoint again (ours)
 # Time limit of the validator: seconds for its start, which took more than 10 on 2 cores with 14 processes,
-# and bytes per second, a tenth of the speed of a disk (ours). Its memory limit in bytes, plus twice the size of
-# the file: Python, numpy and HDF5 need half of it.
+# and bytes per second, a tenth of the speed of a disk (ours). Its memory limit in bytes, plus twice the size
+# of the file: Python, numpy and HDF5 need half of it.
 PATIENCE, PACE, MEMORY = 25.0, 20e6, 1 << 29
 _known: dict[str, tuple[int, ...]] = {}  # files that were verified, with their state then
 _own: set[bytes] = set()  # the checksums of files that this process wrote
