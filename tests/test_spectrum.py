@@ -592,7 +592,7 @@ def test_the_command_prints_numbers_with_their_errors(
 
 
 def test_the_command_writes_a_table_of_blocks(
-    checkpoint: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code, out, err = command("spectrum", checkpoint, "--by", "layer", "--matrix", "gauss-newton")
     assert code == 0, err
@@ -600,7 +600,7 @@ def test_the_command_writes_a_table_of_blocks(
     assert out.endswith(f"{path}\n")
     assert "Hessian products" not in err
     monkeypatch.setattr("landscape.cli.instruments.LONG", 0.0)
-    assert "spectrum: some " in command("spectrum", checkpoint, "--part", "1", "--force")[2]
+    assert "spectrum: some " in command("spectrum", checkpoint, "--part", "1", "-o", tmp_path / "part.h5")[2]
     table = landscape.load(path)
     assert (table.groups, table.matrix, table.draws) == (("all", "1", "3"), "gauss-newton", 20)
     for words in (["--k", 2], ["--quantities", "trace"], ["--part", "1"], ["--precondition"]):
