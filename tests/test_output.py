@@ -19,6 +19,7 @@ import click
 import numpy as np
 import pytest
 from click.shell_completion import get_completion_class
+from rich.errors import LiveError
 
 import landscape
 import landscape.cli
@@ -309,6 +310,25 @@ def test_a_bar_inside_another_shows_under_it(
         inner(0.5)
         err = shown(capsys, "50%")
     assert err.index("outer") < err.index("inner")
+
+
+def test_a_terminal_with_another_display_of_rich_is_left_to_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tried: list[bool] = []
+
+    def start(self: object) -> None:
+        tried.append(True)
+        raise LiveError("only one live display may be active at once")
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("rich.progress.Progress.start", start)
+    with progress.progress_bar("contour") as bar:
+        while not tried:
+            time.sleep(0.01)
+        bar(0.5)
+    assert "contour" not in capsys.readouterr().err
 
 
 @progress.shows_progress("a smaller n=")

@@ -166,6 +166,7 @@ class _Bars:
     def __init__(self) -> None:
         from rich import progress
         from rich.console import Console
+        from rich.errors import LiveError
 
         shown = (progress.BarColumn(), progress.TaskProgressColumn(), progress.TimeRemainingColumn())
         columns = (progress.TextColumn("{task.description}"), *shown)
@@ -173,7 +174,8 @@ class _Bars:
         both, console = sys.stdout.isatty(), Console(stderr=True)
         self._bars = progress.Progress(*columns, console=console, transient=True, redirect_stdout=both)
         self._tasks: dict[_Work, Any] = {}
-        self._bars.start()
+        with contextlib.suppress(LiveError):  # before rich 14.1, beside a display of the user's program
+            self._bars.start()
 
     def __call__(self, now: tuple[_Work, ...]) -> None:
         for ended in self._tasks.keys() - set(now):
