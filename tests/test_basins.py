@@ -365,6 +365,14 @@ def test_a_check_looks_at_the_window(changed: Callable[[Any], Any], fine: bool, 
     assert words in found("window", steep)[1]
 
 
+def test_a_coarse_slope_has_no_walls() -> None:
+    x, y = np.linspace(-1, 1, 7)[None], np.linspace(-1, 1, 7)[:, None]
+    assert found("window", surface(x + y, norm="filter")) == (
+        True,
+        "losses from -2 to 2; 3 of 49 points in the lower tenth",
+    )
+
+
 def test_a_check_says_what_the_plane_leaves_out() -> None:
     places = {"kind": "pca", "markers": np.array([[0.5, 0.0], [0.0, 0.25]]), "labels": ("a", "b")}
     near = paraboloid(**places, marker_loss=np.array([0.25, 0.0625 + 0.01]), explained=np.array([0.8, 0.15]))

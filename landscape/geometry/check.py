@@ -19,8 +19,9 @@ from landscape.results.spectrum import ExtremeEigenvalues
 NO_MINIMUM = 0.01
 # A loss that changes by less than this share of itself is drawn from its last digits.
 FLAT = 1e-3
-# The lower tenth of the range is a valley; with fewer points its shape is that of the grid.
-VALLEY, LEAST_POINTS = 0.1, 9
+# The lower tenth of the range is a valley. With fewer points its shape is that of the grid, unless they are
+# more than this share of a coarse one; a parabola has 16% of the points there.
+VALLEY, LEAST_POINTS, LEAST_SHARE = 0.1, 9, 0.05
 # A plane with less than half of λ_max, or of a negative λ_min, does not show how sharp the place is.
 SHOWN = 0.5
 # Of the spread of the places on a plane, and of the range of losses: what a reader of the picture overlooks.
@@ -90,7 +91,7 @@ def _window(surface: Surface) -> Iterator[Finding]:
         yield Finding("window", False, f"{lost:,} points have no finite loss; {words}", "a smaller span=")
     elif high - low <= FLAT * abs(low):
         yield Finding("window", False, f"the loss hardly changes, {words}", "a larger span=")
-    elif few < LEAST_POINTS:
+    elif few < min(LEAST_POINTS, LEAST_SHARE * surface.loss.size):
         advice = "a smaller span=, a larger grid= or a logarithmic scale"
         yield Finding("window", False, f"the walls hide the valley, {words}", advice)
     else:
