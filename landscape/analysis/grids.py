@@ -357,10 +357,8 @@ def line(
 
     columns: dict[str, Any] = {"loss": np.full(points, np.nan), "accuracy": np.full(points, np.nan)}
     done = np.zeros(points, bool)
-    places, dispatch = (
-        torch.from_numpy(np.stack((t, np.zeros(points)), 1)),
-        Dispatch(progress=taken(progress)),
-    )
+    places = torch.from_numpy(np.stack((t, np.zeros(points)), 1))
+    dispatch = Dispatch(progress=taken(progress))
     errors = complete(places, done, columns, run, dispatch, allowed, ("loss",), ("accuracy",))
     exact = np.where(done, columns["loss"], np.nan)
     confirm(run, start, directions, places, exact)
