@@ -242,8 +242,8 @@ class HessianOperator(SymmetricOperator):
         self.problem = problem.at(weights)
         self.dtype, self.device = problem.dtype, problem.device
         self.arithmetic = str(problem.dtype).removeprefix("torch.")
-        views = problem.layout.views(weights)
-        self._leaves = {k: v.detach().clone() for k, v in views.items()}
+        kept = weights if weights is problem.weights else weights.clone()
+        self._leaves = {k: v.detach() for k, v in problem.layout.views(kept).items()}
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
         self._graphs: list[tuple[Chunk, float]] = []
         self._budget = min(self._graph_bytes, spare())

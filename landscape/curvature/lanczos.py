@@ -15,7 +15,7 @@ from landscape.core.hdf5 import Array
 from landscape.curvature.operators import ALONE, Ranks
 from landscape.evaluation.needs import basis_of_room, least_basis
 
-# Numbers of each basis vector that a restart combines at once (ours).
+# Numbers of each vector that are combined at once (ours).
 COLUMNS = 2**20
 # In its first MIN_PRODUCTS products (ARPACK's basis) a search must have been converged for STABLE_PRODUCTS of
 # them: from a random start with little of λ_max's vector in it, 5 of 60 searches on MNIST's MLPs stayed at
@@ -51,6 +51,16 @@ def small_eigh(t: Array) -> tuple[Array, Array]:
         return np.full(len(t), np.nan), np.full(t.shape, np.nan)
     values, s = torch.linalg.eigh(torch.from_numpy(t))
     return values.numpy(), s.numpy()
+
+
+def combine(rows: Tensor, weights: Array) -> None:
+    """Write the combinations ``weights`` (m, n), m ≤ n, of the first n rows (n', P) into the first m.
+
+    In parts of COLUMNS numbers: another such matrix would take much memory.
+    """
+    weight = torch.from_numpy(weights.copy()).to(rows)
+    for part in torch.split(rows, COLUMNS, 1):
+        part[: len(weight)] = weight @ part[: weight.shape[1]]
 
 
 def negligible(beta: float, radius: float, dtype: torch.dtype) -> bool:
@@ -115,8 +125,9 @@ def krylov(
     max_basis = basis_of_room(low + high, vector_bytes, max(low, high) > 1)
     vectors = torch.empty(min(max_basis, dimension) + 1, len(start), dtype=start.dtype, device=start.device)
     vectors[: least_basis(low + high, vector_bytes) + 1] = 0  # what is needed is taken now, the rest if used
-    start = outside(outside(start))
-    vectors[0] = start / ranks.norm(start)
+    if len(locked):
+        start = outside(outside(start))
+    torch.div(start, ranks.norm(start), out=vectors[0])
     t = np.zeros((len(vectors), len(vectors)))
     j, products, since = 0, 0, 0
     first: tuple[Array, float] | None = None
@@ -152,14 +163,13 @@ def krylov(
             # Half of the basis, divided between the outer_indices if both count.
             share = max(1, (j + 1) // (4 if low and high else 2))
             retained = outer_indices(values, share if low else 0, share if high else 0)
-            turn = torch.from_numpy(s[:, retained]).to(start).T
-            for part in torch.split(vectors, COLUMNS, 1):  # half of the basis once more would be much
-                part[: len(retained)] = turn @ part[: j + 1]
+            combine(vectors, s[:, retained].T)
             first = first or (t[: j + 1, : j + 1].copy(), beta)
             t[:] = 0
             t[range(len(retained)), range(len(retained))] = values[retained]
             j = len(retained) - 1  # the next product fills in the arrow of couplings by itself
-        vectors[j + 1] = w / beta
+        torch.div(w, beta, out=vectors[j + 1])
+        del w  # before the next product
         j += 1
     ritz = torch.from_numpy(s[:, chosen]).to(start).T @ vectors[: j + 1]
     found = values[chosen], ritz, products, converged, invariant, radius

@@ -19,6 +19,7 @@ from landscape.core.progress import Progress
 from landscape.curvature.lanczos import (
     NEAR_ZERO,
     KrylovSpace,
+    combine,
     krylov,
     orthogonalise,
     outer_indices,
@@ -335,6 +336,7 @@ def run_in_lockstep(
                 results[number] = end.value
                 done()
         running = still
+        del images, image  # before the next ones
     return [results[number] for number in range(len(searches))]
 
 
@@ -357,27 +359,37 @@ def verify_and_refine(
     """
     vectors, images, ranks = result.vectors, products(result.vectors), result.wanted.ranks
     rounding = torch.finfo(vectors.dtype).eps * result.radius
+    mixing = np.eye(len(vectors))  # of the vectors that had products, by those of now
+
+    def gap(i: int) -> Tensor:
+        """The residual vector of the pair ``i`` of those wanted."""
+        return torch.sub(images[chosen[i]], vectors[chosen[i]], alpha=at[i])
+
     for step in range(CORRECTIONS + 1):
         t = double(ranks.total(vectors @ images.T)).cpu().numpy()
         values, turn = small_eigh((t + t.T) / 2)
+        combine(vectors, turn.T)
+        combine(images, turn.T)
+        mixing = mixing @ turn
         chosen = outer_indices(values, result.wanted.low, result.wanted.high)
-        at, rows = values[chosen], torch.from_numpy(turn[:, chosen].T.copy()).to(vectors)
-        pairs = rows @ vectors
-        gaps = (rows @ images).addcmul_(torch.from_numpy(at).to(vectors)[:, None], pairs, value=-1)
-        found = double(ranks.norm(gaps, dim=1)).cpu()
+        at = values[chosen]
+        found = double(torch.stack([ranks.norm(gap(i)) for i in range(len(at))])).cpu()
         doubt = 0 * found
         if errors:  # which may be below the rounding of the vectors
-            doubt = double(rows.abs()).cpu() @ torch.tensor(errors, dtype=torch.float64) + rounding
+            doubt = torch.from_numpy(np.abs(mixing[:, chosen]).T @ np.array(errors)) + rounding
         allowed = residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
         met, residuals = found.numpy() <= allowed, found + doubt
         if met.all() or not result.converged or step == CORRECTIONS:
             break
         missed = np.flatnonzero(~met)
-        new = torch.stack([_davidson(result, gaps[i], at[i], float(found[i])) for i in missed])
+        new = torch.stack([_davidson(result, gap(i), at[i], float(found[i])) for i in missed])
         for _ in range(2):
             new = new - ranks.total(new @ vectors.T) @ vectors
         new = ranks.orthonormal(new)
-        vectors, images = torch.cat((vectors, new)), torch.cat((images, products(new)))
+        image = products(new)  # before the others are held twice
+        vectors, images = torch.cat((vectors, new)), torch.cat((images, image))
+        mixing = np.pad(mixing, (0, len(new)))
+        mixing[-len(new) :, -len(new) :] = np.eye(len(new))
     good = result.converged and bool((residuals.numpy() <= allowed).all())
     off = np.abs(at - result.values)
     below, above = result.bounds
@@ -385,8 +397,9 @@ def verify_and_refine(
     bounds = below - float(off[-low]), above + float(off[high - 1])
     complete = good and result.complete
     return RitzPairs(
-        torch.from_numpy(at), pairs, residuals, result.products + len(vectors), good, "", bounds, complete,
-        result.checks, "exact" if errors is None else "differences", float(doubt.max()),
+        torch.from_numpy(at), vectors[torch.from_numpy(chosen).to(vectors.device)], residuals,
+        result.products + len(vectors), good, "", bounds, complete, result.checks,
+        "exact" if errors is None else "differences", float(doubt.max()),
     )  # fmt: skip
 
 
@@ -395,10 +408,10 @@ def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> 
     values, turn = small_eigh(result.t)
     away = values - at
     away = np.where(np.abs(away) < residual, residual, away)  # smaller differences are not resolved
+    beyond = -1 / (at if abs(at) > residual else residual)
     inside = result.wanted.ranks.total(result.basis @ gap)
-    weights = torch.from_numpy(turn @ np.diag(1 / away) @ turn.T).to(gap) @ inside
-    outside = gap - result.basis.T @ inside
-    return result.basis.T @ weights - outside / (at if abs(at) > residual else residual)
+    weights = torch.from_numpy(turn @ np.diag(1 / away - beyond) @ turn.T).to(gap) @ inside
+    return torch.addmv(gap, result.basis.T, weights, beta=beyond)
 
 
 def find_eigenpairs(product: Product, start: Tensor, **wanted: Any) -> RitzPairs:
