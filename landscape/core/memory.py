@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import inspect
 import math
@@ -41,6 +42,8 @@ _LIMIT: ContextVar[int | None] = ContextVar("limit", default=None)
 # The share of the memory that is free, beyond what a call needs, that it takes to be faster (ours: others run
 # beside it); all of it below a limit of the user's.
 SHARE = 0.5
+# Bytes beyond which a call first returns what was freed before (ours).
+LARGE = 2**30
 
 
 class Room(NamedTuple):
@@ -384,8 +387,16 @@ def require_besides(name: str, device: torch.device, size: float) -> None:
     _admitted(name, Need(device, (_ROOM.get() or Room()).fixed + size))
 
 
+def _release_freed() -> None:
+    """Return to the system what was freed: the C library of Linux keeps blocks of less than 32 MiB."""
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
+
+
 def _admitted(name: str, need: Need) -> Room:
     """The room for graphs, infinite if for all, and for others; InputError without room for the fixed."""
+    if need.fixed > LARGE:  # for less, what the library keeps does not matter
+        _release_freed()
     budget = MemoryBudget.on(need.device, limit())
     budget.require(need.fixed)
     if need.fixed + need.spare <= RESERVE and budget.limit is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -53,14 +53,16 @@ def small_eigh(t: Array) -> tuple[Array, Array]:
     return values.numpy(), s.numpy()
 
 
-def combine(rows: Tensor, weights: Array) -> None:
-    """Write the combinations ``weights`` (m, n), m ≤ n, of the first n rows (n', P) into the first m.
+def combine(rows: Sequence[Tensor] | Tensor, weights: Array) -> None:
+    """Write the combinations ``weights`` (m, n), m ≤ n, of the first n rows (P,) into the first m.
 
     In parts of COLUMNS numbers: another such matrix would take much memory.
     """
-    weight = torch.from_numpy(weights.copy()).to(rows)
-    for part in torch.split(rows, COLUMNS, 1):
-        part[: len(weight)] = weight @ part[: weight.shape[1]]
+    for first in range(0, len(rows[0]), COLUMNS):
+        parts = [row[first : first + COLUMNS] for row in rows[: weights.shape[1]]]
+        mixed = torch.from_numpy(weights.copy()).to(parts[0]) @ torch.stack(parts)
+        for part, new in zip(parts, mixed, strict=False):
+            part.copy_(new)
 
 
 def negligible(beta: float, radius: float, dtype: torch.dtype) -> bool:

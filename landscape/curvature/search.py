@@ -357,8 +357,9 @@ def verify_and_refine(
     usually suffice. ``converged`` says whether the search converged and each residual meets the tolerance, up
     to rounding.
     """
-    vectors, images, ranks = result.vectors, products(result.vectors), result.wanted.ranks
-    rounding = torch.finfo(vectors.dtype).eps * result.radius
+    # Lists of rows, to which others are added without a copy.
+    vectors, images, ranks = [*result.vectors], [*products(result.vectors)], result.wanted.ranks
+    rounding = torch.finfo(result.vectors.dtype).eps * result.radius
     mixing = np.eye(len(vectors))  # of the vectors that had products, by those of now
 
     def gap(i: int) -> Tensor:
@@ -366,7 +367,8 @@ def verify_and_refine(
         return torch.sub(images[chosen[i]], vectors[chosen[i]], alpha=at[i])
 
     for step in range(CORRECTIONS + 1):
-        t = double(ranks.total(vectors @ images.T)).cpu().numpy()
+        inner = torch.stack([torch.stack([v @ image for image in images]) for v in vectors])
+        t = double(ranks.total(inner)).cpu().numpy()
         values, turn = small_eigh((t + t.T) / 2)
         combine(vectors, turn.T)
         combine(images, turn.T)
@@ -383,11 +385,10 @@ def verify_and_refine(
             break
         missed = np.flatnonzero(~met)
         new = torch.stack([_davidson(result, gap(i), at[i], float(found[i])) for i in missed])
-        for _ in range(2):
-            new = new - ranks.total(new @ vectors.T) @ vectors
+        for v in 2 * vectors:
+            new.addr_(ranks.total(new @ v), v, alpha=-1)
         new = ranks.orthonormal(new)
-        image = products(new)  # before the others are held twice
-        vectors, images = torch.cat((vectors, new)), torch.cat((images, image))
+        vectors, images = [*vectors, *new], [*images, *products(new)]
         mixing = np.pad(mixing, (0, len(new)))
         mixing[-len(new) :, -len(new) :] = np.eye(len(new))
     good = result.converged and bool((residuals.numpy() <= allowed).all())
@@ -396,8 +397,9 @@ def verify_and_refine(
     low, high = result.wanted.low or 1, result.wanted.high or 1
     bounds = below - float(off[-low]), above + float(off[high - 1])
     complete = good and result.complete
+    del images  # before the vectors are copied
     return RitzPairs(
-        torch.from_numpy(at), vectors[torch.from_numpy(chosen).to(vectors.device)], residuals,
+        torch.from_numpy(at), torch.stack([vectors[i] for i in chosen]), residuals,
         result.products + len(vectors), good, "", bounds, complete, result.checks,
         "exact" if errors is None else "differences", float(doubt.max()),
     )  # fmt: skip

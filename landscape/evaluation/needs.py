@@ -27,7 +27,7 @@ GRAPH_BYTES = 2**30
 TWICE = 4
 # Vectors besides those that a function counts for itself: of a product with the Hessian, and of the check of
 # its symmetry (4 random vectors, 3 sums and images, the gradient and its parts).
-PRODUCT, CHECK = 7, 14
+PRODUCT, CHECK = 4, 14
 
 
 # Vectors in float64 of a product by differences whose error is measured, at most: the weights of problem,
@@ -104,7 +104,7 @@ def basis(problem: Any, wanted: int, part: Any = None) -> int:
     """The vectors of a search for ``wanted`` eigenvalues: its basis, and each result with its image."""
     numbers = size(problem, part)
     vectors = least_basis(wanted, numbers * int(problem.weights.itemsize))
-    return min(numbers, vectors) + 1 + 6 * wanted
+    return min(numbers, vectors) + 1 + 4 * wanted
 
 
 def least_basis(wanted: int, vector_bytes: int) -> int:

@@ -264,7 +264,7 @@ def large() -> None:
     """Both ends of a GPT-2 of 124 million parameters: products, memory of the process, time of a product."""
     problem = language_model()
     product_time(problem)
-    ends = landscape.extreme_eigenvalues(problem, residual_tol=TOL)
+    ends = landscape.extreme_eigenvalues(problem, residual_tol=TOL, max_memory=LIMIT)
     peak = (peak_memory() or 0) / 2**30
     print(
         f"its both ends: {ends.products} products (needed {LARGE_PRODUCTS}: "
