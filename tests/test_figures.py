@@ -131,6 +131,10 @@ def small(**changes: Any) -> Recipe:
     return dataclasses.replace(base, **changes)
 
 
+def with_runs(context: Context, *recipes: Recipe) -> Context:
+    return context.of([Cell({}, each) for each in recipes])
+
+
 def test_a_run_is_known_by_what_bears_on_it() -> None:
     assert identity(small()) == identity(small(name="other"))
     others = [
@@ -144,12 +148,12 @@ def test_runs_are_trained_once_and_gone_on_with(tmp_path: Path) -> None:
     context = Context(tmp_path, message=told.append)
     context.train([small(), small(name="other"), small(seed=1)])
     assert len(told) == 2
-    assert context.missing([small(), small(seed=1)]) == []
+    assert with_runs(context, small(), small(seed=1)).missing() == []
     # A run that was stopped half-way goes on from its last checkpoint, and is not begun again.
     half, whole = small(steps=4, seed=2), small(steps=8, seed=2)
     context.train([half])
     context.run_folder(half).rename(context.run_folder(whole))
-    assert context.missing([whole]) == [dataclasses.replace(whole, name="dpsgd")]
+    assert with_runs(context, whole).missing() == [whole]
     context.train([whole])
     end = landscape.load(context.run_folder(whole) / "last.h5")
     assert end.step == 8
