@@ -87,7 +87,7 @@ def launch(
         if first and run_folder.named_like_a_run(folder):
             lock.acquire()
         if group:  # nobody reads a checkpoint that another command may still replace
-            group.after_first()
+            group.wait_for_all()
         present = check_folder(folder, resume=resume, force=force)
         checkpoint, chosen = _resumed(folder, recipe, group, allow_code) if resume else (None, recipe)
         if chosen is None:
