@@ -411,13 +411,11 @@ def connect(host: str, port: int, rank: int, serve: bool, timeout: float) -> tup
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        if is_loopback(host):
-            address, family = ("::1", socket.AF_INET6) if host == "::1" else (host, socket.AF_INET)
-            address = "127.0.0.1" if address == "localhost" else address
-            return socket.create_server((address, port), family=family, backlog=1024)
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-        return socket.create_server(("", port), backlog=1024)
+        own = is_loopback(host)
+        address = ("127.0.0.1" if host == "localhost" else host) if own else ""
+        dual = not own and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual or host == "::1" else socket.AF_INET
+        return socket.create_server((address, port), family=family, backlog=1024, dualstack_ipv6=dual)
     except OSError as error:
         words = os.strerror(error.errno or 0)  # the error's own text would repeat the address
         raise OperationError(f"MASTER_PORT: {port} cannot be used on {host} ({words})") from error
