@@ -308,7 +308,7 @@ def lose_one(group: Group, folder: str, settings: dict[str, Any], lost: int, how
     compute = Trainer._compute_gradients
 
     def last(self: Trainer, *arguments: Any) -> Any:
-        if group.rank == lost and group.step == 10:
+        if group.rank == lost and group.step >= 10:  # a worker may leave steps out
             os.kill(os.getpid(), how)
         return compute(self, *arguments)
 
