@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import shlex
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import numpy as np
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import standard_error, t_quantile, welch_freedom
 from landscape.plots.style import headline, paper_name
+from landscape.plots.surface import finding
 from landscape.reports import analyses
 from landscape.reports.contents import NAMED, Contents, Run, SeedGroup, seed_groups
 from landscape.reports.curves import last_test_error, values_of
@@ -23,7 +23,7 @@ from landscape.results.base import Result
 from landscape.results.comparison import Comparison
 from landscape.results.grids import HessianGrid, Interpolated, Surface
 from landscape.results.noise import Noise
-from landscape.results.shown import in_words
+from landscape.results.shown import fields_in_words, in_words
 from landscape.results.spectrum import QUANTITIES, Spectrum
 
 # Two settings are told apart where the 95% interval of their difference leaves zero out (the usual level).
@@ -58,7 +58,8 @@ def sentences(contents: Contents) -> tuple[str, ...]:
         runs = [contents.runs[k] for k in setting.places]
         about = (_divergence(runs), _relapse(runs), _edge(runs), _rate(runs))
         said += [f"{setting.name}: {words}." for words in about if words]
-    said += _flatness(contents)
+    for group in analyses.groups(contents):
+        said.append(f"{finding([s for _, s in group.surfaces])} ({group.title}).")
     said += [
         f"{headline(results)}{' (±: residual)' if kind is Spectrum else ''}."
         for kind, results in contents.others(Surface, Comparison).items()
@@ -175,24 +176,6 @@ def _end(steps: Array, values: Array) -> Array:
     return values[steps >= steps[-1] - END * (steps[-1] - steps[0])] if len(steps) else values
 
 
-def _flatness(contents: Contents) -> list[str]:
-    """How far the loss rises over each plane, of groups with several surfaces over one span."""
-    said = []
-    for group in analyses.groups(contents):
-        # The median, above the lowest.
-        rises = {s.label: float(s.describe()[3].value) for _, s in group.surfaces}
-
-        spans = {s.span for _, s in group.surfaces}
-        if len(rises) < 2 or len(spans) > 1 or not all(rise > 0 for rise in rises.values()):
-            continue
-        (flat, a), *_, (steep, b) = sorted(rises.items(), key=lambda item: item[1])
-        said.append(
-            f"The {group.title}: the median rise above the lowest point is {a:.3g} nat around {flat} and "
-            f"{b:.3g} nat around {steep}, which is {b / a:.2g} times as steep."
-        )
-    return said
-
-
 _COLUMNS = (
     "run", "algorithm", "model", "parameters", "data", "training samples", "n", "nB", "lr", "seed", "step",
     "test error (%)", "test loss (nat)", "training loss (nat)", "consensus distance", "time (s)",
@@ -263,12 +246,8 @@ def _error(result: Result) -> str:
 def _fields(result: Result) -> str:
     """The numbers and short texts of a result of any kind."""
     hidden = ("label", "source", "source_sha256")
-    values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name not in hidden}
-    words = [
-        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in values.items()
-        if isinstance(value, (bool, int, float, str)) and value != ""
-    ]
+    shown = {name: text for name, text in fields_in_words(result).items() if name not in hidden}
+    words = [f"{k} {text}" for k, text in shown.items() if isinstance(getattr(result, k), (int, float, str))]
     return ", ".join(words)[:600]
 
 

@@ -6,8 +6,7 @@ import base64
 import html
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -163,42 +162,35 @@ LONGEST = 200  # characters of a value in the table (ours)
 DPI = 72  # pixels per inch: a picture of 5 × 4.7 inches is then 360 pixels wide (ours)
 
 
-def html_of(
-    title: str,
-    rows: Iterable[Row],
-    values: Mapping[str, Any],
-    units: Mapping[str, str],
-    draw: Callable[[], Any],
-) -> str:
-    """A title, a picture and a table as HTML, with all texts escaped: the description, and then the fields.
+def html_of(result: Any) -> str:
+    """A result as HTML with all texts escaped: its class, a picture, its description, and then its fields.
 
-    Args:
-        rows: the description.
-        values: numbers, texts, tuples of texts and arrays by name. Of an array the table shows the shape;
-            empty arrays and texts are left out.
-        units: of the values that have one, by name.
-        draw: returns a figure of matplotlib. Where it raises an error about the values, such as that none is
-            finite, the error's text takes the place of the picture.
+    Of arrays the table shows the shape; empty arrays and texts are left out. Where the drawing raises an
+    error about the values, such as that none is finite, the error's text takes the place of the picture.
     """
-    fields = {
-        name: _text(value, units.get(name, ""))
-        for name, value in values.items()
-        if np.size(value) and not (isinstance(value, str) and not value)
-    }
-    cells = [(row.name, _short(row.text)) for row in rows] + list(fields.items())
+    cells = [(row.name, _short(row.text)) for row in result.describe()]
+    cells += fields_in_words(result).items()
     table = "".join(
         f"<tr><th style='text-align:left'>{_escaped(name)}</th>"
         f"<td style='text-align:left'>{_escaped(text)}</td></tr>"
         for name, text in cells
     )
-    inside = f"<div>{_picture(draw)}</div><table>{table}</table>"
-    return f"<b>{_escaped(title)}</b><div style='display:flex;gap:1em;align-items:start'>{inside}</div>"
+    inside = f"<div>{_picture(result)}</div><table>{table}</table>"
+    title = type(result).__name__
+    return f"<b>{title}</b><div style='display:flex;gap:1em;align-items:start'>{inside}</div>"
 
 
-def _picture(draw: Callable[[], Any]) -> str:
+def fields_in_words(result: Any) -> dict[str, str]:
+    """The fields of a result with their units, but for empty arrays and texts; of arrays the shape."""
+    values = {field.name: getattr(result, field.name) for field in fields(result)}
+    known = {k: v for k, v in values.items() if (v if isinstance(v, str) else np.size(v))}
+    return {name: _text(value, result.units.get(name, "")) for name, value in known.items()}
+
+
+def _picture(result: Any) -> str:
     buffer = io.BytesIO()
     try:
-        draw().savefig(buffer, format="png", dpi=DPI)
+        result.plot().savefig(buffer, format="png", dpi=DPI)
     # As for landscape plot: values without a place.
     except (ArithmeticError, LookupError, ValueError) as error:
         return f"<i>no picture: {_escaped(_short(str(error)))}</i>"
