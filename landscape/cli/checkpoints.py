@@ -147,7 +147,7 @@ def _short(value: object) -> str:
 def _contents(c: Checkpoint) -> dict[str, Any]:
     """The contents of a checkpoint for --json."""
     history = {
-        name: {"rows": int(np.isfinite(column).sum()), "last": run_summary.latest(c, name)}
+        name: {"rows": int(np.isfinite(column).sum()), "last": c.latest(name)}
         for name, column in c.history.items()
     }
     return {

@@ -209,7 +209,7 @@ def _noise(runs: Runs, estimate: Noise) -> str:
     ratio = np.array(noise[1]) / np.array(noise[0])
     early = [_spread([_median(run, "alpha_e", 0, EARLY) for run in of]) for of in (ss, dp)]
     late = [_spread([_median(run, "alpha_e", half, STEPS) for run in of]) for of in (ss, dp)]
-    s = estimate.summary()
+    s = estimate.means()
     share = s["direct"][0] / (s["direct"][0] + s["delta_s"][0])
     return (
         f"The spread of DPSGD's learners makes its first {EARLY} steps {_spread(ratio)} times as noisy (Δ) "
