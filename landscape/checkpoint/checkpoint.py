@@ -119,47 +119,11 @@ class Checkpoint(Shown):
     source: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def describe(self) -> list[Row]:
-        """What the weights are, and the last numbers of the history.
-
-        Returns:
-            Rows, as :meth:`landscape.plugins.Result.describe` has them.
-
-        Example:
-            >>> run.describe()[0].text
-            'torch.nn.modules.linear:Linear on unknown data   1 × 8 weights'
-        """
         n, size = self.weights.shape
         of = f"{self.model['name']} on {self.data['name'] or 'unknown data'}"
-        rows = [Row("model", of, note=f"{n} × {size:,} weights")]
-        if self.diverged:
-            rows.append(Row("diverged", f"at step {self.diverged_at}: the {self.diverged}"))
-        for column, name, unit in (
-            ("test_loss", "test loss", "nat"),
-            ("test_accuracy", "test accuracy", ""),
-            ("train_loss", "training loss", "nat"),
-            ("consensus", "consensus distance", ""),
-            ("alpha_e", "effective rate α_e", ""),
-        ):
-            if not math.isnan(value := self.latest(column)):
-                rows.append(Row(name, value, unit=unit))
-        return [*rows, Row("file", str(self.path or "not saved"))]
-
-    def latest(self, column: str) -> float:
-        """The last number that was recorded in a column of the history.
-
-        Args:
-            column: the name of the column.
-
-        Returns:
-            The number; NaN if there is none.
-
-        Example:
-            >>> run.latest("loss")
-            nan
-        """
-        known = self.history.get(column, np.zeros(0))
-        known = known[np.isfinite(known)]
-        return float(known[-1]) if len(known) else math.nan
+        drift = [Row("diverged", f"at step {self.diverged_at}: the {self.diverged}")] if self.diverged else []
+        first = Row("model", of, note=f"{n} × {size:,} weights")
+        return [first, *drift, *history.describe(self.history), Row("file", str(self.path or "not saved"))]
 
     def to_dataframe(self) -> pd.DataFrame:
         """The history as a table of pandas (the extra "frames").

@@ -8,20 +8,21 @@ from typing import Any
 
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.history import latest
 
 
 def numbers(end: Checkpoint) -> dict[str, Any]:
     """The numbers of the summary, for --json; None where they are not known."""
-    sharpness, limit = end.latest("lr_lambda_max"), end.latest("lr_lambda_limit")
+    sharpness, limit = latest(end.history, "lr_lambda_max"), latest(end.history, "lr_lambda_limit")
     return {
         "algorithm": end.algorithm,
         "seed": end.seed,
         "step": end.step,
-        "loss": end.latest("loss"),
-        "test_loss": end.latest("test_loss"),
-        "test_error": 1 - end.latest("test_accuracy"),
-        "consensus": end.latest("consensus"),
-        "seconds": end.latest("wall_s"),
+        "loss": latest(end.history, "loss"),
+        "test_loss": latest(end.history, "test_loss"),
+        "test_error": 1 - latest(end.history, "test_accuracy"),
+        "consensus": latest(end.history, "consensus"),
+        "seconds": latest(end.history, "wall_s"),
         "diverged": end.diverged,
         "diverged_at": end.diverged_at,
         "lr_lambda_max": sharpness,
@@ -46,7 +47,7 @@ def closing(end: Checkpoint) -> str:
 
 def standing(end: Checkpoint) -> str:
     """The last ηλ_max beside its limit: ", ηλ_max …"; "" if it was not measured."""
-    value, limit = end.latest("lr_lambda_max"), end.latest("lr_lambda_limit")
+    value, limit = latest(end.history, "lr_lambda_max"), latest(end.history, "lr_lambda_limit")
     if math.isnan(value):
         return ""
     return f", ηλ_max {value:.3g}{against(value, limit)}"
@@ -66,7 +67,7 @@ def next_command(end: Checkpoint, folder: str, data_dir: str | None) -> str:
     """The command to try next, and what it shows."""
     if end.diverged:
         return f"{shlex.join(['landscape', 'plot', folder])}  # where the run left its bounds"
-    if math.isnan(end.latest("lr_lambda_max")):
+    if math.isnan(latest(end.history, "lr_lambda_max")):
         words, shows = ["stability", folder], "ηλ_max and its limit"
     else:
         words, shows = ["contour", folder, "--plot", f"{folder}/contour.png"], "the landscape around the end"

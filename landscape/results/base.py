@@ -153,18 +153,6 @@ class Result(shown.Shown):
                     raise ValueError(f"{name} must be finite and increasing")
 
     def describe(self) -> list[Row]:
-        """The numbers of the result, the most important first.
-
-        The printed summary, ``--json``, titles of pictures, the tables of reports and notebooks show them.
-
-        Returns:
-            Rows with ``name``, ``value`` (a number or a text), ``error`` (one standard error, or the residual
-            of an eigenvalue; 0 if exact, NaN if there is none), ``unit`` and ``note``.
-
-        Example:
-            >>> escape.describe()[0].text
-            '3 steps   95% band 0 to 5'
-        """
         rows = []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
