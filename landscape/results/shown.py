@@ -227,7 +227,7 @@ def _escaped(text: str) -> str:
 
 
 class Shown:
-    """Numbers that are shown as text, in notebooks and as a picture; a subclass lists them in ``describe``."""
+    """Numbers that are shown as text, in notebooks and as a picture; a subclass has ``describe``."""
 
     def describe(self) -> list[Row]:
         """The numbers of the result, the most important first.
