@@ -253,7 +253,7 @@ class Shown:
         Example:
             >>> print(trace.summary())
             Trace
-              trace             3 ± 0.1 nat   95%: 2.57 to 3.43
+              trace             3 ± 0.1 nat   95%: 2.448 to 3.552
               matrix            hessian   2 rows
               samples           10
               Hessian products  9
