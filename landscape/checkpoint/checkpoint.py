@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -25,11 +25,16 @@ from landscape.checkpoint.user_code import UserData, as_data, is_user_defined, t
 from landscape.core import hdf5
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import SPLIT, parse_toml
+from landscape.core.registry import optional
 from landscape.data.base import Dataset
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import Layout, Slot, average
 from landscape.problem.problem import Loss, Problem
-from landscape.results.base import Provenance
+from landscape.results.base import EXTRA, Provenance
+from landscape.results.shown import Row, Shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA = "landscape.checkpoint"
 IMPORTED = "import"  # the algorithm of imported weights (landscape.checkpoint.foreign_weights)
@@ -54,8 +59,8 @@ def unknown_data() -> dict[str, Any]:
     return {key: kind() for key, kind in _DATA.items()}
 
 
-@dataclass
-class Checkpoint:
+@dataclass(repr=False)
+class Checkpoint(Shown):
     """State of a run after some steps; in a run over several processes, one process's part of it.
 
     Of imported weights ``buffers`` holds the frozen parameters, too; there is no step, no learning rate (NaN)
@@ -113,10 +118,29 @@ class Checkpoint:
     path: Path | None = None
     source: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
-    def __repr__(self) -> str:
+    def describe(self) -> list[Row]:
         n, size = self.weights.shape
         of = f"{self.model['name']} on {self.data['name'] or 'unknown data'}"
-        return f"Checkpoint({self.label}; {n} × {size:,} weights; {of}; {self.path or 'not saved'})"
+        drift = [Row("diverged", f"at step {self.diverged_at}: the {self.diverged}")] if self.diverged else []
+        first = Row("model", of, note=f"{n} × {size:,} weights")
+        return [first, *drift, *history.describe(self.history), Row("file", str(self.path or "not saved"))]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """The history as a table of pandas (the extra "frames").
+
+        Returns:
+            A DataFrame with a row for each step, NaN where nothing was recorded; units are in ``attrs``.
+
+        Raises:
+            OperationError: pandas is not installed.
+
+        Example:
+            >>> "test_loss" in run.to_dataframe()
+            True
+        """
+        frame: pd.DataFrame = optional("pandas", "to_dataframe", EXTRA).DataFrame(self.history)
+        frame.attrs = {"label": self.label, "units": self.units}
+        return frame
 
     @property
     def has_recipe(self) -> bool:
