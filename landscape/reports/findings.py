@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from landscape.results.base import Result
 from landscape.results.comparison import Comparison
 from landscape.results.grids import HessianGrid, Interpolated, Surface
 from landscape.results.noise import Noise
-from landscape.results.shown import fields_in_words, in_words
+from landscape.results.shown import in_words
 from landscape.results.spectrum import QUANTITIES, Spectrum
 
 # Two settings are told apart where the 95% interval of their difference leaves zero out (the usual level).
@@ -246,8 +247,12 @@ def _error(result: Result) -> str:
 def _fields(result: Result) -> str:
     """The numbers and short texts of a result of any kind."""
     hidden = ("label", "source", "source_sha256")
-    shown = {name: text for name, text in fields_in_words(result).items() if name not in hidden}
-    words = [f"{k} {text}" for k, text in shown.items() if isinstance(getattr(result, k), (int, float, str))]
+    values = {f.name: getattr(result, f.name) for f in dataclasses.fields(result) if f.name not in hidden}
+    words = [
+        f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in values.items()
+        if isinstance(value, (bool, int, float, str)) and value != ""
+    ]
     return ", ".join(words)[:600]
 
 
