@@ -285,7 +285,7 @@ def placed(module: nn.Module, layout: Layout, weights: Tensor) -> Iterator[dict[
     of before.
     """
     named, views = dict(module.named_parameters()), layout.views(weights)
-    parameters = {name: named[name] for name in views}
+    parameters: dict[str, Tensor] = {name: named[name] for name in views}
     with set_back(list(parameters.values())):
         with torch.no_grad():
             for name, parameter in parameters.items():
