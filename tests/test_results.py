@@ -28,11 +28,12 @@ from landscape.plots.drawing import drawing_of, draws
 from landscape.plots.picture import panels
 from landscape.plots.style import headline
 from landscape.results.base import Measurement, Result
-from landscape.results.shown import Row, eigenvalue, html_of, percent, text_of
+from landscape.results.shown import LINES, Row, eigenvalue, percent, text_of
 from tests.conftest import slow_but
 from tests.fuzz import samples
 
-RESULTS = {name: result for name, result in samples.results().items() if isinstance(result, Result)}
+SHOWN = samples.results()
+RESULTS = {name: result for name, result in SHOWN.items() if isinstance(result, Result)}
 KINDS = sorted(RESULTS)
 
 
@@ -277,12 +278,34 @@ def test_notebooks_show_a_picture_and_a_table(kind: str) -> None:
     assert picture(text).startswith(b"\x89PNG\r\n\x1a\n")
     assert len(text) < 400_000
     assert shown.tags["img"] == 1
-    for field in RESULTS[kind].shapes:
-        if np.size(getattr(RESULTS[kind], field)):
-            assert field in shown.texts
+    for row in RESULTS[kind].describe():
+        assert row.name in shown.texts
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RESULTS if kind != "sweep"])
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_is_a_result_shows_its_numbers_at_one_glance(name: str) -> None:
+    result: Any = SHOWN[name]
+    lines = repr(result).splitlines()
+    rows = [row for row in result.describe() if row.value == row.value]
+    assert 2 <= len(lines) <= LINES
+    assert lines[0].startswith(type(result).__name__)
+    assert lines[1].startswith(f"  {rows[0].name}")
+    assert len(rows) <= LINES - 1 or "more in summary()" in lines[-1]
+    text = repr(result) + result.summary()
+    assert not re.search(r"\(\d+,\)|\[\d|tensor\(|array\(|[0-9a-f]{64}", text)
+    assert not any(f"{name} (" in text for name in getattr(result, "shapes", ()))
+    assert result.summary() == text_of(result)
+    assert len(result.to_dataframe())
+    assert drawing_of(type(result))  # tests/test_plots.py calls it
+
+
+def test_a_tolerance_that_was_missed_is_shown_at_one_glance() -> None:
+    result = dataclasses.replace(RESULTS["spectrum"], converged=False)
+    assert "converged  NO" in repr(result).splitlines()[4]
+    assert len(repr(result).splitlines()) == LINES
+
+
+@pytest.mark.parametrize("kind", RESULTS)
 def test_a_description_has_the_numbers_that_are_printed(kind: str) -> None:
     result = RESULTS[kind]
     rows = result.describe()
@@ -320,9 +343,9 @@ def test_rows_in_words(row: Row, number: str, text: str) -> None:
 @given(st.text(max_size=99))
 def test_texts_are_escaped_in_notebooks(label: str) -> None:
     hostile = f"<script>alert('{label}')</script>"
-    values: dict[str, Any] = {"label": hostile, hostile: (hostile, 2)}
-    rows = [Row(hostile, hostile, unit=hostile, note=hostile)]
-    text = html_of(hostile, rows, values, {"label": hostile}, lambda: 1 / 0)
+    surface = RESULTS["surface"]  # without a number, so that nothing is drawn
+    shown = dataclasses.replace(surface, loss=surface.loss * np.nan, label=hostile, labels=(hostile, ""))
+    text = shown._repr_html_()
     assert "<script" not in text
     assert "script" not in Balanced(text).tags
 
@@ -333,8 +356,8 @@ def test_a_result_that_cannot_be_drawn_shows_its_table() -> None:
     shown: Any = Balanced(text)
     assert "img" not in shown.tags
     assert any("finite" in words for words in shown.texts)
-    assert "3 × 4 float64" in shown.texts
-    assert "<b>" in shown.texts
+    assert "lowest loss" in shown.texts
+    assert "Surface: <b>: test loss" in shown.texts
 
 
 def test_arrays_must_fit_their_dimensions() -> None:
