@@ -142,7 +142,7 @@ class Slot:
 
     @property
     def place(self) -> slice:
-        """Where it is in θ."""
+        """Its slice of θ."""
         return slice(self.offset, self.offset + self.size)
 
 
