@@ -140,7 +140,7 @@ class DecentralizedDataParallel(nn.Module):
             },
         }
         if difference := group.difference(facts):
-            raise InputError(f"{difference}; all must be the same")
+            raise InputError(difference)
         with torch.no_grad():
             parameters.flat.copy_(group.broadcast(parameters.flat))
             for name, tensor in tensors.items():

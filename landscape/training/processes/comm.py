@@ -59,7 +59,7 @@ class Processes(ABC):
             for name in {**first, **theirs}:
                 a, b = first.get(name, "missing"), theirs.get(name, "missing")
                 if a != b:
-                    return f"{name}: {b} on rank {rank}, but {a} on rank 0"
+                    return f"{name}: {b} on rank {rank}, but {a} on rank 0; all must be the same"
         return ""
 
 
