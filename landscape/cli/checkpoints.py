@@ -12,6 +12,7 @@ import numpy as np
 from landscape.checkpoint import run_folder, user_code
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.foreign_weights import import_state as compute_import_state
+from landscape.checkpoint.history import latest
 from landscape.checkpoint.run_folder import load
 from landscape.cli import common, run_summary
 from landscape.cli.analysis import SOURCE, Source
@@ -125,10 +126,11 @@ def info(file: str) -> None:
         return
     every = loaded if isinstance(loaded, list) else [loaded]
     for result in every:
-        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-        values("\n" + "\n".join(f"{name}: {_short(value)}" for name, value in fields.items()))
+        values(f"\n{result.summary()}")
         if isinstance(result, Surface) and np.isfinite(result.loss).any():
             values(f"\n{result.check()}")
+        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+        values("\n" + "\n".join(f"{name}: {_short(value)}" for name, value in fields.items()))
     common.results(every)
 
 
@@ -145,7 +147,7 @@ def _short(value: object) -> str:
 def _contents(c: Checkpoint) -> dict[str, Any]:
     """The contents of a checkpoint for --json."""
     history = {
-        name: {"rows": int(np.isfinite(column).sum()), "last": run_summary.latest(c, name)}
+        name: {"rows": int(np.isfinite(column).sum()), "last": latest(c.history, name)}
         for name, column in c.history.items()
     }
     finite = bool(np.isfinite(c.weights.numpy()).all())
