@@ -142,6 +142,10 @@ BUILT_IN = Path(__file__).parent
 CODE = ("model", "data")
 
 
+# The least value of the numbers of the run itself; None: it must be above 0.
+LEAST = {"learners": 1, "batch": 1, "accumulate": 1, "lr": None, "steps": 0, "seed": 0}
+
+
 @dataclass(frozen=True)
 class Recipe:
     """All settings of a run: ``read`` and ``replace`` make them, ``landscape.train`` takes them.
@@ -173,17 +177,17 @@ class Recipe:
     """
 
     name: str
-    learners: options.Count
-    batch: options.Count
-    lr: options.Positive
-    steps: options.Natural
+    learners: int
+    batch: int
+    lr: float
+    steps: int
     algorithm: dict[str, Any]
     model: dict[str, Any]
     data: dict[str, Any]
-    seed: options.Natural = 0
+    seed: int = 0
     dtype: Literal["float32", "float64"] = "float32"
     autocast: Literal["", "bfloat16"] = ""
-    accumulate: options.Count = 1
+    accumulate: int = 1
     sampling: Literal["replacement", "all"] = "replacement"
     optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "sgd"} | optimizer.options("sgd", {}))
     schedule: Schedule = field(default_factory=Schedule)
@@ -198,6 +202,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         options.check_bounds(self)
+        for key, least in LEAST.items():
+            options.positive(key, getattr(self, key), least=least)
         if self.batch % self.learners:
             raise InputError(
                 f"batch: {self.batch} is not divisible by {self.learners} learners; "
