@@ -213,8 +213,8 @@ def compute_on_grid(
         ResultFile(path, "a", replace=force, writes=team.rank == 0, message=common.message) as file,
     ):
         past = fitting(file, kind, origins, wanted)
-        with team, _by_options():
-            execution = Execution(team.group, team.cluster)
+        with team.joined() as joined, _by_options():
+            execution = Execution(joined, team.cluster)
             for i, (group, progress) in enumerate(each(name, groups)):
                 problem, known = group[0].problem(), past[i]
                 analysis.say_other_data(group[:1])

@@ -20,6 +20,7 @@ from landscape.cli.analysis import SOURCE, Source, about
 from landscape.cli.completion import Choice
 from landscape.cli.options import command, group
 from landscape.core.errors import InputError, LandscapeError, OperationError
+from landscape.core.hdf5_check import first_words
 from landscape.core.options import positive
 from landscape.core.progress import Progress
 from landscape.curvature.eigenvalues import top_eigenvalues
@@ -141,7 +142,7 @@ def plot(
     except LandscapeError:
         raise
     except (ArithmeticError, LookupError, ValueError) as error:  # numbers that no axis takes
-        words = " ".join(str(error).split())[:120]
+        words = first_words(error)
         raise OperationError(f"{', '.join(files)}: values that cannot be drawn ({words})") from error
     common.files(picture)
 
