@@ -397,7 +397,7 @@ def verify_and_refine(
     low, high = result.wanted.low or 1, result.wanted.high or 1
     bounds = below - float(off[-low]), above + float(off[high - 1])
     complete = good and result.complete
-    del images  # before the vectors are copied
+    images.clear()  # before the vectors are copied
     return RitzPairs(
         torch.from_numpy(at), torch.stack([vectors[i] for i in chosen]), residuals,
         result.products + len(vectors), good, "", bounds, complete, result.checks,
