@@ -135,17 +135,17 @@ def test_the_saddle_has_the_hessian_and_minima_it_promises() -> None:
 
 
 def test_without_noise_nobody_escapes_and_more_noise_is_faster() -> None:
-    assert escape_time("saddle-dpsgd", [*FAST, "data.gradient_std=0"]) == math.inf
-    little, much = (escape_time("saddle-dpsgd", [*FAST, f"data.gradient_std={s}"]) for s in (1e-6, 1e-2))
+    assert escape_time([*FAST, "data.gradient_std=0"]) == math.inf
+    little, much = (escape_time([*FAST, f"data.gradient_std={s}"]) for s in (1e-6, 1e-2))
     # Near the saddle x grows by 1 + αγ a step: 10⁴ times the noise saves about ln 10⁴/ln 1.4 = 27 steps.
     assert little - much == pytest.approx(math.log(1e4) / math.log(1.4), abs=6)
     with pytest.raises(InputError, match="model.name: 'quadratic' is not allowed"):
-        escape_time("saddle-dpsgd", ["model={name='quadratic', eigenvalues=[1.0, 1.0]}"])
+        escape_time(["model={name='quadratic', eigenvalues=[1.0, 1.0]}"])
 
 
 def test_a_sweep_sees_the_algorithms_on_the_same_minibatches() -> None:
     same = {"one": ["algorithm={name='ssgd'}"], "two": ["algorithm={name='ssgd*', sigma=0.0}"]}
-    found = escape_times("lr", [0.2, 0.4], same, range(2), settings=["steps=200"])
+    found = escape_times("lr", [0.2, 0.4], same, range(2), ["steps=200"])
     np.testing.assert_array_equal(found.times[0], found.times[1])
     assert (found.times[:, 1] < found.times[:, 0]).all()
     assert found.setting == "dimension 2, noise 0.01"

@@ -62,14 +62,14 @@ def test_with_varying_curvature_the_closed_form_lies_within_the_error_bar() -> N
     # δ = n⁻¹ Σ s_j H Δw_j with s_j the mean of B draws: variance std²/B, independent between learners.
     truth = float(lr**2 * 0.4**2 / batch / n**2 * (spread @ h).square().sum())
     for name in ("direct", "first_order"):
-        mean, error = estimate.summary()[name]
+        mean, error = estimate.means()[name]
         assert 0 < error < 0.2 * truth
         assert abs(mean - truth) < 4 * error
     np.testing.assert_allclose(
         estimate.direct, estimate.first_order, rtol=1e-9
     )  # a quadratic has no higher order
     # Δ_S: α²‖P⊥(g_S)‖²; here g_S = s̄ H w_a + b̄, whose part orthogonal to g = H w_a is P⊥ b̄, in 3 of 4 dimensions.
-    mean, error = estimate.summary()["delta_s"]
+    mean, error = estimate.means()["delta_s"]
     assert abs(mean - lr**2 * 3 * 0.5**2 / (n * batch)) < 4 * error
 
 

@@ -54,7 +54,15 @@ def steps(folder: Path) -> list[Path]:
 
     OperationError for a step-NNNNNNN.h5 that cannot be read: it must be a damaged checkpoint.
     """
-    return [path for path in sorted(folder.glob("step-*.h5")) if _holds_weights(path)]
+    found = []
+    for path in sorted(folder.glob("step-*.h5")):
+        try:
+            with hdf5.reading(path, warn=False) as file:
+                found += [path] if file.attrs["schema"] == SCHEMA else []
+        except OperationError:
+            if _STEP.fullmatch(path.name):
+                raise
+    return found
 
 
 def named_like_a_run(folder: Path) -> list[Path]:
@@ -71,16 +79,6 @@ def of_a_run(path: Path) -> bool:
         with hdf5.reading(path, SCHEMA, warn=False) as file:
             return bool(file.attrs["algorithm"] != IMPORTED)
     except OperationError:
-        return False
-
-
-def _holds_weights(path: Path) -> bool:
-    try:
-        with hdf5.reading(path, warn=False) as file:
-            return bool(file.attrs["schema"] == SCHEMA)
-    except OperationError:
-        if _STEP.fullmatch(path.name):
-            raise
         return False
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from landscape.checkpoint import run_folder, user_code
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.foreign_weights import import_state as compute_import_state
+from landscape.checkpoint.history import latest
 from landscape.checkpoint.run_folder import load
 from landscape.cli import common, run_summary
 from landscape.cli.analysis import SOURCE, Source
@@ -145,7 +146,7 @@ def _short(value: object) -> str:
 def _contents(c: Checkpoint) -> dict[str, Any]:
     """The contents of a checkpoint for --json."""
     history = {
-        name: {"rows": int(np.isfinite(column).sum()), "last": run_summary.latest(c, name)}
+        name: {"rows": int(np.isfinite(column).sum()), "last": latest(c.history, name)}
         for name, column in c.history.items()
     }
     finite = bool(np.isfinite(c.weights.numpy()).all())

@@ -41,7 +41,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     """
     for run in runs:
         if run.algorithm == IMPORTED:
-            raise InputError(f"{run.path}: imported weights have no training history to draw")
+            raise InputError(f"{run.path or run.label}: imported weights have no training history to draw")
     instruments = tuple(PANELS)[_OF_ALL:]
     shown = [c for c in instruments if any(np.isfinite(column_of(r, c)).any() for r in runs)]
     names = [*shown, *[""] * (-len(shown) % 3)]

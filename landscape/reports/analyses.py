@@ -412,7 +412,7 @@ def _noise(contents: Contents) -> Section:
     traces, words, every = [], [], []
     labels, colors = parts.labels_of(noises, "estimate"), _colors(contents, noises)
     for noise, label, color in zip(noises, labels, colors, strict=True):
-        values, errors = np.transpose([noise.summary()[name] for name in ESTIMATES])
+        values, errors = np.transpose([noise.means()[name] for name in ESTIMATES])
         error = {"type": "data", "array": parts.listed(errors)}
         names = [name.split("\n")[0] for name in ESTIMATES.values()]
         traces.append(parts.trace("bar", label, x=names, y=values, error_y=error, marker={"color": color}))

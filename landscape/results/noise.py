@@ -36,7 +36,7 @@ class Noise(Sourced):
         eq4: α² n⁻² Σ_j ‖HΔw_j‖², the Hessian form in the paper.
 
     Example:
-        >>> noise.summary()["direct"], noise.summary()["eq4"]
+        >>> noise.means()["direct"], noise.means()["eq4"]
         ((2.0, 1.0), (1.0, 0.0))
     """
 
@@ -57,14 +57,14 @@ class Noise(Sourced):
     samples: int
     seed: int
 
-    def summary(self) -> dict[str, tuple[float, float]]:
+    def means(self) -> dict[str, tuple[float, float]]:
         """All estimates of Δ(2), and the parts of Δ_DP.
 
         Returns:
             Name -> (mean over the draws, its standard error; 0 for numbers that are exact).
 
         Example:
-            >>> noise.summary()["direct"]
+            >>> noise.means()["direct"]
             (2.0, 1.0)
         """
         rows = {}
@@ -83,7 +83,7 @@ class Noise(Sourced):
             "delta_2": "α²‖P⊥δ‖²",
             "delta_cross": "cross term",
         }
-        found = self.summary()
+        found = self.means()
         direct, eq4 = found["direct"][0], found["eq4"][0]
         times = {"direct": f"Eq. 4 gives {eq4 / direct:.2g} times it" if direct > 0 else ""}
         return [

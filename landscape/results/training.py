@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import math
 import re
@@ -369,6 +367,20 @@ class Sweep(Result):
         """The seeds of each row."""
         return [[int(word) for word in text.split()] for text in self.seeds]
 
+    def describe(self) -> list[Row]:
+        best = int(np.lexsort((np.nan_to_num(self.test_loss, nan=np.inf), self.diverged))[0])
+        setting = ", ".join(f"{key} = {value}" for key, value in self.rows[best].items())
+        seeds = len(self.seed_lists[best])
+        spread = f"±: standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+        return [
+            Row("best setting", setting, note=f"of {len(self.rows)}"),
+            Row("its test loss", float(self.test_loss[best]), float(self.test_loss_std[best]), "nat", spread),
+            Row(
+                "its test error", float(self.test_error[best]), float(self.test_error_std[best]), "%", spread
+            ),
+            Row("runs that diverged", int(self.diverged.sum()), note=f"of {sum(map(len, self.seed_lists))}"),
+        ]
+
     def best(self, key: str) -> list[dict[str, str]]:
         """The settings with the best value of ``key``, one for each combination of the other keys.
 
@@ -444,12 +456,9 @@ class Sweep(Result):
             ...     pathlib.Path(f"{folder}/sweep.csv").read_text()[:13]
             'lr,seeds,test'
         """
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow([*self.keys, "seeds", *COLUMNS])
-        for i, (row, seeds) in enumerate(zip(self.rows, self.seed_lists, strict=True)):
-            writer.writerow([*row.values(), len(seeds), *(f"{getattr(self, c)[i]:.9g}" for c in COLUMNS)])
-        write_text(path, out.getvalue())
+        table = self.to_dataframe().assign(seeds=[len(seeds) for seeds in self.seed_lists])
+        form = {"index": False, "float_format": "%.9g", "na_rep": "nan", "lineterminator": "\n"}
+        write_text(path, table.to_csv(columns=[*self.keys, "seeds", *COLUMNS], **form))
 
 
 @dataclass(frozen=True)
@@ -528,3 +537,16 @@ class RunTimes(Result):
         slow += f", one worker {self.slow:g}× slower" if self.slow != 1 else ""
         network = f"{self.recipe}, {self.parameters:,} parameters"
         return f"{network}\n{rate}, {1e6 * self.latency:.3g} µs{slow}"
+
+    def describe(self) -> list[Row]:
+        at_most = self.workers.max()
+        return [
+            Row(
+                f"step, {' '.join(filter(None, (self.algorithm[i], self.mixing[i])))}, {at_most:,} workers",
+                float(self.step_s[i]),
+                float(self.step_error[i]),
+                "s",
+                f"{self.speedup[i]:.3g} times the rate of SSGD, efficiency {self.efficiency[i]:.0%}",
+            )
+            for i in np.flatnonzero(self.workers == at_most)
+        ]

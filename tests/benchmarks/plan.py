@@ -55,7 +55,7 @@ def measure(group: Group) -> list[dict[str, Any]]:
         dist.barrier()
         each: dict[str, Any] = {
             "costs": costs,
-            "link": calibration._exchange(group.rank, group.size, costs.size),
+            "link": calibration._exchange(group, costs.size),
         }
         for name, run in runs.items():
             dist.barrier()

@@ -346,13 +346,10 @@ def lora_fresh() -> Parts:
     return wrapped, nn.CrossEntropyLoss(), (torch.randn(N, 5), torch.randint(3, (N,)))
 
 
-@peft(
+@peft.no_hessian(
     "DoRA on BERT",
+    "peft detaches the norm of the weights, as the paper on DoRA proposes: the gradient is not that of the loss",
     total=of_logits(F.cross_entropy),
-    expected="refused_hessian",
-    undefined=True,
-    words="derivative",
-    why="peft detaches the norm of the weights, as the paper on DoRA proposes: the gradient is not that of the loss",
 )
 def dora_bert() -> Parts:
     model = adapted(
