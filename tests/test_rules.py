@@ -4,30 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import h5py
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 import landscape
-from landscape import LandscapeError, OperationError, Problem
+from landscape import LandscapeError, OperationError, Problem, testing
 from landscape.core import registry
 from landscape.gradients.learners import Stack
-from landscape.training import algorithms, decomposition, optimizer
+from landscape.testing.checks import lent
+from landscape.training import decomposition
 from landscape.training.algorithms.ssgd import SSGD
 from landscape.training.decomposition import Decomposer
-from landscape.training.optimizer import Optimizer
 from landscape.training.processes.comm import Comm
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import _NUMBERED, RESERVED, _stream, generator
 from landscape.training.topology.mixing import Mixing, expected_matching
+from tests.problems import assert_identity
 
 
 @pytest.mark.parametrize("n", [4, 5])
@@ -78,29 +77,13 @@ def test_matrices_that_cannot_be_read(tmp_path: Path) -> None:
             Mixing(str(path), 1, 0)
 
 
-@settings(max_examples=6)
-@given(st.integers(0, 10_000), st.sampled_from(["awc", "atc"]), st.floats(0.01, 2.0))
-def test_identities_hold_in_float32(seed: int, order: str, lr: float) -> None:
-    torch.manual_seed(seed)
-    model = landscape.models.build("mlp", widths=[5, 6, 3])
-    x, y = torch.randn(40, 5), torch.randint(3, (40,))
-    problem = Problem(model, torch.nn.functional.cross_entropy, (x, y))
-    stack = Stack(problem)
-    weights = problem.weights + 0.3 * torch.randn(4, problem.layout.size)
-    indices = torch.randint(40, (4, 7))
-    rule = algorithms.make("dpsgd", {"order": order}, learners=4, seed=seed)
-    rule.begin(weights, 1)
-    own = torch.empty_like(weights)
-    stack.gradients(rule.gradient_points(weights), x[indices], y[indices], out=own)
-    mean = weights.mean(0)
-    part = Decomposer(stack, problem, Comm(4)).begin(weights, x[indices], y[indices], own, 1)
-    new = rule.finish(weights, own, lr, 1)
-    c = part(new, lr)
-    assert c["alpha_e"] ** 2 * c["grad_norm2"] + c["delta"] == pytest.approx(c["displacement2"], rel=1e-5)
-    split = c["delta_s"] + c["delta_2"] + c["delta_cross"]
-    assert split == pytest.approx(c["delta"], rel=1e-5, abs=1e-5 * c["displacement2"])
-    assert c["train_loss"] == pytest.approx(problem.loss(mean), rel=1e-5)
-    assert c["delta_2"] <= c["delta_2_full"] * (1 + 1e-6)
+@pytest.mark.parametrize("order", ["awc", "atc"])
+def test_identities_hold_in_float32(tiny: Path, order: str) -> None:
+    h = Trainer(recipe.read(str(tiny), ["decompose.every=1", f"algorithm.order={order}"])).run().history
+    assert_identity(h, 1e-5)
+    split = h["delta_s"] + h["delta_2"] + h["delta_cross"]
+    assert (np.abs(split - h["delta"]) < 1e-5 * h["displacement2"]).all()
+    assert (h["delta_2"] <= h["delta_2_full"] * (1 + 1e-6)).all()
 
 
 def test_the_decomposition_by_a_sample_is_right_on_average_and_its_errors_are_of_the_right_size() -> None:
@@ -161,59 +144,27 @@ class Undeclared(Jittered):
     columns: ClassVar[Mapping[str, str]] = {}
 
 
-class Signs(Optimizer):
-    """The sign of the gradient."""
-
-    linear = False
-
-    def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
-        return gradients.sign()
-
-
-@pytest.fixture(autouse=True)
-def _plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The three are there by name, and nowhere else afterwards."""
-    registry.algorithms.names()
-    optimizer.names()
-    monkeypatch.setattr(registry.algorithms, "_entries", dict(registry.algorithms._entries))
-    monkeypatch.setattr(registry.optimizers, "_entries", dict(registry.optimizers._entries))
-    registry.algorithms.add("jittered")(Jittered)
-    registry.algorithms.add("undeclared")(Undeclared)
-    registry.optimizers.add("signs")(Signs)
-
-
-def with_signs(**more: Any) -> list[str]:
-    return ["optimizer.name=signs", "lr=0.01", "checkpoint.every=10", *(f"{k}={v}" for k, v in more.items())]
-
-
-def test_a_recipe_names_them_and_the_file_has_their_columns(tiny: Path, tmp_path: Path) -> None:
-    chosen = recipe.read(str(tiny), ["algorithm={name='jittered', width=0.2}", *with_signs()])
-    end = launch.launch(chosen, tmp_path / "run")
-    assert "width = 0.2" in chosen.to_toml()
+def test_a_rule_of_ones_own_is_resumed_with_its_column(tiny: Path) -> None:
+    testing.check_rule(Jittered, {"width": 0.2}, refused={"width": "wide"}, only="resumes")
+    with lent(registry.algorithms, Jittered, "jittered"):
+        end = Trainer(recipe.read(str(tiny), ["algorithm={name='jittered', width=0.2}"])).run()
     draws = [0.2 * torch.rand(1, generator=generator(0, "jitter", t)).item() for t in range(1, 31)]
     np.testing.assert_allclose(end.history["jitter"], draws)
-    with h5py.File(tmp_path / "run" / "last.h5") as file:
-        assert file["history/jitter"].attrs["unit"] == "1"
-    with pytest.raises(LandscapeError, match=r"algorithm: 'widht'.*'width'"):
-        recipe.read(str(tiny), ["algorithm={name='jittered', widht=0.2}"])
-    (tmp_path / "half").mkdir()
-    (tmp_path / "run" / "step-0000010.h5").rename(tmp_path / "half" / "last.h5")
-    resumed = launch.launch(None, tmp_path / "half", resume=True)
-    assert torch.equal(resumed.weights, end.weights)
-    np.testing.assert_array_equal(resumed.history["jitter"], end.history["jitter"])
+    assert end.units["jitter"] == "1"
 
 
-def test_a_column_that_is_not_declared_is_not_dropped_in_silence(tiny: Path) -> None:
-    trainer = Trainer(recipe.read(str(tiny), ["algorithm={name='undeclared'}"]))
-    with pytest.raises(OperationError, match="'undeclared'.*'jitter'"):
-        trainer.run()
-
-
-def test_what_the_loop_has_is_not_declared_again() -> None:
-    with pytest.raises(LandscapeError, match="column 'loss'"):
-        type("Bad", (SSGD,), {"columns": {"loss": "1"}})
-    with pytest.raises(LandscapeError, match="purpose 'batch'"):
-        type("Bad", (SSGD,), {"purposes": ("batch",)})
+def test_what_a_rule_declares_is_its_own_and_nothing_else_is_recorded(tiny: Path) -> None:
+    with (
+        lent(registry.algorithms, Undeclared, "undeclared"),
+        pytest.raises(OperationError, match="'undeclared'.*'jitter'"),
+    ):
+        Trainer(recipe.read(str(tiny), ["algorithm={name='undeclared'}"])).run()
+    for declared, words in (
+        ({"columns": {"loss": "1"}}, "column 'loss'"),
+        ({"purposes": ("batch",)}, "purpose 'batch'"),
+    ):
+        with pytest.raises(LandscapeError, match=words):
+            type("Bad", (SSGD,), declared)
     with pytest.raises(OperationError, match=r"SSGD.*'jitter'"):
         SSGD(2, 0).generator("jitter", 1)
 
