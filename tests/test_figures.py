@@ -167,13 +167,13 @@ def test_an_estimate_counts_the_samples_of_all_that_runs_do(
     monkeypatch.setattr(scales, "seconds_a_sample", lambda *args: 0.001)
     context = Context(tmp_path)
     plain = small(steps=300, decompose=Decompose(every=0), evaluate=Evaluate(every=0))
-    seconds = scales.seconds_of(context, [plain])
+    seconds = scales.seconds_of(context, [plain], {})
     assert seconds == pytest.approx(300 * plain.batch / 1000)
-    assert scales.seconds_of(context, [plain, plain]) == pytest.approx(2 * seconds)
+    assert scales.seconds_of(context, [plain, plain], {}) == pytest.approx(2 * seconds)
     decomposed = dataclasses.replace(plain, decompose=Decompose(every=3, samples=60))
     measured = dataclasses.replace(plain, monitor=Monitor(sharpness=30, samples=10))
-    assert scales.seconds_of(context, [decomposed]) - seconds == pytest.approx(300 * 60 / 3 / 1000)
-    assert scales.seconds_of(context, [measured]) - seconds == pytest.approx(
+    assert scales.seconds_of(context, [decomposed], {}) - seconds == pytest.approx(300 * 60 / 3 / 1000)
+    assert scales.seconds_of(context, [measured], {}) - seconds == pytest.approx(
         300 / 30 * scales.SHARPNESS_PASSES * 10 / 1000
     )
 
