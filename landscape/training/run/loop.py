@@ -120,12 +120,12 @@ class Trainer:
         checkpoint: Checkpoint | None,
         device: torch.device | str,
         data_dir: Any,
-        dataset: Dataset | None,
+        given: Dataset | None,
     ) -> None:
         """Load what is not given of data and model, and make the objects that use them."""
         recipe = self.recipe
         source, self.model = recipe.spec("data"), recipe.spec("model")
-        dataset = dataset or user_code.load_data("data", source, data_dir)
+        dataset = given or user_code.load_data("data", source, data_dir)
         if checkpoint:
             checkpoint.check_data(dataset)
         dtype = getattr(torch, recipe.dtype)
