@@ -275,15 +275,6 @@ def test_decimation_keeps_every_peak_and_the_ends(values: list[float], buckets: 
             assert (inside.min(), inside.max()) == (y[low:high].min(), y[low:high].max())
 
 
-@given(st.floats(-1e300, 1e300), st.floats(0, 1e300))
-def test_every_number_has_words(value: float, error: float) -> None:
-    words = in_words(value, error)
-    if math.isfinite(value) and 0 < error < math.inf:
-        shown, wrong = (float(part.replace(",", "")) for part in words.split(" ± "))
-        assert abs(shown - value) <= max(error, 1e-15 * abs(value))
-        assert wrong == pytest.approx(error, rel=0.3, abs=1e-320)
-
-
 texts = st.text(st.characters(), max_size=40)
 
 

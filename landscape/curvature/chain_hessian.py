@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from landscape.core.errors import PathWarning
 from landscape.curvature.hessian import VECTORS, HessianOperator, holds_but_for_rounding, penalty_hessians
+from landscape.curvature.operators import rounding_of
 from landscape.problem.layout import differentiable, gradients
 from landscape.problem.losses import is_softmax_loss
 from landscape.problem.problem import LinearLayer, Problem, chain, stacked_losses
@@ -224,9 +225,7 @@ def agrees(problem: Problem, weights: Tensor, matrix: str = "hessian") -> bool:
         off = ChainHessian(few, at[None], matrix=matrix)(vectors) - expected
         if not bool(expected.isfinite().all()):
             return True
-        # Products are linear in v, except for rounding, which is therefore what this measures.
-        rounding = 100 * (exact(vectors.sum(0)) - expected.sum(0)).norm()
-        rounding += torch.finfo(few.dtype).eps ** 0.5 * expected.norm(dim=1).max()
+        rounding = rounding_of(expected, exact(vectors.sum(0)), few.dtype)
         return bool((off.norm(dim=1) <= rounding).all())
 
     problem.checked[key] = holds_but_for_rounding(problem.on(problem.data.few()), same)

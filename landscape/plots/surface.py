@@ -452,7 +452,7 @@ def settings(results: Sequence[Surface]) -> str:
         style.joined(map(_plane_note, results)),
     ]
     if any(r.batchnorm for r in results):
-        parts.append(style.joined(style.batchnorm_note(r).strip() or "no BatchNorm" for r in results))
+        parts.append(style.joined(style.batchnorm_note(r) or "no BatchNorm" for r in results))
     loss = f"{style.split_names(results).capitalize()} loss"
     return f"{loss} over {'; '.join(parts)}{style.interpolation_note(results)}."
 

@@ -347,14 +347,12 @@ def save(results: Sequence[Result], path: str | Path) -> None:
         ...     len(load_results(f"{folder}/two.h5"))
         2
     """
-    if isinstance(results, Result):
-        words = f"results: a {type(results).__name__} is not allowed, it must be a list of results"
-        raise InputError(words, remedy="result.save(path)")
-    given: Any = results
-    kinds = [type(r) for r in given] if isinstance(given, Sequence) else [type(given)]
-    if not all(issubclass(k, Result) and k.schema == kinds[0].schema for k in kinds) or not kinds:
-        shown = ", ".join(dict.fromkeys(k.__name__ for k in kinds)) or "an empty list"
-        raise InputError(f"results: {shown} is not allowed, it must be a list of results of one kind")
+    listed = isinstance(results, Sequence)
+    kinds: list[Any] = [type(r) for r in (results if listed else [results])]
+    if not (listed and kinds and all(issubclass(k, Result) and k.schema == kinds[0].schema for k in kinds)):
+        given = ", ".join(dict.fromkeys(k.__name__ for k in kinds)) or "an empty list"
+        words = f"results: {given} is not allowed, it must be a list of results of one kind"
+        raise InputError(words, remedy="" if listed else "result.save(path)")
     with writing(path, results[0].schema) as file:
         for i, result in enumerate(results):
             result._write(file if len(results) == 1 else file.create_group(str(i)))

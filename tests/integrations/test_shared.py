@@ -25,6 +25,7 @@ from landscape.integrations.session import (
     in_order,
     shallow_copy,
 )
+from landscape.problem.shards import is_sharded
 from landscape.training.own_loop.recorder import Recorder, RecorderWarning
 
 X, Y = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 2
@@ -63,6 +64,13 @@ def test_a_missing_package_is_one_line_with_its_remedy(
     with pytest.raises(ImportError, match=rf"pip install 'sgd-landscape\[{extra}\]'") as error:
         importlib.import_module(f"landscape.integrations.{module}")
     assert "\n" not in str(error.value)
+
+
+def test_a_module_that_knows_of_meshes_is_not_sharded_for_that() -> None:
+    class Module(nn.Linear):  # as Lightning's modules are
+        device_mesh = None
+
+    assert not is_sharded(Module(3, 2))
 
 
 def test_the_options_are_the_recorders() -> None:
