@@ -171,13 +171,12 @@ def test_analyses_take_an_import(folder: Path, command: Command) -> None:
     one_line(command("noise", "net.h5", *OWN, "--lr", "1", "--local-batch", "4"), 2, "learners: 1", "≥ 2")
 
 
-@torch.no_grad()
 def test_several_states_are_learners_and_their_mean_has_statistics_of_its_own(
     folder: Path, command: Command
 ) -> None:
     models = [trained(seed) for seed in range(3)]
     for j, model in enumerate(models):
-        model.conv.bias.copy_(models[0].conv.bias)
+        model.conv.bias.data.copy_(models[0].conv.bias)
         torch.save(model.state_dict(), f"w{j}.pt")
     assert command("import", "w0.pt", "w1.pt", "w2.pt", *OWN, "-o", "all.h5")[0] == 0
     code, out, _ = command("noise", "all.h5", *OWN, "--lr", "0.1", "--local-batch", "5", "--draws", "2")
@@ -194,7 +193,7 @@ def test_several_states_are_learners_and_their_mean_has_statistics_of_its_own(
     # one batch), as torch.optim.swa_utils.update_bn gives them.
     mean = mine.net()
     for name, parameter in mean.named_parameters():
-        parameter.copy_(sum(dict(m.named_parameters())[name] for m in models) / 3)
+        parameter.data.copy_(sum(dict(m.named_parameters())[name] for m in models) / 3)
     torch.optim.swa_utils.update_bn([data["train"][0]], mean)
     problem = run.problem("test", model=mine.net, data=data)
     for name, buffer in mean.named_buffers():

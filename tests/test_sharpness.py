@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -100,17 +99,10 @@ def test_adaptive_sharpness_does_not_see_the_scale_of_layers() -> None:
     assert abs(plain[0] / plain[1] - 1) > 0.1
 
 
-def test_batchnorm_batches_and_weights_that_are_zero() -> None:
-    problem = problems.conv()
-    x, y = problem.tensors  # type: ignore[misc]
-    batches = Problem(problem.model, problem.criterion, [(x[:12], y[:12]), (x[12:], y[12:])])
-    for options in ({"kind": "worst"}, {"kind": "average"}, {"m": 8}):
-        given: dict[str, Any] = {"min_draws": 8, "max_draws": 8, **options}
-        one, two = (landscape.sharpness(p, 0.1, **given) for p in (problem, batches))
-        np.testing.assert_allclose(two.values, one.values, rtol=1e-4)
-        assert (one.batchnorm, one.bn) == (True, "center")
-    # BatchNorm's bias begins at 0, and stays there.
-    assert one.fixed == sum(int((t == 0).sum()) for t in problem.layout.views(problem.weights).values()) > 0
+def test_weights_that_are_zero_stay() -> None:
+    problem = problems.conv()  # BatchNorm's bias begins at 0
+    zeros = sum(int((t == 0).sum()) for t in problem.layout.views(problem.weights).values())
+    assert landscape.sharpness(problem, 0.1, m=8, min_draws=3, max_draws=3).fixed == zeros > 0
 
 
 def test_radii_and_minibatches_that_there_are_not() -> None:
