@@ -27,7 +27,7 @@ from landscape.core import registry
 from landscape.geometry import surfaces
 from landscape.plots.picture import VISUALS, caption, panels
 from landscape.plots.style import OTHER, color_of, decimal_labels, paper_name
-from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, draw_surfaces, scale
+from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, draw_surfaces, scale, settings
 from landscape.plots.training import draw_training
 from landscape.results.shown import running_quartiles
 from landscape.results.spectrum import Spectrum
@@ -239,16 +239,17 @@ def test_markers_in_three_dimensions_lie_on_the_surface(surface: Surface) -> Non
 
 
 def test_batchnorm_statistics_are_named_where_there_are_any(surface: Surface) -> None:
-    def text(*results: Surface, style: str = "contour") -> str:
-        return plots.draw(results, style=style).get_caption()  # type: ignore[attr-defined, no-any-return]
+    def text(**changes: Any) -> str:
+        return settings([changed(surface, **changes)])
 
-    assert "BatchNorm" not in text(surface)
+    assert "BatchNorm" not in text()
     own, fresh = (changed(surface, batchnorm=True, bn=bn, bn_samples=9) for bn in ("center", "recalibrate"))
-    assert "BatchNorm: from 9 samples a point" in text(fresh)
-    assert "batches of 64" in text(changed(surface, batchnorm=True, bn="train", bn_samples=64))
-    assert "statistics of each batch" in text(changed(surface, batchnorm=True, bn="train"))
+    assert "BatchNorm: from 9 samples a point" in settings([fresh])
+    assert "batches of 64" in text(batchnorm=True, bn="train", bn_samples=64)
+    assert "statistics of each batch" in text(batchnorm=True, bn="train")
     for style in ("contour", "surface", "difference"):
-        assert "the centre's statistics / BatchNorm: from 9 samples" in text(own, fresh, style=style)
+        picture: Any = plots.draw([own, fresh], style=style)
+        assert "the centre's statistics / BatchNorm: from 9 samples" in picture.get_caption()
 
 
 def test_three_dimensions_and_a_relief_with_holes(surface: Surface) -> None:

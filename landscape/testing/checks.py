@@ -94,7 +94,8 @@ def same_bits(one: Checkpoint, other: Checkpoint) -> None:
     def values(of: Checkpoint) -> dict[str, Any]:
         tensors = of.stacked() | {f"shared/{name}": t for name, t in of.shared.items()}
         found = {name: t.cpu().numpy() for name, t in tensors.items()}
-        return {**found, **{k: v for k, v in of.history.items() if k not in CLOCK}, "step": of.step}
+        facts = {"step": of.step, "recipe": of.recipe, "diverged": (of.diverged, of.diverged_at)}
+        return {**found, **{k: v for k, v in of.history.items() if k not in CLOCK}, **facts}
 
     np.testing.assert_equal(values(one), values(other))
 
