@@ -23,7 +23,6 @@ from landscape.training.algorithms.dpsgd import SGP
 from landscape.training.optimizer import SGD
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe
-from landscape.training.run import launch
 from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import generator
 from landscape.training.topology.mixing import Mixing
@@ -203,26 +202,6 @@ def test_decentralised_steps_by_hand(mixing: str, order: str, momentum: float, b
     torch.testing.assert_close(path, by_hand(step, 15))
 
 
-@pytest.mark.parametrize("order", ["awc", "atc"])
-@pytest.mark.parametrize("buffers", ["keep", "mix"])
-def test_pairs_with_momentum_are_stable_below_the_limit_of_the_rule(order: str, buffers: str) -> None:
-    """A limit in mean square, above which some runs shrink."""
-    options = {"mixing": "random-matching", "order": order, "buffers": buffers}
-    limit = algorithms.make("dpsgd", options, learners=4, seed=3).stability_limit(0.5)
-    assert limit is not None
-    apart = torch.tensor([1.0, -2.0, 0.5, 0.5], dtype=torch.float64)[:, None]
-    path = drive("dpsgd", options, lambda w: w, 600, apart, 0.97 * limit, 0.5)
-    assert float(path[-1].norm()) < 1e-3
-
-
-def test_mixed_buffers_are_sent() -> None:
-    rule = algorithms.make("dpsgd", {"mixing": "ring(1)", "buffers": "mix"}, learners=4, seed=0)
-    optimizer = SGD(0.9)
-    optimizer.start(Layout(()), start())
-    rule.update_optimizer_state(optimizer, 1)
-    assert rule.communication_cost(1) == (4.0, 1)
-
-
 @pytest.mark.parametrize("mixing", ["none", "ring(1)"])
 @pytest.mark.parametrize("buffers", ["keep", "reset", "average"])
 def test_slowmo_by_hand(mixing: str, buffers: str) -> None:
@@ -318,9 +297,12 @@ def test_rules_that_are_the_same(one: dict[str, Any], other: dict[str, Any]) -> 
         np.testing.assert_allclose(a.history[column], b.history[column], rtol=1e-8, atol=1e-14)
 
 
-@pytest.mark.parametrize("case", RULES)
-def test_the_decompositions_identities_hold_for_every_rule(case: str) -> None:
-    name, options, _ = RULES[case]
+DECOMPOSED = [*((name, options) for name, options, _ in RULES.values()), ("sgp", {}),
+              ("async-sgd", {"delay": 3, "staleness_aware": True})]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), DECOMPOSED)
+def test_the_decompositions_identities_hold_for_every_rule(name: str, options: dict[str, Any]) -> None:
     h = train({"name": name, **options}, schedule={"cosine": 40.0}).history
     r = {column: values[2::3] for column, values in h.items()}
     assert_identity(h)
@@ -331,22 +313,8 @@ def test_the_decompositions_identities_hold_for_every_rule(case: str) -> None:
     split = r["delta_s"] + r["delta_2"] + r["delta_cross"]
     np.testing.assert_allclose(split[plain], r["delta"][plain], rtol=1e-9)
     assert name != "ssgd" or r["delta_2_full"].max() == 0
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "plain"),
-    [
-        ({"name": "slowmo", "period": 4}, [True, True, True, False] * 2),
-        ({"name": "diloco", "period": 6}, [True, False] * 4),
-        ({"name": "sgp", "graph": "random"}, [False] * 8),
-        ({"name": "sgp"}, [True] * 8),
-        ({"name": "async-sgd", "delay": 3, "staleness_aware": True}, [False] * 8),
-        ({"name": "async-sgd", "delay": 3, "shifted": 0.5}, [False] * 8),
-    ],
-)
-def test_eq_4_is_for_steps_along_the_gradient(algorithm: dict[str, Any], plain: list[bool]) -> None:
-    h = train(algorithm).history
-    np.testing.assert_array_equal(np.isfinite(h["delta_s"][2::3]), plain)
+    never = options.get("graph") == "random" or {"shifted", "staleness_aware"} & {*options}
+    assert plain.any() == (not never)
 
 
 def test_injected_noise_is_in_delta_alone() -> None:
@@ -364,6 +332,7 @@ NODES = {"name": "local-sgd", "period": 6, "nodes": 2, "node_period": 2}
     [
         ({"name": "ssgd"}, [REDUCE] * 6, [1] * 6),
         ({"name": "dpsgd", "mixing": "ring(1)"}, [2 * V] * 6, [1] * 6),
+        ({"name": "dpsgd", "mixing": "ring(1)", "buffers": "mix"}, [4 * V] * 6, [1] * 6),
         ({"name": "local-sgd", "period": 3}, [0, 0, REDUCE] * 2, [0, 0, 1] * 2),
         ({"name": "slowmo", "period": 3}, [0, 0, REDUCE] * 2, [0, 0, 1] * 2),
         ({"name": "local-sgd", "period": 5, "start": 1}, [REDUCE, 0, 0, 0, 0, REDUCE], [1, 0, 0, 0, 0, 1]),
@@ -374,7 +343,8 @@ NODES = {"name": "local-sgd", "period": 6, "nodes": 2, "node_period": 2}
     ],
 )
 def test_communication_is_counted(algorithm: dict[str, Any], sent: list[float], rounds: list[int]) -> None:
-    h = train(algorithm, steps=6, decompose={"every": 0}).history
+    momentum = {"name": "sgd", "momentum": 0.5}
+    h = train(algorithm, steps=6, decompose={"every": 0}, optimizer=momentum).history
     assert (h["comm_bytes"].tolist(), h["comm_rounds"].tolist()) == (sent, rounds)
 
 
@@ -389,11 +359,16 @@ def test_communication_is_counted(algorithm: dict[str, Any], sent: list[float], 
         ("sgp", {"graph": "ring(1)"}),
         ("local-sgd", {"period": 4, "buffers": "reset"}),
         ("slowmo", {"period": 3, "mixing": "ring(1)", "buffers": "average"}),
+        *(
+            ("dpsgd", {"mixing": "random-matching", "order": order, "buffers": buffers})
+            for order in ("awc", "atc")
+            for buffers in ("keep", "mix")
+        ),
     ],
 )
 def test_steps_diverge_above_the_stated_limit_and_not_below(name: str, options: dict[str, Any]) -> None:
-    """Of options that are not in tests/test_conformance.py."""
-    testing.check_rule(name, options, only="limit")
+    """Of options that are not in tests/test_conformance.py; random pairs have a limit in mean square."""
+    testing.check_rule(name, options, sharp="random" not in options.get("mixing", ""), only="limit")
 
 
 def test_push_sum_with_unequal_weights_has_a_limit_of_its_own(tmp_path: Path) -> None:
@@ -417,16 +392,23 @@ def test_limits_that_are_not_known_are_none() -> None:
     assert limit("async-sgd", {"delay": 3, "schedule": "random"}, 0.9) is None
     assert limit("async-sgd", {"delay": 3, "shifted": 0.5}, 0.9) is None
     assert limit("async-sgd", {"delay": 31}) == max_stable_step(31)
-    chosen = recipe.from_values(SMALL | {"algorithm": {"name": "ssgd"}, "optimizer": {"name": "lamb"}})
-    assert (chosen.stability_limit(), chosen.describe()) == (None, "")
-    mixed = recipe.from_values(
-        SMALL | {"algorithm": {"name": "dpsgd", "mixing": "ring(1)"}, "optimizer": {"name": "lamb"}}
-    )
-    assert mixed.describe().endswith("ω_min -0.3333; the limit with this optimizer is not known")
-    heavy = recipe.from_values(
-        SMALL | {"algorithm": {"name": "ssgd"}, "optimizer": {"name": "sgd", "momentum": 0.9}}
-    )
-    assert heavy.describe() == "steps with momentum 0.9 are stable while lr·λ_max < 3.8"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "optimizer", "words"),
+    [
+        ({"name": "ssgd"}, {"name": "lamb"}, ""),
+        ({"name": "dpsgd", "mixing": "ring(1)"}, {"name": "lamb"}, "the limit with this optimizer is not known"),
+        ({"name": "ssgd"}, {"name": "sgd", "momentum": 0.9}, "steps with momentum 0.9 are stable while lr·λ_max < 3.8"),
+        ({"name": "ad-psgd", "delay": 2, "schedule": "random"}, {"name": "sgd"}, "with gradients 2 steps old the limit is not known"),
+    ],
+)  # fmt: skip
+def test_a_run_says_what_is_known_of_its_limit(
+    algorithm: dict[str, Any], optimizer: dict[str, Any], words: str
+) -> None:
+    said = recipe.from_values(SMALL | {"algorithm": algorithm, "optimizer": optimizer}).describe()
+    assert said.endswith(words)
+    assert bool(said) == bool(words)
 
 
 def against_post_local(group: Group) -> list[float]:
@@ -471,32 +453,21 @@ def test_post_local_sgd_is_torchs_but_for_when_it_first_averages() -> None:
         assert documented > 1e-6  # as torch documents it: averages after *one* local step, then every four
 
 
-def test_another_rules_state_is_refused(tmp_path: Path) -> None:
-    values = SMALL | {"algorithm": {"name": "slowmo", "period": 4}, "steps": 5}
-    launch.launch(recipe.from_values(values), tmp_path / "run")
-    end = landscape.load(tmp_path / "run" / "last.h5")
-    assert {name: tuple(t.shape) for name, t in end.shared.items()} == {
-        "anchor": (83,),
-        "slow_momentum": (83,),
-    }
+def test_another_rules_state_is_refused() -> None:
+    end = train({"name": "slowmo", "period": 4}, steps=5)
     end.shared.pop("anchor")
     with pytest.raises(OperationError, match="/shared/anchor holds nothing, its run needs \\(83,\\)"):
-        Trainer(recipe.from_values(values), checkpoint=end)
+        Trainer(recipe.from_values(end.settings), checkpoint=end)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "match"),
     [
-        ({"name": "dpgsd"}, "did you mean 'dpsgd'"),
-        ({"name": "dpsgd", "mixin": "full"}, "did you mean 'mixing'"),
-        ({"name": "local-sgd"}, "algorithm.period: missing"),
         ({"name": "local-sgd", "period": 4, "nodes": 3}, "algorithm.nodes: 3 is not allowed, it must divide"),
         ({"name": "local-sgd", "period": 4, "nodes": 2, "node_period": 3}, "algorithm.node_period: 3"),
         ({"name": "local-sgd", "period": 4, "nodes": 2, "mixing": "full"}, "not allowed together"),
         ({"name": "slowmo", "period": 4, "slow_momentum": 1.0}, "algorithm.slow_momentum: 1.0 is not allow"),
-        ({"name": "slowmo", "period": 4, "buffers": "rest"}, "algorithm.buffers: 'rest' is not allowed"),
         ({"name": "async-sgd", "delay": 1, "schedule": "robin"}, "algorithm.schedule: 'robin' is not allow"),
-        ({"name": "sgp", "graph": "rnig(1)"}, "algorithm.graph: 'rnig\\(1\\)' is not known"),
         ({"name": "dsgd-ac", "power": -1.0}, "algorithm.power: -1.0 is not allowed"),
     ],
 )

@@ -88,10 +88,10 @@ def cells(named: Any, scale: Scale) -> list[Cell]:
 
 def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int) -> Recipe:
     """The built-in recipe ``name`` with ``settings``, at ``scale``."""
-    settings = list(settings)
-    base, own = recipe.read(name, settings), [f"seed={seed}"]
+    settings, own = list(settings), [f"seed={seed}"]
     if "/" in name:  # settings come last: a rate of ours is one at each scale
-        return recipe.read(name, [*_of_tables(scale, name, recipe.read(name)), *settings, *own])
+        return recipe.read(name, [*_of_tables(scale, name), *settings, *own])
+    base = recipe.read(name, settings)
     if name == "mnist-minimum":
         own += [
             "steps=600", "model.widths=[64, 50, 50, 10]", "data={name='digits'}", "batch=1437",
@@ -113,9 +113,11 @@ def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int) -> Recip
     return recipe.read(name, [*settings, *own])
 
 
-def _of_tables(scale: Scale, name: str, base: Recipe) -> list[str]:
+@functools.cache
+def _of_tables(scale: Scale, name: str) -> list[str]:
     """The settings that ``scale`` changes in a cell of the tables, such as cifar10/resnet-18-b8192-dpsgd."""
-    speech, model = name.startswith("speech/"), base.model["name"]
+    base, speech = recipe.read(name), name.startswith("speech/")
+    model = base.model["name"]
     if scale == "smoke":
         small = "inputs=8, layers=1, cells=8, bottleneck=8, classes=10" if speech else f"width={SMOKE_WIDTH}"
         return [
