@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from landscape.core.devices import double
+from landscape.core.devices import double, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
@@ -108,8 +108,8 @@ def _normalise(direction: Tensor, center: Tensor, norm: str) -> None:
         return
     rows = (len(center), -1) if norm == "filter" and center.dim() > 1 else (1, -1)
     d, c = direction.view(rows), center.reshape(rows)
-    drawn = d.norm(dim=1, keepdim=True)
-    d.mul_(c.norm(dim=1, keepdim=True) / drawn.where(drawn > 0, torch.ones_like(drawn)))
+    drawn, wanted = vector_norm(d), vector_norm(c)
+    d.mul_((wanted / drawn.where(drawn > 0, 1.0)).to(d)[:, None])
 
 
 def between(

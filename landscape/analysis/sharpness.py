@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.core.devices import double
+from landscape.core.devices import double, vector_norm
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
@@ -80,7 +80,7 @@ def _largest_rise(
 
     base, slope = loss_and_slope(torch.zeros_like(problem.weights))
     rise, residual, gradients = 0.0, 0.0, 1  # ε = 0 is allowed, too
-    for start in ([slope] if float(slope.norm()) > 0 else []) + starts:
+    for start in ([slope] if float(vector_norm(slope)) > 0 else []) + starts:
         highest, angle, used = _climb(loss_and_slope, rho, start, steps)
         gradients += used
         if highest - base > rise:
@@ -95,12 +95,12 @@ def _climb(
 
     The step grows where the loss does, and shrinks where it falls.
     """
-    at, step = start * (rho / float(start.norm())), FIRST
+    at, step = start * (rho / float(vector_norm(start))), FIRST
     loss, slope = loss_and_slope(at)
     used, angle = 1, _angle(slope, at, rho)
-    while used < steps and step > LAST and angle > PARALLEL and float(slope.norm()) > 0:
-        other = torch.add(at, slope, alpha=step * rho / float(slope.norm()))
-        other *= min(1.0, rho / float(other.norm()))
+    while used < steps and step > LAST and angle > PARALLEL and float(vector_norm(slope)) > 0:
+        other = torch.add(at, slope, alpha=step * rho / float(vector_norm(slope)))
+        other *= min(1.0, rho / float(vector_norm(other)))
         value, gradient = loss_and_slope(other)
         used += 1
         if value > loss:  # False for NaN
@@ -113,13 +113,13 @@ def _climb(
 
 def _angle(slope: Tensor, at: Tensor, rho: float) -> float:
     """The angle between gradient and displacement; π inside the ball, where the gradient must vanish."""
-    size, length = float(double(slope).norm()), float(double(at).norm())
+    size, length = float(vector_norm(slope)), float(vector_norm(at))
     if size == 0:
         return 0.0
     if length < rho * (1 - 1e-6):
         return torch.pi
     between = double(slope) / size - double(at) / length
-    return 2 * float(torch.asin((between.norm() / 2).clamp(max=1)))
+    return 2 * float(torch.asin((vector_norm(between) / 2).clamp(max=1)))
 
 
 KINDS = ("worst", "average")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.core.devices import double
+from landscape.core.devices import double, inner, vector_norm
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
@@ -187,7 +187,7 @@ class Block:
         """Project ``rows`` (n, P) on what is orthogonal to the Ritz vectors, in place."""
         own = self.of(rows)
         for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
-            own -= (own @ self.known.T) @ self.known
+            own -= inner(own, self.known).to(own) @ self.known
         for slot, piece in zip(self.slots, torch.split(own, [s.size for s in self.slots], 1), strict=True):
             rows[:, slot.offset : slot.offset + slot.size] = piece
 
@@ -361,7 +361,7 @@ def _traces(
         samples.append(_inner(blocks, z, images))
         if first == 0 and h.derivatives == "differences":  # the others have the same distribution
             sure, most = h.verified(z[:1])
-            sizes = np.array([float(block.of(z[:1]).norm()) for block in blocks])
+            sizes = np.array([float(vector_norm(block.of(z[:1]))) for block in blocks])
             off += np.abs(_inner(blocks, z[:1], images[:1] - sure)[0]) + most[0] * sizes
         progress((first + len(z)) / draws)
     own = np.concatenate(samples) + np.array([block.known_trace for block in blocks])

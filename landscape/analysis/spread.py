@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from landscape.core import statistics
-from landscape.core.devices import double, float64_device
+from landscape.core.devices import double, float64_device, inner, vector_norm
 from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded, spare
@@ -183,7 +183,7 @@ class _Spread:
         for row in self._rows:
             image, errors = (products(row[None]), [0.0]) if derivatives == "exact" else h.verified(row[None])
             columns.append(self.products(image))
-            off.append(errors[0] * float(row.norm()))
+            off.append(errors[0] * float(vector_norm(row)))
         return (torch.cat(columns, 1) @ self._centred).diagonal().numpy(), float(np.mean(off))
 
     def in_span(self, dots: Tensor) -> tuple[int, float]:
@@ -372,7 +372,7 @@ def smoothing(
         rows.append((*statistics.mean_and_error(np.mean(losses, axis=1)), *sharpest, *lipschitz, converged))
         portion(progress, began, ends)(1.0)
     *smooth, both = zip(*rows, strict=True)
-    changes = [float((b - a).norm()) for a, b in itertools.pairwise(gradients)]
+    changes = [float(vector_norm(b - a)) for a, b in itertools.pairwise(gradients)]
     return Smoothing(
         loss=problem.loss(mean),
         lambda_max=float(eigen.values[0]),
@@ -487,10 +487,10 @@ class _Smoothed:
             after = [smooth(route[t + 1], i) for i in range(self.draws)]
             changes = [b - a for a, b in zip(before, after, strict=True)]
             change = torch.stack(changes).mean(0)
-            norm = float(change.norm())
-            parts = np.array([float(c @ change) / norm if norm else 0.0 for c in changes])
+            size = float(vector_norm(change))
+            parts = np.array([float(inner(c, change)) / size if size else 0.0 for c in changes])
             values[t], errors[t] = (
-                norm / float(lengths[t]),
+                size / float(lengths[t]),
                 statistics.standard_error(parts) / float(lengths[t]),
             )
             before = after

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from landscape.core import devices
 from landscape.core.devices import double, widest_dtype
 from landscape.core.errors import InputError, LandscapeError, ProblemWarning
 from landscape.core.options import expect
@@ -253,7 +254,10 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
     def direction(k: int) -> Tensor:
         """Random for k = 1 and 2; for 0 along the gradient, where each tensor counts nearly the same."""
         random, chosen = move(max(k, 1)), torch.zeros_like(at)
-        sizes = [(float(gradient[place].norm()), float(random[place].norm())) for place in places]
+        sizes = [
+            (float(devices.vector_norm(gradient[place])), float(devices.vector_norm(random[place])))
+            for place in places
+        ]
         most = max(a * b for a, b in sizes)
         for place, (size, length) in zip(places, sizes, strict=True):
             if k:
@@ -274,7 +278,7 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
         for group in ((0,), (1, 2)):
             rows = []
             for d in map(direction, group):
-                rows.append([difference(d, step), difference(d, 2 * step), float(d @ gradient)])
+                rows.append([difference(d, step), difference(d, 2 * step), float(devices.inner(d, gradient))])
             near, far, said = torch.tensor(rows, dtype=torch.float64).T
             scale = torch.stack([near.norm(), far.norm(), said.norm()]).max()
             resolved = 2 * step * scale >= UNITS * unit

@@ -10,6 +10,7 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor
 
+from landscape.core.devices import vector_norm
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded, spare
@@ -126,7 +127,7 @@ def _bfloat16_serves(problem: Problem) -> bool:
     few = ChainHessian(problem.on(problem.data.few()), problem.weights[None])
     v = start_vector(problem, 0)[None]
     exact = few(v)
-    return bool((few(v, torch.bfloat16) - exact).norm() <= BFLOAT16_ERROR * exact.norm())
+    return bool(vector_norm(few(v, torch.bfloat16) - exact) <= BFLOAT16_ERROR * vector_norm(exact))
 
 
 SEARCHES = ("auto", "exact")
@@ -391,7 +392,7 @@ class Matrix:
         tol, most = wanted.residual_tol, wanted.max_products
         value, v, products = peers.largest_magnitude(problem, self.weights, tol, most, self.seed)
         h = self.options.at(problem, self.weights)
-        residual = float((h(v) - value * v).norm())
+        residual = float(vector_norm(h(v) - value * v))
         pair = torch.tensor([[value], [residual]], dtype=torch.float64)
         return RitzPairs(pair[0], v[None], pair[1], products + 1, residual <= tol * abs(value))
 

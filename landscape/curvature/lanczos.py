@@ -35,7 +35,7 @@ def orthogonalise(w: Tensor, vectors: Tensor, t: Array, j: int, ranks: Ranks = A
     """
     coefficients = torch.zeros(j + 1, dtype=w.dtype, device=w.device)
     for _ in range(2):  # twice is enough (Kahan and Parlett) for orthogonality to rounding
-        c = ranks.total(vectors[: j + 1] @ w)
+        c = ranks.inner(vectors[: j + 1], w).to(w)
         w = torch.addmv(w, vectors[: j + 1].T, c, alpha=-1)
         coefficients += c
     t[: j + 1, j] = t[j, : j + 1] = double(coefficients).cpu().numpy()
@@ -119,7 +119,7 @@ def krylov(
     """
 
     def outside(w: Tensor) -> Tensor:
-        return w - locked.T @ ranks.total(locked @ w)
+        return w - locked.T @ ranks.inner(locked, w).to(w)
 
     size = ranks.size(start)
     dimension = size - len(locked)

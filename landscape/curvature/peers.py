@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landscape.core.devices import kept_randomness
+from landscape.core.devices import kept_randomness, vector_norm
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
@@ -118,7 +118,7 @@ def largest_magnitude(
     with _engine(problem, weights, seed) as (engine, batches):
         values, vectors = engine.eigenvalues(maxIter=max_products, tol=residual_tol**2 / 100)
     flat = torch.cat([part.detach().flatten() for part in vectors[0]]).to(problem.weights)
-    return float(values[0]), flat / flat.norm(), batches.passes
+    return float(values[0]), flat / vector_norm(flat), batches.passes
 
 
 def trace_samples(problem: Problem, weights: Tensor | None, *, products: int, seed: int) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.core.devices import double
+from landscape.core.devices import inner
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
@@ -95,7 +95,7 @@ def second_start(
 
     def outside(w: Tensor) -> Tensor:
         for known in (locked, space.basis) if len(locked) else (space.basis,):
-            w = w - known.T @ ranks.total(known @ w)
+            w = w - known.T @ ranks.inner(known, w).to(w)
         return w
 
     generator = torch.Generator().manual_seed(size + len(locked))
@@ -107,7 +107,7 @@ def second_start(
     t, bound = np.zeros((steps, steps)), math.inf
     for j in range(steps):
         w = sign * (yield vectors[j])
-        w = outside(torch.add(w, space.rest, alpha=weight * float(ranks.total(space.rest @ vectors[j]))))
+        w = outside(torch.add(w, space.rest, alpha=weight * float(ranks.inner(space.rest, vectors[j]))))
         w, beta = orthogonalise(w, vectors, t, j, ranks)
         w = outside(w)
         ritz, turn = small_eigh(t[: j + 1, : j + 1])
@@ -279,7 +279,7 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
             break
         del space  # its basis, before the next one
     pairs = vectors[torch.from_numpy(chosen).to(start.device)]  # a copy
-    pairs /= ranks.norm(pairs, dim=1, keepdim=True)
+    pairs /= ranks.norm(pairs)[:, None]
     levels = {sign: at + _slack(at, residual_tol, radius) for sign, at in floors.items()}
     complete = good and all(bounds[sign] <= level for sign, level in levels.items())
     known = wanted, (-bounds[-1], bounds[1]), complete, checks
@@ -367,15 +367,15 @@ def verify_and_refine(
         return torch.sub(images[chosen[i]], vectors[chosen[i]], alpha=at[i])
 
     for step in range(CORRECTIONS + 1):
-        inner = torch.stack([torch.stack([v @ image for image in images]) for v in vectors])
-        t = double(ranks.total(inner)).cpu().numpy()
+        pairs = torch.stack([torch.stack([inner(v, image) for image in images]) for v in vectors])
+        t = ranks.total(pairs).cpu().numpy()
         values, turn = small_eigh((t + t.T) / 2)
         combine(vectors, turn.T)
         combine(images, turn.T)
         mixing = mixing @ turn
         chosen = outer_indices(values, result.wanted.low, result.wanted.high)
         at = values[chosen]
-        found = double(torch.stack([ranks.norm(gap(i)) for i in range(len(at))])).cpu()
+        found = torch.stack([ranks.norm(gap(i)) for i in range(len(at))]).cpu()
         doubt = 0 * found
         if errors:  # which may be below the rounding of the vectors
             doubt = torch.from_numpy(np.abs(mixing[:, chosen]).T @ np.array(errors)) + rounding
@@ -384,9 +384,9 @@ def verify_and_refine(
         if met.all() or not result.converged or step == CORRECTIONS:
             break
         missed = np.flatnonzero(~met)
-        new = torch.stack([_davidson(result, gap(i), at[i], float(found[i])) for i in missed])
+        new = torch.stack([_davidson(result, gap(int(i)), at[i], float(found[i])) for i in missed])
         for v in 2 * vectors:
-            new.addr_(ranks.total(new @ v), v, alpha=-1)
+            new.addr_(ranks.inner(new, v).to(v), v, alpha=-1)
         new = ranks.orthonormal(new)
         vectors, images = [*vectors, *new], [*images, *products(new)]
         mixing = np.pad(mixing, (0, len(new)))
@@ -411,7 +411,7 @@ def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> 
     away = values - at
     away = np.where(np.abs(away) < residual, residual, away)  # smaller differences are not resolved
     beyond = -1 / (at if abs(at) > residual else residual)
-    inside = result.wanted.ranks.total(result.basis @ gap)
+    inside = result.wanted.ranks.inner(result.basis, gap).to(gap)
     weights = torch.from_numpy(turn @ np.diag(1 / away - beyond) @ turn.T).to(gap) @ inside
     return torch.addmv(gap, result.basis.T, weights, beta=beyond)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError
 from landscape.curvature.differences import Differences, Gradient
-from landscape.curvature.operators import Ranks, SymmetricOperator
+from landscape.curvature.operators import Ranks, SymmetricOperator, qr
 from landscape.problem.sharded import ShardedProblem
 from landscape.problem.shards import Piece
 
@@ -25,9 +25,6 @@ class ShardedRanks(Ranks):
 
     def total(self, values: Tensor) -> Tensor:
         return self.problem.total(values)
-
-    def norm(self, v: Tensor, **options: Any) -> Tensor:
-        return self.total(v.double().square().sum(**options)).sqrt().to(v)
 
     def size(self, v: Tensor) -> int:
         return self.problem.size
@@ -46,7 +43,7 @@ class ShardedRanks(Ranks):
 
     def orthonormal(self, rows: Tensor) -> Tensor:
         # By the factors of each rank's part, one below the other (Demmel et al. 2012, tall and skinny QR).
-        q, r = torch.linalg.qr(rows.T)
+        q, r = qr(rows.T)
         own = r.new_zeros(len(rows), len(rows))
         own[: len(r)] = r
         factors = self.problem.gathered(own)

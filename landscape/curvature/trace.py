@@ -155,7 +155,7 @@ def doubt_of(h: SymmetricOperator) -> Doubt | None:
         rows = rows[:MEASURED]
         quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
         off = h.ranks.total((double(quick - images) * double(rows)).sum(1)).abs().cpu()
-        return float((off + torch.tensor(errors) * h.ranks.norm(double(rows), dim=1).cpu()).mean())
+        return float((off + torch.tensor(errors) * h.ranks.norm(rows).cpu()).mean())
 
     return doubt
 
@@ -166,9 +166,9 @@ def _error_of(chosen: Matrix) -> float:
     if h.derivatives == "exact":
         return 0.0
     rows = torch.stack([start_vector(h, s) for s in (seed, seed + 1)])
-    rows = rows / h.ranks.norm(rows, dim=1, keepdim=True)
+    rows = rows / h.ranks.norm(rows).to(rows)[:, None]
     quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
-    return float(h.ranks.norm(quick - images, dim=1).max()) + max(errors)
+    return float(h.ranks.norm(quick - images).max()) + max(errors)
 
 
 # A third of these are the samples behind the standard error, which 20 give to about 16% (ours).
@@ -219,7 +219,7 @@ def hutchpp(
         return {**found, "products": done, "product_error": off}
     g = ranks.signs(like, products - 2 * rank, generator)
     for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
-        g -= ranks.total(g @ q.T) @ q
+        g -= ranks.inner(g, q).to(q) @ q
     samples = ranks.total((double(g) * double(each(g))).sum(1))
     draws = exact + samples.cpu().numpy()
     off += doubt(g) if doubt else 0.0

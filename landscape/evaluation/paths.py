@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from landscape.core.devices import double, float64_device
+from landscape.core.devices import double, float64_device, vector_norm
 from landscape.core.errors import InputError, OperationError, PathWarning
 from landscape.core.memory import MemoryBudget
 from landscape.core.progress import Progress, no_progress
@@ -443,8 +443,8 @@ class PlaneLoss:
         if self.problem.check == "off":
             return True
         few = replace(self, problem=self.problem.on(self.problem.data.few()))
-        reach = DISPLACEMENT * max(float(self.center.norm()), 1e-3)
-        a, b = (reach / norm if norm > 0 else 0.0 for norm in self.directions.norm(dim=1).tolist())
+        reach = DISPLACEMENT * max(float(vector_norm(self.center)), 1e-3)
+        a, b = (reach / size if size > 0 else 0.0 for size in vector_norm(self.directions).tolist())
         points = torch.tensor([[0.0, 0.0], [a, -b / 2], [-a / 2, b]], dtype=torch.float64)
         expected = few.pointwise(points, no_progress)  # with the penalty
         try:

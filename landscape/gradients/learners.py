@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from landscape.core.devices import synchronize
+from landscape.core.devices import synchronize, vector_norm
 from landscape.core.errors import PathWarning
 from landscape.core.memory import with_saved_bytes
 from landscape.problem.batches import call, named_tensors, take, tree_map
@@ -184,7 +184,7 @@ class Stack:
         loop, other = results
         if not bool(loop.isfinite().all()):
             return float("nan")
-        return float(((other - loop).norm() / loop.norm().clamp(min=1e-30)).nan_to_num(torch.inf))
+        return float((vector_norm(other - loop) / vector_norm(loop).clamp(min=1e-30)).nan_to_num(torch.inf))
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         device = self.problem.device.type

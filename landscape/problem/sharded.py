@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from landscape.core.devices import inner
 from landscape.core.errors import InputError
 from landscape.core.options import choose
 from landscape.problem.batches import call, count_samples, named_tensors, take
@@ -560,7 +561,7 @@ class ShardedProblem:
         theta = self.weights
         along = random / self.norm(random) + g / max(self.norm(g), 1e-30)
         step = STEP * self.norm(theta) / self.norm(along)
-        expected = float(self.total(g @ along))
+        expected = float(self.total(inner(g, along)))
         ends = [few.loss(theta + times * step * along) for times in (1, -1, 2, -2)]
         slope, other = (ends[0] - ends[1]) / (2 * step), (ends[2] - ends[3]) / (4 * step)
         allowed = ALLOWED * max(abs(expected), abs(slope)) + abs(slope - other) + rounding / step

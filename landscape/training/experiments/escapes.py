@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
+from landscape.core.devices import vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import check_origin, positive, toml_value
 from landscape.core.progress import ProgressOption, shows_progress, taken
@@ -320,7 +321,7 @@ def minima(
     if not curvature > 0:
         raise InputError(f"minimum: λ_max with weight decay is {curvature:.3g}, it must be > 0")
     loss, gradient = objective(problem, problem.weights, weight_decay)
-    displacement = DISPLACEMENT * float(problem.weights.norm()) or DISPLACEMENT
+    displacement = DISPLACEMENT * float(vector_norm(problem.weights)) or DISPLACEMENT
     start = Start(
         problem,
         problem.weights + displacement * problem.weights.new_tensor(top.vectors[0]),
@@ -342,7 +343,7 @@ def minima(
     return Minima(
         delay=np.asarray(delays, dtype=np.int64), predicted=table / curvature, steps=steps, momentum=momentum,
         weight_decay=weight_decay, lambda_max=float(top.values[0]), residual=float(top.residuals[0]),
-        loss=loss, gradient_norm=float(gradient.norm()), displacement=displacement, factor=FACTOR,
+        loss=loss, gradient_norm=float(vector_norm(gradient)), displacement=displacement, factor=FACTOR,
         samples=problem.samples, **columns, **about,
     )  # fmt: skip
 

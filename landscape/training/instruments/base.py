@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from landscape.core import registry
-from landscape.core.devices import double
+from landscape.core.devices import double, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.curvature.eigenvalues import eigenpairs, exact_products
@@ -114,7 +114,7 @@ class Sample:
             def measured(v: Tensor) -> float:
                 images, errors = h.verified(v[None])
                 value = float(double(v) @ double(images[0]))
-                return value if errors[0] * float(v.norm()) <= RESIDUAL_TOL * abs(value) else math.nan
+                return value if errors[0] * float(vector_norm(v)) <= RESIDUAL_TOL * abs(value) else math.nan
 
             return measured
         local = exact_products(self._local, weights)[0] if self._share else None
@@ -344,7 +344,7 @@ class Instrument(ABC):
 
 def rounding(mean: Tensor) -> float:
     """The consensus distance that equal learners can have by the rounding of their ``mean`` (P,)."""
-    return (torch.finfo(mean.dtype).eps * float(mean.norm())) ** 2
+    return (torch.finfo(mean.dtype).eps * float(vector_norm(mean))) ** 2
 
 
 def on_all(comm: Comm, row: Tensor | None, like: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from landscape.analysis.spread import half_mean, shares
 from landscape.checkpoint.history import UNITS
 from landscape.core import registry, statistics
-from landscape.core.devices import double
+from landscape.core.devices import double, inner
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import covariance_of_means, mean_and_error
@@ -76,10 +76,10 @@ class NoiseScale(Instrument):
         mean = comm.part_sum(rows.sum(0), "noise scale")
         if self._between:
             flat = rows.flatten()
-            other = flat @ flat
+            other = inner(flat, flat)
         else:
             other = self._noise(gradients)
-        sums = torch.stack((mean @ mean, other))  # not read here: the host need not wait for a GPU
+        sums = torch.stack((inner(mean, mean), other))  # not read here: the host need not wait for a GPU
         self._steps.append(gradients.step)
         self._sums.append(comm.totals(double(sums)))
 
@@ -97,7 +97,7 @@ class NoiseScale(Instrument):
         if not 0 <= local < run.comm.n_local:
             return gradients.rows.new_zeros(())
         away = run.second(gradients.step, j, gradients.points[local]) - gradients.rows[local]
-        return away @ away * (self.run.batch // run.learners / 2)
+        return inner(away, away) * (self.run.batch // run.learners / 2)
 
     def state(self, step: int) -> dict[str, Tensor]:
         kept = [k for k, s in enumerate(self._steps) if s <= step]  # a step that is undone has been seen

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from landscape.core import registry
+from landscape.core.devices import vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import BelowOne, NonNegative, Positive
 from landscape.problem.layout import Layout
@@ -262,7 +263,7 @@ class LAMB(Optimizer):
 
 def _norms(layout: Layout, v: Tensor) -> Tensor:
     """(n, slots): the norm of each learner's part of each parameter tensor."""
-    return torch.stack([v[:, s.offset : s.offset + s.size].norm(dim=1) for s in layout.slots], dim=1)
+    return torch.stack([vector_norm(v[:, s.offset : s.offset + s.size]).to(v) for s in layout.slots], dim=1)
 
 
 def _scale(layout: Layout, v: Tensor, ratios: Tensor) -> Tensor:

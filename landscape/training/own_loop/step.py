@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit, storable
 from landscape.checkpoint.history import UNITS
 from landscape.core import files
-from landscape.core.devices import double
+from landscape.core.devices import double, inner
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import toml_text
@@ -295,7 +295,7 @@ def _history(stepper: Stepper) -> dict[str, Array]:
     spread = (flat - comm.fresh_mean(flat, "weights")).flatten()
     values = {
         "step": float(stepper.steps),
-        "consensus": comm.total(float(spread @ spread))[0] / comm.learners,
+        "consensus": comm.total(float(inner(spread, spread)))[0] / comm.learners,
         "lr": loop.rate(stepper.parameters.optimizer),
     }
     rows = [{"step": 0.0, "consensus": 0.0}, values][0 if stepper.steps else 1 :]

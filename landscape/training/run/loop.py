@@ -14,7 +14,7 @@ from torch import Tensor
 
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.core.devices import double
+from landscape.core.devices import double, inner
 from landscape.core.registry import numerics
 from landscape.data.base import Dataset
 from landscape.gradients.learners import Stack, Training
@@ -108,7 +108,7 @@ class Trainer:
         second = functools.partial(self.minibatches.second_gradient, self.stack)
         self.monitor: Monitoring = of_run(recipe, objective, self.comm, self.optimizer, second)
         self.history = setup.History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
-        self.divergence = DivergenceTest(recipe.diverge, float(self.train.weights @ self.train.weights))
+        self.divergence = DivergenceTest(recipe.diverge, float(inner(self.train.weights, self.train.weights)))
         self.step, self.diverged, self.diverged_at = 0, "", -1
         self._pending: PendingStep | None = None
         if checkpoint:
@@ -233,7 +233,7 @@ class Trainer:
         # memory of the gradients.
         mean = self.comm.mean(new) if measured else None
         spread = (new if mean is None else torch.sub(new, mean, out=self._gradients)).flatten()
-        loss, squares = float(double(losses).mean()), float(spread @ spread) / len(new)
+        loss, squares = float(double(losses).mean()), float(inner(spread, spread)) / len(new)
         results = self.comm.start_learners_mean(loss, squares)
         self._pending = PendingStep(row, weights, state, mean, results)
         self.weights, self.step = new, t

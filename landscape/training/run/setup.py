@@ -20,7 +20,7 @@ from landscape.checkpoint.checkpoint import Checkpoint, set_tensors
 from landscape.checkpoint.history import UNITS
 from landscape.checkpoint.user_code import Spec, UserData
 from landscape.core import hdf5
-from landscape.core.devices import double
+from landscape.core.devices import double, inner
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.data.base import Dataset, cached
@@ -165,7 +165,7 @@ class DivergenceTest:
         recent = [row["consensus"] for row in rows[-PERSISTENT:]]
         if mean is None or len(recent) < PERSISTENT:
             return False
-        bound = self.bounds.consensus * max(float(mean @ mean), self.start_norm2)
+        bound = self.bounds.consensus * max(float(inner(mean, mean)), self.start_norm2)
         return all(spread > bound for spread in recent)
 
 
