@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 import landscape
 from landscape import HessianOperator, InputError, Problem, ProblemWarning
 from landscape.curvature.differences import Differences
-from tests import certified, problems, truth
+from tests import certified, truth
 from tests.conftest import slow_but
 from tests.dense import dense_hessian
 
@@ -43,31 +44,20 @@ def exact(model: nn.Module, seed_data: tuple[Tensor, Tensor]) -> tuple[Tensor, T
     return h, torch.linalg.eigvalsh(h).flip(0)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("act", [nn.GELU, nn.ReLU])
-def test_products_are_within_their_errors_of_double_backward(
-    act: type[nn.Module], dtype: torch.dtype
-) -> None:
-    model, (x, y) = net(act).to(dtype), data()
-    h, values = exact(model, (x.to(dtype), y))
-    problem = Problem(model, F.cross_entropy, (x.to(dtype), y), check="off")
-    made = HessianOperator(problem, derivatives="differences")
-    rows = torch.randn(4, made.size)
-    images, errors = made.verified(rows)
-    off = (images.double() - rows.double() @ h).norm(dim=1)
-    rounding = 1e-6 * images.norm(dim=1)  # of images in float32
-    assert bool((off <= torch.tensor(errors) + rounding).all())
-    assert max(errors) < 1e-6 * float(images.norm())
-    ends = landscape.extreme_eigenvalues(problem, derivatives="differences")
-    assert (ends.derivatives, ends.converged) == ("differences", True)
-    assert abs(ends.max - float(values[0])) <= ends.residual_max
-    assert abs(ends.min - float(values[-1])) <= ends.residual_min
+def test_what_a_spectrum_by_differences_states_holds() -> None:
+    """Products and ends are those of tests/certified.py; the model is left as it was."""
+    model, (x, y) = net(nn.ReLU), data(60)
+    h, values = exact(model, (x, y))
+    problem = Problem(model, F.cross_entropy, (x, y), check="off")
+    before = [p.detach().clone() for p in problem.model.parameters()]
     parts: dict[str, Any] = {"quantities": ("trace", "density"), "draws": 2, "steps": 5}
     found = landscape.spectrum(problem, 3, residual_tol=1e-4, derivatives="differences", **parts)
     assert (abs(found.values - values[:3].numpy()) <= found.residuals).all()
     assert abs(found.trace - float(h.trace())) <= 4 * found.trace_error
     assert 0 < found.product_error < 0.01 * float(values[0])
     assert "product error" in {row.name for row in found.describe()}
+    assert all(map(torch.equal, problem.model.parameters(), before))
+    assert all(p.grad is None for p in problem.model.parameters())
 
 
 def test_a_model_of_float32_alone_states_what_its_kinks_may_hide(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,36 +160,6 @@ def test_activations_may_be_computed_again(reentrant: bool) -> None:
         HessianOperator(problem, matrix="gauss-newton")
 
 
-def test_the_weights_and_gradients_of_the_model_are_as_before() -> None:
-    problem = problems.mlp()
-    before = [p.detach().clone() for p in problem.model.parameters()]
-    HessianOperator(problem, derivatives="differences") @ torch.ones_like(problem.weights)
-    for p, old in zip(problem.model.parameters(), before, strict=True):
-        assert torch.equal(p, old)
-        assert p.grad is None
-
-
-def test_a_gradient_that_is_not_the_losses_is_refused() -> None:
-    class Straight(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(8, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            z: Tensor = self.a(x)
-            return z + ((4 * z).round() / 4 - z).detach()
-
-    problem = Problem(Straight(), F.cross_entropy, data())
-    for derivatives in ("auto", "differences"):
-        with pytest.raises(InputError, match="not the derivative of the loss"):
-            landscape.trace(problem, derivatives=derivatives)
-
-
-def test_differences_are_of_the_hessian_alone() -> None:
-    with pytest.raises(InputError, match="'differences' is not allowed with matrix 'gauss-newton'"):
-        landscape.trace(problems.mlp(), matrix="gauss-newton", derivatives="differences")
-
-
 @pytest.mark.parametrize("name", ["part", "padding", "penalty", "draws"])
 def test_parts_padding_penalties_and_draws(name: str) -> None:
     torch.manual_seed(0)
@@ -281,58 +241,61 @@ def test_curvature_along_gradients_and_spread_take_differences() -> None:
     np.testing.assert_allclose(by[0].spread_share, by[1].spread_share, rtol=1e-2)
 
 
-@pytest.mark.filterwarnings("ignore::landscape.ProblemWarning")
-def test_a_recorder_takes_batch_sharpness_by_differences(tmp_path: Path) -> None:
-    x, y = data(40)
-    found = []
-    for once in (True, False):
-        model, folder = Cubed(once), tmp_path / str(once)
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_recorder_measures_what_is_differentiable_once(tmp_path: Path, checkpointed: bool) -> None:
+    # Once with a kernel that is differentiable once, once with activation checkpointing.
+    x, y = (torch.randint(7, (20, 5)), torch.randint(3, (20,))) if checkpointed else data(40)
+    kinds = (Checkpointed(False), Checkpointed(None)) if checkpointed else (Cubed(True), Cubed(False))
+    monitor = {} if checkpointed else {"instruments": ["batch-sharpness"], "every": 1, "draws": 4}
+    histories = []
+    for model, plain in zip(kinds, (False, True), strict=True):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        monitor = {"instruments": ["batch-sharpness"], "every": 1, "draws": 4}
-        with landscape.Recorder(
-            folder, model, F.cross_entropy, (x, y), every=0, batch=8, monitor=monitor, optimizer=optimizer
-        ) as recorder:
-            F.cross_entropy(model(x), y).backward()
-            with recorder.step():
-                optimizer.step()
-        found.append(landscape.load(folder / "last.h5").history["batch_sharpness"])
-    np.testing.assert_allclose(*found, rtol=1e-4)
-    assert np.isfinite(found[0]).any()
+        options = {"every": 2, "sharpness": 2, "batch": 8, "monitor": monitor, "optimizer": optimizer}
+        said = pytest.warns(ProblemWarning, match="products are differences of gradients")
+        with contextlib.nullcontext() if plain else said:
+            recorder = landscape.Recorder(tmp_path / str(plain), model, F.cross_entropy, (x, y), **options)
+        with recorder:
+            for _ in range(2):
+                optimizer.zero_grad()
+                F.cross_entropy(model(x), y).backward()
+                with recorder.step():
+                    optimizer.step()
+        histories.append(landscape.load(tmp_path / str(plain) / "last.h5").history)
+    for column in ("lambda_max",) if checkpointed else ("lambda_max", "batch_sharpness"):
+        assert np.isfinite(histories[1][column]).any()
+        np.testing.assert_allclose(histories[0][column], histories[1][column], rtol=0.01)
 
 
-EXACT_ONLY: dict[str, Callable[[Problem, Tensor], object]] = {
-    "noise": lambda problem, weights: landscape.noise(problem, weights, 0.1, 5),
-    "noise_alignment": lambda problem, weights: landscape.noise_alignment(problem, 5),
-    "smoothing": landscape.smoothing,
+class Straight(nn.Linear):
+    """Rounds, with a straight-through estimator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = super().forward(x)
+        return z + ((4 * z).round() / 4 - z).detach()
+
+
+FROM_ONCE = "once_differentiable.*; {} takes exact products only"
+REFUSED: dict[str, tuple[Callable[[Problem, Tensor], object], nn.Module, str]] = {
+    "noise": (lambda p, w: landscape.noise(p, w, 0.1, 5), Cubed(True), FROM_ONCE),
+    "noise_alignment": (lambda p, w: landscape.noise_alignment(p, 5), Cubed(True), FROM_ONCE),
+    "smoothing": (landscape.smoothing, Cubed(True), FROM_ONCE),
+    "trace": (
+        lambda p, w: landscape.trace(p, derivatives="differences"),
+        Straight(8, 3),
+        "not the derivative of the loss",
+    ),
+    "gauss-newton": (
+        lambda p, w: landscape.trace(p, matrix="gauss-newton", derivatives="differences"),
+        Cubed(False),
+        "'differences' is not allowed with matrix 'gauss-newton'",
+    ),
 }
 
 
-@pytest.mark.parametrize("name", EXACT_ONLY)
-def test_what_takes_exact_products_only_says_so(name: str) -> None:
-    problem = Problem(Cubed(True), F.cross_entropy, data(40))
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_differences_cannot_do_is_refused(name: str) -> None:
+    call, model, words = REFUSED[name]
+    problem = Problem(model, F.cross_entropy, data(40))
     weights = problem.weights + 0.1 * torch.randn(3, len(problem.weights))
-    with pytest.raises(InputError, match=f"once_differentiable.*; {name} takes exact products only"):
-        EXACT_ONLY[name](problem, weights)
-
-
-@pytest.mark.parametrize("reentrant", [None, False])
-def test_a_recorder_measures_what_is_differentiable_once(tmp_path: Path, reentrant: bool | None) -> None:
-    # Once with a kernel that is differentiable once, once with activation checkpointing.
-    x, y = (torch.randint(7, (20, 5)), torch.randint(3, (20,))) if reentrant is False else data(40)
-    model: nn.Module = Checkpointed(False) if reentrant is False else Cubed(True)
-    plain = Checkpointed(None) if reentrant is False else Cubed(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.warns(ProblemWarning, match="products are differences of gradients"):
-        recorder = landscape.Recorder(
-            tmp_path, model, F.cross_entropy, (x, y), every=2, sharpness=2, optimizer=optimizer
-        )
-    for _ in range(2):
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        with recorder.step():
-            optimizer.step()
-    recorder.close()
-    history = landscape.load(tmp_path / "last.h5").history
-    plain.load_state_dict(model.state_dict())
-    values = exact(plain, (x, y))[1]
-    assert history["lambda_max"][-1] == pytest.approx(float(values[0]), rel=0.01)
+    with pytest.raises(InputError, match=words.format(name)):
+        call(problem, weights)

@@ -168,7 +168,7 @@ def report(where: str, needs: dict[str, float]) -> float:
 
 
 # A GPT-2 of 13 million parameters (ours).
-SIZE, SEQUENCES = {"vocabulary": 2048, "length": 32, "width": 384, "layers": 10, "heads": 2}, 8
+SIZE, SEQUENCES = {"vocabulary": 2048, "length": 32, "width": 384, "layers": 7, "heads": 2}, 8
 
 
 def status(field: str) -> float:
