@@ -6,7 +6,6 @@ Each number is compared with the plain one: the user's own module and loss on al
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -41,35 +40,30 @@ def nt_xent(o: Tensor, t: Any) -> Tensor:
     return F.cross_entropy(q, torch.arange(len(z)) ^ 1)
 
 
-def clip(o: Tensor, t: Any) -> Tensor:
-    a, b = F.normalize(o.reshape(-1, 2, o.shape[1]), dim=2).unbind(1)
-    return F.cross_entropy(a @ b.T / 0.5, torch.arange(len(a)))
-
-
-def barlow(o: Tensor, t: Any) -> Tensor:
-    a, b = o.chunk(2)
-    a, b = ((v - v.mean(0)) / v.std(0) for v in (a, b))
-    c = a.T @ b / len(a)
-    return (c.diagonal() - 1).square().sum() + 5e-3 * (c - torch.diag(c.diagonal())).square().sum()
-
-
 def dice(o: Tensor, t: Tensor) -> Tensor:
     p = o[:, :1].sigmoid()
     return 1 - 2 * (p * t[:, None]).sum() / (p.sum() + t.sum())
 
 
-MIXING = [nt_xent, clip, barlow, dice]
-
-
-@pytest.mark.parametrize(("loss", "check"), [*((loss, "quick") for loss in MIXING), (dice, "full")])
-def test_a_loss_that_mixes_samples_is_taken_of_all_at_once(
+@pytest.mark.parametrize(("loss", "check"), [(nt_xent, "quick"), (dice, "quick"), (dice, "full")])
+def test_a_loss_that_mixes_samples_is_taken_of_all_at_once_or_by_batches(
     loss: Callable[[Any, Any], Tensor], check: str
 ) -> None:
-    x = inputs(60)
+    x = inputs(44)
     model, y = net(), (x[:, 0] > 0).double()
-    with pytest.warns(ProblemWarning, match="all 60 are evaluated at once"):
+    with pytest.warns(ProblemWarning, match="all 44 are evaluated at once"):
         problem = Problem(model, loss, (x, y), check=check)
     agrees(problem, model, lambda: loss(model(x), y))
+    batches = [(x[:16], y[:16]), (x[16:32], y[16:32]), (x[32:], y[32:])]
+    with pytest.warns(ProblemWarning, match="mean over the batches"):
+        problem = Problem(model, loss, batches)
+    assert problem.loss() == pytest.approx(sum(float(loss(model(a), b)) for a, b in batches) / 3)
+
+
+def test_a_random_loss_that_mixes_samples_is_seen() -> None:
+    noisy = lambda o, t: nt_xent(o + 0.1 * torch.randn_like(o), t)  # noqa: E731
+    with pytest.warns(ProblemWarning, match="at once"):
+        Problem(net(), noisy, (inputs(), torch.zeros(20)), randomness="seed")
 
 
 def test_it_is_so_beyond_the_samples_of_a_chunk() -> None:
@@ -82,16 +76,6 @@ def test_it_is_so_beyond_the_samples_of_a_chunk() -> None:
     assert landscape.contour(problem, plane, grid=(1, 1)).loss[0, 0] == pytest.approx(true, rel=1e-5)
     to = torch.stack((problem.weights, problem.weights + 1))
     assert landscape.line(problem, weights=to, points=3).loss[0] == pytest.approx(true, rel=1e-5)
-
-
-@pytest.mark.parametrize("loss", [nt_xent, dice])
-def test_of_batches_it_is_the_mean_over_them(loss: Callable[[Any, Any], Tensor]) -> None:
-    x = inputs(44)
-    model, y = net(), (x[:, 0] > 0).double()
-    batches = [(x[:16], y[:16]), (x[16:32], y[16:32]), (x[32:], y[32:])]
-    with pytest.warns(ProblemWarning, match="mean over the batches"):
-        problem = Problem(model, loss, batches)
-    agrees(problem, model, lambda: sum(loss(model(a), b) for a, b in batches) / 3)  # type: ignore[arg-type, return-value]
 
 
 def test_minibatches_of_such_a_loss_are_refused() -> None:
@@ -110,23 +94,22 @@ def test_what_does_not_fit_in_memory_at_once_names_batches(monkeypatch: pytest.M
     monkeypatch.setattr("landscape.problem.mean_check.available_memory", lambda device: 1 << 20)
     x, model = inputs(4020), net()
 
-    def of_triples(o: Any, t: Any) -> Tensor:
-        return F.triplet_margin_loss(*(o["z"] if isinstance(o, dict) else o).chunk(3)).sqrt()
+    def of_triples(o: Tensor, t: Any) -> Tensor:
+        return F.triplet_margin_loss(*o.chunk(3)).sqrt()
 
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.net = model
 
-        def forward(self, x: Tensor, scale: Tensor) -> dict[str, Tensor]:
-            return {"z": self.net(x * scale)}
+        def forward(self, x: Tensor, scale: Tensor) -> Tensor:
+            return self.net(x * scale)  # type: ignore[no-any-return]
 
-    scale = torch.full((4020, 1), 2.0, dtype=torch.float64)
+    scale, none = torch.full((4020, 1), 2.0, dtype=torch.float64), torch.zeros(4020)
     forms: list[tuple[nn.Module, Any, Tensor]] = [
-        (model, (x, torch.zeros(4020)), x),
-        (model, [x.numpy(), torch.zeros(4020)], x),
-        (Named(), {"x": x, "scale": scale, "labels": torch.zeros(4020)}, 2 * x),
-        (Named(), ((x, scale), torch.zeros(4020)), 2 * x),
+        (model, [x.numpy(), none], x),
+        (Named(), {"x": x, "scale": scale, "labels": none}, 2 * x),
+        (Named(), ((x, scale), none), 2 * x),
     ]
     for whole, data, seen in forms:
         with pytest.raises(InputError, match="list of batches") as caught:
@@ -135,7 +118,6 @@ def test_what_does_not_fit_in_memory_at_once_names_batches(monkeypatch: pytest.M
             problem = remedied(caught.value, whole, of_triples, data)
         assert problem.samples == 4020
         batches = [of_triples(model(part), None) for part in seen.split(1080)]
-        assert len(batches[-1:]) == 1
         assert problem.loss() == pytest.approx(float(torch.stack(batches).mean().detach()))
 
 
@@ -184,7 +166,6 @@ class Layers(nn.Module):
 
 
 SOURCES: dict[str, Callable[[], float]] = {
-    "torch": lambda: torch.rand(1).item(),
     "numpy": lambda: np.random.rand(),  # noqa: NPY002
     "python": lambda: random.random(),
 }
@@ -226,17 +207,6 @@ def test_random_numbers_of_a_generator_of_its_own_are_refused() -> None:
     for model, of in ((net(), loss), (seldom.double(), F.mse_loss)):
         with pytest.raises(InputError, match="generator of its own"):
             Problem(model, of, (inputs(), inputs(20, 4)))
-
-
-def test_a_random_loss_that_mixes_samples_is_seen() -> None:
-    def loss(o: Tensor, t: Any) -> Tensor:
-        return nt_xent(o + 0.1 * torch.randn_like(o), t)
-
-    with pytest.warns(ProblemWarning, match="at once"):
-        Problem(net(), loss, (inputs(), torch.zeros(20)), randomness="seed")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Problem(net(), with_noise, (inputs(), inputs(20, 4)), randomness="seed")
 
 
 # Losses that differentiate.
@@ -317,7 +287,6 @@ def _by_default(o: Tensor, y: Tensor) -> Tensor:
 
 COUNTED: dict[str, tuple[Callable[[Any, Any], Tensor], Callable[[], Any], str]] = {
     "padding": (lambda o, y: _flat(o, y, 0), tokens, "(y != 0).flatten(1).sum(1)"),
-    "255": (lambda o, y: _flat(o, y, 255), lambda: tokens(pad=255), "(y != 255).flatten(1).sum(1)"),
     "-100": (_by_default, lambda: tokens(pad=-100), "(y != -100).flatten(1).sum(1)"),
     "shifted": (
         lambda o, y: _flat(o[:, :-1], y[:, 1:], 0),
@@ -411,11 +380,6 @@ DERIVATIVES: dict[str, Callable[[Problem], Any]] = {
     "gradient": Problem.gradient,
     "eigenvalues": landscape.extreme_eigenvalues,
     "gauss-newton": lambda p: landscape.trace(p, matrix="gauss-newton"),
-    "trace": landscape.trace,
-    "density": landscape.density,
-    "spectrum": landscape.spectrum,
-    "eigen_plane": landscape.eigen_plane,
-    "hessian_grid": lambda p: landscape.hessian_grid(p, landscape.random_plane(p), grid=(2, 2)),
     "products": landscape.HessianOperator,
     "sharpness": lambda p: landscape.sharpness(p, rho=0.1),
     "noise_scale": lambda p: landscape.noise_scale(p, 10),
