@@ -28,6 +28,7 @@ from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import generator
 from tests.conftest import slow_but
 from tests.groups import together
+from tests.problems import assert_identity
 from tests.test_processes import in_processes
 from tests.test_training import same_bits
 
@@ -172,6 +173,8 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(tmp_path: Path, na
         torch.manual_seed(step)  # what the process drew before is nothing to a run
         rest = launch.launch(chosen(**CASES[name]), folder, resume=True)
         same_bits(whole, rest)
+        if not name.startswith("single"):  # whose g is an estimate, with an error
+            assert_identity(whole.history)
         same_tensors(whole.buffers, rest.buffers)
         same_tensors(whole.mean_buffers, rest.mean_buffers)
 
@@ -253,23 +256,6 @@ def test_sampled_g_is_the_expected_gradient_of_a_minibatch() -> None:
     z = ((estimates.mean(0) - own.mean(0)) / error)[error > 1e-9]
     assert len(z) > 60
     assert 0.5 < float(z.square().mean().sqrt()) < 1.5
-
-
-def test_every_step_is_decomposed_exactly() -> None:
-    for changes in CASES.values():
-        end = Trainer(chosen(**changes)).run()
-        h = {name: column[3::4] for name, column in end.history.items()}
-        tight = 1e-5 if changes.get("dtype") == "float32" else 1e-9
-        total = h["alpha_e"] ** 2 * h["grad_norm2"] + h["delta"]
-        if changes.get("decompose", {}).get("samples"):  # estimates, each with an error
-            error = h["delta_se"] + 2 * abs(h["alpha_e"]) * h["alpha_e_se"] * h["grad_norm2"]
-            assert np.all(abs(total - h["displacement2"]) < 4 * error)
-            continue
-        np.testing.assert_allclose(total, h["displacement2"], rtol=tight)
-        if "optimizer" not in changes and "decompose" not in changes:
-            parts = h["delta_s"] + h["delta_2"] + h["delta_cross"]
-            if "order" not in changes.get("algorithm", {}):
-                np.testing.assert_allclose(parts, h["delta"], rtol=1e-7)
 
 
 def test_dropout_is_drawn_for_each_learner_step_and_microbatch() -> None:
