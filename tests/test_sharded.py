@@ -207,9 +207,7 @@ def own_loss(group: Any) -> None:
     ]
     problem = landscape.Problem(fsdp(model, 2), None, batches)
     assert problem.loss() == pytest.approx(alone.loss(), rel=1e-5)
-    largest = [landscape.top_eigenvalues(each, 1, 3e-3) for each in (problem, alone)]
-    allowed = sum(float(each.residuals[0]) for each in largest)
-    assert float(largest[0].values[0]) == pytest.approx(float(largest[1].values[0]), abs=allowed)
+    assert problem.norm(problem.gradient()) == pytest.approx(float(alone.gradient().norm()), rel=1e-4)
 
 
 def test_a_model_with_its_own_loss_is_taken_as_it_is() -> None:
