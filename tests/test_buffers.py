@@ -16,7 +16,6 @@ from torch.func import functional_call
 
 import landscape
 from landscape import Checkpoint, InputError, OperationError
-from landscape.checkpoint.history import UNITS
 from landscape.gradients.learners import Training
 from landscape.problem.batchnorm import sample_parts
 from landscape.testing.checks import RECIPE
@@ -317,28 +316,6 @@ def test_a_checkpoint_without_statistics_is_not_resumed(tmp_path: Path) -> None:
     end.save(tmp_path / "last.h5")
     with pytest.raises(OperationError, match=r"holds no buffer '1.running_mean'"):
         launch.launch(chosen(steps=9), tmp_path, resume=True)
-
-
-def test_a_residual_network_of_images_trains_and_resumes(tmp_path: Path) -> None:
-    from tests.test_images_and_speech import write_images
-
-    write_images(tmp_path / "pictures")
-    values = {
-        "dtype": "float32",
-        "batch": 12,
-        "lr": 0.05,
-        "steps": 4,
-        "model": {"name": "resnet-20", "classes": 3, "width": 0.25},
-        "data": {"name": "image-folder", "folder": str(tmp_path / "pictures"), "augment": True},
-        "checkpoint": {"every": 2},
-    }
-    whole = launch.launch(chosen(**values), tmp_path / "run")
-    rest = Trainer(chosen(**values), checkpoint=Checkpoint.load(tmp_path / "run" / "step-0000002.h5")).run()
-    same_bits(whole, rest)
-    run = landscape.load(tmp_path / "run" / "last.h5")
-    problem = run.problem("test")
-    assert problem.loss() == pytest.approx(whole.history["test_loss"][-1], rel=1e-5)
-    assert set(UNITS) == set(run.history)
 
 
 def test_statistics_come_along_with_the_weights_of_another_run(tmp_path: Path) -> None:
