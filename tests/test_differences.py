@@ -224,6 +224,7 @@ def test_curvature_along_gradients_and_spread_take_differences() -> None:
     np.testing.assert_allclose(by[0].spread_share, by[1].spread_share, rtol=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore:.*measured every.*:UserWarning")  # of a slow machine
 @pytest.mark.parametrize("again", [False, True])
 def test_a_recorder_measures_what_is_differentiable_once(tmp_path: Path, again: bool) -> None:
     # Once with a kernel that is differentiable once, once with activation checkpointing.
