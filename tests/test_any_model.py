@@ -19,6 +19,7 @@ from landscape import InputError, Problem
 from landscape.problem.batches import take, tree_map
 from landscape.problem.layout import Layout, gradients
 from tests import problems
+from tests.battery.case import Net
 
 
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=5), st.integers(1, 4))
@@ -234,22 +235,17 @@ def test_batchnorm_policies_and_the_folded_path_take_dicts() -> None:
     np.testing.assert_allclose(s.loss, t.loss, rtol=1e-12)
 
 
-class Noisy(nn.Module):
+def noisy() -> nn.Module:
     """Random in eval mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.b(F.dropout(self.a(x).tanh(), 0.4, training=True))
-        return out
+    torch.manual_seed(0)
+    forward = lambda m, x: m.b(F.dropout(m.a(x).tanh(), 0.4, training=True))  # noqa: E731
+    return Net(forward, a=nn.Linear(4, 6), b=nn.Linear(6, 3))
 
 
 def test_noise_of_a_random_model_gives_all_learners_the_same_numbers() -> None:
-    torch.manual_seed(0)
+    model = noisy()
     data = torch.randn(30, 4), torch.randint(3, (30,))
-    problem = Problem(Noisy(), F.cross_entropy, data, dtype=torch.float64, randomness="seed")
+    problem = Problem(model, F.cross_entropy, data, dtype=torch.float64, randomness="seed")
     problem.data.chunk_size = 12
     weights = problem.weights + 1e-5 * torch.randn(4, problem.layout.size, dtype=torch.float64)
     state = torch.get_rng_state()
@@ -267,7 +263,7 @@ def test_noise_of_a_random_model_gives_all_learners_the_same_numbers() -> None:
     np.testing.assert_array_equal(again.direct, seeded.direct)
     for unknown in ("ignore", "0", 0, -1, True, 1.5):
         with pytest.raises(InputError, match="randomness"):
-            Problem(Noisy(), F.cross_entropy, data, randomness=unknown)
+            Problem(noisy(), F.cross_entropy, data, randomness=unknown)
 
 
 def test_a_list_of_inputs_comes_apart_and_numbers_pass_through() -> None:

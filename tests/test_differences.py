@@ -20,6 +20,7 @@ import landscape
 from landscape import HessianOperator, InputError, Problem, ProblemWarning
 from landscape.curvature.differences import Differences
 from tests import certified, truth
+from tests.battery.case import Net
 from tests.conftest import slow_but
 from tests.dense import dense_hessian
 
@@ -85,21 +86,21 @@ class Cube(torch.autograd.Function):
         return grads[0] * 3 * z**2
 
 
-class Cubed(nn.Module):
-    def __init__(self, kernel: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.b, self.kernel = nn.Linear(8, 5), nn.Linear(5, 3), kernel
+def cubed(kernel: bool) -> nn.Module:
+    """By a kernel that is differentiable once, or not."""
+    torch.manual_seed(0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        z = self.a(x) / 2
-        out: Tensor = self.b(Cube.apply(z) if self.kernel else z**3)  # type: ignore[no-untyped-call]
+    def forward(m: Net, x: Tensor) -> Tensor:
+        z = m.a(x) / 2
+        out: Tensor = m.b(Cube.apply(z) if kernel else z**3)  # type: ignore[no-untyped-call]
         return out
+
+    return Net(forward, a=nn.Linear(8, 5), b=nn.Linear(5, 3))
 
 
 def test_what_is_differentiable_once_has_an_answer_that_says_how() -> None:
-    h, values = exact(Cubed(False), data())
-    problem = Problem(Cubed(True), F.cross_entropy, data())
+    h, values = exact(cubed(False), data())
+    problem = Problem(cubed(True), F.cross_entropy, data())
     with pytest.raises(InputError, match=r"once_differentiable.*derivatives='differences'"):
         landscape.extreme_eigenvalues(problem, derivatives="exact")
     with pytest.warns(ProblemWarning, match="once_differentiable.*products are differences of gradients"):
@@ -155,7 +156,11 @@ def test_parts_padding_penalties_and_draws(name: str) -> None:
     if name == "penalty":
         options = {"penalty": lambda p: p["0.weight"].pow(4).sum(), "weight_decay": 0.1}
     if name == "draws":
-        model = nn.Sequential(nn.Linear(8, 5), Noisy(), nn.Linear(5, 3))
+        model = Net(
+            lambda m, x: m.b((m.a(x) + 0.1 * torch.randn(len(x), 5, dtype=x.dtype)).tanh()),
+            a=nn.Linear(8, 5),
+            b=nn.Linear(5, 3),
+        )
         options = {"randomness": 2}
     problem = Problem(
         model.double(), F.cross_entropy, (x.double() if x.is_floating_point() else x, y), **options
@@ -166,11 +171,6 @@ def test_parts_padding_penalties_and_draws(name: str) -> None:
     )
     eye = torch.eye(made.size, dtype=torch.float64)
     torch.testing.assert_close(made @ eye, by_double @ eye, rtol=1e-6, atol=1e-8)
-
-
-class Noisy(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return (x + 0.1 * torch.randn_like(x)).tanh()
 
 
 QUICK = ("ReLU, LayerNorm", "attention, once differentiable", "bfloat16 weights, GELU", "CTC")
@@ -200,7 +200,7 @@ def test_nothing_of_ours_is_wrong_in_the_table_of_packages(name: str) -> None:
 
 
 def test_curvature_along_gradients_and_spread_take_differences() -> None:
-    both = [Problem(Cubed(once), F.cross_entropy, data(60), dtype=torch.float64) for once in (True, False)]
+    both = [Problem(cubed(once), F.cross_entropy, data(60), dtype=torch.float64) for once in (True, False)]
     generator = torch.Generator().manual_seed(0)
     weights = both[0].weights + 0.1 * torch.randn(4, 63, dtype=torch.float64, generator=generator)
     drawn = {"weights": weights, "min_draws": 16, "max_draws": 16}
@@ -229,7 +229,7 @@ def test_curvature_along_gradients_and_spread_take_differences() -> None:
 def test_a_recorder_measures_what_is_differentiable_once(tmp_path: Path, again: bool) -> None:
     # Once with a kernel that is differentiable once, once with activation checkpointing.
     x, y = (torch.randint(7, (20, 5)), torch.randint(3, (20,))) if again else data(40)
-    kinds = (checkpointed("checkpointed"), checkpointed("plain")) if again else (Cubed(True), Cubed(False))
+    kinds = (checkpointed("checkpointed"), checkpointed("plain")) if again else (cubed(True), cubed(False))
     monitor = {} if again else {"instruments": ["batch-sharpness"], "every": 1, "draws": 4}
     histories = []
     for model, plain in zip(kinds, (False, True), strict=True):
@@ -250,27 +250,19 @@ def test_a_recorder_measures_what_is_differentiable_once(tmp_path: Path, again: 
         np.testing.assert_allclose(histories[0][column], histories[1][column], rtol=0.01)
 
 
-class Straight(nn.Linear):
-    """Rounds, with a straight-through estimator."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = super().forward(x)
-        return z + ((4 * z).round() / 4 - z).detach()
-
-
 FROM_ONCE = "once_differentiable.*; {} takes exact products only"
 REFUSED: dict[str, tuple[Callable[[Problem, Tensor], object], nn.Module, str]] = {
-    "noise": (lambda p, w: landscape.noise(p, w, 0.1, 5), Cubed(True), FROM_ONCE),
-    "noise_alignment": (lambda p, w: landscape.noise_alignment(p, 5), Cubed(True), FROM_ONCE),
-    "smoothing": (landscape.smoothing, Cubed(True), FROM_ONCE),
+    "noise": (lambda p, w: landscape.noise(p, w, 0.1, 5), cubed(True), FROM_ONCE),
+    "noise_alignment": (lambda p, w: landscape.noise_alignment(p, 5), cubed(True), FROM_ONCE),
+    "smoothing": (landscape.smoothing, cubed(True), FROM_ONCE),
     "trace": (
         lambda p, w: landscape.trace(p, derivatives="differences"),
-        Straight(8, 3),
+        Net(lambda m, x: m.a(x) + ((4 * m.a(x)).round() / 4 - m.a(x)).detach(), a=nn.Linear(8, 3)),
         "not the derivative of the loss",
     ),
     "gauss-newton": (
         lambda p, w: landscape.trace(p, matrix="gauss-newton", derivatives="differences"),
-        Cubed(False),
+        cubed(False),
         "'differences' is not allowed with matrix 'gauss-newton'",
     ),
 }

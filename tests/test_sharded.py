@@ -23,6 +23,7 @@ import landscape
 from landscape import InputError, OperationError
 from landscape.problem.problem import Problem
 from landscape.problem.sharded import ShardedProblem
+from tests.conftest import slow_but
 from tests.groups import together
 from tests.nets import GPT2, CausalBlock
 
@@ -319,13 +320,14 @@ def recorded(group: Any, folder: Path, kind: str) -> None:
     recorder.abort()
 
 
-def same_record(folder: Path, kind: str) -> None:
-    """A run of two ranks has the history and the weights of one process, within the errors that they state."""
+@pytest.mark.parametrize("kind", slow_but(["fsdp"], ["fsdp", "tensor"]))
+def test_a_recorder_on_two_ranks_has_the_history_of_one_process(kind: str, tmp_path: Path) -> None:
+    """And its weights, within the errors that they state."""
     model, x, y = made(Words)
-    trained(folder / "alone", model, (x, y))
-    assert together(2, recorded, folder, kind) == [None] * 2
+    trained(tmp_path / "alone", model, (x, y))
+    assert together(2, recorded, tmp_path, kind) == [None] * 2
     for name in ("step-0000003.h5", "last.h5"):
-        run, alone = (landscape.load(folder / each / name) for each in (kind, "alone"))
+        run, alone = (landscape.load(tmp_path / each / name) for each in (kind, "alone"))
         assert torch.allclose(run.weights, alone.weights, atol=1e-6)
         assert run.layout == alone.layout
     assert run.model["name"] == "tests.test_sharded:Words"
@@ -336,15 +338,6 @@ def same_record(folder: Path, kind: str) -> None:
     error = run.history["lambda_max_residual"] + alone.history["lambda_max_residual"]
     assert (abs(top - expected) <= error).sum() == 2
     assert (error < 0.05 * expected).sum() == 2
-
-
-def test_a_recorder_on_two_ranks_has_the_history_of_one_process(tmp_path: Path) -> None:
-    same_record(tmp_path, "fsdp")
-
-
-@pytest.mark.slow
-def test_a_recorder_under_tensor_parallelism_has_the_history_of_one_process(tmp_path: Path) -> None:
-    same_record(tmp_path, "tensor")
 
 
 def refused(group: Any) -> None:
