@@ -293,7 +293,7 @@ def test_the_command_prints_keeps_and_draws(tiny: Path, tmp_path: Path, command:
         (("--mixing", "sphere"), 2, "'sphere' is not known"),
         (("--mixing", "hypercube", "--workers", "6,12"), 2, "not allowed with 12 learners"),
         (("--plot", "p.gif"), 2, "must end in .png, .pdf, .svg"),
-        (("-o", "p.txt"), 2, "a result's name must end in .h5"),
+        (("-o", "p.txt"), 2, "its name must end in .h5"),
         (("--data-dir", "nowhere", "--set", "data={name='mnist'}"), 1, "nowhere"),
     ],
 )
