@@ -356,7 +356,7 @@ def private(text: str) -> list[str]:
     """The imports of ``text``, a page or a script, that bring other than public names."""
     found = []
     for module, names, whole in IMPORT.findall(text):
-        brought = {each.split()[0] for each in names.split(",")}
+        brought = {part.split()[0] for part in names.split(",") if part}
         own = module == "landscape" and brought <= {*landscape.__all__, "testing"}
         if not own and (module or whole) not in PUBLIC_MODULES:
             found.append(module or whole)

@@ -170,7 +170,7 @@ def test_an_estimate_counts_the_samples_of_all_that_runs_do(
     decomposed = dataclasses.replace(plain, decompose=Decompose(every=3, samples=60))
     measured = dataclasses.replace(plain, monitor=Monitor(sharpness=30, samples=10))
     one, two, three, four = (
-        scales.seconds_of(Context(tmp_path), runs)
+        scales.seconds_of(Context(tmp_path), runs, {})
         for runs in ([plain], [plain, plain], [decomposed], [measured])
     )
     assert (one, two) == (pytest.approx(300 * plain.batch / 1000), pytest.approx(2 * one))
