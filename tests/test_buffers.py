@@ -19,7 +19,7 @@ from landscape import Checkpoint, InputError, OperationError
 from landscape.checkpoint.history import UNITS
 from landscape.gradients.learners import Training
 from landscape.problem.batchnorm import sample_parts
-from landscape.testing.checks import RECIPE
+from landscape.testing.checks import RECIPE, same_bits
 from landscape.training.decomposition import estimate_gradient
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe
@@ -29,7 +29,6 @@ from landscape.training.run.randomness import generator
 from tests.conftest import slow_but
 from tests.groups import together
 from tests.test_processes import in_processes
-from tests.test_training import same_bits
 
 NET = "tests.nets:norm_net"
 BASE: dict[str, Any] = RECIPE | {

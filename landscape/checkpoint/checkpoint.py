@@ -122,8 +122,8 @@ class Checkpoint(Shown):
         n, size = self.weights.shape
         of = f"{self.model['name']} on {self.data['name'] or 'unknown data'}"
         drift = [Row("diverged", f"at step {self.diverged_at}: the {self.diverged}")] if self.diverged else []
-        first = Row("model", of, note=f"{n} × {size:,} weights")
-        return [first, *drift, *history.describe(self.history), Row("file", str(self.path or "not saved"))]
+        first = Row("model", of, note=f"{n} × {size:,} weights, {self.path or 'not saved'}")
+        return [first, *drift, *history.describe(self.history)]
 
     def to_dataframe(self) -> pd.DataFrame:
         """The history as a table of pandas (the extra "frames").
@@ -291,14 +291,14 @@ class Checkpoint(Shown):
         pick = _mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
         rows = {key: pick(value) for key, value in self.buffers.items()}
         network = self._network(where, model)
-        _set_buffers(where, network, rows)
+        set_tensors(network, rows, where)
         criterion = dataset.loss if isinstance(loss, str) else loss
 
         def on(split: str) -> Problem:
             return Problem(network, criterion, dataset.split(split), weights=theta, **how)
 
         if learner == "mean" and self.mean_buffers:
-            _set_buffers(where, network, self.mean_buffers)
+            set_tensors(network, self.mean_buffers, where)
         elif learner == "mean" and self.learners > 1 and has_batchnorm(network):
             set_tensors(network, on("train").batchnorm_statistics())
         return on(split)
@@ -555,15 +555,6 @@ def _check_layout(layout: Layout) -> None:
         offset += slot.size
 
 
-def _set_buffers(where: str, network: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Set buffers, and parameters that are not trained, by name; OperationError for one that does not fit."""
-    known = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    for key, value in values.items():
-        if key not in known or known[key].shape != value.shape:
-            raise OperationError(f"{where}: its buffer '{key}' {tuple(value.shape)} does not fit the model")
-    set_tensors(network, values)
-
-
 def check_learner(learner: str | int, learners: int) -> None:
     """Raise InputError unless ``learner`` is "mean", or the number of one of so many."""
     if learner != "mean" and (not isinstance(learner, int) or not 0 <= learner < learners):
@@ -590,8 +581,11 @@ def _mean_buffer(rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def set_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Set parameters and buffers of ``model`` by name."""
+def set_tensors(model: nn.Module, values: Mapping[str, Tensor], where: str = "checkpoint") -> None:
+    """Set parameters and buffers of ``model`` by name; OperationError for one that does not fit."""
     known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, value in values.items():
+        if name not in known or known[name].shape != value.shape:
+            raise OperationError(f"{where}: its buffer '{name}' {tuple(value.shape)} does not fit the model")
     for name, value in values.items():
         known[name].copy_(value)

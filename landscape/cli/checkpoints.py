@@ -126,10 +126,11 @@ def info(file: str) -> None:
         return
     every = loaded if isinstance(loaded, list) else [loaded]
     for result in every:
-        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-        values("\n" + "\n".join(f"{name}: {_short(value)}" for name, value in fields.items()))
+        values(f"\n{result.summary()}")
         if isinstance(result, Surface) and np.isfinite(result.loss).any():
             values(f"\n{result.check()}")
+        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+        values("\n" + "\n".join(f"{name}: {_short(value)}" for name, value in fields.items()))
     common.results(every)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from landscape.analysis.blocks import curvature_table
 from landscape.analysis.noise import GRADIENTS
 from landscape.analysis.noise import noise_scale as compute_noise_scale
 from landscape.analysis.sharpness import batch_sharpness as compute_batch_sharpness
+from landscape.analysis.spectrum import curvature_table
 from landscape.analysis.spectrum import spectrum as compute_spectrum
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common

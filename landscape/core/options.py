@@ -201,7 +201,9 @@ def expect(where: str, given: Any, *kinds: type) -> None:
     words |= {"Problem": "a Problem"} if "Checkpoint" in names else {}
     allowed = " or ".join(words.get(name, f"a {name}") for name in names)
     if isinstance(given, (str, Path)):
-        remedy = f"landscape.load({str(given)!r}){'' if 'Checkpoint' in names else '.problem()'}"
+        of = {"Problem": ".problem()", "Tensor": ".mean"}
+        part = "" if "Checkpoint" in names else next((of[name] for name in names if name in of), "")
+        remedy = f"landscape.load({str(given)!r}){part}"
     elif "Problem" in names and hasattr(given, "state_dict"):  # a module
         remedy = "landscape.Problem(model, loss, data)"
     raise InputError(f"{where}: a {type(given).__name__} is not allowed, it must be {allowed}", remedy)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from landscape.core.errors import PathWarning
 from landscape.curvature.hessian import VECTORS, HessianOperator, holds_but_for_rounding, penalty_hessians
+from landscape.curvature.operators import rounding_of
 from landscape.problem.layout import differentiable, gradients
 from landscape.problem.losses import is_softmax_loss
 from landscape.problem.problem import LinearLayer, Problem, chain, stacked_losses
@@ -206,7 +208,7 @@ class ChainHessian:
         return out
 
 
-def agrees(problem: Problem, weights: Tensor, matrix: str = "hessian") -> bool:
+def agrees(problem: Problem, weights: Tensor, matrix: Literal["hessian", "gauss-newton"] = "hessian") -> bool:
     """Compare the products of a chain with HessianOperator's, on a few samples at ``weights`` (P,).
 
     Tested once a problem and matrix, unless ``check`` is "off"; a PathWarning says where they differ.
@@ -224,9 +226,7 @@ def agrees(problem: Problem, weights: Tensor, matrix: str = "hessian") -> bool:
         off = ChainHessian(few, at[None], matrix=matrix)(vectors) - expected
         if not bool(expected.isfinite().all()):
             return True
-        # Products are linear in v, except for rounding, which is therefore what this measures.
-        rounding = 100 * (exact(vectors.sum(0)) - expected.sum(0)).norm()
-        rounding += torch.finfo(few.dtype).eps ** 0.5 * expected.norm(dim=1).max()
+        rounding = rounding_of(expected, exact(vectors.sum(0)), few.dtype)
         return bool((off.norm(dim=1) <= rounding).all())
 
     problem.checked[key] = holds_but_for_rounding(problem.on(problem.data.few()), same)

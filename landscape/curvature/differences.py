@@ -17,12 +17,11 @@ from landscape.curvature.double_backward import (
     LOW,
     FullPrecision,
     check_gradient,
-    first_loss,
     in_full_precision,
 )
 from landscape.curvature.operators import ALONE, Ranks
 from landscape.problem.batches import own_outputs
-from landscape.problem.layout import Slot, backward, placed
+from landscape.problem.layout import Slot, backward, cut, placed, put
 from landscape.problem.problem import Problem
 
 # Steps relative to the weights are eps^(1/3)·4^−k, from k = COARSEST to FINEST, and at least LEAST·eps:
@@ -56,16 +55,13 @@ class Gradient:
         self.sizes = [slot.size for slot in slots]
         self.weights = weights.to(widest_dtype(problem.device))
 
-    def __call__(self, step: Tensor | None = None, *, first: bool = False) -> Tensor:
-        """The gradient in the slots (P',) in float64, at the weights displaced by ``step`` (P',) there.
-
-        ``first``: that of the first chunk alone.
-        """
+    def __call__(self, step: Tensor | None = None) -> Tensor:
+        """The gradient in the slots (P',) in float64, at the weights displaced by ``step`` (P',) there."""
         problem, at = self.problem, self.weights
         if step is not None:
             at = at.clone()
             for slot, piece in zip(self.slots, torch.split(step, self.sizes), strict=True):
-                at[slot.offset : slot.offset + slot.size] += piece
+                at[slot.place] += piece
         total = at.new_zeros(sum(self.sizes))
         full = FullPrecision(self.dtype) if self.dtype == torch.float64 else contextlib.nullcontext()
         with placed(problem.model, problem.layout, at) as own, torch.enable_grad(), full:
@@ -79,9 +75,7 @@ class Gradient:
             for x, y, count, seed in problem.parts():
                 with problem.evaluating(seed):
                     loss = problem.criterion(own_outputs(problem, x), y)
-                add(loss, 1.0 if first else count / problem.samples)
-                if first:
-                    return total
+                add(loss, count / problem.samples)
             if problem.regularised:
                 add(problem.penalty_value(problem.layout.flatten(own)), 1.0)
         return total
@@ -91,17 +85,6 @@ class Gradient:
         eps = torch.finfo(self.coarse).eps
         found = [eps ** (1 / 3) * 4.0**-k for k in range(COARSEST, FINEST + 1)]
         return [step for step in found if step >= LEAST * eps]
-
-
-def _slope(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, Tensor]:
-    """The loss of the first chunk and its gradient in ``slots``, zero elsewhere, (P,)."""
-    with torch.no_grad():
-        value = float(first_loss(problem, problem.layout.views(at)))
-    gradient = torch.zeros_like(at)
-    found = Gradient(problem, at, slots, problem.dtype)(first=True)
-    for slot, part in zip(slots, torch.split(found, [s.size for s in slots]), strict=True):
-        gradient[slot.offset : slot.offset + slot.size] = part
-    return value, gradient
 
 
 class Differences:
@@ -144,7 +127,7 @@ class Differences:
     def _check(self, weights: Tensor) -> None:
         """Raise InputError unless on a few samples the gradient is the loss's, and products are symmetric."""
         few = self.problem.on(self.problem.data.few())
-        check_gradient(few, weights, self.slots, _slope)
+        check_gradient(few, weights, self.slots)
         few.checked = {**few.checked, self._key: False}
         small = Differences(few, weights, self.slots)
         u = self._random(0)
@@ -194,7 +177,7 @@ class Differences:
     def _scales(self, own: Gradient) -> list[float]:
         """The squared lengths of the weights in the slots, at least those of average weights."""
         average = float(own.weights.square().mean()) or 1.0
-        parts = [own.weights[s.offset : s.offset + s.size] for s in self.slots]
+        parts = [own.weights[slot.place] for slot in self.slots]
         return [float(p.square().sum()) + average * p.numel() for p in parts]
 
     def _masked(self, v: Tensor) -> Tensor:
@@ -203,11 +186,8 @@ class Differences:
         if self.root is not None:
             v *= self.root.to(v)
         if self.problem.padding:
-            whole = torch.zeros_like(self.finest.weights)
-            for slot, piece in zip(self.slots, torch.split(v, self.sizes), strict=True):
-                whole[slot.offset : slot.offset + slot.size] = piece
-            self.problem.along_weights(whole)
-            v = torch.cat([whole[s.offset : s.offset + s.size] for s in self.slots])
+            whole = put(torch.zeros_like(self.finest.weights), self.slots, v)
+            v = cut(self.problem.along_weights(whole), self.slots)
         return v
 
     def _step(self, v: Tensor, step: float) -> float:

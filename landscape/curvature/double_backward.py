@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from landscape.core.devices import double, widest_dtype
 from landscape.core.errors import InputError, LandscapeError, ProblemWarning
 from landscape.core.options import expect
+from landscape.problem.batches import own_outputs
 from landscape.problem.checks import moved
-from landscape.problem.layout import Slot, differentiable, gradients
+from landscape.problem.layout import Slot, backward, gradients, placed, put
 from landscape.problem.problem import Problem
 
 LOW = (torch.bfloat16, torch.float16)
@@ -193,24 +194,21 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
         queue += new
 
 
-Slope = Callable[[Problem, Tensor, Sequence[Slot]], tuple[float, Tensor]]
+def _slope(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, Tensor]:
+    """The loss of the first chunk at ``at``, and its gradient (P,) in ``slots``, zero elsewhere.
+
+    It is taken as in training, which is right where the backward pass computes outputs again, too.
+    """
+    x, y, _, seed = next(problem.parts())
+    with placed(problem.model, problem.layout, at) as own:
+        with torch.enable_grad(), problem.evaluating(seed):
+            value = problem.criterion(own_outputs(problem, x), y)
+        parts = dict(zip(own, backward(value, list(own.values())), strict=True))
+    part = torch.cat([parts[slot.name].flatten() for slot in slots])
+    return float(value.detach()), put(torch.zeros_like(at), slots, part)
 
 
-def slope_of_first(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, Tensor]:
-    """The loss of the first chunk at ``at``, and its gradient (P,) in ``slots``, zero elsewhere."""
-    views = problem.layout.views(at)
-    leaves = {name: view.detach().clone().requires_grad_() for name, view in views.items()}
-    with torch.enable_grad():
-        value = differentiable(first_loss(problem, leaves))
-    gradient = torch.zeros_like(at)
-    for slot, part in zip(slots, gradients(value, [leaves[s.name] for s in slots]), strict=True):
-        gradient[slot.offset : slot.offset + slot.size] = part.flatten()
-    return float(value.detach()), gradient
-
-
-def check_gradient(
-    few: Problem, weights: Tensor, slots: Sequence[Slot], slope: Slope = slope_of_first
-) -> None:
+def check_gradient(few: Problem, weights: Tensor, slots: Sequence[Slot]) -> None:
     """Raise InputError unless the gradient in ``slots`` is the derivative of the loss near ``weights`` (P,).
 
     It is not where a part is detached, with straight-through estimators, and with phantom gradients: what its
@@ -226,7 +224,7 @@ def check_gradient(
             part = few.to(dtype)
             part.weights = weights.to(dtype)
             with FullPrecision(dtype):
-                agrees = _is_derivative(part, slots, slope)
+                agrees = _is_derivative(part, slots)
             break
         except LandscapeError:
             raise
@@ -242,15 +240,15 @@ def check_gradient(
     few.checked[key] = True
 
 
-def _is_derivative(problem: Problem, slots: Sequence[Slot], slope: Slope) -> bool:
+def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
     """False where differences of the loss show another derivative than autograd's."""
-    layout, places = problem.layout, [slice(slot.offset, slot.offset + slot.size) for slot in slots]
+    layout, places = problem.layout, [slot.place for slot in slots]
 
     def move(seed: int) -> Tensor:
         return problem.along_weights(moved(problem, seed).sub_(problem.weights))
 
     at = problem.weights.add(move(0), alpha=0.01)
-    value, gradient = slope(problem, at, slots)
+    value, gradient = _slope(problem, at, slots)
 
     def direction(k: int) -> Tensor:
         """Random for k = 1 and 2; for 0 along the gradient, where each tensor counts nearly the same."""

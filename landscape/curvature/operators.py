@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -155,6 +156,16 @@ class SymmetricOperator:
 VECTORS = 4
 
 
+def rounding_of(images: Tensor, of_sum: Tensor, dtype: torch.dtype) -> float:
+    """How far products (m, P) in ``dtype`` may be off by rounding; ``of_sum``: that of the vectors' sum.
+
+    Products are linear in v, except for rounding, which is therefore what this measures.
+    """
+    lost = float((images.sum(0) - of_sum).norm())
+    largest = float(images.norm(dim=1).max())
+    return 100 * lost + math.sqrt(torch.finfo(dtype).eps) * largest
+
+
 class GivenOperator(SymmetricOperator):
     """The symmetric matrix of an object with ``shape`` and ``@``: of SciPy, curvlinops, NumPy or PyTorch.
 
@@ -198,10 +209,8 @@ class GivenOperator(SymmetricOperator):
             ) from error
         found = torch.stack(images)
         pairs = found @ double(rows[:-1]).T
-        # Products are linear in v, except for rounding, which is therefore what this measures.
-        rounding = 100 * float((found.sum(0) - whole).norm())
-        rounding += torch.finfo(self.dtype).eps ** 0.5 * float(found.norm(dim=1).max())
-        if (off := float((pairs - pairs.T).abs().max())) > rounding:  # False for NaN
+        off = float((pairs - pairs.T).abs().max())
+        if off > rounding_of(found, whole, self.dtype):  # False for NaN
             words = f"uᵀAv and vᵀAu of random u and v differ by {off:.2g}"
             raise InputError(f"problem: a {self.matrix} is not symmetric, it must be: {words}")
 

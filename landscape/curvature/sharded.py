@@ -63,8 +63,7 @@ class ShardedGradient(Gradient):
         self.dtype, self.coarse = problem.dtype, problem.coarse
         self.weights = problem.weights if weights is None else weights
 
-    def __call__(self, step: Tensor | None = None, *, first: bool = False) -> Tensor:
-        assert not first
+    def __call__(self, step: Tensor | None = None) -> Tensor:
         found: Tensor = self.problem.gradient(self.weights if step is None else self.weights + step)
         return found
 

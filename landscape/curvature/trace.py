@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -32,46 +32,6 @@ DRAWS = 10
 STEPS = 80
 # Vectors of a trace's products at once: on 2 cores more are no faster.
 BLOCK = 8
-
-
-def quadrature(
-    products: Products,
-    like: Tensor,
-    *,
-    draws: int = DRAWS,
-    steps: int = STEPS,
-    seed: int = 0,
-    progress: Progress | None = None,
-    ranks: Ranks = ALONE,
-) -> dict[str, Any]:
-    """The density of a symmetric operator on vectors like ``like`` (P,), by stochastic Lanczos quadrature.
-
-    Ubaru, Chen and Saad 2017, section 3. From each draw z of random signs, ``steps`` Lanczos steps with full
-    reorthogonalisation give the Ritz values as nodes, and the squared first components of T's eigenvectors as
-    masses: exact for zᵀp(A)z/P, p any polynomial of degree below 2·steps. ``products`` takes (k, P), the
-    vectors of as many draws as fit in memory. Raises InputError for a count below 1.
-    """
-    positive("draws", draws, least=1)
-    positive("steps", steps, least=1)
-    positive("seed", seed, least=0)
-    generator = torch.Generator().manual_seed(seed)
-    size = ranks.size(like)
-    steps = min(steps, size)
-    at_once = max(1, min(draws, BASIS_BYTES // (steps * ranks.length(like) * like.itemsize)))
-    spent, report = 0, progress or no_progress
-
-    def counted(vectors: Tensor, running: list[int]) -> Tensor:
-        nonlocal spent
-        spent += len(vectors)
-        report(min(1.0, spent / (draws * steps)))
-        return products(vectors)
-
-    rules: list[tuple[Array, Array]] = []
-    for i in range(0, draws, at_once):
-        starts = [ranks.signs(like, 1, generator)[0] / size**0.5 for _ in range(min(at_once, draws - i))]
-        rules += run_in_lockstep([_draw(start, steps, ranks) for start in starts], counted)
-    nodes, masses = (np.stack(part) for part in zip(*rules, strict=True))
-    return {"nodes": nodes, "masses": masses, "products": spent}
 
 
 def _draw(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Tensor, tuple[Array, Array]]:
@@ -107,7 +67,7 @@ def density(
     steps: int = STEPS,
     *,
     weights: Tensor | None = None,
-    matrix: str = "hessian",
+    matrix: Literal["hessian", "gauss-newton"] = "hessian",
     part: Part = None,
     derivatives: str = "auto",
     seed: int = 0,
@@ -150,10 +110,35 @@ def density(
 
 
 def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None) -> Density:
-    """The spectral density of a matrix, by :func:`quadrature`."""
-    options: dict[str, Any] = {"draws": draws, "steps": steps, "seed": chosen.seed, "progress": progress}
-    found = quadrature(chosen.exact[0], chosen.start(), **options, ranks=chosen.exact[1].ranks)
-    return Density(**chosen.about, **found, product_error=_error_of(chosen))
+    """The spectral density of a matrix, by stochastic Lanczos quadrature.
+
+    Ubaru, Chen and Saad 2017, section 3. From each draw z of random signs, ``steps`` Lanczos steps with full
+    reorthogonalisation give the Ritz values as nodes, and the squared first components of T's eigenvectors as
+    masses: exact for zᵀp(A)z/P, p any polynomial of degree below 2·steps. Raises InputError for a count
+    below 1.
+    """
+    positive("draws", draws, least=1)
+    positive("steps", steps, least=1)
+    (products, h), like = chosen.exact, chosen.start()
+    generator = torch.Generator().manual_seed(chosen.seed)
+    size = h.ranks.size(like)
+    steps = min(steps, size)
+    at_once = max(1, min(draws, BASIS_BYTES // (steps * h.ranks.length(like) * like.itemsize)))
+    spent, report = 0, progress or no_progress
+
+    def counted(vectors: Tensor, running: list[int]) -> Tensor:
+        nonlocal spent
+        spent += len(vectors)
+        report(min(1.0, spent / (draws * steps)))
+        return products(vectors)
+
+    rules: list[tuple[Array, Array]] = []
+    for i in range(0, draws, at_once):
+        starts = [h.ranks.signs(like, 1, generator)[0] / size**0.5 for _ in range(min(at_once, draws - i))]
+        rules += run_in_lockstep([_draw(start, steps, h.ranks) for start in starts], counted)
+    nodes, masses = (np.stack(part) for part in zip(*rules, strict=True))
+    error = _error_of(chosen)
+    return Density(**chosen.about, nodes=nodes, masses=masses, products=spent, product_error=error)
 
 
 # Vectors of each kind whose products' errors are measured (ours): the rest have the same distribution.
@@ -211,7 +196,6 @@ def hutchpp(
     would be fewer than 2 samples.
     """
     positive("products", products, least=6)
-    positive("seed", seed, least=0)
     generator = torch.Generator().manual_seed(seed)
     size = ranks.size(like)
     rank = min(products // 3, size)
@@ -262,10 +246,10 @@ def trace(
     products: int = TRACE_PRODUCTS,
     *,
     weights: Tensor | None = None,
-    matrix: str = "hessian",
+    matrix: Literal["hessian", "gauss-newton"] = "hessian",
     part: Part = None,
     derivatives: str = "auto",
-    engine: str = "landscape",
+    engine: Literal["landscape", "pyhessian"] = "landscape",
     seed: int = 0,
     max_memory: int | None = None,
     progress: ProgressOption = None,

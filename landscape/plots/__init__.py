@@ -16,7 +16,7 @@ from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from landscape.checkpoint.run_folder import checkpoint_in, load
+from landscape.checkpoint.run_folder import load
 from landscape.core.errors import InputError
 from landscape.core.files import replacing
 from landscape.plots.drawing import drawing_of, each_of
@@ -101,7 +101,7 @@ def _loaded(results: Any) -> list[Any]:
     """The results and runs in ``results``; those of files are read."""
     found: list[Any] = []
     for each in each_of(results):
-        read = load(checkpoint_in(Path(each))) if isinstance(each, (str, Path)) else each
+        read = load(each) if isinstance(each, (str, Path)) else each
         found += read if isinstance(read, list) else [read]
     return found
 

@@ -208,7 +208,7 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
     The panels show the two orders of DPSGD (AWC, ATC); SSGD is in both. Error bars are one standard error of
     the simulation.
     """
-    # All topologies are DPSGD's: shades of its colour, told apart by their markers.
+    # All topologies are DPSGD's: shades of its colour, each with a marker of its own.
     names = list(dict.fromkeys(m for r in results for m in r.mixing if m))
     tones = dict(zip(names, style.shades(style.color_of("dpsgd"), max(1, len(names))), strict=False))
     panel_names = [

@@ -5,11 +5,10 @@ Each check works on a few samples, and raises InputError in one line that names 
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import math
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +19,7 @@ from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError
 from landscape.problem.batches import call, clone, named_tensors, random_state, recomputes, strided, take
 from landscape.problem.data import PROBE
+from landscape.problem.layout import placed, set_back
 from landscape.problem.losses import ClonedTargets, Terms, check_labels, output_loss, refuse_broadcasting
 from landscape.problem.mean_check import AT_ONCE, check_mean, takes
 from landscape.problem.mean_loss import MeanLoss
@@ -176,7 +176,7 @@ def check_original(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> No
     They are changed for two passes, and set back.
     """
     before, parameters = _loss(problem, x, y), list(original.parameters())
-    with torch.no_grad(), _set_back(parameters):
+    with torch.no_grad(), set_back(parameters):
         for p in parameters:
             p.mul_(1 + MOVE).add_(MOVE)
         after = _loss(problem, x, y)
@@ -432,12 +432,8 @@ def check_parameters(problem: MeanLoss, x: Any, y: Any, weights: Tensor) -> None
         ours, gradient = _loss_and_gradient(
             lambda: problem.call(given, a[0]), problem, list(given.values()), a[1]
         )
-    named = dict(problem.model.named_parameters())
-    parameters = [named[name] for name in given]
-    with _set_back(parameters), problem.evaluating(0):
-        with torch.no_grad():
-            for p, value in zip(parameters, given.values(), strict=True):
-                p.copy_(value)
+    with placed(problem.model, problem.layout, weights) as own, problem.evaluating(0):
+        parameters = list(own.values())
         wanted, truth = _loss_and_gradient(lambda: call(problem.model, {}, b[0]), problem, parameters, b[1])
     allowed = tolerance(problem.weights.dtype)
     if not torch.allclose(ours, wanted, rtol=allowed, atol=allowed, equal_nan=True):
@@ -468,15 +464,3 @@ def _loss_and_gradient(
                 if "heckpoint" in str(error):
                     recomputes(problem.model, found=True)
     return loss.detach(), parts
-
-
-@contextlib.contextmanager
-def _set_back(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """The parameters have the values of before once the block has run."""
-    saved = [p.detach().clone() for p in parameters]
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for p, value in zip(parameters, saved, strict=True):
-                p.copy_(value)

@@ -140,6 +140,23 @@ class Slot:
     size: int
     role: str
 
+    @property
+    def place(self) -> slice:
+        """Its slice of θ."""
+        return slice(self.offset, self.offset + self.size)
+
+
+def cut(whole: Tensor, slots: Sequence[Slot]) -> Tensor:
+    """The numbers of vectors (..., P) in ``slots``, (..., P')."""
+    return torch.cat([whole[..., slot.place] for slot in slots], -1)
+
+
+def put(whole: Tensor, slots: Sequence[Slot], part: Tensor) -> Tensor:
+    """``whole`` (..., P), in which the numbers in ``slots`` are now ``part`` (..., P')."""
+    for slot, piece in zip(slots, torch.split(part, [s.size for s in slots], -1), strict=True):
+        whole[..., slot.place] = piece
+    return whole
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -226,9 +243,7 @@ class Layout:
         if weights.shape[-1:] != (self.size,):
             raise InputError(f"weights: shape {tuple(weights.shape)}, the last size must be P = {self.size}")
         lead = weights.shape[:-1]
-        return {
-            s.name: weights[..., s.offset : s.offset + s.size].view((*lead, *s.shape)) for s in self.slots
-        }
+        return {s.name: weights[..., s.place].view((*lead, *s.shape)) for s in self.slots}
 
     def leaves(self, weights: Tensor) -> dict[str, Tensor]:
         """:meth:`views` of ``weights`` (..., P) for which gradients are recorded."""
@@ -270,15 +285,22 @@ def placed(module: nn.Module, layout: Layout, weights: Tensor) -> Iterator[dict[
     of before.
     """
     named, views = dict(module.named_parameters()), layout.views(weights)
-    parameters = {name: named[name] for name in views}
-    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
-    try:
+    parameters: dict[str, Tensor] = {name: named[name] for name in views}
+    with set_back(list(parameters.values())):
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.grad = None
                 parameter.copy_(views[name])
-        yield dict(parameters)
+        yield parameters
+
+
+@contextlib.contextmanager
+def set_back(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """The parameters have the values of before once the block has run."""
+    saved = [p.detach().clone() for p in parameters]
+    try:
+        yield
     finally:
         with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(before[name])
+            for p, value in zip(parameters, saved, strict=True):
+                p.copy_(value)

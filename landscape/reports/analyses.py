@@ -171,7 +171,7 @@ def _markers(surface: Surface) -> list[dict[str, Any]]:
     return made
 
 
-MAX_FRAMES = 60  # step files of one run, at equal distances (ours: more cannot be told apart on a slider)
+MAX_FRAMES = 60  # step files of one run, at equal distances (ours: a slider has no place for more)
 FEWEST = 3  # step files: a plane of the trajectory takes two before the last
 _NO_PLANE = {
     "learners": "There is no plane through the learners of",
@@ -210,8 +210,8 @@ def scrubber_section(contents: Contents) -> tuple[Section, list[dict[str, Any]]]
         few = f"There are fewer than {FEWEST} checkpoints step-*.h5 next to {names}."
         missing.append(Missing(few, "landscape train RECIPE --set checkpoint.every=50"))
     text = (
-        "Each dot is a learner, the star is their mean w_a, the line is the way of the mean: the points of "
-        "the plane nearest to the weights. The distance from the plane stands below. The contour is that of "
+        "Each dot is a learner, the star is their mean w_a, the line is the path of w_a. All are "
+        "projected onto the plane. The distance from the plane stands below. The contour is that of "
         "the file, around the run's end."
     )
     widget = "scrubber" if scrubbers else ""

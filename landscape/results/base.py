@@ -15,7 +15,7 @@ import numpy as np
 
 from landscape.core import registry
 from landscape.core.errors import InputError, OperationError
-from landscape.core.hdf5 import LARGEST, Array, attribute, dataset, group, location, reading, writing
+from landscape.core.hdf5 import LARGEST, SCHEMA, Array, attribute, dataset, group, location, reading, writing
 from landscape.core.options import choose, type_hints
 from landscape.core.registry import optional
 from landscape.results import shown
@@ -131,6 +131,9 @@ class Result(shown.Shown):
         every = [vars(kind).get("renamed", {}) for kind in reversed(cls.__mro__)]
         cls.renamed = {before: now for names in every for before, now in names.items()}
         if "schema" in vars(cls):
+            if not re.fullmatch(SCHEMA, cls.schema):
+                words = f"schema: {cls.schema!r} is not allowed, it must be landscape.NAME, or with more dots"
+                raise InputError(words)
             registry.results.add(cls.schema)(cls)
 
     def __post_init__(self) -> None:
@@ -347,14 +350,12 @@ def save(results: Sequence[Result], path: str | Path) -> None:
         ...     len(load_results(f"{folder}/two.h5"))
         2
     """
-    if isinstance(results, Result):
-        words = f"results: a {type(results).__name__} is not allowed, it must be a list of results"
-        raise InputError(words, remedy="result.save(path)")
-    given: Any = results
-    kinds = [type(r) for r in given] if isinstance(given, Sequence) else [type(given)]
-    if not all(issubclass(k, Result) and k.schema == kinds[0].schema for k in kinds) or not kinds:
-        shown = ", ".join(dict.fromkeys(k.__name__ for k in kinds)) or "an empty list"
-        raise InputError(f"results: {shown} is not allowed, it must be a list of results of one kind")
+    listed = isinstance(results, Sequence)
+    kinds: list[Any] = [type(r) for r in (results if listed else [results])]
+    if not (listed and kinds and all(issubclass(k, Result) and k.schema == kinds[0].schema for k in kinds)):
+        given = ", ".join(dict.fromkeys(k.__name__ for k in kinds)) or "an empty list"
+        words = f"results: {given} is not allowed, it must be a list of results of one kind"
+        raise InputError(words, remedy="" if listed else "result.save(path)")
     with writing(path, results[0].schema) as file:
         for i, result in enumerate(results):
             result._write(file if len(results) == 1 else file.create_group(str(i)))

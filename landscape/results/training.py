@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import math
 import re
@@ -458,12 +456,9 @@ class Sweep(Result):
             ...     pathlib.Path(f"{folder}/sweep.csv").read_text()[:13]
             'lr,seeds,test'
         """
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow([*self.keys, "seeds", *COLUMNS])
-        for i, (row, seeds) in enumerate(zip(self.rows, self.seed_lists, strict=True)):
-            writer.writerow([*row.values(), len(seeds), *(f"{getattr(self, c)[i]:.9g}" for c in COLUMNS)])
-        write_text(path, out.getvalue())
+        table = self.to_dataframe().assign(seeds=[len(seeds) for seeds in self.seed_lists])
+        form = {"index": False, "float_format": "%.9g", "na_rep": "nan", "lineterminator": "\n"}
+        write_text(path, table.to_csv(columns=[*self.keys, "seeds", *COLUMNS], **form))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from landscape.core.devices import float64_device
-from landscape.core.errors import InputError
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.problem import Problem
 from landscape.training.processes.comm import Comm
@@ -124,6 +123,8 @@ def estimate_gradient(
 ) -> Gradient:
     """g at ``weights``: exact over the whole training set if ``samples`` is 0, else from that many samples.
 
+    ``samples`` is a multiple of GROUPS.
+
     ``batch`` > 0 says that the loss of a sample depends on the batch it is in: the training set is then cut,
     once and at random, into batches of at most ``batch`` samples (equal ±1), and L is the mean over these.
     Estimates draw batches anew; their expectation is the mean over all batches that can be drawn. Each
@@ -142,8 +143,6 @@ def estimate_gradient(
         loss, gradient = part.loss_and_gradient(weights, out=memory) if weight else (0.0, memory.zero_())
         exact = comm.part_sum(gradient.mul_(weight), "g")
         return Gradient(comm.total(loss * weight)[0], exact[None], comm)
-    if samples % GROUPS:
-        raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")
     draw = generator(seed, "decompose", step)
     indices = torch.randint(problem.samples, (GROUPS, samples // GROUPS), generator=draw)
     groups = indices[comm.share(GROUPS)].to(problem.device)

@@ -84,17 +84,20 @@ class Observer:
             values = {"samples": Monitor.samples if self.train.indexed else 0, **monitor}
             table = build_table(Monitor, values, "monitor.")
             _check_drawn("monitor.samples", table.samples, self.train)
-            self.monitor = Monitoring(
-                MeasuredRun(
-                    table,
-                    self._objective,
-                    self._comm,
-                    seed,
-                    batch=batch * processes,
-                    stability_limit=stability_limit(optimizer),
-                    preconditioner=lambda now: preconditioner(optimizer, self.parameters.trained()),
-                )
-            )
+            self.monitor = self._monitoring(table, seed, batch * processes, optimizer)
+
+    def _monitoring(self, table: Monitor, seed: int, batch: int, optimizer: Any) -> Monitoring:
+        """The instruments; a step has ``batch`` samples."""
+        run = MeasuredRun(
+            table,
+            self._objective,
+            self._comm,
+            seed,
+            batch=batch,
+            stability_limit=stability_limit(optimizer),
+            preconditioner=lambda now: preconditioner(optimizer, self.parameters.trained()),
+        )
+        return Monitoring(run)
 
     def _undisturbed(self) -> contextlib.AbstractContextManager[None]:
         return undisturbed(self._device, *self._data)

@@ -35,7 +35,7 @@ from landscape.training.own_loop import flat as loop
 from landscape.training.own_loop.observer import Observer
 from landscape.training.own_loop.scalars import open_writer, writer_names
 from landscape.training.own_loop.sharded import ShardedObserver
-from landscape.training.run.launch import last_sound
+from landscape.training.run.launch import check_folder, last_sound
 from landscape.training.run.setup import History, due
 
 # Columns of the history that a user may fill; the recorder, or nobody, fills the others.
@@ -151,7 +151,7 @@ class Recorder:
             self._step = contextlib.nullcontext()
             return
         if not self._sharded:  # whose ranks see it together
-            check_folder(self.folder, self._resume)
+            check_folder(self.folder, resume=resume is not False)
         elif resume is not False:
             raise InputError("resume: not allowed in a recorder of a sharded model; give another folder")
         self._observer = (ShardedObserver if self._sharded else Observer)(
@@ -226,13 +226,10 @@ class Recorder:
 
     def _take(self, opened: contextlib.ExitStack) -> Checkpoint | None:
         """Take the folder for this process alone: the last state of the run to go on with, if any."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            opened.enter_context(Lock(self.folder)).acquire()
-            files.remove_stale(self.folder)
-        except OSError as error:
-            raise OperationError(f"{self.folder}: cannot be written ({error.strerror})") from error
-        check_folder(self.folder, self._resume)
+        files.make_folder(self.folder)
+        opened.enter_context(Lock(self.folder)).acquire()
+        files.remove_stale(self.folder)
+        check_folder(self.folder, resume=self._resume is not False)
         return run_before(self.folder, self._resume, self._observer.train.layout)
 
     def step(self) -> contextlib.AbstractContextManager[None]:
@@ -550,16 +547,6 @@ def number(name: str, value: Any) -> float:
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
         raise InputError(f"log: {name}: {kind} is not allowed, it must be one number") from error
-
-
-def check_folder(folder: Path, resume: bool | int) -> None:
-    """Raise OperationError where ``folder`` holds a run that is not to be resumed."""
-    taken = run_folder.named_like_a_run(folder) if folder.is_dir() else []
-    if taken and resume is False:
-        raise OperationError(
-            f"{folder}: holds a run already ({taken[0].name}); give resume=True to go on with it, or another "
-            "folder"
-        )
 
 
 def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint | None:
