@@ -385,7 +385,9 @@ def test_a_process_alone_says_what_it_waits_for() -> None:
             ({"MASTER_PORT": used}, f"MASTER_PORT: {used} cannot be used on 127.0.0.1"),
             ({"RANK": "1"}, "RANK: 1 is not allowed, WORLD_SIZE is 1"),
             ({"MASTER_ADDR": ""}, "MASTER_ADDR: missing"),
-            ({"WORLD_SIZE": "two"}, "WORLD_SIZE: 'two' is not allowed, it must be a whole number ≥ 1"),
+            ({"WORLD_SIZE": "²"}, "WORLD_SIZE: '²' is not allowed, it must be a whole number ≥ 1"),
+            ({"RANK": "-1"}, "RANK: '-1' is not allowed"),
+            ({"MASTER_PORT": "9" * 5000}, "MASTER_PORT: '9"),
         ):
             (error,) = together(1, nothing, environment={0: variables}, timeout=1.0)
             assert str(error).startswith(words)
