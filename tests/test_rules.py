@@ -20,7 +20,7 @@ from landscape.core import registry
 from landscape.gradients.learners import Stack
 from landscape.training import algorithms, decomposition, optimizer
 from landscape.training.algorithms.ssgd import SSGD
-from landscape.training.decomposition import Decomposer
+from landscape.training.decomposition import Decomposer, GradientEstimator
 from landscape.training.optimizer import Optimizer
 from landscape.training.processes.comm import Comm
 from landscape.training.recipes import recipe
@@ -93,7 +93,9 @@ def test_identities_hold_in_float32(seed: int, order: str, lr: float) -> None:
     own = torch.empty_like(weights)
     stack.gradients(rule.gradient_points(weights), x[indices], y[indices], out=own)
     mean = weights.mean(0)
-    part = Decomposer(stack, problem, Comm(4)).begin(weights, x[indices], y[indices], own, 1)
+    part = Decomposer(stack, GradientEstimator(problem, Comm(4))).begin(
+        weights, x[indices], y[indices], own, 1
+    )
     new = rule.finish(weights, own, lr, 1)
     c = part(new, lr)
     assert c["alpha_e"] ** 2 * c["grad_norm2"] + c["delta"] == pytest.approx(c["displacement2"], rel=1e-5)
@@ -116,7 +118,8 @@ def test_the_decomposition_by_a_sample_is_right_on_average_and_its_errors_are_of
     stack.gradients(at, x, y, out=own)
 
     def columns(samples: int, step: int) -> dict[str, float]:
-        found = Decomposer(stack, stack.problem, Comm(len(at)), samples).begin(at, x, y, own, step)
+        g = GradientEstimator(stack.problem, Comm(len(at)), samples)
+        found = Decomposer(stack, g).begin(at, x, y, own, step)
         return found(at - 0.5 * own, 0.5)
 
     truth, draws = columns(0, 0), [columns(512, step) for step in range(80)]
