@@ -28,7 +28,7 @@ from landscape.training.run.launch import TrainingJob, train_one
 from landscape.training.run.loop import Trainer
 from tests.conftest import Command
 from tests.test_cli import one_line
-from tests.test_figures import small
+from tests.test_figures import small, with_runs
 
 
 def test_a_record_holds_what_is_drawn_of_a_run(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_keys_that_were_renamed_keep_the_records_and_runs_of_before(tmp_path: Pa
     assert former.count("precision") == former.count("top = 2") == 1
     dataclasses.replace(end, recipe=former).save(path)
     (tmp_path / "records" / f"{identity(run)}.json").unlink()
-    assert context.missing([run]) == []
+    assert with_runs(context, run).missing() == []
 
 
 def test_long_curves_are_thinned_and_keep_their_ends(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_damaged_record_is_one_line(tmp_path: Path, text: str) -> None:
     path.parent.mkdir()
     path.write_text(text)
     with pytest.raises(OperationError, match="damaged .*delete it"):
-        Context(tmp_path).missing([small()])
+        with_runs(Context(tmp_path), small()).missing()
 
 
 def _entry(**more: Any) -> Figure:
@@ -112,9 +112,9 @@ def test_runs_and_analyses_are_made_again_once_their_numerics_change_or_their_fi
 ) -> None:
     context = Context(tmp_path)
     context.train([small()])
-    assert context.missing([small()]) == []
+    assert with_runs(context, small()).missing() == []
     monkeypatch.setitem(registry._VERSIONS, Trainer, version_of(Trainer) + 1)
-    assert len(Context(tmp_path).missing([small()])) == 1
+    assert len(with_runs(Context(tmp_path), small()).missing()) == 1
     made = []
 
     @registry.numerics(1)
@@ -212,7 +212,7 @@ def test_weights_are_deleted_where_no_figure_needs_them(tmp_path: Path) -> None:
     kept, other = small(seed=3), small(seed=4)
     context = Context(tmp_path, kept={identity(kept)})
     context.train([kept, other])
-    assert context.missing([kept, other]) == []
+    assert with_runs(context, kept, other).missing() == []
     assert context.run_folder(kept).exists()
     assert not context.run_folder(other).exists()
     (run,) = context.of([Cell({"seed": 4}, other)]).ended()

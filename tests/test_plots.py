@@ -442,10 +442,10 @@ def test_axes_are_distances_and_coordinates_those_of_the_plane(surface: Surface)
 def test_the_look_of_surfaces(surface: Surface) -> None:
     wide = changed(surface, loss=surface.loss * np.geomspace(1, 1e4, surface.loss.size).reshape(4, 6))
     for result, options, words in (
-        (wide, {}, "logarithmic, as losses differ by a factor of"),
-        (wide, {"log": False}, "linear, as asked"),
-        (surface, {"log": True}, "logarithmic, as asked"),
-        (surface, {}, "linear, as losses differ by a factor of"),
+        (wide, {}, "logarithmic, since losses differ by a factor of"),
+        (wide, {"log": False}, " linear"),
+        (surface, {"log": True}, " logarithmic"),
+        (surface, {}, " linear"),
     ):
         assert words in plots.draw([result], **options).get_caption()  # type: ignore[attr-defined]
     top = float(surface.loss.max()) / 2

@@ -192,14 +192,10 @@ class Context:
             self._records[path] = Record.read(path, known)  # rounded, so that all draw from the same numbers
         return self._records[path]
 
-    def missing(self, recipes: Iterable[Recipe] | None = None) -> list[Recipe]:
-        """Those of ``recipes``, by default of all runs, that have not ended yet, each once."""
-        chosen = self._folders((cell.recipe for cell in self.cells) if recipes is None else recipes)
-        return [recipe for recipe in chosen.values() if self.record(recipe) is None]
-
-    def _folders(self, recipes: Iterable[Recipe]) -> dict[Path, Recipe]:
-        """Different ``recipes``, each once, by the folders of their runs."""
-        return {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}
+    def missing(self) -> list[Recipe]:
+        """The recipes of the runs that have not ended yet, each once."""
+        each = {identity(cell.recipe): cell.recipe for cell in self.cells}
+        return [recipe for recipe in each.values() if self.record(recipe) is None]
 
     def train(self, recipes: Iterable[Recipe]) -> None:
         """Train ``recipes`` whose weights are not in FOLDER; an interrupted run resumes.
@@ -207,11 +203,8 @@ class Context:
         Raises:
             OperationError: a run could not be made.
         """
-        todo = [
-            TrainingJob(recipe, folder)
-            for folder, recipe in self._folders(recipes).items()
-            if launch.ended(recipe, folder) is None
-        ]
+        folders = {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}  # each once
+        todo = [TrainingJob(r, folder) for folder, r in folders.items() if launch.ended(r, folder) is None]
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
         done = 0
 

@@ -16,6 +16,7 @@ from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.devices import double
 from landscape.core.registry import numerics
+from landscape.data.base import Dataset
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
@@ -83,11 +84,12 @@ class Trainer:
         data_dir: Any = None,
         hooks: Hooks | None = None,
         group: Group | None = None,
+        dataset: Dataset | None = None,
     ) -> None:
         self.comm = Comm(recipe.learners, group)
         recipe, start = (recipe, None) if checkpoint else setup.read(recipe)
         self.recipe, self.hooks = recipe, hooks or Hooks()
-        self._load_problems(start, checkpoint, device, data_dir)
+        self._load_problems(start, checkpoint, device, data_dir, dataset)
         self.algorithm, self.rule = recipe.part("algorithm")[0], recipe.rule()
         self.rule.comm = self.comm
         self.weights = self.train.weights.repeat(self.comm.n_local, 1)
@@ -117,11 +119,12 @@ class Trainer:
         checkpoint: Checkpoint | None,
         device: torch.device | str,
         data_dir: Any,
+        given: Dataset | None,
     ) -> None:
-        """Load data and model and make the objects that use them; from ``checkpoint``, if there is one."""
+        """Load what is not given of data and model, and make the objects that use them."""
         recipe = self.recipe
         source, self.model = recipe.spec("data"), recipe.spec("model")
-        dataset = user_code.load_data("data", source, data_dir)
+        dataset = given or user_code.load_data("data", source, data_dir)
         if checkpoint:
             checkpoint.check_data(dataset)
         dtype = getattr(torch, recipe.dtype)
