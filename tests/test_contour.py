@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -71,6 +71,7 @@ def test_every_path_weighs_a_ragged_last_chunk_by_its_samples(
     assert s.done.all()
 
 
+@settings(max_examples=25)
 @given(
     st.lists(st.integers(1, 6), min_size=2, max_size=4),
     st.sampled_from(["relu", "tanh", "gelu", "identity", "softplus"]),

@@ -198,9 +198,12 @@ def test_a_line_along_a_direction_is_a_row_of_the_surface_of_the_same_policy(bn:
     assert (found.bn, found.batchnorm, found.bn_samples) == (bn, True, surface.bn_samples)
 
 
-def test_lines_that_cannot_be_are_refused() -> None:
+def test_lines_without_batchnorm_and_such_that_cannot_be() -> None:
     problem = problems.mlp()
     directions = landscape.random_plane(problem).directions
+    a, b = (landscape.line(problem, directions[0], 3, bn=bn) for bn in ("center", "recalibrate"))
+    np.testing.assert_array_equal(a.loss, b.loss)
+    assert (b.method, b.batchnorm, b.bn_samples) == ("batched", False, 0)
     for options, words in (
         ({"direction": directions[0], "span": -1.0}, "span: -1.0"),
         ({"weights": directions, "span": 1.0}, "runs from 0 to 1"),
@@ -272,14 +275,6 @@ def test_batches_given_as_such_serve_the_policies_too() -> None:
     train = listed.with_batchnorm("train")
     assert train.batchnorm.samples == 0
     assert train.loss() == pytest.approx(textbook(problem, problem.weights, [], 10), rel=1e-10)
-
-
-def test_without_batchnorm_the_policy_changes_nothing() -> None:
-    problem = problems.mlp()
-    plane = landscape.random_plane(problem)
-    a, b = (landscape.contour(problem, plane, grid=(3, 2), bn=bn) for bn in ("center", "recalibrate"))
-    np.testing.assert_array_equal(a.loss, b.loss)
-    assert (b.method, b.batchnorm, b.bn_samples) == ("batched", False, 0)
 
 
 def test_surfaces_from_before_there_were_markers_load(tmp_path: Path) -> None:

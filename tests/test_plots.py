@@ -27,7 +27,7 @@ from landscape.core import registry
 from landscape.geometry import surfaces
 from landscape.plots.picture import VISUALS, caption, panels
 from landscape.plots.style import OTHER, color_of, decimal_labels, paper_name
-from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, draw_surfaces, scale
+from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, draw_surfaces, scale, settings
 from landscape.plots.training import draw_training
 from landscape.results.shown import running_quartiles
 from landscape.results.spectrum import Spectrum
@@ -239,16 +239,17 @@ def test_markers_in_three_dimensions_lie_on_the_surface(surface: Surface) -> Non
 
 
 def test_batchnorm_statistics_are_named_where_there_are_any(surface: Surface) -> None:
-    def text(*results: Surface, style: str = "contour") -> str:
-        return plots.draw(results, style=style).get_caption()  # type: ignore[attr-defined, no-any-return]
+    def text(**changes: Any) -> str:
+        return settings([changed(surface, **changes)])
 
-    assert "BatchNorm" not in text(surface)
+    assert "BatchNorm" not in text()
     own, fresh = (changed(surface, batchnorm=True, bn=bn, bn_samples=9) for bn in ("center", "recalibrate"))
-    assert "BatchNorm: from 9 samples a point" in text(fresh)
-    assert "batches of 64" in text(changed(surface, batchnorm=True, bn="train", bn_samples=64))
-    assert "statistics of each batch" in text(changed(surface, batchnorm=True, bn="train"))
+    assert "BatchNorm: from 9 samples a point" in settings([fresh])
+    assert "batches of 64" in text(batchnorm=True, bn="train", bn_samples=64)
+    assert "statistics of each batch" in text(batchnorm=True, bn="train")
     for style in ("contour", "surface", "difference"):
-        assert "the centre's statistics / BatchNorm: from 9 samples" in text(own, fresh, style=style)
+        picture: Any = plots.draw([own, fresh], style=style)
+        assert "the centre's statistics / BatchNorm: from 9 samples" in picture.get_caption()
 
 
 def test_three_dimensions_and_a_relief_with_holes(surface: Surface) -> None:
@@ -336,33 +337,25 @@ def test_a_drawing_with_a_figure_of_its_own_takes_no_axes() -> None:
         plots.draw(Lone(1.0), ax=axes_of_ones_own())
 
 
-def line(**options: Any) -> Any:
-    problem = problems.mlp()
-    weights = problem.weights + problem.weights.new_tensor([[1.0], [-1.0]])
-    return landscape.line(problem, weights=weights, points=9, **options)
-
-
-def along() -> Any:
-    quadratic = problems.quadratic([1.0, 2.0])
-    return landscape.line(quadratic, quadratic.weights, 5)
+LINE: Any = samples.results()["line"]
+ALONG = dataclasses.replace(LINE, kind="direction", accuracy=np.full(5, np.nan))
 
 
 def test_lines_show_loss_accuracy_and_barrier() -> None:
-    inner = line(labels=("a", "b"))
-    figure = plots.draw([inner])
-    np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), inner.loss)
-    np.testing.assert_array_equal(figure.axes[1].lines[0].get_ydata(), 100 * inner.accuracy)
-    assert legend(figure) == [f"a to b (barrier {inner.barrier:.3g})"]
-    assert len(plots.draw([along()]).axes) == 1  # no accuracy, no panel for it
+    figure = plots.draw([LINE])
+    np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), LINE.loss)
+    np.testing.assert_array_equal(figure.axes[1].lines[0].get_ydata(), 100 * LINE.accuracy)
+    assert legend(figure) == [f"a to b (barrier {LINE.barrier:.3g})"]
+    assert len(plots.draw([ALONG]).axes) == 1  # no accuracy, no panel for it
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda s: plots.draw([s, along()]), "all must be of one kind"),
-        (lambda s: plots.draw([line(), along()]), "different axes"),
-        (lambda s: plots.draw([along()], style="surface"), r"style: 'surface'.*Line.*contour"),
-        (lambda s: plots.draw([along()], labels=True), "labels: not allowed for a Line"),
+        (lambda s: plots.draw([s, ALONG]), "all must be of one kind"),
+        (lambda s: plots.draw([LINE, ALONG]), "different axes"),
+        (lambda s: plots.draw([ALONG], style="surface"), r"style: 'surface'.*Line.*contour"),
+        (lambda s: plots.draw([ALONG], labels=True), "labels: not allowed for a Line"),
         (lambda s: plots.draw([s], style="differenc"), r"style: 'differenc'.*'difference'"),
         (lambda s: plots.draw([changed(s, loss=s.loss[:1])]), "2 × 2 can"),
         (lambda s: plots.draw([changed(s, loss=s.loss * np.nan)]), "no value is finite"),
@@ -441,10 +434,10 @@ def test_axes_are_distances_and_coordinates_those_of_the_plane(surface: Surface)
 def test_the_look_of_surfaces(surface: Surface) -> None:
     wide = changed(surface, loss=surface.loss * np.geomspace(1, 1e4, surface.loss.size).reshape(4, 6))
     for result, options, words in (
-        (wide, {}, "logarithmic, as losses differ by a factor of"),
-        (wide, {"log": False}, "linear, as asked"),
-        (surface, {"log": True}, "logarithmic, as asked"),
-        (surface, {}, "linear, as losses differ by a factor of"),
+        (wide, {}, "logarithmic, since losses differ by a factor of"),
+        (wide, {"log": False}, " linear"),
+        (surface, {"log": True}, " logarithmic"),
+        (surface, {}, " linear"),
     ):
         assert words in plots.draw([result], **options).get_caption()  # type: ignore[attr-defined]
     top = float(surface.loss.max()) / 2

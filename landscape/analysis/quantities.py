@@ -20,7 +20,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.options import SPLIT, positive
+from landscape.core.options import SPLIT, Count, Natural, Positive, Several, check_bounds, positive
 from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import Estimate
 from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
@@ -132,30 +132,26 @@ class Settings:
         landscape.core.errors.InputError: draws: 1 is not allowed, it must be a finite number ≥ 2
     """
 
-    batch: int = 0
+    batch: Natural = 0
     # Draws of every quantity that is a mean over draws: the same number for all, so that they can be compared
     # in pairs (ours: batch sharpness of the MNIST network then has an error of about 5%).
-    draws: int = 64
+    draws: Several = 64
     # Planes over which the width is a mean: each takes some 500 losses, random ones differ little (ours).
-    planes: int = 8
+    planes: Several = 8
     # The rise of the loss in nats at which the width is measured: far above the training loss of a network
     # that fits its data, and far below that of a network that guesses, ln 10 of ten classes (ours).
-    rise: float = 0.1
+    rise: Positive = 0.1
     # ρ of worst-case adaptive sharpness: Kwon et al. 2021 for CIFAR-10; of the average, 5% of each weight
     # (ours).
-    rho: float = 0.5
-    rho_average: float = 0.05
-    k: int = K
+    rho: Positive = 0.5
+    rho_average: Positive = 0.05
+    k: Count = K
     preconditioner_of: Preconditioning | None = None
 
     def __post_init__(self) -> None:
-        positive("batch", self.batch, least=0)
-        positive("draws", self.draws, least=2)
-        positive("planes", self.planes, least=2)
+        check_bounds(self)
         for name in ("rise", "rho", "rho_average"):
-            positive(name, getattr(self, name))
             object.__setattr__(self, name, float(getattr(self, name)))
-        positive("k", self.k, least=1)
 
 
 @dataclass(frozen=True)

@@ -122,8 +122,8 @@ class Checkpoint(Shown):
         n, size = self.weights.shape
         of = f"{self.model['name']} on {self.data['name'] or 'unknown data'}"
         drift = [Row("diverged", f"at step {self.diverged_at}: the {self.diverged}")] if self.diverged else []
-        first = Row("model", of, note=f"{n} × {size:,} weights")
-        return [first, *drift, *history.describe(self.history), Row("file", str(self.path or "not saved"))]
+        first = Row("model", of, note=f"{n} × {size:,} weights, {self.path or 'not saved'}")
+        return [first, *drift, *history.describe(self.history)]
 
     def to_dataframe(self) -> pd.DataFrame:
         """The history as a table of pandas (the extra "frames").

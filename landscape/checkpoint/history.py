@@ -98,14 +98,14 @@ def latest(history: History, column: str) -> float:
 
 def describe(history: History) -> list[Row]:
     """The last numbers of the columns that a reader asks for first."""
-    columns = {
-        "test_loss": ("test loss", "nat"),
-        "test_accuracy": ("test accuracy", ""),
-        "train_loss": ("training loss", "nat"),
-        "consensus": ("consensus distance", ""),
-        "alpha_e": ("effective rate α_e", ""),
-    }
-    rows = [Row(name, latest(history, column), unit=unit) for column, (name, unit) in columns.items()]
+    accuracy = latest(history, "test_accuracy")
+    known = "" if math.isnan(accuracy) else f"accuracy {accuracy:.4g}"
+    rows = [
+        Row("test loss", latest(history, "test_loss"), unit="nat", note=known),
+        Row("training loss", latest(history, "train_loss"), unit="nat"),
+        Row("consensus distance", latest(history, "consensus")),
+        Row("effective rate α_e", latest(history, "alpha_e")),
+    ]
     return [row for row in rows if row.value == row.value]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from landscape.core import registry
 from landscape.core.errors import InputError, OperationError
-from landscape.core.hdf5 import LARGEST, Array, attribute, dataset, group, location, reading, writing
+from landscape.core.hdf5 import LARGEST, SCHEMA, Array, attribute, dataset, group, location, reading, writing
 from landscape.core.options import choose, type_hints
 from landscape.core.registry import optional
 from landscape.results import shown
@@ -131,6 +131,9 @@ class Result(shown.Shown):
         every = [vars(kind).get("renamed", {}) for kind in reversed(cls.__mro__)]
         cls.renamed = {before: now for names in every for before, now in names.items()}
         if "schema" in vars(cls):
+            if not re.fullmatch(SCHEMA, cls.schema):
+                words = f"schema: {cls.schema!r} is not allowed, it must be landscape.NAME, or with more dots"
+                raise InputError(words)
             registry.results.add(cls.schema)(cls)
 
     def __post_init__(self) -> None:
