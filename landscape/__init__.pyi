@@ -9,7 +9,7 @@ from landscape import plugins as plugins
 from landscape.analysis.sharpness import batch_sharpness as batch_sharpness
 from landscape.analysis.compare import compare as compare
 from landscape.analysis.grids import contour as contour
-from landscape.analysis.blocks import curvature_table as curvature_table
+from landscape.analysis.spectrum import curvature_table as curvature_table
 
 # command: Measure noise and learners
 from landscape.analysis.spread import disagreement as disagreement

@@ -25,7 +25,7 @@ import landscape
 from landscape import HessianOperator, Problem
 from landscape.curvature.search import start_vector
 from landscape.curvature.trace import TRACE_PRODUCTS, hutchpp
-from tests.battery.case import Net
+from tests.battery.case import net
 
 once = torch.autograd.function.once_differentiable
 TOL = 1e-3
@@ -174,12 +174,12 @@ def lora(m: Any, x: Tensor) -> Tensor:
     return out
 
 
-def lora_net() -> Net:
-    net = Net(lora, w=nn.Parameter(torch.randn(8, 6) / 2), down=nn.Linear(6, 2, bias=False),
+def lora_net() -> nn.Module:
+    model = net(lora, w=nn.Parameter(torch.randn(8, 6) / 2), down=nn.Linear(6, 2, bias=False),
               up=nn.Linear(2, 8, bias=False), head=nn.Linear(8, 3))  # fmt: skip
-    nn.init.zeros_(net.up.weight)  # as LoRA begins
-    net.w.requires_grad_(False)
-    return net
+    nn.init.zeros_(model.up.weight)  # as LoRA begins
+    model.w.requires_grad_(False)
+    return model
 
 
 def images(n: int = 24) -> tuple[Tensor, Tensor]:
@@ -210,8 +210,8 @@ def ctc(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.ctc_loss(z, targets, *lengths, reduction="none").mean()
 
 
-def recurrent(kind: type[nn.RNNBase]) -> Net:
-    return Net(lambda m, x: m.head(m.r(x)[0][:, -1]), r=kind(4, 5, batch_first=True), head=nn.Linear(5, 3))
+def recurrent(kind: type[nn.RNNBase]) -> nn.Module:
+    return net(lambda m, x: m.head(m.r(x)[0][:, -1]), r=kind(4, 5, batch_first=True), head=nn.Linear(5, 3))
 
 
 def sequences(n: int = 20) -> tuple[Tensor, Tensor]:
@@ -246,7 +246,7 @@ NETWORKS: dict[str, Network] = {
     "ReLU, LayerNorm": Network(lambda: mlp(nn.ReLU, nn.LayerNorm)),
     "GELU, LayerNorm": Network(lambda: mlp(nn.GELU, nn.LayerNorm)),
     "tanh, weight decay": Network(lambda: mlp(nn.Tanh), options={"weight_decay": 0.1}),
-    "SwiGLU": Network(lambda: Net(gated, a=nn.Linear(6, 6), b=nn.Linear(6, 8), d=nn.Linear(6, 8), c=nn.Linear(8, 3))),
+    "SwiGLU": Network(lambda: net(gated, a=nn.Linear(6, 6), b=nn.Linear(6, 8), d=nn.Linear(6, 8), c=nn.Linear(8, 3))),
     "SiLU, RMSNorm": Network(lambda: mlp(nn.SiLU, RMS)),
     "BatchNorm": Network(lambda: mlp(nn.ReLU, nn.BatchNorm1d)),
     "BatchNorm of the batch": Network(lambda: mlp(nn.Tanh, nn.BatchNorm1d), bn="train"),
@@ -254,21 +254,21 @@ NETWORKS: dict[str, Network] = {
     "hardswish, hardsigmoid": Network(lambda: nn.Sequential(nn.Linear(6, 8), nn.Hardswish(), nn.Linear(8, 8), nn.Hardsigmoid(), nn.Linear(8, 3)), differences=True),
     "bfloat16 weights, GELU": Network(lambda: mlp(nn.GELU, nn.LayerNorm), dtype=torch.bfloat16),
     "bfloat16 weights, ReLU": Network(lambda: mlp(nn.ReLU), dtype=torch.bfloat16),
-    "autocast inside": Network(lambda: Net(autocast, net=mlp(nn.GELU)), plain=lambda: Net(lambda m, x: m.net(x), net=mlp(nn.GELU))),
+    "autocast inside": Network(lambda: net(autocast, net=mlp(nn.GELU)), plain=lambda: net(lambda m, x: m.net(x), net=mlp(nn.GELU))),
     "LoRA": Network(lora_net),
     "weight_norm": Network(lambda: nn.Sequential(weight_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 3))),
-    "EmbeddingBag, max": Network(lambda: Net(lambda m, x: m.head(m.bag(x).tanh()), bag=nn.EmbeddingBag(7, 6, mode="max"), head=nn.Linear(6, 3)), words,
-        plain=lambda: Net(lambda m, x: m.head(F.embedding(x, m.bag.weight).amax(1).tanh()), bag=nn.EmbeddingBag(7, 6, mode="max"), head=nn.Linear(6, 3))),
+    "EmbeddingBag, max": Network(lambda: net(lambda m, x: m.head(m.bag(x).tanh()), bag=nn.EmbeddingBag(7, 6, mode="max"), head=nn.Linear(6, 3)), words,
+        plain=lambda: net(lambda m, x: m.head(F.embedding(x, m.bag.weight).amax(1).tanh()), bag=nn.EmbeddingBag(7, 6, mode="max"), head=nn.Linear(6, 3))),
     "LSTM": Network(lambda: recurrent(nn.LSTM), sequences),
-    "CTC": Network(lambda: Net(lambda m, x: m.b(m.a(x).tanh()), a=nn.Linear(4, 6), b=nn.Linear(6, 4)), speech, ctc, differences=True),
+    "CTC": Network(lambda: net(lambda m, x: m.b(m.a(x).tanh()), a=nn.Linear(4, 6), b=nn.Linear(6, 4)), speech, ctc, differences=True),
     "attention, once differentiable": Network(lambda: Tokens("once"), words, plain=Tokens),
     "checkpointed": Network(lambda: Tokens("checkpointed"), words, plain=Tokens),
     "checkpointed, reentrant": Network(lambda: Tokens("checkpointed re"), words, plain=Tokens),
     "a small GPT-2": Network(lambda: Tokens("plain", language=True), text),
     "a small ViT": Network(Patches, images),
     "fused loss, ReLU² kernel": Network(
-        lambda: Net(lambda m, x: m.b(OnceRelu.apply(m.a(x))), a=nn.Linear(6, 8), b=nn.Linear(8, 3)), loss=fused_loss,
-        plain=lambda: Net(lambda m, x: m.b(m.a(x).relu().square()), a=nn.Linear(6, 8), b=nn.Linear(8, 3)), plain_loss=F.cross_entropy),
+        lambda: net(lambda m, x: m.b(OnceRelu.apply(m.a(x))), a=nn.Linear(6, 8), b=nn.Linear(8, 3)), loss=fused_loss,
+        plain=lambda: net(lambda m, x: m.b(m.a(x).relu().square()), a=nn.Linear(6, 8), b=nn.Linear(8, 3)), plain_loss=F.cross_entropy),
 }  # fmt: skip
 
 

@@ -20,7 +20,6 @@ from landscape import LandscapeError, OperationError, Surface, plots
 from landscape.geometry import surfaces
 from landscape.geometry.surfaces import merge_tree
 from landscape.plots.surface import finding
-from landscape.results.shown import POINTS, WINDOW, running_quartiles
 from tests.conftest import Command
 from tests.examples import parabola
 from tests.test_cli import one_line
@@ -46,8 +45,8 @@ def wells(nx: int = 81, ny: int = 61) -> Surface:
 
 
 @settings(max_examples=30)
-@given(GRIDS)
-def test_basins_are_the_components_of_every_level(loss: np.ndarray) -> None:
+@given(GRIDS, st.floats(0.5, 5))
+def test_basins_are_the_components_of_every_level(loss: np.ndarray, least: float) -> None:
     tree = merge_tree(loss)
     born = loss.ravel()[tree.minimum]
     for level in range(7):
@@ -60,18 +59,12 @@ def test_basins_are_the_components_of_every_level(loss: np.ndarray) -> None:
         assert parent < k
         assert born[parent] <= born[k]
         assert loss.ravel()[tree.saddle[k]] - born[k] == tree.persistence[k] > 0
-    np.testing.assert_array_equal(tree.basin < 0, np.isnan(loss))
-
-
-@given(GRIDS, st.floats(0.5, 5))
-def test_a_simplified_tree_keeps_each_point_in_a_basin(loss: np.ndarray, least: float) -> None:
-    tree = merge_tree(loss)
     fewer = tree.without(least)
     assert len(fewer.minimum) == np.sum(tree.persistence >= least)
-    assert set(np.unique(fewer.basin)) <= {-1, *range(len(fewer.minimum))}
-    np.testing.assert_array_equal(fewer.basin < 0, np.isnan(loss))
-    for k, place in enumerate(fewer.minimum):  # and each basin has its own lowest point
-        assert fewer.basin.ravel()[place] == k
+    for each in (tree, fewer):  # every point is in a basin, and each basin has its own lowest point
+        np.testing.assert_array_equal(each.basin < 0, np.isnan(loss))
+        np.testing.assert_array_equal(each.basin.ravel()[each.minimum], range(len(each.minimum)))
+        assert each.basin.max(initial=-1) < len(each.minimum)
 
 
 @settings(max_examples=4)
@@ -126,36 +119,27 @@ def test_two_wells_have_the_saddle_of_the_polynomial() -> None:
     assert above.reference == pytest.approx(found.minimum[0])
 
 
-def test_regions_that_the_edge_cuts_say_so() -> None:
-    slope = surface(np.tile(np.linspace(0, 1, 21), (11, 1)))
-    found = slope.basins()
-    assert found.at_edge.all()
-    assert found.cut.all()
-    assert found.edge_rise == 0
+def test_regions_that_the_edge_cuts_say_so_and_walls_are_no_edge() -> None:
+    found = surface(np.tile(np.linspace(0, 1, 21), (11, 1))).basins()  # a slope
+    assert (found.at_edge.all(), found.cut.all(), found.edge_rise) == (True, True, 0)
     assert "edge" in plots.draw([found]).get_suptitle()
-    wide = parabola().basins([0.5, 1.5])
-    assert wide.cut.tolist() == [False, True]
+    assert parabola().basins([0.5, 1.5]).cut.tolist() == [False, True]
+    loss = parabola().loss.copy()
+    loss[[0, -1]] = loss[:, [0, -1]] = np.inf
+    walled = surface(loss).basins()
+    assert (walled.edge_rise, walled.cut.any()) == (np.inf, False)
 
 
 def test_losses_that_are_not_finite_are_walls() -> None:
     loss = wells().loss.copy()
-    loss[:, 44] = np.inf
-    loss[3, 3] = np.nan
+    loss[:, 44], loss[3, 3] = np.inf, np.nan
     found = surface(loss).basins(around="lowest")
     assert np.isinf(found.persistence).sum() == 2
     assert np.isfinite(found.smad)
-    assert found.basin[3, 3] == -1
-    assert (found.basin[:, 44] == -1).all()
+    np.testing.assert_array_equal(found.basin == -1, ~np.isfinite(loss))
+    loss[:, 40] = np.nan
     with pytest.raises(OperationError, match="around: 'center'"):
-        surface(np.where(np.abs(loss) > -1, loss, 0) + np.where(np.arange(81) == 40, np.nan, 0)).basins()
-
-
-def test_the_walls_around_a_region_are_no_edge() -> None:
-    loss = parabola().loss.copy()
-    loss[[0, -1]] = loss[:, [0, -1]] = np.inf
-    found = surface(loss).basins()
-    assert found.edge_rise == np.inf
-    assert not found.cut.any()
+        surface(loss).basins()
 
 
 def test_errors_of_interpolation_are_no_basins() -> None:
@@ -182,7 +166,7 @@ def test_errors_of_interpolation_are_no_basins() -> None:
         (lambda s: surface(-s.loss).basins(), "rises: no loss is above"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_line(call, words: str) -> None:  # type: ignore[no-untyped-def]
+def test_bad_input_is_one_line(call: Callable[[Surface], object], words: str) -> None:
     with pytest.raises(LandscapeError, match=words) as caught:
         call(parabola())
     assert "\n" not in str(caught.value)
@@ -196,15 +180,17 @@ def test_the_command(tmp_path: Path, command: Command) -> None:
     np.testing.assert_equal(vars(saved), vars(wells().basins([0.01])))
     for words in ("lowest of basin 2", "SMAD", f"{saved.area[0]:.6g}", "meets no deeper one"):
         assert words in out
-    one_line(command("basins", tmp_path / "c.h5"), 1, "finished landscape.basins", "--force")
-    one_line(command("basins", tmp_path / "c.h5", "--around", "top"), 2, "--around: 'top'", "center, lowest")
-    one_line(command("basins", tmp_path / "c.h5", "--rise", "-1", "--force"), 2, "--rise: '-1'")
-    one_line(command("basins", tmp_path / "c-basins.h5"), 1, "landscape.basins", "surface")
-    one_line(command("basins", tmp_path / "none.h5"), 1, "none.h5: no such file")
     part = wells()
     part.done[0, :9] = False
     part.save(tmp_path / "p.h5")
-    one_line(command("basins", tmp_path / "p.h5"), 1, "p.h5", "not finished")
+    for name, options, status, *named in (
+        ("c.h5", (), 1, "finished landscape.basins", "--force"),
+        ("c.h5", ("--around", "top"), 2, "--around: 'top'", "center, lowest"),
+        ("c.h5", ("--rise", "-1", "--force"), 2, "--rise: '-1'"),
+        ("c-basins.h5", (), 1, "landscape.basins", "surface"),
+        ("p.h5", (), 1, "p.h5", "not finished"),
+    ):
+        one_line(command("basins", tmp_path / name, *options), status, *named)
 
 
 def test_the_picture_compares_surfaces_of_one_kind() -> None:
@@ -281,22 +267,6 @@ def test_findings_say_no_more_than_the_surfaces_show() -> None:
     assert not surfaces.has_profile(path)
 
 
-@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=400), st.integers(0, 3))
-def test_running_quartiles_are_quantiles_of_the_window(values: list[float], holes: int) -> None:
-    steps, column = np.arange(len(values), dtype=float), np.array(values)
-    column[:holes] = np.nan
-    at, quartiles = running_quartiles(steps, column)
-    assert len(at) <= POINTS
-    assert quartiles.shape == (3, len(at))
-    known = np.isfinite(column)
-    reach = WINDOW / 2 * np.ptp(steps[known]) if known.any() else 0
-    for place, quartile in zip(
-        at[:: max(1, len(at) // 5)], quartiles.T[:: max(1, len(at) // 5)], strict=True
-    ):
-        inside = column[known & (np.abs(steps - place) <= reach)]
-        np.testing.assert_allclose(quartile, np.quantile(inside, (0.25, 0.5, 0.75)))
-
-
 def paraboloid(
     a: float = 1.0, b: float = 1.0, at: tuple[float, float] = (0.0, 0.0), **changes: Any
 ) -> Surface:
@@ -312,90 +282,67 @@ def extremes(low: float, high: float) -> landscape.ExtremeEigenvalues:
     return landscape.extreme_eigenvalues(matrix)
 
 
-def found(
-    subject: str, surface: Surface, ends: landscape.ExtremeEigenvalues | None = None
-) -> tuple[bool, str]:
-    (finding,) = [each for each in surface.check(ends).findings if each.subject == subject]
-    assert finding.fine == (finding.advice == "")
-    return finding.fine, finding.answer
+def slope() -> Surface:
+    """A coarse plane, whose lower tenth is few points though it has no walls."""
+    x, y = np.linspace(-1, 1, 7)[None], np.linspace(-1, 1, 7)[:, None]
+    return surface(x + y, norm="filter")
 
 
-def test_a_check_says_whether_the_centre_is_a_minimum() -> None:
-    fine, words = found("centre", paraboloid())
-    assert (fine, words.split("; ")[0]) == (True, "its loss is 0, the lowest of all points")
-    fine, words = found("centre", paraboloid(at=(0.4, -0.5)))
-    # the slope is −2·0.4 and 2·0.5, and is zero where the lowest point of the grid lies
-    assert not fine
-    assert "0.41 above the lowest, at (0.4, -0.5); slopes -0.8 and 1 nat a unit, zero 0.5 spans away" in words
-    assert not [each for each in paraboloid(kind="pca").check().findings if each.subject == "centre"]
+def of_loss(change: Callable[[Any], Any]) -> Surface:
+    return dataclasses.replace(paraboloid(), loss=change(paraboloid().loss))
 
 
-def test_a_check_compares_the_curvature_of_the_plane_with_the_spectrum() -> None:
-    """∂² = 2a/‖d₁‖² = 0.5·a and 2b along unit vectors."""
-    fine, words = found("curvature", paraboloid(4, 3), extremes(0.05, 6.0))
-    assert (fine, words) == (True, "2 to 6 on the plane, λ_min 0.05 and λ_max 6 in all")
-    for ends in (extremes(0.05, 13.0), extremes(-0.5, 6.0)):
-        assert not found("curvature", paraboloid(4, 3), ends)[0]
-    assert found("curvature", paraboloid(4, -0.1), extremes(-0.3, 2.0))[0]
-    narrow = paraboloid(4, 3)
-    narrow = dataclasses.replace(narrow, directions=np.array([[1.0, 0, 0], [1, 0, 0]]))
-    assert "curvature" not in str(narrow.check(extremes(0.0, 1.0)))
+def half_done() -> Surface:
+    half = np.arange(143).reshape(13, 11) % 2 == 0
+    return dataclasses.replace(of_loss(lambda loss: np.where(half, loss, np.nan)), done=half)
+
+
+PLACES: dict[str, Any] = {"kind": "pca", "markers": np.array([[0.5, 0.0], [0.0, 0.25]]), "labels": ("a", "b")}
+NEAR = paraboloid(**PLACES, marker_loss=np.array([0.25, 0.0725]), explained=np.array([0.8, 0.15]))
+FAR = paraboloid(**PLACES, marker_loss=np.array([0.25, 0.3]), explained=np.array([0.5, 0.15]))
 
 
 @pytest.mark.parametrize(
-    ("changed", "fine", "words"),
+    ("subject", "shown", "ends", "fine", "words"),
     [
-        (lambda loss: loss, True, "losses from 0 to 2; "),
-        (lambda loss: loss * 1e-5 + 7, False, "the loss hardly changes, losses from 7 to 7; "),
-        (
-            lambda loss: np.where(loss > 0.02, 9.0, loss),
-            False,
-            "the walls hide the valley, losses from 0 to 9; 1 ",
-        ),
-        (
-            lambda loss: np.where(loss > 1.5, np.inf, loss),
-            False,
-            "points have no finite loss; losses from 0 to ",
-        ),
+        ("centre", paraboloid(), (), True, "its loss is 0, the lowest of all points"),
+        # The slope is −2·0.4 and 2·0.5, and is zero where the lowest point of the grid lies.
+        ("centre", paraboloid(at=(0.4, -0.5)), (), False, "0.41 above the lowest, at (0.4, -0.5); slopes -0.8 and 1 nat a unit, zero 0.5 spans away"),
+        ("centre", NEAR, (), None, ""),
+        # ∂² = 2a/‖d₁‖² = 0.5·a and 2b along unit vectors.
+        ("curvature", paraboloid(4, 3), (0.05, 6.0), True, "2 to 6 on the plane, λ_min 0.05 and λ_max 6 in all"),
+        ("curvature", paraboloid(4, 3), (0.05, 13.0), False, "λ_max 13"),
+        ("curvature", paraboloid(4, 3), (-0.5, 6.0), False, "λ_min -0.5"),
+        ("curvature", paraboloid(4, -0.1), (-0.3, 2.0), True, "-0.2 to 2"),
+        ("curvature", paraboloid(4, 3, directions=np.array([[1.0, 0, 0], [1, 0, 0]])), (0.0, 1.0), None, ""),
+        ("curvature", of_loss(lambda loss: np.where(loss == 0, np.nan, loss)), (0.0, 50.0), False, "no 3 × 3 points"),
+        ("window", paraboloid(), (), True, "losses from 0 to 2; "),
+        ("window", of_loss(lambda loss: loss * 1e-5 + 7), (), False, "the loss hardly changes, losses from 7 to 7; "),
+        ("window", of_loss(lambda loss: np.where(loss > 0.02, 9.0, loss)), (), False, "the walls hide the valley, losses from 0 to 9; 1 "),
+        ("window", of_loss(lambda loss: np.where(loss > 1.5, np.inf, loss)), (), False, "points have no finite loss; losses from 0 to "),
+        ("window", slope(), (), True, "losses from -2 to 2; 3 of 49 points in the lower tenth"),
+        ("places", NEAR, (), True, "the plane has 95% of the spread of its 2 places / b has the loss 0.0725, the plane below it 0.062"),
+        ("places", FAR, (), False, "the plane has 65%"),
+        ("BatchNorm", paraboloid(batchnorm=True, bn="center"), (), False, "come out too high"),
+        ("BatchNorm", paraboloid(batchnorm=True, bn="recalibrate"), (), True, "recalibrate"),
+        ("BatchNorm", paraboloid(), (), None, ""),
+        ("directions", paraboloid(norm="none"), (), False, "biases and normalisation layers move"),
+        ("directions", paraboloid(ignore="bias+norm"), (), True, "random, scaled by filter"),
+        ("points", half_done(), (), False, "71 of 143 points are not computed yet"),
     ],
-)
-def test_a_check_looks_at_the_window(changed: Callable[[Any], Any], fine: bool, words: str) -> None:
-    steep = dataclasses.replace(paraboloid(), loss=changed(paraboloid().loss))
-    assert found("window", steep)[0] == fine
-    assert words in found("window", steep)[1]
+)  # fmt: skip
+def test_a_check_says_what_a_picture_shows_and_hides(
+    subject: str, shown: Surface, ends: tuple[float, ...], fine: bool | None, words: str
+) -> None:
+    """``fine`` None: nothing is said of the subject."""
+    check = shown.check(extremes(*ends) if ends else None)
+    findings = [f for f in check.findings if f.subject == subject]
+    assert check.fine == ("LOOK" not in str(check))
+    assert {f.fine for f in findings} == ({fine} - {None})
+    assert all(f.fine == (f.advice == "") for f in findings)
+    assert words in " / ".join(f.answer for f in findings)
 
 
-def test_a_coarse_slope_has_no_walls() -> None:
-    x, y = np.linspace(-1, 1, 7)[None], np.linspace(-1, 1, 7)[:, None]
-    assert found("window", surface(x + y, norm="filter")) == (
-        True,
-        "losses from -2 to 2; 3 of 49 points in the lower tenth",
-    )
-
-
-def test_a_check_says_what_the_plane_leaves_out() -> None:
-    places = {"kind": "pca", "markers": np.array([[0.5, 0.0], [0.0, 0.25]]), "labels": ("a", "b")}
-    near = paraboloid(**places, marker_loss=np.array([0.25, 0.0625 + 0.01]), explained=np.array([0.8, 0.15]))
-    shown = [each for each in near.check().findings if each.subject == "places"]
-    assert [each.fine for each in shown] == [True, True]
-    assert "the plane has 95% of the spread of its 2 places" in shown[0].answer
-    assert "b has the loss 0.0725, the plane below it 0.062" in shown[1].answer
-    far = paraboloid(**places, marker_loss=np.array([0.25, 0.3]), explained=np.array([0.5, 0.15]))
-    assert [each.fine for each in far.check().findings if each.subject == "places"] == [False, False]
-
-
-def test_a_check_knows_batchnorm_directions_and_missing_points() -> None:
-    assert "come out too high" in found("BatchNorm", paraboloid(batchnorm=True, bn="center"))[1]
-    assert found("BatchNorm", paraboloid(batchnorm=True, bn="recalibrate"))[0]
-    assert "BatchNorm" not in str(paraboloid().check())
-    assert not found("directions", paraboloid(norm="none"))[0]
-    assert (
-        "biases and normalisation layers move" not in found("directions", paraboloid(ignore="bias+norm"))[1]
-    )
-    part = paraboloid()
-    half = np.arange(part.loss.size).reshape(part.loss.shape) % 2 == 0
-    words = found("points", dataclasses.replace(part, done=half, loss=np.where(half, part.loss, np.nan)))
-    assert words == (False, "71 of 143 points are not computed yet")
+def test_a_surface_without_a_finite_loss_has_no_check() -> None:
     with pytest.raises(OperationError, match="no finite loss to look at"):
-        dataclasses.replace(part, loss=np.full_like(part.loss, np.nan)).check()
-    assert not part.check(extremes(0.0, 50.0)).fine
+        of_loss(lambda loss: loss * np.nan).check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,7 @@ import landscape
 from landscape import Checkpoint, InputError, OperationError
 from landscape.gradients.learners import Training
 from landscape.problem.batchnorm import sample_parts
-from landscape.testing.checks import RECIPE
-from landscape.training.decomposition import estimate_gradient
+from landscape.testing.checks import RECIPE, same_bits
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
@@ -30,7 +30,6 @@ from tests.groups import together
 from tests.nets import norm_net
 from tests.problems import assert_identity
 from tests.test_processes import in_processes
-from tests.test_training import same_bits
 
 NET = "tests.nets:norm_net"
 BASE: dict[str, Any] = RECIPE | {
@@ -224,7 +223,7 @@ def test_g_is_the_gradient_of_the_loss_with_each_batchs_statistics() -> None:
     assert isinstance(loss, Tensor)
     loss.backward()
     layout, expected = trainer.train.layout, gradient_of(module, trainer)
-    g = estimate_gradient(trainer.decomposer.problem, theta, 0, 0, 1, batch=trainer.decomposer.batch)
+    g = trainer.decomposer.gradient.at(theta, 1)
     torch.testing.assert_close(g.rows[0], expected, rtol=1e-10, atol=1e-12)
     assert g.loss == pytest.approx(float(loss.detach()), rel=1e-12)
     # Minibatches that are those parts have g as the mean of their gradients, and no noise.
@@ -236,7 +235,10 @@ def test_g_is_the_gradient_of_the_loss_with_each_batchs_statistics() -> None:
     training = Training({}, lambda learner, micro: 0)
     trainer.stack.gradients(theta.expand(n, -1), xs, ys, out=own, training=training)
     whole = (
-        sum(trainer.decomposer.problem.subset(order[i * 12 : i * 12 + 12]).gradient(theta) for i in range(n))
+        sum(
+            trainer.decomposer.gradient.problem.subset(order[i * 12 : i * 12 + 12]).gradient(theta)
+            for i in range(n)
+        )
         / n
     )
     torch.testing.assert_close(own.mean(0), whole, rtol=1e-10, atol=1e-12)
@@ -247,10 +249,8 @@ def test_sampled_g_is_the_expected_gradient_of_a_minibatch() -> None:
     """960 estimates from a batch each against 960 minibatches, in units of their standard error."""
     trainer = Trainer(chosen())
     theta = trainer.train.weights + 0.05
-    found = [
-        estimate_gradient(trainer.decomposer.problem, theta, 192, 0, t, batch=12).rows for t in range(60)
-    ]
-    estimates = torch.cat(found)
+    estimator = dataclasses.replace(trainer.decomposer.gradient, samples=192)
+    estimates = torch.cat([estimator.at(theta, t).rows for t in range(60)])
     drawn = trainer.train.gather(torch.randint(200, (960, 12), generator=torch.Generator().manual_seed(1)))
     own = torch.empty_like(estimates)
     trainer.stack.gradients(

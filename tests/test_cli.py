@@ -1,4 +1,4 @@
-"""The commands as a user meets them: what they write and print, and one line for every mistake."""
+"""The commands as a user meets them: what they write and print, which data they take, one line for every mistake."""
 
 from __future__ import annotations
 
@@ -6,16 +6,28 @@ import json
 import os
 import re
 import shutil
+import sys
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 import torch
+from matplotlib import pyplot
+from matplotlib.backend_bases import FigureManagerBase
+from matplotlib.figure import Figure
+from torch import nn
 
 import landscape
+from landscape import InputError
+from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core import registry
+from landscape.core.options import SPLIT
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
+from tests import problems
 from tests.conftest import TINY, Command
 
 
@@ -27,6 +39,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         small = ["steps=20", "checkpoint.every=10", "model.widths=[64, 8, 10]"]
         launch.launch(recipe.read(f"digits-{name}", small), folder / short)
     return folder
+
+
+@pytest.fixture
+def copy(runs: Path, tmp_path: Path) -> Path:
+    """A copy of the run dp, which a test may write to."""
+    return Path(shutil.copytree(runs / "dp", tmp_path / "run"))
 
 
 def one_line(result: tuple[int, str, str], code: int, *words: str) -> None:
@@ -98,13 +116,11 @@ def test_contour_of_several_checkpoints_shares_directions(
 def test_planes_from_checkpoints(kind: str, runs: Path, tmp_path: Path, command: Command) -> None:
     files = [runs / name / "last.h5" for name in (("dp", "ss") if kind == "between" else ("dp",))]
     out_file, picture = tmp_path / "c.h5", tmp_path / "c.png"
-    code, out, _ = command(
-        "contour", *files, "--plane", kind, "--grid", "3x4", "-o", out_file, "--plot", picture
-    )
+    words = ("--plane", kind, "--grid", "3x4", "-o", out_file, "--plot", picture)
+    code, out, _ = command("contour", *files, *words)
     assert (code, out.split()[-2:]) == (0, [str(out_file), str(picture)])
-    s = landscape.load(out_file)
-    runs_ = [landscape.load(f) for f in files]
-    problem = runs_[0].problem()
+    s, own = landscape.load(out_file), [landscape.load(file) for file in files]
+    problem = own[0].problem()
     assert s.kind == kind
     if kind == "eigen":
         assert s.span == 0.1
@@ -112,15 +128,14 @@ def test_planes_from_checkpoints(kind: str, runs: Path, tmp_path: Path, command:
         return
     np.testing.assert_allclose(s.span, 1.25 * np.abs(s.markers).max())
     if kind == "between":
-        assert s.labels == tuple(r.label for r in runs_)
-        np.testing.assert_allclose(s.marker_loss, [problem.loss(r.mean) for r in runs_], rtol=1e-6)
+        assert s.labels == tuple(run.label for run in own)
+        np.testing.assert_allclose(s.marker_loss, [problem.loss(run.mean) for run in own], rtol=1e-6)
         assert re.search(rf"loss of {s.labels[1]} +{s.marker_loss[1]:.6g} nat", out)
     if kind == "pca":  # step-0000020.h5 holds what last.h5 does and is not taken twice
         assert s.labels == ("step 0", "step 10", "step 20")
         assert re.search(r"share of the variance in the plane.* 3 places", out)
-        assert s.explained.sum() == pytest.approx(1)
     if kind == "learners":
-        losses = [problem.loss(w) for w in runs_[0].weights]
+        losses = [problem.loss(w) for w in own[0].weights]
         np.testing.assert_allclose(s.marker_loss, [*losses, problem.loss()], rtol=1e-6)
         assert re.search(rf"loss of w_a +{problem.loss():.4g}", out)
         assert re.search(rf"mean loss of the learners +{np.mean(losses):.4g}", out)
@@ -132,17 +147,13 @@ def test_line_between_two_and_along_one(runs: Path, tmp_path: Path, command: Com
     assert (code, out.split()[-2:]) == (0, [str(out_file), f"{tmp_path}/l.png"])
     between = landscape.load(out_file)
     problem, other = (landscape.load(f).problem() for f in (a, b))
-    assert between.loss[0] == pytest.approx(problem.loss(), rel=1e-6)
-    assert between.loss[-1] == pytest.approx(other.loss(), rel=1e-5)
+    assert (between.loss[0], between.loss[-1]) == pytest.approx((problem.loss(), other.loss()), rel=1e-5)
     assert f"{between.barrier:.6g} nat" in out
     again = ("line", a, "--points", "5", "--seed", "4", "-o", out_file)
     one_line(command(*again), 1, "l.h5", "landscape.line", "--force")
     assert command(*again, "--force")[0] == 0
-    along = landscape.load(out_file)
-    np.testing.assert_array_equal(
-        along.direction, landscape.random_plane(problem, seed=4).directions[0].numpy()
-    )
-    assert along.t[0] == -0.1
+    direction = landscape.random_plane(problem, seed=4).directions[0].numpy()
+    np.testing.assert_array_equal(landscape.load(out_file).direction, direction)
 
 
 def test_plot_styles_and_export(runs: Path, tmp_path: Path, command: Command) -> None:
@@ -151,21 +162,12 @@ def test_plot_styles_and_export(runs: Path, tmp_path: Path, command: Command) ->
     assert command("contour", *files, "--grid", "3", "--ignore", "bias+norm", "-o", both)[0] == 0
     assert landscape.load(both)[0].ignore == "bias+norm"
     assert command("contour", files[0], "--grid", "3", "-o", one)[0] == 0
-    for style in ("contour", "surface", "difference"):
-        picture = tmp_path / f"{style}.svg"
-        assert command("plot", both, "--style", style, "-o", picture)[:2] == (0, f"{picture}\n")
-    code, out, _ = command("plot", both, "-o", tmp_path / "x.vts")
-    assert (code, out) == (0, f"{tmp_path}/x-0.vts\n{tmp_path}/x-1.vts\n")
+    picture = tmp_path / "difference.svg"
+    assert command("plot", both, "--style", "difference", "-o", picture)[:2] == (0, f"{picture}\n")
+    assert command("plot", both, "-o", tmp_path / "x.vts")[1] == f"{tmp_path}/x-0.vts\n{tmp_path}/x-1.vts\n"
     assert command("plot", one, "-o", tmp_path / "y.vts")[1] == f"{tmp_path}/y.vts\n"
-    assert command("plot", files[0], "-o", tmp_path / "run.pdf")[:2] == (0, f"{tmp_path}/run.pdf\n")
-    before = sorted(tmp_path.iterdir())
-    one_line(command("plot", files[0], "-o", tmp_path / "z.vts"), 2, "only a surface", "Checkpoint")
     one_line(command("plot", one, "--style", "difference", "-o", tmp_path / "z.png"), 2, "takes two")
-    one_line(
-        command("plot", files[0], "--style", "surface", "-o", tmp_path / "z.png"), 2, "'surface'", "contour"
-    )
-    one_line(command("plot", one, "--style", "surfac", "-o", tmp_path / "z.png"), 2, "did you mean 'surface'")
-    assert sorted(tmp_path.iterdir()) == before
+    assert not (tmp_path / "z.png").exists()
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +236,9 @@ REFUSED: list[tuple[str, int, tuple[str, ...]]] = [
     ("contour cut.h5", 1, ("cut.h5", "not a readable HDF5 file")),
     ("contour mnist/ --data-dir .", 1, ("train-images-idx3-ubyte[.gz] is not in", "--data-dir")),
     ("plot dp -o file/x.png", 1, ("cannot be made",)),
+    ("plot dp -o z.vts", 2, ("only a surface", "Checkpoint")),
+    ("plot dp --style surface -o z.png", 2, ("'surface'", "contour")),
+    ("plot dp --style surfac -o z.png", 2, ("did you mean 'surface'",)),
     ("plot dp --title $\\frac{$ -o p.png", 2, ("--title", "formula")),
     ("train", 2, ("RECIPE",)),
     ("train --set lr=1", 2, ("--set",)),
@@ -278,6 +283,253 @@ def test_no_permission(tmp_path: Path, runs: Path, command: Command) -> None:
         command("contour", runs / "dp" / "last.h5", "--grid", "2", "-o", folder / "x.h5"), 1, "Permission"
     )
     one_line(command("train", "digits-ssgd", "-o", folder / "run"), 1, "Permission")
+
+
+MODULE = """
+import torch
+from torch import nn
+
+def net(width=5, slope=0.0):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.LeakyReLU(slope), nn.Linear(width, 10))
+
+def points(samples=40, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    def split():
+        return torch.randn(samples, 64, generator=generator), torch.randint(10, (samples,), generator=generator)
+    return {"train": split(), "test": split()}
+
+def others():
+    return points(30, 7)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder, the current one, with a module ``users``."""
+    (tmp_path / "users.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    path = list(sys.path)
+    sys.path.insert(0, str(tmp_path))
+    yield tmp_path
+    sys.path[:] = path
+    sys.modules.pop("users", None)
+
+
+def test_bare_landscape_prints_its_help_line_by_line(command: Command) -> None:
+    code, out, err = command()
+    assert (code, out) == (2, "")
+    assert err.startswith("Usage: landscape")
+    assert len(err.splitlines()) > 20
+    assert "\nTrain:\n" in err
+
+
+def test_a_warning_is_one_line(
+    copy: Path, command: Command, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real = Checkpoint.problem
+
+    def warns(*args: object, **options: object) -> object:
+        warnings.warn("the fast way\nis not taken", UserWarning, stacklevel=1)
+        return real(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Checkpoint, "problem", warns)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, _, err = command("noise", copy, "--draws", "2")
+        assert (code, err.splitlines()[0]) == (0, "landscape: the fast way is not taken")
+        assert command("noise", copy, "--draws", "2", "--force", "-q")[::2] == (0, "")
+
+
+def test_a_result_beside_the_checkpoints_is_not_taken_for_one(copy: Path, command: Command) -> None:
+    assert command("contour", copy / "last.h5", "--plane", "pca", "--grid", "2", "-q")[0] == 0
+    before = landscape.load(copy / "last-contour-pca.h5")
+    assert command("noise", copy / "step-0000010.h5", "--draws", "2")[0] == 0
+    assert (copy / "step-0000010-noise.h5").exists()
+    shutil.copy(copy / "step-0000010.h5", copy / "step-mine.h5")  # a copy is no other point of the path
+    (copy / "step-notes.h5").write_text("not HDF5")
+    code, _, err = command("contour", copy / "last.h5", "--plane", "pca", "--grid", "2", "-o", copy / "x.h5")
+    assert code == 0, err
+    after = landscape.load(copy / "x.h5")
+    assert after.labels == ("step 0", "step 10", "step 20")
+    np.testing.assert_array_equal(after.loss, before.loss)
+
+
+def test_force_deletes_checkpoints_of_the_run_alone(copy: Path, tiny: Path, command: Command) -> None:
+    mine = ("step-mine.h5", "step-0000010-noise.h5", "step-notes.h5")
+    assert command("noise", copy / "step-0000010.h5", "--draws", "2")[0] == 0
+    shutil.copy(copy / "step-0000010-noise.h5", copy / "step-mine.h5")
+    (copy / "step-notes.h5").write_text("notes")
+    kept = {name: (copy / name).read_bytes() for name in mine}
+    assert command("train", tiny, "-o", copy, "--force", "--set", "checkpoint.every=15", "-q")[0] == 0
+    assert {name: (copy / name).read_bytes() for name in mine} == kept
+    assert not (copy / "step-0000010.h5").exists()
+    shutil.copy(copy / "step-mine.h5", copy / "step-0000007.h5")  # a result under a checkpoint's name
+    one_line(command("train", tiny, "-o", copy, "--force"), 1, "--force", "step-0000007.h5")
+    assert (copy / "step-0000007.h5").read_bytes() == kept["step-mine.h5"]
+
+
+def test_one_split_by_default_in_every_command(copy: Path, command: Command) -> None:
+    every = {name: registry.commands[name] for name in registry.commands.names()}
+    named = {name: p for name, c in every.items() for p in c.params if p.name == "split"}
+    assert set(named) == {
+        "contour", "line", "hessian-grid", "spectrum", "smoothing", "stability", "minima", "disagreement",
+        "sharpness",
+    }  # fmt: skip
+    assert {p.default for p in named.values()} == {SPLIT}
+    for name, *flags in (("spectrum",), ("hessian-grid", "--grid", "1"), ("noise", "--draws", "2")):
+        code, out, err = command(name, copy / "last.h5", *flags)
+        assert (code, "train loss" in out.splitlines()[0]) == (0, True), (name, out, err)
+        if name != "noise":
+            assert landscape.load(copy / f"last-{name.removesuffix('-grid')}.h5").split == SPLIT
+            code, out, _ = command(name, copy / "last.h5", *flags, "--split", "test")
+            assert (code, "test loss" in out.splitlines()[0]) == (0, True), (name, out)
+
+
+def test_names_tell_planes_and_norms_apart(copy: Path, command: Command) -> None:
+    a, b = copy / "last.h5", copy / "step-0000010.h5"
+    written = {}
+    for flags, name in (
+        ((a, b), "last-contour.h5"),
+        ((a, b, "--plane", "between"), "last-contour-between.h5"),
+        ((a, b, "--norm", "filter"), "last-contour-filter.h5"),
+        ((a, "--split", "test"), "last-contour-test.h5"),
+    ):
+        code, out, err = command("contour", *flags, "--grid", "3")
+        assert (code, out.splitlines()[-1]) == (0, str(copy / name)), err
+        written[name] = (copy / name).read_bytes()
+    assert {name: (copy / name).read_bytes() for name in written} == written
+    for files, name in (((a, b), "last-line-between.h5"), ((a,), "last-line.h5")):
+        assert command("line", *files, "--points", "3")[1].splitlines()[-1] == str(copy / name)
+    out = copy / "last-contour-between.h5"
+    one_line(command("contour", a, b, "--grid", "3", "-o", out), 1, "its kind is 'between' and not 'random'")
+    assert out.read_bytes() == written["last-contour-between.h5"]
+
+
+def test_finished_results_are_replaced_with_force_only(copy: Path, command: Command) -> None:
+    last, other = copy / "last.h5", copy / "step-0000010.h5"
+    surface = copy / "last-contour.h5"
+    assert command("contour", last, other, "--grid", "3")[0] == 0
+    one_line(command("contour", last, "--grid", "3"), 1, "of other checkpoints", "step 10", "--force")
+    one_line(
+        command("contour", last, other, "--grid", "4"), 1, "9 points of a grid of 3 × 3", "5x5", "--force"
+    )
+    one_line(command("contour", last, other, "--grid", "2"), 1, "5 would be lost", "--force")
+    code, out, _ = command("contour", last, other, "--grid", "5")
+    assert (code, "9 of 25 points" in out) == (0, True)
+    one_line(command("spectrum", last, "-o", surface), 1, "finished landscape.surface", "--force")
+    assert len(landscape.load(surface)) == 2
+    assert command("contour", last, "--grid", "4", "--force")[0] == 0
+    assert landscape.load(surface).loss.shape == (4, 4)
+    assert command("spectrum", last, "-o", surface, "--force", "-q")[0] == 0
+    assert isinstance(landscape.load(surface), landscape.Spectrum)
+    one_line(command("contour", last, "-o", last, "--force"), 1, "is a checkpoint")
+
+
+def test_a_folder_stands_for_its_last_checkpoint(copy: Path, tmp_path: Path, command: Command) -> None:
+    code, out, _ = command("contour", copy, "--grid", "2")
+    assert (code, out.splitlines()[-1]) == (0, f"{copy / 'last-contour.h5'}")
+    assert command("info", copy)[0] == 0
+    assert command("plot", copy, "-o", tmp_path / "p.png")[0] == 0
+    (tmp_path / "empty").mkdir()
+    one_line(command("contour", tmp_path / "empty"), 1, "empty", "last.h5")
+
+
+def test_weights_of_others_are_taken_as_they_are(folder: Path, command: Command) -> None:
+    import users  # type: ignore[import-not-found]
+
+    torch.manual_seed(0)
+    model = users.net()
+    x, y = users.points()["train"]
+    true = float(nn.functional.cross_entropy(model(x), y).detach())
+    own = ("--model", "users:net", "--data", "users:points", "--grid", "1")
+    state = model.state_dict()
+    lightning = {
+        "state_dict": {f"net.{k}": v for k, v in state.items()} | {"seen.count": torch.zeros(1)},
+        "epoch": 3,
+    }
+    for name, saved in (("a.pt", state), ("b.pth", state), ("c.bin", state), ("d.ckpt", lightning)):
+        torch.save(saved, name)
+        code, out, err = command("contour", name, *own)
+        written = out.splitlines()[-1]
+        assert (code, written) == (0, f"{Path(name).stem}-contour.h5"), err
+        assert landscape.load(written).loss[0, 0] == pytest.approx(true, rel=1e-6)
+    assert "net." in err
+    assert "seen.count" in err
+    one_line(command("contour", "a.pt"), 2, "--model", "a.pt")
+    torch.save({"state_dict": state, "hyper_parameters": Path("here")}, "e.ckpt")
+    one_line(command("contour", "e.ckpt", *own), 1, "e.ckpt", "weights_only=False", "state_dict")
+
+
+def test_data_that_is_not_the_runs_is_refused_or_said(folder: Path, command: Command) -> None:
+    import users
+
+    torch.manual_seed(0)
+    torch.save(users.net(slope=0.5).state_dict(), "net.pt")
+    model, data = "users:net(slope=0.5)", "users:points(samples=20, seed=3)"
+    assert command("import", "net.pt", "--model", model, "--data", data)[0] == 0
+    one_line(command("contour", "net.h5", "--model", model), 1, f"--data '{data}'")
+    one_line(command("contour", "net.h5", "--data", data), 1, f"--model '{model}'")
+    grid = ("--grid", "2")
+    for short in ("users:points", "users:points(seed=3)"):
+        one_line(command("contour", "net.h5", "--model", model, "--data", short, *grid), 1, "--data", data)
+    one_line(command("contour", "net.h5", "--model", "users:net", "--data", data, *grid), 1, "--model", model)
+    code, _, err = command("contour", "net.h5", "--model", model, "--data", data, *grid)
+    assert (code, "--data" in err) == (0, False)
+    own = landscape.load("net-contour.h5")
+    for other in ("users:others", "users:points(samples=20, seed=4)"):
+        wanted = ("contour", "net.h5", "--model", model, "--data", other, *grid)
+        one_line(command(*wanted), 1, "net-contour.h5", "label", "--force")
+        code, _, err = command(*wanted, "-o", "other.h5", "--force")
+        assert code == 0, err
+        name = f"'{other}'" if "(" in other else other
+        assert f"--data: {name} " in err
+        found = landscape.load("other.h5")
+        assert found.label == f"{own.label}, on {name}"
+        assert abs(found.loss - own.loss).max() > 1e-3
+
+
+def test_pictures_show_themselves_and_leave_nothing_open(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = landscape.load(copy / "last.h5").problem()
+    surface = landscape.contour(problem, landscape.random_plane(problem), 3, split="train")
+    before = pyplot.get_fignums()
+    figure = surface.plot(path=tmp_path / "s.png", title="mine")
+    assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
+    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
+    assert surface.plot(style="surface").axes[0].name == "3d"
+    with pytest.raises(landscape.OperationError, match=r"path="):
+        figure.show()
+    # Where there are windows, one shows it until it is closed.
+    shown = []
+    monkeypatch.setattr(FigureManagerBase, "show", lambda self: None)
+    monkeypatch.setattr("landscape.plots.picture.FigureManagerBase", type("Other", (), {"show": None}))
+    monkeypatch.setattr(pyplot, "show", lambda: shown.append(pyplot.gcf().canvas.manager.canvas.figure))
+    figure.show()
+    assert shown == [figure]
+    assert pyplot.get_fignums() == before
+
+
+def test_pictures_in_axes_of_a_users_own(copy: Path) -> None:
+    problem = landscape.load(copy / "last.h5").problem()
+    surface = landscape.contour(problem, landscape.random_plane(problem), 3, split="train", label="here")
+    own = Figure()
+    axes = own.subplots(1, 2)
+    assert surface.plot(ax=axes[0]) is own
+    assert (axes[0].has_data(), axes[1].has_data(), own.get_suptitle()) == (True, False, "")
+    assert "here" in axes[0].get_title()
+    with pytest.raises(InputError, match="ax: its projection is 'rectilinear'"):
+        surface.plot(style="surface", ax=axes[1])
+
+
+def test_one_number_is_a_square_grid() -> None:
+    problem = problems.mlp()
+    plane = landscape.random_plane(problem)
+    for analysis in (landscape.contour, landscape.hessian_grid):
+        assert analysis(problem, plane, grid=np.int64(2)).done.shape == (2, 2)
+    for wrong in (2.5, (3,), (2, 3, 4), "51x25", (2, 2.0)):
+        with pytest.raises(InputError, match="grid: "):
+            landscape.contour(problem, plane, grid=wrong)  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -1,38 +1,54 @@
-"""Planes and contours against closed forms and the textbook loop."""
+"""Contours and their fast paths against closed forms, the plain path and the textbook loop."""
 
 from __future__ import annotations
+
+import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 import landscape
-from landscape import Problem
+from landscape import InputError, OperationError, Problem
 from landscape.data.synthetic import mean_output
 from landscape.evaluation.evaluate import evaluator
 from landscape.gradients.learners import chain
 from tests import problems
+
+PATHS = ("batched", "folded", "pointwise")
+
+
+def both(problem: Problem, path: str, **options: str) -> tuple[Tensor, Tensor]:
+    """Losses by ``path`` and by the plain path at a few points; the accuracies are the same."""
+    plane = landscape.random_plane(problem, seed=4)
+    points = 0.3 * torch.randn(7, 2, generator=torch.Generator().manual_seed(0))
+    wanted = {path: options, "pointwise": {}}
+    runs = [evaluator(problem, plane.center, plane.directions, 7, method=p, **o) for p, o in wanted.items()]
+    assert runs[0].method == path
+    fast, plain = (run(points) for run in runs)
+    near = 0.1 if options else 0.0  # the share of samples that another precision may turn
+    torch.testing.assert_close(fast["accuracy"], plain["accuracy"], equal_nan=True, atol=near, rtol=0)
+    return fast["loss"], plain["loss"]
 
 
 def test_asymmetric_quadratic_matches_its_closed_form_and_is_not_transposed() -> None:
     problem = problems.quadratic([0.5, 2.0, -1.0, 7.0])
     plane = landscape.random_plane(problem, seed=3)
     s = landscape.contour(problem, plane, grid=(7, 4), span=0.8)
-    assert s.loss.shape == (4, 7)
     h = problem.model.get_buffer("hessian").numpy()
-    u, v, c = *plane.directions.numpy(), problem.weights.numpy()
-    for i, y in enumerate(np.linspace(-0.8, 0.8, 4)):
-        for j, x in enumerate(np.linspace(-0.8, 0.8, 7)):
-            w = c + x * u + y * v
-            assert s.loss[i, j] == pytest.approx(0.5 * w @ h @ w, rel=1e-6, abs=1e-9)
-    np.testing.assert_array_equal(s.x, np.linspace(-0.8, 0.8, 7))
-    np.testing.assert_array_equal(s.y, np.linspace(-0.8, 0.8, 4))
+    x, y = np.linspace(-0.8, 0.8, 7), np.linspace(-0.8, 0.8, 4)
+    u, v = plane.directions.numpy()
+    w = problem.weights.numpy() + x[None, :, None] * u + y[:, None, None] * v
+    np.testing.assert_allclose(s.loss, 0.5 * np.einsum("ijk,kl,ijl->ij", w, h, w), rtol=1e-6, atol=1e-9)
+    np.testing.assert_array_equal(s.x, x)
+    np.testing.assert_array_equal(s.y, y)
 
 
-@pytest.mark.parametrize("path", ["batched", "folded", "pointwise"])
+@pytest.mark.parametrize("path", PATHS)
 def test_every_path_weighs_a_ragged_last_chunk_by_its_samples(
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,48 +60,41 @@ def test_every_path_weighs_a_ragged_last_chunk_by_its_samples(
     s = landscape.contour(problem, plane, grid=(5, 3), span=0.5, method=path)
     expected = problems.textbook_surface(problem, plane.directions, s.x.tolist(), s.y.tolist())
     np.testing.assert_allclose(s.loss, expected, rtol=1e-10)
-    assert problem.tensors is not None
-    x, y = problem.tensors
+    x, y = problem.tensors  # type: ignore[misc]
     theta = problem.weights + s.x[4] * plane.directions[0] + s.y[0] * plane.directions[1]
-    right = (problem.outputs(theta, x).argmax(1) == y).double().mean()
-    assert s.accuracy[0, 4] == pytest.approx(float(right))
+    assert s.accuracy[0, 4] == pytest.approx(
+        float((problem.outputs(theta, x).argmax(1) == y).double().mean())
+    )
+    x[7, 0] = torch.nan  # one sample that is NaN is not left out of the mean
+    s = landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2), method=path)
+    assert np.isnan(s.loss).all()
+    assert s.done.all()
 
 
+@settings(max_examples=25)
 @given(
     st.lists(st.integers(1, 6), min_size=2, max_size=4),
     st.sampled_from(["relu", "tanh", "gelu", "identity", "softplus"]),
     st.integers(1, 40),
 )
 def test_batched_path_equals_pointwise(widths: list[int], activation: str, samples: int) -> None:
-    problem = problems.mlp(widths=(*widths, 3), activation=activation, samples=samples)
-    plane = landscape.random_plane(problem, seed=2)
-    points = torch.randn(5, 2, dtype=torch.float64)
-    both = [
-        evaluator(problem, plane.center, plane.directions, 5, method=path)(points)
-        for path in ("batched", "pointwise")
-    ]
-    torch.testing.assert_close(both[0]["loss"], both[1]["loss"], rtol=1e-11, atol=1e-12)
-    assert torch.equal(both[0]["accuracy"], both[1]["accuracy"])
+    fast, plain = both(problems.mlp(widths=(*widths, 3), activation=activation, samples=samples), "batched")
+    torch.testing.assert_close(fast, plain, rtol=1e-11, atol=1e-12)
 
 
 def test_ties_between_outputs_count_as_argmax_counts_them() -> None:
     problem = problems.mlp(widths=(4, 3), samples=30)
-    dead = Problem(problem.model, problem.criterion, problem.tensors or (), weights=torch.zeros(15))
+    dead = Problem(problem.model, problem.criterion, problem.resident, weights=torch.zeros(15))
     plane = landscape.Plane(dead.weights, torch.zeros(2, 15, dtype=torch.float64), "random", "none", 0)
-    a = landscape.contour(dead, plane, grid=(2, 1), method="batched")
-    b = landscape.contour(dead, plane, grid=(2, 1), method="pointwise")
+    a, b = (landscape.contour(dead, plane, grid=(2, 1), method=path) for path in ("batched", "pointwise"))
     np.testing.assert_array_equal(a.accuracy, b.accuracy)
 
 
-def test_losses_that_are_not_finite_stay_so() -> None:
-    relu, quadratic = problems.mlp(activation="relu"), problems.quadratic([-3.0, 5.0])
-    for problem, path, kind in (
-        (relu, "batched", np.isnan),
-        (relu, "folded", np.isnan),
-        (relu, "pointwise", np.isnan),
-        (quadratic, "folded", np.isposinf),
-        (quadratic, "pointwise", np.isposinf),
-    ):
+@pytest.mark.parametrize("path", PATHS)
+def test_losses_that_are_not_finite_stay_so(path: str) -> None:
+    chosen = [(problems.mlp(activation="relu"), np.isnan)]
+    chosen += [(problems.quadratic([-3.0, 5.0]), np.isposinf)] if path != "batched" else []
+    for problem, kind in chosen:
         plane = landscape.random_plane(problem, seed=1)
         huge = landscape.Plane(plane.center, plane.directions * 1e200, "random", "none", 0)
         s = landscape.contour(problem, huge, grid=(3, 3), span=1.0, method=path)
@@ -95,41 +104,25 @@ def test_losses_that_are_not_finite_stay_so() -> None:
         np.testing.assert_allclose(s.loss, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("path", ["batched", "folded", "pointwise"])
-def test_one_sample_that_is_nan_is_not_left_out_of_the_mean(path: str) -> None:
-    problem = problems.mlp()
-    assert problem.tensors is not None
-    problem.tensors[0][7, 0] = torch.nan
-    s = landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2), method=path)
-    assert np.isnan(s.loss).all()
-    assert s.done.all()
+class Shifted(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
 
 
 def test_what_is_not_a_plain_chain_is_not_taken_for_one() -> None:
-    class Shifted(nn.Sequential):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return super().forward(x) + 1
-
-    tied = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    tied, frozen = (nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)) for _ in range(2))
     tied[2].weight = tied[0].weight
-    frozen = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
     frozen[0].weight.requires_grad_(False)
     hooked = nn.Sequential(nn.Linear(3, 3))
     hooked[0].register_forward_hook(lambda module, args, out: out + 1)
     twice = nn.Linear(3, 3)
-    normed = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)))
     for model in (
-        Shifted(nn.Linear(3, 3)),
-        tied,
-        frozen,
-        hooked,
-        normed,
+        Shifted(nn.Linear(3, 3)), tied, frozen, hooked, nn.Linear(3, 3), problems.SmallConv(),
+        nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 3))),
         nn.Sequential(twice, nn.ReLU(), twice),
         nn.Sequential(nn.Linear(3, 3), nn.Softmax(1)),
         nn.Sequential(nn.Linear(3, 3), nn.ReLU(inplace=True), nn.Linear(3, 3)),
-        problems.SmallConv(),
-        nn.Linear(3, 3),
-    ):
+    ):  # fmt: skip
         x = torch.randn(4, 1, 5, 5) if isinstance(model, problems.SmallConv) else torch.randn(4, 3)
         assert chain(Problem(model, mean_output, (x, torch.zeros(4)))) is None, model
     plain = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Tanh(), nn.Linear(3, 2)))
@@ -141,30 +134,121 @@ def test_what_is_not_a_plain_chain_is_not_taken_for_one() -> None:
     assert chain(Problem(plain, mean_output, flat)) is None  # a parameter that no layer has
 
 
-def test_random_directions_are_normal_and_the_same_everywhere() -> None:
-    wide = problems.mlp(widths=(60, 50, 10))
-    d = landscape.random_plane(wide, seed=5).directions
-    assert abs(float(d.mean())) < 0.05
-    assert float(d.std()) == pytest.approx(1, abs=0.03)
-    assert float(d.pow(4).mean()) == pytest.approx(3, abs=0.3)  # a uniform draw would have 9/5
-    assert abs(float(d[0] @ d[1])) < 4 * d.shape[1] ** 0.5
-    single = Problem(wide.model, wide.criterion, wide.tensors or (), dtype=torch.float32)
-    assert torch.equal(landscape.random_plane(single, seed=5).directions, d.float())
-    assert not torch.equal(landscape.random_plane(wide, seed=6).directions, d)
+class Residual(nn.Module):
+    """Pairs that fold, one with a biased convolution, one that is used twice, and a BatchNorm that may not.
+
+    ReLUs and sums of values that nothing else needs, of one that is needed as it was, and of unequal shapes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.na = nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.b, self.nb = nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4, affine=False)
+        self.twice, self.nt = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+        self.lone = nn.BatchNorm2d(4)
+        self.kept, self.relu = nn.Conv2d(4, 4, 1), nn.ReLU()
+        self.gate, self.add = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.relu(self.na(self.a(x)))
+        h = nn.functional.relu(h + self.nb(self.b(h)).tanh())
+        kept = self.kept(h)
+        h = h + self.relu(kept) * kept
+        h = self.nt(self.twice(h)) + self.twice(h)
+        h = self.gate(h.mean((2, 3), keepdim=True)) + (h + self.add(h))
+        h = self.add(h) + h.mean((2, 3), keepdim=True)
+        out: Tensor = self.head(self.lone(h).mean((2, 3)))
+        return out
 
 
-@pytest.mark.parametrize("norm", ["filter", "layer"])
-def test_normalised_directions_have_the_norms_of_the_weights(norm: str) -> None:
-    """Of each filter, and nothing for biases and norms; or of each tensor. A tensor of zeros gives zero."""
-    problem = problems.conv()
-    centers = problem.layout.views(problem.weights)
-    centers["conv.bias"].zero_()
-    for direction in landscape.random_plane(problem, norm=norm).directions:
-        for slot in problem.layout.slots:
-            own, center = problem.layout.views(direction)[slot.name], centers[slot.name]
-            if norm == "layer":
-                torch.testing.assert_close(own.norm(), center.norm())
-            elif slot.role == "weight":
-                torch.testing.assert_close(own.flatten(1).norm(dim=1), center.flatten(1).norm(dim=1))
-            else:
-                assert not own.any()
+def residual(in_batches: bool = False) -> Problem:
+    torch.manual_seed(1)
+    model = Residual()
+    for _ in range(3):
+        model(torch.randn(8, 1, 5, 5))
+    model.a.weight.requires_grad_(False)  # folded all the same
+    x, y = torch.randn(30, 1, 5, 5, dtype=torch.float64), torch.randint(3, (30,))
+    data = [(x[:20], y[:20]), (x[20:], y[20:])] if in_batches else (x, y)
+    problem = Problem(model, nn.functional.cross_entropy, data, dtype=torch.float64)
+    problem.data.chunk_size = 8
+    return problem
+
+
+@pytest.mark.parametrize(
+    "make", [problems.conv, residual, lambda: residual(True), problems.linear_regression, problems.mlp]
+)
+def test_folded_equals_plain_and_leaves_the_model_as_it_is(make: Callable[[], Problem]) -> None:
+    problem = make()
+    before = copy.deepcopy(problem.model.state_dict())
+    trained = [p.requires_grad for p in problem.model.parameters()]
+    fast, plain = both(problem, "folded")
+    torch.testing.assert_close(fast, plain, rtol=1e-10, atol=1e-12)
+    after = problem.model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(value, before[name]) for name, value in after.items())
+    assert [p.requires_grad for p in problem.model.parameters()] == trained
+    assert all(p.grad is None for p in problem.model.parameters())
+
+
+class Branching(problems.SmallConv):
+    """Control flow on values, which torch.fx cannot trace."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if float(x.square().sum()) >= 0 else -x)
+
+
+def branching() -> Problem:
+    data = torch.randn(10, 1, 6, 6), torch.randint(2, (10,))
+    return Problem(Branching(), nn.functional.cross_entropy, data)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "words"),
+    [
+        (problems.conv, {"method": "batched"}, "needs a chain"),
+        (problems.conv, {"method": "pointwise", "autocast": "bfloat16"}, "'pointwise' works in the model's own"),
+        (problems.mlp, {"method": "batched", "autocast": "bfloat16"}, "'batched' needs a chain"),
+        (branching, {"method": "folded"}, "needs a model that torch.fx can trace"),
+        (problems.conv, {"method": "folded", "bn": "recalibrate"}, "BatchNorm statistics of the centre"),
+    ],
+)  # fmt: skip
+def test_a_path_that_is_not_there_is_refused(
+    make: Callable[[], Problem], options: dict[str, str], words: str
+) -> None:
+    problem, bn = make(), options.get("bn", "center")
+    plane = landscape.random_plane(problem)
+    with pytest.raises(InputError, match=words):
+        landscape.contour(problem, plane, grid=(2, 2), **options)
+    fits = landscape.contour(problem, plane, grid=(1, 1), bn=bn)
+    assert fits.loss[0, 0] == pytest.approx(problem.with_batchnorm(bn, 1000).loss(), rel=1e-6)
+
+
+def test_bfloat16_is_near_and_returns_full_precision_losses() -> None:
+    fast, plain = both(residual(), "folded", autocast="bfloat16")
+    assert fast.dtype == torch.float64
+    np.testing.assert_allclose(fast, plain, rtol=0.03)
+    assert not torch.equal(fast, plain)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_compiled_equals_batched() -> None:
+    fast, plain = both(problems.mlp(widths=(20, 9, 7, 4), activation="relu", samples=130), "compiled")
+    torch.testing.assert_close(fast, plain, rtol=1e-11, atol=1e-12)
+
+
+def test_auto_falls_back_where_compiling_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*inputs: object) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr("landscape.evaluation.paths.COMPILE_WORK", 0.0)
+    monkeypatch.setattr(torch, "compile", lambda *args, **options: fail)
+    problem = problems.mlp()
+    plane = landscape.random_plane(problem)
+    with pytest.warns(landscape.PathWarning, match="no compiler"):
+        s = landscape.contour(problem, plane, grid=(4, 4))
+    assert s.method == "batched"
+    assert np.isfinite(s.loss).all()
+    with pytest.raises(OperationError, match=r"method: 'compiled' fails here \(no compiler\); use 'batched'"):
+        landscape.contour(problem, plane, grid=(4, 4), method="compiled")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import landscape
-from landscape import Escape, InputError, Minima, OperationError, Problem
+from landscape import Escape, InputError, OperationError, Problem
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.data.synthetic import mean_output
 from landscape.limits import limits
@@ -43,9 +43,7 @@ from tests.dense import dense_hessian
 @pytest.mark.parametrize(
     ("weight_decay", "delays"), [pytest.param(0.0, [0, 1, 3], marks=pytest.mark.slow), (0.5, [1])]
 )
-def test_on_a_quadratic_training_leaves_where_the_roots_say(
-    weight_decay: float, delays: list[int], tmp_path: Path
-) -> None:
+def test_on_a_quadratic_training_leaves_where_the_roots_say(weight_decay: float, delays: list[int]) -> None:
     problem = problems.quadratic([0.5, 4.0], start=0.0)
     found = minima(problem, delays, 0.5, weight_decay=weight_decay)
     np.testing.assert_allclose(found.predicted, limits(delays, 0.5) / (4.0 + weight_decay), rtol=1e-6)
@@ -55,14 +53,8 @@ def test_on_a_quadratic_training_leaves_where_the_roots_say(
     assert (found.stays < 1.1 * found.predicted).all()
     np.testing.assert_allclose(found.lambda_after, 4.0)
     assert found.factor == FACTOR
-    found.save(tmp_path / "m.h5")
-    back = landscape.load(tmp_path / "m.h5")
-    assert isinstance(back, Minima)
-    np.testing.assert_array_equal(back.boundary, found.boundary)
-    (ax,) = back.plot().axes
+    (ax,) = found.plot().axes
     assert len(ax.get_legend_handles_labels()[0]) == 6
-    with pytest.raises(ValueError, match="stays"):
-        Minima(**{**vars(found), "stays": np.zeros((2, 3))})
 
 
 def test_a_run_is_the_recursion_of_delayed_steps() -> None:
@@ -79,10 +71,9 @@ def test_a_run_is_the_recursion_of_delayed_steps() -> None:
 
 def test_the_search_widens_and_gives_up() -> None:
     end = torch.zeros(1)
-    low, high, _ = search(lambda lr: end if lr <= 0.2 else None, 1.0, 0.01)
-    assert low <= 0.2 < high <= 1.01 * low
-    low, high, _ = search(lambda lr: end if lr <= 7.0 else None, 1.0, 0.01)
-    assert low <= 7.0 < high <= 1.01 * low
+    for limit in (0.2, 7.0):
+        low, high, _ = search(lambda lr, limit=limit: end if lr <= limit else None, 1.0, 0.01)  # type: ignore[misc]
+        assert low <= limit < high <= 1.01 * low
     with pytest.raises(OperationError, match="training leaves it even at lr"):
         search(lambda lr: None, 1.0, 0.1)
     with pytest.raises(OperationError, match="training stays even at lr"):
@@ -135,17 +126,17 @@ def test_the_saddle_has_the_hessian_and_minima_it_promises() -> None:
 
 
 def test_without_noise_nobody_escapes_and_more_noise_is_faster() -> None:
-    assert escape_time("saddle-dpsgd", [*FAST, "data.gradient_std=0"]) == math.inf
-    little, much = (escape_time("saddle-dpsgd", [*FAST, f"data.gradient_std={s}"]) for s in (1e-6, 1e-2))
+    assert escape_time([*FAST, "data.gradient_std=0"]) == math.inf
+    little, much = (escape_time([*FAST, f"data.gradient_std={s}"]) for s in (1e-6, 1e-2))
     # Near the saddle x grows by 1 + αγ a step: 10⁴ times the noise saves about ln 10⁴/ln 1.4 = 27 steps.
     assert little - much == pytest.approx(math.log(1e4) / math.log(1.4), abs=6)
     with pytest.raises(InputError, match="model.name: 'quadratic' is not allowed"):
-        escape_time("saddle-dpsgd", ["model={name='quadratic', eigenvalues=[1.0, 1.0]}"])
+        escape_time(["model={name='quadratic', eigenvalues=[1.0, 1.0]}"])
 
 
 def test_a_sweep_sees_the_algorithms_on_the_same_minibatches() -> None:
     same = {"one": ["algorithm={name='ssgd'}"], "two": ["algorithm={name='ssgd*', sigma=0.0}"]}
-    found = escape_times("lr", [0.2, 0.4], same, range(2), settings=["steps=200"])
+    found = escape_times("lr", [0.2, 0.4], same, range(2), ["steps=200"])
     np.testing.assert_array_equal(found.times[0], found.times[1])
     assert (found.times[:, 1] < found.times[:, 0]).all()
     assert found.setting == "dimension 2, noise 0.01"
@@ -240,10 +231,8 @@ def test_what_cannot_be_measured_is_refused() -> None:
     for words, arguments in (
         ("factors: \\[1\\]", {"factors": [1]}),
         ("factors: 0.3", {"factors": [0.3, 1]}),
-        ("factors: -1", {"factors": [-1, 1]}),
         ("trained_samples: 16", {"factors": [1, 2], "trained_samples": 16}),
         ("scaling: 'cube'", {"scaling": "cube"}),
-        ("loss_tol: 0", {"loss_tol": 0.0}),
         ("seeds: 0", {"seeds": 0}),
     ):
         with pytest.raises(InputError, match=words):

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import safetensors.torch
@@ -105,35 +104,44 @@ def true_loss(model: nn.Module) -> float:
     return float(F.cross_entropy(model.eval()(x), y))
 
 
+OWN = ("--model", "mine:net", "--data", "mine:images")
 State = dict[str, Tensor]
-#: How training scripts save a state, and torch's wrappers name it.
-WRAPPINGS: dict[str, Callable[[State], Any]] = {
-    "plain": lambda state: state,
-    "state_dict": lambda state: {"state_dict": state, "epoch": 3},
-    "model": lambda state: {"model": state, "optimizer": {"lr": 0.1}},
-    "model_state_dict": lambda state: {"model_state_dict": state, "loss": 0.3},
-    "DataParallel": lambda state: {f"module.{k}": v for k, v in state.items()},
-    "compiled": lambda state: {f"_orig_mod.{k}": v for k, v in state.items()},
-    "compiled inside": lambda state: {k.replace(".", "._orig_mod.", 1): v for k, v in state.items()},
-    "all": lambda state: {"state_dict": {f"module._orig_mod.{k}": v for k, v in state.items()}},
-    "half": lambda state: {k: v.half() if v.is_floating_point() else v for k, v in state.items()},
-}
+#: How training scripts save a state, and torch's wrappers name it; and what is told of it.
+WRAPPINGS: dict[str, tuple[Callable[[State], Any], set[str]]] = {
+    "plain": (lambda state: state, set()),
+    "state_dict": (lambda state: {"state_dict": state, "epoch": 3}, {"under 'state_dict'"}),
+    "model": (lambda state: {"model": state, "optimizer": {"lr": 0.1}}, {"under 'model'"}),
+    "model_state_dict": (lambda state: {"model_state_dict": state, "loss": 0.3}, {"under 'model_state_dict'"}),
+    "DataParallel": (lambda state: {f"module.{k}": v for k, v in state.items()}, {"dropped 'module.'"}),
+    "compiled": (lambda state: {f"_orig_mod.{k}": v for k, v in state.items()}, {"dropped '_orig_mod.'"}),
+    "compiled inside": (
+        lambda state: {k.replace(".", "._orig_mod.", 1): v for k, v in state.items()}, {"dropped '_orig_mod.'"}),
+    "all": (
+        lambda state: {"state_dict": {f"module._orig_mod.{k}": v for k, v in state.items()}},
+        {"under 'state_dict'", "dropped 'module.'", "dropped '_orig_mod.'"}),
+    "half": (lambda state: {k: v.half() if v.is_floating_point() else v for k, v in state.items()}, set()),
+    "safetensors": (lambda state: state, set()),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("how", WRAPPINGS)
 def test_common_wrappings_are_taken_off_and_told(how: str, folder: Path, command: Command) -> None:
-    model = trained()
-    torch.save(WRAPPINGS[how](model.state_dict()), "net.pt")
-    code, out, err = command("import", "net.pt", "--model", "mine:net", "--data", "mine:images")
+    model, (wrap, told) = trained(), WRAPPINGS[how]
+    path = "net.safetensors" if how == "safetensors" else "net.pth"
+    save = safetensors.torch.save_file if how == "safetensors" else torch.save
+    save(wrap(model.state_dict()), path)
+    code, out, err = command("import", path, *OWN)
     assert (code, out.splitlines()[-1]) == (0, "net.h5")
-    for word in ("state_dict", "model", "model_state_dict"):
-        assert (f"net.pt: took the state under '{word}'" in err) == (
-            word == how or (how, word) == ("all", "state_dict")
-        )
-    assert ("dropped 'module.'" in err) == (how in ("DataParallel", "all"))
-    assert ("dropped '_orig_mod.'" in err) == (how in ("compiled", "compiled inside", "all"))
+    assert {words for _, every in WRAPPINGS.values() for words in every if words in err} == told
     run = landscape.load("net.h5")
-    assert run.weights.dtype == torch.float32
+    assert (run.weights.dtype, run.label) == (torch.float32, "net (mine:net)")
+    assert {*run.buffers} == {
+        "conv.bias",
+        *(f"norm.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")),
+    }
+    rtol = 1e-3 if how == "half" else 0
+    for name, value in run.buffers.items():
+        torch.testing.assert_close(value[0], model.state_dict()[name], rtol=rtol, atol=rtol)
     model.conv.bias.requires_grad_(False)
     problem = run.problem("test", model=model, data=unseen())
     assert problem.loss() == pytest.approx(true_loss(model), rel=1e-2 if how == "half" else 1e-6)
@@ -141,73 +149,39 @@ def test_common_wrappings_are_taken_off_and_told(how: str, folder: Path, command
     assert "accuracy" in out
 
 
-def test_safetensors_give_the_same_checkpoint(folder: Path, command: Command) -> None:
-    model = trained()
-    torch.save(model.state_dict(), "a.pth")
-    safetensors.torch.save_file(model.state_dict(), "b.safetensors")
-    for name in ("a.pth", "b.safetensors"):
-        assert command("import", name, "--model", "mine:net", "-q")[::2] == (0, "")
-    a, b = landscape.load("a.h5"), landscape.load("b.h5")
-    assert torch.equal(a.weights, b.weights)
-    assert set(a.buffers) == {
-        "conv.bias",
-        "norm.running_mean",
-        "norm.running_var",
-        "norm.num_batches_tracked",
-    }
-    for name, value in a.buffers.items():
-        assert torch.equal(value[0], model.state_dict()[name])
-        assert torch.equal(value, b.buffers[name])
-    assert a.label == "a (mine:net)"
-
-
 def test_analyses_take_an_import(folder: Path, command: Command) -> None:
     model = trained()
     torch.save(model.state_dict(), "net.pt")
-    own = ("--model", "mine:net", "--data", "mine:images")
-    assert command("import", "net.pt", *own)[0] == 0
-    for args in (
-        ("contour", "--grid", "1"),
-        (
-            "hessian-grid",
-            "--grid",
-            "1",
-            "--loss",
-            "mine:smooth()",
-            "--randomness",
-            "seed",
-            "--residual-tol",
-            "0.1",
-        ),
-        ("line", "--points", "2", "--bn", "recalibrate"),
+    assert command("import", "net.pt", *OWN)[0] == 0
+    for words in (
+        "contour --grid 1",
+        "hessian-grid --grid 1 --loss mine:smooth() --randomness seed --residual-tol 0.1",
+        "line --points 2 --bn recalibrate",
     ):
-        code, out, err = command(args[0], "net.h5", *args[1:], *own, "--split", "test")
+        name, *options = words.split()
+        code, _, err = command(name, "net.h5", *options, *OWN, "--split", "test")
         assert code == 0, err
     surface = landscape.load("net-contour-test.h5")
     assert surface.loss[0, 0] == pytest.approx(true_loss(model), rel=1e-5)
-    code, out, _ = command("info", "net.h5")
-    assert code == 0
+    out = command("info", "net.h5")[1]
     for words in ("model: mine:net {}", "30 train, 12 test", "norm.running_var", 'file = "net.pt"', "sha256"):
         assert words in out
     one_line(command("plot", "net.h5"), 2, "net.h5", "imported weights")
-    one_line(command("noise", "net.h5", *own), 2, "--lr, --local-batch", "give both")
-    one_line(command("noise", "net.h5", *own, "--lr", "1", "--local-batch", "4"), 2, "learners: 1", "≥ 2")
+    one_line(command("noise", "net.h5", *OWN), 2, "--lr, --local-batch", "give both")
+    one_line(command("noise", "net.h5", *OWN, "--lr", "1", "--local-batch", "4"), 2, "learners: 1", "≥ 2")
 
 
 def test_several_states_are_learners_and_their_mean_has_statistics_of_its_own(
     folder: Path, command: Command
 ) -> None:
     models = [trained(seed) for seed in range(3)]
-    with torch.no_grad():
-        for model in models:
-            model.conv.bias.copy_(models[0].conv.bias)
     for j, model in enumerate(models):
+        model.conv.bias.data.copy_(models[0].conv.bias)
         torch.save(model.state_dict(), f"w{j}.pt")
-    own = ("--model", "mine:net", "--data", "mine:images")
-    assert command("import", "w0.pt", "w1.pt", "w2.pt", *own, "-o", "all.h5")[0] == 0
-    code, out, _ = command("noise", "all.h5", *own, "--lr", "0.1", "--local-batch", "5", "--draws", "2")
+    assert command("import", "w0.pt", "w1.pt", "w2.pt", *OWN, "-o", "all.h5")[0] == 0
+    code, out, _ = command("noise", "all.h5", *OWN, "--lr", "0.1", "--local-batch", "5", "--draws", "2")
     assert (code, "Eq. 4" in out) == (0, True)
-    assert command("contour", "all.h5", *own, "--plane", "learners", "--grid", "2")[0] == 0
+    assert command("contour", "all.h5", *OWN, "--plane", "learners", "--grid", "2")[0] == 0
     run = landscape.load("all.h5")
     import mine  # type: ignore[import-not-found]  # now the command has imported it
 
@@ -218,18 +192,15 @@ def test_several_states_are_learners_and_their_mean_has_statistics_of_its_own(
     # The mean: averaged weights, statistics of one pass over the training set in train mode (30 samples are
     # one batch), as torch.optim.swa_utils.update_bn gives them.
     mean = mine.net()
-    with torch.no_grad():
-        for name, parameter in mean.named_parameters():
-            parameter.copy_(sum(dict(m.named_parameters())[name] for m in models) / 3)
+    for name, parameter in mean.named_parameters():
+        parameter.data.copy_(sum(dict(m.named_parameters())[name] for m in models) / 3)
     torch.optim.swa_utils.update_bn([data["train"][0]], mean)
     problem = run.problem("test", model=mine.net, data=data)
     for name, buffer in mean.named_buffers():
         torch.testing.assert_close(problem.model.get_buffer(name), buffer)
     assert problem.loss() == pytest.approx(true_loss(mean), rel=1e-5)
-    one_line(
-        command("contour", "all.h5", "--model", "mine:net", "--data", "mine:images(both=false)", "--grid", "2"),
-        2, "split: 'train'", "test",
-    )  # fmt: skip
+    test_alone = ("--model", "mine:net", "--data", "mine:images(both=false)", "--grid", "2")
+    one_line(command("contour", "all.h5", *test_alone), 2, "split: 'train'", "test")
 
 
 def test_a_language_model_with_tied_frozen_and_unused_parameters(folder: Path, command: Command) -> None:
@@ -253,21 +224,18 @@ def test_a_language_model_with_tied_frozen_and_unused_parameters(folder: Path, c
     assert f"train: loss {problem.loss():.6g} (11 samples)" in out
     assert command("contour", "whole.h5", *own, "--grid", "2")[0] == 0
     assert command("spectrum", "whole.h5", *own, "--split", "train", "--residual-tol", "0.1")[0] == 0
-    state["head.weight"] = state["head.weight"] + 1
-    torch.save(state, "untied.pt")
+    torch.save(state | {"head.weight": state["head.weight"] + 1}, "untied.pt")
     one_line(command("import", "untied.pt", *own), 1, "'embedding.weight' and 'head.weight' differ")
 
 
 def test_a_built_in_model_needs_no_option_later(folder: Path, command: Command) -> None:
-    model = landscape.models.build("mlp", widths=[64, 5, 10])
-    torch.save(model.state_dict(), "mlp.pt")
+    torch.save(landscape.models.build("mlp", widths=[64, 5, 10]).state_dict(), "mlp.pt")
     code, out, _ = command("import", "mlp.pt", "--model", "mlp(widths=[64, 5, 10])", "--data", "digits")
     assert (code, "accuracy" in out) == (0, True)
     assert command("contour", "mlp.h5", "--grid", "2")[0] == 0
     run = landscape.load("mlp.h5")
     assert run.model == {"name": "mlp", "options": {"widths": [64, 5, 10], "activation": "relu"}}
     assert run.data["fingerprint"] == landscape.data.load("digits").fingerprint
-    assert landscape.load("mlp-contour.h5").method == "batched"
 
 
 class Danger:
@@ -281,15 +249,11 @@ def test_code_is_neither_unpickled_nor_imported_by_reading(folder: Path, command
     torch.save(trained(), "whole.pt")
     torch.save({"state_dict": trained().state_dict(), "danger": Danger()}, "danger.pt")
     for name in ("whole.pt", "danger.pt"):
-        one_line(
-            command("import", name, "--model", "mine:net"),
-            1,
-            f"{name}: not a file of weights alone",
-            "never run",
-        )
+        words = f"{name}: not a file of weights alone", "never run"
+        one_line(command("import", name, "--model", "mine:net"), 1, *words)
     assert not (folder / "pickle-ran").exists()
     torch.save(trained().state_dict(), "net.pt")
-    assert command("import", "net.pt", "--model", "mine:net", "--data", "mine:images")[0] == 0
+    assert command("import", "net.pt", *OWN)[0] == 0
     (folder / "imported").unlink()
     sys.modules.pop("mine")
     run = landscape.load("net.h5")
@@ -297,19 +261,12 @@ def test_code_is_neither_unpickled_nor_imported_by_reading(folder: Path, command
     for call in (run.problem, lambda: run.problem(data=(torch.zeros(2, 1, 6, 6), torch.zeros(2)))):
         with pytest.raises(OperationError, match="give data='mine:images'|give model='mine:net'"):
             call()
-    one_line(command("contour", "net.h5"), 1, "net.h5: its data is 'mine:images'", "give --data mine:images")
-    one_line(
-        command("contour", "net.h5", "--data", "digits"),
-        1,
-        "its model is 'mine:net'",
-        "give --model mine:net",
-    )
-    one_line(
-        command("line", "net.h5", "--model", "mlp(widths=[4, 2])", "--data", "digits"),
-        1,
-        "do not fit the model",
-        "'conv.weight'",
-    )
+    for given, words in (
+        ((), ("net.h5: its data is 'mine:images'", "give --data mine:images")),
+        (("--data", "digits"), ("its model is 'mine:net'", "give --model mine:net")),
+        (("--model", "mlp(widths=[4, 2])", "--data", "digits"), ("do not fit the model", "'conv.weight'")),
+    ):
+        one_line(command("contour", "net.h5", *given), 1, *words)
     assert not (folder / "imported").exists()
     assert "mine" not in sys.modules
 
@@ -317,98 +274,79 @@ def test_code_is_neither_unpickled_nor_imported_by_reading(folder: Path, command
 def test_states_that_do_not_fit_name_the_parameter(folder: Path, command: Command) -> None:
     state = trained().state_dict()
     nan = state["conv.weight"] * torch.nan
-    bad: dict[str, tuple[Any, str, tuple[str, ...]]] = {
-        "shape": (
+    own = ("--model", "mine:net")
+    for name, content, model, *words in (
+        (
+            "shape",
             state | {"head.weight": torch.zeros(2, 4)},
             "net",
-            ("'head.weight' has shape (2, 4)", "(2, 3)"),
+            "'head.weight' has shape (2, 4)",
+            "(2, 3)",
         ),
-        "missing": ({k: v for k, v in state.items() if k != "head.bias"}, "net", ("lacks 'head.bias'",)),
-        "extra": (
-            state | {"heat.bias": nan},
-            "net",
-            ("'heat.bias' is not in the", "did you mean 'head.bias'"),
-        ),
-        "other": (state, "net(extra=2)", ("lacks 'more.weight' of the model mine:net",)),
-        "buffer": (
-            state | {"norm.running_var": torch.ones(4)},
-            "net",
-            ("'norm.running_var' has shape (4,)",),
-        ),
-        "nan": (state | {"conv.weight": nan}, "net", ("'conv.weight' holds NaN",)),
-        "text": (state | {"conv.bias": "x"}, "net", ("'conv.bias' is no tensor",)),
-        "list": ([1, 2], "net", ("holds no tensors by name",)),
-    }
-    for name, (content, model, words) in bad.items():
+        ("missing", {k: v for k, v in state.items() if k != "head.bias"}, "net", "lacks 'head.bias'"),
+        ("extra", state | {"heat.bias": nan}, "net", "'heat.bias' is not in the", "did you mean 'head.bias'"),
+        ("other", state, "net(extra=2)", "lacks 'more.weight' of the model mine:net"),
+        ("buffer", state | {"norm.running_var": torch.ones(4)}, "net", "'norm.running_var' has shape (4,)"),
+        ("nan", state | {"conv.weight": nan}, "net", "'conv.weight' holds NaN"),
+        ("text", state | {"conv.bias": "x"}, "net", "'conv.bias' is no tensor"),
+        ("list", [1, 2], "net", "holds no tensors by name"),
+    ):
         torch.save(content, f"{name}.pt")
         one_line(command("import", f"{name}.pt", "--model", f"mine:{model}"), 1, f"{name}.pt: ", *words)
     del state["norm.num_batches_tracked"]  # as before PyTorch 0.4.1
     torch.save(state, "old.pt")
-    assert command("import", "old.pt", "--model", "mine:net")[0] == 0
+    assert command("import", "old.pt", *own)[0] == 0
     Path("junk.pt").write_bytes(b"junk")
     Path("junk.safetensors").write_bytes(b"junk")
     Path("cut.pt").write_bytes(Path("old.pt").read_bytes()[:500])
     for name in ("junk.pt", "junk.safetensors", "cut.pt", "none.pt"):
-        one_line(command("import", name, "--model", "mine:net", "-o", "x.h5"), 1, f"{name}: ")
-    one_line(command("import", "net.onnx", "--model", "mine:net"), 2, "net.onnx", ".safetensors")
+        one_line(command("import", name, *own, "-o", "x.h5"), 1, f"{name}: ")
+    one_line(command("import", "net.onnx", *own), 2, "net.onnx", ".safetensors")
     one_line(command("import", "old.pt"), 2, "--model: missing", "MODULE:NAME")
-    one_line(command("import", "old.pt", "--model", "mine:net"), 1, "old.h5")
-    one_line(command("import", "old.pt", "--model", "mine:net", "-o", "x.pt"), 2, "x.pt", ".h5")
+    one_line(command("import", "old.pt", *own), 1, "old.h5")
+    one_line(command("import", "old.pt", *own, "-o", "x.pt"), 2, "x.pt", ".h5")
     assert sorted(p.name for p in folder.glob("*.h5")) == ["old.h5"]
 
 
 def test_bad_names_and_factories_are_one_line(folder: Path, command: Command) -> None:
     torch.save(trained().state_dict(), "net.pt")
-    for model, code, words in (
-        ("mien:net", 2, ("--model: there is no module 'mien'",)),
-        ("mine:nte", 2, ("--model: mine (", "has no 'nte'; did you mean 'net'?")),
-        ("mine:broken", 1, ("mine:broken failed: ValueError: first line second (mine.py, line ",)),
-        ("mine:number", 2, ("gives a int, it must give an nn.Module",)),
-        ("mine:images", 2, ("gives a dict",)),
-        ("mine:net(depth=2)", 1, ("mine:net failed: TypeError", "depth")),
-        ("mine:net(depth=2026-01-01)", 2, ("'(depth=2026-01-01)' is not allowed",)),
-        ("mine:net(depth=)", 2, ("'(depth=)' is not allowed",)),
-        ("mlq", 2, ("--model: 'mlq' is not known; did you mean 'mlp'?", "MODULE:NAME")),
-        ("mlp(width=[3])", 2, ("did you mean 'widths'",)),
-        ("a b", 2, ("--model: 'a b' is not allowed",)),
+    (folder / "wrong.py").write_text("import nowhere_at_all\n")
+    for model, code, *words in (
+        ("mien:net", 2, "--model: there is no module 'mien'"),
+        ("mine:nte", 2, "--model: mine (", "has no 'nte'; did you mean 'net'?"),
+        ("mine:broken", 1, "mine:broken failed: ValueError: first line second (mine.py, line "),
+        ("mine:number", 2, "gives a int, it must give an nn.Module"),
+        ("mine:net(depth=2)", 1, "mine:net failed: TypeError", "depth"),
+        ("mine:net(depth=2026-01-01)", 2, "'(depth=2026-01-01)' is not allowed"),
+        ("mine:net(depth=)", 2, "'(depth=)' is not allowed"),
+        ("mlq", 2, "--model: 'mlq' is not known; did you mean 'mlp'?", "MODULE:NAME"),
+        ("mlp(width=[3])", 2, "did you mean 'widths'"),
+        ("a b", 2, "--model: 'a b' is not allowed"),
+        ("wrong:net", 1, "importing wrong failed", "wrong.py, line 1"),
     ):
         one_line(command("import", "net.pt", "--model", model), code, *words)
     own = ("import", "net.pt", "--model", "mine:net")
     one_line(command(*own, "--data", "mine:broken"), 1, "--data: mine:broken failed")
     one_line(command(*own, "--data", "digits"), 2, "model and data do not fit", "inputs (12, 64)")
-    one_line(
-        command(*own, "--data", "mine:images", "--loss", "cross_entropy"),
-        2,
-        "--loss",
-        "MODULE:NAME or output",
-    )
-    one_line(command(*own, "--data", "mine:images", "--loss", "mine:number"), 2, "--loss", "gives a int")
-    one_line(command(*own, "--data", "mine:images", "--loss", "output"), 2, "loss: None", "Tensor")
+    for loss, *words in (
+        ("cross_entropy", "--loss", "MODULE:NAME or output"),
+        ("mine:number", "--loss", "gives a int"),
+        ("output", "loss: None", "Tensor"),
+    ):
+        one_line(command(*own, "--data", "mine:images", "--loss", loss), 2, *words)
     assert list(folder.glob("*.h5")) == []
-    (folder / "wrong.py").write_text("import nowhere_at_all\n")
-    one_line(
-        command("import", "net.pt", "--model", "wrong:net"), 1, "importing wrong failed", "wrong.py, line 1"
-    )
     assert command(*own, "--data", "mine:unseeded")[0] == 0
-    one_line(
-        command("contour", "net.h5", "--model", "mine:net", "--data", "mine:unseeded"), 1,
-        "mine:unseeded", "without a seed",
-    )  # fmt: skip
-    assert command("contour", "net.h5", "--model", "mine:net", "--data", "mine:loader", "--grid", "2")[0] == 0
+    again = ("contour", "net.h5", "--model", "mine:net", "--grid", "2", "--data")
+    one_line(command(*again, "mine:unseeded"), 1, "mine:unseeded", "without a seed")
+    assert command(*again, "mine:loader")[0] == 0
     sys.modules.pop("wrong", None)
 
 
-class Samples(torch.utils.data.Dataset[Any]):
+class Samples(torch.utils.data.Subset[Any]):
     """One at a time, without being an iterable."""
 
     def __init__(self, samples: list[Any]) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, i: int) -> Any:
-        return self.samples[i]
+        super().__init__(samples, range(len(samples)))  # type: ignore[arg-type]
 
 
 def test_what_data_may_be() -> None:
@@ -462,8 +400,6 @@ def test_from_python_the_model_names_itself(tmp_path: Path) -> None:
     back = landscape.load(tmp_path / "net.h5")
     assert torch.equal(back.weights, run.weights)
     assert np.isnan(back.lr)
-    with h5py.File(tmp_path / "net.h5") as file:
-        assert file.attrs["schema"] == "landscape.checkpoint"
     with pytest.raises(OperationError, match="its data is not known; give data='MODULE:NAME'"):
         back.problem(model=model)
     with pytest.raises(
@@ -481,13 +417,9 @@ def test_a_current_folder_that_was_deleted_is_one_line(tmp_path: Path) -> None:
     command = f"mkdir here; cd here; rmdir ../here; {sys.executable} -m landscape recipes"
     path = str(Path(user_code.__file__).parents[2])
     ended = subprocess.run(
-        command,
-        shell=True,
-        cwd=tmp_path,
-        text=True,
-        capture_output=True,
+        command, shell=True, cwd=tmp_path, text=True, capture_output=True,
         env={**os.environ, "PYTHONPATH": path},
-    )
+    )  # fmt: skip
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.count("\n") == 1
     assert "the current folder has been deleted" in ended.stderr

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import landscape
 from landscape import Checkpoint, DecentralizedDataParallel, Preconditioner, Problem
@@ -25,19 +25,6 @@ from landscape.training.processes.process_group import Group
 from tests import problems
 from tests.groups import together
 from tests.nets import norm_net
-
-
-class Rows(Dataset[Any]):
-    """Samples one at a time, as read from files."""
-
-    def __init__(self, data: Any, samples: int) -> None:
-        self.data, self.samples = data, samples
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, i: int) -> Any:
-        return take(self.data, i)
 
 
 class Fresh:
@@ -108,7 +95,7 @@ def test_data_in_parts_gives_the_numbers_of_data_in_memory(
     whole, data = problems.language_model(), problems.tokens()
     if form == "streamed":
         monkeypatch.setattr("landscape.problem.data.fits", lambda size, device: False)
-    fresh = Fresh(DataLoader(Rows(data, 11), batch_size=2))
+    fresh = Fresh(DataLoader([take(data, i) for i in range(11)], batch_size=2))  # type: ignore[arg-type]
     parts = Problem(whole.model, None, fresh if form == "loader" else data, dtype=torch.float64)
     assert parts.resident is None
     assert parts.indexed == (form == "streamed")
@@ -153,15 +140,6 @@ def trained_on(model: nn.Module, problem: Problem) -> Callable[[Tensor, Tensor],
         return nn.functional.cross_entropy(outputs, y[rows])
 
     return loss
-
-
-def gradient(loss: Callable[[Tensor, Tensor], Tensor], theta: Tensor, rows: Tensor) -> Tensor:
-    leaf = theta.clone().requires_grad_()
-    return torch.autograd.grad(loss(leaf, rows), leaf)[0]
-
-
-def product(loss: Callable[[Tensor, Tensor], Tensor], theta: Tensor, rows: Tensor, v: Tensor) -> Tensor:
-    return torch.autograd.functional.hvp(lambda t: loss(t, rows), theta, v)[1]
 
 
 def samples() -> tuple[Tensor, Tensor]:
@@ -222,6 +200,10 @@ def test_learners_of_dpsgd_by_hand(tmp_path: Path) -> None:
     trained, own = trained_on(model, problem), stream(0, 1)
     for k in range(2):
         for j, rows in enumerate(torch.randint(24, (3, 6), generator=own)):
-            g = gradient(trained, weights[j], rows)
-            exact = float(g @ product(trained, weights[j], rows, g) / (g @ g))
-            assert sharp.learner_curvature[k, j] == pytest.approx(exact, rel=1e-4)
+
+            def own_loss(theta: Tensor, rows: Tensor = rows) -> Tensor:
+                return trained(theta, rows)
+
+            g = torch.autograd.functional.jacobian(own_loss, weights[j])
+            product = torch.autograd.functional.hvp(own_loss, weights[j], g)[1]
+            assert sharp.learner_curvature[k, j] == pytest.approx(float(g @ product / (g @ g)), rel=1e-4)

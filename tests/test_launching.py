@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import os
 import pickle
 import re
@@ -113,10 +115,9 @@ def test_no_object_is_pickled_on_the_wire() -> None:
 
 
 def _sent(arrays: dict[str, Any], facts: list[Any]) -> bytes:
-    import json
-
-    head = json.dumps([{k: [a.dtype.str, len(a)] for k, a in arrays.items()}, facts]).encode()
-    return len(head).to_bytes(8, "little") + head + b"".join(a.tobytes() for a in arrays.values())
+    buffer = io.BytesIO()
+    np.savez(buffer, facts=json.dumps(facts), **arrays)
+    return buffer.getvalue()
 
 
 # The module path.
@@ -142,20 +143,6 @@ def test_nothing_in_the_current_folder_runs_unasked(processes: str, tmp_path: Pa
 
 
 # The environment.
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("RANK", "-1"), ("WORLD_SIZE", "²"), ("LOCAL_RANK", "one"), ("MASTER_PORT", "9" * 5000)],
-)
-def test_variables_that_are_wrong_are_named(name: str, value: str) -> None:
-    (error,) = together(1, nothing, environment={0: {name: value}}, timeout=3.0)
-    assert type(error) is InputError
-    assert str(error).startswith(f"{name}: ")
-
-
-def nothing(group: Group) -> None:
-    pass
 
 
 def test_a_grid_names_a_variable_that_is_wrong(

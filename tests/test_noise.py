@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import landscape
@@ -21,9 +21,9 @@ from landscape.data.synthetic import mean_output
 from landscape.gradients.minibatches import JackknifeEstimator, from_round, stream
 from landscape.results.shown import text_of
 from landscape.training.recipes import recipe
-from landscape.training.run import launch
+from landscape.training.run.loop import Trainer
 from tests import problems
-from tests.conftest import Command
+from tests.conftest import Command, slow_but
 from tests.test_cli import one_line
 
 SPECTRUM = [0.2, 1.0, 3.0, -0.5]
@@ -62,14 +62,14 @@ def test_with_varying_curvature_the_closed_form_lies_within_the_error_bar() -> N
     # δ = n⁻¹ Σ s_j H Δw_j with s_j the mean of B draws: variance std²/B, independent between learners.
     truth = float(lr**2 * 0.4**2 / batch / n**2 * (spread @ h).square().sum())
     for name in ("direct", "first_order"):
-        mean, error = estimate.summary()[name]
+        mean, error = estimate.means()[name]
         assert 0 < error < 0.2 * truth
         assert abs(mean - truth) < 4 * error
     np.testing.assert_allclose(
         estimate.direct, estimate.first_order, rtol=1e-9
     )  # a quadratic has no higher order
     # Δ_S: α²‖P⊥(g_S)‖²; here g_S = s̄ H w_a + b̄, whose part orthogonal to g = H w_a is P⊥ b̄, in 3 of 4 dimensions.
-    mean, error = estimate.summary()["delta_s"]
+    mean, error = estimate.means()["delta_s"]
     assert abs(mean - lr**2 * 3 * 0.5**2 / (n * batch)) < 4 * error
 
 
@@ -151,7 +151,13 @@ def norm2(problem: Problem) -> float:
     return float((problem.model.get_buffer("hessian") @ problem.weights).square().sum())
 
 
-@pytest.mark.parametrize("name", [name for name in (*problems.ALL, *problems.STRUCTURED) if name != "conv"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(
+        ["mlp tanh", "structured", "masked classes"],
+        [name for name in (*problems.ALL, *problems.STRUCTURED) if name != "conv"],
+    ),
+)
 def test_each_draw_is_that_of_textbook_gradients(name: str) -> None:
     problem = {**problems.ALL, **problems.STRUCTURED}[name]()
     n, batch, draws = 2, 8, 16
@@ -207,6 +213,7 @@ def test_the_jackknife_is_that_of_leaving_each_draw_out() -> None:
     assert scale.standard_error == pytest.approx(np.sqrt(8 / 9 * np.square(ratios - ratios.mean()).sum()))
 
 
+@settings(max_examples=10)
 @given(st.integers(2, 6), st.integers(1, 4), st.integers(0, 1000))
 def test_a_round_is_the_sample_variance_and_the_mean_product_of_pairs(n: int, size: int, seed: int) -> None:
     rows = torch.randn(n, size, dtype=torch.float64, generator=stream(seed, 0))
@@ -216,36 +223,8 @@ def test_a_round_is_the_sample_variance_and_the_mean_product_of_pairs(n: int, si
     assert square == pytest.approx(float(gram.sum() - gram.trace()) / (n * (n - 1)), abs=1e-9)
 
 
-def test_the_learners_have_the_closed_form_with_their_spread() -> None:
-    problem = noisy(2.0)
-    n, batch = 5, 30
-    weights = problem.weights + 0.2 * torch.randn(n, 4, dtype=torch.float64, generator=stream(1, 1))
-    own = weights @ problem.model.get_buffer("hessian")  # each learner's mean gradient
-    variance, square = float(own.var(0).sum()), float(own.mean(0).square().sum())
-    result = landscape.noise_scale(problem, n * batch, weights=weights, relative_error=0.05, seed=3)
-    assert (result.learners, result.local_batch) == (n, batch)
-    # The mean gradient's noise has no part of the spread; what single steps show has.
-    assert abs(result.learner_trace - 16) < 4 * result.learner_trace_error
-    assert abs(result.learner_norm2 - square) < 4 * result.learner_norm2_error
-    assert abs(result.learner_value - 16 / square) < 4 * result.learner_standard_error
-    assert abs(result.round_trace - (16 + batch * variance)) < 4 * result.round_trace_error
-    assert abs(result.round_norm2 - (square - variance / n)) < 4 * result.round_norm2_error
-    assert batch * variance > 4 * result.round_trace_error
-
-
-def test_without_noise_it_is_zero_and_at_a_minimum_it_has_no_bound() -> None:
-    exact = landscape.noise_scale(noisy(0.0), 4, max_draws=20)
-    assert exact.value == pytest.approx(0, abs=1e-25)
-    flat = noisy(1.0)
-    flat = Problem(flat.model, mean_output, flat.tensors or (), weights=torch.zeros(4))
-    result = landscape.noise_scale(flat, 4, gradient="draws", max_draws=40)
-    assert not result.converged
-    assert not result.bounded
-    assert "not significantly above 0" in text_of(result)
-
-
 @pytest.mark.parametrize(
-    ("seeds", "least", "most"), [(30, 0.8, 1.0), pytest.param(2000, 0.93, 0.97, marks=pytest.mark.slow)]
+    ("seeds", "least", "most"), [(20, 0.8, 1.0), pytest.param(2000, 0.93, 0.97, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("size", [0.3, 0.6, 2.0])
 def test_intervals_of_a_ratio_cover_the_truth_and_no_scale_is_negative(
@@ -264,7 +243,6 @@ def test_intervals_of_a_ratio_cover_the_truth_and_no_scale_is_negative(
         assert math.isnan(scale.value) == math.isinf(high)
         assert not scale.value < 0
     assert least <= np.mean(covered) <= (most if size > 1 else 1)  # without an upper end one tail is left
-    print(f"‖g‖ = {size}: {np.mean(covered):.1%} covered, {open_ends / seeds:.1%} without an upper end")
     assert (open_ends > seeds / 2) == (size < 1)
 
 
@@ -286,16 +264,26 @@ def test_the_command_takes_learners_where_their_gradients_are(
     trained: Path, tmp_path: Path, tiny: Path, command: Command
 ) -> None:
     early, last, out = trained / "step-0000010.h5", trained / "last.h5", tmp_path / "n.h5"
-    code, stdout, err = command("noise-scale", early, last, "-o", out)
+    code, stdout, err = command("noise-scale", early, last, "--max-draws", "40", "-o", out)
     assert code == 0, err
     for result in landscape.load(out):
         assert (result.batch, result.local_batch, result.learners) == (40, 10, 4)
         assert np.isfinite([result.value, result.learner_value]).all()
     assert "mean of 4 learners" in stdout
-    run = launch.launch(recipe.read(str(tiny), ["algorithm={name='ssgd'}"]), tmp_path / "ss")
+    run = Trainer(recipe.read(str(tiny), ["algorithm={name='ssgd'}"])).run()
     assert torch.equal(gradient_points(run), run.mean.expand_as(run.weights))
     assert not torch.equal(run.weights, run.mean.expand_as(run.weights))
-    again = ("--no-learners", "--gradient", "draws", "--batch", "5", "-o", tmp_path / "m.h5")
+    again = (
+        "--no-learners",
+        "--gradient",
+        "draws",
+        "--batch",
+        "5",
+        "--max-draws",
+        "40",
+        "-o",
+        tmp_path / "m.h5",
+    )
     assert command("noise-scale", last, *again)[0] == 0
     one_line(
         command("noise-scale", last, "--batch", "6", "-o", tmp_path / "x.h5"),
@@ -343,6 +331,15 @@ def test_alignment_matches_dense_matrices_draw_by_draw() -> None:
     assert (found.draws, found.draws_converged) == (count, False)
 
 
+def test_at_a_minimum_the_scale_has_no_bound() -> None:
+    flat = noisy(1.0)
+    flat = Problem(flat.model, mean_output, flat.tensors or (), weights=torch.zeros(4))
+    result = landscape.noise_scale(flat, 4, gradient="draws", max_draws=40)
+    assert not result.converged
+    assert not result.bounded
+    assert "not significantly above 0" in text_of(result)
+
+
 def test_the_exponent_is_the_slope_of_logarithms() -> None:
     values = np.array([4.0, 2.0, 1.0, -1.0])
     squares = np.random.default_rng(0).chisquare(1, (50, 4)) * [8, 2, 1, 7]
@@ -375,10 +372,8 @@ def test_the_command_of_alignment_has_the_batch_of_the_run(
     assert command("noise-alignment", last, "--k", "3", "-o", tmp_path / "n.h5")[0] == 0
     saved = landscape.load(tmp_path / "n.h5")
     assert saved.batch == 40  # 4 learners of 10 samples
-    problem = landscape.load(last).problem()
-    assert landscape.noise_alignment(problem, 40, 3).ias == pytest.approx(saved.ias, rel=1e-4)
     torch.save(landscape.models.build("mlp", widths=[6, 8, 3]).state_dict(), tmp_path / "one.pt")
     own = ("--model", "mlp(widths=[6, 8, 3])", "--data", "synthetic(dimension=6, classes=3)")
     one_line(command("noise-alignment", tmp_path / "one.pt", *own), 2, "--batch: missing; neither")
     with pytest.raises(InputError, match="k: 999"):
-        landscape.noise_alignment(problem, 40, 999)
+        landscape.noise_alignment(landscape.load(last).problem(), 40, 999)

@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,7 +32,7 @@ from landscape.core.progress import taken
 from landscape.results.training import Escape
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
-from tests.conftest import Command
+from tests.conftest import Command, wait_for
 from tests.test_cli import one_line
 
 CLI = Path(landscape.cli.__file__).parent
@@ -44,16 +45,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small = ["steps=6", "checkpoint.every=3", "model.widths=[64, 6, 10]", "monitor.sharpness=3"]
     launch.launch(recipe.read("digits-dpsgd", small), folder)
     return folder
-
-
-@pytest.mark.parametrize("name", registry.commands.names())
-def test_every_command_has_json_details_quiet_and_an_example(name: str) -> None:
-    command = landscape.cli.group.get_command(click.Context(landscape.cli.group), name)
-    assert command is not None
-    options = [name for each in command.params for name in each.opts if name.startswith("-")]
-    assert {"--json", "-v", "--verbose", "-q", "--quiet"} <= set(options)
-    assert len(options) == len(set(options))
-    assert re.match(rf"Example: .*landscape {name}", str(command.epilog))
 
 
 def test_one_place_prints() -> None:
@@ -116,11 +107,6 @@ def test_the_end_of_a_run_and_the_command_to_try_next(
         assert command(*words)[0] == 0
 
 
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_progress_without_a_terminal_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,25 +126,6 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     with progress.progress_bar("sweep", quiet=True), progress.progress_bar("training"):
         time.sleep(0.05)
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {}, {"TERM": "dumb"}])
-def test_bars_on_a_terminal(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    stderr, stdout = _Terminal(), io.StringIO()
-    for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", **variables}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "stderr", stderr)
-    monkeypatch.setattr(sys, "stdout", stdout)
-    with progress.progress_bar("contour") as bar:
-        bar(0.5)
-        while variables.get("TERM") != "dumb" and "contour" not in stderr.getvalue():
-            time.sleep(0.01)  # a thread shows it
-        print("a value")
-    assert stdout.getvalue() == "a value\n"  # as into a pipe
-    coloured = re.search(r"\x1b\[[0-9;]*3[0-9]", stderr.getvalue()) is not None
-    assert ("contour" in stderr.getvalue(), coloured) == (variables.get("TERM") != "dumb", not variables)
 
 
 def test_completion_offers_commands_and_values() -> None:
@@ -212,15 +179,12 @@ def test_help_and_completion_say_what_the_commands_say_without_an_import_of_torc
     for name in registry.commands.names():
         command = landscape.cli.group.get_command(click.Context(landscape.cli.group), name)
         assert command is not None
-        assert texts[name] == command.get_help(
-            click.Context(command, info_name=name, help_option_names=["-h", "--help"])
-        )
-
-
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_completion_prints_a_script(shell: str, command: Command) -> None:
-    code, out, err = command("completion", shell)
-    assert (code, err, "_LANDSCAPE_COMPLETE" in out) == (0, "", True)
+        context = click.Context(command, info_name=name, help_option_names=["-h", "--help"])
+        assert texts[name] == command.get_help(context)
+        flags = [flag for each in command.params for flag in each.opts if flag.startswith("-")]
+        assert {"--json", "-v", "--verbose", "-q", "--quiet"} <= set(flags)
+        assert len(flags) == len(set(flags))
+        assert re.match(rf"Example: .*landscape {name}", str(command.epilog))
 
 
 def test_an_option_has_one_form_in_all_commands() -> None:
@@ -270,10 +234,8 @@ def test_help_has_the_commands_in_groups(command: Command) -> None:
 
 
 def test_an_unknown_command_names_the_most_similar_one(command: Command) -> None:
-    for word, hint in (
-        ("contuor", "did you mean 'contour'?"),
-        ("zzz", "landscape --help lists the commands"),
-    ):
+    hints = {"contuor": "did you mean 'contour'?", "zzz": "landscape --help lists the commands"}
+    for word, hint in hints.items():
         assert command(word) == (2, "", f"landscape: no such command '{word}'; {hint}\n")
 
 
@@ -287,48 +249,70 @@ def test_version_names_torch_and_the_devices(command: Command) -> None:
     assert "\ncpu: " in out
 
 
-def shown(capsys: pytest.CaptureFixture[str], words: str, err: str = "") -> str:
-    """What stands on stderr as soon as ``words`` do: another thread writes it."""
-    for _ in range(1000):
-        err += capsys.readouterr().err
-        if words in err:
-            return err
-        time.sleep(0.01)
-    raise AssertionError(f"{words!r} is not in {err!r}")
+def until(words: str, text: Callable[[], str]) -> str:
+    """``text()`` as soon as ``words`` are in it: another thread writes it."""
+    wait_for(lambda: words in text())
+    return text()
 
 
-def test_a_bar_inside_another_shows_under_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """What stderr is from now on; no fixture, as pytest itself sets stderr between fixtures and the test."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert isinstance(sys.stderr, Terminal)
+    return sys.stderr
+
+
+@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {}, {"TERM": "dumb"}])
+def test_bars_on_a_terminal(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
+    stderr = terminal(monkeypatch)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    dumb = "TERM" in variables
+    with progress.progress_bar("contour") as bar:
+        bar(0.5)
+        until("" if dumb else "contour", stderr.getvalue)
+        print("a value")
+    assert capsys.readouterr().out == "a value\n"  # as into a pipe
+    coloured = re.search(r"\x1b\[[0-9;]*3[0-9]", stderr.getvalue()) is not None
+    assert ("contour" in stderr.getvalue(), coloured) == (not dumb, not variables)
+
+
+def test_a_bar_inside_another_shows_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = terminal(monkeypatch)
     with progress.progress_bar("outer", quiet=True), progress.progress_bar("inner") as bar:
         bar(0.5)
-    assert capsys.readouterr().err == ""
+    assert stderr.getvalue() == ""
     with progress.progress_bar("outer") as outer, progress.progress_bar("inner") as inner:
         outer(0.25)
         inner(0.5)
-        err = shown(capsys, "50%")
-    assert err.index("outer") < err.index("inner")
+        shown = until("50%", stderr.getvalue)
+    assert shown.index("outer") < shown.index("inner")
 
 
-def test_a_terminal_with_another_display_of_rich_is_left_to_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_with_another_display_of_rich_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = terminal(monkeypatch)
     tried: list[bool] = []
 
     def start(self: object) -> None:
         tried.append(True)
         raise LiveError("only one live display may be active at once")
 
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("rich.progress.Progress.start", start)
     with progress.progress_bar("contour") as bar:
-        while not tried:
-            time.sleep(0.01)
+        wait_for(lambda: tried)
         bar(0.5)
-    assert "contour" not in capsys.readouterr().err
+    assert "contour" not in stderr.getvalue()
 
 
 @progress.shows_progress("a smaller n=")
@@ -355,8 +339,17 @@ def test_a_long_call_shows_itself(
     counted(1)  # nothing before DELAY
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(progress, "EVERY", 0.01)
-    found: list[str] = []
-    monkeypatch.setattr(sys.modules[__name__], "waiting", lambda: found.append(shown(capsys, "left\n")))
+    found, err = list[str](), list[str]()
+
+    def printed() -> str:
+        err.append(capsys.readouterr().err)
+        return "".join(err)
+
+    def wait() -> None:
+        err.clear()
+        found.append(until("left\n", printed))
+
+    monkeypatch.setattr(sys.modules[__name__], "waiting", wait)
     assert counted(1) == counted(2) - 1 == 2
     assert found[0].startswith(
         "counted takes long: a smaller n= makes it shorter; progress=False hides this\n"
@@ -384,8 +377,7 @@ def test_a_notebook_has_one_line_that_is_written_over(monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys.stderr, "isatty", lambda: False)
     with progress.progress_bar("contour") as bar:
         bar(0.5)
-        while not lines:
-            time.sleep(0.01)
+        wait_for(lambda: lines)
     assert re.fullmatch(r"contour: (50%, \d s left|\d s so far)", lines[0])
     assert lines[-1] == ""
 

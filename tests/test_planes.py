@@ -31,7 +31,50 @@ def scattered(problem: Problem, count: int, seed: int = 0) -> Tensor:
     return problem.weights + torch.randn(count, problem.layout.size, dtype=problem.dtype)
 
 
+def in_float32(problem: Problem) -> Problem:
+    return Problem(problem.model, problem.criterion, problem.resident, dtype=torch.float32)
+
+
 MLP = functools.cache(problems.mlp)  # for tests with many examples
+
+
+def test_random_directions_are_normal_and_the_same_everywhere() -> None:
+    wide = problems.mlp(widths=(60, 50, 10))
+    d = landscape.random_plane(wide, seed=5).directions
+    assert abs(float(d.mean())) < 0.05
+    assert float(d.std()) == pytest.approx(1, abs=0.03)
+    assert float(d.pow(4).mean()) == pytest.approx(3, abs=0.3)  # a uniform draw would have 9/5
+    assert abs(float(d[0] @ d[1])) < 4 * d.shape[1] ** 0.5
+    assert torch.equal(landscape.random_plane(in_float32(wide), seed=5).directions, d.float())
+    assert not torch.equal(landscape.random_plane(wide, seed=6).directions, d)
+
+
+@pytest.mark.parametrize("norm", ["none", "filter", "layer"])
+def test_directions_have_the_norms_of_the_weights_and_leave_out_what_is_ignored(norm: str) -> None:
+    problem = problems.conv()
+    views = problem.layout.views
+    centers = views(problem.weights)
+    centers["conv.bias"].zero_()  # a zero bias, or filter, divides nothing by zero
+    centers["conv.weight"][0].zero_()
+    inside, outside, usual = (
+        landscape.random_plane(problem, norm=norm, ignore=i) for i in ("none", "bias+norm", None)
+    )
+    assert usual.ignore == ("bias+norm" if norm == "filter" else "none")
+    assert torch.equal(usual.directions, (outside if norm == "filter" else inside).directions)
+    assert bool(torch.isfinite(inside.directions).all())
+    for slot in problem.layout.slots:
+        center = centers[slot.name]
+        for k in range(2):
+            a, b = (views(p.directions[k])[slot.name] for p in (inside, outside))
+            assert torch.equal(a, b) if slot.role == "weight" else not b.any()
+            if norm == "layer":
+                torch.testing.assert_close(a.norm(), center.norm())
+            elif norm == "filter" and slot.role == "weight":
+                torch.testing.assert_close(a.flatten(1).norm(dim=1), center.flatten(1).norm(dim=1))
+            elif norm == "filter":  # a bias is one filter
+                torch.testing.assert_close(a.norm(), center.norm())
+            else:
+                assert bool(a.any())
 
 
 @given(st.integers(0, 10**6), st.sampled_from([2, 3]), st.floats(1e-3, 1e3))
@@ -59,7 +102,6 @@ def test_pca_plane_is_scikit_learns() -> None:
     projected = (thetas - thetas[-1]).numpy() @ reference.components_.T * signs
     np.testing.assert_allclose(plane.markers, projected, atol=1e-10)
     assert torch.equal(plane.center, thetas[-1])
-    assert not plane.markers[-1].any()
 
 
 @given(st.integers(3, 12), st.integers(0, 10**6))
@@ -67,8 +109,7 @@ def test_what_the_learners_plane_leaves_is_the_tail_of_the_singular_values(n: in
     problem = MLP()
     weights = scattered(problem, n, seed)
     plane = landscape.learners_plane(problem, weights)
-    spread = weights - weights.mean(0)
-    s2 = torch.linalg.svdvals(spread) ** 2
+    s2 = torch.linalg.svdvals(weights - weights.mean(0)) ** 2
     left = (torch.cat((weights, weights.mean(0)[None])) - reached(plane)).square().sum()
     torch.testing.assert_close(left, s2[2:].sum(), rtol=1e-9, atol=1e-18)
     np.testing.assert_allclose(plane.explained, (s2[:2] / s2.sum()).numpy(), rtol=1e-9)
@@ -77,8 +118,7 @@ def test_what_the_learners_plane_leaves_is_the_tail_of_the_singular_values(n: in
 
 
 def test_float32_learners_close_to_each_other_keep_their_digits() -> None:
-    single = problems.mlp()
-    problem = Problem(single.model, single.criterion, single.tensors or (), dtype=torch.float32)
+    problem = in_float32(problems.mlp())
     near = problem.weights + 1e-3 * torch.randn(3, problem.layout.size)
     plane = landscape.learners_plane(problem, near)
     exact = torch.linalg.svdvals(near.double() - near.double().mean(0)) ** 2
@@ -91,60 +131,35 @@ def test_eigen_plane_is_the_dense_hessians(name: str) -> None:
     problem = problems.ALL[name]()
     values, vectors = torch.linalg.eigh(problems.textbook_hessian(problem))
     plane = landscape.eigen_plane(problem, residual_tol=1e-8)
-    for direction, vector in zip(plane.directions, (vectors[:, -1], vectors[:, 0]), strict=True):
-        assert abs(float(direction @ vector)) == pytest.approx(1, abs=1e-6)
-        assert float(direction.norm()) == pytest.approx(1, abs=1e-9)
-    assert f"{float(values[-1]):.3g}" in plane.axes[0]
-    assert f"{float(values[0]):.3g}" in plane.axes[1]
+    for k, place in enumerate((-1, 0)):
+        assert abs(float(plane.directions[k] @ vectors[:, place])) == pytest.approx(1, abs=1e-6)
+        assert float(plane.directions[k].norm()) == pytest.approx(1, abs=1e-9)
+        assert f"{float(values[place]):.3g}" in plane.axes[k]
 
 
 def test_planes_that_cannot_be_are_refused() -> None:
     problem = problems.mlp()
     a, b, c, d = scattered(problem, 4)
     between, pca, learners = landscape.between, landscape.pca_plane, landscape.learners_plane
-    for make, thetas, words in (
-        (between, [a], "between: 1 weight vectors are not allowed, it takes two or three"),
-        (between, [a, b, c, d], "between: 4 weight vectors are not allowed, it takes two or three"),
-        (between, [a, a, b], "equal"),
-        (between, [a, b, a + 0.3 * (b - a)], "one line"),
-        (between, [a, a[:3], b], r"w1: shape \(3,\), needed is \(107,\)"),
-        (between, [a, b, c * torch.nan], "w2: its weights are NaN or infinite"),
-        (pca, [a, b], "2 checkpoints are too few, at least 3"),
-        (pca, [a, b, (a + b) / 2], "checkpoints: all 3 lie on one line"),
-        (learners, a.expand(4, -1), "learners: all 4 are equal"),
-        (learners, torch.stack((a, b)), "2 learners span no plane"),
+    for make, args, words in (
+        (between, ([a],), "between: 1 weight vectors are not allowed, it takes two or three"),
+        (between, ([a, b, c, d],), "between: 4 weight vectors"),
+        (between, ([a, a, b],), "equal"),
+        (between, ([a, b, a + 0.3 * (b - a)],), "one line"),
+        (between, ([a, a[:3], b],), r"w1: shape \(3,\), needed is \(107,\)"),
+        (between, ([a, b, c * torch.nan],), "w2: its weights are NaN or infinite"),
+        (pca, ([a, b],), "2 checkpoints are too few, at least 3"),
+        (pca, ([a, b, (a + b) / 2],), "checkpoints: all 3 lie on one line"),
+        (pca, ([a, b, c], ["one"]), "labels: 1 for 3"),
+        (learners, (a.expand(4, -1),), "learners: all 4 are equal"),
+        (learners, (torch.stack((a, b)),), "2 learners span no plane"),
     ):
         with pytest.raises(LandscapeError, match=words):
-            make(problem, thetas)
-    with pytest.raises(LandscapeError, match="labels: 1 for 3"):
-        pca(problem, [a, b, c], ["one"])
+            make(problem, *args)
     with pytest.raises(OperationError, match="do not bring the vectors"):
         landscape.eigen_plane(problem, residual_tol=1e-12, max_products=3)
     with pytest.raises(LandscapeError, match="did you mean 'bias\\+norm'"):
         landscape.random_plane(problem, ignore="bias_norm")
-
-
-@pytest.mark.parametrize("norm", ["none", "filter", "layer"])
-def test_ignoring_bias_and_norm_leaves_just_those_out(norm: str) -> None:
-    problem = problems.conv()
-    zeros = problem.layout.views(problem.weights)
-    zeros["conv.bias"].zero_()  # and a zero bias, or filter, divides nothing by zero
-    zeros["conv.weight"][0].zero_()
-    inside, outside, usual = (
-        landscape.random_plane(problem, norm=norm, ignore=i) for i in ("none", "bias+norm", None)
-    )
-    assert usual.ignore == ("bias+norm" if norm == "filter" else "none")
-    assert torch.equal(usual.directions, (outside if norm == "filter" else inside).directions)
-    assert bool(torch.isfinite(inside.directions).all())
-    centers = problem.layout.views(problem.weights)
-    for slot in problem.layout.slots:
-        a, b = (problem.layout.views(p.directions)[slot.name] for p in (inside, outside))
-        if slot.role == "weight":
-            assert torch.equal(a, b)
-            assert bool(a[:, 0].any()) == (slot.name != "conv.weight" or norm != "filter")
-        else:
-            assert not b.any()
-            assert bool(a.any()) == (norm == "none" or bool(centers[slot.name].any()))
 
 
 @pytest.mark.parametrize("path", ["batched", "pointwise"])
@@ -172,87 +187,69 @@ def test_barriers_of_quadratics_have_closed_forms() -> None:
     assert landscape.barrier(t, np.array([0.0, np.inf, 0.0])) == np.inf
 
 
-def test_a_line_along_a_direction_is_a_row_of_the_surface() -> None:
-    problem = problems.mlp()
-    plane = landscape.random_plane(problem, seed=8)
-    surface = landscape.contour(problem, plane, grid=(5, 3), span=0.7)
-    found = landscape.line(problem, plane.directions[0], 5, span=0.7)
-    np.testing.assert_allclose(found.loss, surface.loss[1], rtol=1e-12)
-    assert np.isnan(found.barrier)
-    for vectors, span, words in (
-        ({"direction": plane.directions[0]}, -1.0, "span: -1.0"),
-        ({"weights": plane.directions}, 1.0, "runs from 0 to 1"),
-        ({}, None, "direction, weights: .* is not allowed, a line takes one"),
-        ({"direction": plane.directions[0], "weights": plane.directions}, None, "direction, weights: "),
-        ({"weights": plane.directions[:, :4]}, None, r"weights: shape \(2, 4\)"),
-    ):
-        with pytest.raises(LandscapeError, match=words):
-            landscape.line(problem, **vectors, span=span)
-
-
-def at(problem: Problem, theta: Tensor) -> nn.Module:
-    """A real copy of the model with the weights ``theta`` put into it."""
-    model = copy.deepcopy(problem.model)
-    views = problem.layout.views(theta)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(views[name])
-    return model
-
-
-def whole(problem: Problem, model: nn.Module) -> float:
-    assert problem.tensors is not None
-    with torch.no_grad():
-        return float(problem.criterion(model(problem.tensors[0]), problem.tensors[1]))
-
-
-def test_batchnorm_policies_are_the_textbooks() -> None:
-    problem = problems.conv(samples=2 * BATCH)
-    assert problem.tensors is not None
-    x, y = problem.tensors
-    before = copy.deepcopy(problem.model.state_dict())
-    plane = landscape.random_plane(problem, seed=1)
-    surfaces = {
-        bn: landscape.contour(problem, plane, grid=(3, 2), span=0.8, bn=bn, bn_samples=samples)
-        for bn, samples in (("center", 1000), ("recalibrate", 10**6), ("train", 150))
-    }
-    for i, b in enumerate(surfaces["center"].y):
-        for j, a in enumerate(surfaces["center"].x):
-            model = at(problem, plane.center + a * plane.directions[0] + b * plane.directions[1])
-            assert surfaces["center"].loss[i, j] == pytest.approx(whole(problem, model), rel=1e-10)
-            # Recalibrated on all samples: both batches' statistics averaged, by torch's own routine.
-            order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-            batches = [x[part] for part in order.tensor_split(2)]
-            torch.optim.swa_utils.update_bn(batches, model)
-            assert surfaces["recalibrate"].loss[i, j] == pytest.approx(
-                whole(problem, model.eval()), rel=1e-10
-            )
-            model.train()
-            total = 0.0
-            with torch.no_grad():
-                for k in range(0, len(y), 150):  # the last batch has 50 samples and counts for 50
-                    part = y[k : k + 150]
-                    total += float(problem.criterion(model(x[k : k + 150]), part)) * len(part)
-            assert surfaces["train"].loss[i, j] == pytest.approx(total / len(y), rel=1e-10)
-    assert [s.bn for s in surfaces.values()] == ["center", "recalibrate", "train"]
-    assert [s.bn_samples for s in surfaces.values()] == [0, 2 * BATCH, 150]
-    assert all(s.batchnorm for s in surfaces.values())
-    losses = [s.loss for s in surfaces.values()]
-    assert not np.allclose(losses[0], losses[1], rtol=1e-3)
-    assert not np.allclose(losses[1], losses[2], rtol=1e-6)
-    for name, value in problem.model.state_dict().items():
-        assert torch.equal(value, before[name]), name
-    assert not any(m.training for m in problem.model.modules())
-
-
 @pytest.mark.parametrize("bn", ["center", "recalibrate", "train"])
-def test_a_line_takes_the_policy_and_says_so(bn: str) -> None:
+def test_a_line_along_a_direction_is_a_row_of_the_surface_of_the_same_policy(bn: str) -> None:
     problem = problems.conv()
     plane = landscape.random_plane(problem, seed=1)
     surface = landscape.contour(problem, plane, grid=(3, 1), span=0.7, bn=bn, bn_samples=9)
     found = landscape.line(problem, plane.directions[0], 3, span=0.7, bn=bn, bn_samples=9)
     np.testing.assert_allclose(found.loss, surface.loss[0], rtol=1e-10)
+    assert np.isnan(found.barrier)
     assert (found.bn, found.batchnorm, found.bn_samples) == (bn, True, surface.bn_samples)
+
+
+def test_lines_without_batchnorm_and_such_that_cannot_be() -> None:
+    problem = problems.mlp()
+    directions = landscape.random_plane(problem).directions
+    a, b = (landscape.line(problem, directions[0], 3, bn=bn) for bn in ("center", "recalibrate"))
+    np.testing.assert_array_equal(a.loss, b.loss)
+    assert (b.method, b.batchnorm, b.bn_samples) == ("batched", False, 0)
+    for options, words in (
+        ({"direction": directions[0], "span": -1.0}, "span: -1.0"),
+        ({"weights": directions, "span": 1.0}, "runs from 0 to 1"),
+        ({}, "direction, weights: .* is not allowed, a line takes one"),
+        ({"direction": directions[0], "weights": directions}, "direction, weights: "),
+        ({"weights": directions[:, :4]}, r"weights: shape \(2, 4\)"),
+    ):
+        with pytest.raises(LandscapeError, match=words):
+            landscape.line(problem, **options)
+
+
+@torch.no_grad()
+def textbook(problem: Problem, theta: Tensor, batches: list[Tensor], train: int = 0) -> float:
+    """The loss of a real copy of the model at θ: BatchNorm recalibrated on ``batches``, or by batches of ``train``."""
+    model = copy.deepcopy(problem.model)
+    nn.utils.vector_to_parameters(theta, model.parameters())
+    if batches:
+        torch.optim.swa_utils.update_bn(batches, model)
+    model.train(bool(train))
+    x, y = problem.tensors  # type: ignore[misc]
+    parts = list(zip(x.split(train or len(x)), y.split(train or len(x)), strict=True))
+    return sum(float(problem.criterion(model(a), b)) * len(b) for a, b in parts) / len(y)
+
+
+def test_batchnorm_policies_are_the_textbooks() -> None:
+    problem = problems.conv(samples=2 * BATCH)
+    x, y = problem.tensors  # type: ignore[misc]
+    plane = landscape.random_plane(problem, seed=1)
+    # Recalibrated on all samples: both batches' statistics averaged, by torch's own routine.
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    both = [x[part] for part in order.tensor_split(2)]
+    losses = []
+    for bn, samples, kept, batches, size in (
+        ("center", 1000, 0, [], 0),
+        ("recalibrate", 10**6, 2 * BATCH, both, 0),
+        ("train", 150, 150, [], 150),  # the last batch has 50 samples and counts for 50
+    ):
+        s = landscape.contour(problem, plane, grid=(3, 2), span=0.8, bn=bn, bn_samples=samples)
+        for i, j in np.ndindex(2, 3):
+            theta = plane.center + s.x[j] * plane.directions[0] + s.y[i] * plane.directions[1]
+            assert s.loss[i, j] == pytest.approx(textbook(problem, theta, batches, size), rel=1e-10)
+        assert (s.bn, s.bn_samples, s.batchnorm) == (bn, kept, True)
+        losses.append(s.loss)
+    assert not np.allclose(losses[0], losses[1], rtol=1e-3)
+    assert not np.allclose(losses[1], losses[2], rtol=1e-6)
+    assert not any(m.training for m in problem.model.modules())
 
 
 def test_recalibration_draws_the_same_sample_at_every_point_and_call() -> None:
@@ -269,26 +266,15 @@ def test_recalibration_draws_the_same_sample_at_every_point_and_call() -> None:
 
 def test_batches_given_as_such_serve_the_policies_too() -> None:
     problem = problems.conv(samples=24)
-    assert problem.tensors is not None
-    x, y = problem.tensors
+    x, y = problem.tensors  # type: ignore[misc]
     listed = Problem(problem.model, problem.criterion, list(zip(x.split(10), y.split(10), strict=True)))
     again = listed.with_batchnorm("recalibrate", 15)
     assert again.batchnorm.samples == 20  # two whole batches of 10
-    model = at(problem, problem.weights)
-    torch.optim.swa_utils.update_bn([x[:10], x[10:20]], model)
-    assert again.loss() == pytest.approx(whole(problem, model.eval()), rel=1e-10)
+    expected = textbook(problem, problem.weights, [x[:10], x[10:20]])
+    assert again.loss() == pytest.approx(expected, rel=1e-10)
     train = listed.with_batchnorm("train")
     assert train.batchnorm.samples == 0
-    assert train.loss() == pytest.approx(problem.with_batchnorm("train", 10).loss(), rel=1e-10)
-
-
-def test_without_batchnorm_the_policy_changes_nothing() -> None:
-    problem = problems.mlp()
-    plane = landscape.random_plane(problem)
-    a, b = (landscape.contour(problem, plane, grid=(3, 2), bn=bn) for bn in ("center", "recalibrate"))
-    np.testing.assert_array_equal(a.loss, b.loss)
-    assert b.method == "batched"
-    assert (b.batchnorm, b.bn_samples) == (False, 0)
+    assert train.loss() == pytest.approx(textbook(problem, problem.weights, [], 10), rel=1e-10)
 
 
 def test_surfaces_from_before_there_were_markers_load(tmp_path: Path) -> None:

@@ -22,17 +22,15 @@ from matplotlib.figure import Figure
 from matplotlib.testing.compare import compare_images
 
 import landscape
-from landscape import InputError, OperationError, Surface, plots, testing
+from landscape import InputError, OperationError, Surface, plots
 from landscape.core import registry
 from landscape.geometry import surfaces
 from landscape.plots.picture import VISUALS, caption, panels
 from landscape.plots.style import OTHER, color_of, decimal_labels, paper_name
-from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, draw_surfaces, scale
+from landscape.plots.surface import LOG_LEVELS, MAX_LEVELS, draw_surfaces, scale, settings
 from landscape.plots.training import draw_training
-from landscape.results.grids import HessianGrid
 from landscape.results.shown import running_quartiles
 from landscape.results.spectrum import Spectrum
-from landscape.results.training import Stability
 from landscape.training.recipes import recipe
 from landscape.training.run.loop import Trainer
 from tests import problems
@@ -125,12 +123,7 @@ def test_surfaces_share_levels_and_mark_what_is_not_finite(surface: Surface) -> 
 
 
 def test_labels_of_one_row_end_above_the_titles_of_the_next(tmp_path: Path) -> None:
-    steps, numbers = np.linspace(-0.1, 0.1, 4), np.linspace(0.1, 0.4, 16).reshape(4, 4)
-    grid = HessianGrid(
-        x=steps, y=steps, lambda_min=-numbers, lambda_max=numbers / 0.3, ratio=0.3 * numbers,
-        residual_min=numbers, residual_max=numbers, products=numbers, converged=numbers > 0, kind="random",
-        norm="none", seed=0, span=0.1, residual_tol=0.01, samples=1, dtype="float64", label="ResNet-18, SSGD, epoch 9.01",
-    )  # fmt: skip
+    grid = dataclasses.replace(samples.results()["hessian_grid"], label="ResNet-18, SSGD, epoch 9.01")
     figure = plots.draw([grid] * 4)
     figure.suptitle("A title of one line")
     caption(figure, "Settings of the figure, " * 18)
@@ -148,9 +141,7 @@ def test_levels_cover_the_losses_and_are_few(low: float, width: float) -> None:
     assert np.all(np.diff(chosen) > 0)
 
 
-def test_levels_are_the_papers_or_at_equal_ratios_or_end_below_what_few_points_reach(
-    surface: Surface,
-) -> None:
+def test_levels_are_the_papers_or_at_equal_ratios_or_end_below_what_few_points_reach() -> None:
     np.testing.assert_allclose(np.diff(scale([np.array([0.051, 0.149])]).levels), 0.005)
     wide = scale([np.array([0.1, 200.0])]).levels
     np.testing.assert_allclose(wide[1:] / wide[:-1], 2000 ** (1 / (LOG_LEVELS - 1)))
@@ -159,22 +150,10 @@ def test_levels_are_the_papers_or_at_equal_ratios_or_end_below_what_few_points_r
     assert scale([spike]).levels[-1] >= 2.0
     spike[0] = 40.0
     assert scale([spike]).levels[-1] < 2.2
-    loss = np.tile(surface.loss, (10, 10))
-    loss[-1, -1] = 1e3
-    *_, bar = draw_surfaces([changed(surface, loss=loss)]).axes
-    assert bar.get_ylim()[1] < 1e3
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "height"),
-    [
-        (0.03, 0.6, 3.0),
-        (0.4, 90.0, 3.0),
-        (0.0011, 0.62, 1.4),
-        (0.02, 0.9, 1.4),
-        (0.002, 400.0, 1.4),
-        (0.15, 0.9, 1.4),
-    ],
+    ("low", "high", "height"), [(0.03, 0.6, 3.0), (0.0011, 0.62, 1.4), (0.002, 400.0, 1.4)]
 )
 def test_labels_of_log_axes_are_decimal_numbers_that_do_not_touch(
     low: float, high: float, height: float
@@ -260,16 +239,17 @@ def test_markers_in_three_dimensions_lie_on_the_surface(surface: Surface) -> Non
 
 
 def test_batchnorm_statistics_are_named_where_there_are_any(surface: Surface) -> None:
-    def text(*results: Surface, style: str = "contour") -> str:
-        return plots.draw(results, style=style).get_caption()  # type: ignore[attr-defined, no-any-return]
+    def text(**changes: Any) -> str:
+        return settings([changed(surface, **changes)])
 
-    assert "BatchNorm" not in text(surface)
+    assert "BatchNorm" not in text()
     own, fresh = (changed(surface, batchnorm=True, bn=bn, bn_samples=9) for bn in ("center", "recalibrate"))
-    assert "BatchNorm: from 9 samples a point" in text(fresh)
-    assert "batches of 64" in text(changed(surface, batchnorm=True, bn="train", bn_samples=64))
-    assert "statistics of each batch" in text(changed(surface, batchnorm=True, bn="train"))
+    assert "BatchNorm: from 9 samples a point" in settings([fresh])
+    assert "batches of 64" in text(batchnorm=True, bn="train", bn_samples=64)
+    assert "statistics of each batch" in text(batchnorm=True, bn="train")
     for style in ("contour", "surface", "difference"):
-        assert "the centre's statistics / BatchNorm: from 9 samples" in text(own, fresh, style=style)
+        picture: Any = plots.draw([own, fresh], style=style)
+        assert "the centre's statistics / BatchNorm: from 9 samples" in picture.get_caption()
 
 
 def test_three_dimensions_and_a_relief_with_holes(surface: Surface) -> None:
@@ -285,11 +265,8 @@ def test_three_dimensions_and_a_relief_with_holes(surface: Surface) -> None:
 
 def test_a_difference_is_the_first_less_the_second_on_a_scale_around_zero(surface: Surface) -> None:
     more = np.linspace(-1, 3, surface.loss.size).reshape(surface.loss.shape)
-    named, other = (
-        changed(surface, label="surface A"),
-        changed(surface, loss=surface.loss - more, label="other"),
-    )
-    figure = plots.draw([named, other], style="difference")
+    other = changed(surface, loss=surface.loss - more)
+    figure = plots.draw([changed(surface, label="surface A"), other], style="difference")
     filled = figure.axes[0].collections[0]
     assert filled.get_clim() == pytest.approx((-3, 3))
     np.testing.assert_allclose(filled.get_array(), np.linspace(-2.875, 2.875, 24))
@@ -297,11 +274,8 @@ def test_a_difference_is_the_first_less_the_second_on_a_scale_around_zero(surfac
     higher = changed(surface, loss=surface.loss + 1 + more**2)
     filled = plots.draw([higher, surface], style="difference").axes[0].collections[0]
     # The first is higher everywhere: only the upper half of the scale is used.
-    used = [
-        level > 0 for level, path in zip(filled.get_array(), filled.get_paths(), strict=True) if len(path)
-    ]
-    assert used
-    assert all(used)
+    used = [at for at, path in zip(filled.get_array(), filled.get_paths(), strict=True) if len(path)]
+    assert min(used) > 0
     plots.draw([surface, surface], style="difference")  # no difference at all is a picture, too
 
 
@@ -314,17 +288,14 @@ def test_parts_of_a_picture_are_left_out_or_changed(surface: Surface, tmp_path: 
     bare: Any = plots.draw([surface, surface], tmp_path / "bare.png", visuals=off)
     assert (tmp_path / "bare.png").exists()
     assert [*bare.axes_by_name] == ["surface 0", "surface 1", "profile 0", "profile 1"]
-    assert len(bare.axes) == 4  # no colour bar
-    assert (bare.get_suptitle(), bare.get_caption(), bare.legends) == ("", "", [])
-    assert {ax.get_title() for ax in bare.axes} == {""}
+    assert (len(bare.axes), bare.get_caption()) == (4, "")  # no colour bar
     look = {"title": {"color": "red"}, "caption": {"fontsize": 5}, "legend": {"alpha": 0.5}, "colorbar": True}
     changed: Any = plots.draw(surface, visuals=look)
     assert changed._suptitle.get_color() == "red"
     assert changed._caption.get_fontsize() == 5
     assert changed.legends[0].get_alpha() == 0.5
     assert changed.get_caption() == plots.draw(surface).get_caption()  # type: ignore[attr-defined]
-    tall, flat = plots.draw(surface), plots.draw(surface, visuals={"caption": False})
-    assert tall.get_size_inches()[1] > flat.get_size_inches()[1]
+    assert changed.get_size_inches()[1] > plots.draw(surface, visuals={"caption": False}).get_size_inches()[1]
 
 
 def test_panels_go_to_axes_of_ones_own_by_name(surface: Surface) -> None:
@@ -342,7 +313,6 @@ def test_panels_go_to_axes_of_ones_own_by_name(surface: Surface) -> None:
     run = Trainer(recipe.read("digits-ssgd", ["steps=2", "decompose.every=1"])).run()
     picture: Any = plots.draw(run)
     assert {"train_loss", "consensus", "delta_2_full"} <= {*picture.axes_by_name}
-    testing.check_drawing([run], only="parts")
     rate = axes_of_ones_own()
     plots.draw([run], axes={"alpha_e": rate})
     assert "α_e" in rate.get_ylabel()
@@ -367,33 +337,25 @@ def test_a_drawing_with_a_figure_of_its_own_takes_no_axes() -> None:
         plots.draw(Lone(1.0), ax=axes_of_ones_own())
 
 
-def line(**options: Any) -> Any:
-    problem = problems.mlp()
-    weights = problem.weights + problem.weights.new_tensor([[1.0], [-1.0]])
-    return landscape.line(problem, weights=weights, points=9, **options)
-
-
-def along() -> Any:
-    quadratic = problems.quadratic([1.0, 2.0])
-    return landscape.line(quadratic, quadratic.weights, 5)
+LINE: Any = samples.results()["line"]
+ALONG = dataclasses.replace(LINE, kind="direction", accuracy=np.full(5, np.nan))
 
 
 def test_lines_show_loss_accuracy_and_barrier() -> None:
-    inner = line(labels=("a", "b"))
-    figure = plots.draw([inner])
-    np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), inner.loss)
-    np.testing.assert_array_equal(figure.axes[1].lines[0].get_ydata(), 100 * inner.accuracy)
-    assert legend(figure) == [f"a to b (barrier {inner.barrier:.3g})"]
-    assert len(plots.draw([along()]).axes) == 1  # no accuracy, no panel for it
+    figure = plots.draw([LINE])
+    np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), LINE.loss)
+    np.testing.assert_array_equal(figure.axes[1].lines[0].get_ydata(), 100 * LINE.accuracy)
+    assert legend(figure) == [f"a to b (barrier {LINE.barrier:.3g})"]
+    assert len(plots.draw([ALONG]).axes) == 1  # no accuracy, no panel for it
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda s: plots.draw([s, along()]), "all must be of one kind"),
-        (lambda s: plots.draw([line(), along()]), "different axes"),
-        (lambda s: plots.draw([along()], style="surface"), r"style: 'surface'.*Line.*contour"),
-        (lambda s: plots.draw([along()], labels=True), "labels: not allowed for a Line"),
+        (lambda s: plots.draw([s, ALONG]), "all must be of one kind"),
+        (lambda s: plots.draw([LINE, ALONG]), "different axes"),
+        (lambda s: plots.draw([ALONG], style="surface"), r"style: 'surface'.*Line.*contour"),
+        (lambda s: plots.draw([ALONG], labels=True), "labels: not allowed for a Line"),
         (lambda s: plots.draw([s], style="differenc"), r"style: 'differenc'.*'difference'"),
         (lambda s: plots.draw([changed(s, loss=s.loss[:1])]), "2 × 2 can"),
         (lambda s: plots.draw([changed(s, loss=s.loss * np.nan)]), "no value is finite"),
@@ -432,7 +394,6 @@ def test_vts_has_every_point_in_vtks_order(surface: Surface, tmp_path: Path) -> 
     holes = with_hole(surface, (2, 3))
     landscape.save_vts(holes, tmp_path / "s.vts")
     root = ET.parse(tmp_path / "s.vts").getroot()
-    assert root.attrib["type"] == "StructuredGrid"
     (grid,), (piece,) = root.iter("StructuredGrid"), root.iter("Piece")
     assert grid.attrib["WholeExtent"] == piece.attrib["Extent"] == "0 5 0 3 0 0"  # 6 × 4 points
     arrays = {a.attrib["Name"]: np.array((a.text or "").split(), float) for a in piece.iter("DataArray")}
@@ -473,10 +434,10 @@ def test_axes_are_distances_and_coordinates_those_of_the_plane(surface: Surface)
 def test_the_look_of_surfaces(surface: Surface) -> None:
     wide = changed(surface, loss=surface.loss * np.geomspace(1, 1e4, surface.loss.size).reshape(4, 6))
     for result, options, words in (
-        (wide, {}, "logarithmic, as losses differ by a factor of"),
-        (wide, {"log": False}, "linear, as asked"),
-        (surface, {"log": True}, "logarithmic, as asked"),
-        (surface, {}, "linear, as losses differ by a factor of"),
+        (wide, {}, "logarithmic, since losses differ by a factor of"),
+        (wide, {"log": False}, " linear"),
+        (surface, {"log": True}, " logarithmic"),
+        (surface, {}, " linear"),
     ):
         assert words in plots.draw([result], **options).get_caption()  # type: ignore[attr-defined]
     top = float(surface.loss.max()) / 2
@@ -495,10 +456,9 @@ def test_each_algorithm_has_one_colour() -> None:
 
 
 def test_limits_at_delay_0_are_joined_to_nothing() -> None:
-    result = Stability(
-        np.array([0, 1, 2]), np.ones((3, 3)), momentum=0.9, lambda_max=2.0, residual=0.0, converged=True, lr=0.1,
-        own_limit=np.nan, own_delay=0, samples=9,
-    )  # fmt: skip
+    result = dataclasses.replace(
+        samples.results()["stability"], delay=np.array([0, 1, 2]), limit=np.ones((3, 3))
+    )
     for limit in plots.draw([result]).axes[0].lines[:3]:
         x, y = limit.get_xydata().T
         assert np.isnan(y[1])

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import socket
-import threading
 import time
 import unittest.mock
 from collections.abc import Iterator
@@ -23,8 +22,8 @@ import landscape
 from landscape import Checkpoint, InputError, OperationError
 from landscape.checkpoint.history import MONITORED, UNITS
 from landscape.core import files, registry
-from landscape.testing.checks import RECIPE
-from landscape.training.decomposition import estimate_gradient
+from landscape.testing.checks import RECIPE, same_bits
+from landscape.training.decomposition import GradientEstimator
 from landscape.training.processes import process_group
 from landscape.training.processes.comm import Comm, Plan, _bounds
 from landscape.training.processes.process_group import Group, LostProcessError
@@ -32,12 +31,10 @@ from landscape.training.processes.server import Server, Worker
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from landscape.training.run.loop import Trainer
-from landscape.training.run.randomness import generator
 from tests.conftest import Command, slow_but, wait_for
 from tests.groups import free_port, together
 from tests.problems import assert_identity
 from tests.test_launching import children_of, lives, running
-from tests.test_training import same_bits
 
 # Of these 1, 2 and 4 processes hold 5, 2 + 3 and 1 + 1 + 1 + 2 learners.
 BASE: dict[str, Any] = RECIPE | {
@@ -191,34 +188,6 @@ def test_a_run_over_processes_diverges_as_in_one() -> None:
         np.testing.assert_allclose(part.history["loss"], whole.history["loss"], rtol=10 * near)
 
 
-def against_ddp(group: Group) -> tuple[float, float]:
-    """The largest difference of SSGD's mean from DDP's parameters, and how far both went, in float32."""
-    chosen = recipe.from_values(BASE | CASES["ssgd"] | {"dtype": "float32", "learners": 2})
-    trainer = Trainer(chosen, group=group)
-    start = trainer.train.weights.clone()
-    model = landscape.models.build("mlp", widths=[6, 8, 3], activation="tanh")
-    torch.nn.utils.vector_to_parameters(start.clone(), model.parameters())
-    ddp = torch.nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.2)
-    assert trainer.train.tensors is not None
-    x, y = trainer.train.tensors
-    for t in range(1, BASE["steps"] + 1):
-        rows = torch.randint(len(y), (2, 20), generator=generator(0, "batch", t))[group.rank]
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(ddp(x[rows]), y[rows]).backward()
-        optimizer.step()
-    trainer.run()
-    ours = trainer.comm.mean(trainer.weights)
-    theirs = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
-    return float((ours - theirs).abs().max()), float((ours - start).norm())
-
-
-def test_ssgd_is_distributed_data_parallel() -> None:
-    for difference, distance in together(2, against_ddp):
-        assert difference < 1e-6
-        assert distance > 0.1
-
-
 def of_unequal_terms(group: Group | None) -> list[float]:
     """Loss and gradient of a training set of which most of the first half is left out of the loss."""
     torch.manual_seed(0)
@@ -226,7 +195,7 @@ def of_unequal_terms(group: Group | None) -> list[float]:
     y = torch.where(torch.arange(21).remainder(7) < torch.arange(21) // 3, torch.arange(21) % 3, -100)
     problem = landscape.Problem(model, torch.nn.functional.cross_entropy, (x, y))
     comm = Comm(2, group)
-    g = estimate_gradient(problem, problem.weights, 0, 0, 1, comm)
+    g = GradientEstimator(problem, comm).at(problem.weights, 1)
     return [comm.evaluate(problem, problem.weights)[0], g.loss, g.project([g.rows[0]]).norm2]
 
 
@@ -282,16 +251,11 @@ def test_a_checkpoint_takes_one_learner_at_a_time(tmp_path: Path) -> None:
     assert rise < 3 * row + 2**22
 
 
-def run_in(group: Group, folder: str, settings: dict[str, Any], resume: bool) -> Checkpoint:
+def run_in(group: Group, folder: str, settings: dict[str, Any], resume: bool = False) -> Checkpoint:
     return launch.launch(recipe.from_values(BASE | settings), folder, resume=resume, group=group)
 
 
 LONG = CASES["ring, atc, momentum"] | {"steps": 800, "checkpoint": {"every": 20}}
-
-
-def run_whole(folder: Path) -> None:
-    for part in together(2, run_in, str(folder), LONG, False):
-        assert isinstance(part, Checkpoint), part
 
 
 def command_for(folder: Path, *options: str) -> tuple[object, ...]:
@@ -303,7 +267,8 @@ def command_for(folder: Path, *options: str) -> tuple[object, ...]:
 
 @pytest.mark.slow
 def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(tmp_path: Path) -> None:
-    run_whole(tmp_path / "whole")
+    for part in together(2, run_in, str(tmp_path / "whole"), LONG):
+        assert isinstance(part, Checkpoint), part
     folder = tmp_path / "killed"
     with running(*command_for(folder)) as run:
         wait_for((folder / "step-0000020.h5").exists)
@@ -338,39 +303,21 @@ def test_a_killed_process_ends_the_run_with_a_line_and_a_restart_loses_nothing(t
     torch.testing.assert_close(end.weights, landscape.load(folder / "last.h5").weights, rtol=1e-9, atol=1e-9)
 
 
-def lose_one(group: Group, lost: int, how: int) -> str:
+def lose_one(group: Group, folder: str, settings: dict[str, Any], lost: int, how: int) -> str:
     process_group.LOST_AFTER = 4.0  # a busy machine may keep a living rank from its signs for seconds
-    trainer = Trainer(recipe.from_values(BASE | LONG), group=group)
-    step = trainer.rule.begin
+    compute = Trainer._compute_gradients
 
-    def begin(weights: torch.Tensor, t: int) -> None:
-        if t == 10 and group.rank == lost:
+    def last(self: Trainer, *arguments: Any) -> Any:
+        if group.rank == lost and group.step >= 10:  # a worker may leave steps out
             os.kill(os.getpid(), how)
-        step(weights, t)
+        return compute(self, *arguments)
 
-    trainer.rule.begin = begin  # type: ignore[method-assign]
+    Trainer._compute_gradients = last  # type: ignore[method-assign]
     try:
-        trainer.run()
+        run_in(group, folder, settings)
     except LostProcessError as error:
         return str(error) if group.tell(str(error)) else "told already"
     return "not lost"
-
-
-def stopped(lost: int) -> Any:
-    return pytest.param(lost, signal.SIGSTOP, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize(("lost", "how"), [(1, signal.SIGKILL), stopped(1), stopped(0)])
-def test_the_others_name_the_rank_that_is_lost(lost: int, how: signal.Signals) -> None:
-    """Rank 0 has the store: without it, each of the others ends by itself, within the timeout and 15 s."""
-    found = together(3, lose_one, lost, int(how), timeout=16.0, deadline=180.0, lost=(lost,))
-    lines = {line for line in found if isinstance(line, str) and line != "told already"}
-    if lost:
-        (line,) = lines
-        assert line.startswith("rank 1 of 3 lost, no sign of life for 4 s (")
-    else:
-        assert all(line.startswith("rank 0 of 3 ") for line in lines)
-    assert "not lost" not in found  # None: ended by its own watch
 
 
 def nothing(group: Group) -> None:
@@ -438,7 +385,9 @@ def test_a_process_alone_says_what_it_waits_for() -> None:
             ({"MASTER_PORT": used}, f"MASTER_PORT: {used} cannot be used on 127.0.0.1"),
             ({"RANK": "1"}, "RANK: 1 is not allowed, WORLD_SIZE is 1"),
             ({"MASTER_ADDR": ""}, "MASTER_ADDR: missing"),
-            ({"WORLD_SIZE": "two"}, "WORLD_SIZE: 'two' is not allowed, it must be a whole number ≥ 1"),
+            ({"WORLD_SIZE": "²"}, "WORLD_SIZE: '²' is not allowed, it must be a whole number ≥ 1"),
+            ({"RANK": "-1"}, "RANK: '-1' is not allowed"),
+            ({"MASTER_PORT": "9" * 5000}, "MASTER_PORT: '9"),
         ):
             (error,) = together(1, nothing, environment={0: variables}, timeout=1.0)
             assert str(error).startswith(words)
@@ -456,8 +405,32 @@ def measured(delay: int, **changes: Any) -> dict[str, Any]:
     return MEASURED | changes | {"algorithm": algorithm}
 
 
-def serve(group: Group, values: dict[str, Any], folder: str, resume: bool = False) -> Checkpoint:
-    return launch.launch(recipe.from_values(values), folder, resume=resume, group=group)
+@pytest.mark.parametrize(
+    ("kind", "lost", "how"),
+    [
+        ("dpsgd", 1, signal.SIGKILL),
+        pytest.param("dpsgd", 1, signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param("dpsgd", 0, signal.SIGSTOP, marks=pytest.mark.slow),
+        pytest.param("measured", 2, signal.SIGKILL, marks=pytest.mark.slow),  # a worker
+    ],
+)
+def test_the_others_name_the_rank_that_is_lost(
+    kind: str, lost: int, how: signal.Signals, tmp_path: Path
+) -> None:
+    """Rank 0 has the store: without it, each of the others ends by itself, within the timeout and 15 s."""
+    settings = LONG if kind == "dpsgd" else measured(1, steps=10**7, decompose={"every": 0})
+    found = together(
+        3, lose_one, str(tmp_path), settings, lost, int(how), timeout=16.0, deadline=180.0, lost=(lost,)
+    )
+    lines = {line for line in found if isinstance(line, str) and line != "told already"}
+    if lost:
+        (line,) = lines
+        assert line.startswith(f"rank {lost} of 3 lost, no sign of life for 4 s (")
+        assert line.endswith(f"; resume=True goes on from {tmp_path}/last.h5")
+    else:
+        assert all(line.startswith("rank 0 of 3 ") for line in lines)
+    assert "not lost" not in found  # None: ended by its own watch
+    landscape.load(tmp_path / "last.h5")
 
 
 @pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.slow), 0.8])
@@ -466,7 +439,7 @@ def test_one_worker_is_plain_sgd_and_resumes_to_the_bit(momentum: float, tmp_pat
     plain = Trainer(
         recipe.from_values(MEASURED | {"algorithm": {"name": "ssgd"}, "optimizer": optimizer})
     ).run()
-    end, last = together(2, serve, measured(0, optimizer=optimizer), str(tmp_path / "a"))
+    end, last = together(2, run_in, str(tmp_path / "a"), measured(0, optimizer=optimizer))
     assert torch.equal(end.weights, plain.weights)
     assert torch.equal(last.weights, plain.weights)
     for column in ("loss", "alpha_e", "delta", "test_loss", "train_loss"):
@@ -477,7 +450,7 @@ def test_one_worker_is_plain_sgd_and_resumes_to_the_bit(momentum: float, tmp_pat
     assert np.isnan(end.history["delta_s"]).all()
     (tmp_path / "b").mkdir()
     shutil.copy(tmp_path / "a" / "step-0000020.h5", tmp_path / "b" / "last.h5")
-    again, _ = together(2, serve, measured(0, optimizer=optimizer), str(tmp_path / "b"), True)
+    again, _ = together(2, run_in, str(tmp_path / "b"), measured(0, optimizer=optimizer), True)
     assert torch.equal(again.weights, plain.weights)
 
 
@@ -486,7 +459,7 @@ def test_workers_deliver_at_their_own_pace(form: str, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"steps": 60}
     changes |= {"optimizer": {"name": "sgd", "momentum": 0.5}} if form == "ordinary" else {}
     shifted = {"shifted": 0.5, "staleness_aware": True} if form == "shifted and aware" else {}
-    parts = together(4, serve, measured(2, algorithm=shifted, **changes), str(tmp_path / "run"))
+    parts = together(4, run_in, str(tmp_path / "run"), measured(2, algorithm=shifted, **changes))
     end = parts[0]
     assert isinstance(end, Checkpoint), parts
     for part in parts[1:]:
@@ -504,36 +477,9 @@ def test_workers_deliver_at_their_own_pace(form: str, tmp_path: Path) -> None:
     assert end.history["train_loss"][-1:] < end.history["train_loss"][4]
     assert_identity(end.history)
     more = measured(2, algorithm=shifted, **(changes | {"steps": 80}))
-    longer = together(4, serve, more, str(tmp_path / "run"), True)[0]
+    longer = together(4, run_in, str(tmp_path / "run"), more, True)[0]
     assert longer.step == 80
     np.testing.assert_array_equal(longer.history["delay"][:60], delay)
-
-
-def die_in_training(folder: Path) -> None:
-    while not (folder / "last.h5").exists():
-        time.sleep(0.05)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def lose_worker(group: Group, folder: str) -> str:
-    process_group.LOST_AFTER = 4.0  # a busy machine may keep a living rank from its signs for seconds
-    if group.rank == 2:
-        threading.Thread(target=die_in_training, args=(Path(folder),), daemon=True).start()
-    try:
-        serve(group, measured(2, steps=10**7, decompose={"every": 0}), folder)
-    except LostProcessError as error:
-        return str(error) if group.tell(str(error)) else "told already"
-    return "not lost"
-
-
-@pytest.mark.slow
-def test_a_worker_that_is_lost_ends_the_run_with_a_line(tmp_path: Path) -> None:
-    found = together(4, lose_worker, str(tmp_path), timeout=60.0, deadline=180.0, lost=(2,))
-    told = [line for line in found if isinstance(line, str) and line != "told already"]
-    assert len(told) == 1, found
-    assert told[0].startswith("rank 2 of 4 lost, no sign of life for 4 s (")
-    assert told[0].endswith(f"; --resume goes on from {tmp_path}/last.h5")
-    landscape.load(tmp_path / "last.h5")
 
 
 def test_what_does_not_fit_is_said_in_a_line(command: Command, tmp_path: Path) -> None:

@@ -6,20 +6,20 @@ import contextlib
 import gzip
 import re
 import struct
-import time
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as runs
 from hypothesis import strategies as st
 
 import landscape
 from landscape import InputError, OperationError
-from landscape.core.options import BelowOne, Count, check_keywords, positive, toml_value
+from landscape.core.options import positive, toml_value
 from landscape.data import images
 from landscape.data.images import decode
 from landscape.training.recipes import recipe
@@ -35,7 +35,7 @@ BUILT_IN = {
 }
 
 
-@pytest.mark.parametrize("samples", [-1, 0, 1797, 3000])
+@pytest.mark.parametrize("samples", [0, 1797])
 def test_digits_refuses_a_split_without_samples(samples: int) -> None:
     with pytest.raises(InputError, match=rf"data.test_samples: {samples} is not allowed.*1…1796"):
         landscape.data.load("digits", test_samples=samples)
@@ -49,12 +49,12 @@ def test_the_built_in_recipes_are_there_and_read_back_equal() -> None:
         assert filled == recipe.from_values(tomllib.loads(filled.to_toml()))
 
 
-@pytest.mark.parametrize("least", [None, 0])
-def test_a_whole_number_that_no_float_holds_is_refused(least: float | None) -> None:
+def test_a_whole_number_that_no_float_holds_is_refused() -> None:
     with pytest.raises(InputError, match="lr: a whole number of 16610 bits is not allowed.*finite"):
-        positive("lr", 10**5000, least=least)
+        positive("lr", 10**5000, least=0)
 
 
+@runs(max_examples=10)
 @given(
     st.integers(2, 9), st.integers(1, 50), st.floats(1e-8, 1e8), st.text(max_size=20),
     st.lists(st.integers(1, 100), max_size=3),
@@ -68,43 +68,14 @@ def test_toml_reads_back_to_the_same_recipe(
     assert recipe.from_values(tomllib.loads(r.to_toml())) == r
 
 
-def bounded(
-    width: Count, share: Annotated[BelowOne, "of the whole"] = 0.5, note: Annotated[str, "any"] = ""
-) -> None:
-    """Options with bounds, and with words that are none."""
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"width": 0}, "model.width: 0 is not allowed, it must be a finite number ≥ 1"),
-        ({"width": 1.5}, "model.width: 1.5 is not allowed, it must be int"),
-        ({"width": 1, "share": 1}, "model.share: 1.0 is not allowed, it must be ≥ 0 and < 1"),
-    ],
-)
-def test_bounds_in_annotations_are_checked(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        check_keywords("model", options, bounded)
-    assert check_keywords("model", {"width": 3, "share": 0}, bounded) == {
-        "width": 3,
-        "share": 0.0,
-        "note": "",
-    }
-
-
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
         ("learnrs=4", "recipe key learnrs: 'learnrs' is not known; did you mean 'learners'?"),
-        ("decompose.evry=4", "'evry' is not known; did you mean 'every'?"),
-        ("model.width=[1]", "did you mean 'widths'?"),
         ("algorithm.mixng='full'", "'mixng' is not known"),
-        ("data.name=minst", "did you mean 'mnist'?"),
         ("learners=0", "learners: 0"),
-        ("learners=2.0", "learners: 2.0 is not allowed, it must be int"),
         ("learners=true", "learners: True is not allowed, it must be int"),
         ("batch=501", "batch: 501 is not divisible by 5 learners; 500 would be"),
-        ("batch=0", "batch: 0 is not allowed"),
         ("lr=-1", "lr: -1.0 is not allowed, it must be a finite number > 0"),
         ("lr=nan", "lr: nan is not allowed"),
         ("lr='big'", "lr: 'big' is not allowed, it must be float"),
@@ -115,26 +86,19 @@ def test_bounds_in_annotations_are_checked(options: dict[str, Any], words: str) 
         ("algorithm={}", "algorithm.name: missing"),
         ("lr.x=3", "'lr' is not a table"),
         ("lr", "settings: 'lr' is not allowed, it must be KEY=VALUE"),
-        ("checkpoint.every=-5", "checkpoint.every: -5"),
         ("~algorithm.mixing", "'~algorithm.mixing' is not allowed, the recipe has no such key .it has: name"),
         ("~monitors.every", "'~monitors.every' is not allowed, .*no such table"),
         ("~learners", "recipe key learners: missing, and there is no default"),
         ("optimizer.name=adamm", "optimizer.name: 'adamm' is not known; did you mean 'adam'"),
-        ("optimizer.name=lamm", "did you mean 'lamb'?"),
-        ("optimizer.momentun=0.9", "optimizer: 'momentun' is not known; did you mean 'momentum'?"),
         ("optimizer={name='lamb', momentum=0.9}", "optimizer: 'momentum' is not known"),
         ("optimizer.momentum=1", "optimizer.momentum: 1.0 is not allowed, it must be ≥ 0 and < 1"),
-        ("optimizer.momentum=nan", "optimizer.momentum: nan is not allowed"),
-        ("optimizer.weight_decay=-1", "optimizer.weight_decay: -1.0 is not allowed"),
         ("optimizer.nesterov=true", "optimizer.nesterov: true is not allowed without optimizer.momentum"),
         ("optimizer={name='lamb', beta2=1.0}", "optimizer.beta2: 1.0 is not allowed"),
         ("optimizer={name='lars', trust=0}", "optimizer.trust: 0.0 is not allowed"),
         ("accumulate=3", "accumulate: 3 is not allowed, it must divide the local batch of 100"),
-        ("accumulate=0", "accumulate: 0 is not allowed"),
         ("autocast=fp16", "autocast: 'fp16' is not allowed, it must be one of '', 'bfloat16'"),
         ("precision=bfloat16", "recipe key precision: not allowed, it is autocast now"),
         ("schedule.unit=hours", "schedule.unit: 'hours' is not allowed"),
-        ("schedule.warmup=-1", "schedule.warmup: -1.0 is not allowed"),
         ("schedule.anneal=0", "schedule.anneal: 0.0 is not allowed"),
         ("schedule.cosine=inf", "schedule.cosine: inf is not allowed"),
         ("schedule.milestones=[1, nan]", "schedule.milestones: .* they must be finite numbers ≥ 0"),
@@ -225,32 +189,6 @@ def test_the_folder_may_come_from_the_environment(tmp_path: Path, monkeypatch: p
     write_mnist(tmp_path / "mnist")
     monkeypatch.setenv("LANDSCAPE_DATA", str(tmp_path))
     assert len(landscape.data.load("mnist").train[1]) == 30
-
-
-@given(st.binary(max_size=60))
-def test_any_bytes_are_an_array_or_a_clear_error(
-    tmp_path_factory: pytest.TempPathFactory, raw: bytes
-) -> None:
-    folder = tmp_path_factory.mktemp("idx")
-    for path in (folder / "x", folder / "x.gz"):
-        path.write_bytes(raw)
-        with contextlib.suppress(OperationError):  # any other exception fails the test
-            assert images.read_idx(path).dtype == np.uint8
-
-
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=3), st.integers(0, 9))
-def test_idx_files_read_back_and_truncated_ones_are_refused(
-    tmp_path_factory: pytest.TempPathFactory, shape: list[int], cut: int
-) -> None:
-    path = tmp_path_factory.mktemp("idx") / "x"
-    array = np.arange(int(np.prod(shape)), dtype=np.uint8).reshape(shape)
-    write_idx(path, array)
-    np.testing.assert_array_equal(images.read_idx(path), array)
-    raw = path.read_bytes()
-    if 0 < cut < len(raw):
-        path.write_bytes(raw[:-cut])
-        with pytest.raises(OperationError):
-            images.read_idx(path)
 
 
 def test_missing_and_damaged_data_say_what_to_do(tmp_path: Path) -> None:
@@ -352,18 +290,15 @@ def test_code_is_run_where_it_is_typed_or_allowed(tiny: Path, tmp_path: Path, co
         ("lr = 1" + "0" * 5000, "4300 digits"),
         ("seed = 99999999999999999999", "seed: 99999999999999999999 is not allowed"),
         ("data.samples = 0x" + "f" * 5000, "data.samples: a number of"),
-        ("steps = " + "9" * 30, "steps: "),
     ],
 )
 def test_huge_and_deep_recipes_are_refused_in_one_line(toml: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(f"{toml}\n")
-    clock = time.perf_counter()
     with pytest.raises(InputError) as caught:
         recipe.read(str(path), ["learners=1", "batch=1"] if "lr = 1e" not in toml else digits_dpsgd())
     assert words in str(caught.value)
     assert len(str(caught.value)) < 300
-    assert time.perf_counter() - clock < 5
     key, _, value = toml.partition(" = ")
     with pytest.raises(InputError):
         recipe.read("digits-dpsgd", [f"{key}={value}"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 import os
 import subprocess
@@ -89,7 +90,7 @@ def loop(
     optimizer: torch.optim.Optimizer,
     steps: int,
     *,
-    scheduler: Any = None,
+    cosine: bool = False,
     first: int = 0,
     whole: bool = False,
     each: Callable[[int], None] = lambda step: None,
@@ -97,6 +98,7 @@ def loop(
     """A usual training loop; minibatches are those of the step's number, or the ``whole`` data."""
     x, y = digits()
     x = x.to(next(model.parameters()).dtype)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12) if cosine else None
     for t in range(first, first + steps):
         rows = torch.randint(len(y), (16,), generator=torch.Generator().manual_seed(t))
         rows = torch.arange(len(y)) if whole else rows
@@ -112,6 +114,27 @@ def loop(
         each(t + 1)
 
 
+def record(
+    folder: Path,
+    steps: int,
+    make: Optimizers | None = None,
+    *,
+    model: nn.Module | None = None,
+    data: Any = None,
+    loops: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[landscape.Checkpoint, nn.Module]:
+    """A recorded loop: what is in the folder then, and the model; ``loops``: options of :func:`loop`."""
+    model = net() if model is None else model
+    optimizer = (make or plain)(model.parameters())
+    data = digits() if data is None else data
+    with Recorder(folder, model, F.cross_entropy, data, optimizer=optimizer, **options) as recorder:
+        loop(recorder, model, optimizer, steps, **(loops or {}))
+    run = landscape.load(folder / "last.h5")
+    assert isinstance(run, landscape.Checkpoint)
+    return run, model
+
+
 def momentum(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3)
 
@@ -124,92 +147,6 @@ def plain(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-# The numbers.
-
-
-@pytest.mark.parametrize(("make", "scheduled"), [(momentum, True), (adamw, False)])
-def test_steps_of_any_optimizer_are_decomposed_as_by_hand(
-    tmp_path: Path, make: Optimizers, scheduled: bool
-) -> None:
-    model = net()
-    optimizer = make(model.parameters())
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12) if scheduled else None
-    recorder = Recorder(tmp_path, model, F.cross_entropy, digits(), every=3, optimizer=optimizer)
-    rates, weights, gradients = [optimizer.param_groups[0]["lr"]], [flat(model)], [gradient(model, *digits())]
-
-    def each(step: int) -> None:
-        rates.append(optimizer.param_groups[0]["lr"])
-        weights.append(flat(model))
-        gradients.append(gradient(model, *digits()))
-
-    loop(recorder, model, optimizer, 12, scheduler=scheduler, each=each)
-    recorder.close()
-    run = landscape.load(tmp_path / "last.h5")
-    assert run.history["step"].tolist() == [0, 3, 6, 9, 12]
-    rows = {name: column[1:] for name, column in run.history.items()}
-    for i, t in enumerate((3, 6, 9, 12)):
-        d, g = weights[t] - weights[t - 1], gradients[t - 1]
-        alpha_e = float(-(d @ g) / (g @ g))
-        assert rows["lr"][i] == rates[t - 1]
-        assert rows["displacement2"][i] == pytest.approx(float(d @ d), rel=1e-12)
-        assert rows["grad_norm2"][i] == pytest.approx(float(g @ g), rel=1e-12)
-        assert rows["alpha_e"][i] == pytest.approx(alpha_e, rel=1e-10)
-        assert rows["delta"][i] == pytest.approx(float((d + alpha_e * g).square().sum()), rel=1e-10)
-    assert_identity(run.history, 1e-12)
-    assert torch.equal(run.weights[0], flat(model))
-
-
-def test_a_sampled_gradient_has_standard_errors_that_hold(tmp_path: Path) -> None:
-    numbers = []
-    for samples in (0, 480):
-        model = net()
-        optimizer = momentum(model.parameters())
-        folder = tmp_path / str(samples)
-        with Recorder(folder, model, F.cross_entropy, digits(), every=2, samples=samples) as recorder:
-            loop(recorder, model, optimizer, 8)
-        numbers.append(landscape.load(folder / "last.h5").history)
-    exact, estimate = numbers
-    for name in ("alpha_e", "grad_norm2", "delta"):
-        error = estimate[f"{name}_se"][1:]
-        assert (error > 0).all()
-        assert (np.abs(estimate[name] - exact[name])[1:] < 5 * error).all()
-        assert (exact[f"{name}_se"][1:] == 0).all()
-    np.testing.assert_allclose(exact["displacement2"], estimate["displacement2"], rtol=1e-14)
-
-
-def test_batchnorm_is_compared_with_the_gradient_under_batch_statistics(tmp_path: Path) -> None:
-    model, (x, y) = net(norm=True), digits()
-    optimizer = plain(model.parameters())
-    with Recorder(
-        tmp_path, model, F.cross_entropy, (x, y), every=1, batch=len(y), test=digits(40), optimizer=optimizer
-    ) as recorder:
-        loop(recorder, model, optimizer, 3, whole=True)
-    run = landscape.load(tmp_path / "last.h5")
-    np.testing.assert_allclose(run.history["alpha_e"][1:], 0.1, rtol=1e-10)
-    assert run.lr == 0.1
-    assert {"norm.running_mean", "norm.running_var", "scale", "shift"} <= run.buffers.keys()
-    model.eval()
-    x, y = digits(40)
-    truth = float(F.cross_entropy(model(x), y).detach())
-    assert run.history["test_loss"][-1] == pytest.approx(truth, rel=1e-12)
-    problem = run.problem("train", model=net(norm=True), data=(x, y), dtype=torch.float64)
-    assert problem.loss() == pytest.approx(run.history["test_loss"][-1], rel=1e-12)
-    assert run.epoch == 3
-
-
-class Rows(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
-    """Samples one at a time."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return self.x[i], self.y[i]
-
-
 class Stream(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
     """Samples one after another, of which none can be asked for by its number."""
 
@@ -220,57 +157,63 @@ class Stream(torch.utils.data.IterableDataset[tuple[Tensor, Tensor]]):
         return iter(zip(self.x, self.y, strict=True))
 
 
-@pytest.mark.parametrize("form", ["tensors", "stream", "loader"])
-def test_batchnorm_takes_batches_as_the_guide_says(tmp_path: Path, form: str) -> None:
-    """g and α_e by hand in float64: of tensors and data sets, fixed batches drawn at random; else its own."""
-    x, y = digits(110)
+# The numbers.
+
+
+@pytest.mark.parametrize("form", ["momentum", "adamw", "tensors", "data set", "stream", "loader"])
+def test_steps_are_decomposed_as_by_hand(tmp_path: Path, form: str) -> None:
+    """In float64. With BatchNorm, g is that of fixed batches: drawn at random, or the data's own."""
+    (x, y), seed, norm = digits(110), 5, form not in ("momentum", "adamw")
     by_class = y.argsort(stable=True)  # as folders of images come: their order is not that of training
-    x, y, batch, seed = x[by_class], y[by_class], 25, 5
-    draw = torch.randperm(len(y), generator=generator(seed, "decompose"))
-    own = torch.arange(len(y)).split(25)
-    cut = draw.tensor_split(5) if form == "tensors" else own
-    loader = torch.utils.data.DataLoader(Rows(x, y), batch_size=25)
-    data = {"tensors": (x, y), "stream": Stream(x, y), "loader": loader}[form]
-    model = net(norm=True)
-    optimizer = momentum(model.parameters())
-    options: dict[str, Any] = {} if form == "loader" else {"batch": batch}
-
-    def by_hand() -> Tensor:
-        own_model, total = copy.deepcopy(model).train(), torch.zeros(len(flat(model)), dtype=torch.float64)
-        for rows in cut:
-            total += gradient(own_model, x[rows], y[rows]) * len(rows) / len(y)
-        return total
-
-    weights, gradients = [flat(model)], [by_hand()]
+    x, y = x[by_class], y[by_class]
+    batches: tuple[Tensor, ...] = (torch.arange(110),)
+    if norm:
+        drawn = torch.randperm(110, generator=generator(seed, "decompose")).tensor_split(5)
+        batches = drawn if form in ("tensors", "data set") else torch.arange(110).split(25)
+    samples = torch.utils.data.TensorDataset(x, y)
+    data = {
+        "data set": samples, "stream": Stream(x, y), "loader": torch.utils.data.DataLoader(samples, 25),
+    }.get(form, (x, y))  # fmt: skip
+    rates, weights, gradients = list[float](), list[Tensor](), list[Tensor]()
+    model = net(norm=norm)
 
     def each(step: int) -> None:
+        rates.append(0.1 * (1 + math.cos(math.pi * step / 12)) / 2)
         weights.append(flat(model))
-        gradients.append(by_hand())
+        gradients.append(sum(gradient(model, x[rows], y[rows]) * len(rows) / 110 for rows in batches))  # type: ignore[arg-type]
 
-    with Recorder(tmp_path, model, F.cross_entropy, data, every=1, seed=seed, **options) as recorder:
-        loop(recorder, model, optimizer, 3, each=each)
-    rows = landscape.load(tmp_path / "last.h5").history
-    for t in (1, 2, 3):
+    each(0)
+    run, _ = record(
+        tmp_path, 6, adamw if form == "adamw" else momentum, model=model, data=data, every=2, seed=seed,
+        batch=25 if norm and form != "loader" else 0, loops={"each": each, "cosine": form == "momentum"},
+    )  # fmt: skip
+    assert run.history["step"].tolist() == [0, 2, 4, 6]
+    rows = {name: column[1:] for name, column in run.history.items()}
+    for i, t in enumerate((2, 4, 6)):
         d, g = weights[t] - weights[t - 1], gradients[t - 1]
-        assert rows["grad_norm2"][t] == pytest.approx(float(g @ g), rel=1e-10)
-        assert rows["alpha_e"][t] == pytest.approx(float(-(d @ g) / (g @ g)), rel=1e-9)
+        alpha_e = float(-(d @ g) / (g @ g))
+        if form == "momentum":
+            assert rows["lr"][i] == pytest.approx(rates[t - 1])
+        assert rows["displacement2"][i] == pytest.approx(float(d @ d), rel=1e-10)
+        assert rows["grad_norm2"][i] == pytest.approx(float(g @ g), rel=1e-10)
+        assert rows["alpha_e"][i] == pytest.approx(alpha_e, rel=1e-9)
+        assert rows["delta"][i] == pytest.approx(float((d + alpha_e * g).square().sum()), rel=1e-9)
+    assert_identity(run.history, 1e-12)
+    assert torch.equal(run.weights[0], flat(model))
 
 
-def test_a_step_that_a_scaler_skips_has_no_displacement(tmp_path: Path) -> None:
-    model, (x, y) = net().float(), digits(dtype=torch.float32)
-    optimizer, scaler = adamw(model.parameters()), torch.amp.GradScaler("cpu")
-    with Recorder(tmp_path, model, F.cross_entropy, (x, y), every=1, optimizer=optimizer) as recorder:
-        for t in range(3):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):
-                value = F.cross_entropy(model(x), y)
-            scaler.scale(value * (math.inf if t == 1 else 1)).backward()
-            with recorder.step():
-                scaler.step(optimizer)
-                scaler.update()
-    rows = landscape.load(tmp_path / "last.h5").history
-    assert rows["displacement2"][2] == rows["delta"][2] == rows["alpha_e"][2] == 0
-    assert (rows["displacement2"][[1, 3]] > 0).all()
+def test_files_have_the_statistics_of_batchnorm_under_which_they_are_tested(tmp_path: Path) -> None:
+    x, y = digits()
+    run, model = record(
+        tmp_path, 3, model=net(norm=True), every=1, batch=len(y), test=digits(40), loops={"whole": True}
+    )
+    np.testing.assert_allclose(run.history["alpha_e"][1:], 0.1, rtol=1e-10)
+    assert (run.lr, run.epoch) == (0.1, 3)
+    assert {"norm.running_mean", "norm.running_var", "scale", "shift"} <= run.buffers.keys()
+    x, y = digits(40)
+    truth = float(F.cross_entropy(model.eval()(x), y).detach())
+    problem = run.problem("train", model=net(norm=True), data=(x, y), dtype=torch.float64)
+    assert (run.history["test_loss"][-1], problem.loss()) == pytest.approx((truth, truth), rel=1e-12)
 
 
 @pytest.mark.parametrize("given", [True, False])
@@ -301,13 +244,7 @@ def test_samples_weigh_as_their_terms_say(tmp_path: Path, given: bool) -> None:
 
 
 def test_sharpness_is_that_of_the_hessian(tmp_path: Path) -> None:
-    model = net()
-    optimizer = momentum(model.parameters())
-    with Recorder(
-        tmp_path, model, F.cross_entropy, digits(), every=0, sharpness=4, optimizer=optimizer
-    ) as recorder:
-        loop(recorder, model, optimizer, 4)
-    run = landscape.load(tmp_path / "last.h5")
+    run, model = record(tmp_path, 4, momentum, every=0, sharpness=4)
     truth = landscape.top_eigenvalues(landscape.Problem(model, F.cross_entropy, digits()), 1).values[0]
     assert run.history["lambda_max"][-1] == pytest.approx(float(truth), rel=0.02)
     assert run.history["lr_lambda_limit"][-1] == pytest.approx(3.8, abs=1e-3)
@@ -352,74 +289,53 @@ def test_the_share_of_the_measurements_is_said_once(
 
 
 def test_the_loop_is_undisturbed(tmp_path: Path) -> None:
-    ends = []
-    for recorded in (False, True):
+    """Its random numbers, gradients, modes and weights."""
+
+    def end(recorded: bool) -> list[Any]:
         model = net(norm=True, dropout=0.3).train()
         model.head.eval()  # a mode of one's own
-        optimizer = adamw(model.parameters())
-        x, y = digits(48)
-        generator = torch.Generator().manual_seed(4)
-        loader = torch.utils.data.DataLoader(
-            torch.utils.data.TensorDataset(x, y), batch_size=16, shuffle=True, generator=generator
-        )
+        optimizer, (x, y) = adamw(model.parameters()), digits(48)
+        generator, data = torch.Generator().manual_seed(4), torch.utils.data.TensorDataset(x, y)
+        loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True, generator=generator)
         torch.manual_seed(7)
         np.random.seed(7)  # noqa: NPY002
-        recorder = None
-        if recorded:
-            recorder = Recorder(
-                tmp_path, model, F.cross_entropy, loader, every=2, test=(x, y), sharpness=3, save_every=4
-            )
-        for _ in range(2):
-            for inputs, targets in loader:
+        options: dict[str, Any] = {"every": 2, "test": (x, y), "sharpness": 3, "save_every": 4}
+        recorder = Recorder(tmp_path, model, F.cross_entropy, loader, **options) if recorded else None
+        with recorder or contextlib.nullcontext():
+            for inputs, targets in itertools.chain(loader, loader):
                 optimizer.zero_grad()
                 F.cross_entropy(model(inputs), targets).backward()
-                before = [p.grad for p in model.parameters()]
-                values = [None if g is None else g.clone() for g in before]
-                with recorder.step() if recorder else torch.no_grad():
+                before = [(p.grad, copy.deepcopy(p.grad)) for p in model.parameters()]
+                with recorder.step() if recorder else contextlib.nullcontext():
                     optimizer.step()
-                for p, g, value in zip(model.parameters(), before, values, strict=True):
-                    assert p.grad is g
-                    assert value is None or torch.equal(p.grad, value)
-        if recorder:
-            recorder.close()
-        modes = [m.training for m in model.modules()]
-        ends.append((model.state_dict(), torch.rand(3), np.random.rand(3), generator.get_state(), modes))  # noqa: NPY002
-    for name, tensor in ends[0][0].items():
-        assert torch.equal(tensor, ends[1][0][name])
-    assert torch.equal(ends[0][1], ends[1][1])
-    assert (ends[0][2] == ends[1][2]).all()
-    assert torch.equal(ends[0][3], ends[1][3])
-    assert ends[0][4] == ends[1][4]
+                for p, (same, equal) in zip(model.parameters(), before, strict=True):
+                    assert p.grad is same
+                    assert same is None or torch.equal(same, equal)
+        draws = torch.rand(3), torch.from_numpy(np.random.rand(3)), generator.get_state()  # noqa: NPY002
+        return [*model.state_dict().values(), *draws, torch.tensor([m.training for m in model.modules()])]
+
+    assert all(torch.equal(a, b) for a, b in zip(end(False), end(True), strict=True))
 
 
 def test_steps_inside_no_grad_and_autocast_are_recorded_alike(tmp_path: Path) -> None:
     found = []
     for around in (torch.enable_grad, torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)):
-        model = net()
-        optimizer = plain(model.parameters())
-        folder = tmp_path / str(len(found))
-        F.cross_entropy(model(digits()[0]), digits()[1]).backward()
-        with (
-            Recorder(folder, model, F.cross_entropy, digits(), every=1) as recorder,
-            around(),
-            recorder.step(),
-        ):
-            optimizer.step()
-        found.append(landscape.load(folder / "last.h5").history["grad_norm2"][-1])
-    assert found[0] == found[1] == found[2] > 0
+        model, folder = net(), tmp_path / str(len(found))
+        recorder = Recorder(folder, model, F.cross_entropy, digits(), every=1)
+        with recorder, around(), recorder.step():
+            pass
+        history = landscape.load(folder / "last.h5").history
+        found.append({name: column[-1] for name, column in history.items()})
+    assert found[0]["grad_norm2"] == found[1]["grad_norm2"] == found[2]["grad_norm2"] > 0
+    for name in ("displacement2", "delta", "alpha_e"):  # of a step that a GradScaler skips
+        assert found[0][name] == 0
 
 
 # Files.
 
 
 def test_resume_equals_unbroken(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "every": 4,
-        "save_every": 8,
-        "samples": 160,
-        "sharpness": 8,
-        "test": digits(30),
-    }
+    options = {"every": 4, "save_every": 8, "samples": 160, "sharpness": 8, "test": digits(30)}
 
     def run(folder: Path, parts: list[int]) -> landscape.Checkpoint:
         model = net()
@@ -441,6 +357,7 @@ def test_resume_equals_unbroken(tmp_path: Path) -> None:
     for name, column in whole.history.items():
         if name not in ("wall_s", "loss", "mine"):
             np.testing.assert_array_equal(column, parted.history[name], err_msg=name)
+    assert (whole.history["grad_norm2_se"][1:] > 0).all()  # of sampled gradients
     assert parted.units["mine"] == "nat"
     assert parted.history["mine"][[2, 6]].tolist() == [8, 24]
     assert (np.diff(parted.history["wall_s"]) > 0).all()
@@ -452,34 +369,23 @@ def test_resume_equals_unbroken(tmp_path: Path) -> None:
 
 
 def test_resume_at_an_earlier_step_drops_what_came_later(tmp_path: Path) -> None:
-    model = net()
-    optimizer = plain(model.parameters())
-    with Recorder(tmp_path, model, F.cross_entropy, digits(), every=2, save_every=4) as recorder:
-        loop(recorder, model, optimizer, 12)
+    record(tmp_path, 12, every=2, save_every=4)
     again = net()
-    optimizer = plain(again.parameters())
-    loop(None, again, optimizer, 6)
-    with Recorder(tmp_path, again, F.cross_entropy, digits(), every=2, save_every=4, resume=6) as recorder:
-        assert recorder.steps == 6
-        loop(recorder, again, optimizer, 4, first=6)
-    run = landscape.load(tmp_path / "last.h5")
+    loop(None, again, plain(again.parameters()), 6)
+    run, _ = record(tmp_path, 4, model=again, every=2, save_every=4, resume=6, loops={"first": 6})
     assert run.step == 10
     assert run.history["step"].tolist() == [0, 2, 4, 6, 8, 10]
     assert sorted(p.stem for p in tmp_path.glob("step-*.h5")) == [f"step-{t:07d}" for t in (0, 4, 6, 8, 10)]
 
 
 def test_resume_with_other_weights_warns_and_another_model_is_refused(tmp_path: Path) -> None:
-    model = net()
-    with Recorder(tmp_path, model, F.cross_entropy, digits(), resume=True) as recorder:
-        loop(recorder, model, plain(model.parameters()), 3)
-    with pytest.raises(OperationError, match=r"holds a run already.*resume=True"):
-        Recorder(tmp_path, model, F.cross_entropy, digits())
-    other = net(norm=True)
+    record(tmp_path, 3, resume=True)
+    with pytest.raises(OperationError, match=r"holds a run already.*resume=True or another"):
+        Recorder(tmp_path, net(), F.cross_entropy, digits())
     with pytest.raises(OperationError, match=r"norm\.weight"):
-        Recorder(tmp_path, other, F.cross_entropy, digits(), batch=16, resume=True)
-    recorder = Recorder(tmp_path, net(), F.cross_entropy, digits(), resume=True)
-    with recorder, pytest.warns(RecorderWarning, match="step 3"):
-        loop(recorder, model, plain(model.parameters()), 1)
+        Recorder(tmp_path, net(norm=True), F.cross_entropy, digits(), batch=16, resume=True)
+    with pytest.warns(RecorderWarning, match="step 3"):
+        record(tmp_path, 1, resume=True)
     with pytest.raises(OperationError, match="resume: 5"):
         Recorder(tmp_path / "none", net(), F.cross_entropy, digits(), resume=5)
     assert not (tmp_path / "none" / "last.h5").exists()
@@ -548,10 +454,7 @@ def test_parts_that_are_compiled_are_recorded_by_their_own_names(tmp_path: Path)
     model = net(norm=True)
     model.norm = torch.compile(model.norm, backend="eager")  # type: ignore[assignment]
     whole = torch.compile(model, backend="eager")
-    optimizer = momentum(model.parameters())
-    with Recorder(tmp_path, whole, F.cross_entropy, digits(), every=1, batch=16) as recorder:
-        loop(recorder, model, optimizer, 2)
-    run = landscape.load(tmp_path / "last.h5")
+    run, _ = record(tmp_path, 2, momentum, model=whole, every=1, batch=16)  # type: ignore[arg-type]
     assert "norm.weight" in {slot.name for slot in run.layout.slots}
     assert "norm.running_mean" in run.buffers
     assert torch.equal(run.problem("train", model=net(norm=True), data=digits()).weights, flat(model))
@@ -559,23 +462,18 @@ def test_parts_that_are_compiled_are_recorded_by_their_own_names(tmp_path: Path)
 
 @pytest.mark.slow
 def test_a_process_that_ends_without_close_writes_its_end(tmp_path: Path) -> None:
-    code = f"""
+    script = tmp_path / "mine.py"
+    script.write_text(f"""
 import torch, landscape
-model, (x, y) = torch.nn.Linear(64, 10), landscape.data.load("digits").train
 class Net(torch.nn.Linear): pass
-model = Net(64, 10)
-recorder = landscape.Recorder({str(tmp_path / "run")!r}, model, torch.nn.functional.cross_entropy, (x, y), every=2)
+recorder = landscape.Recorder({str(tmp_path / "run")!r}, Net(64, 10), torch.nn.functional.cross_entropy, landscape.data.load("digits").train, every=2)
 for _ in range(3):
     with recorder.step():
         pass
-"""
-    script = tmp_path / "mine.py"
-    script.write_text(code)
+""")
     subprocess.run([sys.executable, str(script)], check=True, env=environment())
     run = landscape.load(tmp_path / "run" / "last.h5")
-    assert run.step == 3
-    assert run.model["name"] == "mine:Net"
-    assert run.history["displacement2"][-1] == 0
+    assert (run.step, run.model["name"], run.history["displacement2"][-1]) == (3, "mine:Net", 0)
 
 
 def environment() -> dict[str, str]:
@@ -658,7 +556,10 @@ def loader() -> torch.utils.data.DataLoader[Any]:
         ({"model": Net}, "model: a type"),
         ({"model": nn.LazyLinear(10)}, "model: parameter 'weight'"),
         ({"model": net(norm=True)}, "batch: 0.*BatchNorm"),
-        ({"model": net(norm=True), "data": Rows(*digits(24)), "batch": 1}, "batch: 1.*BatchNorm"),
+        (
+            {"model": net(norm=True), "data": torch.utils.data.TensorDataset(*digits(24)), "batch": 1},
+            "batch: 1.*BatchNorm",
+        ),
         ({"model": net(norm=True), "data": Stream(*digits(24))}, "batch: 0.*BatchNorm"),
         ({"loss": nn.CrossEntropyLoss(reduction="sum")}, "loss: .*sum"),
         ({"data": iter([digits(8)])}, "data: .*iterator"),
@@ -750,41 +651,34 @@ class Tracker(types.ModuleType):
 def test_numbers_go_to_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     tracker = Tracker(name)
     monkeypatch.setitem(sys.modules, name, tracker)
-    model = net()
-    with Recorder(tmp_path / "mine", model, F.cross_entropy, digits(), every=1, scalars=name) as recorder:
-        loop(recorder, model, plain(model.parameters()), 1)
-        recorder.log(loss=2.0)
+    record(tmp_path / "mine", 1, every=1, scalars=name)
     assert tracker.calls[0] == {"project": "landscape", "name": "mine"}
-    steps = [call for call in tracker.calls if isinstance(call, tuple)]
-    assert (1, {"loss": 2.0}) in steps
-    assert any(step == 1 and "alpha_e" in values for step, values in steps)
+    assert any(call[0] == 1 and "alpha_e" in call[1] for call in tracker.calls[1:-1])
     assert tracker.calls[-1] == "finish"
     if name == "wandb":  # the loop's own run is written to, and left open
         tracker.run, tracker.calls = tracker, []
-        with Recorder(tmp_path / "two", model, F.cross_entropy, digits(), scalars=[name]) as recorder:
+        with Recorder(tmp_path / "two", net(), F.cross_entropy, digits(), scalars=[name]) as recorder:
             recorder.log(loss=3.0)
         assert tracker.calls[-1] == (None, {"landscape/loss": 3.0, "landscape/step": 0})
 
 
-def test_a_tracker_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracker_that_is_missing_or_fails_is_named_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(words: str, *names: str) -> None:
+        with pytest.raises(OperationError, match=words):
+            Recorder(tmp_path, net(), F.cross_entropy, digits(), scalars=names)
+
     for name in ("tensorboard", "wandb", "trackio"):
         monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(OperationError, match=f"scalars: {name} is not installed; pip install {name}"):
-            Recorder(tmp_path / name, net(), F.cross_entropy, digits(), scalars=name)
-        with Recorder(tmp_path / name, net(), F.cross_entropy, digits()):
-            pass  # nothing was left there
-
-
-def test_a_tracker_that_fails_closes_those_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        refused(f"scalars: {name} is not installed; pip install {name}", name)
     first, second = Tracker("trackio"), Tracker("wandb")
     monkeypatch.setattr(second, "init", {}.__getitem__)
     monkeypatch.setitem(sys.modules, "trackio", first)
     monkeypatch.setitem(sys.modules, "wandb", second)
-    with pytest.raises(OperationError, match=r"scalars: 'wandb' cannot be used \(TypeError: "):
-        Recorder(tmp_path / "mine", net(), F.cross_entropy, digits(), scalars=["trackio", "wandb"])
+    refused(r"scalars: 'wandb' cannot be used \(TypeError: ", "trackio", "wandb")
     assert first.calls[-1] == "finish"
-    with Recorder(tmp_path / "mine", net(), F.cross_entropy, digits()):
-        pass  # the folder was given back
+    record(tmp_path, 0)  # nothing was left there, and the folder was given back
 
 
 def ddp(group: Group, folder: str) -> tuple[Any, ...]:

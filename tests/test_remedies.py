@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,30 +20,6 @@ from landscape.problem.batches import Stream
 from tests.dense import agrees, remedied
 
 Site = tuple[str, int]  # a file of the package, and a line
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is refused: ``refuse(model, loss, data)``, a Problem of these by default.
-
-    ``meant(model, data)``: the loss that the remedy takes, by the user's own module.
-    """
-
-    name: str
-    build: Callable[[], tuple[nn.Module, Any, Any]]
-    meant: Callable[[nn.Module, Any], Tensor]
-    refuse: Callable[[Any, Any, Any], Any] = Problem
-
-
-CASES: list[Case] = []
-
-
-def case(meant: Callable[[nn.Module, Any], Tensor], **options: Any) -> Callable[[Any], Any]:
-    def add(build: Callable[[], Any]) -> Callable[[], Any]:
-        CASES.append(Case(build.__name__, build, meant, **options))
-        return build
-
-    return add
 
 
 def net(inputs: int = 5, outputs: int = 3) -> nn.Sequential:
@@ -79,11 +54,6 @@ def by_batch(loss: Callable[..., Tensor], size: int) -> Callable[[nn.Module, Any
     return meant
 
 
-@case(by_batch(spread, 64))
-def a_data_set_of_a_loss_that_mixes() -> Any:
-    return net(), spread, TensorDataset(inputs(150), classes(150))
-
-
 class Pictures(Stream):
     """Samples that are fetched one by one."""
 
@@ -97,45 +67,13 @@ class Pictures(Stream):
         return Pictures(*(tensor[rows] for tensor in self.tensors))
 
 
-@case(lambda model, data: by_batch(contrast, 64)(model, data.tensors))
-def a_stream_of_a_loss_that_mixes() -> Any:
-    return net(), contrast, Pictures(inputs(192), classes(192))
-
-
-@case(by_batch(contrast, 1080))
-def more_than_the_memory() -> Any:
-    return net(), contrast, (inputs(4020), classes(4020))
-
-
-@case(lambda model, data: groups(model(data[0]), data[1]))
-def of_sixteen() -> Any:
-    return net(), groups, (inputs(4000), inputs(4000, 1)[:, 0])
-
-
 def groups(o: Tensor, t: Tensor) -> Tensor:
     means, wanted = o.reshape(-1, 16, o.shape[1]).mean(1), t.reshape(-1, 16).mean(1)
     return (means - wanted[:, None]).square().mean().sqrt()
 
 
-@case(lambda model, data: F.cross_entropy(model(data[0]), data[1]))
-def a_sum() -> Any:
-    return net(), nn.CrossEntropyLoss(reduction="sum"), (inputs(), classes())
-
-
-@case(
-    lambda model, data: counted(model(data[0]), data[1]), refuse=lambda *a: Problem(*a, terms=lambda y: y + 1)
-)
-def terms_of_another_loss() -> Any:
-    return net(), counted, (inputs(), classes())
-
-
 def counted(o: Tensor, t: Tensor) -> Tensor:
     return F.cross_entropy(o, t, ignore_index=0)
-
-
-@case(lambda model, data: torch.stack([spread(model(a), b) for a, b in drawn(data)]).mean())
-def batches_that_are_shuffled() -> Any:
-    return net(), spread, DataLoader(TensorDataset(inputs(), classes()), 10, shuffle=True)
 
 
 class Noisy(Dataset[tuple[Tensor, Tensor]]):
@@ -162,24 +100,6 @@ def joined(model: nn.Module, data: Any) -> Tensor:
     return F.cross_entropy(model(x), y)
 
 
-@case(joined)
-def augmentation() -> Any:
-    return net(), F.cross_entropy, DataLoader(Noisy(), 16)
-
-
-@case(joined)
-def a_data_set_with_augmentation() -> Any:
-    return net(), F.cross_entropy, Noisy()
-
-
-@case(lambda model, data: F.cross_entropy(model(X), Y))
-def an_iterator() -> Any:
-    return net(), F.cross_entropy, iter([(X[:25], Y[:25]), (X[25:], Y[25:])])
-
-
-X, Y = torch.linspace(-1, 1, 200, dtype=torch.float64).sin().reshape(40, 5), classes()
-
-
 class Graph(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -189,11 +109,6 @@ class Graph(nn.Module):
         h = self.a(x)
         out: Tensor = self.b(h.index_add(0, edges[1], h[edges[0]]).tanh())
         return out
-
-
-@case(lambda model, data: F.cross_entropy(model(*data[0]), data[1]))
-def a_graph() -> Any:
-    return Graph().double(), F.cross_entropy, ((inputs(), torch.randint(40, (2, 90))), classes())
 
 
 class Dropping(nn.Module):
@@ -207,40 +122,62 @@ class Dropping(nn.Module):
 
 def first_draw(model: nn.Module, data: Any) -> Tensor:
     torch.manual_seed(0)
+    return entropy(model, data)
+
+
+def entropy(model: nn.Module, data: Any) -> Tensor:
+    """The mean cross-entropy, by the user's own module."""
     return F.cross_entropy(model(data[0]), data[1])
 
 
-@case(first_draw)
-def random_numbers() -> Any:
-    return Dropping(), F.cross_entropy, (inputs(), classes())
+def of_batches(model: nn.Module, data: Any) -> Tensor:
+    return torch.stack([spread(model(a), b) for a, b in drawn(data)]).mean()
 
 
-@case(lambda model, data: F.cross_entropy(model(data[0]), data[1]))
-def a_loss_of_each_sample() -> Any:
-    return net(), nn.CrossEntropyLoss(reduction="none"), (inputs(), classes())
+def labelled(samples: int = 40) -> tuple[Tensor, Tensor]:
+    return inputs(samples), classes(samples)
 
 
-@case(lambda model, data: F.cross_entropy(model(data[0]), data[1]))
-def a_loss_in_a_dict() -> Any:
-    return net(), lambda o, t: {"loss": F.cross_entropy(o, t), "seen": len(t)}, (inputs(), classes())
+def valued(samples: int = 40) -> tuple[Tensor, Tensor]:
+    return inputs(samples), inputs(samples, 1)[:, 0]
 
 
-@case(lambda model, data: F.cross_entropy(model(data[0]), data[1]))
-def a_loss_in_a_tuple() -> Any:
-    return net(), lambda o, t: (F.cross_entropy(o, t), len(t)), (inputs(), classes())
-
-
-@case(lambda model, data: F.mse_loss(model(data[0])[:, 0], data[1]))
-def outputs_that_broadcast() -> Any:
-    return net(outputs=1), lambda o, t: (o - t).square().mean(), (inputs(), inputs(40, 1)[:, 0])
-
-
-@case(
-    lambda model, data: F.cross_entropy(model(data[0]), data[1]),
-    refuse=lambda model, *_: landscape.trace(model),
-)
-def a_module_in_place_of_a_problem() -> Any:
-    return net(), F.cross_entropy, (inputs(), classes())
+X, Y = torch.linspace(-1, 1, 200, dtype=torch.float64).sin().reshape(40, 5), classes()
+SUMMED, EACH = nn.CrossEntropyLoss(reduction="sum"), nn.CrossEntropyLoss(reduction="none")
+#: Name -> model, loss and data, made anew; the loss that the remedy takes; and what is refused, a Problem of these
+#: by default.
+CASES: dict[str, tuple[Callable[[], tuple[Any, Any, Any]], Callable[[Any, Any], Tensor], Callable[..., Any]]] = {
+    "a data set of a loss that mixes": (
+        lambda: (net(), spread, TensorDataset(*labelled(150))), by_batch(spread, 64), Problem),
+    "a stream of a loss that mixes": (
+        lambda: (net(), contrast, Pictures(*labelled(192))), lambda m, d: by_batch(contrast, 64)(m, d.tensors), Problem),
+    "more than the memory": (lambda: (net(), contrast, labelled(4020)), by_batch(contrast, 1080), Problem),
+    "of sixteen": (lambda: (net(), groups, valued(4000)), lambda m, d: groups(m(d[0]), d[1]), Problem),
+    "a sum": (lambda: (net(), SUMMED, labelled()), entropy, Problem),
+    "terms of another loss": (
+        lambda: (net(), counted, labelled()), lambda m, d: counted(m(d[0]), d[1]),
+        lambda *given: Problem(*given, terms=lambda y: y + 1)),
+    "batches that are shuffled": (
+        lambda: (net(), spread, DataLoader(TensorDataset(*labelled()), 10, shuffle=True)), of_batches, Problem),
+    "augmentation": (lambda: (net(), F.cross_entropy, DataLoader(Noisy(), 16)), joined, Problem),
+    "a data set with augmentation": (lambda: (net(), F.cross_entropy, Noisy()), joined, Problem),
+    "an iterator": (
+        lambda: (net(), F.cross_entropy, iter([(X[:25], Y[:25]), (X[25:], Y[25:])])),
+        lambda m, d: entropy(m, (X, Y)), Problem),
+    "a graph": (
+        lambda: (Graph().double(), F.cross_entropy, ((inputs(), torch.randint(40, (2, 90))), classes())),
+        lambda m, d: F.cross_entropy(m(*d[0]), d[1]), Problem),
+    "random numbers": (lambda: (Dropping(), F.cross_entropy, labelled()), first_draw, Problem),
+    "a loss of each sample": (lambda: (net(), EACH, labelled()), entropy, Problem),
+    "a loss in a dict": (
+        lambda: (net(), lambda o, t: {"loss": F.cross_entropy(o, t), "seen": len(t)}, labelled()), entropy, Problem),
+    "a loss in a tuple": (lambda: (net(), lambda o, t: (F.cross_entropy(o, t), len(t)), labelled()), entropy, Problem),
+    "outputs that broadcast": (
+        lambda: (net(outputs=1), lambda o, t: (o - t).square().mean(), valued()),
+        lambda m, d: F.mse_loss(m(d[0])[:, 0], d[1]), Problem),
+    "a module in place of a problem": (
+        lambda: (net(), F.cross_entropy, labelled()), entropy, lambda model, *_: landscape.trace(model)),
+}  # fmt: skip
 
 
 def test_a_single_result_is_saved_as_it_is_said(tmp_path: Path) -> None:
@@ -251,7 +188,8 @@ def test_a_single_result_is_saved_as_it_is_said(tmp_path: Path) -> None:
 
 
 def result() -> landscape.Line:
-    return landscape.line(plain(), weights=torch.zeros(2, 39).double(), points=2)
+    problem = Problem(net(), F.cross_entropy, labelled())
+    return landscape.line(problem, weights=torch.zeros(2, 39).double(), points=2)
 
 
 def save_one() -> None:
@@ -259,7 +197,7 @@ def save_one() -> None:
 
 
 def contour_into_a_name() -> None:
-    problem = plain()
+    problem = Problem(net(), F.cross_entropy, labelled())
     landscape.contour(problem, landscape.random_plane(problem), into="x.h5")  # type: ignore[arg-type]
 
 
@@ -268,12 +206,13 @@ def sites() -> Iterator[tuple[Site, int]]:
     package = Path(landscape.__file__).parent
     for file in sorted(package.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
-            made = isinstance(node, ast.Call) and getattr(node.func, "id", "") in (
-                "InputError",
-                "OperationError",
-            )
-            if made and len(node.args) + len(node.keywords) > 1:  # type: ignore[attr-defined]
-                yield (str(file), node.lineno), node.end_lineno  # type: ignore[attr-defined]
+            names = ("InputError", "OperationError")
+            if (
+                isinstance(node, ast.Call)
+                and getattr(node.func, "id", "") in names
+                and len(node.args) + len(node.keywords) > 1
+            ):
+                yield (str(file), node.lineno), node.end_lineno or 0
 
 
 @pytest.fixture
@@ -289,34 +228,24 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Site]:
         init(self, message, remedy)
 
     monkeypatch.setattr(InputError, "__init__", noted)
-    monkeypatch.setattr(
-        "landscape.problem.mean_check.available_memory", lambda device: 2**25
-    )  # less than pairs of 4,020 samples need, more than all others do
+    # Less than pairs of 4,020 samples need, more than all others do.
+    monkeypatch.setattr("landscape.problem.mean_check.available_memory", lambda device: 2**25)
     return found
 
 
 @pytest.mark.filterwarnings("ignore::landscape.ProblemWarning")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_remedy_gives_what_is_meant(case: Case, made: list[Site]) -> None:
-    torch.manual_seed(0)
-    model, loss, data = case.build()
-    with pytest.raises(InputError) as caught:
-        case.refuse(model, loss, data)
-    error = caught.value
-    assert "\n" not in str(error)
-    assert str(error).endswith(f"; use {error.remedy}")
-    torch.manual_seed(3)
-    problem = remedied(error, model, loss, data)
-    agrees(problem, model, lambda: case.meant(model, data))
-
-
-@pytest.mark.filterwarnings("ignore::landscape.ProblemWarning")
-def test_each_remedy_of_the_package_is_run(made: list[Site]) -> None:
+def test_each_remedy_gives_what_is_meant_and_no_other_is_named(made: list[Site]) -> None:
     """A refusal with a remedy, anywhere in the package, needs a case above."""
-    for case in CASES:
+    for name, (build, meant, refuse) in CASES.items():
         torch.manual_seed(0)
-        with pytest.raises(InputError):
-            case.refuse(*case.build())
+        model, loss, data = build()
+        with pytest.raises(InputError) as caught:
+            refuse(model, loss, data)
+        error = caught.value
+        assert "\n" not in str(error), name
+        assert str(error).endswith(f"; use {error.remedy}"), name
+        torch.manual_seed(3)
+        agrees(remedied(error, model, loss, data), model, lambda: meant(model, data))  # noqa: B023
     with pytest.raises(InputError):
         save_one()
     with pytest.raises(InputError) as caught:
@@ -330,8 +259,3 @@ def test_each_remedy_of_the_package_is_run(made: list[Site]) -> None:
         if not any(file == where and first <= line <= last for where, line in made)
     ]
     assert missing == []
-
-
-def plain(**options: Any) -> Problem:
-    torch.manual_seed(0)
-    return Problem(net(), F.cross_entropy, (inputs(), classes()), **options)

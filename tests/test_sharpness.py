@@ -56,23 +56,6 @@ def test_a_quadratic_has_the_maximum_of_its_trust_region(
     assert found.draws == 0
 
 
-@pytest.mark.slow
-def test_the_average_is_half_of_the_trace() -> None:
-    problem = problems.quadratic([4.0, 1.0, 0.5, -0.2])
-    problem.weights.copy_(torch.tensor([0.5, 1.0, 2.0, -1.0]))
-    h = problem.model.get_buffer("hessian").diagonal()
-    for adaptive, c2 in ((True, problem.weights**2), (False, torch.ones(4))):
-        found = landscape.sharpness(
-            problem, 0.2, "average", adaptive=adaptive, relative_error=0.03, max_draws=20000
-        )
-        truth = 0.2**2 / 2 * float((h * c2).sum())
-        assert abs(found.value - truth) < 4 * found.standard_error
-        assert found.converged
-        assert found.standard_error <= 0.03 * found.value
-        assert found.draws == len(found.values) >= 32
-        assert found.gradients == 2 * found.draws + 1
-
-
 def noisy(samples: int = 400) -> Problem:
     """Least squares in 3 dimensions, of which minibatches have different Hessians."""
     generator = torch.Generator().manual_seed(1)
@@ -88,8 +71,7 @@ def test_minibatches_match_dense_matrices_draw_by_draw() -> None:
     problem, rho, m = noisy(), 0.4, 5
     found = landscape.sharpness(problem, rho, m=m, min_draws=6, max_draws=6, steps=200, starts=0, seed=3)
     generator = stream(3, 0)
-    assert problem.tensors is not None
-    x, y = (t.numpy() for t in problem.tensors)
+    x, y = (t.numpy() for t in problem.tensors)  # type: ignore[union-attr]
     w = problem.weights.numpy()
     c, exact = np.abs(w), []
     for _ in range(6):
@@ -99,11 +81,6 @@ def test_minibatches_match_dense_matrices_draw_by_draw() -> None:
     np.testing.assert_allclose(found.values, exact, rtol=2e-3)
     assert found.standard_error == pytest.approx(np.std(exact, ddof=1) / 6**0.5, rel=0.02)
     assert (found.m, found.converged, found.draws) == (5, False, 6)
-
-
-def test_smaller_minibatches_are_sharper() -> None:
-    small, large = (landscape.sharpness(noisy(), 0.3, m=m, max_draws=32).value for m in (2, 100))
-    assert small > large > landscape.sharpness(noisy(), 0.3).value * 0.9
 
 
 def test_adaptive_sharpness_does_not_see_the_scale_of_layers() -> None:
@@ -122,21 +99,10 @@ def test_adaptive_sharpness_does_not_see_the_scale_of_layers() -> None:
     assert abs(plain[0] / plain[1] - 1) > 0.1
 
 
-def test_batchnorm_batches_and_weights_that_are_zero() -> None:
-    problem = problems.conv()
-    assert problem.resident is not None
-    x, y = problem.resident
-    batches = Problem(problem.model, problem.criterion, [(x[:12], y[:12]), (x[12:], y[12:])])
-    for kind in ("worst", "average"):
-        one, two = (landscape.sharpness(p, 0.1, kind, min_draws=8, max_draws=8) for p in (problem, batches))
-        assert two.value == pytest.approx(one.value, rel=1e-5)
-        assert one.value > 0 or kind == "average"
-        assert (one.batchnorm, one.bn) == (True, "center")
-    # BatchNorm's bias begins at 0, and stays there.
-    assert one.fixed == sum(int((t == 0).sum()) for t in problem.layout.views(problem.weights).values()) > 0
-    assert landscape.sharpness(problem, 0.1, m=8, min_draws=3, max_draws=3).batchnorm
-    drawn = [landscape.sharpness(p, 0.1, m=8, min_draws=3, max_draws=3).values for p in (problem, batches)]
-    np.testing.assert_allclose(*drawn, rtol=1e-4)
+def test_weights_that_are_zero_stay() -> None:
+    problem = problems.conv()  # BatchNorm's bias begins at 0
+    zeros = sum(int((t == 0).sum()) for t in problem.layout.views(problem.weights).values())
+    assert landscape.sharpness(problem, 0.1, m=8, min_draws=3, max_draws=3).fixed == zeros > 0
 
 
 def test_radii_and_minibatches_that_there_are_not() -> None:
@@ -156,25 +122,11 @@ def test_the_command_takes_several_radii(trained: Path, tmp_path: Path, command:
     assert code == 0, err
     small, large = landscape.load(out)
     assert small.value < large.value
-    assert landscape.sharpness(landscape.load(last).problem(), 0.1).value == pytest.approx(
-        large.value, rel=1e-5
-    )
+    alone = landscape.sharpness(landscape.load(last).problem(), 0.1)
+    assert alone.value == pytest.approx(large.value, rel=1e-5)
     assert "lower bound" in text
-    average = (
-        "--rho",
-        "0.1",
-        "--kind",
-        "average",
-        "--min-draws",
-        "3",
-        "--max-draws",
-        "3",
-        "--m",
-        "9",
-        "-o",
-        tmp_path / "a.h5",
-    )
-    code, text, err = command("sharpness", last, *average)
+    average = ["--rho", "0.1", "--kind", "average", "--min-draws", "3", "--max-draws", "3", "--m", "9"]
+    code, text, err = command("sharpness", last, *average, "-o", tmp_path / "a.h5")
     assert code == 0, err
     assert re.search(r"converged +NO", text)
     one_line(command("sharpness", last), 2, "--rho")

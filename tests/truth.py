@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import landscape
 from tests import certified
 from tests.battery import cases_layers, cases_models, cases_sequences
-from tests.battery.case import Net
+from tests.battery.case import module
 from tests.battery.reference import Reference
 
 PAGE = Path(__file__).parents[1] / "docs" / "comparison.md"
@@ -52,7 +52,8 @@ def padded() -> tuple[nn.Module, Any, tuple[Tensor, Tensor]]:
     layer = nn.TransformerEncoderLayer(4, 2, 4, batch_first=True)
     body = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
 
-    def forward(m: Any, x: Tensor) -> Tensor:
+    @module(words=nn.Embedding(7, 4, padding_idx=0), body=body, head=nn.Linear(4, 3))
+    def model(m: Any, x: Tensor) -> Tensor:
         kept = (x > 0).unsqueeze(2)
         h = m.body(m.words(x), src_key_padding_mask=x == 0)
         out: Tensor = m.head((h * kept).sum(1) / kept.sum(1))
@@ -61,7 +62,7 @@ def padded() -> tuple[nn.Module, Any, tuple[Tensor, Tensor]]:
     x = torch.randint(1, 7, (20, 5))
     x[:, 1:] *= torch.arange(1, 5) < torch.randint(1, 6, (20, 1))
     return (
-        Net(forward, words=nn.Embedding(7, 4, padding_idx=0), body=body, head=nn.Linear(4, 3)),
+        model,
         F.cross_entropy,
         (x, torch.randint(3, (20,))),
     )

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from landscape.analysis.blocks import curvature_table
 from landscape.analysis.grids import contour, hessian_grid, line
-from landscape.analysis.spectrum import spectrum
+from landscape.analysis.spectrum import curvature_table, spectrum
 from landscape.core.memory import Need, bounded, forecast
 from landscape.core.options import choose
 from landscape.core.progress import duration

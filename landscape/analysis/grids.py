@@ -6,12 +6,13 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, Unpack, cast
+from typing import Any, Generic, Literal, TypeVar, Unpack, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.analysis.spectrum import ends_of
 from landscape.checkpoint.result_file import ResultFile
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
@@ -23,15 +24,14 @@ from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, start_vector
 from landscape.evaluation import needs
-from landscape.evaluation.adaptive import Tolerance, first_points
 from landscape.evaluation.evaluate import confirm, evaluator
 from landscape.evaluation.grid import (
     Dispatch,
     Execution,
+    Grid,
     MismatchError,
     PlaneGrid,
     changed,
-    complete,
     difference,
     provenance,
     setting,
@@ -49,6 +49,7 @@ from landscape.results.grids import SPAN, HessianGrid, Line, Plane, Surface
 ERROR_POINTS = 16
 
 
+LOSSES = {"loss": float, "accuracy": float}  # the columns of a contour and a line
 R = TypeVar("R", Surface, HessianGrid)
 
 
@@ -77,7 +78,7 @@ def contour(
     grid: int | tuple[int, int] = (50, 50),
     span: float | None = None,
     *,
-    bn: str = "center",
+    bn: Literal["center", "recalibrate", "train"] = "center",
     bn_samples: int = SAMPLES,
     method: str = "auto",
     autocast: str | None = None,
@@ -140,7 +141,7 @@ def contour(
     """
     problem = problem_of(problem, sharded=True)
     _check_sharded(problem, into, execution)
-    at = PlaneGrid(problem, plane, grid, span, interpolation_tol, dict.fromkeys(("loss", "accuracy"), float))
+    at = PlaneGrid(problem, plane, grid, span, interpolation_tol, LOSSES)
     problem = problem.with_batchnorm(bn, bn_samples)
     own, made_of = _setting(problem, plane, bn, autocast), provenance(problem)
     same = _source(about) | own | {"center": plane.center, "directions": plane.directions}
@@ -152,8 +153,7 @@ def contour(
             return transport.end(previous)
         plane = previous.plane(problem.weights)  # the same numbers: the one given may differ by rounding
         method = previous.method if at.same else method
-    count = at.done.size if at.tolerance is None else first_points(at.done.shape)
-    run = evaluator(problem, plane.center, plane.directions, count, method=method, autocast=autocast)
+    run = evaluator(problem, plane.center, plane.directions, at.first, method=method, autocast=autocast)
     fields = own | _description(problem, plane, previous) | {"method": run.method, "provenance": made_of}
     error = 0.0 if autocast is None else math.nan
 
@@ -163,8 +163,7 @@ def contour(
     dispatch = transport.dispatch(surface, taken(progress), least=run.block)
     fields |= at.complete(run, dispatch, ("loss",), ("accuracy",), plane.seed)
     if autocast is None:
-        exact = np.where(at.done, at.columns["loss"], np.nan).ravel()
-        confirm(run, plane.center, plane.directions, at.points, exact)
+        confirm(run, plane.center, plane.directions, at.points, at.exact("loss"))
     else:
         error = _autocast_error(problem, plane, at)
     return transport.end(surface())
@@ -238,13 +237,10 @@ def _description(problem: Problem, plane: Plane, previous: Surface | None) -> di
     thetas = () if plane.weights is None else plane.weights
     losses = [] if previous else [problem.loss(theta.to(problem.weights)) for theta in thetas]
     return {
+        **{name: getattr(plane, name) for name in ("axes", "markers", "labels", "explained")},
         "directions": as_array(plane.directions),
         "center": as_array(plane.center),
-        "axes": plane.axes,
-        "markers": plane.markers,
-        "labels": plane.labels,
         "marker_loss": previous.marker_loss if previous else np.array(losses, dtype=np.float64),
-        "explained": plane.explained,
     }
 
 
@@ -285,7 +281,7 @@ def line(
     *,
     weights: Tensor | None = None,
     labels: tuple[str, str] | tuple[()] = (),
-    bn: str = "center",
+    bn: Literal["center", "recalibrate", "train"] = "center",
     bn_samples: int = SAMPLES,
     method: str = "auto",
     interpolation_tol: str | float | None = None,
@@ -350,26 +346,19 @@ def line(
         kind, t = "direction", np.linspace(-span, span, points)
         start, direction = problem.weights, vectors
     problem = problem.with_batchnorm(bn, bn_samples)
-    allowed = None if interpolation_tol is None else Tolerance.parse(interpolation_tol, problem.dtype)
+    at = Grid(problem, (t,), interpolation_tol, LOSSES)
     directions = torch.stack((direction, torch.zeros_like(direction)))
-    count = points if allowed is None else first_points((points,))
-    run = evaluator(problem, start, directions, count, method=method)
-
-    columns: dict[str, Any] = {"loss": np.full(points, np.nan), "accuracy": np.full(points, np.nan)}
-    done = np.zeros(points, bool)
-    places = torch.from_numpy(np.stack((t, np.zeros(points)), 1))
-    dispatch = Dispatch(progress=taken(progress))
-    errors = complete(places, done, columns, run, dispatch, allowed, ("loss",), ("accuracy",))
-    exact = np.where(done, columns["loss"], np.nan)
-    confirm(run, start, directions, places, exact)
+    run = evaluator(problem, start, directions, at.first, method=method)
+    errors = at.complete(run, Dispatch(progress=taken(progress)), ("loss",), ("accuracy",))
+    confirm(run, start, directions, at.points, at.exact("loss"))
     return Line(
         t=t,
-        **columns,
-        done=done,
+        **at.columns,
+        done=at.done,
         start=as_array(start),
         direction=as_array(direction),
         kind=kind,
-        barrier=barrier(t, columns["loss"]) if kind == "interpolation" else float("nan"),
+        barrier=barrier(t, at.columns["loss"]) if kind == "interpolation" else float("nan"),
         method=run.method,
         labels=labels,
         **errors,
@@ -398,9 +387,9 @@ def hessian_grid(
     *,
     residual_tol: float = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
-    search: str = "auto",
+    search: Literal["auto", "exact"] = "auto",
     derivatives: str = "auto",
-    bn: str = "center",
+    bn: Literal["center", "recalibrate", "train"] = "center",
     bn_samples: int = SAMPLES,
     interpolation_tol: str | float | None = None,
     into: ResultFile | None = None,
@@ -514,13 +503,9 @@ def _ends_at(
         for i in range(0, len(points), at_once):
             thetas = plane.center + points[i : i + at_once].to(plane.directions) @ plane.directions
             pairs += eigenpairs(problem, thetas, start, wanted, options, search=search, done=one)
-        columns = {
-            name: np.array([getattr(each, name) for each in pairs]) for name in ("products", "converged")
-        }
-        for end, place in (("min", -1), ("max", 0)):
-            columns[f"lambda_{end}"] = np.array([float(each.values[place]) for each in pairs])
-            columns[f"residual_{end}"] = np.array([float(each.residuals[place]) for each in pairs])
-
+        columns = ends_of(pairs)
+        for name in ("products", "converged"):
+            columns[name] = np.array([getattr(each, name) for each in pairs])
         with np.errstate(divide="ignore", invalid="ignore"):
             columns["ratio"] = np.abs(columns["lambda_min"]) / np.abs(columns["lambda_max"])
         return columns

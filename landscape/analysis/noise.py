@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
 from landscape.core.registry import numerics
-from landscape.core.statistics import standard_error
 from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, exact_only
 from landscape.curvature.operators import Products
@@ -329,7 +328,7 @@ def noise_alignment(
     relative_error: float = Precision.relative_error,
     min_draws: int = MIN_COSTLY,
     max_draws: int = MAX_COSTLY,
-    search: str = "auto",
+    search: Literal["auto", "exact"] = "auto",
     seed: int = 0,
     max_memory: int | None = None,
     progress: ProgressOption = None,
@@ -401,7 +400,7 @@ def noise_alignment(
         values=values,
         residuals=pairs.residuals,
         covariance=rows[:, 4:].mean(0),
-        covariance_error=np.array([standard_error(column) for column in rows[:, 4:].T]),
+        covariance_error=np.array([statistics.standard_error(column) for column in rows[:, 4:].T]),
         ias=ias,
         ias_error=ias_error,
         estimates=statistics.ratio_estimates(rows[:, 0], rows[:, 1]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from landscape.problem.sharded import on_ranks
 from landscape.problem.shards import whole
 from landscape.results.grids import Plane
 
-NORMS = ("none", "filter", "layer")
+NORMS: tuple[Literal["none", "filter", "layer"], ...] = ("none", "filter", "layer")
 IGNORES = ("none", "bias+norm")
 
 
@@ -38,7 +38,7 @@ def _random_plane_need(problem: Any, **_: Any) -> Need:
 @bounded(_random_plane_need)
 def random_plane(
     problem: Problem | Run,
-    norm: str = "none",
+    norm: Literal["none", "filter", "layer"] = "none",
     seed: int = 0,
     *,
     ignore: str | None = None,
@@ -165,7 +165,8 @@ def between(
     across, length = "random direction" if drawn else "towards the third", f"1 = {float(first.norm()):.3g}"
     axes = f"first to second, {length}", f"{across}, {length}"
     center = rows[0] + middle @ directions
-    return _plane(problem, center, directions, "between", axes, rows, names, seed=seed if drawn else 0)
+    seed = seed if drawn else 0
+    return _plane(problem, center, "between", rows, names, directions=directions, axes=axes, seed=seed)
 
 
 def pca_plane(
@@ -200,9 +201,8 @@ def pca_plane(
     if len(weights) < 3:
         raise InputError(f"pca: {len(weights)} checkpoints are too few, at least 3 are needed")
     rows = _rows(problem, weights, labels)
-    directions, explained = _components(problem, rows, rows.mean(0), "checkpoints")
-    axes = tuple(f"component {k + 1}, {100 * share:.1f}% of variance" for k, share in enumerate(explained))
-    return _plane(problem, rows[-1], directions, "pca", axes, rows, labels, seed=0, explained=explained)
+    parts = _components(problem, rows, rows.mean(0), "checkpoints", "component {}, {:.1f}% of variance")
+    return _plane(problem, rows[-1], "pca", rows, labels, **parts)
 
 
 @numerics(1)
@@ -237,10 +237,8 @@ def learners_plane(problem: Problem | Run, weights: Tensor) -> Plane:
     labels = [f"learner {j}" for j in range(len(weights))]
     rows = _rows(problem, weights, labels)
     mean = average(rows)
-    directions, explained = _components(problem, rows, mean, "learners")
-    axes = tuple(f"direction {k + 1}, {100 * share:.1f}% of spread" for k, share in enumerate(explained))
-    every, names = torch.cat((rows, mean[None])), [*labels, "w_a"]
-    return _plane(problem, mean, directions, "learners", axes, every, names, seed=0, explained=explained)
+    parts = _components(problem, rows, mean, "learners", "direction {}, {:.1f}% of spread")
+    return _plane(problem, mean, "learners", torch.cat((rows, mean[None])), [*labels, "w_a"], **parts)
 
 
 @bounded(lambda problem, **_: needs.curved(problem, 5 + needs.basis(problem, 2)))
@@ -298,22 +296,16 @@ def eigen_plane(
 
 
 def _plane(
-    problem: Problem,
-    center: Tensor,
-    directions: Tensor,
-    kind: str,
-    axes: tuple[str, ...],
-    rows: Tensor,
-    labels: Sequence[str],
-    **more: Any,
-) -> Plane:
+    problem: Problem, center: Tensor, kind: str, rows: Tensor, labels: Sequence[str], *,
+    directions: Tensor, seed: int = 0, **more: Any,
+) -> Plane:  # fmt: skip
     """A plane that shows the weight vectors ``rows`` (M, P) as markers, in the problem's precision."""
     return Plane(
         center.to(problem.weights),
         directions.to(problem.weights),
         kind,
         "none",
-        axes=axes,
+        seed,
         markers=_coordinates(center, directions, rows),
         labels=tuple(labels) or tuple(str(k) for k in range(len(rows))),
         weights=rows.to(problem.weights),
@@ -339,16 +331,19 @@ def _rounding(problem: Problem, rows: Tensor) -> float:
     return float(torch.finfo(problem.dtype).eps * rows.norm())
 
 
-def _components(problem: Problem, rows: Tensor, mean: Tensor, what: str) -> tuple[Tensor, Array]:
-    """Unit directions (2, P) of the greatest variance of ``rows`` around ``mean``, and their shares (2,)."""
+def _components(problem: Problem, rows: Tensor, mean: Tensor, what: str, axis: str) -> dict[str, Any]:
+    """The fields on the unit directions of the greatest variance of ``rows`` around ``mean``.
+
+    ``axis``: a label, with places for the number of a direction and its share in percent.
+    """
     _, s, vt = torch.linalg.svd(rows - mean, full_matrices=False)
     limit = _rounding(problem, rows)
-    if s[0] <= limit:
-        raise OperationError(f"{what}: all {len(rows)} are equal, a plane needs at least 3 that differ")
     if s[1] <= limit:
-        raise OperationError(f"{what}: all {len(rows)} lie on one line, a plane needs at least 3 that do not")
-    shares = s**2 / (s**2).sum()
-    return vt[:2], shares[:2].cpu().numpy()
+        reason = "are equal" if s[0] <= limit else "lie on one line"
+        raise OperationError(f"{what}: all {len(rows)} {reason}, a plane needs at least 3 that do not")
+    explained = (s**2 / (s**2).sum())[:2].cpu().numpy()
+    axes = tuple(axis.format(k + 1, 100 * share) for k, share in enumerate(explained))
+    return {"directions": vt[:2], "axes": axes, "explained": explained}
 
 
 def _coordinates(center: Tensor, directions: Tensor, rows: Tensor) -> Array:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import elementwise
 
 from landscape.analysis.noise import noise_alignment, noise_scale
 from landscape.analysis.planes import random_plane
@@ -19,7 +20,7 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.options import SPLIT, positive
+from landscape.core.options import SPLIT, Count, Natural, Positive, Several, check_bounds, positive
 from landscape.core.progress import Progress, no_progress
 from landscape.core.statistics import Estimate
 from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
@@ -35,10 +36,11 @@ from landscape.results.spectrum import ExtremeEigenvalues
 # Directions in each plane, at equal angles (ours): the area of an ellipse is then right within 0.03% for axes
 # of 1 : 2 and within 3.4% for 1 : 4; random planes in many dimensions are rounder.
 ANGLES = 16
+RAYS = np.arange(ANGLES)
 # The loss at the distances found is right within this share of the rise (ours: widths within 0.1%).
 WITHIN = 2e-3
-# Steps of the search, and the factor between two tries of a distance that is too small (ours).
-STEPS, FACTOR = 100, 2.0
+# Squared distances that are tried, each twice the last, and the rise where the loss is not finite (ours).
+STEPS, WALL = 200, 1e300
 # A rise below so many roundings of the loss cannot be measured (ours).
 LOSS_ROUNDINGS = 1000
 
@@ -80,7 +82,8 @@ def basin_widths(
     positive("parameters of the model", problem.layout.size, least=2)
     distances, widths = np.full(ANGLES, SPAN * math.sqrt(problem.layout.size)), []
     report = progress or no_progress
-    angles = 2 * math.pi * torch.arange(ANGLES, dtype=torch.float64) / ANGLES
+    tolerances = {"fatol": WITHIN * rise, "xrtol": WITHIN / 2}
+    angles = 2 * math.pi * torch.from_numpy(RAYS) / ANGLES
     circle = torch.stack((angles.cos(), angles.sin()), 1)
     for k, own in enumerate(np.random.SeedSequence(seed).generate_state(planes).tolist()):
         drawn = double(random_plane(problem, seed=own).directions)
@@ -92,40 +95,22 @@ def basin_widths(
         if rise < LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
             raise OperationError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; raise it")
 
-        def risen(distance: Array, loss: Evaluator = loss, base: float = base) -> Array:
-            values = loss(circle * torch.from_numpy(distance)[:, None])["loss"].numpy() - base
-            return np.where(np.isfinite(values), values, np.inf)
+        def risen(squared: Array, ray: Array, loss: Evaluator = loss, base: float = base) -> Array:
+            """How far the loss on some rays, at squared distances (k,), is above the rise."""
+            away = loss(circle[ray] * torch.from_numpy(squared**0.5)[:, None])["loss"].numpy() - base - rise
+            return np.nan_to_num(away, nan=WALL, posinf=WALL)
 
-        distances = _distances(risen, rise, distances)
+        # In the squared distance, in which a quadratic is linear.
+        ends = elementwise.bracket_root(risen, 0.0, distances**2, xmin=0.0, args=(RAYS,), maxiter=STEPS)
+        found = elementwise.find_root(risen, ends.bracket, args=(RAYS,), tolerances=tolerances)
+        if not (ends.success & found.success).all():
+            raise OperationError(
+                f"rise: the loss does not rise by {rise:g} in all directions; give a smaller rise"
+            )
+        distances = np.sqrt(found.x)
         widths.append(2 * math.sqrt(float(np.mean(distances**2))))
         report((k + 1) / planes)
     return np.array(widths)
-
-
-def _distances(risen: Callable[[Array], Array], rise: float, start: Array) -> Array:
-    """The distances at which ``risen`` passes ``rise``, from below, in all directions together.
-
-    Each is between one that is too small and one that is too large, by the secant in the squared distance,
-    which is exact for a quadratic, and by halves where that is slow.
-    """
-    low, high, at = np.zeros_like(start), np.full_like(start, np.inf), start
-    below, above = np.zeros_like(start), np.full_like(start, np.inf)  # the rises at both ends
-    for step in range(STEPS):
-        now = risen(at)
-        under = now <= rise
-        low, below = np.where(under, at, low), np.where(under, now, below)
-        high, above = np.where(under, high, at), np.where(under, above, now)
-        done = (np.abs(now - rise) <= WITHIN * rise) | (np.isfinite(high) & (low >= (1 - WITHIN / 4) * high))
-        if done.all():
-            return at
-        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-            share = (rise - below) / (above - below)
-            secant = np.sqrt(low**2 + share * (high**2 - low**2))
-        inside = np.isfinite(secant) & (secant > low) & (secant < high) & (step % 3 < 2)
-        between = np.where(inside, secant, (low + high) / 2)
-        other = np.where(np.isinf(high), FACTOR * at, between)
-        at = np.where(done, at, other)
-    raise OperationError(f"rise: the loss does not rise by {rise:g} in all directions; give a smaller rise")
 
 
 # Tolerance of the ends of the spectrum: the bounds on them are then a few percent, with a tenth more products
@@ -147,30 +132,26 @@ class Settings:
         landscape.core.errors.InputError: draws: 1 is not allowed, it must be a finite number ≥ 2
     """
 
-    batch: int = 0
+    batch: Natural = 0
     # Draws of every quantity that is a mean over draws: the same number for all, so that they can be compared
     # in pairs (ours: batch sharpness of the MNIST network then has an error of about 5%).
-    draws: int = 64
+    draws: Several = 64
     # Planes over which the width is a mean: each takes some 500 losses, random ones differ little (ours).
-    planes: int = 8
+    planes: Several = 8
     # The rise of the loss in nats at which the width is measured: far above the training loss of a network
     # that fits its data, and far below that of a network that guesses, ln 10 of ten classes (ours).
-    rise: float = 0.1
+    rise: Positive = 0.1
     # ρ of worst-case adaptive sharpness: Kwon et al. 2021 for CIFAR-10; of the average, 5% of each weight
     # (ours).
-    rho: float = 0.5
-    rho_average: float = 0.05
-    k: int = K
+    rho: Positive = 0.5
+    rho_average: Positive = 0.05
+    k: Count = K
     preconditioner_of: Preconditioning | None = None
 
     def __post_init__(self) -> None:
-        positive("batch", self.batch, least=0)
-        positive("draws", self.draws, least=2)
-        positive("planes", self.planes, least=2)
+        check_bounds(self)
         for name in ("rise", "rho", "rho_average"):
-            positive(name, getattr(self, name))
             object.__setattr__(self, name, float(getattr(self, name)))
-        positive("k", self.k, least=1)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -25,7 +25,6 @@ from landscape.core.memory import Need, bounded, spare
 from landscape.core.options import positive
 from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
 from landscape.core.registry import numerics
-from landscape.core.statistics import mean_and_error, standard_error
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, HessianOptions, exact_only
@@ -63,7 +62,7 @@ def disagreement(
     residual_tol: float = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
     derivatives: str = "auto",
-    search: str = "auto",
+    search: Literal["auto", "exact"] = "auto",
     seed: int = 0,
     max_memory: int | None = None,
     progress: ProgressOption = None,
@@ -370,7 +369,7 @@ def smoothing(
         first_half = portion(progress, began, (began + ends) / 2)
         sharpest, converged = smoothed.sharpest(vectors[0], residual_tol, seed, first_half)
         lipschitz = smoothed.lipschitz(route, lengths)
-        rows.append((*mean_and_error(np.mean(losses, axis=1)), *sharpest, *lipschitz, converged))
+        rows.append((*statistics.mean_and_error(np.mean(losses, axis=1)), *sharpest, *lipschitz, converged))
         portion(progress, began, ends)(1.0)
     *smooth, both = zip(*rows, strict=True)
     changes = [float((b - a).norm()) for a, b in itertools.pairwise(gradients)]
@@ -467,7 +466,7 @@ class _Smoothed:
             along[i] = part = float(double(v) @ double(away))
             across += float(double(away).square().sum()) - part**2
         bias = max(0.0, across) / (self.draws * (self.draws - 1)) / abs(value) if value else math.nan
-        return (value, float(top.residuals[0]), standard_error(along), bias), top.converged
+        return (value, float(top.residuals[0]), statistics.standard_error(along), bias), top.converged
 
     def lipschitz(self, route: Tensor, lengths: Tensor) -> tuple[Array, Array]:
         """‖Δ∇L_Σ‖/‖Δw‖ of each step of ``route`` (S + 1, P) and its standard error, (S,) each.
@@ -490,6 +489,9 @@ class _Smoothed:
             change = torch.stack(changes).mean(0)
             norm = float(change.norm())
             parts = np.array([float(c @ change) / norm if norm else 0.0 for c in changes])
-            values[t], errors[t] = norm / float(lengths[t]), standard_error(parts) / float(lengths[t])
+            values[t], errors[t] = (
+                norm / float(lengths[t]),
+                statistics.standard_error(parts) / float(lengths[t]),
+            )
             before = after
         return values, errors

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import EllipsisType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -25,11 +25,16 @@ from landscape.checkpoint.user_code import UserData, as_data, is_user_defined, t
 from landscape.core import hdf5
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import SPLIT, parse_toml
+from landscape.core.registry import optional
 from landscape.data.base import Dataset
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import Layout, Slot, average
 from landscape.problem.problem import Loss, Problem
-from landscape.results.base import Provenance
+from landscape.results.base import EXTRA, Provenance
+from landscape.results.shown import Row, Shown
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA = "landscape.checkpoint"
 IMPORTED = "import"  # the algorithm of imported weights (landscape.checkpoint.foreign_weights)
@@ -54,8 +59,8 @@ def unknown_data() -> dict[str, Any]:
     return {key: kind() for key, kind in _DATA.items()}
 
 
-@dataclass
-class Checkpoint:
+@dataclass(repr=False)
+class Checkpoint(Shown):
     """State of a run after some steps; in a run over several processes, one process's part of it.
 
     Of imported weights ``buffers`` holds the frozen parameters, too; there is no step, no learning rate (NaN)
@@ -113,10 +118,29 @@ class Checkpoint:
     path: Path | None = None
     source: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
-    def __repr__(self) -> str:
+    def describe(self) -> list[Row]:
         n, size = self.weights.shape
         of = f"{self.model['name']} on {self.data['name'] or 'unknown data'}"
-        return f"Checkpoint({self.label}; {n} × {size:,} weights; {of}; {self.path or 'not saved'})"
+        drift = [Row("diverged", f"at step {self.diverged_at}: the {self.diverged}")] if self.diverged else []
+        first = Row("model", of, note=f"{n} × {size:,} weights, {self.path or 'not saved'}")
+        return [first, *drift, *history.describe(self.history)]
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """The history as a table of pandas (the extra "frames").
+
+        Returns:
+            A DataFrame with a row for each step, NaN where nothing was recorded; units are in ``attrs``.
+
+        Raises:
+            OperationError: pandas is not installed.
+
+        Example:
+            >>> "test_loss" in run.to_dataframe()
+            True
+        """
+        frame: pd.DataFrame = optional("pandas", "to_dataframe", EXTRA).DataFrame(self.history)
+        frame.attrs = {"label": self.label, "units": self.units}
+        return frame
 
     @property
     def has_recipe(self) -> bool:
@@ -267,14 +291,14 @@ class Checkpoint:
         pick = _mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
         rows = {key: pick(value) for key, value in self.buffers.items()}
         network = self._network(where, model)
-        _set_buffers(where, network, rows)
+        set_tensors(network, rows, where)
         criterion = dataset.loss if isinstance(loss, str) else loss
 
         def on(split: str) -> Problem:
             return Problem(network, criterion, dataset.split(split), weights=theta, **how)
 
         if learner == "mean" and self.mean_buffers:
-            _set_buffers(where, network, self.mean_buffers)
+            set_tensors(network, self.mean_buffers, where)
         elif learner == "mean" and self.learners > 1 and has_batchnorm(network):
             set_tensors(network, on("train").batchnorm_statistics())
         return on(split)
@@ -531,15 +555,6 @@ def _check_layout(layout: Layout) -> None:
         offset += slot.size
 
 
-def _set_buffers(where: str, network: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Set buffers, and parameters that are not trained, by name; OperationError for one that does not fit."""
-    known = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    for key, value in values.items():
-        if key not in known or known[key].shape != value.shape:
-            raise OperationError(f"{where}: its buffer '{key}' {tuple(value.shape)} does not fit the model")
-    set_tensors(network, values)
-
-
 def check_learner(learner: str | int, learners: int) -> None:
     """Raise InputError unless ``learner`` is "mean", or the number of one of so many."""
     if learner != "mean" and (not isinstance(learner, int) or not 0 <= learner < learners):
@@ -566,8 +581,11 @@ def _mean_buffer(rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def set_tensors(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Set parameters and buffers of ``model`` by name."""
+def set_tensors(model: nn.Module, values: Mapping[str, Tensor], where: str = "checkpoint") -> None:
+    """Set parameters and buffers of ``model`` by name; OperationError for one that does not fit."""
     known = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    for name, value in values.items():
+        if name not in known or known[name].shape != value.shape:
+            raise OperationError(f"{where}: its buffer '{name}' {tuple(value.shape)} does not fit the model")
     for name, value in values.items():
         known[name].copy_(value)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from landscape.core import hdf5
 from landscape.core.errors import OperationError
 from landscape.core.files import printable
 from landscape.core.hdf5 import Array
+from landscape.results.shown import Row
 
 #: The columns that every run has: name -> (unit, meaning). Update rules declare more of their own. A row
 #: describes one step, from w(t−1) to w(t), t its number: loss, train_loss, alpha_e … delta_cross belong to
@@ -85,6 +87,26 @@ def recent(history: History, step: int, every: int) -> History:
     before = (step - 1) // every * every
     first = min(int((history["step"] <= before).sum()), max(0, len(history["step"]) - LEAST))
     return {name: column[first:] for name, column in history.items()} if first else history
+
+
+def latest(history: History, column: str) -> float:
+    """The last number that was recorded in a column; NaN if there is none."""
+    known = history.get(column, np.zeros(0))
+    known = known[np.isfinite(known)]
+    return float(known[-1]) if len(known) else math.nan
+
+
+def describe(history: History) -> list[Row]:
+    """The last numbers of the columns that a reader asks for first."""
+    accuracy = latest(history, "test_accuracy")
+    known = "" if math.isnan(accuracy) else f"accuracy {accuracy:.4g}"
+    rows = [
+        Row("test loss", latest(history, "test_loss"), unit="nat", note=known),
+        Row("training loss", latest(history, "train_loss"), unit="nat"),
+        Row("consensus distance", latest(history, "consensus")),
+        Row("effective rate α_e", latest(history, "alpha_e")),
+    ]
+    return [row for row in rows if row.value == row.value]
 
 
 def completed(history: History, path: Path) -> History:

@@ -84,14 +84,11 @@ class ResultFile:
         try:
             known = mode == "r" or self.path.exists()
             self._stored: list[Result] = base.load_results(self.path) if known else []
-        except DamagedError:
-            if mode != "w":  # which replaces the file
+        except BaseException as error:
+            if not (mode == "w" and isinstance(error, DamagedError)):  # "w" replaces a damaged file
                 self._lock.release()
                 raise
             self._stored = []
-        except BaseException:
-            self._lock.release()
-            raise
         self._results = [] if mode == "w" else [*self._stored]
 
     def __enter__(self) -> Self:

@@ -45,7 +45,10 @@ def checkpoint_in(path: Path) -> Path:
     if not path.is_dir():
         return path
     if not (path / "last.h5").is_file():
-        raise OperationError(f"{path}: a folder without a last.h5, a run's folder or a checkpoint is needed")
+        runs = [file.parent for file in sorted(path.glob("*/last.h5"))]
+        inside = f"; give {runs[0]} or another of its {len(runs)} runs" if runs else ""
+        words = f"a folder without a last.h5, a run's folder or a checkpoint is needed{inside}"
+        raise OperationError(f"{path}: {words}")
     return path / "last.h5"
 
 
@@ -54,7 +57,15 @@ def steps(folder: Path) -> list[Path]:
 
     OperationError for a step-NNNNNNN.h5 that cannot be read: it must be a damaged checkpoint.
     """
-    return [path for path in sorted(folder.glob("step-*.h5")) if _holds_weights(path)]
+    found = []
+    for path in sorted(folder.glob("step-*.h5")):
+        try:
+            with hdf5.reading(path, warn=False) as file:
+                found += [path] if file.attrs["schema"] == SCHEMA else []
+        except OperationError:
+            if _STEP.fullmatch(path.name):
+                raise
+    return found
 
 
 def named_like_a_run(folder: Path) -> list[Path]:
@@ -74,21 +85,11 @@ def of_a_run(path: Path) -> bool:
         return False
 
 
-def _holds_weights(path: Path) -> bool:
-    try:
-        with hdf5.reading(path, warn=False) as file:
-            return bool(file.attrs["schema"] == SCHEMA)
-    except OperationError:
-        if _STEP.fullmatch(path.name):
-            raise
-        return False
-
-
 def load(path: str | Path) -> Checkpoint | base.Result | list[base.Result]:
     """Read any file of this project.
 
     Args:
-        path: the file.
+        path: the file; or the folder of a run, which stands for its last checkpoint.
 
     Returns:
         A :class:`Checkpoint`, a result, or a list where the file holds several results.
@@ -101,6 +102,7 @@ def load(path: str | Path) -> Checkpoint | base.Result | list[base.Result]:
         Traceback (most recent call last):
         landscape.core.errors.OperationError: missing.h5: no such file; ...
     """
+    path = checkpoint_in(Path(path))
     with hdf5.reading(path, warn=False) as file:
         schema = file.attrs["schema"]
     if schema == SCHEMA:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 import itertools
 import re
@@ -39,7 +38,7 @@ from landscape.core import registry
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import SPLIT
-from landscape.core.progress import Progress
+from landscape.core.progress import Progress, portion
 from landscape.curvature.eigenvalues import SEARCHES
 from landscape.curvature.hessian import DERIVATIVES
 from landscape.data.base import Dataset
@@ -54,24 +53,22 @@ R = TypeVar("R", bound=base.Result)
 DEFAULTS = ("random", "none", "hessian", "worst", SPLIT)
 
 
-def parse_grid(text: str) -> tuple[int, int]:
-    """(nx, ny) from "50" or "51x25"."""
-    match = re.fullmatch(r"(\d+)(?:x(\d+))?", text)
-    if not match or min(int(match[1]), int(match[2] or match[1])) < 1:
-        raise InputError(
-            f"--grid: '{text}' is not allowed, it must be K or KXxKY with numbers ≥ 1, such as 51x25"
-        )
-    return int(match[1]), int(match[2] or match[1])
-
-
 class GridType(click.ParamType):  # type: ignore[type-arg]  # no generic class in click 8.1
     """The points of a grid; a type and no callback, so that a default is read where commands call others."""
 
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """(nx, ny) from the text of the option."""
-        return parse_grid(value) if isinstance(value, str) else value
+        """(nx, ny) from "50" or "51x25"; a default is a pair already."""
+        if not isinstance(value, str):
+            return value
+        match = re.fullmatch(r"(\d+)(?:x(\d+))?", value)
+        nx, ny = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if min(nx, ny) < 1:
+            raise InputError(
+                f"--grid: '{value}' is not allowed, it must be K or KXxKY with numbers ≥ 1, such as 51x25"
+            )
+        return nx, ny
 
 
 #: What a signature and its Args do not say of a parameter of an analysis, by its name: what click is told, as
@@ -336,12 +333,9 @@ class Analysis:
 def each(title: str, jobs: Sequence[Any]) -> Iterator[tuple[Any, Progress]]:
     """``jobs`` with one progress bar: each with the function that takes the share of it that is done."""
 
-    def report(bar: Progress, done: int, share: float) -> None:
-        bar((done + share) / len(jobs))
-
     with common.progress_bar(title) as bar:
         for done, job in enumerate(jobs):
-            yield job, functools.partial(report, bar, done)
+            yield job, portion(bar, done / len(jobs), (done + 1) / len(jobs))
 
 
 # Parameters of analyses that are no settings of theirs, or that every analysis command has.

@@ -12,6 +12,7 @@ import numpy as np
 from landscape.checkpoint import run_folder, user_code
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.foreign_weights import import_state as compute_import_state
+from landscape.checkpoint.history import latest
 from landscape.checkpoint.run_folder import load
 from landscape.cli import common, run_summary
 from landscape.cli.analysis import SOURCE, Source
@@ -20,6 +21,7 @@ from landscape.cli.options import SHARED, command
 from landscape.cli.output import values
 from landscape.core import hdf5
 from landscape.core.errors import InputError, OperationError
+from landscape.core.options import ends_in
 from landscape.data.base import SPLITS
 from landscape.results.grids import Surface
 from landscape.training.recipes.recipe import recipe_of
@@ -55,8 +57,7 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
     if model is None:
         raise InputError("--model: missing; give MODULE:NAME, called to make the model, or a built-in name")
     path = Path(output) if output else Path(states[0]).with_suffix(".h5")
-    if path.suffix != ".h5":
-        raise InputError(f"-o: '{path}' is not allowed, a checkpoint's name must end in .h5")
+    ends_in("-o", path, [".h5"])
     if path.exists():
         raise OperationError(f"-o: {path} exists already, it is not overwritten; give another name")
     checkpoint = compute_import_state(
@@ -114,10 +115,8 @@ def info(file: str) -> None:
     file = str(run_folder.checkpoint_in(Path(file)))
     loaded = load(file)
     with hdf5.reading(file, warn=False) as raw:
-        stamps = {
-            key: raw.attrs[key]
-            for key in ("schema", "version", "created", "landscape_version", "torch_version")
-        }
+        known = ("schema", "version", "created", "landscape_version", "torch_version")
+        stamps = {key: raw.attrs[key] for key in known}
     stamps["checksum"] = "SHA-256, fits" if hdf5.has_checksum(file) else "none"
     for key, value in stamps.items():
         values(f"{key}: {value}")
@@ -127,10 +126,11 @@ def info(file: str) -> None:
         return
     every = loaded if isinstance(loaded, list) else [loaded]
     for result in every:
-        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-        values("\n" + "\n".join(f"{name}: {_short(value)}" for name, value in fields.items()))
+        values(f"\n{result.summary()}")
         if isinstance(result, Surface) and np.isfinite(result.loss).any():
             values(f"\n{result.check()}")
+        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+        values("\n" + "\n".join(f"{name}: {_short(value)}" for name, value in fields.items()))
     common.results(every)
 
 
@@ -147,23 +147,13 @@ def _short(value: object) -> str:
 def _contents(c: Checkpoint) -> dict[str, Any]:
     """The contents of a checkpoint for --json."""
     history = {
-        name: {"rows": int(np.isfinite(column).sum()), "last": run_summary.latest(c, name)}
+        name: {"rows": int(np.isfinite(column).sum()), "last": latest(c.history, name)}
         for name, column in c.history.items()
     }
-    return {
-        "learners": c.learners,
-        "parameters": c.layout.size,
-        "finite": bool(np.isfinite(c.weights.numpy()).all()),
-        "model": c.model,
-        "data": c.data,
-        "algorithm": c.algorithm,
-        "seed": c.seed,
-        "step": c.step,
-        "epoch": c.epoch,
-        "diverged_at": c.diverged_at,
-        "history": history,
-        "recipe": c.recipe,
-    }
+    finite = bool(np.isfinite(c.weights.numpy()).all())
+    same = ("learners", "model", "data", "algorithm", "seed", "step", "epoch", "diverged_at", "recipe")
+    found = {"parameters": c.layout.size, "finite": finite, "history": history}
+    return {**{name: getattr(c, name) for name in same}, **found}
 
 
 def _rule(c: Checkpoint) -> str:
@@ -175,12 +165,11 @@ def _rule(c: Checkpoint) -> str:
 
 
 def _checkpoint(c: Checkpoint) -> None:
-    values("", checkpoint=_contents(c))
+    contents = _contents(c)
+    values("", checkpoint=contents)
     n, size = c.weights.shape
-    finite = bool(np.isfinite(c.weights.numpy()).all())
-    values(
-        f"weights: {n} learners × {size:,} {c.weights.numpy().dtype}, {'finite' if finite else 'NOT FINITE'}"
-    )
+    finite = "finite" if contents["finite"] else "NOT FINITE"
+    values(f"weights: {n} learners × {size:,} {c.weights.numpy().dtype}, {finite}")
     values(f"model: {c.model['name']} {c.model['options']}")
     if c.buffers:
         names = list(c.buffers)
@@ -190,14 +179,10 @@ def _checkpoint(c: Checkpoint) -> None:
             values("BatchNorm statistics of the mean: re-estimated at its weights")
     mark = f", fingerprint {c.data['fingerprint'][:12]}…" if c.data["fingerprint"] else ""
     sizes = f"{c.data['train']:,} train, {c.data['test']:,} test{mark}"
-    known = f"data: {c.data['name']} {c.data['options']}, {sizes}"
-    values(
-        known
-        if c.data["name"]
-        else f"data: the loop's own, {sizes}"
-        if c.data["train"]
-        else "data: not known"
-    )
+    if c.data["name"]:
+        values(f"data: {c.data['name']} {c.data['options']}, {sizes}")
+    else:
+        values(f"data: the loop's own, {sizes}" if c.data["train"] else "data: not known")
     if c.algorithm == IMPORTED:
         values(f"imported from:\n{c.recipe}".rstrip("\n"))
         return

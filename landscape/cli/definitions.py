@@ -9,20 +9,19 @@ looks up the names that it needs in turn. Modules that are imported already are 
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
 import functools
 import importlib
 import importlib.util
-import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 ROOT = Path(__file__).parents[1]
-_STATEMENTS = ("body", "orelse", "handlers", "finalbody")
 
 
 class _Absent:
@@ -43,93 +42,76 @@ class _Absent:
         return False
 
 
-class Definitions(dict[str, Any]):
-    """The names of one module of the package, each computed when it is looked up."""
+class _Builtins(dict[str, Any]):
+    """The builtins of a module's statements, where Python looks for a name last, also from within a class."""
 
-    def __init__(self, module: str) -> None:
-        super().__init__()
-        self._module = module
-        path = ROOT.parent.joinpath(*module.split("."))
-        self._package = path.is_dir()
-        source = path / "__init__.py" if self._package else path.with_suffix(".py")
-        stub = source.with_suffix(".pyi")  # has the names that a package imports when they are used
-        self._path = stub if stub.exists() else source
-        # A module that exists stands for this one: dataclasses look for that of a class. What a module
-        # imports by name are definitions, too.
-        self |= {"__name__": __name__, "__file__": str(source), "import_module": _module}
-        tree = ast.parse(self._path.read_text("utf-8"))
-        self._statements = {name: statement for statement in tree.body for name in _bound(statement)}
+    def __init__(self, find: Callable[[str], Any], taken: Iterable[str]) -> None:
+        super().__init__({**vars(builtins), "__import__": _import})
+        self._find = find
+        for name in taken:
+            self.pop(name, None)  # such as "open": the module's own goes before
 
     def __missing__(self, name: str) -> Any:
-        statement = self._statements.pop(name, None)
-        if isinstance(statement, ast.Import | ast.ImportFrom):
-            self[name] = self._imported(statement, name)
-        elif statement:
-            if isinstance(statement, ast.ClassDef):  # whose body looks into a plain dict only
-                for used in _used(statement):
-                    if used in self._statements:
-                        self[used]
-            # A statement of this package, run as its import would; annotations are texts, as in this file.
-            exec(compile(ast.Module([statement], []), str(self._path), "exec"), self)
-        elif self._package and importlib.util.find_spec(f"{self._module}.{name}"):
-            self[name] = _module(f"{self._module}.{name}")
-        if name not in self:
-            raise KeyError(name)
-        return self[name]
-
-    def _imported(self, statement: ast.Import | ast.ImportFrom, name: str) -> Any:
-        """The object that ``statement`` binds to ``name``."""
-        alias = next(each for each in statement.names if (each.asname or each.name.split(".")[0]) == name)
-        if isinstance(statement, ast.ImportFrom):
-            assert statement.module
-            module = _module(statement.module)
-            if statement.module in sys.modules and not hasattr(module, alias.name):
-                return _module(f"{statement.module}.{alias.name}")
-            return getattr(module, alias.name)
-        return _module(alias.name if alias.asname else name)
+        return self._find(name)
 
 
 class _Module:
-    """The names of a module as its attributes."""
+    """The names of a module of the package as its attributes, each computed when it is looked up."""
 
     def __init__(self, name: str) -> None:
-        self._names = Definitions(name)
+        self._name, place = name, ROOT.parent.joinpath(*name.split("."))
+        self._package = place.is_dir()
+        source = place / "__init__.py" if self._package else place.with_suffix(".py")
+        stub = source.with_suffix(".pyi")  # has the names that a package imports when they are used
+        self._path = stub if stub.exists() else source
+        self._statements = dict(_bound(ast.parse(self._path.read_text("utf-8")).body))
+        # A module that exists stands for this one: dataclasses look for that of a class.
+        self._names = {"__name__": __name__, "__file__": str(source), "import_module": _module}
+        self._names["__builtins__"] = _Builtins(self._find, self._statements)
+
+    def _find(self, name: str) -> Any:
+        if name not in self._names and (statement := self._statements.pop(name, None)):
+            # Run as the module's import would; annotations are texts, as in this file.
+            exec(compile(ast.Module([statement], []), str(self._path), "exec"), self._names)
+        elif name not in self._names and self._package and importlib.util.find_spec(f"{self._name}.{name}"):
+            self._names[name] = _module(f"{self._name}.{name}")
+        return self._names[name]
 
     def __getattr__(self, name: str) -> Any:
         try:
-            return self._names[name]
+            return self._find(name)
         except KeyError:
             if name.startswith("__"):
                 raise AttributeError(name) from None
-        return self._names["__getattr__"](name)  # PEP 562
+        return self._find("__getattr__")(name)  # PEP 562
 
 
-def _bound(statement: ast.stmt) -> Iterator[str]:
-    """The names that a statement of a module binds."""
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        yield statement.name
-    elif isinstance(statement, ast.Import | ast.ImportFrom):
-        yield from (alias.asname or alias.name.split(".")[0] for alias in statement.names)
-    elif isinstance(statement, ast.Assign | ast.AnnAssign):
-        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        yield from (node.id for each in targets for node in ast.walk(each) if isinstance(node, ast.Name))
-    else:
-        for part in _STATEMENTS:
-            for inner in getattr(statement, part, ()):
-                yield from _bound(inner)
+def _bound(statements: Sequence[ast.stmt]) -> Iterator[tuple[str, ast.stmt]]:
+    """The names that statements of a module bind, each with its statement; of an import with its part."""
+    for statement in statements:
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            yield statement.name, statement
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            for alias in statement.names:
+                part = copy.copy(statement)
+                part.names = [alias]
+                yield alias.asname or alias.name.partition(".")[0], part
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            names = [node.id for each in targets for node in ast.walk(each) if isinstance(node, ast.Name)]
+            yield from ((name, statement) for name in names)
+        else:
+            for part_name in ("body", "orelse", "handlers", "finalbody"):
+                yield from ((name, statement) for name, _ in _bound(getattr(statement, part_name, ())))
 
 
-def _used(of: ast.ClassDef) -> Iterator[str]:
-    """The names that the body of a class looks up when it is run, but for its functions and annotations."""
-    for statement in of.body:
-        parts: list[ast.AST | None] = [statement]
-        if isinstance(statement, ast.FunctionDef):
-            parts = [*statement.decorator_list, *statement.args.defaults, *statement.args.kw_defaults]
-        elif isinstance(statement, ast.AnnAssign):
-            parts = [statement.value]
-        for node in itertools.chain.from_iterable(map(ast.walk, filter(None, parts))):
-            if isinstance(node, ast.Name):
-                yield node.id
+def _import(
+    name: str, names: Any = None, inner: Any = None, wanted: Sequence[str] | None = (), level: int = 0
+) -> Any:
+    """The module that an import statement uses; of one that is imported without a ``wanted`` part, ours."""
+    module = _module(name if wanted else name.partition(".")[0])
+    whole = all(hasattr(module, each) for each in wanted or ())
+    return module if whole or isinstance(module, _Module | _Absent) else _Module(name)
 
 
 @functools.cache

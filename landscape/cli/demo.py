@@ -16,6 +16,7 @@ from landscape.analysis.grids import contour
 from landscape.analysis.noise import noise as compute_noise
 from landscape.analysis.planes import learners_plane, random_plane
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.history import latest
 from landscape.cli import common, plot, report
 from landscape.cli.analysis import Source, about, each
 from landscape.cli.options import FOLDER, command
@@ -183,9 +184,9 @@ def _edge(runs: Runs) -> str:
     half, texts, near = STEPS // 2, [], []
     for name, of in runs.items():
         values = [_median(run, "lr_lambda_max", EARLY, half) for run in of]
-        limit = _last(of[0], "lr_lambda_limit")
+        limit = latest(of[0].history, "lr_lambda_limit")
         near.append(0.67 < np.median(values) / limit < 1.5)  # as the paper figures' "edge" asks
-        end = np.median([_last(run, "lr_lambda_max") for run in of])
+        end = np.median([latest(run.history, "lr_lambda_max") for run in of])
         texts.append(f"{NAMES[name]} {_spread(values)}, limit {limit:.3g}, at the end {end:.2g}")
     claim = "trains at its own edge of stability" if all(near) else "does not train at its own edge here"
     return f"Each algorithm {claim}: ηλ_max from step {EARLY} to {half} is, of {'; of '.join(texts)}."
@@ -194,7 +195,7 @@ def _edge(runs: Runs) -> str:
 def _sharpness(runs: Runs) -> str:
     late = {name: [_median(run, "lambda_max", STEPS // 2, STEPS) for run in of] for name, of in runs.items()}
     ratio = np.array(late["ssgd"]) / np.array(late["dpsgd"])
-    limits = [_last(of[0], "lr_lambda_limit") for of in runs.values()]
+    limits = [latest(of[0].history, "lr_lambda_limit") for of in runs.values()]
     claim = "follows the limits" if np.median(ratio) > 1 else "does not follow the limits"
     return (
         f"The sharpness {claim}: in the second half of training λ_max of SSGD is {_spread(ratio)} times "
@@ -209,7 +210,7 @@ def _noise(runs: Runs, estimate: Noise) -> str:
     ratio = np.array(noise[1]) / np.array(noise[0])
     early = [_spread([_median(run, "alpha_e", 0, EARLY) for run in of]) for of in (ss, dp)]
     late = [_spread([_median(run, "alpha_e", half, STEPS) for run in of]) for of in (ss, dp)]
-    s = estimate.summary()
+    s = estimate.means()
     share = s["direct"][0] / (s["direct"][0] + s["delta_s"][0])
     return (
         f"The spread of DPSGD's learners makes its first {EARLY} steps {_spread(ratio)} times as noisy (Δ) "
@@ -230,7 +231,7 @@ def _flatness(surfaces: dict[str, list[Surface]]) -> str:
 
 
 def _test_error(runs: Runs) -> str:
-    errors = [[100 * (1 - _last(run, "test_accuracy")) for run in of] for of in runs.values()]
+    errors = [[100 * (1 - latest(run.history, "test_accuracy")) for run in of] for of in runs.values()]
     gap = float(np.median(errors[0]) - np.median(errors[1]))
     overlap = max(map(min, errors)) <= min(map(max, errors))
     claim = "does not decide which is better" if overlap else f"{'DPSGD' if gap > 0 else 'SSGD'} is better"
@@ -239,11 +240,6 @@ def _test_error(runs: Runs) -> str:
         f"{text}: SSGD {_spread(errors[0])}%, DPSGD {_spread(errors[1])}%, medians {abs(gap):.2f} points "
         f"apart; the ranges of the seeds {'overlap' if overlap else 'do not overlap'}."
     )
-
-
-def _last(run: Checkpoint, column: str) -> float:
-    values = run.history[column]
-    return float(values[np.isfinite(values)][-1])
 
 
 def _median(run: Checkpoint, column: str, first: int, last: int) -> float:

@@ -18,6 +18,7 @@ from landscape.core.devices import accelerator, has_float64
 from landscape.core.memory import peak_memory
 from landscape.core.progress import duration
 from landscape.results.base import Result
+from landscape.results.noise import Noise
 
 # Arrays with more numbers are shown by shape and range: they are in the result's file (ours).
 MOST = 64
@@ -84,8 +85,8 @@ def of_result(result: Result) -> dict[str, Any]:
             made = member.fget.__annotations__ if isinstance(member, property) and member.fget else {}
             if made.get("return") in _SHOWN and not name.startswith("_"):
                 shown[name] = getattr(result, name)
-    if callable(summary := getattr(result, "summary", None)):
-        shown["summary"] = summary()
+    if isinstance(result, Noise):
+        shown["summary"] = result.means()
     shown["describe"] = result.describe()
     return {name: plain(value) for name, value in shown.items()}
 

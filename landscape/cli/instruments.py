@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
-from landscape.analysis.blocks import curvature_table
 from landscape.analysis.noise import GRADIENTS
 from landscape.analysis.noise import noise_scale as compute_noise_scale
 from landscape.analysis.sharpness import batch_sharpness as compute_batch_sharpness
+from landscape.analysis.spectrum import curvature_table
 from landscape.analysis.spectrum import spectrum as compute_spectrum
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common
@@ -186,7 +186,8 @@ def batch_sharpness(batch: str | None, no_learners: bool, no_lambda_max: bool, a
     Example:
         landscape batch-sharpness runs/dp/last.h5 --batch 50,500 --plot sharpness.png
     """
-    jobs = [(run, size) for run in analysis.open() for size in batch_sizes(run, batch)]
+    asked = None if batch is None else numbers("--batch", batch, "64,512")
+    jobs = [(run, size) for run in analysis.open() for size in asked or [known_batch(run.batch or None)]]
     check_learners(jobs, no_learners)
 
     def compute(run: Checkpoint, size: int, **settings: Any) -> BatchSharpness:
@@ -202,11 +203,6 @@ def batch_sharpness(batch: str | None, no_learners: bool, no_lambda_max: bool, a
         )
 
     analysis.compute("batch-sharpness", jobs, compute)
-
-
-def batch_sizes(run: Checkpoint, text: str | None) -> list[int]:
-    """The batches that were asked for, such as "64,512", or the run's own total batch."""
-    return [known_batch(run.batch or None)] if text is None else numbers("--batch", text, "64,512")
 
 
 def check_learners(jobs: Iterable[tuple[Checkpoint, int]], no_learners: bool) -> None:

@@ -259,10 +259,9 @@ def command(
     return decorate
 
 
-def numbers(
-    where: str, text: str, example: str, *, kind: type = int, least: int = 1, most: int = 2**31 - 1
-) -> list[Any]:
-    """[1, 8, 64] of "8,64,1,8": whole numbers from ``least`` to ``most``, in order; other kinds above 0."""
+def numbers(where: str, text: str, example: str, *, kind: type = int, least: int = 1) -> list[Any]:
+    """[1, 8, 64] of "8,64,1,8": whole numbers from ``least`` to 2³¹ − 1, in order; other kinds above 0."""
+    most = 2**31 - 1
     try:
         found = sorted({kind(word) for word in text.split(",")})
     except ValueError:

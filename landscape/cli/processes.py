@@ -9,8 +9,6 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
 
 import click
 import torch
@@ -139,33 +137,28 @@ class Jobs:
 JOBS = group(Jobs, at_once={"flag": "--jobs", "metavar": "N"}, timeout=TIMEOUT_S, cluster=CLUSTER)
 
 
+@dataclasses.dataclass(frozen=True)
 class Team:
-    """The processes of a command: a torch.distributed ``group`` (None: only this process), and the ``rank``.
+    """The ``rank`` of this process among those of a command, or the ``cluster`` whose workers compute for it.
 
-    A context manager that joins the processes; inside, each must make the same calls with the group. Or the
-    ``cluster`` whose workers compute for this process.
+    ``timeout`` is that of processes which join; None: this process is the only one.
     """
 
-    def __init__(self, rank: int = 0, timeout: float | None = None, cluster: Cluster | None = None) -> None:
-        self.rank, self.cluster = rank, cluster
-        self.group: dist.ProcessGroup | None = None
-        self._timeout, self._inside = timeout, contextlib.ExitStack()
+    rank: int = 0
+    timeout: float | None = None
+    cluster: Cluster | None = None
 
-    def __enter__(self) -> Self:
-        if self._timeout is not None:
-            if torch.cuda.is_available():
-                torch.cuda.set_device(number("LOCAL_RANK", 0, 0) % torch.cuda.device_count())
-            with contextlib.ExitStack() as inside:  # which a disagreement ends, too
-                group = inside.enter_context(joined(torch.device("cpu"), self._timeout, WAIT))
-                group.agree({"command": " ".join(sys.argv[1:])})
-                self._inside = inside.pop_all()
-            self.group = dist.group.WORLD
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._inside.__exit__(kind, error, trace)
+    @contextlib.contextmanager
+    def joined(self) -> Iterator[dist.ProcessGroup | None]:
+        """The group of the processes, each of which must make the same calls with it; None: only this one."""
+        if self.timeout is None:
+            yield None
+            return
+        if torch.cuda.is_available():
+            torch.cuda.set_device(number("LOCAL_RANK", 0, 0) % torch.cuda.device_count())
+        with joined(torch.device("cpu"), self.timeout, WAIT) as group:
+            group.agree({"command": " ".join(sys.argv[1:])})
+            yield dist.group.WORLD
 
 
 @contextlib.contextmanager

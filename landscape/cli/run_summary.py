@@ -6,31 +6,23 @@ import math
 import shlex
 from typing import Any
 
-import numpy as np
-
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
-
-
-def latest(end: Checkpoint, column: str) -> float:
-    """The last number of a column of the history; NaN if there is none."""
-    values = end.history[column]
-    known = values[np.isfinite(values)]
-    return float(known[-1]) if len(known) else math.nan
+from landscape.checkpoint.history import latest
 
 
 def numbers(end: Checkpoint) -> dict[str, Any]:
     """The numbers of the summary, for --json; None where they are not known."""
-    sharpness, limit = latest(end, "lr_lambda_max"), latest(end, "lr_lambda_limit")
+    sharpness, limit = latest(end.history, "lr_lambda_max"), latest(end.history, "lr_lambda_limit")
     return {
         "algorithm": end.algorithm,
         "seed": end.seed,
         "step": end.step,
-        "loss": latest(end, "loss"),
-        "test_loss": latest(end, "test_loss"),
-        "test_error": 1 - latest(end, "test_accuracy"),
-        "consensus": latest(end, "consensus"),
-        "seconds": latest(end, "wall_s"),
+        "loss": latest(end.history, "loss"),
+        "test_loss": latest(end.history, "test_loss"),
+        "test_error": 1 - latest(end.history, "test_accuracy"),
+        "consensus": latest(end.history, "consensus"),
+        "seconds": latest(end.history, "wall_s"),
         "diverged": end.diverged,
         "diverged_at": end.diverged_at,
         "lr_lambda_max": sharpness,
@@ -55,7 +47,7 @@ def closing(end: Checkpoint) -> str:
 
 def standing(end: Checkpoint) -> str:
     """The last ηλ_max beside its limit: ", ηλ_max …"; "" if it was not measured."""
-    value, limit = latest(end, "lr_lambda_max"), latest(end, "lr_lambda_limit")
+    value, limit = latest(end.history, "lr_lambda_max"), latest(end.history, "lr_lambda_limit")
     if math.isnan(value):
         return ""
     return f", ηλ_max {value:.3g}{against(value, limit)}"
@@ -75,7 +67,7 @@ def next_command(end: Checkpoint, folder: str, data_dir: str | None) -> str:
     """The command to try next, and what it shows."""
     if end.diverged:
         return f"{shlex.join(['landscape', 'plot', folder])}  # where the run left its bounds"
-    if math.isnan(latest(end, "lr_lambda_max")):
+    if math.isnan(latest(end.history, "lr_lambda_max")):
         words, shows = ["stability", folder], "ηλ_max and its limit"
     else:
         words, shows = ["contour", folder, "--plot", f"{folder}/contour.png"], "the landscape around the end"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,10 @@ def train(
 
 def _train(chosen: Recipe | None, folder: str, timeout: float, about: dict[str, Any]) -> None:
     """Train in this process, which may be one of a group."""
-    with _joined(about["device"], timeout) as group:
+    joined: AbstractContextManager[Group | None] = nullcontext()
+    if started_by_launcher():
+        joined = processes.joined(worker_device(about["device"]), timeout)
+    with joined as group:
         first = group is None or group.rank == 0
         current().muted = not first
         with common.progress_bar("training") as bar:
@@ -114,13 +117,8 @@ def _train(chosen: Recipe | None, folder: str, timeout: float, about: dict[str, 
             common.values(run_summary.closing(end), run=run_summary.numbers(end), next=advice)
             common.files(f"{folder}/last.h5")
             common.message(f"next: {advice}")
-    if not _launched():  # the launcher reads it from the last checkpoint
+    if children.launcher_store() is None:  # the launcher of --nproc reads it from the last checkpoint
         _check_divergence(end, folder, group.rank if group else 0)
-
-
-def _launched() -> bool:
-    """True if the launcher of --nproc started this process, and waits for it."""
-    return children.launcher_store() is not None
 
 
 def _check_divergence(end: Checkpoint, folder: str, rank: int = 0) -> None:
@@ -129,16 +127,6 @@ def _check_divergence(end: Checkpoint, folder: str, rank: int = 0) -> None:
         sys.exit(DivergedError.exit_code)
     if end.diverged:
         raise DivergedError(f"{folder}: {divergence_message(end)}")
-
-
-@contextlib.contextmanager
-def _joined(device: str, timeout: float) -> Iterator[Group | None]:
-    """The group of processes that a launcher started this one in, if any."""
-    if started_by_launcher():
-        with processes.joined(worker_device(device), timeout) as group:
-            yield group
-    else:
-        yield None
 
 
 @command(name={"argument": True, "metavar": "[NAME]", "shell_complete": names(recipe_names)})

@@ -17,9 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
+from landscape.checkpoint.history import latest
 from landscape.cli import common, output
 from landscape.cli.options import FOLDER, command
-from landscape.cli.run_summary import against, latest, numbers
+from landscape.cli.run_summary import against, numbers
 from landscape.core.errors import OperationError
 from landscape.core.files import in_use, printable
 from landscape.core.hdf5 import Array
@@ -213,7 +214,7 @@ def rows(end: Checkpoint) -> list[Row]:
             text += f", α = {end.history['lr'][-1]:.3g}"
         if column.startswith("lr_"):
             limit = "lr_preconditioned_limit" if "preconditioned" in column else "lr_lambda_limit"
-            text += against(float(values[-1]), latest(end, limit))
+            text += against(float(values[-1]), latest(end.history, limit))
         if column in INSTRUMENTS and f"{column}_se" in end.history:
             text += f" ± {end.history[f'{column}_se'][known][-1]:.2g}"
         shown.append(Row(name, text, steps, values))

@@ -41,6 +41,7 @@ Array = np.ndarray[Any, Any]
 T = TypeVar("T", bool, int, float, str)
 # Larger coordinates cannot be drawn, because their differences overflow (ours).
 LARGEST = 1e100
+SCHEMA = r"landscape(\.\w+)+"  # the names of formats
 # The newest version of the formats: the one that is written.
 VERSION = 1
 
@@ -175,7 +176,7 @@ def reading(path: str | Path, schema: str | None = None, warn: bool = True) -> I
     with _opened(path) as (file, sealed):
         try:
             actual = file.attrs.get("schema")
-            if not isinstance(actual, str) or not re.fullmatch(r"landscape(\.\w+)+", actual):
+            if not isinstance(actual, str) or not re.fullmatch(SCHEMA, actual):
                 raise OperationError(f"{path}: an HDF5 file, but not one that landscape wrote")
             if schema is not None and actual != schema:
                 raise OperationError(f"{path}: holds a {actual}, a {schema} is needed")

@@ -57,6 +57,14 @@ class Dataset:
     classes: int = 0
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
 
+    def __repr__(self) -> str:
+        sizes = [
+            f"{part.samples if isinstance(part, Stream) else len(part[1]):,} {name}"
+            for name, part in (("train", self.train), ("test", self.test))
+        ]
+        classes = f"; {self.classes} classes" if self.classes else ""
+        return f"Dataset({', '.join(sizes)}{classes})"
+
     def split(self, name: str) -> Split:
         """One of the two splits.
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import numbers
 import time
+import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +22,7 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import expect, positive
 from landscape.core.progress import Progress, no_progress, portion
-from landscape.evaluation.adaptive import Tolerance, interpolate
+from landscape.evaluation.adaptive import Tolerance, first_points, interpolate
 from landscape.problem.batches import strided
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import as_array
@@ -298,9 +300,9 @@ def compute_missing(
     group, block, save = dispatch.group, dispatch.block, dispatch.save
     rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
     if group:
-        own = {name: column[places] for name, column in {"": done, **values}.items()}
-        known, _ = _gather(own, [], group)[0]
-        for name, column in {"": done, **values}.items():
+        every = {"done": done, **values}
+        known, _ = _gather({name: column[places] for name, column in every.items()}, [], group)[0]
+        for name, column in every.items():
             column[places] = known[name]
     missing = _missing(done[places], block)
     least, whole = -(-dispatch.least // block), -(-len(places) // block)
@@ -368,14 +370,13 @@ def _points(blocks: Array, block: int, places: Array) -> Array:
 def _gather(arrays: Mapping[str, Array], facts: list[Any], group: dist.ProcessGroup) -> list[_Part]:
     """``arrays`` and ``facts`` of every process of the group, in the order of their ranks.
 
-    They are sent as JSON and plain bytes in one tensor, which are only read, never executed as a pickle is.
+    They are sent as numpy's files and JSON, which are only read, never executed as a pickle is.
     """
-    columns = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    kinds = {name: [column.dtype.str, len(column)] for name, column in columns.items()}
-    head = json.dumps([kinds, facts]).encode()
-    message = b"".join([len(head).to_bytes(8, "little"), head, *(c.tobytes() for c in columns.values())])
+    buffer = io.BytesIO()
+    columns: dict[str, Any] = {"facts": json.dumps(facts), **arrays}
+    np.savez(buffer, **columns)
     try:
-        return [_part(part) for part in gather_bytes(message, group=group)]
+        return [_part(part) for part in gather_bytes(buffer.getvalue(), group=group)]
     except RuntimeError as error:  # a connection closed, as when a process is killed
         raise LostError(f"{LostError.words}; {RESUMABLE}") from error
 
@@ -398,18 +399,14 @@ def gather_bytes(
 def _part(message: bytes) -> _Part:
     """The columns of numbers and the facts in ``message``. OperationError for anything else."""
     try:
-        start = 8 + int.from_bytes(message[:8], "little")
-        kinds, facts = json.loads(message[8:start])
-        arrays = {}
-        for name, (kind, count) in kinds.items():
-            dtype = np.dtype(kind)
-            if dtype.kind not in "biuf" or count < 0:
-                raise ValueError(f"{name} of type {kind}")
-            arrays[name] = np.frombuffer(message, dtype, count, start).copy()
-            start += arrays[name].nbytes
-    except (ValueError, TypeError) as error:
+        with np.load(io.BytesIO(message), allow_pickle=False) as file:
+            arrays = dict(file)
+        facts = json.loads(str(arrays.pop("facts")))
+        if strange := [name for name, array in arrays.items() if array.dtype.kind not in "biuf"]:
+            raise ValueError(f"{strange[0]} holds no numbers")
+        return arrays, facts
+    except (ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise OperationError(f"another process sent no part of a grid ({error}); {RESUMABLE}") from error
-    return arrays, facts
 
 
 # The accuracy of 10,000 samples, which is no smooth function, is off by about two tolerances (ours).
@@ -417,62 +414,6 @@ ROUGH = 5.0
 # Where the amount of work is not known, each part of it takes so much of the rest of the bar (ours: the first
 # part is the coarsest level, which is often most of the work).
 PART = 0.75
-
-
-def complete(
-    points: Tensor,
-    done: Array,
-    columns: Mapping[str, Array],
-    evaluate: Evaluate,
-    dispatch: Dispatch,
-    tolerance: Tolerance | None,
-    deciding: Sequence[str],
-    others: Sequence[str] = (),
-    seed: int = 0,
-) -> dict[str, Any]:
-    """Complete the values of a grid.
-
-    Args:
-        points: (K, 2), in the order of ``done``.
-        done: of the grid's shape, which of its points are known; updated.
-        columns: name -> an array of that shape; updated.
-        evaluate, dispatch: as for :func:`.grid.compute_missing`.
-        tolerance: None computes all points.
-        deciding: the columns whose error must be within the tolerance.
-        seed: of the points at which the error is measured.
-        others: columns that are NaN between exact points if their error is above ROUGH tolerances.
-
-    Returns:
-        The fields of :class:`landscape.results.grids.Interpolated` that say so.
-    """
-    known, flat = done.reshape(-1), {name: column.reshape(-1) for name, column in columns.items()}
-    if tolerance is None:
-        compute_missing(points, known, flat, evaluate, dispatch)
-        return {}
-    used = {name: flat[name] for name in (*deciding, *others)}
-    began = 0.0
-
-    def compute(places: Array) -> None:
-        nonlocal began
-        ends = began + (1 - began) * PART
-        part = replace(dispatch, progress=portion(dispatch.progress, began, ends))
-        compute_missing(points, known, flat, evaluate, part, places)
-        began = ends
-
-    outcome = interpolate(done.shape, used, known, compute, tolerance, deciding, seed)
-    names = tuple(name for name in used if outcome.stated.get(name, np.inf) <= ROUGH)
-    for name in set(others) - set(names):
-        used[name][~known] = np.nan
-    if known.all():
-        return {}
-    return {
-        "interpolation_tol": str(tolerance),
-        "columns": names,
-        "stated_error": tolerance.size * np.array([outcome.stated[name] for name in names]),
-        "largest_error": tolerance.size * np.array([outcome.largest[name] for name in names]),
-        "checks": outcome.checks,
-        "log_columns": tuple(name for name in names if name in outcome.log),
-    }
 
 
 def meets(previous: Interpolated, tolerance: Tolerance | None) -> bool:
@@ -502,17 +443,116 @@ def axes(grid: int | tuple[int, int], span: float) -> tuple[Array, Array]:
     return x, y
 
 
-class PlaneGrid:
-    """The points of an (nx, ny) grid over a plane, which of them are known, and the columns of values there.
+class Grid:
+    """The points of a grid, which of them are known, and the columns of values there.
+
+    Args:
+        problem: whose values these are.
+        axes: x (nx,) and y (ny,); or the coordinates of a line (nx,), for which y is 0.
+        interpolation_tol: the tolerance of interpolated values; None: all are exact.
+        kinds: column -> its type.
 
     Attributes:
-        x, y: (nx,), (ny,).
-        points: (ny·nx, 2), (x[j], y[i]) row by row: reshape(ny, nx) puts them back in a surface's order.
-        columns: name -> (ny, nx).
-        done: (ny, nx).
-        tolerance: of interpolated values; None: all are exact.
+        x, y: the axes.
+        points: (K, 2), (x[j], y[i]) row by row: reshape(ny, nx) puts them back in a surface's order.
+        columns: name -> (ny, nx), or (nx,) of a line.
+        done: of the same shape.
+        tolerance: the parsed interpolation_tol.
         same: whether the points are those of the earlier result that was taken.
     """
+
+    def __init__(
+        self,
+        problem: Problem,
+        axes: Sequence[Array],
+        interpolation_tol: str | float | None,
+        kinds: Mapping[str, type],
+    ) -> None:
+        self.dtype = problem.dtype
+        self.x, self.y = (*axes, np.zeros(1))[:2]
+        self.tolerance = (
+            None if interpolation_tol is None else Tolerance.parse(interpolation_tol, problem.dtype)
+        )
+        gx, gy = np.meshgrid(self.x, self.y)
+        self.points = torch.from_numpy(np.stack((gx.ravel(), gy.ravel()), 1))
+        shape = [len(axis) for axis in reversed(axes)]
+        self.columns: dict[str, Any] = {
+            name: np.full(shape, _unknown(kind), kind) for name, kind in kinds.items()
+        }
+        self.done, self.same = np.zeros(shape, bool), False
+
+    @property
+    def first(self) -> int:
+        """The number of points that are computed at least."""
+        return self.done.size if self.tolerance is None else first_points(self.done.shape)
+
+    def exact(self, name: str) -> Array:
+        """The values (K,) of a column where they are known, else NaN."""
+        return np.where(self.done, self.columns[name], np.nan).ravel()
+
+    def take(self, previous: Any, usable: Array) -> bool:
+        """Take the ``usable`` values of an earlier result at common points; True if nothing is left to do."""
+        self.same = np.array_equal(self.x, previous.x) and np.array_equal(self.y, previous.y)
+        old = [(column, getattr(previous, name)) for name, column in self.columns.items()]
+        (across, old_across), (up, old_up) = coincide(self.x, previous.x), coincide(self.y, previous.y)
+        for new, values in [*old, (self.done, usable)]:
+            new[np.ix_(up, across)] = values[np.ix_(old_up, old_across)]
+        for column in self.columns.values():
+            column[~self.done] = _unknown(column.dtype)  # what was interpolated, or is searched again
+        return self.same and np.array_equal(usable, previous.done) and meets(previous, self.tolerance)
+
+    def complete(
+        self,
+        evaluate: Evaluate,
+        dispatch: Dispatch,
+        deciding: Sequence[str],
+        others: Sequence[str] = (),
+        seed: int = 0,
+    ) -> dict[str, Any]:
+        """Complete the columns.
+
+        Args:
+            evaluate, dispatch: as for :func:`compute_missing`.
+            deciding: the columns whose error must be within the tolerance.
+            others: columns that are NaN between exact points if their error is above ROUGH tolerances.
+            seed: of the points at which the error is measured.
+
+        Returns:
+            The fields of :class:`landscape.results.grids.Interpolated` that say how they were interpolated.
+        """
+        known, flat = self.done.reshape(-1), {name: c.reshape(-1) for name, c in self.columns.items()}
+        if self.tolerance is None:
+            compute_missing(self.points, known, flat, evaluate, dispatch)
+            return {}
+        used = {name: flat[name] for name in (*deciding, *others)}
+        began = 0.0
+
+        def compute(places: Array) -> None:
+            nonlocal began
+            ends = began + (1 - began) * PART
+            part = replace(dispatch, progress=portion(dispatch.progress, began, ends))
+            compute_missing(self.points, known, flat, evaluate, part, places)
+            began = ends
+
+        outcome = interpolate(self.done.shape, used, known, compute, self.tolerance, deciding, seed)
+        names = tuple(name for name in used if outcome.stated.get(name, np.inf) <= ROUGH)
+        for name in set(others) - set(names):
+            used[name][~known] = np.nan
+        if known.all():
+            return {}
+        size = self.tolerance.size
+        return {
+            "interpolation_tol": str(self.tolerance),
+            "columns": names,
+            "stated_error": size * np.array([outcome.stated[name] for name in names]),
+            "largest_error": size * np.array([outcome.largest[name] for name in names]),
+            "checks": outcome.checks,
+            "log_columns": tuple(name for name in names if name in outcome.log),
+        }
+
+
+class PlaneGrid(Grid):
+    """The (nx, ny) grid of points over a plane: of ``grid``, ``span`` and ``plane`` as the user gave them."""
 
     def __init__(
         self,
@@ -530,36 +570,8 @@ class PlaneGrid:
                 f"plane: it is of a model with {plane.directions.shape[-1]:,} parameters, this one has "
                 f"{size:,}; make it with the same problem, such as by landscape.random_plane(problem)"
             )
-        self.dtype = problem.dtype
         self.span = plane.span if span is None else span
-        self.x, self.y = axes(grid, self.span)
-        self.tolerance = (
-            None if interpolation_tol is None else Tolerance.parse(interpolation_tol, problem.dtype)
-        )
-        gx, gy = np.meshgrid(self.x, self.y)
-        self.points = torch.from_numpy(np.stack((gx.ravel(), gy.ravel()), 1))
-        self.columns: dict[str, Any] = {
-            name: np.full(gx.shape, _unknown(kind), kind) for name, kind in kinds.items()
-        }
-        self.done, self.same = np.zeros(gx.shape, bool), False
-
-    def take(self, previous: Any, usable: Array) -> bool:
-        """Take the ``usable`` values of an earlier result at common points; True if nothing is left to do."""
-        self.same = np.array_equal(self.x, previous.x) and np.array_equal(self.y, previous.y)
-        old = [(column, getattr(previous, name)) for name, column in self.columns.items()]
-        (across, old_across), (up, old_up) = coincide(self.x, previous.x), coincide(self.y, previous.y)
-        for new, values in [*old, (self.done, usable)]:
-            new[np.ix_(up, across)] = values[np.ix_(old_up, old_across)]
-        for column in self.columns.values():
-            column[~self.done] = _unknown(column.dtype)  # what was interpolated, or is searched again
-        return self.same and np.array_equal(usable, previous.done) and meets(previous, self.tolerance)
-
-    def complete(
-        self, of: Evaluate, dispatch: Dispatch, deciding: Sequence[str], others: Sequence[str], seed: int
-    ) -> dict[str, Any]:
-        """:func:`complete` the columns by the values ``of`` points."""
-        at, done, columns = self.points, self.done, self.columns
-        return complete(at, done, columns, of, dispatch, self.tolerance, deciding, others, seed)
+        super().__init__(problem, axes(grid, self.span), interpolation_tol, kinds)
 
     def fields(self) -> dict[str, Any]:
         """The fields of a result, with copies of the columns as they are now."""

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from landscape.core.devices import double, float64_device
 from landscape.core.errors import InputError, OperationError, PathWarning
@@ -276,15 +277,11 @@ class FoldedForward:
         """The graph's parameters and buffers at the weights ``views``, folded: once a point."""
         tensors = self._fixed | {name: view for name, view in views.items() if name in self._names}
         for pair in self._pairs:
+            weight, bias = f"{pair.convolution}.weight", f"{pair.convolution}.bias"
             norm = self._norms[pair.norm]
-            scale = torch.rsqrt(norm.running_var + norm.eps)
-            shift = torch.zeros_like(scale)
-            if norm.affine:
-                scale, shift = scale * tensors.pop(f"{pair.norm}.weight"), tensors.pop(f"{pair.norm}.bias")
-            weight = tensors[f"{pair.convolution}.weight"]
-            tensors[f"{pair.convolution}.weight"] = weight * scale.view(-1, *[1] * (weight.dim() - 1))
-            bias = tensors[f"{pair.convolution}.bias"]
-            tensors[f"{pair.convolution}.bias"] = (bias - norm.running_mean) * scale + shift
+            scale, shift = tensors.pop(f"{pair.norm}.weight", None), tensors.pop(f"{pair.norm}.bias", None)
+            given = tensors[weight], tensors[bias], norm.running_mean, norm.running_var
+            tensors[weight], tensors[bias] = fuse_conv_bn_weights(*given, norm.eps, scale, shift)
         return {name: self._lay_out(value) for name, value in tensors.items()}
 
     def __call__(self, weights: dict[str, Tensor], x: Any) -> Any:

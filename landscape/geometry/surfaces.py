@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.interpolate import RegularGridInterpolator
 
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
@@ -140,14 +141,7 @@ class FineGrid:
 
     def __init__(self, surface: Surface, gram: Array, start: Sequence[float]) -> None:
         self._x, self._y = _refined(surface.x), _refined(surface.y)
-        known = np.isfinite(surface.loss)
-
-        def bilinear(values: Array) -> Array:
-            rows = np.stack([np.interp(self._x, surface.x, row) for row in values])
-            return np.stack([np.interp(self._y, surface.y, column) for column in rows.T], axis=1)
-
-        losses = bilinear(np.where(known, surface.loss, 0.0).astype(np.float64))
-        self.loss = np.where(bilinear((~known).astype(float)) > 0, np.inf, losses)
+        self.loss = loss_at(surface, self._x[None], self._y[:, None])
         self._start = int(np.abs(self._y - start[1]).argmin()), int(np.abs(self._x - start[0]).argmin())
         self._weight, self._gram = np.outer(_cells(self._y), _cells(self._x)), gram
         self.at = np.array([self._x[self._start[1]], self._y[self._start[0]]])
@@ -400,20 +394,11 @@ def loss_at(surface: Surface, x: Array, y: Array) -> Array:
 
     Losses that are not finite count as infinite, also beside such a point.
     """
-    loss = np.where(np.isfinite(surface.loss), surface.loss, np.inf)
-    total = np.zeros(np.broadcast(x, y).shape)
-    for row, y_share in _neighbours(surface.y, y):
-        for column, x_share in _neighbours(surface.x, x):
-            share = x_share * y_share
-            total = total + np.where(share > 0, np.where(share > 0, share, 1) * loss[row, column], 0.0)
-    return total
-
-
-def _neighbours(grid: Array, at: Array) -> list[tuple[Array, Array]]:
-    """The two neighbours of ``at`` on a grid, and the share of each."""
-    left = np.clip(np.searchsorted(grid, at, "right") - 1, 0, len(grid) - 2)
-    share = np.clip((at - grid[left]) / (grid[left + 1] - grid[left]), 0.0, 1.0)
-    return [(left, 1 - share), (left + 1, share)]
+    known = np.isfinite(surface.loss)
+    values = np.stack([np.where(known, surface.loss, 0.0), ~known], axis=-1)
+    inside = np.clip(y, *surface.y[[0, -1]]), np.clip(x, *surface.x[[0, -1]])
+    loss, unknown = np.moveaxis(RegularGridInterpolator((surface.y, surface.x), values)(inside), -1, 0)
+    return np.where(unknown > 0, np.inf, loss)
 
 
 def profile(surface: Surface) -> Profile:

@@ -153,7 +153,6 @@ class Context:
     # Read once, for all figures.
     _data: dict[str, Any] = field(default_factory=dict)
     _records: dict[Path, Record] = field(default_factory=dict)
-    _ended: dict[Path, Ended] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.records = self.records or self.folder / "records"
@@ -192,14 +191,10 @@ class Context:
             self._records[path] = Record.read(path, known)  # rounded, so that all draw from the same numbers
         return self._records[path]
 
-    def missing(self, recipes: Iterable[Recipe] | None = None) -> list[Recipe]:
-        """Those of ``recipes``, by default of all runs, that have not ended yet, each once."""
-        chosen = self._folders((cell.recipe for cell in self.cells) if recipes is None else recipes)
-        return [recipe for recipe in chosen.values() if self.record(recipe) is None]
-
-    def _folders(self, recipes: Iterable[Recipe]) -> dict[Path, Recipe]:
-        """Different ``recipes``, each once, by the folders of their runs."""
-        return {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}
+    def missing(self) -> list[Recipe]:
+        """The recipes of the runs that have not ended yet, each once."""
+        each = {identity(cell.recipe): cell.recipe for cell in self.cells}
+        return [recipe for recipe in each.values() if self.record(recipe) is None]
 
     def train(self, recipes: Iterable[Recipe]) -> None:
         """Train ``recipes`` whose weights are not in FOLDER; an interrupted run resumes.
@@ -207,11 +202,8 @@ class Context:
         Raises:
             OperationError: a run could not be made.
         """
-        todo = [
-            TrainingJob(recipe, folder)
-            for folder, recipe in self._folders(recipes).items()
-            if launch.ended(recipe, folder) is None
-        ]
+        folders = {self.run_folder(recipe): _unnamed(recipe) for recipe in recipes}  # each once
+        todo = [TrainingJob(r, folder) for folder, r in folders.items() if launch.ended(r, folder) is None]
         (self.folder / "runs").mkdir(parents=True, exist_ok=True)
         done = 0
 
@@ -251,13 +243,9 @@ class Context:
 
     def _end(self, cell: Cell, record: Record) -> Ended:
         self.versions["training"] = record.numerics
-        folder = self.run_folder(cell.recipe)
-        if folder not in self._ended:
-            end = record.checkpoint()
-            points = [self._point(cell.recipe, end, step) for step in record.checkpoints if step]
-            last = self._point(cell.recipe, end, end.step)
-            self._ended[folder] = Ended(cell.values, end, last, points)
-        return dataclasses.replace(self._ended[folder], values=cell.values)
+        end = record.checkpoint()
+        points = [self._point(cell.recipe, end, step) for step in record.checkpoints if step]
+        return Ended(cell.values, end, self._point(cell.recipe, end, end.step), points)
 
     def table(self, measure: Callable[[Ended], Any], **values: Any) -> Rows:
         """A table of the runs that have ended: what they stand for, and what ``measure`` gives.

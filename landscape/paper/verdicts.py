@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from landscape.core.hdf5 import Array
 from landscape.core.statistics import Estimate, t_quantile
 
 if TYPE_CHECKING:
@@ -69,18 +70,20 @@ class Effect:
     @property
     def interval(self) -> tuple[float, float, float]:
         """(mean, low, high): of several seeds Student's t interval; of exact values (median, least, most)."""
-        if self.ratio:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                logs = np.log(np.array(self.values))
-            mean, low, high = Effect(self.where, self.what, tuple(logs.tolist())).interval
-            return math.exp(mean), math.exp(low), math.exp(high)
-        v = np.array(self.values)
         if self.exact:
-            return float(np.median(v)), float(v.min()), float(v.max())
-        if not len(v):
+            return float(np.median(self.values)), min(self.values), max(self.values)
+        if not self.values:
             return math.nan, math.nan, math.nan
-        estimate = Estimate.of(v)
-        return estimate.value, *estimate.interval(CONFIDENCE)
+        estimate = Estimate.of(self._scaled(self.values))
+        low, high = estimate.interval(CONFIDENCE)
+        if self.ratio:
+            return math.exp(estimate.value), math.exp(low), math.exp(high)
+        return estimate.value, low, high
+
+    def _scaled(self, values: Sequence[float]) -> Array:
+        """``values`` on the scale on which they are compared: of ratios the logarithms."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.log(values) if self.ratio else np.array(values)
 
     @property
     def reason(self) -> str:
@@ -98,10 +101,7 @@ class Effect:
     @property
     def _deciding(self) -> str:
         """The number of seeds that would decide if their mean and spread were these."""
-        values, borders = np.array(self.values), np.array(self.claimed)
-        if self.ratio:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                values, borders = np.log(values), np.log(borders)
+        values, borders = self._scaled(self.values), self._scaled(self.claimed)
         distance = np.abs(values.mean() - borders[np.isfinite(borders)]).min()
         more = np.arange(len(values) + 1, MANY + 1)
         enough = t_quantile(CONFIDENCE, more - 1) * values.std(ddof=1) / np.sqrt(more) < distance

@@ -85,7 +85,7 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     names = ["loss", "accuracy"] if any(np.isfinite(r.accuracy).any() for r in results) else ["loss"]
     figure, axes = panels(len(names), 1, 5.4, 2.6, names, names[1:], sharex=True)
     top, below = axes[0], axes[1:]
-    notes = [style.batchnorm_note(r) for r in results]
+    notes = ["\n" * r.batchnorm + style.batchnorm_note(r) for r in results]
     shared = notes[0] if len({*notes}) == 1 else ""  # else each is in the legend
     tones = style.colors_of([" to ".join(r.labels) or r.label for r in results])
     for k, (r, color) in enumerate(zip(results, tones, strict=True)):

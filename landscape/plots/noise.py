@@ -29,7 +29,7 @@ def draw_noise(results: Sequence[Noise], title: str = "") -> Figure:
     Error bars are one standard error.
     """
     figure, axes = wrapped_panels(len(results), 3.9, 3.1, names="estimates")
-    estimates = [[r.summary()[name] for name in ESTIMATES] for r in results]
+    estimates = [[r.means()[name] for name in ESTIMATES] for r in results]
     values = [value for rows in estimates for value, _ in rows]
     smallest = min((value for value in values if value > 0), default=1.0)
     place = np.arange(len(ESTIMATES))

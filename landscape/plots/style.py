@@ -225,12 +225,12 @@ def rows_of(results: Sequence[Any], *names: str) -> str:
 
 def samples_of(results: Sequence[Any]) -> str:
     """How many samples of which data, and which statistics of BatchNorm, if the model has it."""
-    note = batchnorm_note(results[0]).strip() if hasattr(results[0], "batchnorm") else ""
+    note = batchnorm_note(results[0]) if hasattr(results[0], "batchnorm") else ""
     return f"{results[0].samples:,} samples of {splits(results)}{f', {note}' if note else ''}"
 
 
 def batchnorm_note(result: Any) -> str:
-    """A line that says which statistics BatchNorm used; "" for a model without BatchNorm.
+    """Which statistics BatchNorm used; "" for a model without BatchNorm.
 
     Args:
         result: a surface, a line, a Hessian grid or a spectrum (``batchnorm``, ``bn``, ``bn_samples``).
@@ -243,4 +243,4 @@ def batchnorm_note(result: Any) -> str:
         "recalibrate": f"from {samples:,} samples a point",
         "train": f"statistics of batches of {samples:,}" if samples else "statistics of each batch",
     }
-    return f"\nBatchNorm: {notes.get(result.bn, result.bn)}"
+    return f"BatchNorm: {notes.get(result.bn, result.bn)}"

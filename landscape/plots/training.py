@@ -41,12 +41,14 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     """
     for run in runs:
         if run.algorithm == IMPORTED:
-            raise InputError(f"{run.path}: imported weights have no training history to draw")
+            raise InputError(f"{run.path or run.label}: imported weights have no training history to draw")
     instruments = tuple(PANELS)[_OF_ALL:]
     shown = [c for c in instruments if any(np.isfinite(column_of(r, c)).any() for r in runs)]
-    names = [*shown, *[""] * (-len(shown) % 3)]
-    recorded = all(run.algorithm == RECORDED for run in runs)  # one learner, minibatches that are not known
-    names += [_RECORDED.get(column, column) if recorded else column for column in _USUAL]
+    usual = list(_USUAL)
+    if all(run.algorithm == RECORDED for run in runs):  # one learner, minibatches that are not known
+        usual = [_RECORDED.get(column, column) for column in _USUAL]
+        usual = [c for c in usual if any(np.isfinite(column_of(r, c)).any() for r in runs)] or usual
+    names = [*shown, *[""] * (-len(shown) % 3), *usual, *[""] * (-len(usual) % 3)]
     groups = [(literal(label), color, members) for label, color, members in groups_of(runs)]
     figure, axes = panels(len(names) // 3, 3, 3.9, 2.75, names)
     for ax, column in zip(axes, filter(None, names), strict=True):

@@ -29,8 +29,10 @@ def is_sharded(model: nn.Module) -> bool:
     """
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise InputError("model: FullyShardedDataParallel is not allowed, use fully_shard of FSDP2")
-    parts = [*model.parameters(), *model.modules()]  # after a forward pass, FSDP2's may be whole for a while
-    return any(hasattr(part, "device_mesh") or hasattr(part, "reshard") for part in parts)
+    # After a forward pass, FSDP2's parameters may be whole for a while. A module of Lightning's has the
+    # attribute device_mesh, too, whatever its parameters are.
+    split = any(hasattr(parameter, "device_mesh") for parameter in model.parameters())
+    return split or any(hasattr(module, "reshard") for module in model.modules())
 
 
 def local_part(tensor: Any) -> Tensor:

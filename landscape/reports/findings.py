@@ -15,6 +15,7 @@ import numpy as np
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import standard_error, t_quantile, welch_freedom
 from landscape.plots.style import headline, paper_name
+from landscape.plots.surface import finding
 from landscape.reports import analyses
 from landscape.reports.contents import NAMED, Contents, Run, SeedGroup, seed_groups
 from landscape.reports.curves import last_test_error, values_of
@@ -26,7 +27,7 @@ from landscape.results.noise import Noise
 from landscape.results.shown import in_words
 from landscape.results.spectrum import QUANTITIES, Spectrum
 
-# Two settings are told apart where the 95% interval of their difference leaves zero out (the usual level).
+# Two settings differ where the 95% interval of their difference leaves zero out (the usual level).
 LEVEL = 0.95
 # Of a run: its last quarter is "at the end", its first tenth "at first" (ours).
 END, START = 0.25, 0.1
@@ -58,7 +59,8 @@ def sentences(contents: Contents) -> tuple[str, ...]:
         runs = [contents.runs[k] for k in setting.places]
         about = (_divergence(runs), _relapse(runs), _edge(runs), _rate(runs))
         said += [f"{setting.name}: {words}." for words in about if words]
-    said += _flatness(contents)
+    for group in analyses.groups(contents):
+        said.append(f"{finding([s for _, s in group.surfaces])} ({group.title}).")
     said += [
         f"{headline(results)}{' (±: residual)' if kind is Spectrum else ''}."
         for kind, results in contents.others(Surface, Comparison).items()
@@ -173,24 +175,6 @@ def _rate(runs: Sequence[Run]) -> str:
 def _end(steps: Array, values: Array) -> Array:
     """The values in the last quarter of the steps."""
     return values[steps >= steps[-1] - END * (steps[-1] - steps[0])] if len(steps) else values
-
-
-def _flatness(contents: Contents) -> list[str]:
-    """How far the loss rises over each plane, of groups with several surfaces over one span."""
-    said = []
-    for group in analyses.groups(contents):
-        # The median, above the lowest.
-        rises = {s.label: float(s.describe()[3].value) for _, s in group.surfaces}
-
-        spans = {s.span for _, s in group.surfaces}
-        if len(rises) < 2 or len(spans) > 1 or not all(rise > 0 for rise in rises.values()):
-            continue
-        (flat, a), *_, (steep, b) = sorted(rises.items(), key=lambda item: item[1])
-        said.append(
-            f"The {group.title}: the median rise above the lowest point is {a:.3g} nat around {flat} and "
-            f"{b:.3g} nat around {steep}, which is {b / a:.2g} times as steep."
-        )
-    return said
 
 
 _COLUMNS = (

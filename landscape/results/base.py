@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import re
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import h5py
 import numpy as np
 
 from landscape.core import registry
 from landscape.core.errors import InputError, OperationError
-from landscape.core.hdf5 import LARGEST, Array, attribute, dataset, group, location, reading, writing
+from landscape.core.hdf5 import LARGEST, SCHEMA, Array, attribute, dataset, group, location, reading, writing
 from landscape.core.options import choose, type_hints
 from landscape.core.registry import optional
 from landscape.results import shown
@@ -25,11 +24,8 @@ from landscape.results.shown import Row
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 EXTRA = "'sgd-landscape[frames]'"
-LENGTH = 200  # characters of repr(result) (ours)
 _NUMBER = re.compile("[0-9]+")
 
 
@@ -48,7 +44,7 @@ class Provenance(typing.TypedDict, total=False):
 
 
 @dataclasses.dataclass(frozen=True)
-class Result:
+class Result(shown.Shown):
     """A finished analysis: arrays and attributes that are saved, loaded, drawn and shown in notebooks.
 
     Subclasses are frozen dataclasses. In a file, fields that are arrays are data sets and the others are
@@ -104,7 +100,9 @@ class Result:
         ...     loss: typing.Annotated[np.ndarray, "step", "nat"]
         ...     label: str = ""
         >>> Curve(np.arange(2), np.array([0.5, 0.25]), label="a run")
-        Curve('a run', step (2,), loss (2,))
+        Curve: a run
+          step  0 to 1
+          loss  0.25 to 0.5 nat
         >>> Curve(np.arange(2), np.zeros(3))
         Traceback (most recent call last):
         ValueError: loss has shape (3,), it must fit (2)
@@ -122,7 +120,7 @@ class Result:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "__repr__" not in vars(cls):  # or a dataclass would print its arrays
-            cls.__repr__ = Result.__repr__  # type: ignore[method-assign]
+            cls.__repr__ = shown.Shown.__repr__  # type: ignore[method-assign]
         if any("Annotated[" in str(text) for text in vars(cls).get("__annotations__", {}).values()):
             for name, hint in typing.get_type_hints(cls, include_extras=True).items():
                 about = list(getattr(hint, "__metadata__", ()))
@@ -133,6 +131,9 @@ class Result:
         every = [vars(kind).get("renamed", {}) for kind in reversed(cls.__mro__)]
         cls.renamed = {before: now for names in every for before, now in names.items()}
         if "schema" in vars(cls):
+            if not re.fullmatch(SCHEMA, cls.schema):
+                words = f"schema: {cls.schema!r} is not allowed, it must be landscape.NAME, or with more dots"
+                raise InputError(words)
             registry.results.add(cls.schema)(cls)
 
     def __post_init__(self) -> None:
@@ -154,70 +155,18 @@ class Result:
                 if not (np.abs(value) < LARGEST).all() or not (np.diff(value) > 0).all():
                     raise ValueError(f"{name} must be finite and increasing")
 
-    def __repr__(self) -> str:
-        """One line: the label and the split, and the shapes of the arrays."""
-        values = [(field.name, getattr(self, field.name)) for field in dataclasses.fields(self)]
-        parts = [repr(value) for name, value in values if name in ("label", "split") and value]
-        parts += [f"{name} {v.shape}" for name, v in values if isinstance(v, np.ndarray) and v.size]
-        text = ", ".join(parts)
-        return f"{type(self).__name__}({text if len(text) <= LENGTH else text[: LENGTH - 1] + '…'})"
-
     def describe(self) -> list[Row]:
-        """The numbers of the result, the most important first.
-
-        The printed summary, ``--json``, titles of pictures, the tables of reports and notebooks show them.
-
-        Returns:
-            Rows with ``name``, ``value`` (a number or a text), ``error`` (one standard error, or the residual
-            of an eigenvalue; 0 if exact, NaN if there is none), ``unit`` and ``note``.
-
-        Example:
-            >>> escape.describe()[0].text
-            '3 steps   95% band 0 to 5'
-        """
-        values = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
-        return [
-            Row(name, value, unit=self.units.get(name, "").replace("1", ""))
-            for name, value in values
-            if isinstance(value, (int, float)) and not isinstance(value, bool)
-        ]
-
-    def _repr_html_(self) -> str:
-        """A small picture, and tables of the description and of the fields, for notebooks."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return shown.html_of(type(self).__name__, self.describe(), values, self.units, self.plot)
-
-    def plot(
-        self,
-        path: str | Path | None = None,
-        *,
-        style: Literal["contour", "hillshade", "surface", "difference"] = "contour",
-        ax: Axes | None = None,
-        **options: Any,
-    ) -> Figure:
-        """Draw the result; a notebook shows the figure, and its ``show()`` opens a window.
-
-        Args:
-            path: a .png, .pdf or .svg file to which the figure is written, too.
-            style: of a surface: "contour", "hillshade" or "surface" (three dimensions).
-            ax: axes to draw into, for a picture of one panel. Default: a new figure.
-            options: further arguments of :func:`landscape.draw`, such as ``axes``, ``visuals`` and ``title``.
-
-        Returns:
-            The new figure, or that of ``ax``.
-
-        Raises:
-            InputError: there is nothing finite to draw, or an argument is not allowed.
-            OperationError: ``path`` cannot be written.
-
-        Example:
-            >>> escape.plot(title="Escape from a saddle").get_suptitle()
-            'Escape from a saddle'
-        """
-        # By name: a result does not depend on what draws it, and matplotlib is imported only here.
-        plots = importlib.import_module("landscape.plots")
-        figure: Figure = plots.draw([self], path, style=style, ax=ax, **options)
-        return figure
+        rows = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.ndarray) and value.dtype.kind in "iuf" and np.isfinite(value).any():
+                finite = value[np.isfinite(value)]
+                value = f"{finite.min():.6g} to {finite.max():.6g}"
+            elif isinstance(value, bool) or not isinstance(value, (int, float)):
+                continue
+            unit = self.units.get(field.name, "")
+            rows.append(Row(field.name, value, unit="" if unit == "1" else unit))
+        return rows
 
     def to_xarray(self) -> xr.Dataset:
         """The result as a data set of xarray (the extra "frames").
@@ -401,14 +350,12 @@ def save(results: Sequence[Result], path: str | Path) -> None:
         ...     len(load_results(f"{folder}/two.h5"))
         2
     """
-    if isinstance(results, Result):
-        words = f"results: a {type(results).__name__} is not allowed, it must be a list of results"
-        raise InputError(words, remedy="result.save(path)")
-    given: Any = results
-    kinds = [type(r) for r in given] if isinstance(given, Sequence) else [type(given)]
-    if not all(issubclass(k, Result) and k.schema == kinds[0].schema for k in kinds) or not kinds:
-        shown = ", ".join(dict.fromkeys(k.__name__ for k in kinds)) or "an empty list"
-        raise InputError(f"results: {shown} is not allowed, it must be a list of results of one kind")
+    listed = isinstance(results, Sequence)
+    kinds: list[Any] = [type(r) for r in (results if listed else [results])]
+    if not (listed and kinds and all(issubclass(k, Result) and k.schema == kinds[0].schema for k in kinds)):
+        given = ", ".join(dict.fromkeys(k.__name__ for k in kinds)) or "an empty list"
+        words = f"results: {given} is not allowed, it must be a list of results of one kind"
+        raise InputError(words, remedy="" if listed else "result.save(path)")
     with writing(path, results[0].schema) as file:
         for i, result in enumerate(results):
             result._write(file if len(results) == 1 else file.create_group(str(i)))

@@ -60,6 +60,12 @@ class Plane:
     explained: Array = field(default_factory=lambda: np.zeros(0))
     weights: Tensor | None = None
 
+    def __repr__(self) -> str:
+        about = [f"norm {self.norm}, seed {self.seed}"] if self.kind == "random" else []
+        about += [f"{len(self.center):,} weights"]
+        about += [f"through {', '.join(self.labels)}"] if self.labels else []
+        return f"Plane({self.kind}; {'; '.join(about)})"
+
     @property
     def span(self) -> float:
         """The default half width of a picture: 0.1, or 1.25 times the largest coordinate of the markers."""

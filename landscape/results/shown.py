@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import base64
 import html
+import importlib
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from landscape.core.files import printable
 from landscape.core.hdf5 import Array
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # The ratio of the largest to the smallest number above which a scale is logarithmic (ours): at equal
 # distances a whole valley would then lie below the first of some forty levels.
@@ -107,6 +113,14 @@ class Row:
         return text + (self.unit if self.unit == "%" else f" {self.unit}" if self.unit else "")
 
 
+def rows_of_each(
+    names: Iterable[str], values: Any, errors: Any = math.nan, unit: str = "", notes: Any = ""
+) -> list[Row]:
+    """A row for each name; an error or a note that is given once is that of all rows."""
+    each = zip(names, *np.broadcast_arrays(values, errors, notes), strict=True)
+    return [Row(name, float(value), float(error), unit, str(note)) for name, value, error, note in each]
+
+
 def percent(name: str, share: float, error: float = math.nan, note: str = "") -> Row:
     """A share as a row, in %."""
     return Row(name, 100 * float(share), 100 * float(error), "%", note)
@@ -135,13 +149,28 @@ def eigenvalue(name: str, value: float, residual: float, unit: str = "nat") -> R
     return Row(name, float(value), float(residual), unit, f"±: residual{relative}")
 
 
-def text_of(result: Any) -> str:
-    """A description as lines: label and split of the result, and its rows, names below each other."""
-    label = " ".join(str(getattr(result, "label", "")).split()) or type(result).__name__
+def text_of(result: Any, most: int = 0) -> str:
+    """A description as lines: label and split of the result, and its rows, names below each other.
+
+    Args:
+        most: if not 0, at most so many lines, with the class, without rows of NaN.
+    """
+    name, rows = type(result).__name__, result.describe()
+    label = " ".join(str(getattr(result, "label", "")).split())
     split = f": {result.split} loss" if getattr(result, "split", "") else ""
-    rows = result.describe()
-    width = max((len(row.name) for row in rows), default=0)
-    return "\n".join([label + split, *(f"  {row.name:{width}}  {row.text}" for row in rows)])
+    shown = [row for row in rows if not most or row.value == row.value]
+    if (
+        most and len(shown) + (len(shown) < len(rows)) >= most
+    ):  # that a tolerance was missed is never left out
+        missed = [row for row in shown[most - 2 :] if row.value == "NO"]
+        shown = shown[: most - 2 - len(missed)] + missed
+    width = max((len(row.name) for row in shown), default=0)
+    lines = [(label or name) + split, *(f"  {row.name:{width}}  {row.text}" for row in shown)]
+    if not most:
+        return "\n".join(lines)
+    lines[0] = f"{name}: {label}{split}" if label else name + split
+    lines += [f"  … {len(rows) - len(shown)} more in summary()"] if len(shown) < len(rows) else []
+    return "\n".join(_cut(printable(line), WIDTH) for line in lines)
 
 
 def in_words(value: float, error: float = math.nan) -> str:
@@ -161,72 +190,123 @@ def in_words(value: float, error: float = math.nan) -> str:
 
 LONGEST = 200  # characters of a value in the table (ours)
 DPI = 72  # pixels per inch: a picture of 5 × 4.7 inches is then 360 pixels wide (ours)
+LINES, WIDTH = 6, 120  # of repr(result), which a glance takes in (ours)
 
 
-def html_of(
-    title: str,
-    rows: Iterable[Row],
-    values: Mapping[str, Any],
-    units: Mapping[str, str],
-    draw: Callable[[], Any],
-) -> str:
-    """A title, a picture and a table as HTML, with all texts escaped: the description, and then the fields.
+def html_of(result: Any) -> str:
+    """A result as HTML with all texts escaped: its class and label, a picture, its description.
 
-    Args:
-        rows: the description.
-        values: numbers, texts, tuples of texts and arrays by name. Of an array the table shows the shape;
-            empty arrays and texts are left out.
-        units: of the values that have one, by name.
-        draw: returns a figure of matplotlib. Where it raises an error about the values, such as that none is
-            finite, the error's text takes the place of the picture.
+    Where the drawing raises an error about the values, such as that none is finite, the error's text takes
+    the place of the picture. All rows but the first six are behind a click.
     """
-    fields = {
-        name: _text(value, units.get(name, ""))
-        for name, value in values.items()
-        if np.size(value) and not (isinstance(value, str) and not value)
-    }
-    cells = [(row.name, _short(row.text)) for row in rows] + list(fields.items())
-    table = "".join(
-        f"<tr><th style='text-align:left'>{_escaped(name)}</th>"
-        f"<td style='text-align:left'>{_escaped(text)}</td></tr>"
-        for name, text in cells
-    )
-    inside = f"<div>{_picture(draw)}</div><table>{table}</table>"
-    return f"<b>{_escaped(title)}</b><div style='display:flex;gap:1em;align-items:start'>{inside}</div>"
+    rows = [
+        f"<tr><th style='text-align:left'>{_escaped(row.name)}</th>"
+        f"<td style='text-align:left'>{_escaped(_short(row.text))}</td></tr>"
+        for row in result.describe()
+    ]
+    table = f"<table>{''.join(rows[:LINES])}</table>"
+    if rows[LINES:]:
+        more = f"<table>{''.join(rows[LINES:])}</table>"
+        table += f"<details><summary>{len(rows) - LINES} more</summary>{more}</details>"
+    title = _escaped(text_of(result, LINES).splitlines()[0])
+    inside = f"<div>{_picture(result)}</div><div>{table}</div>"
+    return f"<b>{title}</b><div style='display:flex;gap:1em;align-items:start'>{inside}</div>"
 
 
-def _picture(draw: Callable[[], Any]) -> str:
+def _picture(result: Any) -> str:
     buffer = io.BytesIO()
     try:
-        draw().savefig(buffer, format="png", dpi=DPI)
+        result.plot().savefig(buffer, format="png", dpi=DPI)
     # As for landscape plot: values without a place.
     except (ArithmeticError, LookupError, ValueError) as error:
         return f"<i>no picture: {_escaped(_short(str(error)))}</i>"
     return f"<img alt='picture' src='data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}'>"
 
 
-def _text(value: Any, unit: str) -> str:
-    """A value as the table shows it; the unit "1" is left out."""
-    if isinstance(value, np.ndarray):
-        text = f"{' × '.join(map(str, value.shape))} {value.dtype}"
-    elif isinstance(value, tuple):
-        text = ", ".join(map(str, value))
-    elif isinstance(value, float):
-        text = f"{value:.6g}"
-    elif isinstance(value, int) and not isinstance(value, bool):
-        text = f"{value:,}"
-    else:
-        text = str(value)
-    return _short(text) + (f" {unit}" if unit not in ("", "1") else "")
-
-
 def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= LONGEST else line[: LONGEST - 1] + "…"
+    return _cut(" ".join(text.split()), LONGEST)
+
+
+def _cut(line: str, length: int) -> str:
+    return line if len(line) <= length else line[: length - 1] + "…"
 
 
 def _escaped(text: str) -> str:
     return html.escape(printable(text))
+
+
+class Shown:
+    """Numbers that are shown as text, in notebooks and as a picture; a subclass has ``describe``."""
+
+    def describe(self) -> list[Row]:
+        """The numbers of the result, the most important first.
+
+        The printed summary, ``--json``, titles of pictures, the tables of reports and notebooks show them.
+
+        Returns:
+            Rows with ``name``, ``value`` (a number or a text), ``error`` (one standard error, or the residual
+            of an eigenvalue; 0 if exact, NaN if there is none), ``unit`` and ``note``.
+
+        Example:
+            >>> escape.describe()[0].text
+            '3 steps   95% band 0 to 5'
+        """
+        raise NotImplementedError
+
+    def summary(self) -> str:
+        """The description as text, a line for each number.
+
+        Returns:
+            Label and split, and below them name, value, error, unit and note of each row of ``describe``.
+
+        Example:
+            >>> print(trace.summary())
+            Trace
+              trace             3 ± 0.1 nat   95%: 2.448 to 3.552
+              matrix            hessian   2 rows
+              samples           10
+              Hessian products  9
+        """
+        return text_of(self)
+
+    def __repr__(self) -> str:
+        return text_of(self, LINES)
+
+    def _repr_html_(self) -> str:
+        """A small picture and the description, for notebooks."""
+        return html_of(self)
+
+    def plot(
+        self,
+        path: str | Path | None = None,
+        *,
+        style: Literal["contour", "hillshade", "surface", "difference"] = "contour",
+        ax: Axes | None = None,
+        **options: Any,
+    ) -> Figure:
+        """Draw the numbers; a notebook shows the figure, and its ``show()`` opens a window.
+
+        Args:
+            path: a .png, .pdf or .svg file to which the figure is written, too.
+            style: of a surface: "contour", "hillshade" or "surface" (three dimensions).
+            ax: axes to draw into, for a picture of one panel. Default: a new figure.
+            options: further arguments of :func:`landscape.draw`, such as ``axes``, ``visuals`` and ``title``.
+
+        Returns:
+            The new figure, or that of ``ax``.
+
+        Raises:
+            InputError: there is nothing finite to draw, or an argument is not allowed.
+            OperationError: ``path`` cannot be written.
+
+        Example:
+            >>> escape.plot(title="Escape from a saddle").get_suptitle()
+            'Escape from a saddle'
+        """
+        # By name: a result does not depend on what draws it, and matplotlib is imported only here.
+        plots = importlib.import_module("landscape.plots")
+        figure: Figure = plots.draw([self], path, style=style, ax=ax, **options)
+        return figure
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -51,17 +52,20 @@ class Case:
         return self.build()
 
 
-class Net(nn.Module):
-    """``forward(self, x)`` as a function, over modules, parameters and other attributes by name."""
+def net(forward: Callable[..., Any], **parts: Any) -> nn.Module:
+    """A module with this ``forward(self, x)`` and these attributes in order; tensors that are no parameters are buffers."""
+    made = type(forward.__name__, (nn.Module,), {"forward": forward})()
+    for name, part in parts.items():
+        if type(part) is Tensor:
+            made.register_buffer(name, part)
+        else:
+            setattr(made, name, part)
+    return made
 
-    def __init__(self, function: Callable[..., Any], **parts: Any) -> None:
-        super().__init__()
-        for name, part in parts.items():
-            setattr(self, name, part)
-        self.function = function
 
-    def forward(self, x: Any) -> Any:
-        return self.function(self, x)
+def module(**parts: Any) -> Callable[[Callable[..., Any]], nn.Module]:
+    """:func:`net` as a decorator of ``forward``: ``@module(a=nn.Linear(4, 3))``."""
+    return functools.partial(net, **parts)
 
 
 def parameter(*shape: int) -> nn.Parameter:

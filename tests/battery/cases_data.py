@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from tests.battery.case import Case, Net, Parts, chain, classes, warmed
+from tests.battery.case import Case, Parts, chain, classes, net, warmed
 from tests.battery.reference import joined, one_batch
 
 
@@ -65,21 +65,13 @@ class Batches:
 def dict_batches(loader: bool) -> Callable[[], Parts]:
     """Dicts with "labels", and a model that takes its input by name."""
 
-    class Named(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a = nn.Linear(4, 3)
-
-        def forward(self, features: Tensor) -> Tensor:
-            out: Tensor = self.a(features)
-            return out
-
     def build() -> Parts:
+        model = net(lambda m, features: m.a(features), a=nn.Linear(4, 3))
         x, y = classes()
         if loader:
             rows = Rows(x, y, lambda a, b: {"features": a, "labels": b})
-            return Named(), F.cross_entropy, DataLoader(rows, batch_size=10)
-        return Named(), F.cross_entropy, {"features": x, "labels": y}
+            return model, F.cross_entropy, DataLoader(rows, batch_size=10)
+        return model, F.cross_entropy, {"features": x, "labels": y}
 
     return build
 
@@ -97,7 +89,7 @@ def batchnorm_in_batches() -> Parts:
 
 def images_as_bytes() -> Parts:
     """uint8 images, which the model scales."""
-    model = Net(lambda m, x: m.a(x.flatten(1).to(m.a.weight) / 255), a=nn.Linear(16, 3))
+    model = net(lambda m, x: m.a(x.flatten(1).to(m.a.weight) / 255), a=nn.Linear(16, 3))
     return model, F.cross_entropy, (torch.randint(256, (9, 4, 4), dtype=torch.uint8), torch.randint(3, (9,)))
 
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
-from tests.battery.case import Case, Net, Parts, classes, images, warmed
+from tests.battery.case import Case, Parts, classes, images, module, net, warmed
 
 
 def _flat(name: str, norm: Callable[[], nn.Module], **expected: Any) -> Case:
@@ -29,7 +29,7 @@ def _image(name: str, *layers: Callable[[], nn.Module], **expected: Any) -> Case
 
     def build() -> Parts:
         body = nn.Sequential(*(layer() for layer in layers))
-        model = Net(lambda m, x: m.head(m.body(x).tanh().mean((2, 3))), body=body, head=nn.Linear(3, 3))
+        model = net(lambda m, x: m.head(m.body(x).tanh().mean((2, 3))), body=body, head=nn.Linear(3, 3))
         return warmed(model, torch.randn(8, 2, 6, 6)), F.cross_entropy, images()
 
     return Case(name, build, **expected)
@@ -77,11 +77,11 @@ def _parametrised(module: nn.Module, how: nn.Module) -> nn.Module:
 def conv_used_again_by_weight() -> Parts:
     """The convolution's weight a second time, by name, after conv–BN."""
 
-    def forward(m: Any, x: Tensor) -> Tensor:
+    @module(c=nn.Conv2d(2, 2, 3, padding=1), n=nn.BatchNorm2d(2), head=nn.Linear(2, 3))
+    def model(m: Any, x: Tensor) -> Tensor:
         h = m.n(m.c(x)).relu()
         return m.head(F.conv2d(h, m.c.weight, padding=1).mean((2, 3)))
 
-    model = Net(forward, c=nn.Conv2d(2, 2, 3, padding=1), n=nn.BatchNorm2d(2), head=nn.Linear(2, 3))
     return warmed(model, torch.randn(8, 2, 6, 6)), F.cross_entropy, images()
 
 
@@ -89,7 +89,7 @@ def tied_after_batchnorm() -> Parts:
     """One weight in two convolutions, the first of them before a BatchNorm."""
     a, b = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1)
     b.weight = a.weight
-    model = Net(
+    model = net(
         lambda m, x: m.head(m.b(m.n(m.a(x)).relu()).mean((2, 3))),
         a=a, b=b, n=nn.BatchNorm2d(2), head=nn.Linear(2, 3),
     )  # fmt: skip
@@ -115,7 +115,7 @@ def tied_affine() -> Parts:
 
 
 def module_used_twice() -> Parts:
-    model = Net(
+    model = net(
         lambda m, x: m.head(m.n(m.c(m.n(m.c(x)).tanh())).mean((2, 3))),
         c=nn.Conv2d(2, 2, 3, padding=1), n=nn.BatchNorm2d(2), head=nn.Linear(2, 3),
     )  # fmt: skip
@@ -125,31 +125,27 @@ def module_used_twice() -> Parts:
 def tutorial_network() -> Parts:
     """PyTorch's tutorial: two convolutions with pooling, then x.view(-1, channels · height · width)."""
 
-    def forward(m: Any, x: Tensor) -> Tensor:
+    @module(conv1=nn.Conv2d(2, 3, 3), conv2=nn.Conv2d(3, 3, 2), fc1=nn.Linear(12, 4), fc2=nn.Linear(4, 3))
+    def model(m: Any, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(m.conv1(x)), 2)
         x = F.max_pool2d(F.relu(m.conv2(x)), 2)
         x = x.view(-1, 3 * 2 * 2)
         return m.fc2(F.relu(m.fc1(x)))
 
-    model = Net(
-        forward,
-        conv1=nn.Conv2d(2, 3, 3), conv2=nn.Conv2d(3, 3, 2), fc1=nn.Linear(12, 4), fc2=nn.Linear(4, 3),
-    )  # fmt: skip
     return model, F.cross_entropy, images(9, 2, 12)
 
 
 def unet() -> Parts:
     """Down, up and a skip; a class for each pixel."""
 
-    def forward(m: Any, x: Tensor) -> Tensor:
+    @module(
+        down=nn.Conv2d(2, 3, 2, stride=2), up=nn.ConvTranspose2d(3, 2, 2, stride=2), head=nn.Conv2d(4, 3, 1)
+    )
+    def model(m: Any, x: Tensor) -> Tensor:
         down = F.relu(m.down(x))
         up = F.relu(m.up(down))
         return m.head(torch.cat((up, x), 1))
 
-    model = Net(
-        forward, down=nn.Conv2d(2, 3, 2, stride=2), up=nn.ConvTranspose2d(3, 2, 2, stride=2),
-        head=nn.Conv2d(4, 3, 1),
-    )  # fmt: skip
     return model, F.cross_entropy, (torch.randn(5, 2, 4, 4), torch.randint(3, (5, 4, 4)))
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.battery.case import Case, Net, Parts, chain, classes
+from tests.battery.case import Case, Parts, chain, classes, module, net
 
 
 def _loss(
@@ -85,37 +85,33 @@ def _only_weights(named: dict[str, Tensor]) -> Tensor:
     return total
 
 
-class WithTemperature(nn.Module):
+def with_temperature() -> Parts:
     """A loss with a trainable parameter of its own, which is not in θ."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.temperature = nn.Parameter(torch.tensor(0.5))
-
-    def forward(self, o: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(o / self.temperature, y)
+    temperature = nn.Parameter(torch.tensor(0.5))
+    return chain(), net(lambda m, o, y: F.cross_entropy(o / m.t, y), t=temperature), classes()
 
 
-class WithBuffer(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.rand(3) + 0.5)
-
-    def forward(self, o: Tensor, y: Tensor) -> Tensor:
-        return F.mse_loss(o * self.scale, F.one_hot(y, 3).to(o))
+def with_buffer() -> Parts:
+    scale = torch.rand(3) + 0.5
+    return (
+        chain(),
+        net(lambda m, o, y: F.mse_loss(o * m.scale, F.one_hot(y, 3).to(o)), scale=scale),
+        classes(),
+    )
 
 
 def ctc() -> Parts:
     """Outputs (T, N, C), as CTC wants them, made from inputs (N, T, F)."""
 
-    def forward(m: Any, x: Tensor) -> Tensor:
+    @module(a=nn.Linear(3, 4))
+    def model(m: Any, x: Tensor) -> Tensor:
         return m.a(x).log_softmax(-1).transpose(0, 1)
 
     def loss(o: Tensor, y: Tensor) -> Tensor:
         n = o.shape[1]
         return F.ctc_loss(o, y, torch.full((n,), 6), torch.full((n,), 2), reduction="none").mean() / 2
 
-    return Net(forward, a=nn.Linear(3, 4)), loss, (torch.randn(7, 6, 3), torch.randint(1, 4, (7, 2)))
+    return model, loss, (torch.randn(7, 6, 3), torch.randint(1, 4, (7, 2)))
 
 
 def sums_in_batches() -> Parts:
@@ -192,7 +188,7 @@ CASES = [
     Case("loss closes over a detached weight", closure_over_detached, refused="penalty"),
     Case("loss closes over the model, not its weights", closure_without_harm),
     Case("penalty of some weights", penalised, options={"penalty": _only_weights}),
-    Case("loss with a trainable parameter", lambda: (chain(), WithTemperature(), classes()), refused="loss|parameter"),
-    Case("loss with a buffer", lambda: (chain(), WithBuffer(), classes())),
+    Case("loss with a trainable parameter", with_temperature, refused="loss|parameter"),
+    Case("loss with a buffer", with_buffer),
     Case("CTC", ctc, refused_hessian="second derivative"),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.battery.case import Case, Net, Parts, chain, classifier, images, parameter, warmed
+from tests.battery.case import Case, Parts, chain, classifier, images, module, net, parameter, warmed
 
 
 def hooked() -> nn.Module:
@@ -39,26 +39,27 @@ def without_hooks(model: nn.Module) -> nn.Module:
 
 def own_parameters() -> nn.Module:
     """Weight decay inside forward."""
-    return Net(
+    return net(
         lambda m, x: m.a(x) + sum(p.square().sum() for p in m.parameters()) * x[:, :3], a=nn.Linear(4, 3)
     )
 
 
 def asks_for_a_tensor() -> nn.Module:
-    return Net(lambda m, x: m.a(x) if isinstance(x, torch.Tensor) else 2 * m.a(x), a=nn.Linear(4, 3))
+    return net(lambda m, x: m.a(x) if isinstance(x, torch.Tensor) else 2 * m.a(x), a=nn.Linear(4, 3))
 
 
 def asks_for_gradients() -> nn.Module:
     """Another branch where gradients are recorded."""
-    return Net(lambda m, x: m.a(x).tanh() if torch.is_grad_enabled() else 3 * m.a(x), a=nn.Linear(4, 3))
+    return net(lambda m, x: m.a(x).tanh() if torch.is_grad_enabled() else 3 * m.a(x), a=nn.Linear(4, 3))
 
 
 def writes_to_input() -> nn.Module:
-    def forward(m: Any, x: Tensor) -> Tensor:
+    @module(a=nn.Linear(4, 3))
+    def model(m: Any, x: Tensor) -> Tensor:
         x -= 0.5
         return m.a(x)
 
-    return Net(forward, a=nn.Linear(4, 3))
+    return model
 
 
 def in_place_first() -> nn.Module:
@@ -68,24 +69,24 @@ def in_place_first() -> nn.Module:
 def list_of_parameters() -> nn.Module:
     """Registered, and reached through a list."""
     w, v = parameter(4, 5), parameter(5, 3)
-    return Net(lambda m, x: (x @ m.all[0]).tanh() @ m.all[1], w=w, v=v, all=[w, v])
+    return net(lambda m, x: (x @ m.all[0]).tanh() @ m.all[1], w=w, v=v, all=[w, v])
 
 
 def lambda_over_a_weight() -> nn.Module:
     """An output layer that is a lambda over the input layer's weight."""
     a = nn.Linear(4, 4)
-    return Net(lambda m, x: m.out(m.a(x).tanh())[:, :3], a=a, out=lambda h: F.linear(h, a.weight))
+    return net(lambda m, x: m.out(m.a(x).tanh())[:, :3], a=a, out=lambda h: F.linear(h, a.weight))
 
 
 def modules_in_a_plain_list() -> nn.Module:
     layers = [nn.Linear(4, 4), nn.Linear(4, 3)]
-    return Net(
+    return net(
         lambda m, x: m.layers[1](m.layers[0](x).tanh()), layers=layers, first=layers[0], second=layers[1]
     )
 
 
 def parameter_list() -> nn.Module:
-    return Net(
+    return net(
         lambda m, x: (x @ m.all[0]).tanh() @ m.all[1],
         all=nn.ParameterList([parameter(4, 5), parameter(5, 3)]),
     )
@@ -124,11 +125,11 @@ def frozen() -> nn.Module:
 def counting() -> nn.Module:
     """Counts its calls in a buffer, which the outputs do not depend on."""
 
-    def forward(m: Any, x: Tensor) -> Tensor:
+    @module(a=nn.Linear(4, 3))
+    def model(m: Any, x: Tensor) -> Tensor:
         m.calls += 1
         return m.a(x)
 
-    model = Net(forward, a=nn.Linear(4, 3))
     model.register_buffer("calls", torch.zeros(()))
     return model
 
@@ -136,18 +137,18 @@ def counting() -> nn.Module:
 def remembering() -> nn.Module:
     """A moving average of its inputs, in eval mode, too: two passes differ."""
 
-    def forward(m: Any, x: Tensor) -> Tensor:
+    @module(a=nn.Linear(4, 3))
+    def model(m: Any, x: Tensor) -> Tensor:
         m.mean.mul_(0.5).add_(0.5 * (x.mean(0) + 1).to(m.mean))
         return m.a(x - m.mean)
 
-    model = Net(forward, a=nn.Linear(4, 3))
     model.register_buffer("mean", torch.zeros(4))
     return model
 
 
 def scalar() -> nn.Module:
     """CLIP's logit_scale: a 0-dim parameter."""
-    return Net(
+    return net(
         lambda m, x: m.a(x) * m.logit_scale.exp(),
         a=nn.Linear(4, 3),
         logit_scale=nn.Parameter(torch.tensor(0.7)),
@@ -155,11 +156,11 @@ def scalar() -> nn.Module:
 
 
 def zero_size() -> nn.Module:
-    return Net(lambda m, x: m.a(x) + m.none.sum(), a=nn.Linear(4, 3), none=nn.Parameter(torch.zeros(0, 5)))
+    return net(lambda m, x: m.a(x) + m.none.sum(), a=nn.Linear(4, 3), none=nn.Parameter(torch.zeros(0, 5)))
 
 
 def unused_submodule() -> nn.Module:
-    return Net(lambda m, x: m.a(x), a=nn.Linear(4, 3), unused=nn.Linear(2, 2))
+    return net(lambda m, x: m.a(x), a=nn.Linear(4, 3), unused=nn.Linear(2, 2))
 
 
 def compiled_wrapper() -> nn.Module:
@@ -167,11 +168,11 @@ def compiled_wrapper() -> nn.Module:
 
 
 def random_in_eval() -> nn.Module:
-    return Net(lambda m, x: m.a(F.dropout(x, 0.4, training=True)), a=nn.Linear(4, 3))
+    return net(lambda m, x: m.a(F.dropout(x, 0.4, training=True)), a=nn.Linear(4, 3))
 
 
 def branches_on_values() -> nn.Module:
-    return Net(lambda m, x: m.a(x) if float(m.a(x).detach().sum()) > 0 else m.a(x).tanh(), a=nn.Linear(4, 3))
+    return net(lambda m, x: m.a(x) if float(m.a(x).detach().sum()) > 0 else m.a(x).tanh(), a=nn.Linear(4, 3))
 
 
 class Cube(torch.autograd.Function):
@@ -219,8 +220,8 @@ CASES = [
     classifier("DataParallel", data_parallel, plain=lambda m: m.module),
     classifier("random in eval mode", random_in_eval, refused="random"),
     classifier("branches on values", branches_on_values, said="all"),
-    classifier("no second derivative", lambda: Net(lambda m, x: Cube.apply(m.a(x)), a=nn.Linear(4, 3)), refused_hessian="second derivative"),
+    classifier("no second derivative", lambda: net(lambda m, x: Cube.apply(m.a(x)), a=nn.Linear(4, 3)), refused_hessian="second derivative"),
     classifier("no trainable parameter", lambda: chain().requires_grad_(False), refused="no trainable"),
-    classifier("weights that are NaN", lambda: Net(lambda m, x: m.a(x) / m.b, a=nn.Linear(4, 3), b=nn.Parameter(torch.tensor([float("nan")]))), refused="NaN"),
-    classifier("Bilinear", lambda: Net(lambda m, x: m.a(x, x.tanh()), a=nn.Bilinear(4, 4, 3))),
+    classifier("weights that are NaN", lambda: net(lambda m, x: m.a(x) / m.b, a=nn.Linear(4, 3), b=nn.Parameter(torch.tensor([float("nan")]))), refused="NaN"),
+    classifier("Bilinear", lambda: net(lambda m, x: m.a(x, x.tanh()), a=nn.Bilinear(4, 4, 3))),
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from tests.battery.case import Case, Net, Parts, parameter
+from tests.battery.case import Case, Parts, module, net, parameter
 from tests.problems import LanguageModel, tokens
 
 
@@ -24,7 +24,7 @@ def words(samples: int = 11, length: int = 5) -> tuple[Tensor, Tensor]:
 
 def _recurrent(name: str, layer: Callable[[], nn.Module], width: int = 3, **expected: Any) -> Case:
     def build() -> Parts:
-        model = Net(lambda m, x: m.head(m.body(x)[0][:, -1]), body=layer(), head=nn.Linear(width, 3))
+        model = net(lambda m, x: m.head(m.body(x)[0][:, -1]), body=layer(), head=nn.Linear(width, 3))
         return model, F.cross_entropy, sequences()
 
     return Case(name, build, **expected)
@@ -34,40 +34,34 @@ def _tokens(
     name: str, body: Callable[[], nn.Module], forward: Callable[[Any, Tensor], Tensor], **expected: Any
 ) -> Case:
     def build() -> Parts:
-        return Net(forward, e=body(), head=nn.Linear(4, 3)), F.cross_entropy, words()
+        return net(forward, e=body(), head=nn.Linear(4, 3)), F.cross_entropy, words()
 
     return Case(name, build, **expected)
 
 
-class Packed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.head = nn.GRU(3, 3, batch_first=True), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        out: Tensor = self.head(self.body(packed)[1][-1])
-        return out
-
-
 def packed() -> Parts:
+    @module(body=nn.GRU(3, 3, batch_first=True), head=nn.Linear(3, 3))
+    def model(m: Any, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        return m.head(m.body(packed)[1][-1])
+
     x, y = sequences()
-    return Packed(), F.cross_entropy, ((x, torch.randint(1, 6, (7,))), y)
+    return model, F.cross_entropy, ((x, torch.randint(1, 6, (7,))), y)
 
 
 def attention_with_weights() -> Parts:
-    def forward(m: Any, x: Tensor) -> Tensor:
+    @module(a=nn.MultiheadAttention(4, 2, batch_first=True, bias=False), head=nn.Linear(4, 3))
+    def model(m: Any, x: Tensor) -> Tensor:
         out, weights = m.a(x, x, x)
         return m.head(out.mean(1) + weights.square().sum((1, 2))[:, None])
 
-    a = nn.MultiheadAttention(4, 2, batch_first=True, bias=False)
-    return Net(forward, a=a, head=nn.Linear(4, 3)), F.cross_entropy, sequences(7, 3, 4)
+    return model, F.cross_entropy, sequences(7, 3, 4)
 
 
 def encoder() -> Parts:
     layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, activation="gelu")
     return (
-        Net(lambda m, x: m.head(m.e(x).mean(1)), e=layer, head=nn.Linear(4, 3)),
+        net(lambda m, x: m.head(m.e(x).mean(1)), e=layer, head=nn.Linear(4, 3)),
         F.cross_entropy,
         sequences(7, 3, 4),
     )
@@ -77,7 +71,7 @@ def encoder_norm_first() -> Parts:
     layer = nn.TransformerEncoderLayer(4, 1, 4, dropout=0.1, batch_first=True, norm_first=True)
     body = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
     return (
-        Net(lambda m, x: m.head(m.e(x)[:, 0]), e=body, head=nn.Linear(4, 3)),
+        net(lambda m, x: m.head(m.e(x)[:, 0]), e=body, head=nn.Linear(4, 3)),
         F.cross_entropy,
         sequences(7, 3, 4),
     )
@@ -86,20 +80,15 @@ def encoder_norm_first() -> Parts:
 def padded_encoder(nested: bool) -> Callable[[], Parts]:
     """Padded sequences, and a mean over all places: without gradients PyTorch's fast path makes those zero."""
 
-    class Padded(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            layer = nn.TransformerEncoderLayer(4, 2, 4, batch_first=True)
-            self.body = nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested)
-            self.head = nn.Linear(4, 3)
-
-        def forward(self, x: Tensor, padding: Tensor) -> Tensor:
-            out: Tensor = self.head(self.body(x, src_key_padding_mask=padding).mean(1))
-            return out
-
     def build() -> Parts:
+        layer = nn.TransformerEncoderLayer(4, 2, 4, batch_first=True)
+
+        @module(body=nn.TransformerEncoder(layer, 1, enable_nested_tensor=nested), head=nn.Linear(4, 3))
+        def model(m: Any, x: Tensor, padding: Tensor) -> Tensor:
+            return m.head(m.body(x, src_key_padding_mask=padding).mean(1))
+
         x, y = sequences(7, 3, 4)
-        return Padded(), F.cross_entropy, ((x, torch.arange(3) >= torch.randint(1, 4, (7, 1))), y)
+        return model, F.cross_entropy, ((x, torch.arange(3) >= torch.randint(1, 4, (7, 1))), y)
 
     return build
 
@@ -107,11 +96,11 @@ def padded_encoder(nested: bool) -> Callable[[], Parts]:
 def causal_attention() -> Parts:
     """F.scaled_dot_product_attention, and a class at each place: (N, C, T) against (N, T)."""
 
-    def forward(m: Any, x: Tensor) -> Tensor:
+    @module(mix=nn.Linear(4, 12), head=nn.Linear(4, 3))
+    def model(m: Any, x: Tensor) -> Tensor:
         q, k, v = m.mix(x).chunk(3, -1)
         return m.head(F.scaled_dot_product_attention(q, k, v, is_causal=True)).transpose(1, 2)
 
-    model = Net(forward, mix=nn.Linear(4, 12), head=nn.Linear(4, 3))
     return model, F.cross_entropy, (torch.randn(6, 4, 4), torch.randint(3, (6, 4)))
 
 
@@ -146,10 +135,11 @@ def steps_as_classes() -> Parts:
 def shape_arithmetic() -> Parts:
     """``x.size(2) + 1 + self.t`` in forward."""
 
-    def forward(m: Any, x: Tensor) -> Tensor:
+    @module(t=parameter(3), head=nn.Linear(3, 3))
+    def model(m: Any, x: Tensor) -> Tensor:
         return m.head(x.mean(1)) * (x.size(2) + 1 + m.t)
 
-    return Net(forward, t=parameter(3), head=nn.Linear(3, 3)), F.cross_entropy, sequences()
+    return model, F.cross_entropy, sequences()
 
 
 CASES = [

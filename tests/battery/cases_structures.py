@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.battery.case import Case, Net, Parts, chain, classes, classifier, images
+from tests.battery.case import Case, Parts, chain, classes, classifier, images, module, net
 
 
 class Two(NamedTuple):
@@ -34,31 +34,26 @@ def _outputs(kind: Callable[[Tensor, Tensor], Any], logits: Callable[[Any], Tens
     def loss(o: Any, y: Tensor) -> Tensor:
         return F.cross_entropy(logits(o), y)
 
-    return lambda: (Net(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 3)), loss, classes())
-
-
-class TwoInputs(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(2, 3), nn.Linear(4, 3)
-
-    def forward(self, left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
-        return self.a(left).tanh() * scale + self.b(right)
+    return lambda: (net(forward, a=nn.Linear(4, 4), b=nn.Linear(4, 3)), loss, classes())
 
 
 def dict_inputs() -> Parts:
+    @module(a=nn.Linear(2, 3), b=nn.Linear(4, 3))
+    def model(m: Any, left: Tensor, right: Tensor, scale: float = 1.0) -> Tensor:
+        return m.a(left).tanh() * scale + m.b(right)
+
     x, y = classes()
-    return TwoInputs(), F.cross_entropy, ({"left": x[:, :2].clone(), "right": x, "scale": 0.5}, y)
+    return model, F.cross_entropy, ({"left": x[:, :2].clone(), "right": x, "scale": 0.5}, y)
 
 
 def complex_parameter() -> nn.Module:
     w = nn.Parameter(torch.randn(4, 3, dtype=torch.complex64))
-    return Net(lambda m, x: (x.to(m.w.dtype) @ m.w).abs(), w=w)
+    return net(lambda m, x: (x.to(m.w.dtype) @ m.w).abs(), w=w)
 
 
 def mixed_precision() -> nn.Module:
     """A float64 layer behind a float32 one."""
-    return Net(lambda m, x: m.b(m.a(x).to(m.b.weight.dtype)), a=nn.Linear(4, 4), b=nn.Linear(4, 3).double())
+    return net(lambda m, x: m.b(m.a(x).to(m.b.weight.dtype)), a=nn.Linear(4, 4), b=nn.Linear(4, 3).double())
 
 
 CASES = [

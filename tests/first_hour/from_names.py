@@ -154,7 +154,7 @@ def instruments_2(folder: Path) -> None:
     """What the spread of the learners adds to the noise, and where it lies in the Hessian."""
     run = small_run(folder / "run")
     noise = landscape.noise(run, draws=4)
-    assert {"direct", "eq4"} <= {*noise.summary()}
+    assert {"direct", "eq4"} <= {*noise.means()}
     shares = landscape.disagreement(run, k=2)
     assert 0 <= shares.value <= 1
 

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
+from tests.battery.case import module
 from tests.ordinary.use import Parts, Theme, once
 
 compressed = Theme("compressed")
@@ -62,17 +63,15 @@ def dora() -> Parts:
 
 @compressed("bottleneck adapters in a frozen network")
 def adapters() -> Parts:
-    class Adapted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.base = network().requires_grad_(False)
-            self.adapter = nn.Sequential(nn.Linear(5, 2), nn.GELU(), nn.Linear(2, 5))
+    @module(
+        base=network().requires_grad_(False),
+        adapter=nn.Sequential(nn.Linear(5, 2), nn.GELU(), nn.Linear(2, 5)),
+    )
+    def model(self, x: Tensor) -> Tensor:
+        h = self.base[1](self.base[0](x))
+        return self.base[2](h + self.adapter(h))
 
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.base[1](self.base[0](x))
-            return self.base[2](h + self.adapter(h))
-
-    return Adapted(), nn.CrossEntropyLoss(), digits()
+    return model, nn.CrossEntropyLoss(), digits()
 
 
 @compressed("BitFit: biases only")
@@ -112,12 +111,9 @@ def lottery_ticket() -> Parts:
     return nn.Sequential(MaskedLinear(6, 5), nn.Tanh(), MaskedLinear(5, 3)), F.cross_entropy, digits()
 
 
-@compressed(
+@compressed.no_hessian(
     "quantisation-aware training: fake quantisation, straight-through",
-    expected="refused_hessian",
-    undefined=True,
-    words="derivative",
-    why="rounding has no derivative; the straight-through gradient is not that of the loss",
+    "rounding has no derivative; the straight-through gradient is not that of the loss",
 )
 def fake_quantised() -> Parts:
     class QuantLinear(nn.Linear):
@@ -128,12 +124,9 @@ def fake_quantised() -> Parts:
     return nn.Sequential(QuantLinear(6, 5), nn.Tanh(), nn.Linear(5, 3)), F.cross_entropy, digits()
 
 
-@compressed(
+@compressed.no_hessian(
     "binarised weights: sign with a straight-through trick",
-    expected="refused_hessian",
-    undefined=True,
-    words="derivative",
-    why="the sign has no derivative; the straight-through gradient is not that of the loss",
+    "the sign has no derivative; the straight-through gradient is not that of the loss",
 )
 def binarised() -> Parts:
     class BinaryLinear(nn.Linear):
@@ -145,12 +138,10 @@ def binarised() -> Parts:
     return nn.Sequential(BinaryLinear(6, 5), nn.Tanh(), nn.Linear(5, 3)), F.cross_entropy, digits()
 
 
-@compressed(
+@compressed.undefined(
     "dynamically quantised to int8",
-    expected="refused",
-    undefined=True,
-    words="parameter",
-    why="its weights are integers in buffers; nothing is left to differentiate by or to move along",
+    "its weights are integers in buffers; nothing is left to differentiate by or to move along",
+    "parameter",
 )
 def int8() -> Parts:
     class Int8Linear(nn.Module):
@@ -190,32 +181,24 @@ def qlora() -> Parts:
 
 @compressed("tied autoencoder: the decoder is the encoder's transpose")
 def tied_autoencoder() -> Parts:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder, self.bias = nn.Linear(6, 3), nn.Parameter(torch.zeros(6))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.linear(torch.tanh(self.encoder(x)), self.encoder.weight.t(), self.bias)
+    @module(encoder=nn.Linear(6, 3), bias=nn.Parameter(torch.zeros(6)))
+    def model(self, x: Tensor) -> Tensor:
+        return F.linear(torch.tanh(self.encoder(x)), self.encoder.weight.t(), self.bias)
 
     x, _ = digits()
-    return Tied(), nn.MSELoss(), (x, x)
+    return model, nn.MSELoss(), (x, x)
 
 
 @compressed("ALBERT's form: one layer used three times")
 def shared_layers() -> Parts:
-    class Shared(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inputs, self.layer, self.head = nn.Linear(6, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+    @module(inputs=nn.Linear(6, 4), layer=nn.Linear(4, 4), head=nn.Linear(4, 3))
+    def model(self, x: Tensor) -> Tensor:
+        x = self.inputs(x)
+        for _ in range(3):
+            x = x + torch.tanh(self.layer(x))
+        return self.head(x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.inputs(x)
-            for _ in range(3):
-                x = x + torch.tanh(self.layer(x))
-            return self.head(x)
-
-    return Shared(), nn.CrossEntropyLoss(), digits()
+    return model, nn.CrossEntropyLoss(), digits()
 
 
 @compressed("hashed weights: one vector of values, indices in a buffer")
@@ -259,20 +242,18 @@ def parametrised() -> Parts:
 
 @compressed("early exits: a list of outputs, the mean of their losses")
 def early_exits() -> Parts:
-    class MultiExit(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.blocks = nn.ModuleList([nn.Linear(6, 5), nn.Linear(5, 5)])
-            self.exits = nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)])
+    @module(
+        blocks=nn.ModuleList([nn.Linear(6, 5), nn.Linear(5, 5)]),
+        exits=nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)]),
+    )
+    def model(self, x: Tensor) -> list[Tensor]:
+        outputs = []
+        for block, head in zip(self.blocks, self.exits, strict=True):
+            x = F.relu(block(x))
+            outputs.append(head(x))
+        return outputs
 
-        def forward(self, x: Tensor) -> list[Tensor]:
-            outputs = []
-            for block, head in zip(self.blocks, self.exits, strict=True):
-                x = F.relu(block(x))
-                outputs.append(head(x))
-            return outputs
-
-    return MultiExit(), lambda outs, y: sum(F.cross_entropy(o, y) for o in outs) / len(outs), digits()
+    return model, lambda outs, y: sum(F.cross_entropy(o, y) for o in outs) / len(outs), digits()
 
 
 @compressed("an average of weights: torch.optim.swa_utils.AveragedModel")

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.battery.case import module
 from tests.ordinary.use import BATCHES, TOGETHER, Parts, Theme, per_batch
 
 contrastive = Theme("contrastive")
@@ -142,50 +143,37 @@ def vicreg() -> Parts:
 
 @contrastive("BYOL: predictor against a frozen target network, under no_grad")
 def byol() -> Parts:
-    class BYOL(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.online, self.predictor = encoder(), nn.Linear(4, 4)
-            self.target = copy.deepcopy(self.online)
-            for p in self.target.parameters():
-                p.requires_grad_(False)
-                p.mul_(0.9)
+    online = encoder()
+    target = copy.deepcopy(online).requires_grad_(False)
+    for p in target.parameters():
+        p.mul_(0.9)
 
-        def forward(self, x1: Tensor, x2: Tensor) -> Any:
-            q1, q2 = self.predictor(self.online(x1)), self.predictor(self.online(x2))
-            with torch.no_grad():
-                t1, t2 = self.target(x1), self.target(x2)
-            return q1, q2, t1.detach(), t2.detach()
+    @module(online=online, predictor=nn.Linear(4, 4), target=target)
+    def model(self, x1: Tensor, x2: Tensor) -> Any:
+        q1, q2 = self.predictor(self.online(x1)), self.predictor(self.online(x2))
+        with torch.no_grad():
+            t1, t2 = self.target(x1), self.target(x2)
+        return q1, q2, t1.detach(), t2.detach()
 
     def loss_fn(x: Tensor, y: Tensor) -> Tensor:
         return 2 - 2 * (F.normalize(x, dim=-1) * F.normalize(y, dim=-1)).sum(dim=-1)
 
     return (
-        BYOL(),
+        model,
         lambda o, _: (loss_fn(o[0], o[3]) + loss_fn(o[1], o[2])).mean(),
         (two_views(), torch.zeros(N)),
     )
 
 
-@contrastive(
+@contrastive.no_hessian(
     "SimSiam: negative cosine similarity with a stop-gradient",
-    expected="refused_hessian",
-    undefined=True,
-    why="with a stop-gradient, gradients are not those of the loss's value, and their Jacobian is no Hessian",
-    words="derivative",
+    "with a stop-gradient, gradients are not those of the loss's value, and their Jacobian is no Hessian",
 )
 def simsiam() -> Parts:
-    class SimSiam(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder, self.predictor = (
-                encoder(),
-                nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 4)),
-            )
-
-        def forward(self, x1: Tensor, x2: Tensor) -> Any:
-            z1, z2 = self.encoder(x1), self.encoder(x2)
-            return self.predictor(z1), self.predictor(z2), z1.detach(), z2.detach()
+    @module(encoder=encoder(), predictor=nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 4)))
+    def model(self, x1: Tensor, x2: Tensor) -> Any:
+        z1, z2 = self.encoder(x1), self.encoder(x2)
+        return self.predictor(z1), self.predictor(z2), z1.detach(), z2.detach()
 
     criterion = nn.CosineSimilarity(dim=1)
 
@@ -193,21 +181,17 @@ def simsiam() -> Parts:
         p1, p2, z1, z2 = o
         return -(criterion(p1, z2).mean() + criterion(p2, z1).mean()) * 0.5
 
-    return SimSiam(), loss, (two_views(), torch.zeros(N))
+    return model, loss, (two_views(), torch.zeros(N))
 
 
 @contrastive("TripletMarginLoss on (anchor, positive, negative)")
 def triplet() -> Parts:
-    class Triplet(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = encoder()
-
-        def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Any:
-            return self.net(anchor), self.net(positive), self.net(negative)
+    @module(net=encoder())
+    def model(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Any:
+        return self.net(anchor), self.net(positive), self.net(negative)
 
     criterion = nn.TripletMarginLoss(margin=1.0)
-    return Triplet(), lambda o, _: criterion(*o), ((*two_views(), torch.randn(N, 5)), torch.zeros(N))
+    return model, lambda o, _: criterion(*o), ((*two_views(), torch.randn(N, 5)), torch.zeros(N))
 
 
 @contrastive("triplets with the hardest of the batch", says=TOGETHER)
@@ -251,14 +235,12 @@ def infonce_loader() -> Parts:
     return OnePair(encoder()), info_nce, DataLoader(data, batch_size=4)
 
 
-@contrastive(
+@contrastive.undefined(
     "InfoNCE, a DataLoader that shuffles",
-    expected="refused",
-    undefined=True,
-    words=r"shuffle|others in each pass|pass",
+    "each pass has other batches, and the loss depends on which samples are together",
+    r"shuffle|others in each pass|pass",
     remedied=True,
     total=per_batch,
-    why="each pass has other batches, and the loss depends on which samples are together",
 )
 def infonce_shuffled() -> Parts:
     model, loss, loader = infonce_loader()
@@ -286,42 +268,31 @@ def supcon() -> Parts:
 
 @contrastive("ArcFace: normalised class weights, a margin of the angle; labels go into forward")
 def arcface() -> Parts:
-    class ArcFace(nn.Module):
-        def __init__(self, s: float = 4.0, m: float = 0.3) -> None:
-            super().__init__()
-            self.backbone, self.weight = encoder(), nn.Parameter(torch.randn(3, 4))
-            self.s, self.m = s, m
-
-        def forward(self, x: Tensor, label: Tensor) -> Tensor:
-            cosine = F.linear(F.normalize(self.backbone(x)), F.normalize(self.weight)).clamp(
-                -1 + 1e-6, 1 - 1e-6
-            )
-            theta = torch.acos(cosine)
-            return self.s * torch.cos(theta + self.m * F.one_hot(label, 3))
+    @module(backbone=encoder(), weight=nn.Parameter(torch.randn(3, 4)), s=4.0, m=0.3)
+    def model(self, x: Tensor, label: Tensor) -> Tensor:
+        cosine = F.linear(F.normalize(self.backbone(x)), F.normalize(self.weight)).clamp(-1 + 1e-6, 1 - 1e-6)
+        theta = torch.acos(cosine)
+        return self.s * torch.cos(theta + self.m * F.one_hot(label, 3))
 
     y = torch.randint(3, (N,))
-    return ArcFace(), nn.CrossEntropyLoss(), ((torch.randn(N, 5), y), y)
+    return model, nn.CrossEntropyLoss(), ((torch.randn(N, 5), y), y)
 
 
 @contrastive("MoCo: a queue of negatives in a buffer, keys by a momentum encoder")
 def moco() -> Parts:
-    class MoCo(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder_q = encoder()
-            self.encoder_k = copy.deepcopy(self.encoder_q).requires_grad_(False)
-            self.register_buffer("queue", F.normalize(torch.randn(4, 10), dim=0))
+    query, queue = encoder(), F.normalize(torch.randn(4, 10), dim=0)
 
-        def forward(self, im_q: Tensor, im_k: Tensor) -> tuple[Tensor, Tensor]:
-            q = F.normalize(self.encoder_q(im_q), dim=1)
-            with torch.no_grad():
-                k = F.normalize(self.encoder_k(im_k), dim=1)
-            l_pos = torch.einsum("nc,nc->n", [q, k]).unsqueeze(-1)
-            l_neg = torch.einsum("nc,ck->nk", [q, self.queue.clone().detach()])
-            logits = torch.cat([l_pos, l_neg], dim=1) / 0.2
-            return logits, torch.zeros(logits.shape[0], dtype=torch.long)
+    @module(encoder_q=query, encoder_k=copy.deepcopy(query).requires_grad_(False), queue=queue)
+    def model(self, im_q: Tensor, im_k: Tensor) -> tuple[Tensor, Tensor]:
+        q = F.normalize(self.encoder_q(im_q), dim=1)
+        with torch.no_grad():
+            k = F.normalize(self.encoder_k(im_k), dim=1)
+        l_pos = torch.einsum("nc,nc->n", [q, k]).unsqueeze(-1)
+        l_neg = torch.einsum("nc,ck->nk", [q, self.queue.clone().detach()])
+        logits = torch.cat([l_pos, l_neg], dim=1) / 0.2
+        return logits, torch.zeros(logits.shape[0], dtype=torch.long)
 
-    return MoCo(), lambda o, _: F.cross_entropy(*o), (two_views(), torch.zeros(N))
+    return model, lambda o, _: F.cross_entropy(*o), (two_views(), torch.zeros(N))
 
 
 class SentenceTransformer(nn.Module):
@@ -367,19 +338,14 @@ def cosine_scores() -> Parts:
 
 @contrastive("DINO: student against a frozen teacher, centred and sharpened")
 def dino() -> Parts:
-    class DINO(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.student, self.teacher = encoder(), encoder().requires_grad_(False)
-            self.register_buffer("center", 0.1 * torch.randn(1, 4))
-
-        def forward(self, global_view: Tensor, local_view: Tensor) -> tuple[Tensor, Tensor]:
-            with torch.no_grad():
-                teacher = F.softmax((self.teacher(global_view) - self.center) / 0.2, dim=-1)
-            return self.student(local_view) / 0.5, teacher
+    @module(student=encoder(), teacher=encoder().requires_grad_(False), center=0.1 * torch.randn(1, 4))
+    def model(self, global_view: Tensor, local_view: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            teacher = F.softmax((self.teacher(global_view) - self.center) / 0.2, dim=-1)
+        return self.student(local_view) / 0.5, teacher
 
     return (
-        DINO(),
+        model,
         lambda o, _: torch.sum(-o[1] * F.log_softmax(o[0], dim=-1), dim=-1).mean(),
         (two_views(), torch.zeros(N)),
     )

@@ -9,18 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.ordinary.use import BATCHES, Parts, Theme, per_batch, seeded
+from tests.battery.case import module
+from tests.ordinary.use import BATCHES, Parts, Theme, per_batch
 
 generative = Theme("generative")
 N = 8
-RANDOM: dict[str, Any] = {
-    "expected": "refused",
-    "undefined": True,
-    "random": True,
-    "remedied": True,
-    "total": seeded,
-    "words": "random",
-}
 
 
 def points(samples: int = N, features: int = 5) -> Tensor:
@@ -66,9 +59,7 @@ def elbo(out: Any, x: Tensor, beta: float = 1.0) -> Tensor:
     return bce + beta * kld
 
 
-@generative(
-    "VAE that samples in every mode", **RANDOM, why="the latent variables are drawn, also in eval mode"
-)
+@generative.random("VAE that samples in every mode", "the latent variables are drawn, also in eval mode")
 def vae() -> Parts:
     x = torch.rand(N, 5)
     return VAE(), elbo, (x, x)
@@ -84,13 +75,11 @@ def mean_elbo(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return elbo(model(data[0]), data[1])
 
 
-@generative(
+@generative.undefined(
     "VAE example's loss: BCE and KL divergence as sums",
-    expected="refused",
-    undefined=True,
-    words="sum",
+    "it is a sum over the samples, which depends on how many there are",
+    "sum",
     after=mean_elbo,
-    why="it is a sum over the samples, which depends on how many there are",
 )
 def vae_sum() -> Parts:
     def loss_function(out: Any, x: Tensor) -> Tensor:
@@ -103,65 +92,49 @@ def vae_sum() -> Parts:
     return VAE(always=False), loss_function, (x, x)
 
 
-@generative(
-    "β-VAE, dict of outputs, conditional on a class",
-    **RANDOM,
-    why="the latent variables are drawn, also in eval mode",
+@generative.random(
+    "β-VAE, dict of outputs, conditional on a class", "the latent variables are drawn, also in eval mode"
 )
 def conditional_vae() -> Parts:
-    class CVAE(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encode, self.decode = (
-                nn.Linear(8, 4),
-                nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 5)),
-            )
-
-        def forward(self, x: Tensor, c: Tensor) -> dict[str, Tensor]:
-            c = F.one_hot(c, 3).to(x)
-            mu, logvar = self.encode(torch.cat([x, c], 1)).chunk(2, dim=1)
-            q = torch.distributions.Normal(mu, (0.5 * logvar).exp())
-            z = q.rsample()
-            kl = torch.distributions.kl_divergence(
-                q, torch.distributions.Normal(torch.zeros_like(mu), torch.ones_like(mu))
-            )
-            return {"recon": self.decode(torch.cat([z, c], 1)), "kl": kl.sum(1).mean()}
+    @module(encode=nn.Linear(8, 4), decode=nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 5)))
+    def model(self, x: Tensor, c: Tensor) -> dict[str, Tensor]:
+        c = F.one_hot(c, 3).to(x)
+        mu, logvar = self.encode(torch.cat([x, c], 1)).chunk(2, dim=1)
+        q = torch.distributions.Normal(mu, (0.5 * logvar).exp())
+        z = q.rsample()
+        kl = torch.distributions.kl_divergence(
+            q, torch.distributions.Normal(torch.zeros_like(mu), torch.ones_like(mu))
+        )
+        return {"recon": self.decode(torch.cat([z, c], 1)), "kl": kl.sum(1).mean()}
 
     x = points()
     return (
-        CVAE(),
+        model,
         lambda o, x: F.mse_loss(o["recon"], x) + 4 * o["kl"],
         ({"x": x, "c": torch.randint(3, (N,))}, x),
     )
 
 
-@generative(
+@generative.no_hessian(
     "VQ-VAE: nearest code, straight-through estimator, commitment loss",
-    expected="refused_hessian",
-    undefined=True,
-    words="derivative",
-    why="straight-through and stop-gradient: gradients are not those of the loss's value",
+    "straight-through and stop-gradient: gradients are not those of the loss's value",
 )
 def vq_vae() -> Parts:
-    class VQVAE(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder, self.decoder, self.codebook = nn.Linear(5, 3), nn.Linear(3, 5), nn.Embedding(4, 3)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            z = self.encoder(x)
-            distances = (
-                z.pow(2).sum(1, keepdim=True)
-                + self.codebook.weight.pow(2).sum(1)
-                - 2 * z @ self.codebook.weight.t()
-            )
-            quantized = self.codebook(distances.argmin(1))
-            loss = F.mse_loss(quantized, z.detach()) + 0.25 * F.mse_loss(quantized.detach(), z)
-            quantized = z + (quantized - z).detach()
-            return self.decoder(quantized), loss
+    @module(encoder=nn.Linear(5, 3), decoder=nn.Linear(3, 5), codebook=nn.Embedding(4, 3))
+    def model(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = self.encoder(x)
+        distances = (
+            z.pow(2).sum(1, keepdim=True)
+            + self.codebook.weight.pow(2).sum(1)
+            - 2 * z @ self.codebook.weight.t()
+        )
+        quantized = self.codebook(distances.argmin(1))
+        loss = F.mse_loss(quantized, z.detach()) + 0.25 * F.mse_loss(quantized.detach(), z)
+        quantized = z + (quantized - z).detach()
+        return self.decoder(quantized), loss
 
     x = points()
-    return VQVAE(), lambda o, x: F.mse_loss(o[0], x) + o[1], (x, x)
+    return model, lambda o, x: F.mse_loss(o[0], x) + o[1], (x, x)
 
 
 class Denoiser(nn.Module):
@@ -178,26 +151,19 @@ class Denoiser(nn.Module):
 ALPHAS = torch.linspace(0.95, 0.3, 10)
 
 
-@generative(
-    "DDPM: forward draws t and the noise and returns the loss",
-    **RANDOM,
-    why="times and noise are drawn in each pass",
+@generative.random(
+    "DDPM: forward draws t and the noise and returns the loss", "times and noise are drawn in each pass"
 )
 def ddpm() -> Parts:
-    class DDPM(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.eps_model = Denoiser()
-            self.register_buffer("alphas_bar", ALPHAS.clone())
-
-        def forward(self, x: Tensor) -> Tensor:
-            t = torch.randint(0, 10, (x.shape[0],), device=x.device)
-            noise = torch.randn_like(x)
-            a = self.alphas_bar[t][:, None]
-            return F.mse_loss(self.eps_model(a.sqrt() * x + (1 - a).sqrt() * noise, t), noise)
+    @module(eps_model=Denoiser(), alphas_bar=ALPHAS.clone())
+    def model(self, x: Tensor) -> Tensor:
+        t = torch.randint(0, 10, (x.shape[0],), device=x.device)
+        noise = torch.randn_like(x)
+        a = self.alphas_bar[t][:, None]
+        return F.mse_loss(self.eps_model(a.sqrt() * x + (1 - a).sqrt() * noise, t), noise)
 
     x = points()
-    return DDPM(), lambda out, _: out, (x, x)
+    return model, lambda out, _: out, (x, x)
 
 
 @generative("diffusion: t and noise are drawn once and given as data")
@@ -207,24 +173,18 @@ def diffusion_with_data() -> Parts:
     return Denoiser(), F.mse_loss, ((a.sqrt() * x + (1 - a).sqrt() * noise, t), noise)
 
 
-@generative(
-    "flow matching: the loss's noise and times are drawn in forward",
-    **RANDOM,
-    why="times and noise are drawn in each pass",
+@generative.random(
+    "flow matching: the loss's noise and times are drawn in forward", "times and noise are drawn in each pass"
 )
 def flow_matching() -> Parts:
-    class FlowMatching(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.velocity = nn.Sequential(nn.Linear(6, 6), nn.ELU(), nn.Linear(6, 5))
-
-        def forward(self, x1: Tensor) -> tuple[Tensor, Tensor]:
-            x0, t = torch.randn_like(x1), torch.rand(len(x1), 1, device=x1.device)
-            xt = (1 - t) * x0 + t * x1
-            return self.velocity(torch.cat([xt, t.to(xt)], 1)), x1 - x0
+    @module(velocity=nn.Sequential(nn.Linear(6, 6), nn.ELU(), nn.Linear(6, 5)))
+    def model(self, x1: Tensor) -> tuple[Tensor, Tensor]:
+        x0, t = torch.randn_like(x1), torch.rand(len(x1), 1, device=x1.device)
+        xt = (1 - t) * x0 + t * x1
+        return self.velocity(torch.cat([xt, t.to(xt)], 1)), x1 - x0
 
     x = points()
-    return FlowMatching(), lambda out, _: F.mse_loss(*out), (x, torch.zeros(N))
+    return model, lambda out, _: F.mse_loss(*out), (x, torch.zeros(N))
 
 
 def discriminator() -> nn.Sequential:
@@ -244,64 +204,50 @@ def gan_discriminator() -> Parts:
 
 @generative("generator against a frozen discriminator")
 def gan_generator() -> Parts:
-    class Game(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.netG, self.netD = (
-                nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 5)),
-                discriminator().requires_grad_(False),
-            )
+    @module(
+        netG=nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 5)),
+        netD=discriminator().requires_grad_(False),
+    )
+    def model(self, noise: Tensor) -> Tensor:
+        return self.netD(self.netG(noise))
 
-        def forward(self, noise: Tensor) -> Tensor:
-            return self.netD(self.netG(noise))
-
-    return Game(), F.binary_cross_entropy_with_logits, (points(N, 3), torch.ones(N, 1))
+    return model, F.binary_cross_entropy_with_logits, (points(N, 3), torch.ones(N, 1))
 
 
 @generative("WGAN-GP critic: the gradient penalty by autograd.grad in forward")
 def wgan_gp() -> Parts:
-    class Critic(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = discriminator()
-
-        def forward(self, real: Tensor, fake: Tensor, alpha: Tensor) -> Any:
-            interpolates = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
-            d = self.net(interpolates)
-            gradients = torch.autograd.grad(
-                d, interpolates, torch.ones_like(d), create_graph=True, retain_graph=True
-            )[0]
-            return self.net(real), self.net(fake), gradients
+    @module(net=discriminator())
+    def model(self, real: Tensor, fake: Tensor, alpha: Tensor) -> Any:
+        interpolates = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
+        d = self.net(interpolates)
+        gradients = torch.autograd.grad(
+            d, interpolates, torch.ones_like(d), create_graph=True, retain_graph=True
+        )[0]
+        return self.net(real), self.net(fake), gradients
 
     def loss(out: Any, _: Tensor) -> Tensor:
         real, fake, gradients = out
         return fake.mean() - real.mean() + 10 * ((gradients.norm(2, dim=1) - 1) ** 2).mean()
 
-    return Critic(), loss, ((points(), points() + 1, torch.rand(N, 1)), torch.zeros(N))
+    return model, loss, ((points(), points() + 1, torch.rand(N, 1)), torch.zeros(N))
 
 
-@generative(
-    "WGAN-GP critic that draws its interpolation",
-    **RANDOM,
-    why="the points of the penalty are drawn in each pass",
+@generative.random(
+    "WGAN-GP critic that draws its interpolation", "the points of the penalty are drawn in each pass"
 )
 def wgan_gp_random() -> Parts:
-    class Critic(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(5, 6), nn.Softplus(), nn.Linear(6, 1))
-
-        def forward(self, real: Tensor, fake: Tensor) -> Any:
-            alpha = torch.rand(real.size(0), 1)
-            interpolates = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
-            gradients = torch.autograd.grad(self.net(interpolates).sum(), interpolates, create_graph=True)[0]
-            return self.net(real), self.net(fake), gradients
+    @module(net=nn.Sequential(nn.Linear(5, 6), nn.Softplus(), nn.Linear(6, 1)))
+    def model(self, real: Tensor, fake: Tensor) -> Any:
+        alpha = torch.rand(real.size(0), 1)
+        interpolates = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
+        gradients = torch.autograd.grad(self.net(interpolates).sum(), interpolates, create_graph=True)[0]
+        return self.net(real), self.net(fake), gradients
 
     def loss(out: Any, _: Tensor) -> Tensor:
         real, fake, gradients = out
         return fake.mean() - real.mean() + 10 * ((gradients.norm(2, dim=1) - 1) ** 2).mean()
 
-    return Critic(), loss, ((points(), points() + 1), torch.zeros(N))
+    return model, loss, ((points(), points() + 1), torch.zeros(N))
 
 
 @generative("hinge loss of a discriminator with spectral normalisation")
@@ -331,21 +277,18 @@ class Coupling(nn.Module):
 
 @generative("RealNVP: negative log-likelihood under a standard normal")
 def realnvp() -> Parts:
-    class RealNVP(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            mask = torch.tensor([1.0, 0, 1, 0])
-            self.layers = nn.ModuleList([Coupling(mask), Coupling(1 - mask)])
+    mask = torch.tensor([1.0, 0, 1, 0])
 
-        def forward(self, x: Tensor) -> Tensor:
-            log_det = torch.zeros(len(x), dtype=x.dtype)
-            for layer in self.layers:
-                x, ld = layer(x)
-                log_det = log_det + ld
-            return -0.5 * (x.pow(2) + math.log(2 * math.pi)).sum(1) + log_det
+    @module(layers=nn.ModuleList([Coupling(mask), Coupling(1 - mask)]))
+    def model(self, x: Tensor) -> Tensor:
+        log_det = torch.zeros(len(x), dtype=x.dtype)
+        for layer in self.layers:
+            x, ld = layer(x)
+            log_det = log_det + ld
+        return -0.5 * (x.pow(2) + math.log(2 * math.pi)).sum(1) + log_det
 
     x = points(N, 4)
-    return RealNVP(), lambda log_prob, _: -log_prob.mean(), (x, x)
+    return model, lambda log_prob, _: -log_prob.mean(), (x, x)
 
 
 @generative("MADE: masked linear layers, Gaussian conditionals")
@@ -358,16 +301,13 @@ def made() -> Parts:
         def forward(self, x: Tensor) -> Tensor:
             return F.linear(x, self.mask * self.weight, self.bias)
 
-    class MADE(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            degrees = torch.arange(6) % 3 + 1
-            first = (degrees[:, None] >= torch.arange(1, 5)).float()
-            second = (torch.arange(1, 5)[:, None] > degrees).float()
-            self.hidden, self.out = MaskedLinear(4, 6, first), MaskedLinear(6, 8, second.repeat(2, 1))
+    degrees = torch.arange(6) % 3 + 1
+    first = (degrees[:, None] >= torch.arange(1, 5)).float()
+    second = (torch.arange(1, 5)[:, None] > degrees).float()
 
-        def forward(self, x: Tensor) -> Any:
-            return self.out(F.relu(self.hidden(x))).chunk(2, 1)
+    @module(hidden=MaskedLinear(4, 6, first), out=MaskedLinear(6, 8, second.repeat(2, 1)))
+    def model(self, x: Tensor) -> Any:
+        return self.out(F.relu(self.hidden(x))).chunk(2, 1)
 
     x = points(N, 4)
 
@@ -375,40 +315,32 @@ def made() -> Parts:
         mu, log_sigma = out
         return (0.5 * ((x - mu) * (-log_sigma).exp()) ** 2 + log_sigma).sum(1).mean()
 
-    return MADE(), nll, (x, x)
+    return model, nll, (x, x)
 
 
 @generative("energy model: contrastive divergence with given negatives")
 def energy_model() -> Parts:
-    class Energy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(5, 6), nn.SiLU(), nn.Linear(6, 1))
-
-        def forward(self, real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:
-            return self.net(real).squeeze(-1), self.net(fake).squeeze(-1)
+    @module(net=nn.Sequential(nn.Linear(5, 6), nn.SiLU(), nn.Linear(6, 1)))
+    def model(self, real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:
+        return self.net(real).squeeze(-1), self.net(fake).squeeze(-1)
 
     def loss(e: Any, _: Tensor) -> Tensor:
         real, fake = e
         return (real - fake).mean() + 0.1 * (real**2 + fake**2).mean()
 
-    return Energy(), loss, ((points(), 2 * points()), torch.zeros(N))
+    return model, loss, ((points(), 2 * points()), torch.zeros(N))
 
 
 @generative("denoising score matching of an energy: the score by autograd.grad")
 def score_matching() -> Parts:
-    class Score(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.energy = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = x.detach().requires_grad_(True)
-            return -torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
+    @module(energy=nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1)))
+    def model(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_(True)
+        return -torch.autograd.grad(self.energy(x).sum(), x, create_graph=True)[0]
 
     x, noise, sigma = points(N, 4), points(N, 4), 0.5
     return (
-        Score(),
+        model,
         lambda score, noise: 0.5 * ((score * sigma + noise) ** 2).sum(1).mean(),
         (x + sigma * noise, noise),
     )
@@ -438,43 +370,35 @@ def pixel_cnn() -> Parts:
     return model, nn.CrossEntropyLoss(), (levels[:, None] / 3.0, levels)
 
 
-@generative(
-    "Gumbel-softmax: categorical latents, drawn", **RANDOM, why="the Gumbel noise is drawn, also in eval mode"
+@generative.random(
+    "Gumbel-softmax: categorical latents, drawn", "the Gumbel noise is drawn, also in eval mode"
 )
 def gumbel() -> Parts:
-    class CategoricalVAE(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder, self.decoder = nn.Linear(5, 6), nn.Linear(6, 5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            logits = self.encoder(x).view(-1, 2, 3)
-            return self.decoder(F.gumbel_softmax(logits, tau=1.0, hard=False).flatten(1))
+    @module(encoder=nn.Linear(5, 6), decoder=nn.Linear(6, 5))
+    def model(self, x: Tensor) -> Tensor:
+        logits = self.encoder(x).view(-1, 2, 3)
+        return self.decoder(F.gumbel_softmax(logits, tau=1.0, hard=False).flatten(1))
 
     x = points()
-    return CategoricalVAE(), F.mse_loss, (x, x)
+    return model, F.mse_loss, (x, x)
 
 
 @generative("neural ODE: Runge-Kutta steps, end point against data")
 def neural_ode() -> Parts:
-    class ODENet(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.func = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 2))
-
-        def forward(self, y: Tensor, steps: int = 2, h: float = 0.5) -> Tensor:
-            path = []
-            for _ in range(steps):
-                k1 = self.func(y**3)
-                k2 = self.func((y + h / 2 * k1) ** 3)
-                k3 = self.func((y + h / 2 * k2) ** 3)
-                k4 = self.func((y + h * k3) ** 3)
-                y = y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
-                path.append(y)
-            return torch.stack(path, 1)
+    @module(func=nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 2)))
+    def model(self, y: Tensor, steps: int = 2, h: float = 0.5) -> Tensor:
+        path = []
+        for _ in range(steps):
+            k1 = self.func(y**3)
+            k2 = self.func((y + h / 2 * k1) ** 3)
+            k3 = self.func((y + h / 2 * k2) ** 3)
+            k4 = self.func((y + h * k3) ** 3)
+            y = y + h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+            path.append(y)
+        return torch.stack(path, 1)
 
     y0 = points(N, 2)
-    return ODENet(), lambda pred, true: torch.mean(torch.abs(pred - true)), (y0, torch.randn(N, 2, 2))
+    return model, lambda pred, true: torch.mean(torch.abs(pred - true)), (y0, torch.randn(N, 2, 2))
 
 
 @generative("MMD of generated and real samples, a list of batches", says=BATCHES, total=per_batch)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.battery.case import module
 from tests.ordinary.use import COUNTED, TOGETHER, Parts, Theme, by_size, per_batch
 
 graphs = Theme("graphs")
@@ -90,11 +91,10 @@ def planetoid() -> tuple[tuple[Tensor, Tensor], Tensor]:
     return (torch.randn(NODES, 4), edges()), torch.randint(3, (NODES,))
 
 
-@graphs(
+@graphs.refused(
     "GCN of one graph, data = ((x, edge_index), y)",
-    expected="refused",
-    why="edges are no samples: as a pair of tensors, each entry of the first dimension would be one",
-    words="list|batch",
+    "edges are no samples: as a pair of tensors, each entry of the first dimension would be one",
+    "list|batch",
     remedied=True,
 )
 def gcn_pair() -> Parts:
@@ -133,16 +133,12 @@ class Data:
 
 @graphs("model(data) with a graph as one object, a list of one batch")
 def graph_object() -> Parts:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gcn = GCN()
-
-        def forward(self, data: Data) -> Tensor:
-            return self.gcn(data.x, data.edge_index)
+    @module(gcn=GCN())
+    def model(self, data: Data) -> Tensor:
+        return self.gcn(data.x, data.edge_index)
 
     (x, edge_index), y = planetoid()
-    return Net(), F.cross_entropy, [(Data(x=x, edge_index=edge_index), y)]
+    return model, F.cross_entropy, [(Data(x=x, edge_index=edge_index), y)]
 
 
 class GATConv(nn.Module):
@@ -166,17 +162,13 @@ class GATConv(nn.Module):
 
 @graphs("GAT: attention over edges, softmax by scatter")
 def gat() -> Parts:
-    class GAT(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv1, self.conv2 = GATConv(4, 2, heads=2), GATConv(4, 3, heads=1)
+    @module(conv1=GATConv(4, 2, heads=2), conv2=GATConv(4, 3, heads=1))
+    def model(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        x = F.dropout(x, p=0.6, training=self.training)
+        x = F.elu(self.conv1(x, edge_index))
+        return self.conv2(x, edge_index)
 
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            x = F.dropout(x, p=0.6, training=self.training)
-            x = F.elu(self.conv1(x, edge_index))
-            return self.conv2(x, edge_index)
-
-    return GAT(), nn.CrossEntropyLoss(), [planetoid()]
+    return model, nn.CrossEntropyLoss(), [planetoid()]
 
 
 def scatter_mean(x: Tensor, index: Tensor, size: int) -> Tensor:
@@ -186,18 +178,14 @@ def scatter_mean(x: Tensor, index: Tensor, size: int) -> Tensor:
 
 @graphs("GraphSAGE: mean of the neighbours, regression of each node")
 def graph_sage() -> Parts:
-    class SAGE(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.self1, self.neigh1, self.out = nn.Linear(4, 4), nn.Linear(4, 4, bias=False), nn.Linear(8, 1)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            row, col = edge_index
-            x = F.normalize(F.relu(self.self1(x) + self.neigh1(scatter_mean(x[row], col, len(x)))), dim=1)
-            return self.out(torch.cat([x, scatter_mean(x[row], col, len(x))], 1)).squeeze(-1)
+    @module(self1=nn.Linear(4, 4), neigh1=nn.Linear(4, 4, bias=False), out=nn.Linear(8, 1))
+    def model(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        row, col = edge_index
+        x = F.normalize(F.relu(self.self1(x) + self.neigh1(scatter_mean(x[row], col, len(x)))), dim=1)
+        return self.out(torch.cat([x, scatter_mean(x[row], col, len(x))], 1)).squeeze(-1)
 
     (x, edge_index), _ = planetoid()
-    return SAGE(), F.mse_loss, [((x, edge_index), torch.randn(NODES))]
+    return model, F.mse_loss, [((x, edge_index), torch.randn(NODES))]
 
 
 def molecule_batch(count: int) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
@@ -242,72 +230,51 @@ def missing_labels() -> Parts:
 
 @graphs("link prediction: edges and negative edges as inputs, one batch")
 def link_prediction() -> Parts:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = GCN(classes=3)
-
-        def forward(self, x: Tensor, edge_index: Tensor, edge_label_index: Tensor) -> Tensor:
-            z = self.encoder(x, edge_index)
-            return (z[edge_label_index[0]] * z[edge_label_index[1]]).sum(dim=-1)
+    @module(encoder=GCN(classes=3))
+    def model(self, x: Tensor, edge_index: Tensor, edge_label_index: Tensor) -> Tensor:
+        z = self.encoder(x, edge_index)
+        return (z[edge_label_index[0]] * z[edge_label_index[1]]).sum(dim=-1)
 
     (x, edge_index), _ = planetoid()
     labels = torch.cat([torch.ones(10), torch.zeros(10)])
     pairs = torch.cat([edge_index[:, :10], torch.randint(NODES, (2, 10))], 1)
-    return Net(), nn.BCEWithLogitsLoss(), [((x, edge_index, pairs), labels)]
+    return model, nn.BCEWithLogitsLoss(), [((x, edge_index, pairs), labels)]
 
 
 @graphs("graph autoencoder: adjacency by an inner product, weighted BCE")
 def graph_autoencoder() -> Parts:
-    class GAE(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder = GCN(classes=2)
-
-        def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-            z = self.encoder(x, edge_index)
-            return z @ z.t()
+    @module(encoder=GCN(classes=2))
+    def model(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        z = self.encoder(x, edge_index)
+        return z @ z.t()
 
     (x, edge_index), _ = planetoid()
     adjacency = torch.zeros(NODES, NODES)
     adjacency[edge_index[0], edge_index[1]] = 1
-    return GAE(), nn.BCEWithLogitsLoss(pos_weight=torch.tensor(2.0)), [((x, edge_index), adjacency)]
+    return model, nn.BCEWithLogitsLoss(pos_weight=torch.tensor(2.0)), [((x, edge_index), adjacency)]
 
 
 @graphs("dense graphs: (B, N, F) nodes and (B, N, N) adjacency with a mask")
 def dense_graphs() -> Parts:
-    class DenseGCN(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lin1, self.lin2 = nn.Linear(4, 5), nn.Linear(5, 2)
-
-        def forward(self, x: Tensor, adj: Tensor, mask: Tensor) -> Tensor:
-            adj = adj / adj.sum(-1, keepdim=True).clamp(min=1)
-            x = F.relu(adj @ self.lin1(x)) * mask[..., None]
-            return self.lin2(x.sum(1) / mask.sum(1, keepdim=True))
+    @module(lin1=nn.Linear(4, 5), lin2=nn.Linear(5, 2))
+    def model(self, x: Tensor, adj: Tensor, mask: Tensor) -> Tensor:
+        adj = adj / adj.sum(-1, keepdim=True).clamp(min=1)
+        x = F.relu(adj @ self.lin1(x)) * mask[..., None]
+        return self.lin2(x.sum(1) / mask.sum(1, keepdim=True))
 
     mask = (torch.arange(5) < torch.randint(2, 6, (8, 1))).float()
     adjacency = (torch.rand(8, 5, 5) < 0.5).float() * mask[:, None] * mask[..., None]
-    return DenseGCN(), F.cross_entropy, ((torch.randn(8, 5, 4), adjacency, mask), torch.randint(2, (8,)))
+    return model, F.cross_entropy, ((torch.randn(8, 5, 4), adjacency, mask), torch.randint(2, (8,)))
 
 
 @graphs("PointNet: shared layers, maximum over the points, BatchNorm")
 def pointnet() -> Parts:
-    class PointNet(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv1, self.bn1, self.conv2, self.fc = (
-                nn.Conv1d(3, 4, 1),
-                nn.BatchNorm1d(4),
-                nn.Conv1d(4, 5, 1),
-                nn.Linear(5, 3),
-            )
+    @module(conv1=nn.Conv1d(3, 4, 1), bn1=nn.BatchNorm1d(4), conv2=nn.Conv1d(4, 5, 1), fc=nn.Linear(5, 3))
+    def model(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x.transpose(1, 2))))
+        return F.log_softmax(self.fc(torch.max(self.conv2(x), 2)[0]), dim=1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = F.relu(self.bn1(self.conv1(x.transpose(1, 2))))
-            return F.log_softmax(self.fc(torch.max(self.conv2(x), 2)[0]), dim=1)
-
-    return PointNet(), F.nll_loss, (torch.randn(8, 7, 3), torch.randint(3, (8,)))
+    return model, F.nll_loss, (torch.randn(8, 7, 3), torch.randint(3, (8,)))
 
 
 class SchNet(nn.Module):
@@ -347,17 +314,17 @@ def forces() -> Parts:
 
 @graphs("recommendation: user and item embeddings with biases, MSE of ratings")
 def matrix_factorisation() -> Parts:
-    class MF(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.user, self.item = nn.Embedding(6, 3), nn.Embedding(7, 3)
-            self.user_bias, self.item_bias = nn.Embedding(6, 1), nn.Embedding(7, 1)
-
-        def forward(self, u: Tensor, i: Tensor) -> Tensor:
-            return (self.user(u) * self.item(i)).sum(1) + (self.user_bias(u) + self.item_bias(i)).squeeze(1)
+    @module(
+        user=nn.Embedding(6, 3),
+        item=nn.Embedding(7, 3),
+        user_bias=nn.Embedding(6, 1),
+        item_bias=nn.Embedding(7, 1),
+    )
+    def model(self, u: Tensor, i: Tensor) -> Tensor:
+        return (self.user(u) * self.item(i)).sum(1) + (self.user_bias(u) + self.item_bias(i)).squeeze(1)
 
     return (
-        MF(),
+        model,
         nn.MSELoss(),
         ((torch.randint(6, (20,)), torch.randint(7, (20,))), torch.randint(1, 6, (20,)).float()),
     )
@@ -365,32 +332,24 @@ def matrix_factorisation() -> Parts:
 
 @graphs("BPR: pairs of items for a user, −log σ of the difference")
 def bpr() -> Parts:
-    class BPR(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.user, self.item = nn.Embedding(6, 3), nn.Embedding(7, 3)
-
-        def forward(self, u: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-            user = self.user(u)
-            return (user * self.item(i)).sum(-1), (user * self.item(j)).sum(-1)
+    @module(user=nn.Embedding(6, 3), item=nn.Embedding(7, 3))
+    def model(self, u: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
+        user = self.user(u)
+        return (user * self.item(i)).sum(-1), (user * self.item(j)).sum(-1)
 
     u, i, j = torch.randint(6, (20,)), torch.randint(7, (20,)), torch.randint(7, (20,))
-    return BPR(), lambda s, _: -(s[0] - s[1]).sigmoid().log().mean(), ((u, i, j), torch.zeros(20))
+    return model, lambda s, _: -(s[0] - s[1]).sigmoid().log().mean(), ((u, i, j), torch.zeros(20))
 
 
 @graphs("graph contrastive learning: nodes of two corrupted graphs, one batch", total=per_batch)
 def graph_contrastive() -> Parts:
-    class GRACE(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gcn = GCN()
-
-        def forward(self, x1: Tensor, edge1: Tensor, x2: Tensor, edge2: Tensor) -> tuple[Tensor, Tensor]:
-            return F.normalize(self.gcn(x1, edge1)), F.normalize(self.gcn(x2, edge2))
+    @module(gcn=GCN())
+    def model(self, x1: Tensor, edge1: Tensor, x2: Tensor, edge2: Tensor) -> tuple[Tensor, Tensor]:
+        return F.normalize(self.gcn(x1, edge1)), F.normalize(self.gcn(x2, edge2))
 
     def loss(z: Any, _: Tensor) -> Tensor:
         return F.cross_entropy(z[0] @ z[1].t() / 0.4, torch.arange(len(z[0])))
 
     (x, edge_index), y = planetoid()
     drop = lambda: (x * (torch.rand(4) > 0.3), edge_index[:, torch.rand(edge_index.shape[1]) > 0.2])  # noqa: E731
-    return GRACE(), loss, [((*drop(), *drop()), y)]
+    return model, loss, [((*drop(), *drop()), y)]

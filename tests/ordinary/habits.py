@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from tests.ordinary.use import BATCHES, COUNTED, TOGETHER, Parts, Theme, per_batch, seeded
+from tests.battery.case import module
+from tests.battery.cases_data import Rows
+from tests.ordinary.use import BATCHES, COUNTED, TOGETHER, Parts, Theme, per_batch
 
 habits = Theme("habits")
 
@@ -84,25 +86,14 @@ def semi_supervised() -> Parts:
     return network(), loss, (x, y)
 
 
-@habits(
+@habits.undefined(
     "random augmentation in the Dataset's __getitem__",
-    expected="refused",
-    undefined=True,
-    words="augment|pass",
-    why="each pass over the data has other images: there is no one loss",
+    "each pass over the data has other images: there is no one loss",
+    "augment|pass",
 )
 def augmentation() -> Parts:
-    class Augmented(Dataset[Any]):
-        def __init__(self) -> None:
-            self.x, self.y = samples(12)
-
-        def __len__(self) -> int:
-            return len(self.y)
-
-        def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-            return self.x[i] + 0.1 * torch.randn(5), self.y[i]
-
-    return network(), nn.CrossEntropyLoss(), DataLoader(Augmented(), batch_size=4)
+    augmented = Rows(*samples(12), lambda x, y: (x + 0.1 * torch.randn(5), y))
+    return network(), nn.CrossEntropyLoss(), DataLoader(augmented, batch_size=4)
 
 
 @habits("a model in bfloat16", says="float32 arithmetic")
@@ -128,16 +119,12 @@ def without_autocast(model: nn.Module, loss: Any, data: Any) -> Tensor:
     says="float32 arithmetic",
 )
 def autocast() -> Parts:
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
+    @module(net=nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3)))
+    def model(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.net(x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                return self.net(x)
-
-    return Mixed(), lambda o, y: F.cross_entropy(o.float(), y), samples(12)
+    return model, lambda o, y: F.cross_entropy(o.float(), y), samples(12)
 
 
 @habits("a model in float64, data in float32")
@@ -151,44 +138,28 @@ def double_model() -> Parts:
     says="activation checkpointing.*products are differences of gradients",
 )
 def checkpointed() -> Parts:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.block, self.head = (
-                nn.Sequential(nn.Linear(5, 6), nn.GELU(), nn.Linear(6, 5)),
-                nn.Linear(5, 3),
-            )
+    @module(block=nn.Sequential(nn.Linear(5, 6), nn.GELU(), nn.Linear(6, 5)), head=nn.Linear(5, 3))
+    def model(self, x: Tensor) -> Tensor:
+        return self.head(x + checkpoint(self.block, x, use_reentrant=False))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(x + checkpoint(self.block, x, use_reentrant=False))
-
-    return Net(), nn.CrossEntropyLoss(), samples()
+    return model, nn.CrossEntropyLoss(), samples()
 
 
 def mean_of_sum(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return F.cross_entropy(model(data[0]), data[1])
 
 
-@habits(
+@habits.undefined(
     "CrossEntropyLoss(reduction='sum')",
-    expected="refused",
-    undefined=True,
-    words="sum",
+    "a sum grows with the data; the message says to give the mean",
+    "sum",
     after=mean_of_sum,
-    why="a sum grows with the data; the message says to give the mean",
 )
 def reduction_sum() -> Parts:
     return network(), nn.CrossEntropyLoss(reduction="sum"), samples()
 
 
-@habits(
-    "reduction='none'",
-    expected="refused",
-    undefined=True,
-    words="one number",
-    after=mean_of_sum,
-    why="a loss is one number",
-)
+@habits.undefined("reduction='none'", "a loss is one number", "one number", after=mean_of_sum)
 def reduction_none() -> Parts:
     return network(), nn.CrossEntropyLoss(reduction="none"), samples()
 
@@ -197,12 +168,11 @@ def with_penalty(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return F.cross_entropy(model(data[0]), data[1]) + 1e-2 * sum(p.pow(2).sum() for p in model.parameters())
 
 
-@habits(
+@habits.refused(
     "L2 term in the loss by model.parameters() (a closure)",
-    expected="refused",
-    words="penalty",
+    "the loss reads the parameters of the module that was given, which do not move with θ",
+    "penalty",
     after=with_penalty,
-    why="the loss reads the parameters of the module that was given, which do not move with θ",
     names={"penalty": lambda parameters: 1e-2 * sum(p.pow(2).sum() for p in parameters.values())},
 )
 def l2_closure() -> Parts:
@@ -218,71 +188,36 @@ def broadcast(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return ((model(data[0]) - data[1][:, None]) ** 2).mean()
 
 
-@habits(
+@habits.undefined(
     "outputs (N, 1) against targets (N,): an error that broadcasts",
-    expected="refused",
-    undefined=True,
-    words=r"broadcast|\(N, 1\)|shape",
+    "each output is compared with each target; nearly always a mistake",
+    r"broadcast|\(N, 1\)|shape",
     after=broadcast,
-    why="each output is compared with each target; nearly always a mistake",
 )
 def broadcasting() -> Parts:
     return network(1), lambda o, y: ((o - y) ** 2).mean(), (torch.randn(10, 5), torch.randn(10))
 
 
-@habits(
-    "accuracy as the loss",
-    expected="refused_hessian",
-    undefined=True,
-    words="gradient|derivative",
-    why="it has no gradient",
-)
+@habits.no_hessian("accuracy as the loss", "it has no gradient", words="gradient|derivative")
 def accuracy() -> Parts:
     return network(), lambda o, y: 1 - (o.argmax(1) == y).float().mean(), samples()
 
 
-@habits(
-    "loss.item()",
-    expected="refused",
-    words="one number|tensor",
-    why="a number without a graph has no gradient",
-)
+@habits.refused("loss.item()", "a number without a graph has no gradient", "one number|tensor")
 def item() -> Parts:
     return network(), lambda o, y: F.cross_entropy(o, y).item(), samples()
 
 
-@habits(
-    "F.dropout(x, 0.5) without training=self.training",
-    expected="refused",
-    undefined=True,
-    random=True,
-    remedied=True,
-    total=seeded,
-    words="random",
-    why="dropout stays on in eval mode",
-)
+@habits.random("F.dropout(x, 0.5) without training=self.training", "dropout stays on in eval mode")
 def functional_dropout() -> Parts:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fc1, self.fc2 = nn.Linear(5, 6), nn.Linear(6, 3)
+    @module(fc1=nn.Linear(5, 6), fc2=nn.Linear(6, 3))
+    def model(self, x: Tensor) -> Tensor:
+        return self.fc2(F.dropout(F.relu(self.fc1(x)), 0.5))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.fc2(F.dropout(F.relu(self.fc1(x)), 0.5))
-
-    return Net(), nn.CrossEntropyLoss(), samples()
+    return model, nn.CrossEntropyLoss(), samples()
 
 
-@habits(
-    "noise added to the inputs in the loss",
-    expected="refused",
-    undefined=True,
-    random=True,
-    remedied=True,
-    total=seeded,
-    words="random",
-    why="the noise is drawn in each pass",
-)
+@habits.random("noise added to the inputs in the loss", "the noise is drawn in each pass")
 def noisy_loss() -> Parts:
     return network(), lambda o, y: F.cross_entropy(o + 0.1 * torch.randn_like(o), y), samples()
 
@@ -293,11 +228,10 @@ def numpy_arrays() -> Parts:
     return network(), nn.CrossEntropyLoss(), (np.asarray(x), np.asarray(y))
 
 
-@habits(
+@habits.refused(
     "a generator of batches",
-    expected="refused",
-    words="iterat|generator|exhaust",
-    why="it gives its batches once, and many passes are needed",
+    "it gives its batches once, and many passes are needed",
+    "iterat|generator|exhaust",
 )
 def generator() -> Parts:
     x, y = samples()
@@ -312,19 +246,15 @@ def squeezed_labels() -> Parts:
 
 @habits("batches as dicts with 'labels', a loss of the logits")
 def dict_batches() -> Parts:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = network()
-
-        def forward(self, features: Tensor, scale: Tensor) -> Tensor:
-            return self.net(features * scale[:, None])
+    @module(net=network())
+    def model(self, features: Tensor, scale: Tensor) -> Tensor:
+        return self.net(features * scale[:, None])
 
     def batch(n: int) -> dict[str, Tensor]:
         x, y = samples(n)
         return {"features": x, "scale": torch.rand(n) + 0.5, "labels": y}
 
-    return Net(), nn.CrossEntropyLoss(), [batch(6), batch(4)]
+    return model, nn.CrossEntropyLoss(), [batch(6), batch(4)]
 
 
 @habits("a model that returns its loss, in training mode, with BatchNorm and Dropout")
@@ -339,29 +269,21 @@ def training_mode() -> Parts:
 
 @habits("a model that returns (logits, features)")
 def tuple_outputs() -> Parts:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.head = nn.Linear(5, 6), nn.Linear(6, 3)
+    @module(body=nn.Linear(5, 6), head=nn.Linear(6, 3))
+    def model(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = torch.relu(self.body(x))
+        return self.head(z), z
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            z = torch.relu(self.body(x))
-            return self.head(z), z
-
-    return Net(), lambda out, y: F.cross_entropy(out[0], y) + 1e-3 * out[1].abs().mean(), samples()
+    return model, lambda out, y: F.cross_entropy(out[0], y) + 1e-3 * out[1].abs().mean(), samples()
 
 
 @habits("deep ensemble: a ModuleList, logits averaged")
 def ensemble() -> Parts:
-    class Ensemble(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.members = nn.ModuleList(network() for _ in range(3))
+    @module(members=nn.ModuleList(network() for _ in range(3)))
+    def model(self, x: Tensor) -> Tensor:
+        return torch.stack([m(x) for m in self.members]).mean(0)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.stack([m(x) for m in self.members]).mean(0)
-
-    return Ensemble(), nn.CrossEntropyLoss(), samples()
+    return model, nn.CrossEntropyLoss(), samples()
 
 
 @habits("co-teaching: the mean of the smallest losses of the batch", says=TOGETHER)
@@ -398,12 +320,9 @@ def confidence_penalty() -> Parts:
     return network(), loss, samples()
 
 
-@habits(
+@habits.no_hessian(
     "two losses with detach as a weight: loss / loss.detach()",
-    expected="refused_hessian",
-    undefined=True,
-    words="derivative",
-    why="the gradient treats the detached factor as a constant; the loss does not",
+    "the gradient treats the detached factor as a constant; the loss does not",
 )
 def detached_weight() -> Parts:
     def loss(o: Tensor, y: Tensor) -> Tensor:
@@ -413,25 +332,19 @@ def detached_weight() -> Parts:
     return network(), loss, samples()
 
 
-@habits(
+@habits.undefined(
     "EMA of the loss kept in the loss object",
-    expected="refused",
-    undefined=True,
-    words="pass|state|keeps",
-    why="two passes over the same data give two losses",
+    "two passes over the same data give two losses",
+    "pass|state|keeps",
 )
 def stateful_loss() -> Parts:
-    class Smoothed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.average = 0.0
+    @module(average=0.0)
+    def loss(self, o: Tensor, y: Tensor) -> Tensor:
+        value = F.cross_entropy(o, y)
+        self.average = 0.9 * self.average + 0.1 * float(value.detach())
+        return value - self.average
 
-        def forward(self, o: Tensor, y: Tensor) -> Tensor:
-            value = F.cross_entropy(o, y)
-            self.average = 0.9 * self.average + 0.1 * float(value.detach())
-            return value - self.average
-
-    return network(), Smoothed(), samples()
+    return network(), loss, samples()
 
 
 @habits("a first batch without any label, ignored by default, in a lambda", says=COUNTED)
@@ -441,29 +354,19 @@ def batch_without_labels() -> Parts:
     return network(), lambda o, t: F.cross_entropy(o, t), [(x[:5], y[:5]), (x[5:], y[5:])]
 
 
-@habits(
+@habits.random(
     "LayerDrop: a block is left out at random, by Python's random, in eval mode, too",
-    expected="refused",
-    undefined=True,
-    why="the block is drawn in each pass",
-    words="random",
-    total=seeded,
-    random=True,
-    remedied=True,
+    "the block is drawn in each pass",
 )
 def layer_drop() -> Parts:
-    class LayerDrop(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.block, self.head = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 3)
+    @module(inner=nn.Linear(5, 5), block=nn.Linear(5, 5), head=nn.Linear(5, 3))
+    def model(self, x: Tensor) -> Tensor:
+        x = self.inner(x).tanh()
+        if random.random() > 0.2:
+            x = x + self.block(x).tanh()
+        return self.head(x)
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.inner(x).tanh()
-            if random.random() > 0.2:
-                x = x + self.block(x).tanh()
-            return self.head(x)
-
-    return LayerDrop(), nn.CrossEntropyLoss(), samples()
+    return model, nn.CrossEntropyLoss(), samples()
 
 
 @habits("nn.DataParallel around the model")
@@ -471,12 +374,7 @@ def data_parallel() -> Parts:
     return nn.DataParallel(network()), nn.CrossEntropyLoss(), samples()
 
 
-@habits(
-    "a target is NaN",
-    expected="refused",
-    why="the loss is NaN, and so would be all that follows",
-    words="NaN in targets",
-)
+@habits.refused("a target is NaN", "the loss is NaN, and so would be all that follows", "NaN in targets")
 def nan_target() -> Parts:
     y = torch.randn(10, 1)
     y[3] = float("nan")

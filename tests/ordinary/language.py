@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from tests.battery.case import module
 from tests.ordinary.use import COUNTED, TOGETHER, Parts, Theme, by_size
 
 language = Theme("language")
@@ -127,20 +128,20 @@ def perplexity() -> Parts:
 
 @language("word_language_model: LSTM that returns (output, hidden)")
 def word_language_model() -> Parts:
-    class RNNModel(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.drop, self.encoder = nn.Dropout(0.2), nn.Embedding(WORDS, 3)
-            self.rnn, self.decoder = nn.LSTM(3, 3, batch_first=True), nn.Linear(3, WORDS)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Any]:
-            output, hidden = self.rnn(self.drop(self.encoder(x)))
-            decoded = self.decoder(self.drop(output)).view(-1, WORDS)
-            return F.log_softmax(decoded, dim=1), hidden
+    @module(
+        drop=nn.Dropout(0.2),
+        encoder=nn.Embedding(WORDS, 3),
+        rnn=nn.LSTM(3, 3, batch_first=True),
+        decoder=nn.Linear(3, WORDS),
+    )
+    def model(self, x: Tensor) -> tuple[Tensor, Any]:
+        output, hidden = self.rnn(self.drop(self.encoder(x)))
+        decoded = self.decoder(self.drop(output)).view(-1, WORDS)
+        return F.log_softmax(decoded, dim=1), hidden
 
     ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
     criterion = nn.NLLLoss()
-    return RNNModel(), lambda out, y: criterion(out[0], y.reshape(-1)), (ids[:, :-1], ids[:, 1:])
+    return model, lambda out, y: criterion(out[0], y.reshape(-1)), (ids[:, :-1], ids[:, 1:])
 
 
 class PositionalEncoding(nn.Module):
@@ -159,22 +160,22 @@ class PositionalEncoding(nn.Module):
 
 @language("Transformer tutorial: nn.TransformerEncoder with a causal mask")
 def transformer_tutorial() -> Parts:
-    class TransformerModel(nn.Module):
-        def __init__(self, d: int = 4) -> None:
-            super().__init__()
-            self.embedding, self.pos_encoder = nn.Embedding(WORDS, d), PositionalEncoding(d)
-            layer = nn.TransformerEncoderLayer(d, 2, 6, 0.1, batch_first=True)
-            self.transformer_encoder = nn.TransformerEncoder(layer, 1)
-            self.linear = nn.Linear(d, WORDS)
+    layer = nn.TransformerEncoderLayer(4, 2, 6, 0.1, batch_first=True)
 
-        def forward(self, src: Tensor) -> Tensor:
-            src = self.pos_encoder(self.embedding(src) * math.sqrt(4))
-            mask = nn.Transformer.generate_square_subsequent_mask(src.shape[1])
-            return self.linear(self.transformer_encoder(src, mask, is_causal=True))
+    @module(
+        embedding=nn.Embedding(WORDS, 4),
+        pos_encoder=PositionalEncoding(4),
+        transformer_encoder=nn.TransformerEncoder(layer, 1),
+        linear=nn.Linear(4, WORDS),
+    )
+    def model(self, src: Tensor) -> Tensor:
+        src = self.pos_encoder(self.embedding(src) * math.sqrt(4))
+        mask = nn.Transformer.generate_square_subsequent_mask(src.shape[1])
+        return self.linear(self.transformer_encoder(src, mask, is_causal=True))
 
     ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
     return (
-        TransformerModel(),
+        model,
         lambda o, y: F.cross_entropy(o.reshape(-1, WORDS), y.reshape(-1)),
         (ids[:, :-1], ids[:, 1:]),
     )
@@ -184,28 +185,23 @@ def transformer_tutorial() -> Parts:
     "translation tutorial: nn.Transformer, masks of padding, CrossEntropyLoss(ignore_index=PAD)", says=COUNTED
 )
 def translation() -> Parts:
-    class Seq2Seq(nn.Module):
-        def __init__(self, d: int = 4) -> None:
-            super().__init__()
-            self.src, self.tgt, self.pos = (
-                nn.Embedding(WORDS, d),
-                nn.Embedding(WORDS, d),
-                PositionalEncoding(d),
-            )
-            self.transformer = nn.Transformer(d, 2, 1, 1, 4, 0.1, batch_first=True)
-            self.generator = nn.Linear(d, WORDS)
-
-        def forward(self, src: Tensor, trg: Tensor) -> Tensor:
-            tgt_mask = torch.triu(torch.ones(trg.shape[1], trg.shape[1], dtype=torch.bool), 1)
-            outs = self.transformer(
-                self.pos(self.src(src)), self.pos(self.tgt(trg)), tgt_mask=tgt_mask,
-                src_key_padding_mask=src == 0, tgt_key_padding_mask=trg == 0, memory_key_padding_mask=src == 0,
-            )  # fmt: skip
-            return self.generator(outs)
+    @module(
+        src=nn.Embedding(WORDS, 4),
+        tgt=nn.Embedding(WORDS, 4),
+        pos=PositionalEncoding(4),
+        transformer=nn.Transformer(4, 2, 1, 1, 4, 0.1, batch_first=True),
+        generator=nn.Linear(4, WORDS),
+    )
+    def model(self, src: Tensor, trg: Tensor) -> Tensor:
+        tgt_mask = torch.triu(torch.ones(trg.shape[1], trg.shape[1], dtype=torch.bool), 1)
+        outs = self.transformer(
+            self.pos(self.src(src)), self.pos(self.tgt(trg)), tgt_mask=tgt_mask,
+            src_key_padding_mask=src == 0, tgt_key_padding_mask=trg == 0, memory_key_padding_mask=src == 0,
+        )  # fmt: skip
+        return self.generator(outs)
 
     loss_fn = nn.CrossEntropyLoss(ignore_index=0)
     src, tgt = padded(), padded()
-    model = Seq2Seq()
     model.transformer.encoder.enable_nested_tensor = False
     return (
         model,
@@ -220,13 +216,9 @@ def translation() -> Parts:
     differences=True,
 )
 def embedding_bag() -> Parts:
-    class TextClassificationModel(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.fc = nn.EmbeddingBag(WORDS, 4, sparse=False), nn.Linear(4, 3)
-
-        def forward(self, text: Tensor, offsets: Tensor) -> Tensor:
-            return self.fc(self.embedding(text, offsets))
+    @module(embedding=nn.EmbeddingBag(WORDS, 4, sparse=False), fc=nn.Linear(4, 3))
+    def model(self, text: Tensor, offsets: Tensor) -> Tensor:
+        return self.fc(self.embedding(text, offsets))
 
     def batch(n: int) -> Any:
         lengths = torch.randint(1, 5, (n,))
@@ -234,57 +226,44 @@ def embedding_bag() -> Parts:
             3, (n,)
         )
 
-    return TextClassificationModel(), nn.CrossEntropyLoss(), [batch(4), batch(4), batch(3)]
+    return model, nn.CrossEntropyLoss(), [batch(4), batch(4), batch(3)]
 
 
 @language("Embedding(padding_idx=0), mean over the words")
 def mean_of_words() -> Parts:
-    class Classifier(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.fc = nn.Embedding(WORDS, 4, padding_idx=0), nn.Linear(4, 3)
+    @module(embedding=nn.Embedding(WORDS, 4, padding_idx=0), fc=nn.Linear(4, 3))
+    def model(self, ids: Tensor) -> Tensor:
+        mask = (ids != 0).unsqueeze(-1)
+        return self.fc((self.embedding(ids) * mask).sum(1) / mask.sum(1))
 
-        def forward(self, ids: Tensor) -> Tensor:
-            mask = (ids != 0).unsqueeze(-1)
-            return self.fc((self.embedding(ids) * mask).sum(1) / mask.sum(1))
-
-    return Classifier(), nn.CrossEntropyLoss(), (padded(), torch.randint(3, (SAMPLES,)))
+    return model, nn.CrossEntropyLoss(), (padded(), torch.randint(3, (SAMPLES,)))
 
 
 @language("Embedding(padding_idx=0), plain sum with the padding in it")
 def sum_of_words() -> Parts:
-    class Classifier(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding, self.fc = nn.Embedding(WORDS, 4, padding_idx=0), nn.Linear(4, 3)
+    @module(embedding=nn.Embedding(WORDS, 4, padding_idx=0), fc=nn.Linear(4, 3))
+    def model(self, ids: Tensor) -> Tensor:
+        return self.fc(self.embedding(ids).sum(1).tanh())
 
-        def forward(self, ids: Tensor) -> Tensor:
-            return self.fc(self.embedding(ids).sum(1).tanh())
-
-    return Classifier(), nn.CrossEntropyLoss(), (padded(), torch.randint(3, (SAMPLES,)))
+    return model, nn.CrossEntropyLoss(), (padded(), torch.randint(3, (SAMPLES,)))
 
 
 @language("sentiment: packed sequences through a bi-directional LSTM")
 def packed_lstm() -> Parts:
-    class Sentiment(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(WORDS, 3, padding_idx=0)
-            self.rnn, self.fc = nn.LSTM(3, 2, bidirectional=True, batch_first=True), nn.Linear(4, 1)
-
-        def forward(self, text: Tensor, lengths: Tensor) -> Tensor:
-            packed = pack_padded_sequence(
-                self.embedding(text), lengths.cpu(), batch_first=True, enforce_sorted=False
-            )
-            _, (hidden, _) = self.rnn(packed)
-            return self.fc(torch.cat((hidden[-2], hidden[-1]), dim=1)).squeeze(1)
+    @module(
+        embedding=nn.Embedding(WORDS, 3, padding_idx=0),
+        rnn=nn.LSTM(3, 2, bidirectional=True, batch_first=True),
+        fc=nn.Linear(4, 1),
+    )
+    def model(self, text: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(
+            self.embedding(text), lengths.cpu(), batch_first=True, enforce_sorted=False
+        )
+        _, (hidden, _) = self.rnn(packed)
+        return self.fc(torch.cat((hidden[-2], hidden[-1]), dim=1)).squeeze(1)
 
     text = padded()
-    return (
-        Sentiment(),
-        nn.BCEWithLogitsLoss(),
-        ((text, (text != 0).sum(1)), torch.randint(2, (SAMPLES,)).float()),
-    )
+    return (model, nn.BCEWithLogitsLoss(), ((text, (text != 0).sum(1)), torch.randint(2, (SAMPLES,)).float()))
 
 
 @language("masked words: −100 elsewhere, a lambda that transposes", says=COUNTED)
@@ -301,17 +280,13 @@ def masked_words() -> Parts:
 
 @language("tags of words: BiLSTM, targets are (tags, mask)", says=COUNTED)
 def tagging() -> Parts:
-    class Tagger(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.lstm = (
-                nn.Embedding(WORDS, 3),
-                nn.LSTM(3, 2, batch_first=True, bidirectional=True),
-            )
-            self.out = nn.Linear(4, 3)
-
-        def forward(self, ids: Tensor) -> Tensor:
-            return self.out(self.lstm(self.embed(ids))[0])
+    @module(
+        embed=nn.Embedding(WORDS, 3),
+        lstm=nn.LSTM(3, 2, batch_first=True, bidirectional=True),
+        out=nn.Linear(4, 3),
+    )
+    def model(self, ids: Tensor) -> Tensor:
+        return self.out(self.lstm(self.embed(ids))[0])
 
     def loss(logits: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
         tags, mask = target
@@ -319,7 +294,7 @@ def tagging() -> Parts:
         return (ce * mask).sum() / mask.sum()
 
     ids = padded()
-    return Tagger(), loss, (ids, (torch.randint(3, ids.shape), (ids != 0).float()))
+    return model, loss, (ids, (torch.randint(3, ids.shape), (ids != 0).float()))
 
 
 @language("lengths as targets: the mask is made of them in the loss", says=COUNTED)
@@ -334,16 +309,12 @@ def mask_from_lengths() -> Parts:
 
 @language("word2vec: skip-gram with negative samples as inputs")
 def word2vec() -> Parts:
-    class SkipGram(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.in_embed, self.out_embed = nn.Embedding(WORDS, 4), nn.Embedding(WORDS, 4)
-
-        def forward(self, center: Tensor, context: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
-            v = self.in_embed(center)
-            return (v * self.out_embed(context)).sum(1), torch.bmm(
-                self.out_embed(negatives), v.unsqueeze(2)
-            ).squeeze(2)
+    @module(in_embed=nn.Embedding(WORDS, 4), out_embed=nn.Embedding(WORDS, 4))
+    def model(self, center: Tensor, context: Tensor, negatives: Tensor) -> tuple[Tensor, Tensor]:
+        v = self.in_embed(center)
+        return (v * self.out_embed(context)).sum(1), torch.bmm(
+            self.out_embed(negatives), v.unsqueeze(2)
+        ).squeeze(2)
 
     def loss(scores: Any, _: Tensor) -> Tensor:
         positive, negative = scores
@@ -351,7 +322,7 @@ def word2vec() -> Parts:
 
     n = 16
     ids = torch.randint(WORDS, (n,)), torch.randint(WORDS, (n,)), torch.randint(WORDS, (n, 3))
-    return SkipGram(), loss, (ids, torch.zeros(n))
+    return model, loss, (ids, torch.zeros(n))
 
 
 @language("LLaMA's parts: RMSNorm, rotary embedding, SwiGLU, grouped queries")
@@ -404,32 +375,29 @@ def llama_parts() -> Parts:
 
 @language("mixture of experts with Switch's load-balancing loss", says=TOGETHER)
 def mixture_of_experts() -> Parts:
-    class MoE(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.gate = nn.Embedding(WORDS, 4), nn.Linear(4, 2)
-            self.experts = nn.ModuleList(
-                nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in range(2)
-            )
-            self.head = nn.Linear(4, WORDS)
-
-        def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-            x = self.embed(ids)
-            probs = self.gate(x).softmax(-1)
-            top = probs.argmax(-1)
-            fraction = F.one_hot(top, 2).to(x).flatten(0, 1).mean(0)
-            balance = 2 * (fraction * probs.flatten(0, 1).mean(0)).sum()
-            chosen = probs.gather(-1, top[..., None])
-            y = (
-                torch.stack([e(x) for e in self.experts], -2)
-                .gather(-2, top[..., None, None].expand(*top.shape, 1, 4))
-                .squeeze(-2)
-            )
-            return self.head(x + chosen * y), balance
+    @module(
+        embed=nn.Embedding(WORDS, 4),
+        gate=nn.Linear(4, 2),
+        experts=nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)) for _ in range(2)),
+        head=nn.Linear(4, WORDS),
+    )
+    def model(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.embed(ids)
+        probs = self.gate(x).softmax(-1)
+        top = probs.argmax(-1)
+        fraction = F.one_hot(top, 2).to(x).flatten(0, 1).mean(0)
+        balance = 2 * (fraction * probs.flatten(0, 1).mean(0)).sum()
+        chosen = probs.gather(-1, top[..., None])
+        y = (
+            torch.stack([e(x) for e in self.experts], -2)
+            .gather(-2, top[..., None, None].expand(*top.shape, 1, 4))
+            .squeeze(-2)
+        )
+        return self.head(x + chosen * y), balance
 
     ids = torch.randint(WORDS, (SAMPLES, LENGTH + 1))
     return (
-        MoE(),
+        model,
         lambda out, y: F.cross_entropy(out[0].transpose(1, 2), y) + 0.1 * out[1],
         (ids[:, :-1], ids[:, 1:]),
     )
@@ -437,47 +405,31 @@ def mixture_of_experts() -> Parts:
 
 @language("DPO: log-probabilities of chosen and rejected answers against a frozen reference")
 def dpo() -> Parts:
-    class Policy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gpt = GPT()
+    @module(gpt=GPT())
+    def model(self, chosen: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
+        def log_probability(ids: Tensor) -> Tensor:
+            logp = self.gpt(ids[:, :-1]).log_softmax(-1)
+            return logp.gather(2, ids[:, 1:, None]).squeeze(2).sum(1)
 
-        def forward(self, chosen: Tensor, rejected: Tensor) -> tuple[Tensor, Tensor]:
-            def log_probability(ids: Tensor) -> Tensor:
-                logp = self.gpt(ids[:, :-1]).log_softmax(-1)
-                return logp.gather(2, ids[:, 1:, None]).squeeze(2).sum(1)
-
-            return log_probability(chosen), log_probability(rejected)
+        return log_probability(chosen), log_probability(rejected)
 
     def loss(policy: Any, reference: Any, beta: float = 0.5) -> Tensor:
         margin = (policy[0] - policy[1]) - (reference[0] - reference[1])
         return -F.logsigmoid(beta * margin).mean()
 
-    return Policy(), loss, ((tokens(), tokens()), (-10 - torch.rand(SAMPLES), -10 - torch.rand(SAMPLES)))
+    return model, loss, ((tokens(), tokens()), (-10 - torch.rand(SAMPLES), -10 - torch.rand(SAMPLES)))
 
 
 @language("reward model: −logsigmoid(r_chosen − r_rejected)")
 def reward_model() -> Parts:
-    class Reward(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.gru, self.head = (
-                nn.Embedding(WORDS, 3),
-                nn.GRU(3, 3, batch_first=True),
-                nn.Linear(3, 1),
-            )
-
-        def forward(self, input_ids_chosen: Tensor, input_ids_rejected: Tensor) -> Tensor:
-            return torch.cat(
-                [
-                    self.head(self.gru(self.embed(x))[0][:, -1])
-                    for x in (input_ids_chosen, input_ids_rejected)
-                ],
-                1,
-            )
+    @module(embed=nn.Embedding(WORDS, 3), gru=nn.GRU(3, 3, batch_first=True), head=nn.Linear(3, 1))
+    def model(self, input_ids_chosen: Tensor, input_ids_rejected: Tensor) -> Tensor:
+        return torch.cat(
+            [self.head(self.gru(self.embed(x))[0][:, -1]) for x in (input_ids_chosen, input_ids_rejected)], 1
+        )
 
     data = ({"input_ids_chosen": tokens(), "input_ids_rejected": tokens()}, torch.zeros(SAMPLES))
-    return Reward(), lambda r, _: -F.logsigmoid(r[:, 0] - r[:, 1]).mean(), data
+    return model, lambda r, _: -F.logsigmoid(r[:, 0] - r[:, 1]).mean(), data
 
 
 @language("distillation: soft teacher probabilities at temperature 2, batchmean, and hard labels")
@@ -501,23 +453,15 @@ def distillation() -> Parts:
 
 @language("padded outputs of a packed GRU, max-pooled, inputs in a dict")
 def unpacked_gru() -> Parts:
-    class CharModel(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed, self.gru, self.out = (
-                nn.Embedding(WORDS, 3),
-                nn.GRU(3, 3, batch_first=True),
-                nn.Linear(3, 2),
-            )
-
-        def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
-            packed = pack_padded_sequence(self.embed(ids), lengths, batch_first=True, enforce_sorted=False)
-            output, _ = pad_packed_sequence(self.gru(packed)[0], batch_first=True, padding_value=-1e9)
-            return self.out(output.max(1).values)
+    @module(embed=nn.Embedding(WORDS, 3), gru=nn.GRU(3, 3, batch_first=True), out=nn.Linear(3, 2))
+    def model(self, ids: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(self.embed(ids), lengths, batch_first=True, enforce_sorted=False)
+        output, _ = pad_packed_sequence(self.gru(packed)[0], batch_first=True, padding_value=-1e9)
+        return self.out(output.max(1).values)
 
     ids = padded()
     return (
-        CharModel(),
+        model,
         F.cross_entropy,
         ({"ids": ids, "lengths": (ids != 0).sum(1)}, torch.randint(2, (SAMPLES,))),
     )

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.ordinary.use import Parts, Theme, output_of, seeded
+from tests.battery.case import module
+from tests.ordinary.use import Parts, Theme, output_of
 
 physics = Theme("physics")
 PI = torch.pi
@@ -42,70 +43,53 @@ def poisson_in_the_loss() -> Parts:
 
 @physics("PINN: the residual in forward, x.requires_grad_()")
 def residual_in_forward() -> Parts:
-    class PINN(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
+    @module(net=mlp())
+    def model(self, x: Tensor) -> Tensor:
+        x = x.requires_grad_(True)
+        u = self.net(x)
+        u_x = torch.autograd.grad(u, x, torch.ones_like(u), create_graph=True)[0]
+        return u_x + u
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = x.requires_grad_(True)
-            u = self.net(x)
-            u_x = torch.autograd.grad(u, x, torch.ones_like(u), create_graph=True)[0]
-            return u_x + u
-
-    return PINN(), nn.MSELoss(), (torch.rand(12, 1), torch.zeros(12, 1))
+    return model, nn.MSELoss(), (torch.rand(12, 1), torch.zeros(12, 1))
 
 
 @physics("Burgers' equation (t, x): residual in forward with clones that require gradients")
 def burgers() -> Parts:
-    class Burgers(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp(2)
+    @module(net=mlp(2))
+    def model(self, tx: Tensor) -> Tensor:
+        t, x = tx[:, :1].clone().requires_grad_(), tx[:, 1:].clone().requires_grad_()
+        u = self.net(torch.cat([t, x], 1))
+        u_t, u_x = gradients(u, t), gradients(u, x)
+        return u_t + u * u_x - 0.01 / PI * gradients(u_x, x)
 
-        def forward(self, tx: Tensor) -> Tensor:
-            t, x = tx[:, :1].clone().requires_grad_(), tx[:, 1:].clone().requires_grad_()
-            u = self.net(torch.cat([t, x], 1))
-            u_t, u_x = gradients(u, t), gradients(u, x)
-            return u_t + u * u_x - 0.01 / PI * gradients(u_x, x)
-
-    return Burgers(), lambda f, _: (f**2).mean(), (torch.rand(12, 2), torch.zeros(12, 1))
+    return model, lambda f, _: (f**2).mean(), (torch.rand(12, 2), torch.zeros(12, 1))
 
 
 @physics("DeepXDE's style: points of the interior and the boundary in one batch of a dict")
 def interior_and_boundary() -> Parts:
-    class HeatPINN(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp(2)
-
-        def forward(self, interior: Tensor, boundary: Tensor) -> dict[str, Tensor]:
-            interior = interior.detach().requires_grad_(True)
-            u = self.net(interior)
-            du = gradients(u, interior)
-            u_xx = gradients(du[:, :1], interior)[:, :1]
-            return {"residual": du[:, 1:] - 0.3 * u_xx, "boundary": self.net(boundary)}
+    @module(net=mlp(2))
+    def model(self, interior: Tensor, boundary: Tensor) -> dict[str, Tensor]:
+        interior = interior.detach().requires_grad_(True)
+        u = self.net(interior)
+        du = gradients(u, interior)
+        u_xx = gradients(du[:, :1], interior)[:, :1]
+        return {"residual": du[:, 1:] - 0.3 * u_xx, "boundary": self.net(boundary)}
 
     def loss(out: Any, y: Tensor) -> Tensor:
         return out["residual"].pow(2).mean() + 10 * F.mse_loss(out["boundary"], y)
 
-    return (
-        HeatPINN(),
-        loss,
-        [({"interior": torch.rand(15, 2), "boundary": torch.rand(6, 2)}, torch.zeros(6, 1))],
-    )
+    return (model, loss, [({"interior": torch.rand(15, 2), "boundary": torch.rand(6, 2)}, torch.zeros(6, 1))])
 
 
 def whole_pinn(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return loss(None, data[1])
 
 
-@physics(
+@physics.refused(
     "PINN: the loss calls the network itself (a closure)",
-    expected="refused",
-    words="model|parameters|module",
+    "the loss reads the parameters of the module that was given, which do not move with θ",
+    "model|parameters|module",
     total=whole_pinn,
-    why="the loss reads the parameters of the module that was given, which do not move with θ",
 )
 def closure_over_the_network() -> Parts:
     net = mlp()
@@ -121,100 +105,76 @@ def closure_over_the_network() -> Parts:
 
 @physics("inverse problem: an unknown coefficient is a parameter of the model")
 def inverse_problem() -> Parts:
-    class Oscillator(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.mu = mlp(), nn.Parameter(torch.tensor([0.5]))
-
-        def forward(self, t: Tensor) -> tuple[Tensor, Tensor]:
-            t = t.clone().requires_grad_(True)
-            u = self.net(t)
-            du = gradients(u, t)
-            return u, gradients(du, t) + self.mu * du + 4 * u
+    @module(net=mlp(), mu=nn.Parameter(torch.tensor([0.5])))
+    def model(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        t = t.clone().requires_grad_(True)
+        u = self.net(t)
+        du = gradients(u, t)
+        return u, gradients(du, t) + self.mu * du + 4 * u
 
     def loss(out: Any, y: Tensor) -> Tensor:
         return F.mse_loss(out[0], y) + 1e-1 * torch.mean(out[1] ** 2)
 
     t = torch.linspace(0, 1, 12).view(-1, 1)
-    return Oscillator(), loss, (t, torch.exp(-t) * torch.cos(2 * t))
+    return model, loss, (t, torch.exp(-t) * torch.cos(2 * t))
 
 
 @physics("PINN by torch.func: vmap(grad) of the network in forward")
 def functional_pinn() -> Parts:
-    class Functional(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp()
+    @module(net=mlp())
+    def model(self, x: Tensor) -> Tensor:
+        u = lambda point: self.net(point).squeeze()  # noqa: E731
+        return torch.func.vmap(torch.func.grad(u))(x) + torch.func.vmap(u)(x)[:, None]
 
-        def forward(self, x: Tensor) -> Tensor:
-            u = lambda point: self.net(point).squeeze()  # noqa: E731
-            return torch.func.vmap(torch.func.grad(u))(x) + torch.func.vmap(u)(x)[:, None]
-
-    return Functional(), F.mse_loss, (torch.rand(10, 1), torch.zeros(10, 1))
+    return model, F.mse_loss, (torch.rand(10, 1), torch.zeros(10, 1))
 
 
 @physics("hard boundary conditions: x(1 − x)·net(x), third derivative in the loss")
 def hard_boundary() -> Parts:
-    class Hard(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp(hidden=4)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            x = x.detach().clone().requires_grad_(True)
-            return x * (1 - x) * self.net(x), x
+    @module(net=mlp(hidden=4))
+    def model(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().clone().requires_grad_(True)
+        return x * (1 - x) * self.net(x), x
 
     def loss(out: Any, _: Tensor) -> Tensor:
         u, x = out
         u_xxx = gradients(gradients(gradients(u, x), x), x)
         return (u_xxx - 1).square().mean()
 
-    return Hard(), loss, (torch.rand(10, 1), torch.zeros(10, 1))
+    return model, loss, (torch.rand(10, 1), torch.zeros(10, 1))
 
 
 @physics("deep Ritz: an energy with the gradient of u")
 def deep_ritz() -> Parts:
-    class Ritz(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = mlp(2)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            x = x.requires_grad_()
-            u = self.net(x)
-            return u, torch.autograd.grad(u.sum(), x, create_graph=True)[0]
+    @module(net=mlp(2))
+    def model(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.requires_grad_()
+        u = self.net(x)
+        return u, torch.autograd.grad(u.sum(), x, create_graph=True)[0]
 
     def energy(out: Any, f: Tensor) -> Tensor:
         u, du = out
         return torch.mean(0.5 * du.pow(2).sum(1, keepdim=True) - f * u)
 
-    return Ritz(), energy, (torch.rand(12, 2), torch.ones(12, 1))
+    return model, energy, (torch.rand(12, 2), torch.ones(12, 1))
 
 
 @physics("DeepONet: branch and trunk, data = ((functions, points), values)")
 def deeponet() -> Parts:
-    class DeepONet(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.branch, self.trunk, self.b = mlp(6, 4, 4), mlp(1, 4, 4), nn.Parameter(torch.zeros(1))
+    @module(branch=mlp(6, 4, 4), trunk=mlp(1, 4, 4), b=nn.Parameter(torch.zeros(1)))
+    def model(self, u: Tensor, y: Tensor) -> Tensor:
+        return (self.branch(u) * self.trunk(y)).sum(1, keepdim=True) + self.b
 
-        def forward(self, u: Tensor, y: Tensor) -> Tensor:
-            return (self.branch(u) * self.trunk(y)).sum(1, keepdim=True) + self.b
-
-    return DeepONet(), nn.MSELoss(), ((torch.randn(12, 6), torch.rand(12, 1)), torch.randn(12, 1))
+    return model, nn.MSELoss(), ((torch.randn(12, 6), torch.rand(12, 1)), torch.randn(12, 1))
 
 
 @physics("DeepONet on a grid: functions (B, m), one grid of points for all (Q, 1), one batch")
 def deeponet_grid() -> Parts:
-    class DeepONet(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.branch, self.trunk = mlp(6, 4, 4), mlp(1, 4, 4)
+    @module(branch=mlp(6, 4, 4), trunk=mlp(1, 4, 4))
+    def model(self, u: Tensor, grid: Tensor) -> Tensor:
+        return torch.einsum("bi,qi->bq", self.branch(u), self.trunk(grid))
 
-        def forward(self, u: Tensor, grid: Tensor) -> Tensor:
-            return torch.einsum("bi,qi->bq", self.branch(u), self.trunk(grid))
-
-    return DeepONet(), nn.MSELoss(), [((torch.randn(5, 6), torch.rand(7, 1)), torch.randn(5, 7))]
+    return model, nn.MSELoss(), [((torch.randn(5, 6), torch.rand(7, 1)), torch.randn(5, 7))]
 
 
 class SpectralConv1d(nn.Module):
@@ -253,11 +213,8 @@ def relative_l2(o: Tensor, y: Tensor) -> Tensor:
     return ((o - y).flatten(1).norm(dim=1) / y.flatten(1).norm(dim=1)).mean()
 
 
-@physics(
-    "FNO with complex weights",
-    expected="refused",
-    words="complex",
-    why="θ is a vector of real numbers; the message says how to write them",
+@physics.refused(
+    "FNO with complex weights", "θ is a vector of real numbers; the message says how to write them", "complex"
 )
 def fno_complex() -> Parts:
     return FNO1d(True), relative_l2, (torch.randn(5, 8, 1), torch.randn(5, 8, 1))
@@ -271,19 +228,15 @@ def fno() -> Parts:
 
 @physics("Hamiltonian network: time derivatives by autograd.grad of H")
 def hamiltonian() -> Parts:
-    class HNN(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.H = mlp(2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.enable_grad():
-                x = x.requires_grad_(True)
-                dq, dp = torch.autograd.grad(self.H(x).sum(), x, create_graph=True)[0].chunk(2, dim=1)
-            return torch.cat([dp, -dq], dim=1)
+    @module(H=mlp(2))
+    def model(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x = x.requires_grad_(True)
+            dq, dp = torch.autograd.grad(self.H(x).sum(), x, create_graph=True)[0].chunk(2, dim=1)
+        return torch.cat([dp, -dq], dim=1)
 
     x = torch.randn(12, 2)
-    return HNN(), F.mse_loss, (x, torch.stack([x[:, 1], -x[:, 0]], 1))
+    return model, F.mse_loss, (x, torch.stack([x[:, 1], -x[:, 0]], 1))
 
 
 @physics("Lagrangian network: accelerations by torch.func.hessian and a solve")
@@ -325,20 +278,16 @@ def siren() -> Parts:
 
 @physics("NeRF: Fourier features, volume rendering along rays")
 def nerf() -> Parts:
-    class NeRF(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = nn.Sequential(nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 4))
-
-        def forward(self, points: Tensor, deltas: Tensor) -> Tensor:
-            encoded = torch.cat([f(2.0**k * points) for k in range(2) for f in (torch.sin, torch.cos)], -1)
-            raw = self.net(encoded)
-            alpha = 1 - torch.exp(-F.softplus(raw[..., 3]) * deltas)
-            clear = torch.cumprod(torch.cat([torch.ones_like(alpha[:, :1]), 1 - alpha + 1e-10], 1), 1)[:, :-1]
-            return ((alpha * clear)[..., None] * raw[..., :3].sigmoid()).sum(1)
+    @module(net=nn.Sequential(nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 4)))
+    def model(self, points: Tensor, deltas: Tensor) -> Tensor:
+        encoded = torch.cat([f(2.0**k * points) for k in range(2) for f in (torch.sin, torch.cos)], -1)
+        raw = self.net(encoded)
+        alpha = 1 - torch.exp(-F.softplus(raw[..., 3]) * deltas)
+        clear = torch.cumprod(torch.cat([torch.ones_like(alpha[:, :1]), 1 - alpha + 1e-10], 1), 1)[:, :-1]
+        return ((alpha * clear)[..., None] * raw[..., :3].sigmoid()).sum(1)
 
     return (
-        NeRF(),
+        model,
         lambda rgb, target: F.mse_loss(rgb, target),
         ((torch.randn(8, 5, 3), 0.2 * torch.ones(8, 5)), torch.rand(8, 3)),
     )
@@ -366,31 +315,20 @@ def kan() -> Parts:
     )
 
 
-@physics(
-    "divergence by Hutchinson's estimator, probes drawn in forward",
-    expected="refused",
-    undefined=True,
-    random=True,
-    remedied=True,
-    total=seeded,
-    words="random",
-    why="the probes are drawn in each pass",
+@physics.random(
+    "divergence by Hutchinson's estimator, probes drawn in forward", "the probes are drawn in each pass"
 )
 def hutchinson_divergence() -> Parts:
-    class CNF(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.f = mlp(2, 2)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            x = x.clone().requires_grad_(True)
-            e = torch.randn_like(x)
-            dx = self.f(x)
-            e_dfdx = torch.autograd.grad(dx, x, e, create_graph=True)[0]
-            return x + 0.1 * dx, 0.1 * (e_dfdx * e).sum(1)
+    @module(f=mlp(2, 2))
+    def model(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.clone().requires_grad_(True)
+        e = torch.randn_like(x)
+        dx = self.f(x)
+        e_dfdx = torch.autograd.grad(dx, x, e, create_graph=True)[0]
+        return x + 0.1 * dx, 0.1 * (e_dfdx * e).sum(1)
 
     def loss(out: Any, _: Tensor) -> Tensor:
         z, log_det = out
         return (0.5 * z.pow(2).sum(1) - log_det).mean()
 
-    return CNF(), loss, (torch.randn(10, 2), torch.zeros(10))
+    return model, loss, (torch.randn(10, 2), torch.zeros(10))

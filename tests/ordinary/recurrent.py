@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from tests.battery.case import module
 from tests.ordinary.use import COUNTED, Parts, Theme, by_size
 
 recurrent = Theme("recurrent")
@@ -21,66 +22,50 @@ def series(features: int = 2) -> Tensor:
 
 @recurrent("LSTM classifier of the last hidden state, with h0 and c0 made in forward")
 def lstm_classifier() -> Parts:
-    class RNN(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm, self.fc = nn.LSTM(2, 3, 2, batch_first=True), nn.Linear(3, 3)
+    @module(lstm=nn.LSTM(2, 3, 2, batch_first=True), fc=nn.Linear(3, 3))
+    def model(self, x: Tensor) -> Tensor:
+        h0, c0 = (torch.zeros(2, x.size(0), 3).to(x) for _ in range(2))
+        out, _ = self.lstm(x, (h0, c0))
+        return self.fc(out[:, -1, :])
 
-        def forward(self, x: Tensor) -> Tensor:
-            h0, c0 = (torch.zeros(2, x.size(0), 3).to(x) for _ in range(2))
-            out, _ = self.lstm(x, (h0, c0))
-            return self.fc(out[:, -1, :])
-
-    return RNN(), nn.CrossEntropyLoss(), (series(), torch.randint(3, (N,)))
+    return model, nn.CrossEntropyLoss(), (series(), torch.randint(3, (N,)))
 
 
 @recurrent("GRU forecast of the next value, MSE")
 def gru_forecast() -> Parts:
-    class Forecast(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gru, self.fc = nn.GRU(1, 4, batch_first=True), nn.Linear(4, 1)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.fc(self.gru(x)[0][:, -1])
+    @module(gru=nn.GRU(1, 4, batch_first=True), fc=nn.Linear(4, 1))
+    def model(self, x: Tensor) -> Tensor:
+        return self.fc(self.gru(x)[0][:, -1])
 
     wave = torch.sin(torch.arange(N * T + 1) * 0.4)
     windows = wave.unfold(0, T + 1, 1)[:20]
-    return Forecast(), nn.MSELoss(), (windows[:, :T, None], windows[:, T:])
+    return model, nn.MSELoss(), (windows[:, :T, None], windows[:, T:])
 
 
 @recurrent("PyTorch's time_sequence_prediction: LSTMCells in a loop over time")
 def lstm_cells() -> Parts:
-    class Sequence(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.lstm1, self.lstm2, self.linear = nn.LSTMCell(1, 3), nn.LSTMCell(3, 3), nn.Linear(3, 1)
-
-        def forward(self, input: Tensor) -> Tensor:
-            outputs = []
-            h_t, c_t, h_t2, c_t2 = (torch.zeros(input.size(0), 3, dtype=input.dtype) for _ in range(4))
-            for input_t in input.split(1, dim=1):
-                h_t, c_t = self.lstm1(input_t, (h_t, c_t))
-                h_t2, c_t2 = self.lstm2(h_t, (h_t2, c_t2))
-                outputs += [self.linear(h_t2)]
-            return torch.cat(outputs, dim=1)
+    @module(lstm1=nn.LSTMCell(1, 3), lstm2=nn.LSTMCell(3, 3), linear=nn.Linear(3, 1))
+    def model(self, input: Tensor) -> Tensor:
+        outputs = []
+        h_t, c_t, h_t2, c_t2 = (torch.zeros(input.size(0), 3, dtype=input.dtype) for _ in range(4))
+        for input_t in input.split(1, dim=1):
+            h_t, c_t = self.lstm1(input_t, (h_t, c_t))
+            h_t2, c_t2 = self.lstm2(h_t, (h_t2, c_t2))
+            outputs += [self.linear(h_t2)]
+        return torch.cat(outputs, dim=1)
 
     wave = torch.sin(torch.arange(T + 1) * 0.7 + torch.randn(N, 1))
-    return Sequence(), nn.MSELoss(), (wave[:, :-1], wave[:, 1:])
+    return model, nn.MSELoss(), (wave[:, :-1], wave[:, 1:])
 
 
 @recurrent("time first: LSTM without batch_first, data transposed in forward")
 def time_first() -> Parts:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn, self.out = nn.LSTM(2, 3), nn.Linear(3, 1)
+    @module(rnn=nn.LSTM(2, 3), out=nn.Linear(3, 1))
+    def model(self, x: Tensor) -> Tensor:
+        _, (h, _) = self.rnn(x.transpose(0, 1))
+        return self.out(h[-1]).squeeze(-1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            _, (h, _) = self.rnn(x.transpose(0, 1))
-            return self.out(h[-1]).squeeze(-1)
-
-    return Net(), F.mse_loss, (series(), torch.randn(N))
+    return model, F.mse_loss, (series(), torch.randn(N))
 
 
 @recurrent(
@@ -89,18 +74,14 @@ def time_first() -> Parts:
     differences=True,
 )
 def speech_ctc() -> Parts:
-    class SpeechModel(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.rnn, self.fc = (
-                nn.Conv1d(3, 4, 3, padding=1),
-                nn.GRU(4, 3, batch_first=True, bidirectional=True),
-                nn.Linear(6, 5),
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = F.relu(self.conv(x.transpose(1, 2))).transpose(1, 2)
-            return F.log_softmax(self.fc(self.rnn(x)[0]), dim=2).transpose(0, 1)
+    @module(
+        conv=nn.Conv1d(3, 4, 3, padding=1),
+        rnn=nn.GRU(4, 3, batch_first=True, bidirectional=True),
+        fc=nn.Linear(6, 5),
+    )
+    def model(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv(x.transpose(1, 2))).transpose(1, 2)
+        return F.log_softmax(self.fc(self.rnn(x)[0]), dim=2).transpose(0, 1)
 
     criterion = nn.CTCLoss(blank=0, zero_infinity=True)
 
@@ -112,31 +93,29 @@ def speech_ctc() -> Parts:
         labels = torch.randint(1, 5, (n, 3)) * (torch.arange(3) < lengths[:, None])
         return torch.randn(n, 8, 3), (labels, torch.full((n,), 8), lengths)
 
-    return SpeechModel(), loss, [batch(4), batch(4)]
+    return model, loss, [batch(4), batch(4)]
 
 
 @recurrent("attention seq2seq with teacher forcing, mask of padding by hand", says=COUNTED)
 def attention_seq2seq() -> Parts:
-    class Seq2Seq(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.src, self.tgt = nn.Embedding(6, 3), nn.Embedding(6, 3)
-            self.encoder, self.decoder = nn.GRU(3, 3, batch_first=True), nn.GRUCell(6, 3)
-            self.Wa, self.Ua, self.Va, self.out = (
-                nn.Linear(3, 3),
-                nn.Linear(3, 3),
-                nn.Linear(3, 1),
-                nn.Linear(3, 6),
-            )
-
-        def forward(self, src: Tensor, tgt: Tensor) -> Tensor:
-            keys, hidden = self.encoder(self.src(src))
-            h, outputs = hidden[0], []
-            for word in self.tgt(tgt).unbind(1):
-                scores = self.Va(torch.tanh(self.Wa(h)[:, None] + self.Ua(keys))).softmax(1)
-                h = self.decoder(torch.cat([word, (scores * keys).sum(1)], 1), h)
-                outputs.append(self.out(h))
-            return torch.stack(outputs, 1)
+    @module(
+        src=nn.Embedding(6, 3),
+        tgt=nn.Embedding(6, 3),
+        encoder=nn.GRU(3, 3, batch_first=True),
+        decoder=nn.GRUCell(6, 3),
+        Wa=nn.Linear(3, 3),
+        Ua=nn.Linear(3, 3),
+        Va=nn.Linear(3, 1),
+        out=nn.Linear(3, 6),
+    )
+    def model(self, src: Tensor, tgt: Tensor) -> Tensor:
+        keys, hidden = self.encoder(self.src(src))
+        h, outputs = hidden[0], []
+        for word in self.tgt(tgt).unbind(1):
+            scores = self.Va(torch.tanh(self.Wa(h)[:, None] + self.Ua(keys))).softmax(1)
+            h = self.decoder(torch.cat([word, (scores * keys).sum(1)], 1), h)
+            outputs.append(self.out(h))
+        return torch.stack(outputs, 1)
 
     def masked_nll(logits: Tensor, target: Tensor) -> Tensor:
         mask = (target != 0).to(logits)
@@ -145,13 +124,10 @@ def attention_seq2seq() -> Parts:
 
     src, tgt = torch.randint(1, 6, (N, 4)), torch.randint(1, 6, (N, 5))
     tgt = tgt.masked_fill(torch.arange(5) >= torch.randint(2, 6, (N, 1)), 0)
-    return Seq2Seq(), masked_nll, ((src, tgt), tgt)
+    return model, masked_nll, ((src, tgt), tgt)
 
 
-@recurrent(
-    "temporal convolutions: dilated, causal, weight normalisation",
-    differences=True,
-)
+@recurrent("temporal convolutions: dilated, causal, weight normalisation", differences=True)
 def tcn() -> Parts:
     weight_norm = nn.utils.parametrizations.weight_norm
 
@@ -164,26 +140,18 @@ def tcn() -> Parts:
         def forward(self, x: Tensor) -> Tensor:
             return F.relu(self.conv(F.pad(x, (self.pad, 0)))) + self.skip(x)
 
-    class TCN(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.head = nn.Sequential(Block(2, 3, 1), Block(3, 3, 2)), nn.Linear(3, 1)
+    @module(net=nn.Sequential(Block(2, 3, 1), Block(3, 3, 2)), head=nn.Linear(3, 1))
+    def model(self, x: Tensor) -> Tensor:
+        return self.head(self.net(x.transpose(1, 2))[:, :, -1])
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.head(self.net(x.transpose(1, 2))[:, :, -1])
-
-    return TCN(), nn.HuberLoss(), (series(), torch.randn(N, 1))
+    return model, nn.HuberLoss(), (series(), torch.randn(N, 1))
 
 
 @recurrent("quantile forecast: pinball losses of three quantiles")
 def quantile_forecast() -> Parts:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn, self.out = nn.LSTM(2, 3, batch_first=True), nn.Linear(3, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.out(self.rnn(x)[0][:, -1])
+    @module(rnn=nn.LSTM(2, 3, batch_first=True), out=nn.Linear(3, 3))
+    def model(self, x: Tensor) -> Tensor:
+        return self.out(self.rnn(x)[0][:, -1])
 
     def quantile_loss(preds: Tensor, target: Tensor) -> Tensor:
         losses = []
@@ -192,95 +160,72 @@ def quantile_forecast() -> Parts:
             losses.append(torch.max((q - 1) * errors, q * errors).unsqueeze(1))
         return torch.mean(torch.sum(torch.cat(losses, dim=1), dim=1))
 
-    return Net(), quantile_loss, (series(), torch.randn(N))
+    return model, quantile_loss, (series(), torch.randn(N))
 
 
 @recurrent("sequences of several lengths padded by a collate function, lengths in the inputs", total=by_size)
 def collated() -> Parts:
-    class Tagger(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.rnn, self.out = nn.RNN(2, 3, batch_first=True), nn.Linear(3, 2)
-
-        def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-            out, _ = self.rnn(x)
-            return self.out(out[torch.arange(len(x)), lengths - 1])
+    @module(rnn=nn.RNN(2, 3, batch_first=True), out=nn.Linear(3, 2))
+    def model(self, x: Tensor, lengths: Tensor) -> Tensor:
+        out, _ = self.rnn(x)
+        return self.out(out[torch.arange(len(x)), lengths - 1])
 
     def collate(sizes: list[int]) -> Any:
         padded = pad_sequence([torch.randn(n, 2) for n in sizes], batch_first=True)
         return (padded, torch.tensor(sizes)), torch.randint(2, (len(sizes),))
 
-    return Tagger(), nn.CrossEntropyLoss(), [collate([3, 5, 2]), collate([6, 1, 4]), collate([2, 2])]
+    return model, nn.CrossEntropyLoss(), [collate([3, 5, 2]), collate([6, 1, 4]), collate([2, 2])]
 
 
 @recurrent("state-space model: diagonal recurrence with learned decay")
 def state_space() -> Parts:
-    class SSM(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.log_a, self.b, self.c = (
-                nn.Parameter(torch.randn(4)),
-                nn.Linear(2, 4, bias=False),
-                nn.Linear(4, 1),
-            )
+    @module(log_a=nn.Parameter(torch.randn(4)), b=nn.Linear(2, 4, bias=False), c=nn.Linear(4, 1))
+    def model(self, x: Tensor) -> Tensor:
+        a, h, out = torch.exp(-torch.exp(self.log_a)), 0.0, []
+        for u in self.b(x).unbind(1):
+            h = a * h + u
+            out.append(self.c(h))
+        return torch.cat(out, 1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            a, h, out = torch.exp(-torch.exp(self.log_a)), 0.0, []
-            for u in self.b(x).unbind(1):
-                h = a * h + u
-                out.append(self.c(h))
-            return torch.cat(out, 1)
-
-    return SSM(), nn.MSELoss(), (series(), torch.randn(N, T))
+    return model, nn.MSELoss(), (series(), torch.randn(N, T))
 
 
 @recurrent("Transformer forecast: encoder with a padding mask given as src_key_padding_mask")
 def masked_transformer() -> Parts:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Linear(2, 4)
-            layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, norm_first=True)
-            self.encoder, self.out = (
-                nn.TransformerEncoder(layer, 1, enable_nested_tensor=False),
-                nn.Linear(4, 1),
-            )
+    layer = nn.TransformerEncoderLayer(4, 2, 6, batch_first=True, norm_first=True)
 
-        def forward(self, x: Tensor, padding: Tensor) -> Tensor:
-            z = self.encoder(self.embed(x), src_key_padding_mask=padding)
-            return self.out((z * ~padding[..., None]).sum(1) / (~padding).sum(1, keepdim=True))
+    @module(
+        embed=nn.Linear(2, 4),
+        encoder=nn.TransformerEncoder(layer, 1, enable_nested_tensor=False),
+        out=nn.Linear(4, 1),
+    )
+    def model(self, x: Tensor, padding: Tensor) -> Tensor:
+        z = self.encoder(self.embed(x), src_key_padding_mask=padding)
+        return self.out((z * ~padding[..., None]).sum(1) / (~padding).sum(1, keepdim=True))
 
     padding = torch.arange(T) >= torch.randint(2, T + 1, (N, 1))
-    return Net(), F.mse_loss, ((series(), padding), torch.randn(N, 1))
+    return model, F.mse_loss, ((series(), padding), torch.randn(N, 1))
 
 
 @recurrent("DQN: smooth L1 of Q(s, a) against a given target")
 def dqn() -> Parts:
-    class DQN(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer1, self.layer2 = nn.Linear(4, 6), nn.Linear(6, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer2(F.relu(self.layer1(x)))
+    @module(layer1=nn.Linear(4, 6), layer2=nn.Linear(6, 2))
+    def model(self, x: Tensor) -> Tensor:
+        return self.layer2(F.relu(self.layer1(x)))
 
     def loss(q: Tensor, batch: Any) -> Tensor:
         actions, expected = batch
         return nn.SmoothL1Loss()(q.gather(1, actions), expected.unsqueeze(1))
 
-    return DQN(), loss, (torch.randn(16, 4), (torch.randint(2, (16, 1)), torch.randn(16)))
+    return model, loss, (torch.randn(16, 4), (torch.randint(2, (16, 1)), torch.randn(16)))
 
 
 @recurrent("PPO: clipped surrogate, value loss and entropy bonus")
 def ppo() -> Parts:
-    class ActorCritic(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.actor, self.critic = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(5, 1)
-
-        def forward(self, obs: Tensor) -> tuple[Any, Tensor]:
-            z = torch.tanh(self.body(obs))
-            return torch.distributions.Categorical(logits=self.actor(z)), self.critic(z).squeeze(-1)
+    @module(body=nn.Linear(4, 5), actor=nn.Linear(5, 3), critic=nn.Linear(5, 1))
+    def model(self, obs: Tensor) -> tuple[Any, Tensor]:
+        z = torch.tanh(self.body(obs))
+        return torch.distributions.Categorical(logits=self.actor(z)), self.critic(z).squeeze(-1)
 
     def loss(out: Any, batch: dict[str, Tensor], clip: float = 0.2) -> Tensor:
         dist, value = out
@@ -297,24 +242,19 @@ def ppo() -> Parts:
         "advantages": torch.randn(n),
         "returns": torch.randn(n),
     }
-    return ActorCritic(), loss, (torch.randn(n, 4), batch)
+    return model, loss, (torch.randn(n, 4), batch)
 
 
 @recurrent("REINFORCE with a Gaussian policy, log_std a parameter")
 def reinforce() -> Parts:
-    class Policy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mean, self.log_std = (
-                nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
-                nn.Parameter(torch.zeros(2)),
-            )
-
-        def forward(self, s: Tensor) -> Any:
-            return torch.distributions.Normal(self.mean(s), self.log_std.exp())
+    @module(
+        mean=nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), log_std=nn.Parameter(torch.zeros(2))
+    )
+    def model(self, s: Tensor) -> Any:
+        return torch.distributions.Normal(self.mean(s), self.log_std.exp())
 
     return (
-        Policy(),
+        model,
         lambda d, y: -(d.log_prob(y[0]).sum(-1) * y[1]).mean(),
         (torch.randn(12, 3), (torch.randn(12, 2), torch.randn(12))),
     )

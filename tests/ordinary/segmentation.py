@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.battery.case import module
 from tests.ordinary.use import BATCHES, COUNTED, TOGETHER, Parts, Theme, per_batch
 
 segmentation = Theme("segmentation")
@@ -147,23 +148,19 @@ def ignore_255_lambda() -> Parts:
 
 @segmentation("DeepLab reference script: dict with 'out' and 'aux', ignore_index=255", says=COUNTED)
 def deeplab_criterion() -> Parts:
-    class DeepLab(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.backbone = nn.Conv2d(1, 3, 3, 2, padding=1)
-            self.classifier, self.aux_classifier = (
-                nn.Conv2d(3, 3, 3, padding=2, dilation=2),
-                nn.Conv2d(3, 3, 1),
-            )
-
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            size = x.shape[-2:]
-            z = F.relu(self.backbone(x))
-            up = {"size": size, "mode": "bilinear", "align_corners": False}
-            return {
-                "out": F.interpolate(self.classifier(z), **up),
-                "aux": F.interpolate(self.aux_classifier(z), **up),
-            }
+    @module(
+        backbone=nn.Conv2d(1, 3, 3, 2, padding=1),
+        classifier=nn.Conv2d(3, 3, 3, padding=2, dilation=2),
+        aux_classifier=nn.Conv2d(3, 3, 1),
+    )
+    def model(self, x: Tensor) -> dict[str, Tensor]:
+        size = x.shape[-2:]
+        z = F.relu(self.backbone(x))
+        up = {"size": size, "mode": "bilinear", "align_corners": False}
+        return {
+            "out": F.interpolate(self.classifier(z), **up),
+            "aux": F.interpolate(self.aux_classifier(z), **up),
+        }
 
     def criterion(inputs: Any, target: Tensor) -> Tensor:
         losses = {}
@@ -171,7 +168,7 @@ def deeplab_criterion() -> Parts:
             losses[name] = nn.functional.cross_entropy(x, target, ignore_index=255)
         return losses["out"] + 0.5 * losses["aux"]
 
-    return DeepLab(), criterion, maps()
+    return model, criterion, maps()
 
 
 CLASS_WEIGHTS = torch.tensor([0.5, 2.0, 4.0])

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.ordinary.use import BATCHES, COUNTED, TOGETHER, Parts, Theme, per_batch, seeded
+from tests.battery.case import module
+from tests.ordinary.use import BATCHES, COUNTED, TOGETHER, Parts, Theme, per_batch
 
 tabular = Theme("tabular")
 N = 12
@@ -88,39 +89,26 @@ def pinball() -> Parts:
 
 @tabular("mixture density network: torch.distributions.MixtureSameFamily")
 def mixture_density() -> Parts:
-    class MDN(nn.Module):
-        def __init__(self, k: int = 3) -> None:
-            super().__init__()
-            self.hidden, self.pi, self.mu, self.sigma = (
-                nn.Linear(4, 5),
-                nn.Linear(5, k),
-                nn.Linear(5, k),
-                nn.Linear(5, k),
-            )
+    @module(hidden=nn.Linear(4, 5), pi=nn.Linear(5, 3), mu=nn.Linear(5, 3), sigma=nn.Linear(5, 3))
+    def model(self, x: Tensor) -> Any:
+        z = torch.tanh(self.hidden(x))
+        mix = torch.distributions.Categorical(logits=self.pi(z))
+        return torch.distributions.MixtureSameFamily(
+            mix, torch.distributions.Normal(self.mu(z), self.sigma(z).exp())
+        )
 
-        def forward(self, x: Tensor) -> Any:
-            z = torch.tanh(self.hidden(x))
-            mix = torch.distributions.Categorical(logits=self.pi(z))
-            return torch.distributions.MixtureSameFamily(
-                mix, torch.distributions.Normal(self.mu(z), self.sigma(z).exp())
-            )
-
-    return MDN(), lambda dist, y: -dist.log_prob(y).mean(), (rows(), torch.randn(N))
+    return model, lambda dist, y: -dist.log_prob(y).mean(), (rows(), torch.randn(N))
 
 
 @tabular("GaussianNLLLoss: mean and variance as two outputs")
 def gaussian_nll() -> Parts:
-    class MeanVariance(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.mean, self.variance = nn.Linear(4, 5), nn.Linear(5, 1), nn.Linear(5, 1)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            z = F.gelu(self.body(x))
-            return self.mean(z), F.softplus(self.variance(z)) + 1e-6
+    @module(body=nn.Linear(4, 5), mean=nn.Linear(5, 1), variance=nn.Linear(5, 1))
+    def model(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = F.gelu(self.body(x))
+        return self.mean(z), F.softplus(self.variance(z)) + 1e-6
 
     criterion = nn.GaussianNLLLoss()
-    return MeanVariance(), lambda out, y: criterion(out[0], y, out[1]), (rows(), torch.randn(N, 1))
+    return model, lambda out, y: criterion(out[0], y, out[1]), (rows(), torch.randn(N, 1))
 
 
 @tabular("evidential regression: normal-inverse-gamma likelihood and a regulariser")
@@ -140,39 +128,31 @@ def evidential() -> Parts:
 
 @tabular("ordinal regression (CORAL): a shared weight, levels as binary tasks")
 def coral() -> Parts:
-    class Coral(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body, self.fc, self.bias = (
-                nn.Linear(4, 5),
-                nn.Linear(5, 1, bias=False),
-                nn.Parameter(torch.arange(3, 0, -1).float() / 3),
-            )
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.fc(torch.relu(self.body(x))) + self.bias
+    @module(
+        body=nn.Linear(4, 5),
+        fc=nn.Linear(5, 1, bias=False),
+        bias=nn.Parameter(torch.arange(3, 0, -1).float() / 3),
+    )
+    def model(self, x: Tensor) -> Tensor:
+        return self.fc(torch.relu(self.body(x))) + self.bias
 
     def coral_loss(logits: Tensor, levels: Tensor) -> Tensor:
         term = F.logsigmoid(logits) * levels + (F.logsigmoid(logits) - logits) * (1 - levels)
         return -torch.mean(torch.sum(term, dim=1))
 
     y = torch.randint(4, (N,))
-    return Coral(), coral_loss, (rows(), (y[:, None] > torch.arange(3)).float())
+    return model, coral_loss, (rows(), (y[:, None] > torch.arange(3)).float())
 
 
 @tabular("focal loss as a class with alpha and gamma")
 def focal() -> Parts:
-    class FocalLoss(nn.Module):
-        def __init__(self, gamma: float = 2.0, alpha: float = 0.25) -> None:
-            super().__init__()
-            self.gamma, self.alpha = gamma, alpha
+    @module(gamma=2.0, alpha=0.25)
+    def model(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        ce_loss = F.cross_entropy(inputs, targets, reduction="none")
+        pt = torch.exp(-ce_loss)
+        return (self.alpha * (1 - pt) ** self.gamma * ce_loss).mean()
 
-        def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
-            ce_loss = F.cross_entropy(inputs, targets, reduction="none")
-            pt = torch.exp(-ce_loss)
-            return (self.alpha * (1 - pt) ** self.gamma * ce_loss).mean()
-
-    return net(3), FocalLoss(), (rows(), torch.randint(3, (N,)))
+    return net(3), model, (rows(), torch.randint(3, (N,)))
 
 
 @tabular("generalised cross-entropy for noisy labels, and symmetric cross-entropy")
@@ -187,15 +167,11 @@ def noisy_labels() -> Parts:
 
 @tabular("RankNet: pairs of documents, BCE of the difference")
 def ranknet() -> Parts:
-    class RankNet(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = net()
+    @module(model=net())
+    def model(self, x1: Tensor, x2: Tensor) -> Tensor:
+        return torch.sigmoid(self.model(x1) - self.model(x2))
 
-        def forward(self, x1: Tensor, x2: Tensor) -> Tensor:
-            return torch.sigmoid(self.model(x1) - self.model(x2))
-
-    return RankNet(), nn.BCELoss(), ((rows(), rows()), torch.randint(2, (N, 1)).float())
+    return model, nn.BCELoss(), ((rows(), rows()), torch.randint(2, (N, 1)).float())
 
 
 @tabular("ListNet: lists of documents (N, L, F), masked by the padding value −1")
@@ -263,35 +239,28 @@ def weighted_samples() -> Parts:
 
 @tabular("categorical and continuous columns: embeddings, BatchNorm1d, a dict of inputs")
 def entity_embeddings() -> Parts:
-    class TabularModel(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embeds = nn.ModuleList([nn.Embedding(4, 2), nn.Embedding(3, 2)])
-            self.bn_cont, self.drop = nn.BatchNorm1d(3), nn.Dropout(0.1)
-            self.layers = nn.Sequential(
-                nn.Linear(7, 5), nn.ReLU(inplace=True), nn.BatchNorm1d(5), nn.Linear(5, 1)
-            )
-
-        def forward(self, x_cat: Tensor, x_cont: Tensor) -> Tensor:
-            x = torch.cat([e(x_cat[:, i]) for i, e in enumerate(self.embeds)], 1)
-            return self.layers(torch.cat([self.drop(x), self.bn_cont(x_cont)], 1))
+    @module(
+        embeds=nn.ModuleList([nn.Embedding(4, 2), nn.Embedding(3, 2)]),
+        bn_cont=nn.BatchNorm1d(3),
+        drop=nn.Dropout(0.1),
+        layers=nn.Sequential(nn.Linear(7, 5), nn.ReLU(inplace=True), nn.BatchNorm1d(5), nn.Linear(5, 1)),
+    )
+    def model(self, x_cat: Tensor, x_cont: Tensor) -> Tensor:
+        x = torch.cat([e(x_cat[:, i]) for i, e in enumerate(self.embeds)], 1)
+        return self.layers(torch.cat([self.drop(x), self.bn_cont(x_cont)], 1))
 
     cat = torch.stack([torch.randint(4, (N,)), torch.randint(3, (N,))], 1)
-    return TabularModel(), nn.MSELoss(), ({"x_cat": cat, "x_cont": torch.randn(N, 3)}, torch.randn(N, 1))
+    return model, nn.MSELoss(), ({"x_cat": cat, "x_cont": torch.randn(N, 3)}, torch.randn(N, 1))
 
 
 @tabular("wide & deep: BCEWithLogits on squeezed logits")
 def wide_and_deep() -> Parts:
-    class WideDeep(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.wide, self.deep = nn.Linear(6, 1), net()
-
-        def forward(self, wide: Tensor, deep: Tensor) -> Tensor:
-            return (self.wide(wide) + self.deep(deep)).squeeze(-1)
+    @module(wide=nn.Linear(6, 1), deep=net())
+    def model(self, wide: Tensor, deep: Tensor) -> Tensor:
+        return (self.wide(wide) + self.deep(deep)).squeeze(-1)
 
     return (
-        WideDeep(),
+        model,
         nn.BCEWithLogitsLoss(),
         ((torch.randint(2, (N, 6)).float(), rows()), torch.randint(2, (N,)).float()),
     )
@@ -299,26 +268,16 @@ def wide_and_deep() -> Parts:
 
 @tabular("factorisation machine")
 def factorisation_machine() -> Parts:
-    class FM(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear, self.v = nn.Linear(6, 1), nn.Parameter(torch.randn(6, 3) / 2)
+    @module(linear=nn.Linear(6, 1), v=nn.Parameter(torch.randn(6, 3) / 2))
+    def model(self, x: Tensor) -> Tensor:
+        return self.linear(x).squeeze(1) + 0.5 * ((x @ self.v) ** 2 - (x**2) @ self.v**2).sum(1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.linear(x).squeeze(1) + 0.5 * ((x @ self.v) ** 2 - (x**2) @ self.v**2).sum(1)
-
-    return FM(), nn.MSELoss(), (torch.randint(2, (N, 6)).float(), torch.randn(N))
+    return model, nn.MSELoss(), (torch.randint(2, (N, 6)).float(), torch.randn(N))
 
 
-@tabular(
+@tabular.random(
     "Bayes by backprop: weights are drawn in forward, KL in the loss",
-    expected="refused",
-    undefined=True,
-    random=True,
-    remedied=True,
-    total=seeded,
-    words="random",
-    why="weights are drawn in each pass, also in eval mode",
+    "weights are drawn in each pass, also in eval mode",
 )
 def bayes_by_backprop() -> Parts:
     class BayesLinear(nn.Module):
@@ -331,24 +290,16 @@ def bayes_by_backprop() -> Parts:
             self.kl = (0.5 * (sigma**2 + self.mu**2 - 1) - sigma.log()).sum()
             return F.linear(x, self.mu + sigma * torch.randn_like(sigma))
 
-    class BNN(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.l1, self.l2 = BayesLinear(4, 4), BayesLinear(4, 1)
+    @module(l1=BayesLinear(4, 4), l2=BayesLinear(4, 1))
+    def model(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.l2(torch.tanh(self.l1(x)))
+        return y, self.l1.kl + self.l2.kl
 
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            y = self.l2(torch.tanh(self.l1(x)))
-            return y, self.l1.kl + self.l2.kl
-
-    return BNN(), lambda out, y: F.mse_loss(out[0], y) + 1e-2 * out[1], (rows(), torch.randn(N, 1))
+    return model, lambda out, y: F.mse_loss(out[0], y) + 1e-2 * out[1], (rows(), torch.randn(N, 1))
 
 
-@tabular(
-    "domain adversary with a gradient reversal layer",
-    expected="refused_hessian",
-    undefined=True,
-    words="derivative",
-    why="the reversed gradient is not that of the loss",
+@tabular.no_hessian(
+    "domain adversary with a gradient reversal layer", "the reversed gradient is not that of the loss"
 )
 def gradient_reversal() -> Parts:
     class Reverse(torch.autograd.Function):
@@ -360,34 +311,26 @@ def gradient_reversal() -> Parts:
         def backward(ctx: Any, grad: Tensor) -> Tensor:
             return -grad
 
-    class DANN(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.features, self.label, self.domain = nn.Linear(4, 4), nn.Linear(4, 3), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            z = torch.tanh(self.features(x))
-            return self.label(z), self.domain(Reverse.apply(z))
+    @module(features=nn.Linear(4, 4), label=nn.Linear(4, 3), domain=nn.Linear(4, 2))
+    def model(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        z = torch.tanh(self.features(x))
+        return self.label(z), self.domain(Reverse.apply(z))
 
     def loss(out: Any, y: Any) -> Tensor:
         return F.cross_entropy(out[0], y[0]) + F.cross_entropy(out[1], y[1])
 
-    return DANN(), loss, (rows(), (torch.randint(3, (N,)), torch.randint(2, (N,))))
+    return model, loss, (rows(), (torch.randint(3, (N,)), torch.randint(2, (N,))))
 
 
 @tabular("deep CORAL: covariances of source and target features", says=TOGETHER)
 def deep_coral() -> Parts:
-    class Adapted(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.features, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
-
-        def forward(self, source: Tensor, target: Tensor) -> Any:
-            s, t = torch.tanh(self.features(source)), torch.tanh(self.features(target))
-            return self.head(s), torch.cov(s.T), torch.cov(t.T)
+    @module(features=nn.Linear(4, 4), head=nn.Linear(4, 3))
+    def model(self, source: Tensor, target: Tensor) -> Any:
+        s, t = torch.tanh(self.features(source)), torch.tanh(self.features(target))
+        return self.head(s), torch.cov(s.T), torch.cov(t.T)
 
     return (
-        Adapted(),
+        model,
         lambda o, y: F.cross_entropy(o[0], y) + (o[1] - o[2]).pow(2).sum(),
         ((rows(), rows() * 2), torch.randint(3, (N,))),
     )
@@ -395,19 +338,15 @@ def deep_coral() -> Parts:
 
 @tabular("negative log marginal likelihood of a deep-kernel Gaussian process", says=TOGETHER)
 def deep_kernel() -> Parts:
-    class DeepKernel(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.features, self.log_noise = net(2), nn.Parameter(torch.zeros(()))
-
-        def forward(self, x: Tensor) -> Tensor:
-            z = self.features(x)
-            k = torch.exp(-0.5 * (z[:, None] - z[None]).pow(2).sum(-1))
-            return k + self.log_noise.exp() * torch.eye(len(x)).to(k)
+    @module(features=net(2), log_noise=nn.Parameter(torch.zeros(())))
+    def model(self, x: Tensor) -> Tensor:
+        z = self.features(x)
+        k = torch.exp(-0.5 * (z[:, None] - z[None]).pow(2).sum(-1))
+        return k + self.log_noise.exp() * torch.eye(len(x)).to(k)
 
     def nll(k: Tensor, y: Tensor) -> Tensor:
         chol = torch.linalg.cholesky(k)
         solved = torch.cholesky_solve(y[:, None], chol).squeeze(1)
         return (0.5 * y @ solved + chol.diagonal().log().sum()) / len(y)
 
-    return DeepKernel(), nll, (rows(), torch.randn(N))
+    return model, nll, (rows(), torch.randn(N))

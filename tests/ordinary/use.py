@@ -116,7 +116,7 @@ class Use:
 
 
 class Theme(list[Use]):
-    """A list of uses; ``@theme("title", …)`` adds the function that builds one."""
+    """A list of uses; ``@theme("title", …)`` adds the function that builds one, which is right."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -128,6 +128,21 @@ class Theme(list[Use]):
             return build
 
         return add
+
+    def refused(self, title: str, why: str, words: str, **expected: Any) -> Any:
+        return self(title, expected="refused", why=why, words=words, **expected)
+
+    def undefined(self, title: str, why: str, words: str, **expected: Any) -> Any:
+        """It leaves open which loss is meant."""
+        return self.refused(title, why, words, undefined=True, **expected)
+
+    def random(self, title: str, why: str) -> Any:
+        """The loss draws random numbers, in eval mode, too."""
+        return self.undefined(title, why, "random", random=True, remedied=True, total=seeded)
+
+    def no_hessian(self, title: str, why: str, words: str = "derivative", **expected: Any) -> Any:
+        """Gradients are not those of the loss's value, so that there is no second derivative."""
+        return self(title, expected="refused_hessian", undefined=True, why=why, words=words, **expected)
 
 
 @contextlib.contextmanager

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from tests.ordinary.use import TOGETHER, Parts, Theme, seeded
+from tests.battery.case import module
+from tests.battery.cases_data import Rows
+from tests.ordinary.use import TOGETHER, Parts, Theme
 
 vision = Theme("vision")
 
@@ -20,48 +22,44 @@ def pictures(samples: int = 8, channels: int = 1, size: int = 8, classes: int = 
 
 @vision("MNIST example: convolutions, dropout modules, log_softmax, nll_loss")
 def mnist_example() -> Parts:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv1 = nn.Conv2d(1, 3, 3, 1)
-            self.conv2 = nn.Conv2d(3, 4, 3, 1)
-            self.dropout1 = nn.Dropout(0.25)
-            self.dropout2 = nn.Dropout(0.5)
-            self.fc1 = nn.Linear(16, 6)
-            self.fc2 = nn.Linear(6, 4)
+    @module(
+        conv1=nn.Conv2d(1, 3, 3, 1),
+        conv2=nn.Conv2d(3, 4, 3, 1),
+        dropout1=nn.Dropout(0.25),
+        dropout2=nn.Dropout(0.5),
+        fc1=nn.Linear(16, 6),
+        fc2=nn.Linear(6, 4),
+    )
+    def model(self, x: Tensor) -> Tensor:
+        x = F.relu(self.conv1(x))
+        x = F.relu(self.conv2(x))
+        x = F.max_pool2d(x, 2)
+        x = self.dropout1(x)
+        x = torch.flatten(x, 1)
+        x = F.relu(self.fc1(x))
+        x = self.dropout2(x)
+        return F.log_softmax(self.fc2(x), dim=1)
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = F.relu(self.conv1(x))
-            x = F.relu(self.conv2(x))
-            x = F.max_pool2d(x, 2)
-            x = self.dropout1(x)
-            x = torch.flatten(x, 1)
-            x = F.relu(self.fc1(x))
-            x = self.dropout2(x)
-            return F.log_softmax(self.fc2(x), dim=1)
-
-    return Net(), F.nll_loss, pictures()
+    return model, F.nll_loss, pictures()
 
 
 @vision("CIFAR-10 tutorial: LeNet and a DataLoader in order")
 def cifar_tutorial() -> Parts:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv1 = nn.Conv2d(3, 2, 3)
-            self.pool = nn.MaxPool2d(2, 2)
-            self.conv2 = nn.Conv2d(2, 4, 3, padding=1)
-            self.fc1 = nn.Linear(4, 6)
-            self.fc2 = nn.Linear(6, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.pool(F.relu(self.conv1(x)))
-            x = self.pool(F.relu(self.conv2(x)))
-            x = torch.flatten(x, 1)
-            return self.fc2(F.relu(self.fc1(x)))
+    @module(
+        conv1=nn.Conv2d(3, 2, 3),
+        pool=nn.MaxPool2d(2, 2),
+        conv2=nn.Conv2d(2, 4, 3, padding=1),
+        fc1=nn.Linear(4, 6),
+        fc2=nn.Linear(6, 4),
+    )
+    def model(self, x: Tensor) -> Tensor:
+        x = self.pool(F.relu(self.conv1(x)))
+        x = self.pool(F.relu(self.conv2(x)))
+        x = torch.flatten(x, 1)
+        return self.fc2(F.relu(self.fc1(x)))
 
     loader = DataLoader(TensorDataset(*pictures(10, 3, 8)), batch_size=4, shuffle=False)
-    return Net(), nn.CrossEntropyLoss(), loader
+    return model, nn.CrossEntropyLoss(), loader
 
 
 @vision("ResNet: basic blocks with BatchNorm and a shortcut")
@@ -119,67 +117,58 @@ class Attention(nn.Module):
 
 @vision("ViT: patches, class token, position embedding, own attention")
 def vit() -> Parts:
-    class ViT(nn.Module):
-        def __init__(self, dim: int = 4) -> None:
-            super().__init__()
-            self.to_patch = nn.Conv2d(1, dim, 4, 4)
-            self.pos_embedding = nn.Parameter(torch.randn(1, 5, dim))
-            self.cls_token = nn.Parameter(torch.randn(1, 1, dim))
-            self.attention = Attention(dim, dropout=0.1)
-            self.ff = nn.Sequential(
-                nn.LayerNorm(dim), nn.Linear(dim, 6), nn.GELU(), nn.Dropout(0.1), nn.Linear(6, dim)
-            )
-            self.head = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, 4))
+    @module(
+        to_patch=nn.Conv2d(1, 4, 4, 4),
+        pos_embedding=nn.Parameter(torch.randn(1, 5, 4)),
+        cls_token=nn.Parameter(torch.randn(1, 1, 4)),
+        attention=Attention(4, dropout=0.1),
+        ff=nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 6), nn.GELU(), nn.Dropout(0.1), nn.Linear(6, 4)),
+        head=nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4)),
+    )
+    def model(self, img: Tensor) -> Tensor:
+        x = self.to_patch(img).flatten(2).transpose(1, 2)
+        x = torch.cat((self.cls_token.expand(len(img), -1, -1), x), dim=1)
+        x = x + self.pos_embedding[:, : x.shape[1]]
+        x = self.attention(x) + x
+        x = self.ff(x) + x
+        return self.head(x[:, 0])
 
-        def forward(self, img: Tensor) -> Tensor:
-            x = self.to_patch(img).flatten(2).transpose(1, 2)
-            x = torch.cat((self.cls_token.expand(len(img), -1, -1), x), dim=1)
-            x = x + self.pos_embedding[:, : x.shape[1]]
-            x = self.attention(x) + x
-            x = self.ff(x) + x
-            return self.head(x[:, 0])
-
-    return ViT(), nn.CrossEntropyLoss(), pictures()
+    return model, nn.CrossEntropyLoss(), pictures()
 
 
 @vision("MLP-Mixer, label smoothing")
 def mlp_mixer() -> Parts:
-    class Mixer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embed = nn.Conv2d(1, 3, 4, 4)
-            self.norm1, self.norm2 = nn.LayerNorm(3), nn.LayerNorm(3)
-            self.tokens = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4))
-            self.channels = nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 3))
-            self.head = nn.Linear(3, 4)
+    @module(
+        embed=nn.Conv2d(1, 3, 4, 4),
+        norm1=nn.LayerNorm(3),
+        norm2=nn.LayerNorm(3),
+        tokens=nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4)),
+        channels=nn.Sequential(nn.Linear(3, 4), nn.GELU(), nn.Linear(4, 3)),
+        head=nn.Linear(3, 4),
+    )
+    def model(self, x: Tensor) -> Tensor:
+        x = self.embed(x).flatten(2).transpose(1, 2)
+        x = x + self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
+        x = x + self.channels(self.norm2(x))
+        return self.head(x.mean(1))
 
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.embed(x).flatten(2).transpose(1, 2)
-            x = x + self.tokens(self.norm1(x).transpose(1, 2)).transpose(1, 2)
-            x = x + self.channels(self.norm2(x))
-            return self.head(x.mean(1))
-
-    return Mixer(), nn.CrossEntropyLoss(label_smoothing=0.1), pictures()
+    return model, nn.CrossEntropyLoss(label_smoothing=0.1), pictures()
 
 
 @vision("ConvNeXt block: depthwise convolution, LayerNorm, layer scale, soft targets")
 def convnext() -> Parts:
-    class Block(nn.Module):
-        def __init__(self, dim: int) -> None:
-            super().__init__()
-            self.dwconv = nn.Conv2d(dim, dim, 3, padding=1, groups=dim)
-            self.norm = nn.LayerNorm(dim, eps=1e-6)
-            self.pwconv1, self.act, self.pwconv2 = nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim)
-            self.gamma = nn.Parameter(0.1 * torch.ones(dim))
-
-        def forward(self, x: Tensor) -> Tensor:
-            shortcut = x
-            x = self.norm(self.dwconv(x).permute(0, 2, 3, 1))
-            x = self.gamma * self.pwconv2(self.act(self.pwconv1(x)))
-            return shortcut + x.permute(0, 3, 1, 2)
+    @module(
+        dwconv=nn.Conv2d(3, 3, 3, padding=1, groups=3),
+        norm=nn.LayerNorm(3, eps=1e-6),
+        mlp=nn.Sequential(nn.Linear(3, 6), nn.GELU(), nn.Linear(6, 3)),
+        gamma=nn.Parameter(0.1 * torch.ones(3)),
+    )
+    def block(self, x: Tensor) -> Tensor:
+        z = self.gamma * self.mlp(self.norm(self.dwconv(x).permute(0, 2, 3, 1)))
+        return x + z.permute(0, 3, 1, 2)
 
     model = nn.Sequential(
-        nn.Conv2d(1, 3, 4, 4), Block(3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4)
+        nn.Conv2d(1, 3, 4, 4), block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4)
     )
     x, y = pictures()
     return model, nn.CrossEntropyLoss(), (x, F.one_hot(y, 4).float() * 0.9 + 0.025)
@@ -220,27 +209,19 @@ def mobilenet() -> Parts:
 
 @vision("EfficientNet: squeeze and excitation, SiLU, stochastic depth in training")
 def squeeze_excitation() -> Parts:
-    class SqueezeExcitation(nn.Module):
-        def __init__(self, dim: int) -> None:
-            super().__init__()
-            self.fc1, self.fc2 = nn.Conv2d(dim, 2, 1), nn.Conv2d(2, dim, 1)
+    @module(fc1=nn.Conv2d(3, 2, 1), fc2=nn.Conv2d(2, 3, 1))
+    def excited(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.fc2(F.silu(self.fc1(x.mean((2, 3), keepdim=True)))))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return x * torch.sigmoid(self.fc2(F.silu(self.fc1(x.mean((2, 3), keepdim=True)))))
-
-    class Block(nn.Module):
-        def __init__(self, dim: int, drop: float) -> None:
-            super().__init__()
-            self.conv, self.se, self.drop = nn.Conv2d(dim, dim, 3, padding=1), SqueezeExcitation(dim), drop
-
-        def forward(self, x: Tensor) -> Tensor:
-            out = self.se(F.silu(self.conv(x)))
-            if self.training:
-                out = out * (torch.rand(len(x), 1, 1, 1) > self.drop) / (1 - self.drop)
-            return x + out
+    @module(conv=nn.Conv2d(3, 3, 3, padding=1), se=excited, drop=0.2)
+    def block(self, x: Tensor) -> Tensor:
+        out = self.se(F.silu(self.conv(x)))
+        if self.training:
+            out = out * (torch.rand(len(x), 1, 1, 1) > self.drop) / (1 - self.drop)
+        return x + out
 
     model = nn.Sequential(
-        nn.Conv2d(1, 3, 3, 2), Block(3, 0.2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4)
+        nn.Conv2d(1, 3, 3, 2), block, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 4)
     )
     return model, nn.CrossEntropyLoss(), pictures()
 
@@ -278,18 +259,15 @@ def mixup() -> Parts:
 
 @vision("transfer learning: a frozen backbone and a new head")
 def frozen_backbone() -> Parts:
-    class Network(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.features = nn.Sequential(
-                nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
-            )
-            self.fc = nn.Linear(16, 10)
+    @module(
+        features=nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()
+        ),
+        fc=nn.Linear(16, 10),
+    )
+    def model(self, x: Tensor) -> Tensor:
+        return self.fc(self.features(x))
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.fc(self.features(x))
-
-    model = Network()
     for param in model.parameters():
         param.requires_grad = False
     model.fc = nn.Linear(16, 4)
@@ -298,21 +276,17 @@ def frozen_backbone() -> Parts:
 
 @vision("Inception: two outputs, loss = main + 0.4 · auxiliary")
 def auxiliary_head() -> Parts:
-    class Network(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.aux, self.head = nn.Conv2d(1, 3, 3, 2), nn.Linear(3, 4), nn.Linear(27, 4)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-            x = self.stem(x).tanh()
-            return self.head(x.flatten(1)), self.aux(x.mean((2, 3)))
+    @module(stem=nn.Conv2d(1, 3, 3, 2), aux=nn.Linear(3, 4), head=nn.Linear(27, 4))
+    def model(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.stem(x).tanh()
+        return self.head(x.flatten(1)), self.aux(x.mean((2, 3)))
 
     criterion = nn.CrossEntropyLoss()
 
     def loss(outputs: Any, labels: Tensor) -> Tensor:
         return criterion(outputs[0], labels) + 0.4 * criterion(outputs[1], labels)
 
-    return Network(), loss, pictures()
+    return model, loss, pictures()
 
 
 class Detector(nn.Module):
@@ -395,41 +369,24 @@ def keypoints() -> Parts:
 
 @vision("spatial transformer: affine_grid and grid_sample")
 def spatial_transformer() -> Parts:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.localization = nn.Sequential(nn.Flatten(), nn.Linear(36, 6))
-            self.fc = nn.Linear(36, 3)
-            self.localization[1].weight.data.mul_(0.1)
-            self.localization[1].bias.data.copy_(torch.tensor([1, 0, 0, 0, 1, 0], dtype=torch.float))
+    last = nn.Linear(36, 6)
+    last.weight.data.mul_(0.1)
+    last.bias.data.copy_(torch.tensor([1, 0, 0, 0, 1, 0], dtype=torch.float))
 
-        def forward(self, x: Tensor) -> Tensor:
-            theta = self.localization(x).view(-1, 2, 3)
-            x = F.grid_sample(
-                x, F.affine_grid(theta, list(x.size()), align_corners=False), align_corners=False
-            )
-            return F.log_softmax(self.fc(x.flatten(1)), dim=1)
+    @module(localization=nn.Sequential(nn.Flatten(), last), fc=nn.Linear(36, 3))
+    def model(self, x: Tensor) -> Tensor:
+        theta = self.localization(x).view(-1, 2, 3)
+        grid = F.affine_grid(theta, list(x.size()), align_corners=False)
+        return F.log_softmax(self.fc(F.grid_sample(x, grid, align_corners=False).flatten(1)), dim=1)
 
-    return Net(), F.nll_loss, pictures(size=6, classes=3)
+    return model, F.nll_loss, pictures(size=6, classes=3)
 
 
 @vision("a Dataset of one's own, handed over as it is")
 def own_dataset() -> Parts:
-    class Faces(Dataset[Any]):
-        def __init__(self) -> None:
-            self.images, self.labels = torch.randn(9, 1, 6, 6), torch.randint(3, (9,))
-
-        def __len__(self) -> int:
-            return len(self.labels)
-
-        def __getitem__(self, i: int) -> tuple[Tensor, int]:
-            return self.images[i], int(self.labels[i])
-
-    return (
-        nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.ReLU(), nn.Linear(4, 3)),
-        nn.CrossEntropyLoss(),
-        Faces(),
-    )
+    model = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.ReLU(), nn.Linear(4, 3))
+    faces = Rows(*pictures(9, size=6, classes=3), lambda image, label: (image, int(label)))
+    return model, nn.CrossEntropyLoss(), faces
 
 
 @vision("age regression: model(x).squeeze() and MSE")
@@ -440,27 +397,16 @@ def age_regression() -> Parts:
     return model, lambda out, age: F.mse_loss(out.squeeze(), age), (pictures()[0], torch.rand(8) * 5)
 
 
-@vision(
+@vision.random(
     "masked autoencoder: forward draws which patches it hides",
-    expected="refused",
-    undefined=True,
-    random=True,
-    remedied=True,
-    total=seeded,
-    why="the masks are random numbers, also in eval mode",
-    words="random",
+    "the masks are random numbers, also in eval mode",
 )
 def masked_autoencoder() -> Parts:
-    class MAE(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder, self.decoder = nn.Linear(4, 5), nn.Linear(5, 4)
-            self.mask_token = nn.Parameter(torch.zeros(4))
-
-        def forward(self, patches: Tensor) -> tuple[Tensor, Tensor]:
-            mask = torch.rand(patches.shape[:2], device=patches.device).argsort(1) < 3
-            x = torch.where(mask[..., None], self.mask_token, patches)
-            return self.decoder(F.gelu(self.encoder(x))), mask
+    @module(encoder=nn.Linear(4, 5), decoder=nn.Linear(5, 4), mask_token=nn.Parameter(torch.zeros(4)))
+    def model(self, patches: Tensor) -> tuple[Tensor, Tensor]:
+        mask = torch.rand(patches.shape[:2], device=patches.device).argsort(1) < 3
+        x = torch.where(mask[..., None], self.mask_token, patches)
+        return self.decoder(F.gelu(self.encoder(x))), mask
 
     def loss(out: Any, patches: Tensor) -> Tensor:
         pred, mask = out
@@ -468,4 +414,4 @@ def masked_autoencoder() -> Parts:
         return (error * mask).sum() / mask.sum()
 
     x = torch.randn(8, 6, 4)
-    return MAE(), loss, (x, x)
+    return model, loss, (x, x)

@@ -64,7 +64,7 @@ def _eq4(context: Context) -> Drawing:
             {"step": int(each.label), "estimate": name, "value": value, "standard_error": error}
             for name in _FORMS
             for each in estimates
-            for value, error in [each.summary()[name]]
+            for value, error in [each.means()[name]]
         ]
 
     rows = context.table(measure)

@@ -19,7 +19,7 @@ from landscape.paper.verdicts import Effect, Rows, by_seed, paired_effect, selec
 from landscape.plots.picture import panels
 from landscape.plots.tables import without_bridge
 from landscape.results.training import Escape, Minima
-from landscape.training.experiments.escapes import escape_times, minima
+from landscape.training.experiments.escapes import minima, saddles
 from landscape.training.run.loop import Trainer
 
 # ---- The boundary
@@ -137,12 +137,6 @@ def _delay_minima(context: Context) -> Drawing:
 
 # ---- Steps to leave a saddle
 
-ALGORITHMS: dict[str, list[str]] = {
-    "ssgd": ["algorithm={name='ssgd'}"],
-    "ssgd*": ["algorithm={name='ssgd*', sigma=0.001}"],
-    "dpsgd": [],
-}
-
 
 def _judge_saddles(rows: Rows) -> list[Effect]:
     """An effect for each setting; of a run that does not leave, all of its steps count."""
@@ -157,15 +151,11 @@ def _judge_saddles(rows: Rows) -> list[Effect]:
 
 @figure("saddles", _judge_saddles)
 def _saddles(context: Context) -> Drawing:
-    many = context.sizes["seeds"]
-    values = {name: context.sizes[name] for name in ("dimension", "noise", "lr") if context.sizes[name]}
-    results = context.cached(
-        Escape,
-        [],
-        {"values": values, "seeds": many},
-        lambda: [escape_times(name, list(each), ALGORITHMS, range(many)) for name, each in values.items()],
-        (escape_times, Trainer),
-    )
+    sizes = dict(context.sizes)
+    seeds = range(sizes.pop("seeds"))
+    stored = {"values": {name: values for name, values in sizes.items() if values}, "seeds": len(seeds)}
+    by = (saddles, Trainer)
+    results = context.cached(Escape, [], stored, lambda: saddles(seeds, **sizes), by)
     rows = pd.DataFrame(
         {"vary": r.vary, "value": float(v), "algorithm": name, "seed": s, "steps": min(float(steps), r.steps)}
         for r in results

@@ -153,7 +153,16 @@ class _Outer(LocalSGD):
         self.shared = self.shared | {"anchor": mean.clone()}
         return mean
 
-    def _moved(self, anchor: Tensor, slow: Tensor) -> Tensor:
+    def _outer(self, mean: Tensor, lr: float) -> Tensor:
+        moved = self.shared["anchor"] - mean
+        slow = self.outer_momentum * self.shared["slow_momentum"]
+        if self.outer == "nesterov":
+            slow += moved
+            anchor = self.shared["anchor"] - self.outer_lr * (moved + self.outer_momentum * slow)
+        else:
+            if lr:  # at the very end of a cosine schedule it is 0, and so is the step
+                slow += moved / lr
+            anchor = self.shared["anchor"] - self.outer_lr * lr * slow
         self.shared = {"anchor": anchor, "slow_momentum": slow}
         return anchor
 
@@ -194,12 +203,6 @@ class SlowMo(_Outer):
         super().__init__(learners, seed, period, start, nodes, node_period, mixing, order, buffers)
         self.outer_lr, self.outer_momentum = slow_lr, slow_momentum
 
-    def _outer(self, mean: Tensor, lr: float) -> Tensor:
-        anchor, slow = self.shared["anchor"], self.outer_momentum * self.shared["slow_momentum"]
-        if lr:  # at the very end of a cosine schedule it is 0, and so is the step
-            slow = slow + (anchor - mean) / lr
-        return self._moved(anchor - self.outer_lr * lr * slow, slow)
-
 
 @registry.algorithms.add("diloco")
 class DiLoCo(_Outer):
@@ -228,9 +231,3 @@ class DiLoCo(_Outer):
     ) -> None:
         super().__init__(learners, seed, period, start, buffers=buffers)
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
-
-    def _outer(self, mean: Tensor, lr: float) -> Tensor:
-        anchor = self.shared["anchor"]
-        moved = anchor - mean
-        v = self.outer_momentum * self.shared["slow_momentum"] + moved
-        return self._moved(anchor - self.outer_lr * (moved + self.outer_momentum * v), v)

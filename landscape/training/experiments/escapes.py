@@ -33,6 +33,7 @@ from landscape.training.own_loop.flat import read_settings
 from landscape.training.recipes.recipe import read, recipe_of
 from landscape.training.run.loop import Hooks, Trainer
 
+RECIPE = "saddle-dpsgd"
 # Half of the depth lies far outside of the nearly quadratic region (ours).
 SHARE = 0.5
 # Name of a quantity that can be varied -> the recipe's keys that change.
@@ -43,14 +44,14 @@ class _Escaped(Exception):
     pass
 
 
-def escape_time(recipe: str, settings: Sequence[str]) -> float:
+def escape_time(settings: Sequence[str]) -> float:
     """The first step after which L(w_a) ≤ SHARE of the saddle's depth; inf if none is.
 
     ``recipe`` and ``settings`` as in :func:`landscape.training.recipes.recipe.read`; the model must be
     "saddle".
     """
-    run_recipe = read(recipe, [*settings, "evaluate.every=1", "decompose.every=0"])
-    spec = run_recipe.spec("model")
+    recipe = read(RECIPE, [*settings, "evaluate.every=1", "decompose.every=0"])
+    spec = recipe.spec("model")
     if spec.name != "saddle":
         raise InputError(f"model.name: '{spec.name}' is not allowed, escape times are those of 'saddle'")
     level = SHARE * Saddle(**spec.options).depth
@@ -59,7 +60,7 @@ def escape_time(recipe: str, settings: Sequence[str]) -> float:
         if trainer.history.rows[-1]["test_loss"] <= level:
             raise _Escaped
 
-    trainer = Trainer(run_recipe, hooks=Hooks(step=check_escape))
+    trainer = Trainer(recipe, hooks=Hooks(step=check_escape))
     try:
         trainer.run()
     except _Escaped:
@@ -67,29 +68,24 @@ def escape_time(recipe: str, settings: Sequence[str]) -> float:
     return math.inf
 
 
-@numerics(1)
 def escape_times(
     vary: str,
     values: Sequence[float],
     algorithms: Mapping[str, Sequence[str]],
     seeds: Sequence[int],
-    *,
-    recipe: str = "saddle-dpsgd",
-    settings: Sequence[str] = (),
+    settings: Sequence[str],
     done: Callable[[], None] = lambda: None,
 ) -> Escape:
     """:class:`Escape` of each of ``algorithms`` (name -> settings) over ``values`` of a key of VARY.
 
     The seeds are the same for all, so that algorithms see the same minibatches.
     """
-    times = np.zeros((len(algorithms), len(values), len(seeds)))
-    for a, changes in enumerate(algorithms.values()):
-        for k, value in enumerate(values):
-            varied = [f"{key}={value}" for key in VARY[vary]]
-            for s, seed in enumerate(seeds):
-                times[a, k, s] = escape_time(recipe, [*settings, *changes, *varied, f"seed={seed}"])
-                done()
-    base = read(recipe, settings)
+    times, changes = np.zeros((len(algorithms), len(values), len(seeds))), list(algorithms.values())
+    for a, k, s in np.ndindex(times.shape):
+        varied = [f"{key}={values[k]}" for key in VARY[vary]]
+        times[a, k, s] = escape_time([*settings, *changes[a], *varied, f"seed={seeds[s]}"])
+        done()
+    base = read(RECIPE, settings)
     model, data = base.spec("model").options, base.spec("data").options
     fixed = {"dimension": model["dimension"], "noise": data["gradient_std"], "lr": base.lr}
     setting = ", ".join(f"{name} {value:g}" for name, value in fixed.items() if name != vary)
@@ -100,9 +96,9 @@ def escape_times(
 
 # Around the recipe's own values, far enough to show the slope (ours).
 DIMENSION, NOISE, LR = (2, 4, 8, 16), (0.0001, 0.001, 0.01, 0.1), (0.05, 0.1, 0.2, 0.4)
-RECIPE = "saddle-dpsgd"
 
 
+@numerics(1)
 @shows_progress("a smaller seeds=")
 def saddles(
     seeds: Sequence[int] = range(20),
@@ -156,20 +152,13 @@ def saddles(
         "dpsgd": list[str](),
     }
     texts = [f"{key}={toml_value(value)}" for key, value in settings.items()]
-    runs, done = len(seeds) * len(algorithms) * sum(map(len, chosen.values())), itertools.count(1)
+    runs, ended = len(seeds) * len(algorithms) * sum(map(len, chosen.values())), itertools.count(1)
     report = taken(progress)
-    return [
-        escape_times(
-            name,
-            given,
-            algorithms,
-            seeds,
-            recipe=RECIPE,
-            settings=texts,
-            done=lambda: report(next(done) / runs),
-        )
-        for name, given in chosen.items()
-    ]
+
+    def done() -> None:
+        report(next(ended) / runs)
+
+    return [escape_times(name, given, algorithms, seeds, texts, done) for name, given in chosen.items()]
 
 
 # The tables of docs/explanation/stability.md, and of Delay-2019's experiment.

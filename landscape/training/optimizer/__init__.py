@@ -51,9 +51,7 @@ def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
         InputError: for an unknown name, or an option that the optimizer does not have; it names the key.
     """
     name = full_name(name)
-    if torch_optim.is_torch(name):
-        return torch_optim.options(name, given)
-    return optimizers.options(name, given)
+    return (torch_optim if torch_optim.is_torch(name) else optimizers).options(name, given)
 
 
 def make(name: str, given: dict[str, Any]) -> Optimizer:
@@ -66,8 +64,5 @@ def make(name: str, given: dict[str, Any]) -> Optimizer:
     Raises:
         InputError: for an unknown name, or an option or value that is not allowed; it names the key.
     """
-    name = full_name(name)
-    if torch_optim.is_torch(name):
-        return TorchOptimizer(name, options(name, given))
-    optimizer: Optimizer = optimizers.make(name, given)
-    return optimizer
+    name, chosen = full_name(name), options(name, given)
+    return TorchOptimizer(name, chosen) if torch_optim.is_torch(name) else optimizers[name](**chosen)

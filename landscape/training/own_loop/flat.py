@@ -6,14 +6,13 @@ import contextlib
 import copy
 import dataclasses
 import hashlib
-import json
 import math
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,13 +23,12 @@ from landscape.checkpoint.checkpoint import Checkpoint, storable
 from landscape.core.devices import float64_device
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.curvature.hessian import Preconditioner
-from landscape.evaluation.grid import gather_bytes
 from landscape.problem.layout import Layout
 from landscape.training.optimizer.torch_optim import preconditioned
 from landscape.training.optimizer.torch_optim import preconditioner as found_preconditioner
+from landscape.training.processes.comm import Processes
 from landscape.training.processes.process_group import LostProcessError, first_line
 
-T = TypeVar("T")
 REMEDY = "make the change first, then a new optimizer and a new DecentralizedDataParallel"
 
 
@@ -181,20 +179,15 @@ def _refusal(name: str, change: str, remedy: str = REMEDY) -> InputError:
     return InputError(f"model: parameter '{name}' {change}; {remedy}")
 
 
-class DefaultGroup:
-    """This process in the default process group, or the only process where there is none.
-
-    Args:
-        rank, size: its number, and that of all processes.
-        device: that of the exchanged tensors.
+class DefaultGroup(Processes):
+    """The user's own process group, or the only process where there is none.
 
     Raises:
-        InputError: where the group cannot exchange tensors of that device.
+        InputError: where the group cannot exchange tensors of the device.
     """
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
-        self.rank, self.size = rank, size
-        self.device, self.step = device, 0
+        super().__init__(rank, size, device)
         backends = str(dist.get_backend_config()) if size > 1 else ""
         if device.type == "cuda" and "nccl" not in backends and size > 1:
             raise InputError(
@@ -221,22 +214,6 @@ class DefaultGroup:
             with self.naming():
                 dist.broadcast(copied.view(-1).view(torch.uint8), 0)
         return copied.to(tensor.device)
-
-    def gathered(self, mine: T) -> list[T]:
-        """The value of each rank, which JSON can represent, in the order of the ranks."""
-        if self.size == 1:
-            return [mine]
-        with self.naming():
-            return [json.loads(text) for text in gather_bytes(json.dumps(mine).encode(), self.device)]
-
-    def agree(self, facts: Mapping[str, str]) -> None:
-        """Raise InputError on every rank, with the first difference, unless ``facts`` are equal on all."""
-        first, *others = self.gathered(dict(facts))
-        for rank, theirs in enumerate(others, 1):
-            for name in {**first, **theirs}:
-                a, b = first.get(name, "missing"), theirs.get(name, "missing")
-                if a != b:
-                    raise InputError(f"{name}: {b} on rank {rank}, but {a} on rank 0; all must be the same")
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:

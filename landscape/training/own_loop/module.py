@@ -139,7 +139,8 @@ class DecentralizedDataParallel(nn.Module):
                 for name, t in tensors.items()
             },
         }
-        group.agree(facts)
+        if difference := group.difference(facts):
+            raise InputError(difference)
         with torch.no_grad():
             parameters.flat.copy_(group.broadcast(parameters.flat))
             for name, tensor in tensors.items():

@@ -35,7 +35,7 @@ from landscape.training.own_loop import flat as loop
 from landscape.training.own_loop.observer import Observer
 from landscape.training.own_loop.scalars import open_writer, writer_names
 from landscape.training.own_loop.sharded import ShardedObserver
-from landscape.training.run.launch import last_sound
+from landscape.training.run.launch import check_folder, last_sound
 from landscape.training.run.setup import History, due
 
 # Columns of the history that a user may fill; the recorder, or nobody, fills the others.
@@ -146,12 +146,10 @@ class Recorder:
         module = unwrapped(model) if isinstance(model, nn.Module) else model  # type: ignore[redundant-expr]
         self._sharded = isinstance(module, nn.Module) and is_sharded(module)  # type: ignore[redundant-expr]
         self._idle = self._closed = self._rank > 0 and not self._sharded
-        self._step: contextlib.AbstractContextManager[None] = StepContext(self)
         if self._idle:
-            self._step = contextlib.nullcontext()
             return
         if not self._sharded:  # whose ranks see it together
-            check_folder(self.folder, self._resume)
+            check_folder(self.folder, resume=resume is not False)
         elif resume is not False:
             raise InputError("resume: not allowed in a recorder of a sharded model; give another folder")
         self._observer = (ShardedObserver if self._sharded else Observer)(
@@ -226,13 +224,10 @@ class Recorder:
 
     def _take(self, opened: contextlib.ExitStack) -> Checkpoint | None:
         """Take the folder for this process alone: the last state of the run to go on with, if any."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            opened.enter_context(Lock(self.folder)).acquire()
-            files.remove_stale(self.folder)
-        except OSError as error:
-            raise OperationError(f"{self.folder}: cannot be written ({error.strerror})") from error
-        check_folder(self.folder, self._resume)
+        files.make_folder(self.folder)
+        opened.enter_context(Lock(self.folder)).acquire()
+        files.remove_stale(self.folder)
+        check_folder(self.folder, resume=self._resume is not False)
         return run_before(self.folder, self._resume, self._observer.train.layout)
 
     def step(self) -> contextlib.AbstractContextManager[None]:
@@ -263,9 +258,32 @@ class Recorder:
                 if self._closed
                 else "step: it needs a with statement of its own, with recorder.step(): optimizer.step()"
             )
-        if not self._idle:
-            self._phase = ASKED
-        return self._step
+        if self._idle:
+            return contextlib.nullcontext()
+        self._phase = ASKED
+        return self._recorded()
+
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Record the step that is made inside, if it is due."""
+        if self.steps + 1 >= self._next:
+            with self._timed():
+                self._before()
+        self._phase = INSIDE
+        try:
+            yield
+        except BaseException:
+            self._broken = True
+            self._observer.forget()
+            raise
+        finally:
+            self._phase = IDLE
+        self._broken = False
+        self.steps += 1
+        if self.steps >= self._next:
+            with self._timed():
+                self._after()
+            self._tell_share()
 
     def _due_after(self, step: int) -> int:
         """The next step after ``step`` at which there is something to do."""
@@ -290,7 +308,7 @@ class Recorder:
         line = f"{self.folder}: what is measured every {steps} steps takes {share:.0%} of the time"
         if share > LARGE_SHARE and self._spent > LONG:
             advice = "a larger every= or sharpness=, or samples=, takes less"
-            warnings.warn(f"{line}; {advice}", RecorderWarning, stacklevel=3)
+            warnings.warn(f"{line}; {advice}", RecorderWarning, stacklevel=4)
         elif self._spent > DELAY and os.environ.get("LANDSCAPE_PROGRESS") != "0":
             print(line, file=sys.stderr)
 
@@ -514,35 +532,6 @@ class RecorderWarning(UserWarning):
     """The recorded numbers may not be those that the user means."""
 
 
-class StepContext:
-    """The context of ``with recorder.step():``, one object for all steps: a step costs two comparisons."""
-
-    __slots__ = ("_recorder",)
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def __enter__(self) -> None:
-        recorder = self._recorder
-        if recorder.steps + 1 >= recorder._next:
-            with recorder._timed():
-                recorder._before()
-        recorder._phase = INSIDE
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        recorder = self._recorder
-        recorder._phase = IDLE
-        recorder._broken = kind is not None
-        if kind is not None:
-            recorder._observer.forget()
-            return
-        recorder.steps += 1
-        if recorder.steps >= recorder._next:
-            with recorder._timed():
-                recorder._after()
-            recorder._tell_share()
-
-
 def number(name: str, value: Any) -> float:
     """``value`` as a float; InputError where it is not one number."""
     try:
@@ -550,16 +539,6 @@ def number(name: str, value: Any) -> float:
     except (TypeError, ValueError, RuntimeError) as error:
         kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)[:60]
         raise InputError(f"log: {name}: {kind} is not allowed, it must be one number") from error
-
-
-def check_folder(folder: Path, resume: bool | int) -> None:
-    """Raise OperationError where ``folder`` holds a run that is not to be resumed."""
-    taken = run_folder.named_like_a_run(folder) if folder.is_dir() else []
-    if taken and resume is False:
-        raise OperationError(
-            f"{folder}: holds a run already ({taken[0].name}); give resume=True to go on with it, or another "
-            "folder"
-        )
 
 
 def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,16 +12,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from landscape.checkpoint.checkpoint import storable
-from landscape.core.errors import InputError, LandscapeError, OperationError
-from landscape.evaluation.grid import gather_bytes
+from landscape.core.errors import InputError
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
-from landscape.problem.shards import all_ranks, whole
+from landscape.problem.shards import whole
 from landscape.training.decomposition import Gradient
-from landscape.training.instruments.base import MeasuredRun, Monitoring
-from landscape.training.own_loop.flat import stability_limit
+from landscape.training.own_loop.flat import DefaultGroup, rank_and_size
 from landscape.training.own_loop.observer import Observer, Parameters
-from landscape.training.processes.comm import Comm
 from landscape.training.recipes.recipe import Monitor, build_table
 
 
@@ -54,17 +51,8 @@ class ShardedObserver(Observer):
             self.train = self._objective = self._shards
             self.test = None if test is None else Problem(module, loss, test, **how)
             self.parameters = ShardedParameters(module, self.train)
-            limit = stability_limit(optimizer)
-            run = MeasuredRun(
-                table,
-                self.train,
-                Comm(1),
-                seed,
-                batch=0,
-                stability_limit=limit,
-                preconditioner=lambda _: None,
-            )
-            self.monitor = Monitoring(run)
+            self.monitor = self._monitoring(table, seed, 0, optimizer)
+        self._group = DefaultGroup(*rank_and_size(), self._device)
 
     def start(self, step: int) -> None:
         with self._undisturbed():
@@ -78,19 +66,8 @@ class ShardedObserver(Observer):
     def agreed(self, due: bool) -> bool:
         return bool(self._shards.gathered(torch.tensor(float(due))).any())
 
-    @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
-        error: LandscapeError | None = None
-        try:
-            yield
-        except LandscapeError as raised:
-            error = raised
-        with all_ranks():
-            words = gather_bytes(f" {error or ''}".encode(), self._shards.device)
-        if error:
-            raise error
-        if first := b"".join(words).strip():
-            raise OperationError(first.decode())
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        return self._group.together()
 
 
 class ShardedParameters(Parameters):

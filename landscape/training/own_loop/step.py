@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,11 @@ from torch import Tensor, nn
 
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint, check_fit, storable
 from landscape.checkpoint.history import UNITS
+from landscape.core import files
 from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.options import toml_text
+from landscape.core.options import ends_in, toml_text
 from landscape.problem.layout import unwrapped
 from landscape.training.algorithms.base import Rule
 from landscape.training.own_loop import flat as loop
@@ -350,14 +350,8 @@ def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
 
 
 def _check_writable(path: Path) -> None:
-    """Raise InputError where ``path`` cannot be written, before the others begin to send."""
-    if path.suffix != ".h5":
-        raise InputError(f"path: {path} is not allowed, its name must end in .h5")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            raise OperationError(f"{path}: is a folder, a file is needed")
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise OperationError(f"{path}: cannot be written ({error.strerror})") from error
+    """Raise LandscapeError where ``path`` cannot be written, before the others begin to send."""
+    ends_in("path", path, [".h5"])
+    files.make_folder(path.parent)
+    if path.is_dir():
+        raise OperationError(f"{path}: is a folder, a file is needed")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import functools
 import os
 import statistics
@@ -17,12 +16,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch.utils._pytree import tree_map
 
 from landscape.core.devices import pick_device, synchronize
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import parse_toml, positive
 from landscape.core.progress import ProgressOption, shows_progress, taken
+from landscape.data.base import Dataset
 from landscape.results.training import RunTimes
 from landscape.training.algorithms.ssgd import SSGD
 from landscape.training.planning.plan import (
@@ -45,9 +45,6 @@ from landscape.training.run.train import chosen_recipe
 
 # A measurement goes on for this long (s), and for this many times at least (ours: medians within percents).
 SECONDS, TIMES = 1.0, 5
-# How long processes wait for each other (ours: programs start, and data is read, on a busy machine).
-TIMEOUT = datetime.timedelta(seconds=300)
-
 
 # Largest number of workers, since mixing matrices are dense (ours).
 MAX_WORKERS = 4096
@@ -190,6 +187,8 @@ def calibrate(
     *,
     device: torch.device | str = "cpu",
     data_dir: Any = None,
+    dataset: Dataset | None = None,
+    seconds: float = SECONDS,
     ready: Callable[[], object] = lambda: None,
 ) -> Costs:
     """Measure for some seconds the computing of a process in a step of ``recipe``.
@@ -200,6 +199,8 @@ def calibrate(
         local_batch: samples of each.
         device: where it computes; on the CPU with as many threads as torch is set to.
         data_dir: where data sets are looked for.
+        dataset: the recipe's data, where it has been read.
+        seconds: how long to measure, at least.
         ready: called before the clock starts.
 
     Returns:
@@ -212,7 +213,7 @@ def calibrate(
         recipe, learners=learners_per_worker, batch=learners_per_worker * local_batch, lr=1e-12, steps=10**9,
         algorithm={"name": "ssgd"}, decompose=Decompose(every=0), evaluate=Evaluate(every=0),
     )  # fmt: skip
-    trainer = Trainer(still, device=device, data_dir=data_dir)
+    trainer = Trainer(still, device=device, data_dir=data_dir, dataset=dataset)
     trainer.rule = rule = _Clocked(learners_per_worker, recipe.seed, trainer.train.device)
     trainer.comm = rule.comm = _Alone(learners_per_worker)
     weights = trainer.weights
@@ -236,7 +237,7 @@ def calibrate(
 
     ready()
     rows, begun = list[list[float]](), time.perf_counter()
-    while len(rows) <= TIMES or time.perf_counter() - begun < SECONDS:
+    while len(rows) <= TIMES or time.perf_counter() - begun < seconds:
         clocks = [rule.now()]
         for call in (step, mix, noise, draw):
             call()
@@ -304,18 +305,11 @@ def calibrate_at_once(
     ``landscape train --nproc`` gives them. Raises OperationError where they cannot meet.
     """
     arguments = [recipe.to_toml(), learners_per_worker, local_batch, data_dir and os.fspath(data_dir)]
-    means: dict[str, Any] = _at_once(processes, "calibrate", arguments, "per_machine")
-    return _costs(means)
-
-
-def _costs(means: dict[str, Any]) -> Costs:
-    """The costs of which these are means over processes."""
-    whole = {"linear": bool(means["linear"]), **{n: int(means[n]) for n in ("size", "parameters")}}
-    return Costs(**(means | whole))
+    return Costs(**_at_once(processes, "calibrate", arguments, "per_machine"))
 
 
 def _calibrate(
-    rank: int, processes: int, toml: str, learners_per_worker: int, local_batch: int, data_dir: Any
+    group: Group, toml: str, learners_per_worker: int, local_batch: int, data_dir: Any
 ) -> dict[str, float]:
     recipe, ready = from_values(parse_toml(toml, "recipe")), dist.barrier
     return vars(calibrate(recipe, learners_per_worker, local_batch, data_dir=data_dir, ready=ready))
@@ -330,15 +324,15 @@ def measure_link(size: int, processes: int = 2) -> Link:
     return Link(**_at_once(processes, "exchange", [size], "bandwidth, latency"))
 
 
-def _exchange(rank: int, processes: int, size: int) -> dict[str, float]:
+def _exchange(group: Group, size: int) -> dict[str, float]:
     medians = []
     for count, times in ((1, 300), (max(1, size // 4), 15)):
         sent, received = torch.zeros(count), torch.zeros(count)
         seconds = []
         for _ in range(times):
             clock = time.perf_counter()
-            to_next = dist.P2POp(dist.isend, sent, (rank + 1) % processes)
-            from_last = dist.P2POp(dist.irecv, received, (rank - 1) % processes)
+            to_next = dist.P2POp(dist.isend, sent, (group.rank + 1) % group.size)
+            from_last = dist.P2POp(dist.irecv, received, (group.rank - 1) % group.size)
             for work in dist.batch_isend_irecv([to_next, from_last]):
                 work.wait()
             seconds.append(time.perf_counter() - clock)
@@ -364,23 +358,15 @@ def measure_steps(
     """
     tomls = {name: recipe.to_toml() for name, recipe in recipes.items()}
     found = _at_once(processes, "steps", [tomls, rounds, steps], "processes")
-    every = []
-    for k in range(rounds):
-        mine = {tuple(name.split("/")[1:]): v for name, v in found.items() if name.startswith(f"{k}/")}
-        costs, link, seconds = (
-            {name: value for (part, name), value in mine.items() if part == kind}
-            for kind in ("costs", "link", "seconds")
-        )
-        every.append((_costs(costs), Link(**link), seconds))
-    return every
+    return [(Costs(**costs), Link(**link), seconds) for costs, link, seconds in found]
 
 
-def _steps(group: Group, tomls: dict[str, str], rounds: int, steps: int) -> dict[str, float]:
-    """The numbers of one process of :func:`measure_steps`, by ROUND/PART/NAME."""
+def _steps(group: Group, tomls: dict[str, str], rounds: int, steps: int) -> list[list[dict[str, float]]]:
+    """The numbers of one process of :func:`measure_steps`: of each round costs, link and seconds."""
     recipes = {name: from_values(parse_toml(toml, name)) for name, toml in tomls.items()}
     runs = {name: Trainer(recipe, group=group) for name, recipe in recipes.items()}
-    first, found = next(iter(recipes.values())), dict[str, float]()
-    for k in range(rounds):
+    first, found = next(iter(recipes.values())), []
+    for _ in range(rounds):
         costs = vars(calibrate(first, 1, first.local_batch, ready=dist.barrier))
         seconds = {}
         for name, run in runs.items():
@@ -390,17 +376,22 @@ def _steps(group: Group, tomls: dict[str, str], rounds: int, steps: int) -> dict
                 run._step(run.step + 1)
             rows = run.history.rows[1:]  # the first warms up
             seconds[name] = statistics.median(run.recipe.batch / row["samples_per_s"] for row in rows)
-        parts = {"costs": costs, "link": _exchange(group.rank, group.size, costs["size"]), "seconds": seconds}
-        found |= {f"{k}/{part}/{name}": v for part, values in parts.items() for name, v in values.items()}
+        found.append([costs, _exchange(group, costs["size"]), seconds])
     return found
 
 
-def _at_once(processes: int, work: str, arguments: list[Any], where: str) -> dict[str, float]:
-    """The mean over the ranks of the results of ``work(rank, processes, *arguments)``, at the same time."""
-    results: dict[int, dict[str, float]] = {}
+_WORK: dict[str, Callable[..., Any]] = {"calibrate": _calibrate, "exchange": _exchange, "steps": _steps}
+
+
+def _at_once(processes: int, work: str, arguments: list[Any], where: str) -> Any:
+    """The mean over processes of what ``work`` of _WORK gives in each of them, at the same time.
+
+    Numbers in lists and dicts; whole ones are the same in all processes, and stay whole.
+    """
+    results: dict[int, Any] = {}
     threads = None if "OMP_NUM_THREADS" in os.environ else os.cpu_count()
     with tempfile.TemporaryDirectory() as folder:
-        jobs = [[work, rank, processes, f"{folder}/store", *arguments] for rank in range(processes)]
+        jobs = [[work, rank, processes, folder, *arguments] for rank in range(processes)]
         try:
             children.Pool(processes, threads).run(f"{__name__}:_member", jobs, results.__setitem__)
         except children.JobError as error:
@@ -409,22 +400,14 @@ def _at_once(processes: int, work: str, arguments: list[Any], where: str) -> dic
             raise OperationError(
                 f"{where}: {processes} processes cannot be measured here ({error})"
             ) from error
-    return {name: statistics.mean(each[name] for each in results.values()) for name in results[0]}
+    return tree_map(lambda *numbers: statistics.mean(numbers), *results.values())
 
 
-def _member(work: str, rank: int, processes: int, store: str, *arguments: Any) -> dict[str, float]:
+def _member(work: str, rank: int, processes: int, folder: str, *arguments: Any) -> Any:
     """One process of :func:`_at_once`."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback())
-    if work == "steps":
-        folder = os.path.dirname(store)
-        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(processes), children.STORE: folder}
-        group = Group(torch.device("cpu"))
-        result = _steps(group, *arguments)
-        group.close()
-        return result
-    file = FileStore(store, processes)
-    dist.init_process_group("gloo", store=file, rank=rank, world_size=processes, timeout=TIMEOUT)
-    result = (_exchange if work == "exchange" else _calibrate)(rank, processes, *arguments)
-    dist.barrier()
-    dist.destroy_process_group()
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(processes), children.STORE: folder}
+    group = Group(torch.device("cpu"))
+    result = _WORK[work](group, *arguments)
+    group.close()
     return result

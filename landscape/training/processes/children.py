@@ -458,5 +458,10 @@ def report(message: str, code: int) -> bool:
     failures = launcher_store()
     if failures:
         with contextlib.suppress(OSError):  # the launcher has ended, and cannot read it
-            failures.first("failure", f"{os.environ.get('RANK', 0)} {code} {message}")
+            failures.first("failure", failure(os.environ.get("RANK", 0), code, message))
     return failures is not None
+
+
+def failure(rank: object, code: int, message: str) -> str:
+    """The text of a failure in a store: rank, exit code and message."""
+    return f"{rank} {code} {' '.join(message.split())}"

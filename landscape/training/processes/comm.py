@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import time
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,24 +19,48 @@ from torch import Tensor
 from landscape.core.devices import float64_device
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
+from landscape.evaluation.grid import gather_bytes
 from landscape.problem.layout import average
 from landscape.problem.problem import Problem
 from landscape.training.topology.mixing import Mixing, averages_all, combine
 
+T = TypeVar("T")
 
-class Processes(Protocol):
-    """The processes that share the learners, as exchanges need them: those of the default process group.
 
-    ``step`` is the number of the step that this process is in.
+class Processes(ABC):
+    """The processes of torch's default group, which share the learners.
+
+    Args:
+        rank, size: the number of this process, and that of all processes.
+        device: that of the exchanged tensors.
+
+    Attributes:
+        step: the number of the step that this process is in.
     """
 
-    rank: int
-    size: int
-    step: int
-    device: torch.device
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.rank, self.size, self.device, self.step = rank, size, device, 0
 
+    @abstractmethod
     def naming(self) -> contextlib.AbstractContextManager[None]:
         """Turn torch's errors in the exchanges inside into an error that names the lost rank."""
+
+    def gathered(self, mine: T) -> list[T]:
+        """The value of each rank, which JSON can represent, in the order of the ranks."""
+        if self.size == 1:
+            return [mine]
+        with self.naming():
+            return [json.loads(text) for text in gather_bytes(json.dumps(mine).encode(), self.device)]
+
+    def difference(self, facts: Mapping[str, str]) -> str:
+        """The first of ``facts`` that is not the same on all ranks, in words; "" if there is none."""
+        first, *others = self.gathered(dict(facts))
+        for rank, theirs in enumerate(others, 1):
+            for name in {**first, **theirs}:
+                a, b = first.get(name, "missing"), theirs.get(name, "missing")
+                if a != b:
+                    return f"{name}: {b} on rank {rank}, but {a} on rank 0; all must be the same"
+        return ""
 
 
 class Comm:

@@ -12,7 +12,6 @@ import contextlib
 import datetime
 import functools
 import hashlib
-import json
 import os
 import socket
 import sys
@@ -32,6 +31,7 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.files import within
 from landscape.core.progress import tolerant_stream
 from landscape.training.processes import children
+from landscape.training.processes.comm import Processes
 
 T = TypeVar("T")
 
@@ -64,7 +64,7 @@ Store = children.FolderStore | TorchStore
 PAUSE = 0.05  # seconds between two attempts to connect
 
 
-class Group:
+class Group(Processes):
     """This process in the group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
 
     Under ``--nproc`` the processes meet in a private folder of the launcher's, without an address.
@@ -81,10 +81,8 @@ class Group:
     def __init__(
         self, device: torch.device, timeout: float = children.TIMEOUT, wait: datetime.timedelta | None = None
     ) -> None:
-        self.rank, self.size = number("RANK", 0), number("WORLD_SIZE", 1)
-        self.local_rank = number("LOCAL_RANK", 0, self.rank)
-        self.attempt = number("TORCHELASTIC_RESTART_COUNT", 0, 0)
-        self.device, self.timeout, self.step = device, timeout, 0
+        super().__init__(number("RANK", 0), number("WORLD_SIZE", 1), device)
+        self.timeout, self.attempt = timeout, number("TORCHELASTIC_RESTART_COUNT", 0, 0)
         if self.rank >= self.size:
             raise InputError(f"RANK: {self.rank} is not allowed, WORLD_SIZE is {self.size}")
         self.backend = "nccl" if device.type == "cuda" else "gloo"
@@ -136,7 +134,7 @@ class Group:
 
     def _meet(self) -> None:
         """Wait for every rank; each writes the number of ranks that it expects."""
-        self._set("here", str(self.size))
+        self._ask(lambda: self._store.set(f"here-{self.rank}", str(self.size)))
         deadline = time.monotonic() + self.timeout
         for rank in range(self.size):
             size = self._wait(f"here-{rank}", deadline)
@@ -149,9 +147,6 @@ class Group:
                 raise OperationError(
                     f"WORLD_SIZE: {self.size} on rank {self.rank}, but {size} on rank {rank}"
                 )
-
-    def _set(self, name: str, text: str) -> None:
-        self._ask(lambda: self._store.set(f"{name}-{self.rank}", text))
 
     def _wait(self, name: str, deadline: float) -> str:
         """The text ``name`` in the store, "" if it does not come in time."""
@@ -170,25 +165,14 @@ class Group:
         words = error if isinstance(error, str) else first_line(error)
         return f"rank 0 of {self.size} was lost: its store does not answer ({words})"
 
-    def after_first(self) -> None:
-        """Return once rank 0 has called this, too."""
-        if self.rank == 0:
-            self._set("begun", "begun")
-        elif not self._wait("begun-0", time.monotonic() + self.timeout):
-            raise self.diagnose(TimeoutError(f"rank 0 did not begin within {self.timeout:g} s"))
+    def wait_for_all(self) -> None:
+        """Return once all ranks have called this."""
+        with self.naming():
+            dist.barrier()
 
     def agree(self, facts: dict[str, str]) -> None:
         """Raise OperationError on every rank if ``facts`` (and the code) are not the same on all of them."""
-        facts = {**versions(), **facts}
-        self._set("facts", json.dumps(facts))
-        deadline = time.monotonic() + self.timeout
-        if self.rank == 0:
-            theirs = {rank: self._wait(f"facts-{rank}", deadline) for rank in range(1, self.size)}
-            self._ask(lambda: self._store.set("agreed", f"agreed: {_difference(facts, theirs)}"))
-        answer = self._wait("agreed", deadline + 2 * BEAT)
-        if not answer:
-            raise self.diagnose(TimeoutError(f"no agreement within {self.timeout:g} s"))
-        if difference := answer.partition(": ")[2]:
+        if difference := self.difference(versions() | facts):
             raise OperationError(difference)
 
     def _beat(self) -> None:
@@ -273,7 +257,7 @@ class Group:
     def tell(self, message: str, code: int = 1) -> bool:
         """Report ``message`` to the other ranks; False if another failure was reported before."""
         self._stop.set()
-        report = failure(self.rank, code, message)
+        report = children.failure(self.rank, code, message)
         try:
             first: bool = within(2 * BEAT, lambda: self._store.first("failure", report))
         except (RuntimeError, OSError):
@@ -288,23 +272,6 @@ class Group:
             dist.barrier()
         self._stop.set()
         dist.destroy_process_group()
-
-
-def _difference(facts: dict[str, str], theirs: dict[int, str]) -> str:
-    """The first of ``facts`` that differs on another rank; ``theirs``: rank -> its facts."""
-    for rank, text in theirs.items():
-        if not text:
-            return f"rank {rank} did not come to its first step in time"
-        other = json.loads(text)
-        for name, mine in facts.items():
-            if other.get(name) != mine:
-                return f"{name}: {other.get(name)} on rank {rank}, but {mine} on rank 0"
-    return ""
-
-
-def failure(rank: int, code: int, message: str) -> str:
-    """The text of a failure in a store: rank, exit code and message."""
-    return f"{rank} {code} {' '.join(message.split())}"
 
 
 def started_by_launcher() -> bool:
@@ -444,13 +411,11 @@ def connect(host: str, port: int, rank: int, serve: bool, timeout: float) -> tup
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
-        if is_loopback(host):
-            address, family = ("::1", socket.AF_INET6) if host == "::1" else (host, socket.AF_INET)
-            address = "127.0.0.1" if address == "localhost" else address
-            return socket.create_server((address, port), family=family, backlog=1024)
-        if socket.has_dualstack_ipv6():
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=1024)
-        return socket.create_server(("", port), backlog=1024)
+        own = is_loopback(host)
+        address = ("127.0.0.1" if host == "localhost" else host) if own else ""
+        dual = not own and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual or host == "::1" else socket.AF_INET
+        return socket.create_server((address, port), family=family, backlog=1024, dualstack_ipv6=dual)
     except OSError as error:
         words = os.strerror(error.errno or 0)  # the error's own text would repeat the address
         raise OperationError(f"MASTER_PORT: {port} cannot be used on {host} ({words})") from error

@@ -12,17 +12,17 @@ from typing import Any, Literal
 
 import torch
 
-from landscape import data, models
 from landscape.checkpoint.checkpoint import FORMER_KEYS, IMPORTED, Checkpoint
 from landscape.checkpoint.user_code import Spec, is_user_defined
 from landscape.core import options, registry
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import parse_toml as parse
-from landscape.training import algorithms, optimizer
+from landscape.training import optimizer
+from landscape.training.algorithms import Rule
 from landscape.training.recipes import table_recipes
 from landscape.training.recipes.schedule import Schedule
-from landscape.training.recipes.settings import UNSET, changed, parsed
+from landscape.training.recipes.settings import NAMED, UNSET, changed, parsed
 from landscape.training.topology.mixing import is_file, known_matrices
 
 MATRIX = "matrix"  # the name in a checkpoint of the mixing matrix that the run read from a file
@@ -140,8 +140,6 @@ class Init:
 BUILT_IN = Path(__file__).parent
 # The tables whose name may be MODULE:NAME.
 CODE = ("model", "data")
-# The tables with a name, and where it is looked up.
-PARTS: dict[str, Any] = {"algorithm": algorithms, "optimizer": optimizer, "model": models, "data": data}
 
 
 # The least value of the numbers of the run itself; None: it must be above 0.
@@ -266,14 +264,14 @@ class Recipe:
         """
         name, given = self.part(table)
         code = table in CODE and is_user_defined(name)
-        return Spec(name, given if code else PARTS[table].options(name, given), called=True)
+        return Spec(name, given if code else NAMED[table].options(name, given), called=True)
 
     @property
     def names_code(self) -> bool:
         """Say whether its model or data is MODULE:NAME."""
         return any(self.spec(table).user_defined for table in CODE)
 
-    def rule(self) -> algorithms.Rule:
+    def rule(self) -> Rule:
         """Make the update rule that the table "algorithm" describes.
 
         Returns:
@@ -284,9 +282,8 @@ class Recipe:
             'DPSGD'
         """
         with known_matrices(self.matrices):
-            rule: algorithms.Rule = algorithms.make(
-                *self.part("algorithm"), learners=self.learners, seed=self.seed
-            )
+            name, given = self.part("algorithm")
+            rule: Rule = registry.algorithms.make(name, given, learners=self.learners, seed=self.seed)
         rule.peak_lr = self.schedule.peak_lr(self.lr, self.batch)
         return rule
 
@@ -360,7 +357,7 @@ class Recipe:
             >>> Recipe.read("digits-dpsgd").to_toml().splitlines()[0]
             'name = "digits-dpsgd"'
         """
-        specs = {table: self.spec(table) for table in PARTS}
+        specs = {table: self.spec(table) for table in NAMED}
         named = {table: {"name": spec.name, **spec.options} for table, spec in specs.items()}
         return options.toml_text(self.values() | named)
 

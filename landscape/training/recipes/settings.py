@@ -18,10 +18,10 @@ from landscape.training import optimizer
 
 #: A setting that begins so takes the key out, as in Hydra.
 UNSET = "~"
-#: The tables whose keys depend on their name.
-NAMED = {
+#: The tables whose keys depend on their name, and where it is looked up.
+NAMED: dict[str, Any] = {
     "algorithm": registry.algorithms,
-    "optimizer": registry.optimizers,
+    "optimizer": optimizer,
     "model": registry.models,
     "data": registry.data_sets,
 }

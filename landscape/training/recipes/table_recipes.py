@@ -86,60 +86,16 @@ SERIES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Cell:
-    """The parameters of one recipe; ``rate`` is for batch ``base``, or for any if that is 0."""
-
-    task: str
-    model: str
-    batch: int
-    algorithm: str
-    rate: float
-    base: int
-
-    def values(self, epochs: float, batch: int, samples: int) -> dict[str, Any]:
-        """The recipe's tables, for a run of ``epochs`` over ``samples`` at total ``batch``.
-
-        A shorter run has the whole schedule, in proportion. The loss on the test set 32 times, and four
-        checkpoints: ours.
-        """
-        share = epochs / EPOCHS[self.task]
-        steps = max(1, round(epochs * samples / batch))
-        algorithm = dict(ALGORITHMS[self.algorithm])
-        if self.algorithm == "ssgd-noise":
-            algorithm["sigma"] = SIGMA[self.model]
-        values: dict[str, Any] = {
-            "learners": 1 if self.algorithm == "sgd" else 16,
-            "batch": batch,
-            "lr": self.rate,
-            "steps": steps,
-            "algorithm": algorithm,
-            "model": {"name": self.model},
-            "schedule": {"unit": "epochs", "base_batch": self.base},
-            "decompose": {"every": 0},
-            "evaluate": {"every": -(-steps // 32)},
-            "checkpoint": {"every": -(-steps // 4)},
-        }
-        if self.task == "cifar10":
-            values["optimizer"] = {"name": "sgd", "momentum": 0.9, "weight_decay": 5e-4}
-            values["data"] = {"name": "cifar10", "augment": True}
-            values["schedule"] |= {"milestones": [160 * share, 240 * share], "factor": 0.1}
-        else:
-            values["model"]["classes"] = 100
-            values["data"] = {"name": "spoken-digits", "imbalance": 4.0}
-            values["schedule"] |= {"warmup": 10 * share, "anneal": round(0.5 ** (0.5 / share), 6)}
-        return values
-
-
 @functools.cache
-def _cells() -> dict[str, Cell]:
+def _cells() -> dict[str, tuple[Series, str, int, str, float]]:
+    """The series, model, batch, algorithm and rate of each recipe, by its name."""
     cells = {}
     for s in SERIES:
         for model, batch, algorithm, rate in itertools.product(s.models, s.batches, s.algorithms, s.rates):
             suffix = f"-lr{rate:g}" if s.rate_in_name else ""
             name = f"{s.task}/{model}-b{batch}-{algorithm}{suffix}"
             assert name not in cells
-            cells[name] = Cell(s.task, model, batch, algorithm, rate, s.base)
+            cells[name] = s, model, batch, algorithm, rate
     return cells
 
 
@@ -154,17 +110,48 @@ def values(name: str, changes: dict[str, Any]) -> dict[str, Any] | None:
     The key ``epochs``, which only these recipes have, shortens the run with its schedule; ``batch`` keeps the
     epochs. Raises InputError for a name that is like one of theirs.
     """
-    cell = _cells().get(name)
-    if cell is None:
+    if name not in _cells():
         if name.partition("/")[0] in SAMPLES and not name.endswith(".toml"):
             raise InputError(
                 f"recipe: '{name}' is not known{near(name, _cells())} ('landscape recipes' lists them)"
             )
         return None
-    epochs, batch = changes.get("epochs", EPOCHS[cell.task]), changes.get("batch", cell.batch)
+    series, model, batch, algorithm, rate = _cells()[name]
+    epochs, batch = changes.get("epochs", EPOCHS[series.task]), changes.get("batch", batch)
     check_type("epochs", epochs, Positive)
     check_type("batch", batch, Count)
     data = changes.get("data", {})
     samples = data.get("subset") if isinstance(data, dict) else 0
-    samples = samples if isinstance(samples, int) and samples > 0 else SAMPLES[cell.task]
-    return {"name": name} | cell.values(epochs, batch, samples)
+    samples = samples if isinstance(samples, int) and samples > 0 else SAMPLES[series.task]
+    steps = max(1, round(epochs * samples / batch))
+    own = _of_task(series.task, epochs / EPOCHS[series.task])
+    return {
+        "name": name,
+        "learners": 1 if algorithm == "sgd" else 16,
+        "batch": batch,
+        "lr": rate,
+        "steps": steps,
+        "decompose": {"every": 0},
+        "evaluate": {"every": -(-steps // 32)},  # this and the four checkpoints are ours
+        "checkpoint": {"every": -(-steps // 4)},
+        **own,
+        "algorithm": ALGORITHMS[algorithm] | ({"sigma": SIGMA[model]} if algorithm == "ssgd-noise" else {}),
+        "model": {"name": model, **own["model"]},
+        "schedule": {"unit": "epochs", "base_batch": series.base, **own["schedule"]},
+    }
+
+
+def _of_task(task: str, share: float) -> dict[str, Any]:
+    """The tables that a task decides; the schedule is that of a run of ``share`` of its epochs."""
+    if task == "speech":
+        return {
+            "model": {"classes": 100},
+            "data": {"name": "spoken-digits", "imbalance": 4.0},
+            "schedule": {"warmup": 10 * share, "anneal": round(0.5 ** (0.5 / share), 6)},
+        }
+    return {
+        "model": {},
+        "optimizer": {"name": "sgd", "momentum": 0.9, "weight_decay": 5e-4},
+        "data": {"name": "cifar10", "augment": True},
+        "schedule": {"milestones": [160 * share, 240 * share], "factor": 0.1},
+    }

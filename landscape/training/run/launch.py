@@ -87,7 +87,7 @@ def launch(
         if first and run_folder.named_like_a_run(folder):
             lock.acquire()
         if group:  # nobody reads a checkpoint that another command may still replace
-            group.after_first()
+            group.wait_for_all()
         present = check_folder(folder, resume=resume, force=force)
         checkpoint, chosen = _resumed(folder, recipe, group, allow_code) if resume else (None, recipe)
         if chosen is None:
@@ -104,18 +104,15 @@ def launch(
             start = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
             start["mixing matrix"] = fingerprint(chosen.matrices.values())
             group.agree(_flat(chosen.values()) | start)
-        try:  # after all checks, so that a mistake leaves no file there
-            folder.mkdir(parents=True, exist_ok=True)
-            if first:
-                lock.acquire()
-                if not present and run_folder.named_like_a_run(folder):
-                    raise OperationError(f"{folder}: another process has started a run there meanwhile")
-                files.remove_stale(folder)
-                for path in present if force else []:
-                    path.unlink(missing_ok=True)
-                files.write_text(folder / "recipe.toml", chosen.to_toml())
-        except OSError as error:
-            raise OperationError(f"{folder}: cannot be written ({error.strerror})") from error
+        files.make_folder(folder)  # after all checks, so that a mistake leaves no file there
+        if first:
+            lock.acquire()
+            if not present and run_folder.named_like_a_run(folder):
+                raise OperationError(f"{folder}: another process has started a run there meanwhile")
+            files.remove_stale(folder)
+            for path in present if force else []:
+                path.unlink(missing_ok=True)
+            files.write_text(folder / "recipe.toml", chosen.to_toml())
         hooks.message(_headline(trainer))
         return trainer.run() if group is None else _run_in_group(trainer, folder, group)
 
@@ -182,18 +179,19 @@ def trainer_class(recipe: Recipe, group: Group | None) -> type[Trainer]:
     return Server if group.rank == 0 else Worker
 
 
-def check_folder(folder: Path, *, resume: bool, force: bool) -> list[Path]:
+def check_folder(folder: Path, *, resume: bool, force: bool | None = None) -> list[Path]:
     """The files of a run in ``folder``; OperationError if there are any, and neither option is given.
 
-    With ``force`` also if another file has the name of one, as it would be deleted.
+    With ``force`` also if another file has the name of one, as it would be deleted; None: there is no such
+    option.
     """
     if resume and force:
         raise InputError("resume, force: only one of the two is allowed")
     present = run_folder.named_like_a_run(folder)
     if present and not (resume or force):
+        ways = "resume=True" if force is None else "resume=True, force=True"
         raise OperationError(
-            f"{folder}: holds a run already ({present[0].name}); give resume=True, force=True or another "
-            "folder"
+            f"{folder}: holds a run already ({present[0].name}); give {ways} or another folder"
         )
     for path in present if force else []:
         if not run_folder.of_a_run(path):
