@@ -19,7 +19,7 @@ from landscape import InputError, Problem
 from landscape.problem.batches import take, tree_map
 from landscape.problem.layout import Layout, gradients
 from tests import problems
-from tests.battery.case import Net
+from tests.battery.case import net as network
 
 
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=5), st.integers(1, 4))
@@ -239,7 +239,7 @@ def noisy() -> nn.Module:
     """Random in eval mode."""
     torch.manual_seed(0)
     forward = lambda m, x: m.b(F.dropout(m.a(x).tanh(), 0.4, training=True))  # noqa: E731
-    return Net(forward, a=nn.Linear(4, 6), b=nn.Linear(6, 3))
+    return network(forward, a=nn.Linear(4, 6), b=nn.Linear(6, 3))
 
 
 def test_noise_of_a_random_model_gives_all_learners_the_same_numbers() -> None:

@@ -20,7 +20,7 @@ import landscape
 from landscape import HessianOperator, InputError, Problem, ProblemWarning
 from landscape.curvature.differences import Differences
 from tests import certified, truth
-from tests.battery.case import Net
+from tests.battery.case import net as network
 from tests.conftest import slow_but
 from tests.dense import dense_hessian
 
@@ -90,12 +90,12 @@ def cubed(kernel: bool) -> nn.Module:
     """By a kernel that is differentiable once, or not."""
     torch.manual_seed(0)
 
-    def forward(m: Net, x: Tensor) -> Tensor:
+    def forward(m: Any, x: Tensor) -> Tensor:
         z = m.a(x) / 2
         out: Tensor = m.b(Cube.apply(z) if kernel else z**3)  # type: ignore[no-untyped-call]
         return out
 
-    return Net(forward, a=nn.Linear(8, 5), b=nn.Linear(5, 3))
+    return network(forward, a=nn.Linear(8, 5), b=nn.Linear(5, 3))
 
 
 def test_what_is_differentiable_once_has_an_answer_that_says_how() -> None:
@@ -156,7 +156,7 @@ def test_parts_padding_penalties_and_draws(name: str) -> None:
     if name == "penalty":
         options = {"penalty": lambda p: p["0.weight"].pow(4).sum(), "weight_decay": 0.1}
     if name == "draws":
-        model = Net(
+        model = network(
             lambda m, x: m.b((m.a(x) + 0.1 * torch.randn(len(x), 5, dtype=x.dtype)).tanh()),
             a=nn.Linear(8, 5),
             b=nn.Linear(5, 3),
@@ -257,7 +257,7 @@ REFUSED: dict[str, tuple[Callable[[Problem, Tensor], object], nn.Module, str]] =
     "smoothing": (landscape.smoothing, cubed(True), FROM_ONCE),
     "trace": (
         lambda p, w: landscape.trace(p, derivatives="differences"),
-        Net(lambda m, x: m.a(x) + ((4 * m.a(x)).round() / 4 - m.a(x)).detach(), a=nn.Linear(8, 3)),
+        network(lambda m, x: m.a(x) + ((4 * m.a(x)).round() / 4 - m.a(x)).detach(), a=nn.Linear(8, 3)),
         "not the derivative of the loss",
     ),
     "gauss-newton": (

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import landscape
 from landscape import InputError, Problem, ProblemWarning
 from landscape.evaluation import evaluate
-from tests.battery.case import Net
+from tests.battery.case import net as network
 from tests.dense import agrees, remedied
 
 
@@ -156,13 +156,13 @@ def test_random_numbers_need_the_same_batches_in_each_pass() -> None:
 def layers(draw: Callable[[], float]) -> nn.Module:
     """A layer is left out one time in ten, also in eval mode, as ``draw`` decides."""
 
-    def forward(m: Net, x: Tensor) -> Tensor:
+    def forward(m: Any, x: Tensor) -> Tensor:
         h = m.a(x).tanh()
         out: Tensor = m.c(h if m.draw() < 0.1 else h + m.b(h).tanh())
         return out
 
     torch.manual_seed(0)
-    net = Net(forward, a=nn.Linear(8, 6), b=nn.Linear(6, 6), c=nn.Linear(6, 4), draw=draw)
+    net = network(forward, a=nn.Linear(8, 6), b=nn.Linear(6, 6), c=nn.Linear(6, 4), draw=draw)
     return net.double()
 
 
@@ -213,7 +213,7 @@ def test_random_numbers_of_a_generator_of_its_own_are_refused() -> None:
 # Losses that differentiate.
 
 
-def residual(m: Net, x: Tensor) -> Tensor:
+def residual(m: Any, x: Tensor) -> Tensor:
     """u'' + u of a network u(x), as physics-informed networks compute it."""
     x = x.requires_grad_(True)
     u = m.u(x)
@@ -224,7 +224,7 @@ def residual(m: Net, x: Tensor) -> Tensor:
 
 def test_a_model_that_differentiates_in_its_inputs() -> None:
     torch.manual_seed(0)
-    model, x = Net(residual, u=net(1, 1)), inputs(25, 1)
+    model, x = network(residual, u=net(1, 1)), inputs(25, 1)
     agrees(
         Problem(model, F.mse_loss, (x, torch.zeros_like(x))), model, lambda: model(x.clone()).square().mean()
     )
@@ -264,7 +264,7 @@ def sequence() -> nn.Module:
     """(B, T) tokens -> (B, T, 4) logits."""
     torch.manual_seed(0)
     forward = lambda m, x: m.out(m.embed(x).cumsum(1).tanh())  # noqa: E731
-    return Net(forward, embed=nn.Embedding(5, 3), out=nn.Linear(3, 4)).double()
+    return network(forward, embed=nn.Embedding(5, 3), out=nn.Linear(3, 4)).double()
 
 
 def _flat(o: Tensor, y: Tensor, ignored: int = -100) -> Tensor:
@@ -382,7 +382,9 @@ def test_a_loss_without_a_gradient_is_refused_where_one_is_needed(name: str, cha
 
 def test_a_surface_and_a_line_agree_with_the_loss_of_the_problem() -> None:
     """The outputs change with the number of samples, beyond those of the quick check."""
-    changing = Net(lambda m, x: m.a(x) * (1.0 if len(x) < 50 else 1.0 + torch.rand(())), a=nn.Linear(8, 4))
+    changing = network(
+        lambda m, x: m.a(x) * (1.0 if len(x) < 50 else 1.0 + torch.rand(())), a=nn.Linear(8, 4)
+    )
     problem = Problem(changing.double(), F.mse_loss, (inputs(100), inputs(100, 4)))
     for path in ("auto", "pointwise"):
         with pytest.raises(InputError, match=r"by Problem\.loss\(\) .*asked again") as caught:
@@ -416,7 +418,7 @@ def test_the_padding_row_of_an_embedding_is_no_direction() -> None:
     torch.manual_seed(0)
     embed = nn.Embedding(9, 4, padding_idx=0)
     nn.init.normal_(embed.weight)  # which sets the padding row, too
-    model = Net(lambda m, x: m.out(m.embed(x).mean(1).tanh()), embed=embed, out=nn.Linear(4, 3)).double()
+    model = network(lambda m, x: m.out(m.embed(x).mean(1).tanh()), embed=embed, out=nn.Linear(4, 3)).double()
     x = torch.randint(1, 9, (20, 6))
     x[torch.rand(20, 6) < 0.5] = 0
     y = torch.randint(3, (20,))
@@ -431,14 +433,14 @@ def test_the_padding_row_of_an_embedding_is_no_direction() -> None:
 def test_the_padding_row_of_a_tied_embedding_has_the_whole_gradient(pool: str) -> None:
     """PyTorch leaves out the part of it that comes by the inputs."""
 
-    def tied(padding: int | None) -> Net:
+    def tied(padding: int | None) -> nn.Module:
         torch.manual_seed(0)
         embed = nn.EmbeddingBag(9, 4) if pool == "bag" else nn.Embedding(9, 4, padding_idx=padding)
-        model = Net(forward, embed=embed, out=nn.Linear(4, 9, bias=False))
+        model = network(forward, embed=embed, out=nn.Linear(4, 9, bias=False))
         model.out.weight = model.embed.weight
         return model.double()
 
-    def forward(m: Net, x: Tensor) -> Any:
+    def forward(m: Any, x: Tensor) -> Any:
         e = m.embed(x)
         return m.out((e if pool == "bag" else e.mean(1)).tanh())
 

@@ -27,7 +27,7 @@ from landscape.curvature.hessian import MATRICES, HessianOptions
 from landscape.curvature.search import SearchOptions, start_vector
 from landscape.problem.data import Data
 from tests import problems
-from tests.battery.case import Net
+from tests.battery.case import net as network
 from tests.conftest import slow_but
 from tests.dense import dense_hessian
 
@@ -149,7 +149,7 @@ class Askew(torch.autograd.Function):
 
 def askew() -> nn.Module:
     torch.manual_seed(0)
-    return Net(lambda m, x: Askew.apply(m.a(x)), a=nn.Linear(4, 3))  # type: ignore[no-untyped-call]
+    return network(lambda m, x: Askew.apply(m.a(x)), a=nn.Linear(4, 3))  # type: ignore[no-untyped-call]
 
 
 @SAID
@@ -178,12 +178,12 @@ def kinks() -> nn.Module:
     """Inputs and weights at the kinks of ReLU, |z| and max pooling."""
     torch.manual_seed(1)
 
-    def forward(m: Net, x: Tensor) -> Tensor:
+    def forward(m: Any, x: Tensor) -> Tensor:
         h = F.max_pool1d(m.conv(x.round()[:, None]).relu(), 2, ceil_mode=True)
         out: Tensor = m.head(h.abs().amax(2))
         return out
 
-    return Net(forward, conv=nn.Conv1d(1, 3, 2, bias=False), head=nn.Linear(3, 3))
+    return network(forward, conv=nn.Conv1d(1, 3, 2, bias=False), head=nn.Linear(3, 3))
 
 
 def fitted() -> nn.Module:
@@ -212,15 +212,15 @@ def test_legitimate_models_are_not_refused(make: Callable[[], nn.Module], dtype:
 
 
 def test_a_model_that_knows_one_precision_is_judged_by_that() -> None:
-    def forward(model: Net, x: Tensor) -> Tensor:
+    def forward(model: Any, x: Tensor) -> Tensor:
         assert x.dtype == known
         return model.inner(x)  # type: ignore[no-any-return]
 
     known = torch.float32
     with pytest.raises(InputError, match="not symmetric"):
-        HessianOperator(Problem(Net(forward, inner=askew()), F.cross_entropy, data()), **EXACT)
+        HessianOperator(Problem(network(forward, inner=askew()), F.cross_entropy, data()), **EXACT)
     known = torch.bfloat16
-    low = Net(forward, inner=nn.Linear(8, 3)).bfloat16()
+    low = network(forward, inner=nn.Linear(8, 3)).bfloat16()
     problem = Problem(low, F.cross_entropy, eight(torch.bfloat16))
     assert problem.loss() > 0
     assert problem.gradient().dtype == torch.bfloat16
@@ -305,10 +305,10 @@ def test_a_regularised_problem_is_searched_with_all_samples_and_not_by_pyhessian
 LOW = (torch.bfloat16, torch.float16)
 
 
-def inside(how: str) -> Callable[[Net, Tensor], Tensor]:
+def inside(how: str) -> Callable[[Any, Tensor], Tensor]:
     """The forward pass of a model that computes in half precision by itself, with weights in float32."""
 
-    def forward(model: Net, x: Tensor) -> Tensor:
+    def forward(model: Any, x: Tensor) -> Tensor:
         if how == "autocast":
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 return model.net(x).float()  # type: ignore[no-any-return]
@@ -317,7 +317,7 @@ def inside(how: str) -> Callable[[Net, Tensor], Tensor]:
     return forward
 
 
-def attention(model: Net, x: Tensor) -> Tensor:
+def attention(model: Any, x: Tensor) -> Tensor:
     z = x.view(-1, 2, 4)
     out: Tensor = model.head((z + model.inner(z, z, z, need_weights=False)[0]).flatten(1))
     return out
@@ -329,7 +329,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     ),
     "batch norm": lambda: nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)),
     "layer norm, GELU": lambda: nn.Sequential(nn.Linear(8, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 3)),
-    "attention": lambda: Net(
+    "attention": lambda: network(
         attention, inner=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(8, 3)
     ),
 }
@@ -344,10 +344,10 @@ def low_and_exact(name: str, how: Any) -> tuple[Problem, Tensor]:
     """A model in low precision, and its Hessian in float64 at the same weights and inputs."""
     torch.manual_seed(0)
     net = MODELS[name]()
-    model = Net(inside(how), net=net) if isinstance(how, str) else net.to(how)
+    model = network(inside(how), net=net) if isinstance(how, str) else net.to(how)
     x, y = eight(torch.float32 if isinstance(how, str) else how)
     full = copy.deepcopy(net).double()
-    exact = full if how != "casts" else Net(lambda m, x: m.net(x).sin(), net=full)
+    exact = full if how != "casts" else network(lambda m, x: m.net(x).sin(), net=full)
     problem = Problem(model, F.cross_entropy, (x, y))
     return problem, dense_hessian(Problem(exact, F.cross_entropy, (x.double(), y)))
 
@@ -392,13 +392,13 @@ def test_every_function_of_curvature_has_float32_arithmetic_and_says_so_once(how
     assert len([w for w in seen if "float32 arithmetic" in str(w.message)]) == 1
 
 
-def made_with(function: Callable[[Net, Tensor], Tensor], width: int = 6) -> Net:
+def made_with(function: Callable[[Any, Tensor], Tensor], width: int = 6) -> nn.Module:
     """Two layers with ``function`` of the hidden ones between them, which may use another layer, c."""
     layers = {"a": nn.Linear(8, width), "b": nn.Linear(width, 3), "c": nn.Linear(width, width)}
-    return Net(lambda m, x: m.b(function(m, m.a(x))), **layers)
+    return network(lambda m, x: m.b(function(m, m.a(x))), **layers)
 
 
-def phantom(model: Net, z: Tensor) -> Tensor:
+def phantom(model: Any, z: Tensor) -> Tensor:
     """A deep equilibrium, differentiated through its last step alone."""
     h = torch.zeros_like(z)
     with torch.no_grad():
@@ -407,7 +407,7 @@ def phantom(model: Net, z: Tensor) -> Tensor:
     return (model.c(h) + z).tanh()
 
 
-SURROGATES: dict[str, Callable[[Net, Tensor], Tensor]] = {
+SURROGATES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "round, straight-through": lambda m, z: z + (z.round() - z).detach(),
     "sign of the weights": lambda m, z: F.linear(z, m.c.weight + (m.c.weight.sign() - m.c.weight).detach()),
     "weights of 8 bits": lambda m, z: F.linear(
@@ -421,7 +421,7 @@ SURROGATES: dict[str, Callable[[Net, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-DERIVATIVES: dict[str, Callable[[Net, Tensor], Tensor]] = {
+DERIVATIVES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "ReLU": lambda m, z: m.c(z.relu()).relu(),
     "max pooling": lambda m, z: m.c(F.max_pool1d(z, 3, 1, 1)),
     "deep": lambda m, z: functools.reduce(lambda h, _: F.relu6(m.c(h)), range(20), z),

@@ -28,7 +28,7 @@ from landscape.results.spectrum import QUANTITIES
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from tests import problems
-from tests.battery.case import Net
+from tests.battery.case import net as network
 from tests.conftest import Command, slow_but
 from tests.dense import dense_hessian
 
@@ -51,7 +51,7 @@ def dense(problem: Problem, kind: str = "hessian") -> Tensor:
         return problems.textbook_hessian(problem) if kind == "hessian" else dense_gauss_newton(problem)
 
 
-def attend(model: Net, x: Tensor) -> Tensor:
+def attend(model: Any, x: Tensor) -> Tensor:
     """Attention of both kinds: their fused kernels have no double backward."""
     h = model.embed(x)
     h = model.attention(h, h, h, need_weights=False)[0]
@@ -63,7 +63,9 @@ def attention() -> Problem:
     torch.manual_seed(0)
     layers = {"embed": nn.Linear(3, 4), "attention": nn.MultiheadAttention(4, 2, batch_first=True)}
     data = torch.randn(10, 5, 3, dtype=torch.float64), torch.randint(2, (10,))
-    return Problem(Net(attend, **layers, head=nn.Linear(4, 2)), F.cross_entropy, data, dtype=torch.float64)
+    return Problem(
+        network(attend, **layers, head=nn.Linear(4, 2)), F.cross_entropy, data, dtype=torch.float64
+    )
 
 
 ALL = {**problems.ALL, "attention": attention}
