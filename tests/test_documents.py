@@ -326,6 +326,16 @@ def test_the_reference_describes_everything(tmp_path: Path) -> None:
     assert "algorithm.mixing" in (tmp_path / "recipes.md").read_text()
 
 
+@pytest.mark.parametrize("section", ["tutorials", "how-to", "explanation"])
+def test_a_card_of_each_page_has_its_first_sentence(section: str) -> None:
+    pytest.importorskip("sphinx")
+    pages = importlib.import_module("site_extension").pages_of(ROOT / "docs" / section)
+    assert {name for name, *_ in pages} >= {p.stem for p in (ROOT / "docs" / section).glob("*.md")} - {
+        "index"
+    }
+    assert all(title and re.match(r"\S.+[.?]$", text) for _, title, text in pages)
+
+
 def test_every_public_name_is_in_the_reference_by_task() -> None:
     page = "\n".join(site_reference.api_page())
     listed = re.findall(r"^   (landscape\.[\w.]+)$", page, re.MULTILINE)

@@ -14,7 +14,6 @@ from landscape.analysis.grids import contour
 from landscape.analysis.planes import learners_plane
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.checkpoint.run_folder import load
 from landscape.cli import common
 from landscape.cli.analysis import SOURCE, Source, about
 from landscape.cli.completion import Choice
@@ -115,8 +114,7 @@ def plot(
     look = {"log": log, "levels": levels, "vmax": vmax, "cmap": cmap, "labels": labels or None}
     given: dict[str, Any] = {name: value for name, value in look.items() if value is not None}
     given |= {"title": title} if title else {}
-    if dpi is not None:
-        plots.check_dpi("--dpi", dpi)
+    plots.check_dpi("--dpi", dpi)
     if film.animate is not None:
         if given or style != "contour":
             word = next(iter(given), "style")
@@ -127,10 +125,7 @@ def plot(
     export = picture.suffix == ".vts"
     if not export:
         plots.check_format(picture)
-    results: list[Any] = []
-    for file in files:
-        loaded = load(run_folder.checkpoint_in(Path(file)))
-        results += loaded if isinstance(loaded, list) else [loaded]
+    results = plots.loaded(files)
     if export:
         common.files(*_export(results, picture))
         return
