@@ -94,11 +94,59 @@ def index_entries(app: Sphinx, page: str, content: list[str]) -> None:
     content[0] = INDEX.sub(directive, content[0])
 
 
+LIST = re.compile(r"```\{toctree\}\n:maxdepth: 1\n\n(.+?)\n```", re.DOTALL)
+#: The sections of the site that are lists of pages.
+SECTIONS = {
+    "tutorials": "Tutorials",
+    "how-to": "How-to guides",
+    "reference": "Reference",
+    "explanation": "Explanation",
+}
+
+
+def about(path: Path) -> tuple[str, str]:
+    """The title of a page, and its first sentence."""
+    text = re.sub(r"<!--.*?-->|```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    title, *paragraphs = filter(None, (part.strip() for part in text.split("\n\n")))
+    prose = next((p for p in paragraphs if not p.startswith(("#", "|", "!", "-", "(", "{.", ":"))), "")
+    sentence = re.split(r"(?<=[.:?])(?<!et al\.) ", " ".join(prose.split()))[0]
+    return title.removeprefix("# "), re.sub(":$", ".", sentence)
+
+
+def pages_of(section: Path) -> list[tuple[str, str, str]]:
+    """(name, title, first sentence) of each page that the index of a section lists."""
+    listed = LIST.search((section / "index.md").read_text(encoding="utf-8"))
+    assert listed, section
+    return [(name, *about(section / f"{name}.md")) for name in listed[1].split()]
+
+
+def cards(app: Sphinx, page: str, content: list[str]) -> None:
+    """Replace the list of the pages of a section by cards, each with the first sentence of its page."""
+    section, _, name = page.partition("/")
+    if section in SECTIONS and name == "index":
+        rows = [f"- **[{t}]({n}.md)** {text}" for n, t, text in pages_of(Path(app.srcdir, section))]
+        shown, tree = "\n".join(["{.cards}", *rows]), r"```{toctree}\n:hidden:\n\n\1\n```"
+        content[0] = LIST.sub(lambda found: f"{shown}\n\n{found.expand(tree)}", content[0])
+
+
+def llms(app: Sphinx, error: Exception | None) -> None:
+    """Write llms.txt (llmstxt.org): the pages with their first sentences, for programs that read them."""
+    if error is None and app.builder.format == "html":
+        root = Path(app.srcdir)
+        parts = [f"# {app.config.project}", f"> {about(root / 'index.md')[1]}"]
+        for section, title in SECTIONS.items():
+            rows = [f"- [{t}]({section}/{n}.html): {text}" for n, t, text in pages_of(root / section)]
+            parts += [f"## {title}", "\n".join(rows)]
+        Path(app.outdir, "llms.txt").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect(
         "config-inited", generate
     )  # before Sphinx lists the pages, from which autosummary makes others
     app.connect("source-read", index_entries)
+    app.connect("source-read", cards)
+    app.connect("build-finished", llms)
     app.connect("autodoc-process-docstring", process_docstring, priority=100)
     app.connect("autodoc-process-docstring", restore_colons, priority=900)
     for part in ("description", "options", "arguments"):

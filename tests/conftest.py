@@ -66,15 +66,19 @@ def one_thread_and_no_waiting_for_the_disk() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that use ``tests.groups`` share a worker, and with it the server that their processes are forks of."""
+    """Tests that share what takes long to make share a worker, so that it is made once.
+
+    Those that use ``tests.groups`` share the server that their processes are forks of; others a fixture of their
+    module.
+    """
     for item in items:
-        code = getattr(getattr(item, "function", None), "__code__", None)
-        if (
-            code
-            and {"together", "CONTEXT", "in_processes"} & {*code.co_names}
-            and not item.get_closest_marker("xdist_group")
-        ):
+        if item.get_closest_marker("xdist_group") or not isinstance(item, pytest.Function):
+            continue
+        fixtures = item._fixtureinfo.name2fixturedefs.values()
+        if {"together", "CONTEXT", "in_processes"} & {*item.function.__code__.co_names}:
             item.add_marker(pytest.mark.xdist_group("processes"))
+        elif any(fixture.scope == "module" for found in fixtures for fixture in found):
+            item.add_marker(pytest.mark.xdist_group(item.module.__name__))
 
 
 Command = Callable[..., tuple[int, str, str]]

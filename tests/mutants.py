@@ -17,14 +17,13 @@ ROOT = Path(__file__).parents[1]
 RULES = (
     "tests/test_conformance.py -k test_a_rule or test_a_topology",
     "tests/test_algorithms.py",
-    "tests/test_rules.py",
 )
 PRODUCTS = (
     "tests/test_spectrum.py -k dense or textbook or trace or matrix",
     "tests/test_products_checked.py -k penalty",
     "tests/test_public_api.py",
     "tests/test_any_model.py",
-    "tests/test_preconditioner.py",
+    "tests/test_optimizer.py -k dense_matrix or diagonal",
 )
 FILLING = ("tests/test_adaptive.py",)
 FILES = "tests/test_files.py", "tests/test_fuzz.py"

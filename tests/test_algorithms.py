@@ -1,30 +1,37 @@
-"""Local SGD, outer momentum, delay, pairs, push-sum and adaptive consensus: by hand, by identity, by limit."""
+"""Update rules and the decomposition of their steps: by hand, by identity, by limit; rules of one's own."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import h5py
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import landscape
-from landscape import Checkpoint, InputError, OperationError, testing
+from landscape import Checkpoint, InputError, LandscapeError, OperationError, Problem, testing
+from landscape.core import registry
+from landscape.gradients.learners import Stack
 from landscape.limits import max_stable_step
 from landscape.problem.layout import Layout
-from landscape.testing.checks import RECIPE
-from landscape.training import algorithms
+from landscape.testing.checks import RECIPE, lent
+from landscape.training import algorithms, decomposition
 from landscape.training.algorithms.async_sgd import AsyncSGD
 from landscape.training.algorithms.dpsgd import SGP
+from landscape.training.algorithms.ssgd import SSGD
+from landscape.training.decomposition import Decomposer, GradientEstimator
 from landscape.training.optimizer import SGD
+from landscape.training.processes.comm import Comm
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe
+from landscape.training.run import launch
 from landscape.training.run.loop import Trainer
-from landscape.training.run.randomness import generator
+from landscape.training.run.randomness import _NUMBERED, RESERVED, _stream, generator
 from landscape.training.topology.mixing import Mixing
 from tests.groups import together
 from tests.problems import assert_identity
@@ -481,3 +488,130 @@ def test_a_cosine_that_ends_at_zero_leaves_slow_momentum_finite() -> None:
     assert end.lr == 0
     assert bool(torch.isfinite(end.weights).all())
     assert math.isfinite(float(end.shared["slow_momentum"].norm()))
+
+
+@pytest.mark.parametrize("order", ["awc", "atc"])
+def test_identities_hold_in_float32(tiny: Path, order: str) -> None:
+    h = Trainer(recipe.read(str(tiny), ["decompose.every=1", f"algorithm.order={order}"])).run().history
+    assert_identity(h, 1e-5)
+    split = h["delta_s"] + h["delta_2"] + h["delta_cross"]
+    assert (np.abs(split - h["delta"]) < 1e-5 * h["displacement2"]).all()
+    assert (h["delta_2"] <= h["delta_2_full"] * (1 + 1e-6)).all()
+
+
+def test_the_decomposition_by_a_sample_is_right_on_average_and_its_errors_are_of_the_right_size() -> None:
+    """Against g on all samples; with the square of an estimate, or errors that do not cancel, Δ is lost."""
+    torch.manual_seed(0)
+    model = landscape.models.build("mlp", widths=[6, 8, 3], activation="tanh")
+    data = landscape.data.load("synthetic", samples=3000, dimension=6, classes=3)
+    problem = Problem(model, data.loss, data.train, dtype=torch.float64)
+    stack, at = Stack(problem), problem.weights + 0.05 * torch.randn(4, problem.layout.size).double()
+    drawn = torch.randint(problem.samples, (4, 200))
+    x, y = problem.gather(drawn)
+    own = torch.empty_like(at)
+    stack.gradients(at, x, y, out=own)
+
+    def columns(samples: int, step: int) -> dict[str, float]:
+        g = GradientEstimator(stack.problem, Comm(len(at)), samples)
+        found = Decomposer(stack, g).begin(at, x, y, own, step)
+        return found(at - 0.5 * own, 0.5)
+
+    truth, draws = columns(0, 0), [columns(512, step) for step in range(80)]
+    for name in ("alpha_e", "grad_norm2", "delta", "delta_s", "delta_2", "delta_cross"):
+        values, errors = (np.array([c[name + end] for c in draws]) for end in ("", "_se"))
+        assert truth[f"{name}_se"] == 0
+        assert abs(values.mean() - truth[name]) < 3.5 * values.std() / 80**0.5, name
+        assert 0.8 < (errors**2).mean() ** 0.5 / values.std() < 1.4, name
+
+
+def test_pairs_estimate_products_and_their_covariance_without_bias() -> None:
+    torch.manual_seed(0)
+    a, b = (0.3 + torch.randn(20000, 6, dtype=torch.float64) for _ in range(2))
+    h, q = (v[:, :, None] * v[:, None, :] for v in (a, a + b))
+    found, other = decomposition.mean(h), decomposition.mean(q)
+    assert float(found.mean()) == pytest.approx(0.09, abs=4 * float(found.std()) / 20000**0.5)
+    expected = float(torch.cov(torch.stack([found, other]))[0, 1])
+    assert float(decomposition.covariance(h, q).mean()) == pytest.approx(expected, rel=0.05)
+    assert float(decomposition.covariance(h, h).mean()) == pytest.approx(float(found.var()), rel=0.05)
+    assert bool(decomposition.quotient(h, -h)[0][found > 0].isnan().all())
+
+
+class Jittered(SSGD):
+    """SSGD with a rate that is drawn anew each step."""
+
+    columns: ClassVar[Mapping[str, str]] = {"jitter": "1"}
+    purposes = ("jitter",)
+
+    def __init__(self, learners: int, seed: int, width: float = 0.1) -> None:
+        super().__init__(learners, seed)
+        self.width, self._jitter = width, 0.0
+
+    def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
+        self._jitter = self.width * float(torch.rand(1, generator=self.generator("jitter", step)))
+        return super().finish(weights, directions, lr * (1 + self._jitter), step)
+
+    def record(self, step: int) -> dict[str, float]:
+        return {"jitter": self._jitter}
+
+
+class Undeclared(Jittered):
+    columns: ClassVar[Mapping[str, str]] = {}
+
+
+def test_a_rule_of_ones_own_is_resumed_with_its_column(tiny: Path) -> None:
+    testing.check_rule(Jittered, {"width": 0.2}, refused={"width": "wide"}, only="resumes")
+    with lent(registry.algorithms, Jittered, "jittered"):
+        end = Trainer(recipe.read(str(tiny), ["algorithm={name='jittered', width=0.2}"])).run()
+    draws = [0.2 * torch.rand(1, generator=generator(0, "jitter", t)).item() for t in range(1, 31)]
+    np.testing.assert_allclose(end.history["jitter"], draws)
+    assert end.units["jitter"] == "1"
+
+
+def test_what_a_rule_declares_is_its_own_and_nothing_else_is_recorded(tiny: Path) -> None:
+    with (
+        lent(registry.algorithms, Undeclared, "undeclared"),
+        pytest.raises(OperationError, match="'undeclared'.*'jitter'"),
+    ):
+        Trainer(recipe.read(str(tiny), ["algorithm={name='undeclared'}"])).run()
+    for declared, words in (
+        ({"columns": {"loss": "1"}}, "column 'loss'"),
+        ({"purposes": ("batch",)}, "purpose 'batch'"),
+    ):
+        with pytest.raises(LandscapeError, match=words):
+            type("Bad", (SSGD,), declared)
+    with pytest.raises(OperationError, match=r"SSGD.*'jitter'"):
+        SSGD(2, 0).generator("jitter", 1)
+
+
+def test_files_with_columns_that_nobody_knows_here_are_read_kept_and_resumed(
+    tiny: Path, tmp_path: Path
+) -> None:
+    chosen = recipe.read(str(tiny), ["steps=20"])
+    launch.launch(chosen, tmp_path)
+    for name in ("last.h5", "step-0000020.h5"):
+        with h5py.File(tmp_path / name, "r+") as file:
+            column = file.create_dataset("history/foreign", data=np.arange(20.0))
+            column.attrs["unit"] = "furlong"
+    run = landscape.load(tmp_path / "last.h5")
+    assert run.units["foreign"] == "furlong"
+    np.testing.assert_array_equal(run.history["foreign"], np.arange(20.0))
+    run.save(tmp_path / "copy.h5")
+    assert landscape.load(tmp_path / "copy.h5").units == run.units
+    longer = launch.launch(recipe.read(str(tiny), ["steps=25"]), tmp_path, resume=True)
+    np.testing.assert_array_equal(longer.history["foreign"][:20], np.arange(20.0))
+    assert np.isnan(longer.history["foreign"][20:]).all()
+    assert landscape.load(tmp_path / "last.h5").units["foreign"] == "furlong"
+    run.history["nameless"] = np.zeros(20)
+    with pytest.raises(OperationError, match="'nameless'"):
+        run.save(tmp_path / "bad.h5")
+
+
+def test_streams_keep_their_numbers_and_those_by_name_collide_with_none() -> None:
+    assert [_NUMBERED[name] for name in ("init", "batch", "noise", "mixing", "decompose")] == [0, 1, 2, 3, 4]
+    assert [_NUMBERED[name] for name in ("delay", "push", "augment", "dropout", "monitor")] == [5, 6, 7, 8, 9]
+    assert set(RESERVED) < set(_NUMBERED)
+    for name in ("jitter", "another", "é", ""):
+        words = _stream(name)
+        assert len(words) == 4
+        assert all(2**31 <= word < 2**32 for word in words)  # no seed and no number is so large
+    assert len({generator(0, name, 1).initial_seed() for name in ("jitter", "another", *_NUMBERED)}) == 12

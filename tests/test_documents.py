@@ -125,11 +125,8 @@ def _console(added: list[str], compared: bool) -> Callable[[Example], str | None
             code, printed = run_command([*shlex.split(line, comments=True), *added])
             if code:
                 return f"$ {line}\nexit code {code}\n{printed}"
-            if (
-                compared
-                and output.strip()
-                and not doctest.OutputChecker().check_output(output, printed, FLAGS)
-            ):
+            same = doctest.OutputChecker().check_output(output, printed, FLAGS)
+            if compared and output.strip() and not same:
                 return f"$ {line}\nexpected:\n{output}\nprinted:\n{printed}"
         return None
 
@@ -259,12 +256,8 @@ def test_every_message_of_the_page_is_printed_somewhere() -> None:
     classes = {node.name for node in nodes if isinstance(node, ast.ClassDef)}
     described = _described()
     assert len(described) > 180
-    missing = [
-        message
-        for message, pattern in described.items()
-        if message not in classes and not pattern.search(printed)
-    ]
-    assert missing == []
+    unknown = {message for message, pattern in described.items() if not pattern.search(printed)}
+    assert unknown <= classes
 
 
 def lost(page: Path) -> list[str]:
@@ -309,9 +302,8 @@ def test_the_readme_has_all_commands_and_no_number_of_its_own() -> None:
     rows = re.findall(r"^\| ([\w ]+) \| (`[\w-]+`(?:, `[\w-]+`)*) \|", text, re.MULTILINE)
     shown = {group: re.findall(r"`([\w-]+)`", names) for group, names in rows}
     assert list(shown) == list(GROUPS)
-    assert all(
-        set(shown[group]) <= set(commands) for group, commands in GROUPS.items()
-    )  # the reference has all
+    # The reference has all.
+    assert all(set(shown[group]) <= set(commands) for group, commands in GROUPS.items())
     measured = (ROOT / "docs" / "performance.md").read_text()
     table = text.partition("## Against other tools")[2].partition("\n## ")[0]
     ratios = re.findall(r"\| (\d[^|]*) \|$", table, re.MULTILINE)
@@ -332,6 +324,16 @@ def test_the_page_of_the_checkpoint_has_what_is_in_its_file(trained: Callable[[s
 def test_the_reference_describes_everything(tmp_path: Path) -> None:
     site_reference.write_pages(tmp_path)
     assert "algorithm.mixing" in (tmp_path / "recipes.md").read_text()
+
+
+@pytest.mark.parametrize("section", ["tutorials", "how-to", "explanation"])
+def test_a_card_of_each_page_has_its_first_sentence(section: str) -> None:
+    pytest.importorskip("sphinx")
+    pages = importlib.import_module("site_extension").pages_of(ROOT / "docs" / section)
+    assert {name for name, *_ in pages} >= {p.stem for p in (ROOT / "docs" / section).glob("*.md")} - {
+        "index"
+    }
+    assert all(title and re.match(r"\S.+[.?]$", text) for _, title, text in pages)
 
 
 def test_every_public_name_is_in_the_reference_by_task() -> None:
@@ -364,10 +366,8 @@ def private(text: str) -> list[str]:
     """The imports of ``text``, a page or a script, that bring other than public names."""
     found = []
     for module, names, whole in IMPORT.findall(text):
-        own = module == "landscape" and {n.split()[0] for n in names.split(",")} <= {
-            *landscape.__all__,
-            "testing",
-        }
+        brought = {part.split()[0] for part in names.split(",") if part}
+        own = module == "landscape" and brought <= {*landscape.__all__, "testing"}
         if not own and (module or whole) not in PUBLIC_MODULES:
             found.append(module or whole)
     return found
@@ -390,9 +390,7 @@ def test_a_notebook_runs(name: str, in_folder: Path) -> None:
 def test_the_test_of_imports_sees_private_ones() -> None:
     text = "from landscape.core import files\n>>> import landscape.cli\n  from landscape import plots\nimport landscape\n"
     assert private(text) == ["landscape.core", "landscape.cli", "landscape"]
-    assert (
-        private("from landscape import contour, draw\nfrom landscape.plugins import (\n    Rule,\n)\n") == []
-    )
+    assert private("from landscape import contour\nfrom landscape.plugins import (\n    Rule,\n)\n") == []
 
 
 def test_a_block_that_fails_is_seen(tmp_path: Path, in_folder: Path, trained: Callable[[str], Path]) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -62,15 +63,12 @@ def test_a_run_is_that_of_the_command_to_the_bit(tmp_path: Path, command: Comman
 def test_two_processes_by_one_call(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     recipe = Recipe.read("digits-dpsgd", **SETTINGS | {"steps": 4})
     one = landscape.train(recipe, tmp_path / "one")
-    two = landscape.train(recipe, tmp_path / "two", nproc=2)
+    two = landscape.train(recipe, tmp_path / "two", nproc=2, progress=False)
     assert capfd.readouterr() == ("", "")
     np.testing.assert_allclose(one.weights, two.weights, rtol=1e-5, atol=1e-6)
-    assert sorted(path.name for path in (tmp_path / "two" / "logs").iterdir())[-2:] == [
-        "rank-0.log",
-        "rank-1.log",
-    ]
+    assert {"rank-0.log", "rank-1.log"} <= {path.name for path in (tmp_path / "two" / "logs").iterdir()}
     with pytest.raises(OperationError, match="holds a run already"):
-        landscape.train(recipe, tmp_path / "two", nproc=2)
+        landscape.train(recipe, tmp_path / "two", nproc=2, progress=False)
     with pytest.raises(InputError, match="^nproc: 0 is not allowed"):
         landscape.train(recipe, tmp_path / "two", nproc=0)
 
@@ -91,14 +89,8 @@ def test_messages_and_progress_go_where_they_are_asked_for(
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (
-            lambda: landscape.train("digits-dpsdg"),
-            "^recipe: 'digits-dpsdg' is not known; did you mean 'digits-dpsgd'",
-        ),
-        (
-            lambda: landscape.train("digits-dpsgd", lrr=1),
-            "recipe key lrr: 'lrr' is not known; did you mean 'lr'",
-        ),
+        (lambda: landscape.train("digits-dpsdg"), "^recipe: 'digits-dpsdg' is not known; did you mean"),
+        (lambda: landscape.train("digits-dpsgd", lrr=1), "recipe key lrr: 'lrr' is not known; did you mean"),
         (lambda: landscape.train("digits-dpsgd", lr="fast"), "^lr: 'fast' is not allowed, it must be float"),
         (lambda: landscape.train("digits-dpsgd", lr=None), "^lr: a NoneType is not allowed"),
         (lambda: landscape.train(None, "x", lr=1), "^settings: "),
@@ -203,49 +195,20 @@ def test_compare_with_model_and_data_that_the_files_do_not_know(tmp_path: Path) 
     np.testing.assert_allclose(found.value[0], each)
 
 
-def test_functions_about_a_run_take_what_it_knows(tmp_path: Path, command: Command) -> None:
-    run = landscape.train("digits-dpsgd", tmp_path / "run", **SETTINGS)
-    short = {"min_draws": 4, "max_draws": 4}
-    found = landscape.noise_alignment(run, k=2, **short)
-    assert (found.batch, found.label) == (run.batch, run.label)
-    with pytest.raises(InputError, match="^batch: missing"):
-        landscape.noise_alignment(run.problem(), k=2)
-    words = ("--k", 2, "--min-draws", 4, "--max-draws", 4, "-o", tmp_path / "a.h5")
-    assert command("noise-alignment", tmp_path / "run", *words)[0] == 0
-    np.testing.assert_array_equal(landscape.load(tmp_path / "a.h5").covariance, found.covariance)
-    limits = landscape.stability(run, [0, 1])
-    assert (limits.lr, limits.own_delay) == (run.lr, 0)
-    assert limits.own_limit > 0
-
-
 def test_a_sweep_is_that_of_the_command(tmp_path: Path, command: Command) -> None:
     settings = SETTINGS | {"steps": 3}
-    found = landscape.sweep(
-        ["digits-dpsgd"],
-        tmp_path / "python",
-        seeds=[0, 1],
-        lr=[0.5, 1],
-        **{"model.widths": [[64, 8, 10]]},
-        **settings,
-    )
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    words += [
-        "--set",
-        "lr=0.5,1",
-        "--set",
-        "model.widths=[64,8,10]",
-        "--seeds",
-        "0,1",
-        "-o",
-        str(tmp_path / "command"),
-    ]
+    values: dict[str, Any] = {"lr": [0.5, 1], "model.widths": [[64, 8, 10]]}
+    found = landscape.sweep(["digits-dpsgd"], tmp_path / "python", seeds=[0, 1], **values, **settings)
+    changes = {**settings, "lr": "0.5,1", "model.widths": "[64,8,10]"}
+    words = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    words += ["--seeds", "0,1", "-o", str(tmp_path / "command")]
     assert command("sweep", "digits-dpsgd", *words)[0] == 0
     theirs = landscape.load(tmp_path / "command" / "sweep.h5")
     assert found.rows == theirs.rows
     np.testing.assert_array_equal(found.test_loss, theirs.test_loss)
     assert found.best("lr")[0]["lr"] in ("0.5", "1")
     recipe = Recipe.read("digits-dpsgd", **settings)
-    again = landscape.sweep(recipe, tmp_path / "recipe", lr=[0.5, 1], **{"model.widths": [[64, 8, 10]]})
+    again = landscape.sweep(recipe, tmp_path / "recipe", **values)
     assert [row["lr"] for row in again.rows] == ["0.5", "1"]
     assert again.rows[0]["recipe"] == recipe.name
     with pytest.raises(InputError, match="^settings: 'seed' is not a key of a sweep; give seeds=…"):

@@ -54,6 +54,9 @@ NEEDED = {
 }
 
 
+assert len(NEEDED) > 20
+
+
 def linear() -> tuple[nn.Module, Any, Any]:
     torch.manual_seed(0)
     return nn.Linear(3, 2), nn.CrossEntropyLoss(), (torch.randn(20, 3), torch.randint(2, (20,)))
@@ -76,10 +79,6 @@ def given(path: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_the_list_is_not_empty() -> None:
-    assert len(NEEDED) > 20
-
-
 @pytest.mark.parametrize("kind", ["Problem", "Checkpoint", "str", "Path", "Linear", "list", "NoneType"])
 @pytest.mark.parametrize("name", NEEDED)
 def test_another_kind_is_refused_with_what_would_do(name: str, kind: str, given: dict[str, Any]) -> None:
@@ -99,24 +98,13 @@ def test_another_kind_is_refused_with_what_would_do(name: str, kind: str, given:
         assert not refusal.value.remedy
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "contour",
-        "line",
-        "hessian_grid",
-        "random_plane",
-        "between",
-        "eigen_plane",
-        "noise",
-        "noise_scale",
-        "noise_alignment",
-        "batch_sharpness",
-        "sharpness",
-        "disagreement",
-        "smoothing",
-    ],
-)
+OF_RUNS = [
+    "contour", "line", "hessian_grid", "random_plane", "between", "eigen_plane", "noise", "noise_scale",
+    "noise_alignment", "batch_sharpness", "sharpness", "disagreement", "smoothing",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_RUNS)
 def test_a_run_stands_for_its_problem(name: str, path: Path) -> None:
     run, function = Checkpoint.load(path), getattr(landscape, name)
     problem = run.problem()

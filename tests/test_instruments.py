@@ -368,7 +368,7 @@ def test_the_picture_has_a_row_more(tiny: Path) -> None:
     assert len(draw_training([without]).axes) == 6
     shown = [ax for ax in draw_training([more]).axes if ax.get_visible()]
     labels = " ".join(ax.get_ylabel() for ax in shown)
-    # ‖g‖² is not told apart from 0, so that the noise scale has no panel.
+    # ‖g‖² is not significantly above 0, so that the noise scale has no panel.
     assert np.isnan(more.history["noise_scale"]).all()
     assert len(shown) == 13
     assert all(words in labels for words in ("batch sharpness", "tr(HC)"))

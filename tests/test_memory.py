@@ -7,6 +7,7 @@ import mmap
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -88,14 +89,10 @@ print(peak(), limit, abs(surface.loss / free.loss - 1).max())
 
 
 @LINUX
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "path", "room"),
-    [
-        pytest.param("mlp", "batched", 110, marks=pytest.mark.slow),
-        pytest.param("mlp", "auto", 50, marks=pytest.mark.slow),
-        pytest.param("conv", "pointwise", 45, marks=pytest.mark.slow),
-        pytest.param("conv", "folded", 45, marks=pytest.mark.slow),
-    ],
+    [("mlp", "batched", 110), ("mlp", "auto", 50), ("conv", "pointwise", 45), ("conv", "folded", 45)],
 )
 def test_a_bound_is_kept(kind: str, path: str, room: int) -> None:
     peak, limit, _ = run(BOUND.format(kind=kind, path=path, room=room, check=False))
@@ -113,18 +110,15 @@ def test_a_bound_changes_nothing_but_rounding_and_is_needed() -> None:
 @LINUX
 @pytest.mark.parametrize("make", [problems.conv, problems.mlp])
 @pytest.mark.parametrize("bn", ["center", "recalibrate", "train"])
-def test_a_bound_that_cannot_be_kept_names_the_least_that_can(make: object, bn: str) -> None:
-    assert callable(make)
+def test_a_bound_that_cannot_be_kept_names_the_least_that_can(make: Any, bn: str) -> None:
     problem = make()
-    plane = landscape.random_plane(problem)
-    with pytest.raises(
-        InputError, match=r"^max_memory: 1MiB is not enough, at least \d+MiB is needed"
-    ) as caught:
-        landscape.contour(problem, plane, (2, 2), bn=bn, bn_samples=10, max_memory=MIB)
+    given: Any = {"plane": landscape.random_plane(problem), "grid": (2, 2), "bn": bn, "bn_samples": 10}
+    words = r"^max_memory: 1MiB is not enough, at least \d+MiB is needed"
+    with pytest.raises(InputError, match=words) as caught:
+        landscape.contour(problem, **given, max_memory=MIB)
     least = int(str(caught.value).split("at least ")[1].split("MiB")[0])
-    s = landscape.contour(problem, plane, (2, 2), bn=bn, bn_samples=10, max_memory=(least + 8) * MIB)
-    free = landscape.contour(problem, plane, (2, 2), bn=bn, bn_samples=10)
-    assert abs(s.loss / free.loss - 1).max() < 1e-12
+    bounded = landscape.contour(problem, **given, max_memory=(least + 8) * MIB)
+    assert abs(bounded.loss / landscape.contour(problem, **given).loss - 1).max() < 1e-12
 
 
 def test_max_memory_on_the_command_line(tiny: Path, tmp_path: Path, command: Command) -> None:

@@ -1,9 +1,10 @@
-"""Topologies: doubly stochastic for every n, their spectra in closed form, and limits where they say."""
+"""Topologies and matrices from files: doubly stochastic, their spectra in closed form, and limits where they say."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from landscape import InputError
+from landscape import InputError, LandscapeError, OperationError
 from landscape.core import registry
 from landscape.core.hdf5 import Array
 from landscape.testing import check_topology
-from landscape.training.topology.mixing import Mixing
+from landscape.training.topology.mixing import Mixing, expected_matching
 
 ALL = (
     "full", "ring(1)", "ring(3)", "torus", "torus(2x4)", "hypercube", "random-matching", "star", "exponential",
@@ -206,3 +207,51 @@ def test_a_topology_of_ones_own(
         Mixing("wrong", 4, 0)
     with pytest.raises(InputError, match=r"two-steps, two-steps\(k\), wrong"):
         Mixing("two-step", 4, 0)
+
+
+@pytest.mark.parametrize("n", [4, 5])
+def test_matchings_pair_everyone_once_and_average_to_the_expected_matrix(n: int) -> None:
+    mixing = Mixing("random-matching", n, 3)
+    drawn = [mixing.matrix(t) for t in range(1, 4001)]
+    for m in drawn[:50]:
+        assert np.array_equal(m, m.T)
+        assert sorted((m == 0.5).sum(1)) == ([2] * 4 if n == 4 else [0, 2, 2, 2, 2])
+        assert min(np.linalg.eigvalsh(m)) == pytest.approx(mixing.omega_min, abs=1e-12)
+    np.testing.assert_allclose(np.mean(drawn, axis=0), expected_matching(n), atol=0.03)
+
+
+def test_a_matrix_from_a_file(tmp_path: Path) -> None:
+    m = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
+    np.savetxt(tmp_path / "m.csv", m, delimiter=",")
+    np.savetxt(tmp_path / "m.txt", m)
+    np.save(tmp_path / "m.npy", m)
+    for name in ("m.csv", "m.txt", "m.npy"):
+        np.testing.assert_allclose(Mixing(str(tmp_path / name), 3, 0).matrix(1), m)
+    (tmp_path / "third.csv").write_text("0.3333,0.3333,0.3333\n" * 3)
+    np.testing.assert_allclose(Mixing(str(tmp_path / "third.csv"), 3, 0).matrix(1), 1 / 3, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("0.5,0.5\n0.5,0.6\n", "row 2 sums to 1.1"),
+        ("0.5,0.5\n0.4,0.6\n", "column 2 sums to 1.1"),
+        ("1.5,-0.5\n-0.5,1.5\n", "every entry must be finite and ≥ 0"),
+        ("1,0\n0,nan\n", "finite"),
+        ("1,0,0\n0,1,0\n", r"\(2, 3\) matrix, 2 learners need \(2, 2\)"),
+        ("a,b\n", "cannot be read as a matrix"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*input contained no data")
+def test_bad_matrices(tmp_path: Path, text: str, match: str) -> None:
+    (tmp_path / "m.csv").write_text(text)
+    with pytest.raises(LandscapeError, match=match):
+        Mixing(str(tmp_path / "m.csv"), 2, 0)
+
+
+def test_matrices_that_cannot_be_read(tmp_path: Path) -> None:
+    pickled = tmp_path / "p.npy"
+    np.save(pickled, np.array([{"a": 1}], dtype=object), allow_pickle=True)
+    for path in (tmp_path / "none.csv", pickled):
+        with pytest.raises(OperationError, match=f"{path.name} cannot be read"):
+            Mixing(str(path), 1, 0)

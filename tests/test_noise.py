@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import landscape
@@ -23,7 +23,7 @@ from landscape.results.shown import text_of
 from landscape.training.recipes import recipe
 from landscape.training.run.loop import Trainer
 from tests import problems
-from tests.conftest import Command
+from tests.conftest import Command, slow_but
 from tests.test_cli import one_line
 
 SPECTRUM = [0.2, 1.0, 3.0, -0.5]
@@ -151,7 +151,13 @@ def norm2(problem: Problem) -> float:
     return float((problem.model.get_buffer("hessian") @ problem.weights).square().sum())
 
 
-@pytest.mark.parametrize("name", [name for name in (*problems.ALL, *problems.STRUCTURED) if name != "conv"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(
+        ["mlp tanh", "structured", "masked classes"],
+        [name for name in (*problems.ALL, *problems.STRUCTURED) if name != "conv"],
+    ),
+)
 def test_each_draw_is_that_of_textbook_gradients(name: str) -> None:
     problem = {**problems.ALL, **problems.STRUCTURED}[name]()
     n, batch, draws = 2, 8, 16
@@ -207,6 +213,7 @@ def test_the_jackknife_is_that_of_leaving_each_draw_out() -> None:
     assert scale.standard_error == pytest.approx(np.sqrt(8 / 9 * np.square(ratios - ratios.mean()).sum()))
 
 
+@settings(max_examples=10)
 @given(st.integers(2, 6), st.integers(1, 4), st.integers(0, 1000))
 def test_a_round_is_the_sample_variance_and_the_mean_product_of_pairs(n: int, size: int, seed: int) -> None:
     rows = torch.randn(n, size, dtype=torch.float64, generator=stream(seed, 0))
@@ -214,23 +221,6 @@ def test_a_round_is_the_sample_variance_and_the_mean_product_of_pairs(n: int, si
     gram = rows @ rows.T
     assert trace == pytest.approx(7 * float(rows.var(0).sum()), abs=1e-9)
     assert square == pytest.approx(float(gram.sum() - gram.trace()) / (n * (n - 1)), abs=1e-9)
-
-
-def test_the_learners_have_the_closed_form_with_their_spread() -> None:
-    problem = noisy(2.0)
-    n, batch = 5, 30
-    weights = problem.weights + 0.2 * torch.randn(n, 4, dtype=torch.float64, generator=stream(1, 1))
-    own = weights @ problem.model.get_buffer("hessian")  # each learner's mean gradient
-    variance, square = float(own.var(0).sum()), float(own.mean(0).square().sum())
-    result = landscape.noise_scale(problem, n * batch, weights=weights, relative_error=0.1, seed=3)
-    assert (result.learners, result.local_batch) == (n, batch)
-    # The mean gradient's noise has no part of the spread; what single steps show has.
-    assert abs(result.learner_trace - 16) < 4 * result.learner_trace_error
-    assert abs(result.learner_norm2 - square) < 4 * result.learner_norm2_error
-    assert abs(result.learner_value - 16 / square) < 4 * result.learner_standard_error
-    assert abs(result.round_trace - (16 + batch * variance)) < 4 * result.round_trace_error
-    assert abs(result.round_norm2 - (square - variance / n)) < 4 * result.round_norm2_error
-    assert batch * variance > 4 * result.round_trace_error
 
 
 @pytest.mark.parametrize(

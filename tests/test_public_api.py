@@ -75,11 +75,7 @@ def counts() -> Iterator[tuple[str, int, float]]:
         with Multiplications() as all_of_it:
             result = function(problem)
         unit = unit or all_of_it.number
-        yield (
-            call,
-            int(np.sum(getattr(result, "products", 0))),
-            all_of_it.number / unit,
-        )
+        yield call, int(np.sum(getattr(result, "products", 0))), all_of_it.number / unit
 
 
 def table() -> str:

@@ -8,7 +8,7 @@ import re
 import struct
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import InputError, OperationError
-from landscape.core.options import BelowOne, Count, check_keywords, positive, toml_value
+from landscape.core.options import positive, toml_value
 from landscape.data import images
 from landscape.data.images import decode
 from landscape.training.recipes import recipe
@@ -66,30 +66,6 @@ def test_toml_reads_back_to_the_same_recipe(
     values |= {"name": name, "learners": learners, "batch": learners * local, "lr": lr}
     r = recipe.from_values(values | {"schedule": {"milestones": milestones}})
     assert recipe.from_values(tomllib.loads(r.to_toml())) == r
-
-
-def bounded(
-    width: Count, share: Annotated[BelowOne, "of the whole"] = 0.5, note: Annotated[str, "any"] = ""
-) -> None:
-    """Options with bounds, and with words that are none."""
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"width": 0}, "model.width: 0 is not allowed, it must be a finite number ≥ 1"),
-        ({"width": 1.5}, "model.width: 1.5 is not allowed, it must be int"),
-        ({"width": 1, "share": 1}, "model.share: 1.0 is not allowed, it must be ≥ 0 and < 1"),
-    ],
-)
-def test_bounds_in_annotations_are_checked(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        check_keywords("model", options, bounded)
-    assert check_keywords("model", {"width": 3, "share": 0}, bounded) == {
-        "width": 3,
-        "share": 0.0,
-        "note": "",
-    }
 
 
 @pytest.mark.parametrize(
@@ -213,22 +189,6 @@ def test_the_folder_may_come_from_the_environment(tmp_path: Path, monkeypatch: p
     write_mnist(tmp_path / "mnist")
     monkeypatch.setenv("LANDSCAPE_DATA", str(tmp_path))
     assert len(landscape.data.load("mnist").train[1]) == 30
-
-
-@runs(max_examples=20)
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=3), st.integers(0, 9))
-def test_idx_files_read_back_and_truncated_ones_are_refused(
-    tmp_path_factory: pytest.TempPathFactory, shape: list[int], cut: int
-) -> None:
-    path = tmp_path_factory.mktemp("idx") / "x"
-    array = np.arange(int(np.prod(shape)), dtype=np.uint8).reshape(shape)
-    write_idx(path, array)
-    np.testing.assert_array_equal(images.read_idx(path), array)
-    raw = path.read_bytes()
-    if 0 < cut < len(raw):
-        path.write_bytes(raw[:-cut])
-        with pytest.raises(OperationError):
-            images.read_idx(path)
 
 
 def test_missing_and_damaged_data_say_what_to_do(tmp_path: Path) -> None:

@@ -127,6 +127,10 @@ def test_subclasses_are_drawn_and_saved_as_their_base_class(tmp_path: Path) -> N
         plots.draw([heights(), heights(OtherHeights)])
 
 
+def test_a_result_without_a_description_of_its_own_has_the_ranges_of_its_arrays() -> None:
+    assert [row.text for row in heights().describe()] == ["1 to 2 year", "0.75 to 0.9 m"]
+
+
 def test_older_files_are_read_under_the_names_of_today(tmp_path: Path) -> None:
     path = tmp_path / "h.h5"
     with hdf5.writing(path, Heights.schema) as file:

@@ -96,13 +96,7 @@ def test_the_faults_of_the_mutants_are_40_and_stand_in_their_files() -> None:
 
 def test_the_package_has_only_rooms() -> None:
     own = {path.name for path in PACKAGE.iterdir() if path.is_file()}
-    assert own == {
-        "__init__.py",
-        "__init__.pyi",
-        "__main__.py",
-        "_version.py",
-        "py.typed",
-    }
+    assert own == {"__init__.py", "__init__.pyi", "__main__.py", "_version.py", "py.typed"}
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert rooms | {"__init__", "__main__", "_version"} == set(ROOMS)
 

@@ -206,10 +206,8 @@ def option_faults(command: str, option: click.Option) -> list[str]:
     flags = [flag for flag in (*option.opts, *option.secondary_opts) if flag.startswith("--")]
     found = []
     for name in (flag.lstrip("-").replace("-", "_") for flag in flags):
-        word, kind = (
-            WORDS.get(name),
-            {"integer": "int", "float": "float", "boolean": "bool"}.get(option.type.name),
-        )
+        word = WORDS.get(name)
+        kind = {"integer": "int", "float": "float", "boolean": "bool"}.get(option.type.name)
         if name in f"{OPTIONS.get(command, '')} {OWN.get(command.replace('-', '_'), '')}".split():
             continue
         if name in UNUSED:
@@ -222,9 +220,8 @@ def option_faults(command: str, option: click.Option) -> list[str]:
 
 
 def test_options_are_words_of_the_vocabulary() -> None:
-    assert {
-        f"{name}: {fault}" for name, option in options() for fault in option_faults(name, option)
-    } == set()
+    found = {f"{name}: {fault}" for name, option in options() for fault in option_faults(name, option)}
+    assert found == set()
 
 
 def test_keys_of_recipes_and_columns_of_histories_are_not_former_words() -> None:
@@ -268,9 +265,3 @@ def test_a_wrong_word_is_found() -> None:
         ["--top_k: `k` is the word"],
         ["--draws: float is not its type"],
     ]
-
-
-def test_types_are_read_from_annotations() -> None:
-    assert members("Annotated[Array, 'y x', 'nat'] | None") == {"Annotated[Array, 'y x', 'nat']"}
-    assert members("Annotated[tuple[str, ...], 'row+']") == {"Sequence[str]"}
-    assert members("Literal['a | b'] | dict[str, int] | None") == {"str", "dict[str, int]"}

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar, Unpack, cast
+from typing import Any, Generic, Literal, TypeVar, Unpack, cast
 
 import numpy as np
 import torch
@@ -78,7 +78,7 @@ def contour(
     grid: int | tuple[int, int] = (50, 50),
     span: float | None = None,
     *,
-    bn: str = "center",
+    bn: Literal["center", "recalibrate", "train"] = "center",
     bn_samples: int = SAMPLES,
     method: str = "auto",
     autocast: str | None = None,
@@ -281,7 +281,7 @@ def line(
     *,
     weights: Tensor | None = None,
     labels: tuple[str, str] | tuple[()] = (),
-    bn: str = "center",
+    bn: Literal["center", "recalibrate", "train"] = "center",
     bn_samples: int = SAMPLES,
     method: str = "auto",
     interpolation_tol: str | float | None = None,
@@ -387,9 +387,9 @@ def hessian_grid(
     *,
     residual_tol: float = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
-    search: str = "auto",
+    search: Literal["auto", "exact"] = "auto",
     derivatives: str = "auto",
-    bn: str = "center",
+    bn: Literal["center", "recalibrate", "train"] = "center",
     bn_samples: int = SAMPLES,
     interpolation_tol: str | float | None = None,
     into: ResultFile | None = None,

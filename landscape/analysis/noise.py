@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -328,7 +328,7 @@ def noise_alignment(
     relative_error: float = Precision.relative_error,
     min_draws: int = MIN_COSTLY,
     max_draws: int = MAX_COSTLY,
-    search: str = "auto",
+    search: Literal["auto", "exact"] = "auto",
     seed: int = 0,
     max_memory: int | None = None,
     progress: ProgressOption = None,

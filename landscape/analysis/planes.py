@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from landscape.problem.sharded import on_ranks
 from landscape.problem.shards import whole
 from landscape.results.grids import Plane
 
-NORMS = ("none", "filter", "layer")
+NORMS: tuple[Literal["none", "filter", "layer"], ...] = ("none", "filter", "layer")
 IGNORES = ("none", "bias+norm")
 
 
@@ -38,7 +38,7 @@ def _random_plane_need(problem: Any, **_: Any) -> Need:
 @bounded(_random_plane_need)
 def random_plane(
     problem: Problem | Run,
-    norm: str = "none",
+    norm: Literal["none", "filter", "layer"] = "none",
     seed: int = 0,
     *,
     ignore: str | None = None,

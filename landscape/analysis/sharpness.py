@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 import torch
@@ -138,7 +138,7 @@ def _sharpness_need(problem: Any, starts: Any, **_: Any) -> Need:
 def sharpness(
     problem: Problem | Run,
     rho: float,
-    kind: str = "worst",
+    kind: Literal["worst", "average"] = "worst",
     *,
     adaptive: bool = True,
     m: int | None = None,

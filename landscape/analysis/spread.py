@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -62,7 +62,7 @@ def disagreement(
     residual_tol: float = RESIDUAL_TOL,
     max_products: int = MAX_PRODUCTS,
     derivatives: str = "auto",
-    search: str = "auto",
+    search: Literal["auto", "exact"] = "auto",
     seed: int = 0,
     max_memory: int | None = None,
     progress: ProgressOption = None,

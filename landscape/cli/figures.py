@@ -105,10 +105,11 @@ def figures(
         kept=figure.with_weights(map(figure.get, figure.names()), _scale(scale)) if folders.prune else None,
     )
     skipped, waiting, done = [], [], list[dict[str, Any]]()
+    timed: dict[str, float] = {}  # of the kinds of runs that a dry run has timed
     for entry in chosen:
         try:
             if dry_run:
-                done.append(_plan(entry, context))
+                done.append(_plan(entry, context, timed))
             else:
                 made, ended = _make(entry, context, output)
                 done += made
@@ -141,7 +142,7 @@ def _scale(name: str) -> Scale:
     return next(scale for scale in SCALES if scale == name)
 
 
-def _plan(entry: Figure, context: Context) -> dict[str, Any]:
+def _plan(entry: Figure, context: Context, known: dict[str, float]) -> dict[str, Any]:
     """Print and return the runs, the time and the data that ``entry`` needs."""
     context = entry.of(context)
     runs, missing, seconds = context.cells, context.missing(), math.nan
@@ -149,7 +150,7 @@ def _plan(entry: Figure, context: Context) -> dict[str, Any]:
     try:
         _check_data(context, missing)
         with common.progress_bar(entry.name):
-            seconds = scales.seconds_of(context, missing)
+            seconds = scales.seconds_of(context, missing, known)
         took = f"about {gallery.duration(seconds) if missing else 'no time'} of training one after another"
     except OperationError as absent:
         took, data = "for a time that is known once their data is there", f"{data} ({absent})"

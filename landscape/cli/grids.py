@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -56,7 +56,7 @@ class Chosen:
     """
 
     kind: str = "random"
-    norm: str = "none"
+    norm: Literal["none", "filter", "layer"] = "none"
     ignore: str | None = None
 
 
@@ -308,7 +308,9 @@ def hessian_grid(plane: Chosen, processes: Processes, analysis: Analysis) -> Non
         span={"help": "One CKPT: t runs over [−span, span]. [default: 0.1]"},
     ),
 )
-def line(*, norm: str = "none", ignore: str | None, analysis: Analysis) -> None:
+def line(
+    *, norm: Literal["none", "filter", "layer"] = "none", ignore: str | None, analysis: Analysis
+) -> None:
     """Compute loss and accuracy between two checkpoints.
 
     The line connects their w_a; the barrier between them is printed, too.

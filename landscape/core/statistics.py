@@ -69,8 +69,8 @@ def ratio_interval(
 ) -> tuple[float, float]:
     """The interval of ``above``/``below``, neither of which can be below 0, by Fieller's theorem (1954).
 
-    It holds the ratios R of which ``above`` − R·``below`` is not told apart from 0 by Student's t test. Its
-    upper end is infinite where ``below`` is not told apart from 0, and its lower end NaN where nothing is
+    It holds the ratios R of which ``above`` − R·``below`` does not differ from 0 by Student's t test. Its
+    upper end is infinite where ``below`` does not differ from 0, and its lower end NaN where nothing is
     known, or no ratio agrees with both.
 
     Args:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -207,7 +208,7 @@ class ChainHessian:
         return out
 
 
-def agrees(problem: Problem, weights: Tensor, matrix: str = "hessian") -> bool:
+def agrees(problem: Problem, weights: Tensor, matrix: Literal["hessian", "gauss-newton"] = "hessian") -> bool:
     """Compare the products of a chain with HessianOperator's, on a few samples at ``weights`` (P,).
 
     Tested once a problem and matrix, unless ``check`` is "off"; a PathWarning says where they differ.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -425,10 +425,10 @@ def extreme_eigenvalues(
     residual_tol: float = RESIDUAL_TOL,
     *,
     weights: Tensor | None = None,
-    matrix: str = "hessian",
+    matrix: Literal["hessian", "gauss-newton"] = "hessian",
     part: Part = None,
     derivatives: str = "auto",
-    search: str = "auto",
+    search: Literal["auto", "exact"] = "auto",
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,
     max_memory: int | None = None,
@@ -491,12 +491,12 @@ def top_eigenvalues(
     residual_tol: float = RESIDUAL_TOL,
     *,
     weights: Tensor | None = None,
-    matrix: str = "hessian",
+    matrix: Literal["hessian", "gauss-newton"] = "hessian",
     part: Part = None,
     derivatives: str = "auto",
     precondition: Preconditioner | Tensor | None = None,
-    search: str = "auto",
-    engine: str = "landscape",
+    search: Literal["auto", "exact"] = "auto",
+    engine: Literal["landscape", "pyhessian"] = "landscape",
     initial: Tensor | Array | None = None,
     max_products: int = MAX_PRODUCTS,
     seed: int = 0,

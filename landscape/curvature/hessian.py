@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -189,7 +189,7 @@ class HessianOperator(SymmetricOperator):
         problem: Problem | Run,
         weights: Tensor | None = None,
         *,
-        matrix: str = "hessian",
+        matrix: Literal["hessian", "gauss-newton"] = "hessian",
         part: Part = None,
         derivatives: str = "auto",
         graph_bytes: int = GRAPH_BYTES,
@@ -417,7 +417,7 @@ class HessianOptions:
     With ``precondition`` the matrix of a search, but not that of :meth:`at`, is P^{-1/2} H P^{-1/2}.
     """
 
-    matrix: str = "hessian"
+    matrix: Literal["hessian", "gauss-newton"] = "hessian"
     part: Part = None
     precondition: Preconditioner | None = None
     derivatives: str = "auto"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
@@ -67,7 +67,7 @@ def density(
     steps: int = STEPS,
     *,
     weights: Tensor | None = None,
-    matrix: str = "hessian",
+    matrix: Literal["hessian", "gauss-newton"] = "hessian",
     part: Part = None,
     derivatives: str = "auto",
     seed: int = 0,
@@ -246,10 +246,10 @@ def trace(
     products: int = TRACE_PRODUCTS,
     *,
     weights: Tensor | None = None,
-    matrix: str = "hessian",
+    matrix: Literal["hessian", "gauss-newton"] = "hessian",
     part: Part = None,
     derivatives: str = "auto",
-    engine: str = "landscape",
+    engine: Literal["landscape", "pyhessian"] = "landscape",
     seed: int = 0,
     max_memory: int | None = None,
     progress: ProgressOption = None,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MethodType
-from typing import Any, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ class Contour:
 
     grid: int | tuple[int, int] = (50, 50)
     span: float | None = None
-    norm: str = "none"
+    norm: Literal["none", "filter", "layer"] = "none"
     seed: Natural = 0
     split: str = SPLIT
 

@@ -90,35 +90,37 @@ def max_matching_step(rho: float, delay: int = 0) -> float:
     """The largest ηλ stable in mean square where learners average in random pairs, gradients ``delay`` τ old.
 
     x(t+1) = M_t x(t) − h x(t−τ) in the space orthogonal to the mean, M_t a projection drawn anew with
-    E M_t = ``rho`` there, so that E⟨M x, M x⟩ = E⟨x, M x⟩ = ρ E⟨x, x⟩ and the second moments of
-    x(t), …, x(t−τ) follow a linear map. The mean, ω = 1, has the limit without mixing.
+    E M_t = ``rho`` there, so that the second moments of x(t), …, x(t−τ) follow a linear map. The mean,
+    ω = 1, has the limit without mixing.
 
     Example:
         >>> from landscape.limits.rules import max_matching_step
         >>> round(max_matching_step(0.5), 3)
         1.366
     """
-    d = delay + 1
-    index = {(a, b): k for k, (a, b) in enumerate((a, b) for a in range(d) for b in range(a, d))}
-
-    def moment(a: int, b: int) -> Array:
-        row = np.zeros(len(index))
-        row[index[min(a, b), max(a, b)]] = 1.0
-        return row
 
     def radius(h: float) -> float:
-        rows = []
-        for a, b in index:  # a, b: how many steps ago, after the step
-            if b == 0:
-                rows.append(rho * moment(0, 0) - 2 * h * rho * moment(0, delay) + h**2 * moment(delay, delay))
-            elif a == 0:
-                rows.append(rho * moment(0, b - 1) - h * moment(delay, b - 1))
-            else:
-                rows.append(moment(a - 1, b - 1))
-        return float(np.abs(np.linalg.eigvals(np.array(rows))).max())
+        mixed, kept = np.zeros((delay + 1, delay + 1)), np.eye(delay + 1, k=-1)
+        mixed[0, 0] = 1.0
+        kept[0, delay] = -h
+        return _second_moments(mixed, kept, rho)
 
     mean = max_stable_step(delay)
     return min(mean, first_unstable(radius, mean))
+
+
+def _second_moments(mixed: Array, kept: Array, rho: float) -> float:
+    """The growth of E⟨sᵢ, sⱼ⟩ in a step s ← M ``mixed`` s + ``kept`` s of vectors s (d, …): a linear map.
+
+    M is a projection drawn anew, with E M = ``rho``: E⟨M a, M b⟩ = E⟨M a, b⟩ = ρ⟨a, b⟩. ``mixed`` and
+    ``kept`` are (d, d). The growth is the largest |eigenvalue|.
+    """
+    once = np.kron(mixed, mixed) + np.kron(mixed, kept) + np.kron(kept, mixed)
+    moments = rho * once + np.kron(kept, kept)
+    i, j = np.triu_indices(len(mixed))  # of the symmetric matrix of moments, each once
+    upper, lower = i * len(mixed) + j, j * len(mixed) + i
+    symmetric = moments[np.ix_(upper, upper)] + (i != j) * moments[np.ix_(upper, lower)]
+    return float(np.abs(np.linalg.eigvals(symmetric)).max())
 
 
 def max_matching_momentum_step(
@@ -128,8 +130,8 @@ def max_matching_momentum_step(
 
     With v the momentum in units of weights, v' = m v + h x, u = v' (Nesterov: h x + m v'), and M a projection
     drawn anew with E M = ``rho`` orthogonal to the mean: x' = M x − u in AWC order, x' = M (x − u) in ATC
-    order, and v' ← M v' where the momentum is ``mixed``. As E⟨M a, M b⟩ = E⟨M a, b⟩ = ρ⟨a, b⟩, the second
-    moments E⟨x, x⟩, E⟨x, v⟩ and E⟨v, v⟩ follow a linear map. The mean has the limit without mixing.
+    order, and v' ← M v' where the momentum is ``mixed``. The second moments of x and v follow a linear map.
+    The mean has the limit without mixing.
 
     Args:
         rho: E M orthogonal to the mean.
@@ -148,21 +150,12 @@ def max_matching_momentum_step(
     check(0, momentum, choose("form", form, FORMS[:2]))
     choose("order", order, ("awc", "atc"))
 
-    def product(a: Array, b: Array) -> Array:
-        """⟨a₀x + a₁v, b₀x + b₁v⟩ in terms of ⟨x, x⟩, ⟨x, v⟩ and ⟨v, v⟩."""
-        return np.array([a[0] * b[0], a[0] * b[1] + a[1] * b[0], a[1] * b[1]])
-
     def radius(h: float) -> float:
         x, v = np.array([1.0, 0.0]), np.array([h, momentum])
-        u = v if form == "ordinary" else np.array([h, 0.0]) + momentum * v
-        if order == "atc":
-            rows = [rho * product(x - u, x - u), rho * product(x - u, v), product(v, v)]
-        else:
-            xx = rho * product(x, x) - 2 * rho * product(x, u) + product(u, u)
-            rows = [xx, rho * product(x, v) - (rho if mixed else 1.0) * product(u, v), product(v, v)]
-        if mixed:
-            rows[2] = rho * rows[2]
-        return float(np.abs(np.linalg.eigvals(np.array(rows))).max())
+        u, none = v if form == "ordinary" else np.array([h, 0.0]) + momentum * v, np.zeros(2)
+        parts = (x - u, none) if order == "atc" else (x, -u)
+        own = (v, none) if mixed else (none, v)
+        return _second_moments(np.array([parts[0], own[0]]), np.array([parts[1], own[1]]), rho)
 
     mean = max_stable_step(0, momentum, form)
     return min(mean, first_unstable(radius, mean))

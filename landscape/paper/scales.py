@@ -31,6 +31,7 @@ WIDTHS, WIDTH, SMOKE_WIDTH = {"efficientnet-b0": 0.25}, 0.125, 0.0625
 # Samples of a learner in the steps that are timed, which take time as proportional to samples; a step of the
 # fewer ones that takes longer than so many seconds is enough (ours).
 TIMED_SAMPLES, BUSY_SECONDS = (16, 512), 0.02
+FORECAST_SECONDS = 0.1  # of such a measurement, whose result is said in one or two digits (ours)
 # A measurement of λ_max along a run takes as long as so many gradients of its samples (ours; Figure 2(b)).
 SHARPNESS_PASSES = 30
 
@@ -135,13 +136,15 @@ def _of_tables(scale: Scale, name: str) -> list[str]:
     return [] if speech else [f"checkpoint.every={-(-base.steps // 20)}"]  # after epoch 16, for Figure 4
 
 
-def seconds_of(context: Context, runs: Iterable[Recipe]) -> float:
+def seconds_of(context: Context, runs: Iterable[Recipe], known: dict[str, float]) -> float:
     """Seconds that ``runs`` take here, one after another, from a short measurement of each kind.
+
+    ``known`` has the kinds that were measured before, and those that are now.
 
     Includes steps, evaluations, decompositions and λ_max (as passes over their samples), but no checkpoints
     and no instruments.
     """
-    total, known = 0.0, dict[str, float]()
+    total = 0.0
     for run in runs:
         most = min(max(TIMED_SAMPLES), run.local_batch)
         kind = digest(run.model, run.data, run.autocast, run.dtype, most)
@@ -171,10 +174,11 @@ def seconds_a_sample(context: Context, recipe: Recipe) -> float:
     timed = dataclasses.replace(  # also of a run whose steps are of all samples
         recipe, accumulate=1, sampling="replacement", monitor=type(recipe.monitor)()
     )
-    place = pick_device(context.device)
+    place, spec = pick_device(context.device), recipe.spec("data")
+    data = context.dataset(spec.name, spec.options)
     for samples in TIMED_SAMPLES:
         local = min(samples, recipe.local_batch)
-        seconds = calibrate(timed, 1, local, device=place, data_dir=context.data_dir).gradient
+        seconds = calibrate(timed, 1, local, device=place, dataset=data, seconds=FORECAST_SECONDS).gradient
         if seconds > BUSY_SECONDS or local == recipe.local_batch:
             break
     return seconds / local

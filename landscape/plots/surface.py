@@ -23,12 +23,12 @@ from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped_panels
 from landscape.results.grids import Plane, Surface
-from landscape.results.shown import LOG_RATIO, logarithmic
+from landscape.results.shown import logarithmic
 
 STYLES = ("contour", "hillshade", "surface", "difference")
 CMAP = sns.color_palette("mako_r", as_cmap=True)  # dark where the loss is high, and monotone in lightness
 PAPER_SPACING = 0.005  # distance between contour lines in DPSGD-2020, Figure 3
-MAX_LEVELS = 40  # more lines than this cannot be told apart at this size (ours)
+MAX_LEVELS = 40  # more lines than this run together at this size (ours)
 LOG_LEVELS = 25  # at equal ratios (ours)
 MAX_FACETS = 100  # along each axis of a 3-D picture: more than can be seen, and slow to draw (ours)
 PIXELS = 400  # along each axis of a hillshaded picture (ours: as many as are seen at README width)
@@ -338,17 +338,12 @@ def _range(losses: Sequence[Array], levels: int | None, vmax: float | None) -> t
 
 
 def _is_logarithmic(low: float, high: float, log: bool | None) -> tuple[bool, str]:
-    """True if levels are at equal ratios, and why, for the caption."""
+    """True if levels are at equal ratios, and words for the caption."""
     if log and low <= 0:
         raise InputError(f"log: not allowed, the lowest loss is {low:.4g}; it must be > 0")
-    reason = "as asked"
-    if log is None:
-        log = logarithmic(np.array([low, high]))
-        than = "more than" if log else "at most"
-        reason = "as not all losses are > 0"
-        if low > 0:
-            reason = f"as losses differ by a factor of {high / low:.3g}, {than} {LOG_RATIO:g}"
-    return log, f"{'logarithmic' if log else 'linear'}, {reason}"
+    if log is None and (log := logarithmic(np.array([low, high]))):
+        return True, f"logarithmic, since losses differ by a factor of {high / low:.3g}"
+    return bool(log), "logarithmic" if log else "linear"
 
 
 class _Distances(ticker.MaxNLocator):

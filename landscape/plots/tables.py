@@ -18,7 +18,7 @@ from landscape.core.hdf5 import Array
 from landscape.plots import style
 from landscape.plots.drawing import draws, literal
 from landscape.plots.picture import finish, leading, numbered, panels, points, wrapped_panels
-from landscape.results.comparison import Comparison, summary, verdict
+from landscape.results.comparison import Comparison, heading, summary, verdict
 from landscape.results.shown import logarithmic
 from landscape.results.training import Escape, Minima, RunTimes, Stability, Sweep, forms_with
 
@@ -208,7 +208,7 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
     The panels show the two orders of DPSGD (AWC, ATC); SSGD is in both. Error bars are one standard error of
     the simulation.
     """
-    # All topologies are DPSGD's: shades of its colour, told apart by their markers.
+    # All topologies are DPSGD's: shades of its colour, each with a marker of its own.
     names = list(dict.fromkeys(m for r in results for m in r.mixing if m))
     tones = dict(zip(names, style.shades(style.color_of("dpsgd"), max(1, len(names))), strict=False))
     panel_names = [
@@ -300,8 +300,7 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
     ax.set_ylim(-0.6, len(c.sides) - 0.4)
     ax.set_yticks(rows, c.sides)
     ax.grid(False, axis="y")
-    unit = f" ({c.unit_names[q]})" if c.unit_names[q] != "1" else ""
-    ax.set_title(f"{c.titles[q]}{unit}", fontsize=10, fontweight="bold" if c.flatter[q] else "normal")
+    ax.set_title(heading(c, q), fontsize=10, fontweight="bold" if c.flatter[q] else "normal")
     said, _, evidence = verdict(c, q).partition(" (")
     lines = [textwrap.fill(said, CHARACTERS), *([f"({evidence}"] if evidence else [])]
     ax.set_xlabel("\n".join(lines), fontsize=8, color="k" if c.significant[q].any() else style.OTHER)

@@ -28,7 +28,7 @@ from landscape.reports.contents import NAMED, Contents, Run, lines_of, missing_o
 from landscape.reports.curves import values_of
 from landscape.reports.parts import Chart, Missing, Picture, Section, Table
 from landscape.results.base import Result
-from landscape.results.comparison import Comparison, cell, footnotes, summary, verdict
+from landscape.results.comparison import Comparison, footnotes, summary, table_of
 from landscape.results.grids import HessianGrid, Surface
 from landscape.results.noise import Noise
 from landscape.results.shown import logarithmic
@@ -171,7 +171,7 @@ def _markers(surface: Surface) -> list[dict[str, Any]]:
     return made
 
 
-MAX_FRAMES = 60  # step files of one run, at equal distances (ours: more cannot be told apart on a slider)
+MAX_FRAMES = 60  # step files of one run, at equal distances (ours: a slider has no place for more)
 FEWEST = 3  # step files: a plane of the trajectory takes two before the last
 _NO_PLANE = {
     "learners": "There is no plane through the learners of",
@@ -210,8 +210,8 @@ def scrubber_section(contents: Contents) -> tuple[Section, list[dict[str, Any]]]
         few = f"There are fewer than {FEWEST} checkpoints step-*.h5 next to {names}."
         missing.append(Missing(few, "landscape train RECIPE --set checkpoint.every=50"))
     text = (
-        "Each dot is a learner, the star is their mean w_a, the line is the way of the mean: the points of "
-        "the plane nearest to the weights. The distance from the plane stands below. The contour is that of "
+        "Each dot is a learner, the star is their mean w_a, the line is the path of w_a. All are "
+        "projected onto the plane. The distance from the plane stands below. The contour is that of "
         "the file, around the run's end."
     )
     widget = "scrubber" if scrubbers else ""
@@ -464,11 +464,9 @@ def _heading(c: Comparison) -> str:
 
 def _comparison_table(c: Comparison) -> Table:
     rows = []
-    for q, title in enumerate(c.titles):
-        unit = f" ({c.unit_names[q]})" if c.unit_names[q] != "1" else ""
-        keys = np.nan_to_num(c.value[q], nan=-np.inf)
-        values = [parts.Cell(cell(c, q, s), float(key)) for s, key in enumerate(keys)]
-        name, over, said = parts.text_cells(f"{title}{unit}", c.over[q] or "–", verdict(c, q))
-        rows.append((name, *values, over, said))
+    for (name, *numbers, over, said), values in zip(table_of(c), c.value, strict=True):
+        keys = np.nan_to_num(values, nan=-np.inf).tolist()
+        cells = map(parts.Cell, numbers, keys)
+        rows.append((*parts.text_cells(name), *cells, *parts.text_cells(over, said)))
     columns = ("quantity", *c.sides, "standard error over", "difference")
     return Table(_heading(c), columns, tuple(rows))

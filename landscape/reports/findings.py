@@ -27,7 +27,7 @@ from landscape.results.noise import Noise
 from landscape.results.shown import in_words
 from landscape.results.spectrum import QUANTITIES, Spectrum
 
-# Two settings are told apart where the 95% interval of their difference leaves zero out (the usual level).
+# Two settings differ where the 95% interval of their difference leaves zero out (the usual level).
 LEVEL = 0.95
 # Of a run: its last quarter is "at the end", its first tenth "at first" (ours).
 END, START = 0.25, 0.1

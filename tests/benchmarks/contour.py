@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import itertools
 import statistics
 import time
 
@@ -12,7 +12,16 @@ from torch import Tensor
 
 import landscape
 from landscape.evaluation.evaluate import evaluator
-from tests.benchmarks.harness import compare, installed, mnist
+from tests.benchmarks.harness import (
+    Textbook,
+    compare,
+    installed,
+    judged,
+    loader,
+    mnist_problem,
+    passes,
+    say,
+)  # fmt: skip
 
 
 def main() -> None:
@@ -23,77 +32,52 @@ def main() -> None:
 
 def small() -> None:
     """784-50-50-10, 50 × 50 points, 10,000 images."""
-    data = landscape.data.load(**mnist())
-    x, y = (t[:10_000] for t in data.test)
-    torch.manual_seed(0)
-    model = landscape.models.build("mlp", widths=[784, 50, 50, 10])
-    problem = landscape.Problem(model, data.loss, (x, y))
+    problem = mnist_problem()
     plane = landscape.random_plane(problem)
-    moved = copy.deepcopy(model).eval()
+    x, y = problem.tensors
     grid = torch.linspace(-0.1, 0.1, 50).tolist()
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=256)
-    found: dict[str | None, Tensor] = {}
+    points = [(a, b) for b, a in itertools.product(grid, grid)]
+    found: dict[str, Tensor] = {}
 
     def ours(path: str) -> None:
         found[path] = torch.from_numpy(landscape.contour(problem, plane, grid=(50, 50), method=path).loss)
 
-    def move(a: float, b: float) -> None:
-        theta = plane.center + a * plane.directions[0] + b * plane.directions[1]
-        torch.nn.utils.vector_to_parameters(theta, moved.parameters())
+    forward = Textbook(problem.model, plane, lambda model: problem.criterion(model(x), y))
+    by_loader = Textbook(problem.model, plane, passes(problem.criterion, loader(problem)))
 
-    @torch.no_grad()
-    def full_batch(every: int = 1) -> None:
-        """Set the weights of a model, one full-batch forward pass, for every point."""
-        losses = []
-        for b in grid[::every]:
-            for a in grid[::every]:
-                move(a, b)
-                losses.append(data.loss(moved(x), y))
-        found["full batch"] = torch.stack(losses)
-
-    @torch.no_grad()
-    def loader_pass() -> None:
-        """The same with a pass over a DataLoader, for 25 of the points."""
-        for b in grid[::10]:
-            for a in grid[::10]:
-                move(a, b)
-                sum(float(data.loss(moved(xb), yb)) * len(yb) for xb, yb in loader)
+    def full_batch() -> None:
+        found["full batch"] = forward(points)
 
     title = "contour, 784-50-50-10, 2,500 points, 10,000 images"
-    against = "against a full-batch forward a point"
-    compare(f"{title}, compiled, {against}", lambda: ours("compiled"), full_batch, rounds=3, need=10.0)
-    compare(
-        f"{title}, without a compiler, {against}", lambda: ours("batched"), full_batch, rounds=3, need=5.5
-    )
+    for path, name, need in (("compiled", "compiled", 10.0), ("batched", "without a compiler", 5.5)):
+        against = f"{title}, {name}, against a full-batch forward a point"
+        compare(against, lambda p=path: ours(p), full_batch, rounds=3, need=need)
     for path in ("compiled", "batched"):
         worst = float((found[path].flatten() - found["full batch"]).abs().max())
-        print(f"  largest difference in loss, {path}: {worst:.1e} (allowed 1e-5)", flush=True)
+        say(f"  largest difference in loss, {path}: {worst:.1e} (allowed 1e-5)")
     if (peer := installed("loss_landscapes")) is not None:
-        metric = peer.metrics.Loss(data.loss, x, y)
+        metric = peer.metrics.Loss(problem.criterion, x, y)
         compare(
             f"{title}, without a compiler, against loss-landscapes",
             lambda: ours("batched"),
-            lambda: peer.random_plane(moved, metric, distance=1, steps=20, deepcopy_model=True),
+            lambda: peer.random_plane(forward.model, metric, distance=1, steps=20, deepcopy_model=True),
             rounds=3, need=5.5, work=2500 / 400,
         )  # fmt: skip
     compare(
         f"{title}, compiled, against a loader pass a point",
-        lambda: ours("compiled"), loader_pass, rounds=3, need=50.0, work=2500 / 25,
+        lambda: ours("compiled"), lambda: by_loader(points[::100]), rounds=3, need=50.0, work=2500 / 25,
     )  # fmt: skip
 
 
 def checks() -> None:
     """What the quick check and the comparison of paths cost, beside 625 points of the small network."""
-    data = landscape.data.load(**mnist())
-    x, y = (t[:10_000] for t in data.test)
-    model = landscape.models.build("mlp", widths=[784, 50, 50, 10])
-    problem = landscape.Problem(model, data.loss, (x, y), check="off")
+    problem = mnist_problem()
     plane = landscape.random_plane(problem)
     times: dict[str, list[float]] = {"quick": [], "off": [], "contour": []}
     for _ in range(7):
         for check in ("quick", "off"):
             clock = time.perf_counter()
-            made = landscape.Problem(model, data.loss, (x, y), check=check)
+            made = landscape.Problem(problem.model, problem.criterion, problem.tensors, check=check)
             evaluator(made, plane.center, plane.directions, 625)
             times[check].append(time.perf_counter() - clock)
         clock = time.perf_counter()
@@ -101,9 +85,9 @@ def checks() -> None:
         times["contour"].append(time.perf_counter() - clock)
     quick, off, whole = (statistics.median(t) for t in times.values())
     share = (quick - off) / whole
-    verdict = "ok" if share < 0.01 else "ABOVE"
-    print(
-        f"quick check and comparison of paths: {share:.2%} of a contour of 625 points (allowed 1%: {verdict})"
+    say(
+        f"quick check and comparison of paths: {share:.2%} of a contour of 625 points (allowed 1%: "
+        f"{judged(share, 0.01, most=True)})"
     )
 
 
@@ -115,8 +99,7 @@ def large() -> None:
         for _ in range(3):  # statistics that are not the initial ones
             model(torch.randn(64, 3, 32, 32))
     x, y = torch.randn(1000, 3, 32, 32), torch.randint(10, (1000,))
-    model.eval()
-    problem = landscape.Problem(model, F.cross_entropy, (x, y))
+    problem = landscape.Problem(model.eval(), F.cross_entropy, (x, y))
     plane = landscape.random_plane(problem, norm="filter")
     points = torch.tensor([[0.3, -0.2]])
     found: dict[str | None, Tensor] = {}
@@ -130,22 +113,14 @@ def large() -> None:
     def ours(precision: str | None) -> None:
         found[precision] = made[precision](points)["loss"]
 
-    @torch.no_grad()
+    batches = [*zip(x.split(100), y.split(100), strict=True)]
+    textbook = Textbook(model, plane, passes(F.cross_entropy, batches))
+
     def loop() -> None:
-        """Set the weights, then the usual evaluation loop in batches of 100."""
-        losses = []
-        for a, b in points.tolist():
-            theta = plane.center + a * plane.directions[0] + b * plane.directions[1]
-            torch.nn.utils.vector_to_parameters(theta, model.parameters())
-            batches = zip(x.split(100), y.split(100), strict=True)
-            losses.append(sum(float(F.cross_entropy(model(xb), yb)) * len(yb) for xb, yb in batches) / len(y))
-        found["loop"] = torch.tensor(losses, dtype=torch.float64)
+        found["loop"] = textbook(points.tolist())
 
     for precision, need in ((None, 1.25), ("bfloat16", 2.5)):
-        name = precision or "float32"
-        compare(
-            f"contour, ResNet-18, {name}, against the plain eval loop",
-            lambda p=precision: ours(p), loop, rounds=9, need=need,
-        )  # fmt: skip
+        title = f"contour, ResNet-18, {precision or 'float32'}, against the plain eval loop"
+        compare(title, lambda p=precision: ours(p), loop, rounds=9, need=need)
         worst = float((found[precision] / found["loop"] - 1).abs().max())
-        print(f"  largest relative difference in loss: {worst:.1e}", flush=True)
+        say(f"  largest relative difference in loss: {worst:.1e}")

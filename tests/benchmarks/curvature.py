@@ -16,34 +16,19 @@ import landscape
 from landscape.core.memory import peak_memory
 from landscape.curvature.search import start_vector
 from landscape.evaluation import needs
-from tests.benchmarks.harness import compare, installed, mnist
+from tests.benchmarks.harness import compare, installed, judged, mnist_problem, say
 from tests.nets import GPT2
 
 TOL = 1e-2
-STEPS, BATCH, LR = 300, 2000, 0.2
+STEPS = 300
 # Batch sharpness to a standard error of 5%: within so many products, in the median over so many seeds.
 PRODUCTS, SEEDS = 60, 5
 # Of both ends of a GPT-2 of 124 million parameters: products, and bytes of the process.
 LARGE_PRODUCTS, LIMIT = 40, 12 * 2**30
 
 
-def trained(split: str = "test", activation: str = "relu") -> landscape.Problem:
-    """784-50-50-10 after plain SGD on the training set, with 10,000 images of ``split`` as data."""
-    data = landscape.data.load(**mnist())
-    torch.manual_seed(0)
-    model = landscape.models.build("mlp", widths=[784, 50, 50, 10], activation=activation)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    x, y = data.train
-    for _ in range(STEPS):
-        rows = torch.randint(len(y), (BATCH,))
-        optimizer.zero_grad()
-        data.loss(model(x[rows]), y[rows]).backward()
-        optimizer.step()
-    return landscape.Problem(model, data.loss, tuple(t[:10_000] for t in getattr(data, split)))
-
-
 def main() -> None:
-    problem = trained()
+    problem = mnist_problem(STEPS)
     both_ends(problem)
     grid(problem)
     top_five(problem)
@@ -92,10 +77,9 @@ def both_ends(problem: landscape.Problem) -> None:
     )  # fmt: skip
     for name, lines in found.items():
         for low, high, residual_low, residual_high, count in lines[1:]:
-            print(
+            say(
                 f"  {name}: λ_min {low:.5f} (relative residual {residual_low / abs(low):.1e}), "
-                f"λ_max {high:.5f} ({residual_high / abs(high):.1e}), {count:.0f} products",
-                flush=True,
+                f"λ_max {high:.5f} ({residual_high / abs(high):.1e}), {count:.0f} products"
             )
 
 
@@ -150,7 +134,7 @@ def top_five(problem: landscape.Problem) -> None:
     compare(f"{title}, without residuals", ours, lambda: lanczos(steps), rounds=5, need=1.0)
     for name, (values, vectors) in found.items():
         shown = ", ".join(f"{value:.4f}" for value in values.tolist())
-        print(f"  {name}: {shown}; largest relative residual {worst(values, vectors):.1e}", flush=True)
+        say(f"  {name}: {shown}; largest relative residual {worst(values, vectors):.1e}")
 
 
 def top_and_trace(problem: landscape.Problem) -> None:
@@ -193,7 +177,7 @@ def top_and_trace(problem: landscape.Problem) -> None:
         for title, ours, theirs in rows:
             compare(f"{title}, against pyhessian", ours, theirs, rounds=3, need=1.0)
             for name, text in found.items():
-                print(f"  {name}: {text}", flush=True)
+                say(f"  {name}: {text}")
 
 
 def by_differences() -> None:
@@ -202,7 +186,7 @@ def by_differences() -> None:
     ReLU has kinks within the steps of float32, so that its gradients are taken in float64.
     """
     for activation in ("tanh", "relu"):
-        problem = trained(activation=activation)
+        problem = mnist_problem(STEPS, activation=activation)
         h = {by: landscape.HessianOperator(problem, derivatives=by) for by in ("differences", "exact")}
         v, found = start_vector(problem, 0), dict[str, str]()
 
@@ -219,12 +203,12 @@ def by_differences() -> None:
         compare(f"a product by {title}", *product, rounds=9, need=0.15)
         compare(f"the largest eigenvalue by {title}", *pair, rounds=3, need=0.05)
         for by, text in found.items():
-            print(f"  {by}: {text}", flush=True)
+            say(f"  {by}: {text}")
 
 
 def batch_sharpness() -> None:
     """Products until the relative standard error is 5%, at several batches; the share that PRODUCTS suffice."""
-    problem = trained("train")
+    problem = mnist_problem(STEPS, split="train")
     for batch in (16, 64, 256, 1000, 1998):
         found = [
             landscape.batch_sharpness(problem, batch, relative_error=0.05, quantities=(), seed=seed)
@@ -233,11 +217,10 @@ def batch_sharpness() -> None:
         products = [len(result.curvature) for result in found]
         reached = max(result.standard_error / abs(result.value) for result in found)
         median = float(np.median(products))
-        print(
+        say(
             f"batch sharpness to 5%, trained 784-50-50-10, batch {batch}: {median:.0f} products (seeds "
-            f"{min(products)}…{max(products)}; needed {PRODUCTS}: {'ok' if median <= PRODUCTS else 'ABOVE'}), "
-            f"largest relative standard error {100 * reached:.1f}%",
-            flush=True,
+            f"{min(products)}…{max(products)}; needed {PRODUCTS}: {judged(median, PRODUCTS, most=True)}), "
+            f"largest relative standard error {100 * reached:.1f}%"
         )
 
 
@@ -257,7 +240,7 @@ def bases() -> None:
         with mock.patch.object(needs, "MAX_BASIS", most):
             ends = landscape.extreme_eigenvalues(problem, residual_tol=TOL)
         assert ends.converged
-        print(f"both ends of {problem}, a basis of {most}: {ends.products} products", flush=True)
+        say(f"both ends of {problem}, a basis of {most}: {ends.products} products")
 
 
 def large() -> None:
@@ -266,13 +249,12 @@ def large() -> None:
     product_time(problem)
     ends = landscape.extreme_eigenvalues(problem, residual_tol=TOL)
     peak = (peak_memory() or 0) / 2**30
-    print(
+    say(
         f"its both ends: {ends.products} products (needed {LARGE_PRODUCTS}: "
-        f"{'ok' if ends.products <= LARGE_PRODUCTS else 'ABOVE'}), peak {peak:.1f} GiB (needed "
-        f"{LIMIT / 2**30:g}: {'ok' if peak <= LIMIT / 2**30 else 'ABOVE'}); "
+        f"{judged(ends.products, LARGE_PRODUCTS, most=True)}), peak {peak:.1f} GiB (needed "
+        f"{LIMIT / 2**30:g}: {judged(peak, LIMIT / 2**30, most=True)}); "
         f"λ_min {ends.min:.4g} (residual {ends.residual_min:.1e}), λ_max {ends.max:.4g} "
-        f"({ends.residual_max:.1e}), {'' if ends.converged else 'not '}converged",
-        flush=True,
+        f"({ends.residual_max:.1e}), {'' if ends.converged else 'not '}converged"
     )
 
 

@@ -21,31 +21,23 @@ from torch.distributed.tensor import distribute_tensor
 
 import landscape
 from landscape.training.processes.process_group import Group
-from landscape.training.recipes import recipe
 from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import generator
-from tests.benchmarks.harness import on_shaped_link
+from tests.benchmarks.harness import MATCHING, judged, on_shaped_link, say, synthetic
 from tests.groups import together
-from tests.test_sharded import GPT, fsdp
+from tests.nets import GPT2
+from tests.test_sharded import fsdp
 
 WIDTHS, LOCAL, STEPS, ROUNDS = [784, 2800, 2800, 10], 256, 10, 9
 
 
 def trainer(group: Group, algorithm: dict[str, object], decompose: int = 0, split: bool = True) -> Trainer:
-    values = {
-        "name": "distributed",
-        "learners": 2,
-        "batch": 2 * LOCAL,
-        "lr": 0.01,
-        "steps": 10**6,
-        "algorithm": algorithm,
-        "model": {"name": "mlp", "widths": WIDTHS},
-        # The whole training set is one step's samples: the exact g costs what one step's gradients cost.
-        "data": {"name": "synthetic", "samples": 2 * LOCAL, "dimension": 784, "classes": 10},
-        "decompose": {"every": decompose, "split": split},
-        "evaluate": {"every": 0},
-    }
-    return Trainer(recipe.from_values(values), group=group)
+    # The whole training set is one step's samples: the exact g costs what one step's gradients cost.
+    chosen = synthetic(
+        "distributed", learners=2, batch=2 * LOCAL, samples=2 * LOCAL, algorithm=algorithm,
+        model={"name": "mlp", "widths": WIDTHS}, decompose={"every": decompose, "split": split},
+    )  # fmt: skip
+    return Trainer(chosen, group=group)
 
 
 def ours(one: Trainer) -> Callable[[], object]:
@@ -91,7 +83,6 @@ def wrapper(one: Trainer, rank: int, algorithm: str, **options: object) -> Calla
 
 def measure(group: Group) -> dict[str, list[float]]:
     """Seconds of each round of STEPS steps, by what ran; in turns."""
-    matching = {"name": "dpsgd", "mixing": "random-matching"}
     one = trainer(group, {"name": "ssgd"})
     gradients = torch.empty_like(one.weights)
 
@@ -100,7 +91,7 @@ def measure(group: Group) -> dict[str, list[float]]:
             one.stack.gradients(one.weights, *one._minibatches(t + 1), out=gradients)
 
     flat = torch.empty_like(one.weights)
-    ssgd, dpsgd = ours(one), ours(trainer(group, matching))
+    ssgd, dpsgd = ours(one), ours(trainer(group, MATCHING))
     # What is compared runs within a few seconds: a machine's speed changes over a minute.
     times = in_turns(
         {
@@ -116,8 +107,8 @@ def measure(group: Group) -> dict[str, list[float]]:
             "ssgd": ssgd,
             "ssgd, decomposed": ours(trainer(group, {"name": "ssgd"}, 10)),
             "dpsgd": dpsgd,
-            "dpsgd, decomposed": ours(trainer(group, matching, 10, split=False)),
-            "dpsgd, decomposed and split": ours(trainer(group, matching, 10)),
+            "dpsgd, decomposed": ours(trainer(group, MATCHING, 10, split=False)),
+            "dpsgd, decomposed and split": ours(trainer(group, MATCHING, 10)),
         }
     )
     for name, mine in decomposed.items():
@@ -155,19 +146,18 @@ def report(where: str, needs: dict[str, float]) -> float:
         # Of ratios, not of times: neighbours in time are alike.
         ratio, need = statistics.median(rounds), needs.get(f"{name} against {peer}")
         peer = peer.removesuffix(", beside")
-        verdict = "" if need is None else f"; needed {need:g}×: {'ok' if ratio >= need else 'BELOW'}"
-        print(
+        verdict = "" if need is None else f"; needed {need:g}×: {judged(ratio, need)}"
+        say(
             f"{where}, 2 processes, {name} against {peer}: {ratio:.2f}× the samples/s "
-            f"(rounds {rounds[0]:.2f}…{rounds[-1]:.2f}{verdict})",
-            flush=True,
+            f"(rounds {rounds[0]:.2f}…{rounds[-1]:.2f}{verdict})"
         )
     gradient, exchange = (middle[name] / STEPS for name in ("gradient", "exchange"))
-    print(f"  a gradient takes {1e3 * gradient:.0f} ms, an all-reduce {1e3 * exchange:.0f} ms", flush=True)
+    say(f"  a gradient takes {1e3 * gradient:.0f} ms, an all-reduce {1e3 * exchange:.0f} ms")
     return gradient
 
 
 # A GPT-2 of 13 million parameters (ours).
-SIZE, SEQUENCES = {"words": 2048, "length": 32, "width": 384, "blocks": 10}, 8
+SIZE, SEQUENCES = {"vocabulary": 2048, "length": 32, "width": 384, "layers": 7, "heads": 2}, 8
 
 
 def status(field: str) -> float:
@@ -179,14 +169,14 @@ def status(field: str) -> float:
 def on_ranks(group: Group, size: dict[str, int]) -> landscape.ShardedProblem:
     """The loss of a GPT-2 under FSDP2, with random weights that do not depend on the number of ranks."""
     with torch.device("meta"):
-        model = fsdp(GPT(**size), group.size)  # no rank ever has it whole
+        model = fsdp(GPT2(**size), group.size)  # no rank ever has it whole
     model.to_empty(device="cpu")
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
             part = torch.randn(p.shape, generator=draw).mul_(0.05).add_(float(p.dim() == 1))
             p.copy_(distribute_tensor(part, p.device_mesh, p.placements))
-    words = torch.randint(size["words"], (SEQUENCES, size["length"] + 1), generator=draw)
+    words = torch.randint(size["vocabulary"], (SEQUENCES, size["length"] + 1), generator=draw)
     words = words.chunk(group.size)[group.rank]
     loss = torch.nn.functional.cross_entropy
     return landscape.ShardedProblem(model, loss, [(words[:, :-1], words[:, 1:])])
@@ -218,10 +208,9 @@ def sharded() -> None:
     """Two ranks against one, one thread each, each rank with its share of the data."""
     (one, seconds, memory), *_ = together(1, curved, timeout=120.0, deadline=1200.0)
     (two, each, part), *_ = together(2, curved, timeout=120.0, deadline=1200.0)
-    print(
+    say(
         f"sharded GPT-2, 2 ranks against 1: a product takes {each / seconds:.2f}× the time, a rank "
-        f"{part / memory:.2f}× the memory ({part:.0f} against {memory:.0f} MiB); gᵀHg {two:.5g}, {one:.5g}",
-        flush=True,
+        f"{part / memory:.2f}× the memory ({part:.0f} against {memory:.0f} MiB); gᵀHg {two:.5g}, {one:.5g}"
     )
 
 

@@ -1,18 +1,31 @@
-"""A and B in turn, medians, and their ratio."""
+"""A and B in turn, medians, and their ratio; the networks and the textbook's loops that several compare."""
 
 from __future__ import annotations
 
+import copy
 import importlib
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import landscape
+from landscape.training.recipes import recipe
+from landscape.training.recipes.recipe import Recipe
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def judged(value: float, need: float, *, most: bool = False) -> str:
+    """Whether ``value`` is at least ``need``, or at most."""
+    return "ok" if (value <= need if most else value >= need) else "ABOVE" if most else "BELOW"
 
 
 def compare(
@@ -38,11 +51,9 @@ def compare(
                 times[which].append((time.perf_counter() - clock) / (work if which == 0 else 1.0))
     a, b = (statistics.median(t) for t in times)
     spread = sorted(y / x for x, y in zip(*times, strict=True))
-    verdict = "ok" if b / a >= need else "BELOW"
-    print(
-        f"{title}: {b / a:.2f}× (rounds {spread[0]:.2f}…{spread[-1]:.2f}; needed {need:g}×: {verdict}; "
-        f"{torch.get_num_threads()} threads)",
-        flush=True,
+    say(
+        f"{title}: {b / a:.2f}× (rounds {spread[0]:.2f}…{spread[-1]:.2f}; needed {need:g}×: "
+        f"{judged(b / a, need)}; {torch.get_num_threads()} threads)"
     )
 
 
@@ -50,7 +61,7 @@ def on_shaped_link(rate: float, code: str) -> None:
     """Run Python ``code`` where loopback is one queue of ``rate`` (bit/s), or print that it is left out."""
     shape = f"ip link set lo up && tc qdisc add dev lo root tbf rate {rate:.0f}bit burst 1mb latency 200ms"
     if subprocess.run(["unshare", "--net", "sh", "-c", shape], capture_output=True).returncode:
-        print("shaped link: left out, this machine permits no network namespace with tc", flush=True)
+        say("shaped link: left out, this machine permits no network namespace with tc")
         return
     inside = ["unshare", "--net", "sh", "-c", f'{shape} && exec "$0" -c "$1"', sys.executable, code]
     subprocess.run(inside, check=True)
@@ -61,7 +72,7 @@ def installed(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        print(f"against {name}: skipped, it is not installed (make bench sets it up)", flush=True)
+        say(f"against {name}: skipped, it is not installed (make bench sets it up)")
         return None
 
 
@@ -73,6 +84,76 @@ def mnist() -> dict[str, Any]:
     try:
         landscape.data.load("mnist")
     except landscape.OperationError:
-        print("MNIST is not in LANDSCAPE_DATA: a Gaussian mixture of its shape stands in", flush=True)
+        say("MNIST is not in LANDSCAPE_DATA: a Gaussian mixture of its shape stands in")
         return MADE
     return {"name": "mnist"}
+
+
+def synthetic(
+    name: str, *, batch: int, model: dict[str, Any], samples: int, dimension: int = 784, **settings: Any
+) -> Recipe:
+    """A recipe without an end that only trains: a Gaussian mixture in ``dimension`` dimensions."""
+    return recipe.from_values(
+        {
+            "name": name, "batch": batch, "lr": 0.01, "steps": 10**6, "model": model,
+            "data": {**MADE, "samples": samples, "dimension": dimension}, "decompose": {"every": 0}, "evaluate": {"every": 0}, **settings,
+        }
+    )  # fmt: skip
+
+
+MATCHING = {"name": "dpsgd", "mixing": "random-matching"}
+
+
+def trained(model: nn.Module, loss: Any, batches: Iterable[tuple[Tensor, Tensor]], **sgd: float) -> None:
+    """A step of plain SGD on each batch."""
+    optimizer = torch.optim.SGD(model.parameters(), **sgd)
+    for x, y in batches:
+        optimizer.zero_grad()
+        loss(model(x), y).backward()
+        optimizer.step()
+
+
+def mnist_problem(
+    steps: int = 0, batch: int = 2000, lr: float = 0.2, split: str = "test", activation: str = "relu"
+) -> landscape.Problem:
+    """784-50-50-10 after plain SGD on the training set, with 10,000 images of ``split`` as data."""
+    data = landscape.data.load(**mnist())
+    torch.manual_seed(0)
+    model = landscape.models.build("mlp", widths=[784, 50, 50, 10], activation=activation)
+    x, y = data.train
+    drawn = (torch.randint(len(y), (batch,)) for _ in range(steps))
+    trained(model, data.loss, ((x[rows], y[rows]) for rows in drawn), lr=lr)
+    return landscape.Problem(model, data.loss, tuple(t[:10_000] for t in getattr(data, split)))
+
+
+class Textbook:
+    """What one would write: the weights of each point go into the model, then come passes over the data."""
+
+    def __init__(self, model: nn.Module, plane: landscape.Plane, loss: Callable[[nn.Module], Any]) -> None:
+        self.model, self.plane, self.loss = copy.deepcopy(model).eval(), plane, loss
+
+    @torch.no_grad()
+    def __call__(self, points: Sequence[tuple[float, float]]) -> Tensor:
+        """The losses (points,)."""
+        losses = []
+        for a, b in points:
+            theta = self.plane.center + a * self.plane.directions[0] + b * self.plane.directions[1]
+            nn.utils.vector_to_parameters(theta, self.model.parameters())
+            losses.append(float(self.loss(self.model)))
+        return torch.tensor(losses, dtype=torch.float64)
+
+
+def passes(loss: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> Callable[[nn.Module], float]:
+    """The usual evaluation loop, which gives the mean over all samples."""
+
+    def run(model: nn.Module) -> float:
+        total, count = 0.0, 0
+        for x, y in batches:
+            total, count = total + float(loss(model(x), y)) * len(y), count + len(y)
+        return total / count
+
+    return run
+
+
+def loader(problem: landscape.Problem) -> torch.utils.data.DataLoader[Any]:
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*problem.tensors), batch_size=256)

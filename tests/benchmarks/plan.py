@@ -18,33 +18,24 @@ import torch.distributed as dist
 from landscape.training.planning import calibration, plan
 from landscape.training.planning.plan import Link, Machines
 from landscape.training.processes.process_group import Group
-from landscape.training.recipes import recipe
+from landscape.training.recipes.recipe import Recipe
 from landscape.training.run.loop import Trainer
-from tests.benchmarks.harness import on_shaped_link
+from tests.benchmarks.harness import MATCHING, on_shaped_link, say, synthetic
 from tests.groups import together
 
 WIDTHS, LOCAL, STEPS, ROUNDS = [784, 2800, 2800, 10], 64, 10, 5
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "ssgd": {"name": "ssgd"},
-    "dpsgd awc": {"name": "dpsgd", "mixing": "random-matching"},
-    "dpsgd atc": {"name": "dpsgd", "mixing": "random-matching", "order": "atc"},
+    "dpsgd awc": MATCHING,
+    "dpsgd atc": MATCHING | {"order": "atc"},
 }
 
 
-def chosen(algorithm: str, processes: int) -> recipe.Recipe:
-    values = {
-        "name": "plan",
-        "learners": processes,
-        "batch": processes * LOCAL,
-        "lr": 0.01,
-        "steps": 10**6,
-        "algorithm": ALGORITHMS[algorithm],
-        "model": {"name": "mlp", "widths": WIDTHS},
-        "data": {"name": "synthetic", "samples": 1000, "dimension": 784, "classes": 10},
-        "decompose": {"every": 0},
-        "evaluate": {"every": 0},
-    }
-    return recipe.from_values(values)
+def chosen(algorithm: str, processes: int) -> Recipe:
+    return synthetic(
+        "plan", learners=processes, batch=processes * LOCAL, samples=1000, algorithm=ALGORITHMS[algorithm],
+        model={"name": "mlp", "widths": WIDTHS},
+    )  # fmt: skip
 
 
 def measure(group: Group) -> list[dict[str, Any]]:
@@ -53,10 +44,7 @@ def measure(group: Group) -> list[dict[str, Any]]:
     for k in range(ROUNDS + 1):
         costs = calibration.calibrate(chosen("ssgd", group.size), 1, LOCAL, ready=dist.barrier)
         dist.barrier()
-        each: dict[str, Any] = {
-            "costs": costs,
-            "link": calibration._exchange(group, costs.size),
-        }
+        each: dict[str, Any] = {"costs": costs, "link": calibration._exchange(group, costs.size)}
         for name, run in runs.items():
             dist.barrier()
             run.history.rows.clear()
@@ -100,18 +88,16 @@ def report(where: str, processes: int, bandwidth: float | None = None) -> plan.C
     gradient, update = (statistics.median(getattr(c, n) for c, _ in used) for n in ("gradient", "update"))
     rate = statistics.median(rate for _, rate in used)
     given = f", given as {8e-9 * bandwidth:.2f}" if bandwidth else ""
-    print(
+    say(
         f"{where}, {processes} processes on {os.cpu_count()} cores: gradient {1e3 * gradient:.0f} ms, update "
-        f"{1e3 * update:.0f} ms, link {8e-9 * rate:.2f} Gbit/s{given}",
-        flush=True,
+        f"{1e3 * update:.0f} ms, link {8e-9 * rate:.2f} Gbit/s{given}"
     )
     for name in ALGORITHMS:
         each = sorted(ratios[name])
         shares = [f"{statistics.median(w):.0%}" for w in zip(*waits[name], strict=True)]
-        print(
+        say(
             f"  {name}: predicted {statistics.median(each):.2f}× the measured time a step (rounds {each[0]:.2f}…"
-            f"{each[-1]:.2f}); waiting predicted {shares[0]}, measured {shares[1]}",
-            flush=True,
+            f"{each[-1]:.2f}); waiting predicted {shares[0]}, measured {shares[1]}"
         )
     return dataclasses.replace(used[0][0], gradient=gradient)
 

@@ -18,6 +18,7 @@ from landscape.checkpoint.history import UNITS
 from landscape.problem.layout import Layout, Slot
 from landscape.results.base import save
 from landscape.results.grids import Surface
+from tests.benchmarks.harness import judged, say
 
 SURFACES, POINTS, STEPS, WEIGHTS = 20, 51, 10_000, 1000
 ROUNDS, MOST = 3, 10.0  # seconds that a report may take
@@ -67,9 +68,7 @@ def main() -> None:
         paths, page = make(folder), folder / "report.html"
         took = statistics.median(seconds(paths, page) for _ in range(ROUNDS))
         size = page.stat().st_size / 1e6
-    verdict = "ok" if took < MOST else "TOO SLOW"
-    print(
+    say(
         f"report on {SURFACES} surfaces of {POINTS} × {POINTS} and {STEPS:,} steps: {took:.1f} s, {size:.1f} MB "
-        f"(allowed {MOST:g} s: {verdict})",
-        flush=True,
+        f"(allowed {MOST:g} s: {judged(took, MOST, most=True)})"
     )

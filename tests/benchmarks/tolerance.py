@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 import landscape
-from tests.benchmarks.harness import compare, installed, mnist
+from tests.benchmarks.harness import (
+    Textbook,
+    compare,
+    installed,
+    loader,
+    mnist_problem,
+    passes,
+    say,
+    trained,
+)  # fmt: skip
 
 POINTS = 51
 IMAGES = 64  # of ResNet-18: a picture of it takes a minute
@@ -26,29 +33,20 @@ def said(surface: landscape.Surface, whole: landscape.Surface | None = None) -> 
     true = ""
     if whole is not None:
         true = f", true {np.abs(surface.loss - whole.loss).max() / np.ptp(whole.loss):.2%}"
-    print(
-        f"  {surface.evaluations} of {surface.done.size} points, stated {surface.stated_error[0]:.2%}{true}",
-        flush=True,
-    )
+    say(f"  {surface.evaluations} of {surface.done.size} points, stated {surface.stated_error[0]:.2%}{true}")
+
+
+def diagonal(span: float, count: int, slope: float) -> list[tuple[float, float]]:
+    """``count`` points (a, slope · a) of the picture."""
+    return [(a, slope * a) for a in np.linspace(-span, span, count).tolist()]
 
 
 def small() -> None:
     """784-50-50-10 trained for 1,500 steps, 10,000 images."""
-    data = landscape.data.load(**mnist())
-    x, y = (t[:10_000] for t in data.test)
-    torch.manual_seed(0)
-    model = landscape.models.build("mlp", widths=[784, 50, 50, 10])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    for _ in range(1500):
-        rows = torch.randint(len(data.train[1]), (500,))
-        optimizer.zero_grad()
-        data.loss(model(data.train[0][rows]), data.train[1][rows]).backward()
-        optimizer.step()
-    problem = landscape.Problem(model, data.loss, (x, y))
+    problem = mnist_problem(steps=1500, batch=500, lr=0.5)
     plane = landscape.random_plane(problem)
-    moved = copy.deepcopy(model).eval()
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=256)
-    found: dict[str | None, landscape.Surface] = {}
+    by_loader = Textbook(problem.model, plane, passes(problem.criterion, loader(problem)))
+    found: dict[str, landscape.Surface] = {}
 
     def ours() -> None:
         found["some"] = landscape.contour(problem, plane, POINTS, interpolation_tol="1%")
@@ -56,28 +54,20 @@ def small() -> None:
     def full() -> None:
         found["all"] = landscape.contour(problem, plane, POINTS, method="batched")
 
-    @torch.no_grad()
-    def loader_pass() -> None:
-        """16 of the points."""
-        for a, b in np.linspace(-0.1, 0.1, 16)[:, None].repeat(2, 1).tolist():
-            theta = plane.center + a * plane.directions[0] + b * plane.directions[1]
-            torch.nn.utils.vector_to_parameters(theta, moved.parameters())
-            sum(float(data.loss(moved(xb), yb)) * len(yb) for xb, yb in loader)
-
     title = "contour within 1%, 784-50-50-10, 51 × 51 points, 10,000 images"
     compare(f"{title}, against all points", ours, full, rounds=5, need=8.0)
     said(found["some"], found["all"])
     work = POINTS**2
     if (peer := installed("loss_landscapes")) is not None:
-        metric = peer.metrics.Loss(data.loss, x, y)
+        metric = peer.metrics.Loss(problem.criterion, *problem.tensors)
         compare(
             f"{title}, against loss-landscapes, all points", ours,
-            lambda: peer.random_plane(moved, metric, distance=1, steps=20, deepcopy_model=True),
+            lambda: peer.random_plane(by_loader.model, metric, distance=1, steps=20, deepcopy_model=True),
             rounds=5, need=60.0, work=work / 400,
         )  # fmt: skip
     compare(
-        f"{title}, against a loader pass for each of all points", ours, loader_pass,
-        rounds=5, need=400.0, work=work / 16,
+        f"{title}, against a loader pass for each of all points", ours,
+        lambda: by_loader(diagonal(0.1, 16, 1.0)), rounds=5, need=400.0, work=work / 16,
     )  # fmt: skip
 
 
@@ -92,17 +82,12 @@ def large() -> None:
     """ResNet-18 of CIFAR's size with BatchNorm, after 30 steps; filter-normalised directions."""
     torch.manual_seed(0)
     model = landscape.models.build("resnet-18")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    for _ in range(30):
-        x, y = patterns(64)
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
+    trained(model, F.cross_entropy, (patterns(64) for _ in range(30)), lr=0.05, momentum=0.9)
     model.eval()
     x, y = patterns(IMAGES)
     problem = landscape.Problem(model, F.cross_entropy, (x, y))
     plane = landscape.random_plane(problem, norm="filter")
-    moved = copy.deepcopy(model)
+    textbook = Textbook(model, plane, lambda moved: F.cross_entropy(moved(x), y))
     found: dict[str | None, landscape.Surface] = {}
 
     def ours(precision: str | None) -> None:
@@ -110,19 +95,12 @@ def large() -> None:
             problem, plane, POINTS, span=0.5, interpolation_tol="1%", autocast=precision
         )
 
-    @torch.no_grad()
-    def loop() -> None:
-        """20 of the points."""
-        for a in np.linspace(-0.5, 0.5, 20).tolist():
-            theta = plane.center + a * plane.directions[0] - a * plane.directions[1]
-            torch.nn.utils.vector_to_parameters(theta, moved.parameters())
-            float(F.cross_entropy(moved(x), y))
-
     for precision, need in ((None, 8.0), ("bfloat16", 15.0)):
         name = precision or "float32"
         compare(
             f"contour within 1%, ResNet-18, {name}, {IMAGES} images, against the plain loop over 51 × 51 points",
-            lambda p=precision: ours(p), loop, rounds=1, need=need, work=POINTS**2 / 20, warm=False,
+            lambda p=precision: ours(p), lambda: textbook(diagonal(0.5, 20, -1.0)),
+            rounds=1, need=need, work=POINTS**2 / 20, warm=False,
         )  # fmt: skip
         said(found[precision])
 
@@ -138,20 +116,12 @@ def language() -> None:
     batch = {"input_ids": tokens, "labels": tokens}
     problem = landscape.Problem(model, None, [batch])
     plane = landscape.random_plane(problem, norm="filter")
+    textbook = Textbook(model, plane, lambda moved: moved(**batch).loss)
     found: list[landscape.Surface] = []
 
     def ours() -> None:
         found.append(landscape.contour(problem, plane, POINTS, span=0.5, interpolation_tol="1%"))
 
-    moved = copy.deepcopy(model)
-
-    @torch.no_grad()
-    def loop() -> None:
-        for a in np.linspace(-0.5, 0.5, 50).tolist():
-            theta = plane.center + a * plane.directions[0] - a * plane.directions[1]
-            torch.nn.utils.vector_to_parameters(theta, moved.parameters())
-            float(moved(**batch).loss)
-
     title = "contour within 1%, GPT-2 of 2 layers, 32 × 64 tokens, against the plain loop over 51 × 51 points"
-    compare(title, ours, loop, rounds=3, need=8.0, work=POINTS**2 / 50)
+    compare(title, ours, lambda: textbook(diagonal(0.5, 50, -1.0)), rounds=3, need=8.0, work=POINTS**2 / 50)
     said(found[-1])

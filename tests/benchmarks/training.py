@@ -16,7 +16,7 @@ import landscape
 from landscape.training.recipes import recipe
 from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import generator
-from tests.benchmarks.harness import compare, mnist
+from tests.benchmarks.harness import MATCHING, compare, mnist, say, synthetic, trained
 
 LEARNERS, STEPS = 16, 40
 # Images a step of ResNet-18: 32 a learner.
@@ -69,7 +69,7 @@ def small() -> None:
         ours, loop, rounds=9, need=1.5,
     )  # fmt: skip
     worst = float((found["ours"] - found["loop"]).abs().max())
-    print(f"  largest difference in weights after {STEPS} steps: {worst:.1e}", flush=True)
+    say(f"  largest difference in weights after {STEPS} steps: {worst:.1e}")
 
 
 def fifty_steps(run: Trainer) -> None:
@@ -105,29 +105,19 @@ def resnet18() -> nn.Module:
 
 def convolutional() -> None:
     """A step of 16 DPSGD learners, BatchNorm in training mode, against one of plain SGD on the same images."""
-    values = {
-        "name": "convolutional",
-        "learners": LEARNERS,
-        "batch": BATCH,
-        "lr": 0.01,
-        "steps": 10**6,
-        "algorithm": {"name": "dpsgd", "mixing": "random-matching"},
-        "model": {"name": "tests.benchmarks.training:resnet18"},
-        "data": {"name": "synthetic", "samples": BATCH, "dimension": 3 * 32 * 32, "classes": 10},
-        "decompose": {"every": 0},
-        "evaluate": {"every": 0},
-    }
-    learners = Trainer(recipe.from_values(values))
-    model = resnet18().train()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    learners = Trainer(
+        synthetic(
+            "convolutional", learners=LEARNERS, batch=BATCH, samples=BATCH, dimension=3 * 32 * 32,
+            algorithm=MATCHING, model={"name": "tests.benchmarks.training:resnet18"},
+        )
+    )  # fmt: skip
     assert learners.train.tensors is not None
     x, y = learners.train.tensors
+    model = resnet18().train()
 
     def plain() -> None:
         rows = torch.randint(len(y), (BATCH,))
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-        optimizer.step()
+        trained(model, torch.nn.functional.cross_entropy, [(x[rows], y[rows])], lr=0.01)
 
     compare(
         f"training, ResNet-18, {LEARNERS} DPSGD learners × {BATCH // LEARNERS}, against plain SGD on {BATCH}",
@@ -142,15 +132,13 @@ RECORDED, RECORDED_STEPS = 128, 200  # a minibatch, steps
 SAMPLES = 1024
 
 
-def own_loop(
-    data: Any, recorder: Callable[[torch.nn.Module, Any], landscape.Recorder] | None
-) -> Callable[[], None]:
-    """RECORDED_STEPS steps of SGD with momentum; ``recorder(model, optimizer)`` makes what records them."""
+def own_loop(data: Any, recorder: Callable[..., landscape.Recorder] | None) -> Callable[[], None]:
+    """RECORDED_STEPS steps of SGD with momentum; ``recorder(model=…, optimizer=…)`` makes what records them."""
     torch.manual_seed(0)
     model = landscape.models.build("mlp", widths=[784, 300, 100, 10])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     x, y = data.train
-    own = recorder(model, optimizer) if recorder else None
+    own = recorder(model=model, optimizer=optimizer) if recorder else None
 
     def run() -> None:
         generator = torch.Generator().manual_seed(0)
@@ -171,20 +159,10 @@ def recorded() -> None:
         ("recorder, no step due", 0, 0.98),
     ):
         with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-
-            def recorder(
-                model: torch.nn.Module,
-                optimizer: Any,
-                folder: str = folder,
-                every: int = every,
-                stack: contextlib.ExitStack = stack,
-            ) -> landscape.Recorder:
-                options = {"every": every, "samples": SAMPLES, "save_every": 0, "optimizer": optimizer}
-                return stack.enter_context(
-                    landscape.Recorder(folder, model, data.loss, data.train, **options)
-                )
-
+            options = {"every": every, "samples": SAMPLES, "save_every": 0}
+            make = functools.partial(landscape.Recorder, folder, loss=data.loss, data=data.train, **options)
             compare(
                 f"own loop, 784-300-100-10, batch {RECORDED}, {title}, against no recorder",
-                own_loop(data, recorder), own_loop(data, None), rounds=9, need=need,
+                own_loop(data, lambda make=make, **own: stack.enter_context(make(**own))),
+                own_loop(data, None), rounds=9, need=need,
             )  # fmt: skip

@@ -33,6 +33,11 @@ def run(at: Place, **settings: Any) -> Any:
     return end, end.problem(device=at.device)
 
 
+def contour_of_a_run(at: Place) -> Any:
+    problem = run(at)[1]
+    return landscape.contour(problem, landscape.random_plane(problem), 3)
+
+
 def decentralised(at: Place) -> Any:
     """The weights after four steps of a loop of one's own with decentralised training around the model."""
     model = networks()["perceptron"].to(at.device)
@@ -69,7 +74,7 @@ MORE: dict[str, Compute] = {
     "contour of learners": lambda at: landscape.contour(
         at.problem, landscape.learners_plane(at.problem, at.weights), 3, method="pointwise"
     ),
-    "contour of a run": lambda at: landscape.contour(run(at)[1], landscape.random_plane(run(at)[1]), 3),
+    "contour of a run": contour_of_a_run,
     "average sharpness": lambda at: landscape.sharpness(at.problem, 0.1, "average", max_draws=32),
     "smoothing": lambda at: landscape.smoothing(at.problem, at.weights, draws=2, k=2),
     "learning_coefficient": lambda at: landscape.learning_coefficient(

@@ -113,24 +113,15 @@ def test_the_numbers_are_those_of_a_plain_loop(
     plain = Module()
     optimizer = plain.configure_optimizers()
     batches = list(DataLoader(data(), BATCH))
+    options: dict[str, Any] = {"every": 2, "test": (x, y), "sharpness": 4}
     with Recorder(
-        tmp_path / "a",
-        plain,
-        F.cross_entropy,
-        batches,
-        every=2,
-        test=(x, y),
-        optimizer=optimizer,
-        sharpness=4,
+        tmp_path / "a", plain, F.cross_entropy, batches, optimizer=optimizer, **options
     ) as recorder:
         loop(recorder, plain, optimizer, accumulate, clip)
     given = {} if own else {"loss": F.cross_entropy, "data": batches}
-    callback = LandscapeCallback(tmp_path / "b", every=2, test=(x, y), sharpness=4, **given)
-    module = Module()
-    fit(
-        module, callback, folder=tmp_path,
-        accumulate_grad_batches=accumulate, gradient_clip_val=clip or None,
-    )  # fmt: skip
+    callback, module = LandscapeCallback(tmp_path / "b", **options, **given), Module()
+    steps: dict[str, Any] = {"accumulate_grad_batches": accumulate, "gradient_clip_val": clip or None}
+    fit(module, callback, folder=tmp_path, **steps)
     history = same(tmp_path / "a", tmp_path / "b", (*COLUMNS, "lambda_max", "lr_lambda_limit"))
     assert history["step"].tolist() == list(range(0, 12 // accumulate + 1, 2))
     if accumulate == 1:
@@ -249,18 +240,12 @@ def test_a_run_goes_on_from_a_checkpoint_of_lightnings(tmp_path: Path) -> None:
 
 def test_pictures_at_the_end_and_samples(tmp_path: Path) -> None:
     module = Module()
-    callback = LandscapeCallback(
-        tmp_path / "a", every=3, samples=96, contour={"grid": (4, 3)}, spectrum={"k": 2}
-    )
+    callback = LandscapeCallback(tmp_path / "a", every=3, samples=96, contour={"grid": (4, 3)})
     fit(module, callback, folder=tmp_path)
-    surface, spectrum = (landscape.load(tmp_path / "a" / f"{name}.h5") for name in ("contour", "spectrum"))
+    surface = landscape.load(tmp_path / "a" / "contour.h5")
     problem = landscape.Problem(module, F.cross_entropy, digits())
     assert surface.loss.shape == (3, 4)
     torch.testing.assert_close(torch.from_numpy(surface.center), problem.weights)
-    truth = landscape.top_eigenvalues(problem, 2).values
-    np.testing.assert_allclose(spectrum.values, truth, rtol=1e-2)
-    for name in ("contour.png", "spectrum.png"):
-        assert (tmp_path / "a" / name).stat().st_size > 5_000
     run = landscape.load(tmp_path / "a" / "last.h5")
     assert (run.history["alpha_e_se"][1:] > 0).all()
     assert run.epoch == EPOCHS

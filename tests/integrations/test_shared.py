@@ -16,15 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, Weighte
 
 import landscape
 from landscape.core.errors import InputError
-from landscape.integrations.session import (
-    EVERY,
-    Options,
-    Session,
-    batch_size,
-    given_or_own,
-    in_order,
-    shallow_copy,
-)
+from landscape.integrations import session as shared
+from landscape.integrations.session import Session, batch_size, given_or_own, in_order, shallow_copy
 from landscape.problem.shards import is_sharded
 from landscape.training.own_loop.recorder import Recorder, RecorderWarning
 
@@ -76,8 +69,8 @@ def test_a_module_that_knows_of_meshes_is_not_sharded_for_that() -> None:
 def test_the_options_are_the_recorders() -> None:
     known = inspect.signature(Recorder).parameters
     own = {"folder", "model", "loss", "data", "test", "optimizer"}
-    assert set(Options.__annotations__) == set(known) - own
-    assert known["every"].default == EVERY
+    assert set(shared.Options.__annotations__) == set(known) - own
+    assert known["every"].default == shared.EVERY
 
 
 @pytest.mark.parametrize(
@@ -105,13 +98,8 @@ def test_options_are_checked_before_the_training(tmp_path: Path, options: dict[s
 def test_a_session_records_draws_and_goes_on(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
-    made = session(
-        tmp_path,
-        contour={"grid": (3, 2), "split": "test"},
-        spectrum={"quantities": ["trace"]},
-        test=(X[:4], Y[:4]),
-        every=2,
-    )
+    pictures = {"contour": {"grid": (3, 2), "split": "test"}, "spectrum": {"quantities": ["trace"]}}
+    made = session(tmp_path, **pictures, test=(X[:4], Y[:4]), every=2)
     optimizer = begin(made, model)
     for _ in range(5):
         step(model, optimizer, made)

@@ -9,63 +9,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
+from tests.battery.cases_data import Rows
+from tests.battery.small_transformers import LENGTH, made, pictures, some_words, text
 from tests.ordinary.use import COUNTED, TOGETHER, Parts, Theme
 
 huggingface, peft = Theme("Hugging Face"), Theme("peft")
 
-WORDS, LENGTH, N = 9, 6, 6
-SIZES: dict[str, Any] = {
-    "vocab_size": WORDS, "hidden_size": 4, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 4,
-    "max_position_embeddings": LENGTH,
-}  # fmt: skip
-IMAGE = {k: v for k, v in SIZES.items() if k not in ("vocab_size", "max_position_embeddings")}
-# What these configurations name as special tokens lies beyond a vocabulary of nine.
-SPECIAL: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-
-
-def made(kind: str, config: str, **sizes: Any) -> Any:
-    """A model of transformers from a configuration, with weights that are not all near zero."""
-    package = importlib.import_module("transformers")
-    model = getattr(package, kind)(getattr(package, config)(**sizes))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-        for module in model.modules():
-            if isinstance(module, nn.Embedding) and module.padding_idx is not None:
-                module.weight[module.padding_idx] = 0
-    return model
-
-
-def gpt2() -> Any:
-    return made(
-        "GPT2LMHeadModel",
-        "GPT2Config",
-        vocab_size=WORDS,
-        n_positions=LENGTH + 2,
-        n_embd=4,
-        n_layer=1,
-        n_head=2,
-        n_inner=4,
-        **SPECIAL,
-    )
-
-
-def bert(head: str, **options: Any) -> Any:
-    return made(
-        f"BertFor{head}",
-        "BertConfig",
-        type_vocab_size=1,
-        pad_token_id=0,
-        **{"num_labels": 3, **SIZES, **options},
-    )
-
-
-def text(samples: int = N) -> dict[str, Tensor]:
-    """What a tokenizer makes of sentences of several lengths."""
-    mask = (torch.arange(LENGTH) < torch.randint(3, LENGTH + 1, (samples, 1))).long()
-    return {"input_ids": torch.randint(3, WORDS, (samples, LENGTH)) * mask, "attention_mask": mask}
+N = 6
 
 
 def causal(samples: int = N) -> dict[str, Tensor]:
@@ -99,7 +50,7 @@ def of_words(logits: Tensor, labels: Tensor) -> Tensor:
 
 @huggingface("GPT-2, a dict with labels, loss None", total=next_words)
 def gpt2_labels() -> Parts:
-    return gpt2(), None, causal()
+    return made("gpt2"), None, causal()
 
 
 @huggingface("GPT-2, batches of a collator, each padded to its longest", total=next_words)
@@ -108,38 +59,32 @@ def gpt2_collator() -> Parts:
         longest = int(batch["attention_mask"].sum(1).max())
         return {k: v[:, :longest] for k, v in batch.items()}
 
-    return gpt2(), None, [cut(causal(3)), cut(causal(3)), cut(causal(2))]
+    return made("gpt2"), None, [cut(causal(3)), cut(causal(3)), cut(causal(2))]
 
 
 @huggingface("GPT-2, own shifted loss of out.logits, padding −100", says=COUNTED)
 def gpt2_own_loss() -> Parts:
-    return gpt2(), lambda out, labels: shifted(out.logits, labels), causal()
+    return made("gpt2"), lambda out, labels: shifted(out.logits, labels), causal()
 
 
 @huggingface("Llama, loss None", total=next_words, inside=torch.float32)
 def llama() -> Parts:
-    return made("LlamaForCausalLM", "LlamaConfig", num_key_value_heads=1, **SIZES, **SPECIAL), None, causal()
+    return made("llama"), None, causal()
 
 
 @huggingface("BERT for classes, a Dataset of dicts as the Trainer takes it", total=of_logits(F.cross_entropy))
 def bert_classes() -> Parts:
-    class Reviews(Dataset[Any]):
-        def __init__(self) -> None:
-            self.encodings, self.labels = text(), torch.randint(3, (N,))
+    def review(ids: Tensor, label: Tensor) -> dict[str, Tensor]:
+        return {"input_ids": ids, "attention_mask": (ids > 0).long(), "labels": label}
 
-        def __getitem__(self, i: int) -> dict[str, Tensor]:
-            return {**{k: v[i] for k, v in self.encodings.items()}, "labels": self.labels[i]}
-
-        def __len__(self) -> int:
-            return len(self.labels)
-
-    return bert("SequenceClassification"), None, Reviews()
+    reviews = Rows(text()["input_ids"], torch.randint(3, (N,)), review)
+    return made("SequenceClassification"), None, reviews
 
 
 @huggingface("BERT for classes, cross-entropy of out.logits")
 def bert_logits() -> Parts:
     return (
-        bert("SequenceClassification"),
+        made("SequenceClassification"),
         lambda out, y: F.cross_entropy(out.logits, y),
         {**text(), "labels": torch.randint(3, (N,))},
     )
@@ -151,7 +96,7 @@ def regression(logits: Tensor, labels: Tensor) -> Tensor:
 
 @huggingface("BERT for regression (num_labels=1)", total=of_logits(regression))
 def bert_regression() -> Parts:
-    return bert("SequenceClassification", num_labels=1), None, {**text(), "labels": torch.randn(N)}
+    return made("SequenceClassification", num_labels=1), None, {**text(), "labels": torch.randn(N)}
 
 
 @huggingface(
@@ -159,7 +104,7 @@ def bert_regression() -> Parts:
     total=of_logits(F.binary_cross_entropy_with_logits),
 )
 def bert_multi_label() -> Parts:
-    model = bert("SequenceClassification", problem_type="multi_label_classification")
+    model = made("SequenceClassification", problem_type="multi_label_classification")
     return model, None, {**text(), "labels": torch.randint(2, (N, 3)).float()}
 
 
@@ -167,7 +112,7 @@ def bert_multi_label() -> Parts:
 def bert_tags() -> Parts:
     batch = text()
     return (
-        bert("TokenClassification"),
+        made("TokenClassification"),
         None,
         {**batch, "labels": (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)},
     )
@@ -176,9 +121,7 @@ def bert_tags() -> Parts:
 @huggingface("BERT for masked words", total=of_logits(of_words))
 def bert_masked_words() -> Parts:
     batch = text()
-    chosen = (torch.rand(N, LENGTH) < 0.3) & (batch["attention_mask"] > 0)
-    chosen[0, 0] = True
-    return bert("MaskedLM"), None, {**batch, "labels": batch["input_ids"].masked_fill(~chosen, -100)}
+    return made("MaskedLM"), None, {**batch, "labels": some_words(batch)}
 
 
 def spans(model: nn.Module, loss: Any, data: Any) -> Tensor:
@@ -192,7 +135,7 @@ def spans(model: nn.Module, loss: Any, data: Any) -> Tensor:
 @huggingface("BERT for questions: start_positions and end_positions in the inputs, loss None", total=spans)
 def bert_questions() -> Parts:
     batch = {"start_positions": torch.randint(LENGTH, (N,)), "end_positions": torch.randint(LENGTH, (N,))}
-    return bert("QuestionAnswering", num_labels=2), None, {**text(), **batch}
+    return made("QuestionAnswering", num_labels=2), None, {**text(), **batch}
 
 
 @huggingface("BERT as a sentence encoder, mean pooling, in-batch negatives", says=TOGETHER)
@@ -200,7 +143,7 @@ def bert_sentences() -> Parts:
     class Encoder(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.bert = made("BertModel", "BertConfig", type_vocab_size=1, pad_token_id=0, **SIZES)
+            self.bert = made("bert")
 
         def embed(self, batch: dict[str, Tensor]) -> Tensor:
             mask = batch["attention_mask"][..., None]
@@ -220,16 +163,7 @@ def bert_sentences() -> Parts:
 
 @huggingface("ViT for classes of images", total=of_logits(F.cross_entropy))
 def vit() -> Parts:
-    model = made(
-        "ViTForImageClassification",
-        "ViTConfig",
-        image_size=4,
-        patch_size=2,
-        num_channels=1,
-        num_labels=3,
-        **IMAGE,
-    )
-    return model, None, {"pixel_values": torch.randn(N, 1, 4, 4), "labels": torch.randint(3, (N,))}
+    return made("vit"), None, pictures(N)
 
 
 def answers(model: nn.Module, loss: Any, data: Any) -> Tensor:
@@ -238,21 +172,12 @@ def answers(model: nn.Module, loss: Any, data: Any) -> Tensor:
 
 @huggingface("T5: sequence to sequence, labels −100 at padding", total=answers, inside=torch.float32)
 def t5() -> Parts:
-    model = made(
-        "T5ForConditionalGeneration", "T5Config", vocab_size=WORDS, d_model=4, d_kv=2, d_ff=4, num_layers=1, num_heads=2,
-        relative_attention_num_buckets=4, relative_attention_max_distance=6, decoder_start_token_id=0, pad_token_id=0, eos_token_id=2,
-    )  # fmt: skip
-    return model, None, {**text(), "labels": causal()["labels"]}
+    return made("t5"), None, {**text(), "labels": causal()["labels"]}
 
 
 @huggingface("Whisper: spectrograms to text", total=answers)
 def whisper() -> Parts:
-    model = made(
-        "WhisperForConditionalGeneration", "WhisperConfig", vocab_size=WORDS, d_model=4, num_mel_bins=3, max_source_positions=4,
-        max_target_positions=LENGTH, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
-        encoder_ffn_dim=4, decoder_ffn_dim=4, decoder_start_token_id=1, suppress_tokens=None, begin_suppress_tokens=None, **SPECIAL,
-    )  # fmt: skip
-    return model, None, {"input_features": torch.randn(N, 3, 8), "labels": causal()["labels"]}
+    return made("whisper"), None, {"input_features": torch.randn(N, 3, 8), "labels": causal()["labels"]}
 
 
 def pixels(model: nn.Module, loss: Any, data: Any) -> Tensor:
@@ -267,12 +192,8 @@ def pixels(model: nn.Module, loss: Any, data: Any) -> Tensor:
 
 @huggingface("SegFormer: labels of pixels, of which 255 is left out", total=pixels, says=COUNTED)
 def segformer() -> Parts:
-    model = made(
-        "SegformerForSemanticSegmentation", "SegformerConfig", num_channels=1, num_encoder_blocks=1, depths=[1], sr_ratios=[1], hidden_sizes=[4],
-        patch_sizes=[3], strides=[2], num_attention_heads=[2], mlp_ratios=[1], decoder_hidden_size=4, num_labels=3,
-    )  # fmt: skip
     labels = torch.randint(3, (N, 8, 8)).masked_fill(torch.rand(N, 8, 8) < 0.7 * torch.rand(N, 1, 1), 255)
-    return model, None, {"pixel_values": torch.randn(N, 1, 8, 8), "labels": labels}
+    return made("segformer"), None, {"pixel_values": torch.randn(N, 1, 8, 8), "labels": labels}
 
 
 def pairs_of_clip(model: nn.Module, loss: Any, data: Any) -> Tensor:
@@ -281,19 +202,10 @@ def pairs_of_clip(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
 
 
-def clip_parts() -> tuple[Any, dict[str, Any]]:
-    config = {
-        "text_config": {**SIZES, **SPECIAL},
-        "vision_config": {**IMAGE, "image_size": 4, "patch_size": 2, "num_channels": 1},
-    }
-    model = made("CLIPModel", "CLIPConfig", projection_dim=3, **config)
-    return model, {**text(), "pixel_values": torch.randn(N, 1, 4, 4), "return_loss": True}
-
-
 @huggingface("CLIP with return_loss, a dict", total=pairs_of_clip, says=TOGETHER)
 def clip() -> Parts:
-    model, data = clip_parts()
-    return model, None, data
+    pixels = pictures(N)["pixel_values"]
+    return made("clip"), None, {**text(), "pixel_values": pixels, "return_loss": True}
 
 
 def adapted(model: Any, config: str, **options: Any) -> Any:
@@ -311,7 +223,7 @@ def adapted(model: Any, config: str, **options: Any) -> Any:
 def lora_gpt2() -> Parts:
     return (
         adapted(
-            gpt2(),
+            made("gpt2"),
             "LoraConfig",
             r=2,
             lora_alpha=4,
@@ -328,7 +240,7 @@ def lora_gpt2() -> Parts:
 @peft("LoRA on BERT for classes, modules_to_save", total=of_logits(F.cross_entropy))
 def lora_bert() -> Parts:
     model = adapted(
-        bert("SequenceClassification"),
+        made("SequenceClassification"),
         "LoraConfig",
         r=2,
         target_modules=["query", "value"],
@@ -353,7 +265,7 @@ def lora_fresh() -> Parts:
 )
 def dora_bert() -> Parts:
     model = adapted(
-        bert("SequenceClassification"),
+        made("SequenceClassification"),
         "LoraConfig",
         r=2,
         use_dora=True,
@@ -381,7 +293,11 @@ def ia3_t5() -> Parts:
 
 @peft("prefix tuning on GPT-2: keys and values before the text", total=next_words)
 def prefix_gpt2() -> Parts:
-    return adapted(gpt2(), "PrefixTuningConfig", num_virtual_tokens=2, task_type="CAUSAL_LM"), None, causal()
+    return (
+        adapted(made("gpt2"), "PrefixTuningConfig", num_virtual_tokens=2, task_type="CAUSAL_LM"),
+        None,
+        causal(),
+    )
 
 
 @peft("LoRA merged into the weights (merge_and_unload), all of them trainable again", total=next_words)

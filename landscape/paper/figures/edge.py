@@ -145,7 +145,7 @@ def _judge_follows(rows: Rows) -> list[Effect]:
 
 @figure("edge-follows", _judge_follows)
 def _follows(context: Context) -> Drawing:
-    """Test error and rise of the loss against the final sharpness, a point a run of the edge figure."""
+    """Test error and rise of the loss against the final sharpness: a point for each run of that figure."""
 
     def measure(run: Ended) -> dict[str, Any]:
         sharpness, error = plateau(run.end) / run.values["lr"], test_error(run.end)

@@ -175,7 +175,7 @@ def _flatness(context: Context) -> Drawing:
         ax.plot(np.median(effect.values), k, "|", color="k", ms=18, mew=2)
     ax.axvline(1, color="#777777", lw=0.9, ls=":")
     ax.set_yticks(range(len(effects)), [effect.where for effect in effects])
-    label = "rise of the loss around SSGD / around DPSGD, a ring a seed, a bar the median"
+    label = "rise of the loss, SSGD / DPSGD (rings: seeds; bars: medians)"
     ax.set(ylim=(len(effects) - 0.5, -0.5), xscale="log", xlabel=label)
     decimal_labels(ax.xaxis)
     compared = [Compared(f"rise around SSGD / DPSGD: {e.where}", summary(e.values)) for e in effects]

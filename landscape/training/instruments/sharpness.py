@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -148,7 +148,7 @@ class _Rise(Instrument):
     See :func:`landscape.sharpness`, whose defaults it has.
     """
 
-    kind: ClassVar[str]
+    kind: ClassVar[Literal["worst", "average"]]
     on_sample = True
 
     def __init__(self, run: MeasuredRun) -> None:

@@ -22,6 +22,7 @@ from landscape.core.devices import pick_device, synchronize
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import parse_toml, positive
 from landscape.core.progress import ProgressOption, shows_progress, taken
+from landscape.data.base import Dataset
 from landscape.results.training import RunTimes
 from landscape.training.algorithms.ssgd import SSGD
 from landscape.training.planning.plan import (
@@ -186,6 +187,8 @@ def calibrate(
     *,
     device: torch.device | str = "cpu",
     data_dir: Any = None,
+    dataset: Dataset | None = None,
+    seconds: float = SECONDS,
     ready: Callable[[], object] = lambda: None,
 ) -> Costs:
     """Measure for some seconds the computing of a process in a step of ``recipe``.
@@ -196,6 +199,8 @@ def calibrate(
         local_batch: samples of each.
         device: where it computes; on the CPU with as many threads as torch is set to.
         data_dir: where data sets are looked for.
+        dataset: the recipe's data, where it has been read.
+        seconds: how long to measure, at least.
         ready: called before the clock starts.
 
     Returns:
@@ -208,7 +213,7 @@ def calibrate(
         recipe, learners=learners_per_worker, batch=learners_per_worker * local_batch, lr=1e-12, steps=10**9,
         algorithm={"name": "ssgd"}, decompose=Decompose(every=0), evaluate=Evaluate(every=0),
     )  # fmt: skip
-    trainer = Trainer(still, device=device, data_dir=data_dir)
+    trainer = Trainer(still, device=device, data_dir=data_dir, dataset=dataset)
     trainer.rule = rule = _Clocked(learners_per_worker, recipe.seed, trainer.train.device)
     trainer.comm = rule.comm = _Alone(learners_per_worker)
     weights = trainer.weights
@@ -232,7 +237,7 @@ def calibrate(
 
     ready()
     rows, begun = list[list[float]](), time.perf_counter()
-    while len(rows) <= TIMES or time.perf_counter() - begun < SECONDS:
+    while len(rows) <= TIMES or time.perf_counter() - begun < seconds:
         clocks = [rule.now()]
         for call in (step, mix, noise, draw):
             call()

@@ -280,9 +280,9 @@ def decentralised(spec: str, costs: Costs, workers: int, machines: Machines, see
     """DPSGD in both orders with the mixing ``spec``; InputError where so many learners cannot have it."""
     per_worker = machines.learners_per_worker
     mixing = Mixing(spec, workers * per_worker, seed)
-    exchanges, seconds, received, host = [Exchange(0.0)], [0.0], [0], [0.0]
+    exchanges, received, host = [Exchange(0.0)], [0], [0.0]
     if workers > 1:
-        exchanges, seconds, received, host = [], [], [], []
+        exchanges, received, host = [], [], []
         for step in range(1, (len(mixing.cycle) or MATCHINGS) + 1):
             clock = time.perf_counter()
             matrix = mixing.matrix(step)
@@ -296,13 +296,12 @@ def decentralised(spec: str, costs: Costs, workers: int, machines: Machines, see
                 busy = np.maximum(sent, receives) * machines.link.message(costs.size)
                 exchange, most = Exchange.between(waits, busy), int(receives.max())
             exchanges.append(exchange)
-            seconds.append(float(np.max(exchange.busy)))
             received.append(most)
     # What a process takes to find out what to exchange; a worker with several learners mixes these, too.
     mixed = statistics.mean(received) + (per_worker if per_worker > 1 else 0)
     more = statistics.median(host) + mixed * costs.mix
     orders: tuple[tuple[str, Order], ...] = (("awc", "during"), ("atc", "after"))
-    mean = statistics.mean(seconds)
+    mean = statistics.mean(float(np.max(exchange.busy)) for exchange in exchanges)
     return [Case(f"dpsgd {name}", spec, order, exchanges, mean, more) for name, order in orders]
 
 

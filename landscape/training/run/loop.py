@@ -16,11 +16,12 @@ from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.devices import double
 from landscape.core.registry import numerics
+from landscape.data.base import Dataset
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.training import optimizer
-from landscape.training.decomposition import Columns, Decomposer
+from landscape.training.decomposition import Columns, Decomposer, GradientEstimator
 from landscape.training.instruments.base import Monitoring, of_run
 from landscape.training.processes.comm import Comm
 from landscape.training.processes.process_group import Group
@@ -83,11 +84,12 @@ class Trainer:
         data_dir: Any = None,
         hooks: Hooks | None = None,
         group: Group | None = None,
+        dataset: Dataset | None = None,
     ) -> None:
         self.comm = Comm(recipe.learners, group)
         recipe, start = (recipe, None) if checkpoint else setup.read(recipe)
         self.recipe, self.hooks = recipe, hooks or Hooks()
-        self._load_problems(start, checkpoint, device, data_dir)
+        self._load_problems(start, checkpoint, device, data_dir, dataset)
         self.algorithm, self.rule = recipe.part("algorithm")[0], recipe.rule()
         self.rule.comm = self.comm
         self.weights = self.train.weights.repeat(self.comm.n_local, 1)
@@ -100,9 +102,8 @@ class Trainer:
         if has_batchnorm(self.train.model):
             batch = recipe.local_batch // recipe.accumulate
             objective = self.train.with_batchnorm("train", batch)
-        self.decomposer = Decomposer(
-            self.stack, objective, self.comm, recipe.decompose.samples, recipe.seed, batch
-        )
+        g = GradientEstimator(objective, self.comm, recipe.decompose.samples, recipe.seed, batch)
+        self.decomposer = Decomposer(self.stack, g)
         second = functools.partial(self.minibatches.second_gradient, self.stack)
         self.monitor: Monitoring = of_run(recipe, objective, self.comm, self.optimizer, second)
         self.history = setup.History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
@@ -118,11 +119,12 @@ class Trainer:
         checkpoint: Checkpoint | None,
         device: torch.device | str,
         data_dir: Any,
+        given: Dataset | None,
     ) -> None:
-        """Load data and model and make the objects that use them; from ``checkpoint``, if there is one."""
+        """Load what is not given of data and model, and make the objects that use them."""
         recipe = self.recipe
         source, self.model = recipe.spec("data"), recipe.spec("model")
-        dataset = user_code.load_data("data", source, data_dir)
+        dataset = given or user_code.load_data("data", source, data_dir)
         if checkpoint:
             checkpoint.check_data(dataset)
         dtype = getattr(torch, recipe.dtype)
