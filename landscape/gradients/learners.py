@@ -177,7 +177,11 @@ class Stack:
         loop, other = results
         if not bool(loop.isfinite().all()):
             return float("nan")
-        return float((vector_norm(other - loop) / vector_norm(loop).clamp(min=1e-30)).nan_to_num(torch.inf))
+        return float(
+            (vector_norm((other - loop).flatten()) / vector_norm(loop.flatten()).clamp(min=1e-30)).nan_to_num(
+                torch.inf
+            )
+        )
 
     def _autocast(self) -> contextlib.AbstractContextManager[object]:
         device = self.problem.device.type
