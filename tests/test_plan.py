@@ -17,7 +17,6 @@ from landscape.cli.plan import BANDWIDTHS, TIMES
 from landscape.core import registry
 from landscape.core.options import quantity
 from landscape.results.training import RunTimes
-from landscape.training.planning import calibration
 from landscape.training.planning.calibration import calibrate, calibrate_at_once, measure_link, measure_steps
 from landscape.training.planning.plan import (
     Costs,
@@ -41,7 +40,7 @@ from tests.test_cli import one_line
 
 @pytest.fixture(autouse=True)
 def _short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "SECONDS", 0.0)
+    monkeypatch.setitem(calibrate.__kwdefaults__, "seconds", 0.0)
 
 
 ORDERS: tuple[Order, ...] = ("before", "during", "after")
