@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
 import landscape
@@ -90,6 +89,8 @@ def test_between_gives_its_weights_back(seed: int, count: int, scale: float) -> 
 
 
 def test_pca_plane_is_scikit_learns() -> None:
+    from sklearn.decomposition import PCA  # here, as it takes long to import
+
     problem = problems.mlp()
     thetas = scattered(problem, 6).cumsum(0)
     plane = landscape.pca_plane(problem, thetas)
