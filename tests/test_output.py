@@ -132,7 +132,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     assert capsys.readouterr().err == ""
 
 
-def test_completion_offers_commands_and_values() -> None:
+def test_completion_offers_commands_and_values(command: Command) -> None:
     shell = get_completion_class("bash")
     assert shell is not None
     of = shell(landscape.cli.group, {}, "landscape", "_LANDSCAPE_COMPLETE")
@@ -148,6 +148,8 @@ def test_completion_offers_commands_and_values() -> None:
     ):
         found = of.get_completions(before, last)
         assert [item.value if item.type == "plain" else item.type for item in found] == offered
+    code, out, err = command("completion", "zsh")  # the script of bash is in the table of conformance tests
+    assert (code, err, "_LANDSCAPE_COMPLETE" in out) == (0, "", True)
 
 
 HELP = """
