@@ -17,14 +17,16 @@ from torch.func import functional_call
 
 import landscape
 from landscape import Checkpoint, InputError, OperationError
-from landscape.gradients.learners import Training
+from landscape.gradients import learners
+from landscape.gradients.learners import Stack, Training
 from landscape.problem.batchnorm import sample_parts
 from landscape.testing.checks import RECIPE, same_bits
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
-from landscape.training.run.loop import Trainer
+from landscape.training.run.loop import Hooks, Trainer
 from landscape.training.run.randomness import generator
+from landscape.training.run.setup import STATE
 from tests.conftest import slow_but
 from tests.groups import together
 from tests.nets import norm_net
@@ -330,3 +332,80 @@ def test_statistics_come_along_with_the_weights_of_another_run(ended: tuple[Chec
     for name, value in end.mean_buffers.items():
         torch.testing.assert_close(trainer.buffers.local[name], value.expand(3, *value.shape))
     torch.testing.assert_close(trainer.weights, end.mean.expand(3, -1))
+
+
+# Learners of convolutional networks, looped or batched: the same gradients, and one choice for a whole run.
+
+
+def images(model: nn.Module) -> landscape.Problem:
+    torch.manual_seed(3)
+    data = torch.randn(24, 3, 32, 32, dtype=torch.float64), torch.randint(10, (24,))
+    return landscape.Problem(model.double(), F.cross_entropy, data, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "name", slow_but(["lenet-5", "resnet-20"], ["lenet-5", "resnet-20", "shufflenet-v2"])
+)
+@pytest.mark.parametrize("training", ["evaluated", "statistics kept", "statistics dropped"])
+def test_batched_learners_have_the_gradients_and_statistics_of_looped_ones(name: str, training: str) -> None:
+    n, batch = 3, 4
+    found = images(landscape.models.build(name, width=0.25))
+    weights = found.weights + 0.01 * torch.randn(n, found.weights.numel(), dtype=torch.float64)
+    x, y = (t.view(n, 2 * batch, *t.shape[1:]) for t in found.tensors or ())
+    results = []
+    for batched in (False, True):
+        ways = Stack(found, accumulate=2)
+        ways.batched = batched
+        kept = dict(ways.training_model.named_buffers()) if training == "statistics kept" else {}
+        kept = {k: v.detach().expand(n, *v.shape).clone() for k, v in kept.items()}
+        state = None if training == "evaluated" else Training(kept, lambda j, i: 0)
+        out = torch.empty_like(weights)
+        losses = ways.gradients(weights, x, y, out, state)
+        if state is None:
+            torch.testing.assert_close(ways.losses(weights, x, y), losses, rtol=1e-12, atol=0)
+        results.append((out, losses, dict(state.buffers) if state else {}))
+    (a, losses_a, own_a), (b, losses_b, own_b) = results
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(losses_a, losses_b, rtol=1e-12, atol=0)
+    for key in own_a:
+        torch.testing.assert_close(own_a[key], own_b[key], rtol=1e-12, atol=1e-12)
+
+
+def test_dropout_and_what_does_not_fit_are_looped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LANDSCAPE_CACHE", str(tmp_path))
+    model = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Dropout(), nn.Flatten(), nn.Linear(1800, 10))
+    found = images(model)
+    weights = found.weights.repeat(3, 1)
+    x, y = (t.view(3, 8, *t.shape[1:]) for t in found.tensors or ())
+    assert not Stack(found).batching_pays(weights, x, y, Training({}, lambda j, i: 0))
+    plain = images(landscape.models.build("lenet-5", width=0.25))
+    monkeypatch.setattr(learners, "MAX_TIME_SHARE", 1e9)
+    weights = plain.weights.repeat(3, 1)
+    assert Stack(plain).batching_pays(weights, x, y, None)
+    assert not Stack(plain).batched
+    monkeypatch.setattr(learners, "MAX_BATCHED_BYTES", 1000)
+    assert not Stack(plain).batching_pays(weights, x, y, None)
+
+
+@pytest.mark.slow
+def test_a_run_keeps_to_its_choice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("LANDSCAPE_CACHE", str(tmp_path))
+    run = chosen(
+        learners=2, batch=8, lr=0.05, steps=4, dtype="float32", algorithm={"name": "dpsgd"},
+        model={"name": "resnet-20", "width": 0.25}, data={"name": "digits", "form": "image"},
+        decompose={"every": 0}, evaluate={"every": 0}, checkpoint={"every": 2},
+    )  # fmt: skip
+    saved: list[Checkpoint] = []
+    monkeypatch.setattr(learners, "MAX_TIME_SHARE", 1e9)  # batched, however long that takes
+    whole = Trainer(run, hooks=Hooks(save=lambda state: saved.append(copy.deepcopy(state))))
+    end = whole.run()
+    assert whole.stack.batched
+    assert end.shared[STATE].tolist() == [1]
+    monkeypatch.setattr(learners, "MAX_TIME_SHARE", 0.0)  # from now on any trial would find the other way
+    middle = next(c for c in saved if c.step == 2)
+    resumed = Trainer(run, checkpoint=middle)
+    np.testing.assert_array_equal(resumed.run().weights, end.weights)
+    assert resumed.stack.batched
+    # A fresh run goes by what was found before, on the same machine.
+    again = Trainer(run)
+    np.testing.assert_array_equal(again.run().weights, end.weights)

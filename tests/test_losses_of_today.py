@@ -362,19 +362,27 @@ DERIVATIVES: dict[str, Callable[[Problem], Any]] = {
 }  # fmt: skip
 
 
+def measured(chain: bool) -> tuple[Problem, float]:
+    """The accuracy as a loss, by a chain of linear layers or another model, and its value."""
+    model, x, y = net() if chain else nn.Sequential(net(), nn.Flatten()), inputs(60), torch.arange(60) % 4
+    return Problem(model, accuracy, (x, y)), float(accuracy(model(x), y))
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_a_loss_without_a_gradient_has_a_surface(chain: bool) -> None:
+    problem, value = measured(chain)
+    surface = landscape.contour(problem, landscape.random_plane(problem), grid=(3, 2))
+    assert surface.loss[0, 1] <= 1
+    assert problem.loss() == pytest.approx(value)
+
+
 @pytest.mark.parametrize(
     ("name", "chain"),
     [*((name, False) for name in DERIVATIVES), ("eigenvalues", True), ("gauss-newton", True)],
 )
 def test_a_loss_without_a_gradient_is_refused_where_one_is_needed(name: str, chain: bool) -> None:
-    """A contour of the accuracy needs none."""
-    model, x, y = net() if chain else nn.Sequential(net(), nn.Flatten()), inputs(60), torch.arange(60) % 4
-    problem = Problem(model, accuracy, (x, y))
-    surface = landscape.contour(problem, landscape.random_plane(problem), grid=(3, 2))
-    assert surface.loss[0, 1] <= 1
-    assert problem.loss() == pytest.approx(float(accuracy(model(x), y)))
     with pytest.raises(InputError, match="it has no gradient"):
-        DERIVATIVES[name](problem)
+        DERIVATIVES[name](measured(chain)[0])
 
 
 # Two ways to the same number.

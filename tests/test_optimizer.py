@@ -412,7 +412,7 @@ def test_a_part_takes_its_part_of_the_diagonal() -> None:
     assert float(found.values[0]) == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-5)
 
 
-def test_bad_input_is_named() -> None:
+def test_bad_preconditioners_are_named() -> None:
     problem = problems.mlp()
     size = problem.layout.size
     wrong: tuple[tuple[Any, str], ...] = (
@@ -506,7 +506,9 @@ def test_a_run_gives_its_preconditioner_and_limit(name: str, limit: float) -> No
         landscape.preconditioner(run, problem, 3)
 
 
-def test_the_command_and_what_it_refuses(trained: Path, tiny: Path, tmp_path: Path, command: Command) -> None:
+def test_the_preconditioner_by_command_and_what_it_refuses(
+    trained: Path, tiny: Path, tmp_path: Path, command: Command
+) -> None:
     launch.launch(recipe.read(str(tiny), ["optimizer.name=adam", "lr=0.01"]), tmp_path / "adam")
     picture = tmp_path / "s.png"
     code, out, err = command("stability", tmp_path / "adam", "--precondition", "-o", tmp_path / "limits.h5")

@@ -31,7 +31,7 @@ from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import generator
 from tests.conftest import Command
 from tests.groups import free_port, together
-from tests.nets import norm_net
+from tests.nets import Tied, norm_net
 
 pytestmark = pytest.mark.xdist_group("processes")  # the scenarios of a pair are run once
 ROOT = Path(__file__).parents[1]
@@ -149,22 +149,6 @@ def pair_found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     assert isinstance(first, dict), first
     assert isinstance(second, dict), second
     return {"folder": folder} | {name: (first[name], second[name]) for name in first}
-
-
-class Tied(nn.Module):
-    """Tied weights, a frozen one, and a layer that only some passes use."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.second.weight = self.first.weight
-        self.rare = nn.Linear(4, 4)
-        self.scale = nn.Parameter(torch.tensor(1.5), requires_grad=False)
-
-    def forward(self, x: Tensor, rare: bool = False) -> Tensor:
-        x = self.second(self.first(x).tanh()) * self.scale
-        out: Tensor = self.rare(x) if rare else x
-        return out
 
 
 def tied(seed: int = 0) -> Tied:

@@ -32,6 +32,7 @@ from landscape.training.processes.process_group import Group
 from landscape.training.run.randomness import generator
 from tests.conftest import Command
 from tests.groups import together
+from tests.nets import Tied
 from tests.problems import assert_identity
 from tests.test_cli import one_line
 
@@ -419,31 +420,19 @@ def test_own_numbers_have_columns_and_units(tmp_path: Path) -> None:
 
 
 def test_half_precision_frozen_tied_and_unused_parameters(tmp_path: Path) -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second, self.unused = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(2, 2)
-            self.second.weight = self.first.weight
-            self.first.bias.requires_grad_(False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.second(self.first(x).tanh())
-            return out
-
     torch.manual_seed(0)
-    model, (x, y) = Odd().bfloat16(), digits(dtype=torch.bfloat16)
+    model, x, y = Tied().bfloat16(), torch.randn(60, 4).bfloat16(), torch.arange(60) % 4
     optimizer = plain(model.parameters())
     with Recorder(tmp_path, model, F.cross_entropy, (x, y), every=1) as recorder:
         F.cross_entropy(model(x), y).backward()
         with recorder.step():
             optimizer.step()
     run = landscape.load(tmp_path / "last.h5")
-    assert [slot.name for slot in run.layout.slots] == [
-        "first.weight", "second.bias", "unused.weight", "unused.bias",
-    ]  # fmt: skip
-    assert run.weights.dtype == run.buffers["first.bias"].dtype == torch.float32
+    names = ["first.weight", "first.bias", "second.bias", "rare.weight", "rare.bias"]
+    assert [slot.name for slot in run.layout.slots] == names
+    assert run.weights.dtype == run.buffers["scale"].dtype == torch.float32
     assert run.history["alpha_e"][-1] == pytest.approx(0.1, rel=0.05)
-    problem = run.problem("train", model=Odd(), data=(x.float(), y))
+    problem = run.problem("train", model=Tied(), data=(x.float(), y))
     assert torch.equal(problem.weights, flat(model).float())
     truth = float(F.cross_entropy(model.float()(x.float()), y).detach())
     assert problem.loss() == pytest.approx(truth, rel=1e-5)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
@@ -379,6 +379,7 @@ def test_scales_are_logarithmic_above_a_ratio_of_100(values: list[float], expect
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=400), st.integers(0, 3))
+@example([float(k * k) for k in range(400)], 1)  # more than the points that are shown
 def test_running_quartiles_are_quantiles_of_the_window(values: list[float], holes: int) -> None:
     steps, column = np.arange(len(values), dtype=float), np.array(values)
     column[:holes] = np.nan

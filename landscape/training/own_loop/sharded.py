@@ -61,6 +61,7 @@ class ShardedObserver(Observer):
         self._start = self.parameters.flat(), Gradient(loss, g[None], comm)
 
     def state(self, step: int) -> dict[str, Tensor]:
+        self._group.step = step  # which an error of the exchange that follows names
         return {}  # vectors of this rank
 
     def agreed(self, due: bool) -> bool:
