@@ -90,3 +90,19 @@ class CausalBlock(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.out(mixed)
         return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class Tied(nn.Module):
+    """Tied weights, a frozen one, and a layer that only some passes use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.rare = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.tensor(1.5), requires_grad=False)
+
+    def forward(self, x: Tensor, rare: bool = False) -> Tensor:
+        x = self.second(self.first(x).tanh()) * self.scale
+        out: Tensor = self.rare(x) if rare else x
+        return out

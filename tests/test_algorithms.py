@@ -24,7 +24,7 @@ from landscape.training import algorithms, decomposition
 from landscape.training.algorithms.async_sgd import AsyncSGD
 from landscape.training.algorithms.dpsgd import SGP
 from landscape.training.algorithms.ssgd import SSGD
-from landscape.training.decomposition import Decomposer
+from landscape.training.decomposition import Decomposer, GradientEstimator
 from landscape.training.optimizer import SGD
 from landscape.training.processes.comm import Comm
 from landscape.training.processes.process_group import Group
@@ -512,7 +512,8 @@ def test_the_decomposition_by_a_sample_is_right_on_average_and_its_errors_are_of
     stack.gradients(at, x, y, out=own)
 
     def columns(samples: int, step: int) -> dict[str, float]:
-        found = Decomposer(stack, stack.problem, Comm(len(at)), samples).begin(at, x, y, own, step)
+        g = GradientEstimator(stack.problem, Comm(len(at)), samples)
+        found = Decomposer(stack, g).begin(at, x, y, own, step)
         return found(at - 0.5 * own, 0.5)
 
     truth, draws = columns(0, 0), [columns(512, step) for step in range(80)]

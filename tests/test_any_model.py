@@ -1,8 +1,7 @@
-"""Models and data of any structure: every analysis against a plain call of the model on one big batch."""
+"""Models and data of any structure, flat θ and Problem: against a plain call of the model on one big batch."""
 
 from __future__ import annotations
 
-import copy
 from collections import UserDict
 from typing import Any, NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -18,8 +17,41 @@ from torch.utils.data import DataLoader
 import landscape
 from landscape import InputError, Problem
 from landscape.problem.batches import take, tree_map
+from landscape.problem.layout import Layout, gradients
 from tests import problems
-from tests.conftest import slow_but
+from tests.battery.case import net as network
+
+
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=5), st.integers(1, 4))
+def test_views_and_flatten_are_inverse(widths: list[int], rows: int) -> None:
+    layout = Layout.of(landscape.models.build("mlp", widths=widths))
+    theta = torch.randn(rows, layout.size)
+    assert torch.equal(layout.flatten(layout.views(theta), lead=1), theta)
+    assert [s.offset for s in layout.slots] == np.cumsum([0, *(s.size for s in layout.slots)])[:-1].tolist()
+
+
+def test_layout_is_the_order_of_parameters_to_vector() -> None:
+    model = problems.SmallConv()
+    layout = Layout.of(model)
+    flat = nn.utils.parameters_to_vector(model.parameters())
+    for name, view in layout.views(flat).items():
+        assert torch.equal(view, dict(model.named_parameters())[name])
+    assert {s.name: s.role for s in layout.slots} == {
+        "conv.weight": "weight",
+        "conv.bias": "bias",
+        "norm.weight": "norm",
+        "norm.bias": "norm",
+        "head.weight": "weight",
+        "head.bias": "bias",
+    }
+
+
+def test_gradients_have_no_graph_and_are_zero_where_nothing_depends() -> None:
+    a, b = torch.tensor([1.0, 2.0], requires_grad=True), torch.ones(3, requires_grad=True)
+    for keep in (True, False):
+        found = gradients((a**2).sum(), [a, b], keep=keep)
+        assert not any(part.requires_grad for part in found)
+        torch.testing.assert_close(found, [2 * a.detach(), torch.zeros(3)])
 
 
 class Pair(NamedTuple):
@@ -51,23 +83,12 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@settings(max_examples=25)
 @given(trees)
 def test_tree_map_keeps_the_structure_and_maps_every_tensor(tree: Any) -> None:
     assert same(tree_map(lambda t: t, tree), tree)
     there = tree_map(lambda t: t + 1, tree)
     assert same(tree_map(lambda t: t - 1, there), tree)
-
-
-def batches_of(problem: Problem, sizes: tuple[int, ...]) -> list[Any]:
-    """The problem's data in batches of ``sizes``, in the form that its user would give."""
-    assert problem.resident is not None
-    x, y = problem.resident
-    found, i = [], 0
-    for size in sizes:
-        part = take((x, y), slice(i, i + size))
-        found.append(part[0] if isinstance(x, dict) else part)
-        i += size
-    return found
 
 
 def again(problem: Problem, data: Any, **options: Any) -> Problem:
@@ -76,58 +97,39 @@ def again(problem: Problem, data: Any, **options: Any) -> Problem:
     return Problem(problem.model, None if own else problem.criterion, data, dtype=torch.float64, **options)
 
 
-@pytest.mark.parametrize("name", [*problems.ALL, *problems.STRUCTURED])
-def test_loss_and_gradient_match_one_big_batch(name: str) -> None:
-    problem = {**problems.ALL, **problems.STRUCTURED}[name]()
-    problem.data.chunk_size = 4  # ragged, and with unequal numbers of terms
-    assert problem.resident is not None
-    x, y = problem.resident
-    theta = problem.weights + 0.1 * torch.randn_like(problem.weights)
-    whole = float(problem.criterion(problem.outputs(theta, x), y))
-    expected = problems.textbook_gradient(problem, theta)
-    first = problem.samples // 2 + 3
-    ragged = again(problem, batches_of(problem, (first, problem.samples - first)))
-    for p in (problem, ragged):
-        assert p.loss(theta) == pytest.approx(whole, rel=1e-12)
-        torch.testing.assert_close(p.gradient(theta), expected)
-        assert sum(count for _, _, count in p.chunks()) == pytest.approx(problem.samples)
-
-
-@pytest.mark.parametrize(
-    "name", slow_but(problems.STRUCTURED.keys() - {"masked language model"}, problems.STRUCTURED)
-)
-def test_hessian_spectrum_and_grid_match_the_dense_matrix(name: str) -> None:
-    problem = problems.STRUCTURED[name]()
-    problem.data.chunk_size = 4
-    dense = problems.textbook_hessian(problem)
-    v = torch.randn_like(problem.weights)
-    ragged = again(problem, batches_of(problem, (problem.samples - 2, 2)))
-    for p in (problem, ragged):
-        torch.testing.assert_close(landscape.HessianOperator(p)(v), dense @ v)
-        # With no memory for graphs every product builds them again.
-        torch.testing.assert_close(landscape.HessianOperator(p, graph_bytes=0)(v), dense @ v)
-    values = torch.linalg.eigvalsh(dense)
-    grid = landscape.hessian_grid(problem, landscape.random_plane(problem), grid=(1, 1), residual_tol=1e-6)
-    assert grid.lambda_max[0, 0] == pytest.approx(float(values[-1]), rel=1e-6)
-    assert grid.lambda_min[0, 0] == pytest.approx(float(values[0]), rel=1e-6)
-    top = landscape.spectrum(problem, 2, residual_tol=1e-6, quantities=["trace"], products=3 * len(values))
-    np.testing.assert_allclose(top.values, values.flip(0)[:2], rtol=1e-6)
-    assert top.trace == pytest.approx(float(values.sum()), rel=1e-8)
+def ragged(problem: Problem) -> Problem:
+    """The same on two batches of unequal size, in the form that its user would give."""
+    x, y = problem.resident or ()
+    rows = slice(problem.samples // 2 + 3), slice(problem.samples // 2 + 3, None)
+    parts = [take((x, y), part) for part in rows]
+    return again(problem, [part[0] if isinstance(x, dict) else part for part in parts])
 
 
 @pytest.mark.parametrize("name", problems.STRUCTURED)
-def test_contour_and_line_match_the_textbook_loop(name: str) -> None:
+def test_a_structure_has_the_numbers_of_one_big_batch(name: str) -> None:
     problem = problems.STRUCTURED[name]()
-    problem.data.chunk_size = 4
-    plane = landscape.random_plane(problem, seed=1)
-    s = landscape.contour(problem, plane, grid=(3, 2), span=0.4)
-    expected = problems.textbook_surface(problem, plane.directions, s.x.tolist(), s.y.tolist())
-    np.testing.assert_allclose(s.loss, expected, rtol=1e-12)
-    line = landscape.line(problem, plane.directions[0], 3, span=0.4)
-    expected = problems.textbook_surface(problem, plane.directions, line.t.tolist(), [0.0])
-    np.testing.assert_allclose(line.loss, expected[0], rtol=1e-12)
-    ragged = again(problem, batches_of(problem, (problem.samples - 2, 2)))
-    np.testing.assert_allclose(landscape.contour(ragged, plane, grid=(3, 2), span=0.4).loss, s.loss)
+    problem.data.chunk_size = 4  # ragged, and with unequal numbers of terms
+    x, y = problem.resident or ()
+    theta = problem.weights + 0.1 * torch.randn_like(problem.weights)
+    whole = float(problem.criterion(problem.outputs(theta, x), y))
+    gradient, dense = problems.textbook_gradient(problem, theta), problems.textbook_hessian(problem)
+    v, plane = torch.randn_like(problem.weights), landscape.random_plane(problem, seed=1)
+    surface = problems.textbook_surface(problem, plane.directions, [-0.4, 0.0, 0.4], [-0.4, 0.4])
+    line = problems.textbook_surface(problem, plane.directions, [-0.4, 0.0, 0.4], [0.0])
+    for p in (problem, ragged(problem)):
+        assert p.loss(theta) == pytest.approx(whole, rel=1e-12)
+        torch.testing.assert_close(p.gradient(theta), gradient)
+        assert sum(count for _, _, count in p.chunks()) == pytest.approx(problem.samples)
+        for graph_bytes in (0, 2**30):  # with none every product builds the graphs again
+            torch.testing.assert_close(landscape.HessianOperator(p, graph_bytes=graph_bytes)(v), dense @ v)
+        found = landscape.contour(p, plane, grid=(3, 2), span=0.4)
+        np.testing.assert_allclose(found.loss, surface, rtol=1e-12)
+        np.testing.assert_allclose(landscape.line(p, plane.directions[0], 3, span=0.4).loss, line[0])
+    values = torch.linalg.eigvalsh(dense)
+    grid = landscape.hessian_grid(problem, plane, grid=(1, 1), residual_tol=1e-6)
+    assert grid.lambda_max.item() == pytest.approx(float(values[-1]), rel=1e-6)
+    assert grid.lambda_min.item() == pytest.approx(float(values[0]), rel=1e-6)
+    assert landscape.trace(problem, 3 * len(values)).value == pytest.approx(float(values.sum()), rel=1e-8)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -205,76 +207,45 @@ def test_terms_can_be_given_and_class_weights_are_counted() -> None:
         inferred = Problem(problem.model, loss, batches, dtype=torch.float64)
     assert inferred.loss() == pytest.approx(problem.loss(), rel=1e-9)
     assert np.isnan(problem.accuracy())
+    assert landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2)).method != "batched"
     with pytest.raises(InputError, match=r"terms: shape \(\), it must give one number a sample, \(20,\)"):
         Problem(problem.model, loss, batches, dtype=torch.float64, terms=lambda targets: targets.sum())
 
 
-def test_a_uniform_mask_keeps_the_fast_path() -> None:
-    plain = problems.mlp()
-    assert plain.tensors is not None
-    assert landscape.contour(plain, landscape.random_plane(plain), grid=(2, 2)).method == "batched"
-    masked = problems.masked_classes()
-    assert landscape.contour(masked, landscape.random_plane(masked), grid=(2, 2)).method != "batched"
+class Named(problems.SmallConv):
+    """Takes its image by name, and perhaps a factor."""
+
+    def forward(self, image: Tensor, scale: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        return super().forward(image if scale is None else image * scale)
 
 
-def test_batchnorm_policies_take_structures() -> None:
-    class Named(problems.SmallConv):
-        def forward(self, image: Tensor) -> Tensor:  # type: ignore[override]
-            return super().forward(image)
-
+def test_batchnorm_policies_and_the_folded_path_take_dicts() -> None:
     plain = problems.conv()
-    assert plain.tensors is not None
-    x, y = plain.tensors
+    x, y = plain.tensors or ()
     model = Named()
     model.load_state_dict(plain.model.state_dict())
-    named = Problem(model, F.cross_entropy, ({"image": x}, y), dtype=torch.float64)
-    listed = Problem(model, F.cross_entropy, [({"image": x}, y)], dtype=torch.float64)
-    for bn in ("center", "recalibrate", "train"):
-        expected = plain.with_batchnorm(bn, 20)
-        for problem in (named, listed):
-            got = problem.with_batchnorm(bn, 20)
-            assert got.loss() == pytest.approx(expected.loss(), rel=1e-12)
-            plane = landscape.random_plane(problem, seed=2)
-            a = landscape.contour(problem, plane, grid=(2, 2), bn=bn, bn_samples=20)
-            b = landscape.contour(plain, plane, grid=(2, 2), bn=bn, bn_samples=20)
-            np.testing.assert_allclose(a.loss, b.loss, rtol=1e-10)
-    s = landscape.contour(named, landscape.random_plane(named), grid=(2, 2), method="folded")
-    t = landscape.contour(plain, landscape.random_plane(plain), grid=(2, 2), method="folded")
+    forms: list[Any] = [({"image": x}, y), [({"image": x}, y)]]
+    for named in (Problem(model, F.cross_entropy, data, dtype=torch.float64) for data in forms):
+        for bn in ("center", "recalibrate", "train"):
+            expected = plain.with_batchnorm(bn, 20).loss()
+            assert named.with_batchnorm(bn, 20).loss() == pytest.approx(expected, rel=1e-12)
+    optional = Problem(model, F.cross_entropy, (x, y), dtype=torch.float64)
+    s, t = (landscape.contour(p, landscape.random_plane(p), grid=(2, 2)) for p in (optional, plain))
+    assert s.method == "pointwise"  # an optional input is not traced as given
     np.testing.assert_allclose(s.loss, t.loss, rtol=1e-12)
 
 
-def test_an_optional_input_is_not_traced_as_given() -> None:
-    class Optional(problems.SmallConv):
-        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:  # type: ignore[override]
-            return super().forward(x if scale is None else x * scale)
-
-    plain = problems.conv()
-    assert plain.tensors is not None
-    model = Optional()
-    model.load_state_dict(plain.model.state_dict())
-    problem = Problem(model, F.cross_entropy, plain.tensors, dtype=torch.float64)
-    s = landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2))
-    assert s.method == "pointwise"
-    t = landscape.contour(plain, landscape.random_plane(plain), grid=(2, 2))
-    np.testing.assert_allclose(s.loss, t.loss, rtol=1e-12)
-
-
-class Noisy(nn.Module):
+def noisy() -> nn.Module:
     """Random in eval mode."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.b(F.dropout(self.a(x).tanh(), 0.4, training=True))
-        return out
+    torch.manual_seed(0)
+    forward = lambda m, x: m.b(F.dropout(m.a(x).tanh(), 0.4, training=True))  # noqa: E731
+    return network(forward, a=nn.Linear(4, 6), b=nn.Linear(6, 3))
 
 
 def test_noise_of_a_random_model_gives_all_learners_the_same_numbers() -> None:
-    torch.manual_seed(0)
+    model = noisy()
     data = torch.randn(30, 4), torch.randint(3, (30,))
-    problem = Problem(Noisy(), F.cross_entropy, data, dtype=torch.float64, randomness="seed")
+    problem = Problem(model, F.cross_entropy, data, dtype=torch.float64, randomness="seed")
     problem.data.chunk_size = 12
     weights = problem.weights + 1e-5 * torch.randn(4, problem.layout.size, dtype=torch.float64)
     state = torch.get_rng_state()
@@ -292,7 +263,7 @@ def test_noise_of_a_random_model_gives_all_learners_the_same_numbers() -> None:
     np.testing.assert_array_equal(again.direct, seeded.direct)
     for unknown in ("ignore", "0", 0, -1, True, 1.5):
         with pytest.raises(InputError, match="randomness"):
-            Problem(Noisy(), F.cross_entropy, data, randomness=unknown)
+            Problem(noisy(), F.cross_entropy, data, randomness=unknown)
 
 
 def test_a_list_of_inputs_comes_apart_and_numbers_pass_through() -> None:
@@ -307,57 +278,73 @@ def test_a_list_of_inputs_comes_apart_and_numbers_pass_through() -> None:
     assert np.isnan(problem.accuracy())
 
 
-def test_the_users_model_and_data_are_left_as_they_are() -> None:
-    model, data = problems.LanguageModel(causal=True).train(), problems.tokens()
-    before, seen = copy.deepcopy(model.state_dict()), copy.deepcopy(data)
-    problem = Problem(model, None, data)
-    landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2))
-    landscape.extreme_eigenvalues(problem, residual_tol=0.3)
-    assert model.training
-    assert model.head.weight is model.embedding.weight
-    assert not model.position.requires_grad
-    for key, value in model.state_dict().items():
-        assert torch.equal(value, before[key])
-    assert same(data, seen)
+X, LABELS = torch.randn(64, 8), torch.randint(3, (64,))
+
+
+def test_weight_decay_is_the_penalty_of_all_squares() -> None:
+    model = nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3))
+    squares = lambda parameters: 1e-2 * sum(p.pow(2).sum() for p in parameters.values())  # noqa: E731
+    decayed, penalised = (
+        Problem(model, F.cross_entropy, (X, LABELS), dtype=torch.float64, **options)
+        for options in ({"weight_decay": 2e-2}, {"penalty": squares})
+    )
+    assert decayed.loss() == pytest.approx(penalised.loss(), rel=1e-12)
+    torch.testing.assert_close(decayed.gradient(), penalised.gradient())
+    plane = landscape.random_plane(decayed)
+    for method in ("batched", "pointwise"):
+        a, b = (landscape.contour(p, plane, grid=(2, 2), method=method) for p in (decayed, penalised))
+        np.testing.assert_allclose(a.loss, b.loss, rtol=1e-12)
+
+
+def test_the_error_of_a_lower_precision_is_measured_at_more_than_two_points() -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3)
+    )
+    problem = Problem(model, F.cross_entropy, (X, LABELS))
+    plane = landscape.random_plane(problem)
+    low, own = (
+        landscape.contour(problem, plane, grid=(4, 4), span=2.0, autocast=p) for p in ("bfloat16", None)
+    )
+    assert (low.autocast, own.autocast, own.autocast_error) == ("bfloat16", "", 0.0)
+    assert 0 < low.autocast_error == pytest.approx(float(np.abs(low.loss - own.loss).max()), rel=1e-4)
+    with pytest.raises(InputError, match="'tf32' is not allowed here, it needs a float32 model on a CUDA"):
+        landscape.contour(problem, plane, (3, 3), autocast="tf32")
 
 
 ONE, Y = nn.Linear(2, 2), torch.tensor([0, 1, 1, 0])
 ONES = torch.ones(2, 3, dtype=torch.long)
+FOUR = torch.ones(4, 2)
+NAN = torch.tensor([1.0, 2, 3, float("nan"), 5, 6])
 
 
 @pytest.mark.parametrize(
-    ("model", "loss", "data", "words"),
+    ("model", "loss", "data", "options", "words"),
     [
-        (
-            ONE,
-            F.cross_entropy,
-            (torch.ones(4, 2), {"a": Y, "b": (Y, Y[:3])}),
-            r"targets\['b'\]\[1\]: 3 samples",
-        ),
-        (
-            ONE,
-            F.cross_entropy,
-            ({"x": torch.ones(4, 2), "k": torch.tensor(1.0)}, Y),
-            r"inputs\['k'\]: no samples",
-        ),
-        (
-            ONE,
-            F.cross_entropy,
-            [[torch.ones(4, 2), torch.ones(4, 2), Y]],
-            "a batch is a list of 3, it must be",
-        ),
-        (ONE, F.cross_entropy, torch.ones(4, 2), "a batch is a Tensor, it must be"),
-        (ONE, F.cross_entropy, [(torch.ones(2), Y[0])], "a single number as targets"),
-        (ONE, F.cross_entropy, ("a", "b"), "holds no tensor"),
-        (ONE, F.cross_entropy, 3, "a int is no iterable"),
-        (ONE, F.cross_entropy, [], "no samples"),
-        (ONE, None, {"input": torch.ones(4, 2)}, "this Tensor has no .loss that is one number"),
-        (problems.LanguageModel(True), None, {"input_ids": ONES}, "has no .loss"),
-        (ONE, F.cross_entropy, (torch.randn(4, 3), Y), r"do not fit: RuntimeError: .*inputs \(4, 3\)"),
-        (ONE, lambda o, y: (o - y[:, None]).sum(1), (torch.ones(4, 2), Y), r"loss: it gives shape \(4,\)"),
+        (ONE, F.cross_entropy, (FOUR, {"a": Y, "b": (Y, Y[:3])}), {}, r"targets\['b'\]\[1\]: 3 samples"),
+        (ONE, F.cross_entropy, ({"x": FOUR, "k": torch.tensor(1.0)}, Y), {}, r"inputs\['k'\]: no samples"),
+        (ONE, F.cross_entropy, [[FOUR, FOUR, Y]], {}, "a batch is a list of 3, it must be"),
+        (ONE, F.cross_entropy, FOUR, {}, "a batch is a Tensor, it must be"),
+        (ONE, F.cross_entropy, [(torch.ones(2), Y[0])], {}, "a single number as targets"),
+        (ONE, F.cross_entropy, ("a", "b"), {}, "holds no tensor"),
+        (ONE, F.cross_entropy, 3, {}, "a int is no iterable"),
+        (ONE, F.cross_entropy, [], {}, "no samples"),
+        (ONE, None, {"input": FOUR}, {}, "this Tensor has no .loss that is one number"),
+        (problems.LanguageModel(True), None, {"input_ids": ONES}, {}, "has no .loss"),
+        (ONE, F.cross_entropy, (torch.randn(4, 3), Y), {}, r"do not fit: RuntimeError: .*inputs \(4, 3\)"),
+        (ONE, F.cross_entropy, (FOUR, Y), {"weights": NAN}, "1 of 6 are NaN"),
+        (ONE, F.cross_entropy, (FOUR, Y), {"weights": torch.zeros(3)}, r"\(3,\), the model needs \(6,\)"),
+        (ONE, F.cross_entropy, (FOUR, Y), {"check": "some"}, "check: 'some'"),
     ],
 )
-def test_what_does_not_fit_is_one_line(model: nn.Module, loss: Any, data: Any, words: str) -> None:
+def test_what_does_not_fit_is_one_line(
+    model: nn.Module, loss: Any, data: Any, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(InputError, match=words) as caught:
-        Problem(model, loss, data)
+        Problem(model, loss, data, **options)
     assert "\n" not in str(caught.value)
+
+
+def test_how_much_is_checked_can_be_chosen() -> None:
+    assert Problem(ONE, F.cross_entropy, (FOUR, Y), check="full").check == "full"
+    Problem(ONE, nn.CrossEntropyLoss(reduction="sum"), (FOUR, Y), check="off")

@@ -129,10 +129,8 @@ def yes_or_no(outputs: Tensor, targets: Tensor) -> Tensor:
 def data(kind: str = "classes") -> dict[str, Any]:
     """12 samples for each split, the same; ``kind`` says of what."""
     torch.manual_seed(0)
-    x = torch.randn(12, 3, 32, 32) if kind == "images" else torch.randn(12, 6)
-    y = torch.randint(4, (12,))
-    if kind == "sequences":
-        x = torch.randn(12, 1, 6)
+    x, y = torch.randn(12, 6), torch.randint(4, (12,))
+    inputs = {"images": torch.randn(12, 3, 32, 32), "sequences": torch.randn(12, 1, 6)}
     targets: dict[str, tuple[Tensor, Any]] = {
         "sequences": (torch.randn(12, 1, 1), F.mse_loss),
         "real": (torch.randn(12, 4), F.mse_loss),
@@ -144,7 +142,8 @@ def data(kind: str = "classes") -> dict[str, Any]:
         "ignored": (y - 1, minus_one),
     }
     y, loss = targets.get(kind, (y, F.cross_entropy))
-    return {"train": (x, y), "test": (x, y), "loss": loss}
+    split = inputs.get(kind, x), y
+    return {"train": split, "test": split, "loss": loss}
 
 
 def loader() -> dict[str, Any]:
@@ -164,18 +163,10 @@ def minus_one(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def chosen(model: str, **changes: Any) -> recipe.Recipe:
     values: dict[str, Any] = {
-        "name": "own",
-        "learners": LEARNERS,
-        "batch": LEARNERS * BATCH,
-        "lr": LR,
-        "steps": STEPS,
-        "dtype": "float64",
-        "algorithm": {"name": "dpsgd"},
-        "model": {"name": f"{__name__}:{model}"},
-        "data": {"name": f"{__name__}:data"},
-        "decompose": {"every": 2},
-        "evaluate": {"every": 2},
-    }
+        "name": "own", "learners": LEARNERS, "batch": LEARNERS * BATCH, "lr": LR, "steps": STEPS, "dtype": "float64",
+        "algorithm": {"name": "dpsgd"}, "model": {"name": f"{__name__}:{model}"}, "data": {"name": f"{__name__}:data"},
+        "decompose": {"every": 2}, "evaluate": {"every": 2},
+    }  # fmt: skip
     return recipe.from_values(values | changes)
 
 
@@ -274,18 +265,13 @@ def test_learners_of_images_that_are_streamed(tmp_path: Path) -> None:
     """Two learners, for which a trial chooses how they are computed, on data that is not in memory."""
     from PIL import Image
 
-    rng = np.random.default_rng(0)
-    for split in ("train", "test"):
-        for label in "ab":
-            (tmp_path / split / label).mkdir(parents=True)
-            for i in range(4):
-                Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(
-                    tmp_path / split / label / f"{i}.png"
-                )
-    ends = []
-    for stream in (True, False):
-        source = {"name": "image-folder", "folder": str(tmp_path), "size": 16, "normalize": False}
-        source |= {"stream": True, "workers": 0} if stream else {}
+    rng, ends = np.random.default_rng(0), []
+    for folder in (tmp_path / split / label for split in ("train", "test") for label in "ab"):
+        folder.mkdir(parents=True)
+        for i in range(4):
+            Image.fromarray(rng.integers(0, 256, (16, 16, 3), np.uint8)).save(folder / f"{i}.png")
+    for stream in ({"stream": True, "workers": 0}, {}):
+        source = {"name": "image-folder", "folder": str(tmp_path), "size": 16, "normalize": False, **stream}
         ends.append(Trainer(chosen("small_images", data=source, learners=2, batch=4)).run())
     torch.testing.assert_close(ends[0].weights, ends[1].weights, rtol=1e-10, atol=1e-12)
 

@@ -335,7 +335,9 @@ def test_a_check_says_what_a_picture_shows_and_hides(
     subject: str, shown: Surface, ends: tuple[float, ...], fine: bool | None, words: str
 ) -> None:
     """``fine`` None: nothing is said of the subject."""
-    findings = [f for f in shown.check(extremes(*ends) if ends else None).findings if f.subject == subject]
+    check = shown.check(extremes(*ends) if ends else None)
+    findings = [f for f in check.findings if f.subject == subject]
+    assert check.fine == ("LOOK" not in str(check))
     assert {f.fine for f in findings} == ({fine} - {None})
     assert all(f.fine == (f.advice == "") for f in findings)
     assert words in " / ".join(f.answer for f in findings)

@@ -22,7 +22,7 @@ from landscape.paper.context import Cell, Context, OutOfTimeError, WeightsNeeded
 from landscape.paper.figure import Drawing, Figure
 from landscape.paper.record import POINTS, Record
 from landscape.results.training import Stability
-from landscape.training.recipes.recipe import Decompose, Evaluate, Monitor, Save, read
+from landscape.training.recipes.recipe import Decompose, Evaluate, Save, read
 from landscape.training.run import launch
 from landscape.training.run.launch import TrainingJob, train_one
 from landscape.training.run.loop import Trainer
@@ -50,7 +50,7 @@ def test_a_record_holds_what_is_drawn_of_a_run(tmp_path: Path) -> None:
         read.problem("train").loss()
 
 
-def test_keys_that_were_renamed_keep_the_records_and_runs_of_before(tmp_path: Path) -> None:
+def test_keys_that_were_renamed_keep_the_records_of_before() -> None:
     plain, ranked, rounded = (
         read("saddle-dpsgd"), read("saddle-dpsgd", ["monitor.k=10", "monitor.sharpness=5"]),
         read("digits-dpsgd", ["autocast=bfloat16", "monitor.k=7"]),
@@ -58,16 +58,6 @@ def test_keys_that_were_renamed_keep_the_records_and_runs_of_before(tmp_path: Pa
     assert [identity(run) for run in (plain, ranked, rounded)] == [  # as 0.17 has them
         "f8581677e33b17c76b5c5a69", "668626497f1e2d337e74ab7b", "04eb32f353943f60f6818c9f",
     ]  # fmt: skip
-    run = small(monitor=Monitor(k=2))
-    context = Context(tmp_path)
-    context.train([run])
-    path = context.run_folder(run) / "last.h5"
-    end = landscape.load(path)
-    former = end.recipe.replace('autocast = ""', 'precision = "full"').replace("\nk = 2\n", "\ntop = 2\n")
-    assert former.count("precision") == former.count("top = 2") == 1
-    dataclasses.replace(end, recipe=former).save(path)
-    (tmp_path / "records" / f"{identity(run)}.json").unlink()
-    assert with_runs(context, run).missing() == []
 
 
 def test_long_curves_are_thinned_and_keep_their_ends(tmp_path: Path) -> None:

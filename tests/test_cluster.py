@@ -46,6 +46,12 @@ def local() -> Iterator[Cluster]:
         yield started
 
 
+def compare_with_one(tiny: Path, tmp_path: Path, command: Command) -> None:
+    """The sweep in the folder "two" is that of one process."""
+    assert command("sweep", tiny, *SEVERAL, "-o", tmp_path / "one", "-q")[0] == 0
+    assert difference(contents(tmp_path / "one"), contents(tmp_path / "two")) == ""
+
+
 def workers(command: subprocess.Popen[str]) -> list[int]:
     """The processes in which a command does its jobs; its threads have started them."""
     listed = Path(f"/proc/{command.pid}/task").glob("*/children")
@@ -232,7 +238,6 @@ def test_a_run_that_another_worker_has_is_waited_for(
 @linux
 @pytest.mark.slow
 def test_workers_that_are_killed_change_nothing(tiny: Path, tmp_path: Path, command: Command) -> None:
-    assert command("sweep", tiny, *SEVERAL, "-o", tmp_path / "one", "-q")[0] == 0
     two = tmp_path / "two"
     with running("sweep", tiny, *SEVERAL, "--cluster", "local:2", "-q", "-o", two) as process:
         wait_for(lambda: list(two.rglob("step-0000080.h5")))
@@ -243,7 +248,7 @@ def test_workers_that_are_killed_change_nothing(tiny: Path, tmp_path: Path, comm
         out, err = process.communicate(timeout=STARTING)
         assert (process.returncode, out.split()[-2:]) == (0, [f"{two}/sweep.csv", f"{two}/sweep.h5"])
         assert err == ""  # nothing of Dask
-    assert difference(contents(tmp_path / "one"), contents(two)) == ""
+    compare_with_one(tiny, tmp_path, command)
 
 
 @pytest.mark.slow
@@ -284,8 +289,7 @@ def test_a_command_that_is_ended_leaves_no_process_and_goes_on(
     assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
     assert err.count("landscape: interrupted") == len(err.strip().splitlines()) == (number != signal.SIGKILL)
     assert command(*words)[0] == 0
-    assert command("sweep", tiny, *SEVERAL, "-o", tmp_path / "one", "-q")[0] == 0
-    assert difference(contents(tmp_path / "one"), contents(tmp_path / "two")) == ""
+    compare_with_one(tiny, tmp_path, command)
 
 
 @linux
@@ -322,8 +326,7 @@ def test_workers_of_another_folder_go_on_with_the_runs_of_a_command_that_was_kil
                 process.kill()
             code, _, err = command(*words, "-q")
             assert (code, err) == (0, "")
-    assert command("sweep", tiny, *SEVERAL, "-o", tmp_path / "one", "-q")[0] == 0
-    assert difference(contents(tmp_path / "one"), contents(tmp_path / "two")) == ""
+    compare_with_one(tiny, tmp_path, command)
 
 
 @pytest.mark.slow

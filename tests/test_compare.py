@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import landscape
-from landscape import Comparison, InputError, OperationError, Problem, plots
+from landscape import Comparison, InputError, LandscapeError, OperationError, Problem, plots
 from landscape.analysis.quantities import BY_NAME, basin_widths
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.statistics import Estimate, holm, mcnemar, paired, welch
@@ -310,7 +310,7 @@ def test_equal_loss_takes_the_nearest_saved_checkpoint(runs: dict[str, list[Path
         ("equal_loss: a problem has no run", [given[0], given[1].problem()], 0.3),
         ("not of a file", [dataclasses.replace(given[0], path=None), given[1]], 0.3),
     ):
-        with pytest.raises(InputError, match=words):
+        with pytest.raises(LandscapeError, match=words):
             landscape.compare(these, quantities=["loss"], equal_loss=True, loss_tol=tolerance)
 
 

@@ -234,6 +234,10 @@ def test_a_hessian_grid_is_gone_on_with_and_refined(single: Problem) -> None:
     fine = landscape.hessian_grid(single, plane, grid=(5, 3), execution=landscape.Execution(previous=marked))
     np.testing.assert_array_equal(fine.lambda_max[::2, ::2] == -7.0, done)
     assert (fine.lambda_max == -7.0).sum() == 4
+    cut = landscape.hessian_grid(single, plane, grid=(3, 2), max_products=4)
+    assert not cut.converged.any()
+    again = landscape.hessian_grid(single, plane, grid=(3, 2), execution=landscape.Execution(previous=cut))
+    np.testing.assert_array_equal(again.lambda_max, coarse.lambda_max)
     with pytest.raises(InputError, match="its seed is 3 and not 4"):
         landscape.hessian_grid(
             single, landscape.random_plane(single, seed=4), execution=landscape.Execution(previous=coarse)

@@ -231,10 +231,8 @@ def test_what_cannot_be_measured_is_refused() -> None:
     for words, arguments in (
         ("factors: \\[1\\]", {"factors": [1]}),
         ("factors: 0.3", {"factors": [0.3, 1]}),
-        ("factors: -1", {"factors": [-1, 1]}),
         ("trained_samples: 16", {"factors": [1, 2], "trained_samples": 16}),
         ("scaling: 'cube'", {"scaling": "cube"}),
-        ("loss_tol: 0", {"loss_tol": 0.0}),
         ("seeds: 0", {"seeds": 0}),
     ):
         with pytest.raises(InputError, match=words):

@@ -66,7 +66,17 @@ def sha(raw: bytes) -> str:
 
 
 @pytest.fixture
-def mnist(server: tuple[str, Answers, list[str]], monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+def source(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A function that changes fields of a data set's source."""
+
+    def change(name: str, **fields: Any) -> None:
+        monkeypatch.setitem(download.SOURCES, name, dataclasses.replace(download.SOURCES[name], **fields))
+
+    return change
+
+
+@pytest.fixture
+def mnist(server: tuple[str, Answers, list[str]], source: Callable[..., None]) -> dict[str, bytes]:
     """A small data set in MNIST's format on the server, at /mnist/; its contents by name."""
     url, answers, _ = server
     generator = np.random.default_rng(0)
@@ -75,10 +85,7 @@ def mnist(server: tuple[str, Answers, list[str]], monkeypatch: pytest.MonkeyPatc
     packed = {name: gzip.compress(raw) for name, raw in contents.items()}
     files = tuple(File(f"{n}.gz", sha(packed[n]), hashlib.md5(contents[n]).hexdigest()) for n in FILES)
     answers.update({f"/mnist/{name}.gz": raw for name, raw in packed.items()})
-    source = dataclasses.replace(
-        download.SOURCES["mnist"], mirrors=(f"{url}/gone/", f"{url}/mnist/"), files=files
-    )
-    monkeypatch.setitem(download.SOURCES, "mnist", source)
+    source("mnist", mirrors=(f"{url}/gone/", f"{url}/mnist/"), files=files)
     return contents
 
 
@@ -191,20 +198,17 @@ def redirect(target: str) -> Callable[[http.server.BaseHTTPRequestHandler], None
 )
 def test_a_mirror_decides_neither_how_much_nor_how_long_nor_where(
     answer: Any, words: str, server: tuple[str, Answers, list[str]], mnist: dict[str, bytes],
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch,
+    source: Callable[..., None], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     url, answers, _ = server
-    source = download.SOURCES["mnist"]
-    known = [dataclasses.replace(f, size=len(answers[f"/mnist/{f.name}"])) for f in source.files]  # type: ignore[arg-type]
-    monkeypatch.setitem(
-        download.SOURCES, "mnist", dataclasses.replace(source, mirrors=(f"{url}/mnist/",), files=tuple(known))
-    )
+    sizes = {name: len(raw) for name, raw in answers.items() if isinstance(raw, bytes)}
+    files = download.SOURCES["mnist"].files
+    known = tuple(dataclasses.replace(file, size=sizes[f"/mnist/{file.name}"]) for file in files)
+    source("mnist", mirrors=(f"{url}/mnist/",), files=known)
     monkeypatch.setattr(download, "TIMEOUT", 0.5)
     if "network" in words:  # as if the mirror's own address were public
         inner = download._inner
-        monkeypatch.setattr(
-            download, "_inner", lambda address: not address.startswith(url) and inner(address)
-        )
+        monkeypatch.setattr(download, "_inner", lambda other: not other.startswith(url) and inner(other))
     answers[f"/mnist/{FILES[0]}.gz"] = answer
     begun = time.monotonic()
     one_line(command("fetch", "mnist", "--data-dir", tmp_path, "-q"), 1, f"{FILES[0]}.gz", words)
@@ -233,7 +237,7 @@ def archive(contents: dict[str, bytes]) -> bytes:
 
 
 def test_an_archive_is_unpacked_and_deleted(
-    server: tuple[str, Answers, list[str]], tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+    server: tuple[str, Answers, list[str]], source: Callable[..., None], tmp_path: Path, command: Command
 ) -> None:
     url, answers, asked = server
     folder, test = download.SOURCES["cifar100"].folder, "test.bin"
@@ -242,13 +246,8 @@ def test_an_archive_is_unpacked_and_deleted(
     inside = {f"{folder}/{name}": raw for name, raw in contents.items()}
     packed = archive({"../outside": b"x", f"{folder}/readme.txt": b"x", **inside})
     answers["/cifar-100-binary.tar.gz"] = packed
-    source = dataclasses.replace(
-        download.SOURCES["cifar100"],
-        mirrors=(url,),
-        files=tuple(File(name, sha(raw)) for name, raw in contents.items()),
-        archive=File("cifar-100-binary.tar.gz", sha(packed)),
-    )
-    monkeypatch.setitem(download.SOURCES, "cifar100", source)
+    files = tuple(File(name, sha(raw)) for name, raw in contents.items())
+    source("cifar100", mirrors=(url,), files=files, archive=File("cifar-100-binary.tar.gz", sha(packed)))
     root = tmp_path / "data"
     wanted = ("fetch", "cifar100", "--data-dir", root, "-q")
     code, out, _ = command(*wanted)
@@ -261,13 +260,8 @@ def test_an_archive_is_unpacked_and_deleted(
     assert command(*wanted)[0] == 0
     assert len(asked) == 2
     (root / folder / test).unlink()
-    answers["/cifar-100-binary.tar.gz"] = other = archive(
-        {f"{folder}/{test}": b"other", f"{folder}/train.bin": b""}
-    )
-    monkeypatch.setitem(
-        download.SOURCES,
-        "cifar100",
-        dataclasses.replace(source, archive=File("cifar-100-binary.tar.gz", sha(other))),
-    )
+    other = archive({f"{folder}/{test}": b"other", f"{folder}/train.bin": b""})
+    answers["/cifar-100-binary.tar.gz"] = other
+    source("cifar100", archive=File("cifar-100-binary.tar.gz", sha(other)))
     one_line(command(*wanted), 1, "cifar-100-binary.tar.gz", "checksum")
     assert not (root / folder / test).exists()

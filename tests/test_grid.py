@@ -225,7 +225,6 @@ def test_a_file_of_something_else_is_replaced_and_says_why(
     assert command(*wanted, last)[0] == 0
     for words, reason in (
         ((last, "--seed", "1"), "its seed is 0 and not 1"),
-        ((last, "--seed", "1", "--bn", "train"), "its bn is 'center' and not 'train'"),
         ((early,), "it is of other checkpoints"),
     ):
         before = out.read_bytes()
@@ -238,24 +237,6 @@ def test_a_file_of_something_else_is_replaced_and_says_why(
         assert (code, "9 of 9 points were in the file" in printed + err) == (0, True)
         steps = [20 if file == last else 10 for file in files]
         assert [s.label for s in landscape.load(out)] == [f"dpsgd, seed 0, step {step}" for step in steps]
-    assert command("line", last, "--points", "2", "-o", out, "--force")[0] == 0
-    assert "cannot be resumed, it holds a landscape.line" in command(*wanted, last, "--force")[2]
-
-
-def test_a_later_surface_is_kept_while_an_earlier_one_is_computed(
-    run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch, often: None
-) -> None:
-    out, files = tmp_path / "c.h5", (run / "step-0000010.h5", run / "last.h5")
-    assert command("contour", files[1], "--grid", "4", "-o", out)[0] == 0
-    seen, save = [], landscape.results.base.save
-
-    def seen_and_saved(results: Any, path: Path) -> None:
-        seen.append([int(s.done.sum()) for s in results])
-        save(results, path)
-
-    monkeypatch.setattr("landscape.results.base.save", seen_and_saved)
-    assert command("contour", *files, "--grid", "4", "-o", out)[0] == 0
-    assert seen == [[16, 4], [16, 8], [16, 12], [16, 16], [16, 16]]  # in the end in the order of the command
 
 
 def test_processes_that_are_not_allowed_are_one_line(

@@ -145,20 +145,6 @@ def test_nothing_in_the_current_folder_runs_unasked(processes: str, tmp_path: Pa
 # The environment.
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("RANK", "-1"), ("WORLD_SIZE", "²"), ("MASTER_PORT", "9" * 5000)],
-)
-def test_variables_that_are_wrong_are_named(name: str, value: str) -> None:
-    (error,) = together(1, nothing, environment={0: {name: value}}, timeout=3.0)
-    assert type(error) is InputError
-    assert str(error).startswith(f"{name}: ")
-
-
-def nothing(group: Group) -> None:
-    pass
-
-
 def test_a_grid_names_a_variable_that_is_wrong(
     command: Command, monkeypatch: pytest.MonkeyPatch, tiny: Path, tmp_path: Path
 ) -> None:

@@ -190,14 +190,6 @@ def test_linear_scaling_warm_up_and_annealing_of_the_papers_speech_recipe() -> N
     assert s.peak_lr(0.1, 2048) == pytest.approx(0.8)
 
 
-def test_the_papers_image_recipe_steps_down_after_epochs() -> None:
-    """× 0.1 after epochs 160 and 240 of 320; 7 steps an epoch, the last one not whole."""
-    s = Schedule(unit="epochs", milestones=[160, 240])
-    rate = np.array([s.at(0.4, t, 150, 1000) for t in range(1, 2134)])
-    epoch = np.arange(1, 2134) * 150 / 1000
-    np.testing.assert_allclose(rate, 0.4 * 0.1 ** ((epoch > 160).astype(int) + (epoch > 240)), rtol=1e-12)
-
-
 @given(st.integers(0, 20), st.integers(1, 50), st.integers(1, 120), st.booleans())
 def test_cosine_in_closed_form(warmup: int, length: int, step: int, epochs: bool) -> None:
     per_epoch = 8 if epochs else 1
@@ -420,7 +412,7 @@ def test_a_part_takes_its_part_of_the_diagonal() -> None:
     assert float(found.values[0]) == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-5)
 
 
-def test_bad_input_is_named() -> None:
+def test_bad_preconditioners_are_named() -> None:
     problem = problems.mlp()
     size = problem.layout.size
     wrong: tuple[tuple[Any, str], ...] = (
@@ -514,7 +506,9 @@ def test_a_run_gives_its_preconditioner_and_limit(name: str, limit: float) -> No
         landscape.preconditioner(run, problem, 3)
 
 
-def test_the_command_and_what_it_refuses(trained: Path, tiny: Path, tmp_path: Path, command: Command) -> None:
+def test_the_preconditioner_by_command_and_what_it_refuses(
+    trained: Path, tiny: Path, tmp_path: Path, command: Command
+) -> None:
     launch.launch(recipe.read(str(tiny), ["optimizer.name=adam", "lr=0.01"]), tmp_path / "adam")
     picture = tmp_path / "s.png"
     code, out, err = command("stability", tmp_path / "adam", "--precondition", "-o", tmp_path / "limits.h5")

@@ -1,4 +1,4 @@
-"""What every command prints: values on stdout, messages and progress on stderr, one object with --json."""
+"""What every command prints, on stdout, stderr and with --json; its options, which are those of a function."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ import click
 import numpy as np
 import pytest
 from click.shell_completion import get_completion_class
+from click.testing import CliRunner
 from rich.errors import LiveError
 
 import landscape
@@ -27,6 +29,8 @@ import landscape.cli
 from landscape.analysis.planes import NORMS
 from landscape.cli import details
 from landscape.cli.commands import GROUPS
+from landscape.cli.options import command as as_command
+from landscape.cli.options import described, group, options_of
 from landscape.core import progress, registry
 from landscape.core.progress import taken
 from landscape.results.training import Escape
@@ -128,7 +132,7 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     assert capsys.readouterr().err == ""
 
 
-def test_completion_offers_commands_and_values() -> None:
+def test_completion_offers_commands_and_values(command: Command) -> None:
     shell = get_completion_class("bash")
     assert shell is not None
     of = shell(landscape.cli.group, {}, "landscape", "_LANDSCAPE_COMPLETE")
@@ -144,6 +148,8 @@ def test_completion_offers_commands_and_values() -> None:
     ):
         found = of.get_completions(before, last)
         assert [item.value if item.type == "plain" else item.type for item in found] == offered
+    code, out, err = command("completion", "zsh")  # the script of bash is in the table of conformance tests
+    assert (code, err, "_LANDSCAPE_COMPLETE" in out) == (0, "", True)
 
 
 HELP = """
@@ -151,6 +157,7 @@ import json, sys
 import click
 import landscape.cli
 from click.shell_completion import get_completion_class
+from click.testing import CliRunner
 from landscape.core import registry
 
 shell = get_completion_class("bash")(landscape.cli.group, {}, "landscape", "_LANDSCAPE_COMPLETE")
@@ -224,8 +231,8 @@ def test_help_has_the_commands_in_groups(command: Command) -> None:
     assert code == 0
     places = [out.index(f"\n{title}:\n") for title in GROUPS]
     assert places == sorted(places)
-    for group in GROUPS.values():
-        assert all(f"\n  {name} " in out for name in group)
+    for names in GROUPS.values():
+        assert all(f"\n  {name} " in out for name in names)
     assert "w_a" not in out
     assert "CKPT" not in out
     for line in out.partition("\nBegin:\n")[2].splitlines():
@@ -390,3 +397,80 @@ def test_every_public_function_with_progress_shows_it() -> None:
     for name in with_progress:
         with pytest.raises(landscape.InputError, match="progress: 'yes' is not allowed"):
             functions[name](progress="yes")
+
+
+def measure(
+    batch: int, tol: float = 0.1, draws: int | None = None, exact: bool = False, on: bool = True
+) -> None:
+    """Something.
+
+    Args:
+        batch: samples of a minibatch, as :func:`landscape.noise` takes them. A second sentence.
+        tol, draws: the ``tol`` of Lau et al. 2023; default:
+            a tenth.
+        exact: λ is exact
+
+    Returns:
+        Nothing.
+    """
+
+
+def test_the_help_is_the_first_sentence_of_the_args() -> None:
+    assert described(measure) == {
+        "batch": "Samples of a minibatch, as landscape.noise takes them.",
+        "tol": "The tol of Lau et al. 2023; default: a tenth.",
+        "draws": "The tol of Lau et al. 2023; default: a tenth.",
+        "exact": "λ is exact.",
+    }
+
+
+def test_options_have_the_defaults_and_types_of_the_signature() -> None:
+    own = {"draws": {"flag": "--min-draws"}, "on": {"flag": "--on/--off"}}
+    options = options_of(measure, "batch", "tol", "draws", "exact", **own)
+    shown = click.Command("command", params=options, callback=lambda **values: print(sorted(values.items())))
+    run = CliRunner().invoke
+    assert "Missing option '--batch'" in run(shown, []).output
+    given = run(shown, ["--batch", "3", "--min-draws", "-1", "--exact", "--off"])
+    assert given.output == "[('batch', 3), ('draws', -1), ('exact', True), ('on', False), ('tol', 0.1)]\n"
+    assert "[('batch', 1), ('draws', None), ('exact', False), ('on', True), ('tol', 2.0)]" in (
+        run(shown, ["--batch", "1", "--tol", "2"]).output
+    )
+    assert run(shown, ["--batch", "x"]).exit_code == 2
+
+
+@dataclass
+class Place:
+    """Where.
+
+    Args:
+        floor: A number. All of the text is the help.
+    """
+
+    floor: int = 0
+
+
+@as_command(place=group(Place), names={"argument": True, "metavar": "NAME…"}, hidden=None)
+def visit(names: tuple[str, ...], place: Place, times: tuple[float, ...], hidden: int = 1) -> None:
+    """Visit places.
+
+    Args:
+        times: When.
+
+    Example:
+        landscape visit
+        roof
+    """
+    print(names, place, times, hidden)
+
+
+def test_the_parameters_of_a_function_are_the_options_of_its_command() -> None:
+    run = CliRunner().invoke
+    assert run(visit, ["a", "b", "--floor", "2", "--times", "1", "--times", "2"]).output == (
+        "('a', 'b') Place(floor=2) (1.0, 2.0) 1\n"
+    )
+    text = run(visit, ["--help"]).output
+    for words in ("Visit places.\n", "A number. All of the text is the help.  [default: 0]", "When.", "NAME"):
+        assert words in text
+    assert text.endswith("Example: landscape visit roof\n")
+    assert "hidden" not in text
+    assert "Args" not in text

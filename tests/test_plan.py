@@ -17,16 +17,12 @@ from landscape.cli.plan import BANDWIDTHS, TIMES
 from landscape.core import registry
 from landscape.core.options import quantity
 from landscape.results.training import RunTimes
-from landscape.training.planning import calibration
 from landscape.training.planning.calibration import calibrate, calibrate_at_once, measure_link, measure_steps
 from landscape.training.planning.plan import (
     Costs,
     Exchange,
-    Link,
     Machines,
     Order,
-    Stragglers,
-    all_reduce,
     messages,
     planned_topologies,
     predict,
@@ -41,14 +37,14 @@ from tests.test_cli import one_line
 
 @pytest.fixture(autouse=True)
 def _short_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "SECONDS", 0.0)
+    monkeypatch.setitem(calibrate.__kwdefaults__, "seconds", 0.0)
 
 
 ORDERS: tuple[Order, ...] = ("before", "during", "after")
 seconds = st.floats(1e-6, 10.0)
 
 
-def neighbours(spec: str, workers: int, size: float, link: Link, step: int = 1) -> Exchange:
+def neighbours(spec: str, workers: int, size: float, link: Machines, step: int = 1) -> Exchange:
     waits, sent, received = messages(Mixing(spec, workers, 0).matrix(step), 1)
     return Exchange.between(waits, np.maximum(sent, received) * link.message(size))
 
@@ -57,13 +53,15 @@ def neighbours(spec: str, workers: int, size: float, link: Link, step: int = 1) 
 
 
 def test_all_reduces_cost_what_the_textbook_says() -> None:
-    link = Link(latency=1e-3, bandwidth=100.0)
-    assert all_reduce("ring", 4, 1000.0, link) == pytest.approx(6e-3 + 1.5 * 10.0)
-    assert all_reduce("recursive-doubling", 8, 1000.0, link) == pytest.approx(3 * (1e-3 + 10.0))
-    assert all_reduce("recursive-halving", 8, 1000.0, link) == pytest.approx(6e-3 + 1.75 * 10.0)
-    assert all_reduce("recursive-halving", 9, 1000.0, link) == pytest.approx(8e-3 + 3.75 * 10.0)
+    def seconds(kind: str, workers: int) -> float:
+        return Machines(1e-3, 100.0, all_reduce=kind).all_reduce_s(workers, 1000.0)
+
+    assert seconds("ring", 4) == pytest.approx(6e-3 + 1.5 * 10.0)
+    assert seconds("recursive-doubling", 8) == pytest.approx(3 * (1e-3 + 10.0))
+    assert seconds("recursive-halving", 8) == pytest.approx(6e-3 + 1.75 * 10.0)
+    assert seconds("recursive-halving", 9) == pytest.approx(8e-3 + 3.75 * 10.0)
     with pytest.raises(InputError, match="all_reduce: 'tree' is not known"):
-        all_reduce("tree", 4, 1.0, link)
+        seconds("tree", 4)
 
 
 @given(st.integers(2, 12), st.integers(1, 3), st.sampled_from(planned_topologies()), st.integers(1, 4))
@@ -96,7 +94,7 @@ def test_every_form_of_mixing_is_planned() -> None:
 
 @pytest.mark.parametrize("workers", [1, 4, 64])
 def test_all_wait_for_the_slowest_whose_mean_is_a_harmonic_number(workers: int) -> None:
-    late = Stragglers(0.7)
+    late = Machines(0.0, 1.0, straggler=0.7)
     mean, error = step_time("before", [Exchange(0.1)], 1.0, 0.5, workers, late)
     expected = 0.1 + 1.5 * (1 + 0.7 * sum(1 / i for i in range(1, workers + 1)))
     assert 0 < error < 0.02 * expected
@@ -106,8 +104,8 @@ def test_all_wait_for_the_slowest_whose_mean_is_a_harmonic_number(workers: int) 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("spec", ["ring(1)", "star", "exponential", "one-peer-exponential"])
 def test_the_recurrence_is_that_of_a_plain_loop(order: Order, spec: str) -> None:
-    workers, steps, g, u, late, link = 8, 40, 1.0, 0.25, Stragglers(0.5, slow=1.5), Link(0.3, 50.0)
-    turns = [neighbours(spec, workers, 5.0, link, step) for step in (1, 2, 3)]
+    workers, steps, g, u, late = 8, 40, 1.0, 0.25, Machines(0.3, 50.0, straggler=0.5, slow=1.5)
+    turns = [neighbours(spec, workers, 5.0, late, step) for step in (1, 2, 3)]
     found, _ = step_time(order, turns, g, u, workers, late, loss_exchange_s=1.4, seed=5, steps=steps)
 
     rng = np.random.default_rng(5)
@@ -142,13 +140,14 @@ def test_the_recurrence_is_that_of_a_plain_loop(order: Order, spec: str) -> None
 
 
 def test_neighbours_hide_stragglers_but_not_one_slow_worker() -> None:
-    ring, late = [neighbours("ring(1)", 64, 0.0, Link(1e-3, 1.0))], Stragglers(0.5)
+    late = Machines(1e-3, 1.0, straggler=0.5)
+    ring = [neighbours("ring(1)", 64, 0.0, late)]
     alone, error = step_time("during", ring, 1.0, 0.0, 64, late)
     told, _ = step_time("during", ring, 1.0, 0.0, 64, late, loss_exchange_s=0.0)
     # The news of the loss hold everyone back to within a gradient of the slowest, but not to its pace.
     assert 1.5 < alone < told - 10 * error
     assert told < 1 + 0.5 * sum(1 / i for i in range(1, 65)) - 10 * error
-    slow, _ = step_time("during", ring, 1.0, 0.0, 64, Stragglers(slow=3.0))
+    slow, _ = step_time("during", ring, 1.0, 0.0, 64, Machines(1e-3, 1.0, slow=3.0))
     assert slow == pytest.approx(3.0)
 
 
@@ -162,7 +161,7 @@ def fake(local_batch: int) -> Costs:
 def test_rows_add_up(tiny: Path) -> None:
     told: list[str] = []
     found = predict(
-        recipe.read(str(tiny)), [1, 6, 16], fake, Machines(Link(1e-4, 1e6), Stragglers(0.1)),
+        recipe.read(str(tiny)), [1, 6, 16], fake, Machines(1e-4, 1e6, straggler=0.1),
         message=told.append,
     )  # fmt: skip
     assert [line.partition(",")[0] for line in told if "hypercube" in line] == ["6 workers: left out"]
@@ -182,7 +181,7 @@ def test_rows_add_up(tiny: Path) -> None:
 
 def test_learners_a_worker_and_scaling(tiny: Path) -> None:
     chosen, seen = recipe.read(str(tiny)), list[int]()
-    cluster = Machines(Link(0.0, 1e6), learners_per_worker=2)
+    cluster = Machines(0.0, 1e6, learners_per_worker=2)
 
     def costs(local_batch: int) -> Costs:
         seen.append(local_batch)
@@ -192,18 +191,18 @@ def test_learners_a_worker_and_scaling(tiny: Path) -> None:
     assert seen == [10, 4]
     np.testing.assert_array_equal(found.steps, 30)
     with pytest.raises(InputError, match="3 learners do not divide the batch of 40"):
-        predict(chosen, [3], fake, Machines(Link(0.0, 1e6)), scaling="total")
+        predict(chosen, [3], fake, Machines(0.0, 1e6), scaling="total")
 
 
 def test_what_is_not_linear_needs_the_mean_gradient_too(tiny: Path) -> None:
-    link, chosen = Link(1e-4, 1e6), recipe.read(str(tiny))
+    machines, chosen = Machines(1e-4, 1e6), recipe.read(str(tiny))
     costs = Costs(1e-3, 0.0, 0.0, 0.0, 0.0, 1000, 4000, True)
     twice, once = (
-        predict(chosen, [8], lambda b, each=each: each, Machines(link), mixings=["ring(1)"])  # type: ignore[misc]
+        predict(chosen, [8], lambda b, each=each: each, machines, mixings=["ring(1)"])  # type: ignore[misc]
         for each in (dataclasses.replace(costs, linear=False), costs)
     )
     more = (twice.step_s - once.step_s)[:2]  # of DPSGD's, the time to know neighbours is measured
-    np.testing.assert_allclose(more, all_reduce("ring", 8, 4000, link))
+    np.testing.assert_allclose(more, machines.all_reduce_s(8, 4000))
 
 
 def test_a_worker_is_measured(tiny: Path) -> None:
@@ -218,8 +217,8 @@ def test_a_worker_is_measured(tiny: Path) -> None:
 @pytest.mark.slow
 def test_processes_are_measured_at_once(tiny: Path) -> None:
     link = measure_link(10**6)
-    assert 0 < link.latency < 1
-    assert 1e5 < link.bandwidth < 1e12
+    assert 0 < link["latency"] < 1
+    assert 1e5 < link["bandwidth"] < 1e12
     costs = calibrate_at_once(recipe.read(str(tiny)), 1, 10, 2)
     assert costs.parameters == 6 * 8 + 8 + 8 * 3 + 3
     two = {order: recipe.read("digits-dpsgd", ["learners=2", "batch=20", f"algorithm.order='{order}'"])
@@ -228,7 +227,7 @@ def test_processes_are_measured_at_once(tiny: Path) -> None:
     assert len(rounds) == 2
     for of_round, between, seconds in rounds:
         assert of_round.parameters == 6310
-        assert between.bandwidth > 1e5
+        assert between["bandwidth"] > 1e5
         assert list(seconds) == ["awc", "atc"]
         assert all(0 < value < 10 for value in seconds.values())
     missing = recipe.read("mnist-fig2a-dpsgd")

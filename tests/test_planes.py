@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
-from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.decomposition import PCA
 from torch import Tensor, nn
 
 import landscape
@@ -92,6 +89,8 @@ def test_between_gives_its_weights_back(seed: int, count: int, scale: float) -> 
 
 
 def test_pca_plane_is_scikit_learns() -> None:
+    from sklearn.decomposition import PCA  # here, as it takes long to import
+
     problem = problems.mlp()
     thetas = scattered(problem, 6).cumsum(0)
     plane = landscape.pca_plane(problem, thetas)
@@ -275,20 +274,3 @@ def test_batches_given_as_such_serve_the_policies_too() -> None:
     train = listed.with_batchnorm("train")
     assert train.batchnorm.samples == 0
     assert train.loss() == pytest.approx(textbook(problem, problem.weights, [], 10), rel=1e-10)
-
-
-def test_surfaces_from_before_there_were_markers_load(tmp_path: Path) -> None:
-    problem = problems.mlp()
-    s = landscape.contour(problem, landscape.learners_plane(problem, scattered(problem, 4)), grid=(3, 2))
-    s.save(tmp_path / "s.h5")
-    with h5py.File(tmp_path / "s.h5", "a") as file:
-        for name in ("markers", "explained", "marker_loss"):
-            del file[name]
-        for name in ("labels", "axes", "ignore", "batchnorm", "bn_samples"):
-            del file.attrs[name]
-    old = landscape.load(tmp_path / "s.h5")
-    assert (old.labels, old.markers.shape) == ((), (0, 2))
-    with h5py.File(tmp_path / "s.h5", "a") as file:
-        file["markers"] = np.zeros((3, 2))
-    with pytest.raises(OperationError, match=r"labels has shape \(0,\)"):
-        landscape.load(tmp_path / "s.h5")

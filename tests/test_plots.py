@@ -46,9 +46,8 @@ TOLERANCE = 4.0  # root mean square over pixels of 256 levels: less than a line 
 
 @functools.cache
 def pictured() -> dict[str, tuple[Any, str]]:
-    """A result of every schema with the style that it is drawn in, the same ones in every process."""
-    with mock.patch.object(samples, "RNG", np.random.default_rng(0)):
-        made = {name: (result, "contour") for name, result in samples.results().items()}
+    """A result of every schema with the style that it is drawn in."""
+    made = {name: (result, "contour") for name, result in samples.results().items()}
     surface, _ = made["surface"]
     return made | {style: (surface, style) for style in ("hillshade", "surface-3d")}
 
@@ -337,33 +336,25 @@ def test_a_drawing_with_a_figure_of_its_own_takes_no_axes() -> None:
         plots.draw(Lone(1.0), ax=axes_of_ones_own())
 
 
-def line(**options: Any) -> Any:
-    problem = problems.mlp()
-    weights = problem.weights + problem.weights.new_tensor([[1.0], [-1.0]])
-    return landscape.line(problem, weights=weights, points=9, **options)
-
-
-def along() -> Any:
-    quadratic = problems.quadratic([1.0, 2.0])
-    return landscape.line(quadratic, quadratic.weights, 5)
+LINE: Any = samples.results()["line"]
+ALONG = dataclasses.replace(LINE, kind="direction", accuracy=np.full(5, np.nan))
 
 
 def test_lines_show_loss_accuracy_and_barrier() -> None:
-    inner = line(labels=("a", "b"))
-    figure = plots.draw([inner])
-    np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), inner.loss)
-    np.testing.assert_array_equal(figure.axes[1].lines[0].get_ydata(), 100 * inner.accuracy)
-    assert legend(figure) == [f"a to b (barrier {inner.barrier:.3g})"]
-    assert len(plots.draw([along()]).axes) == 1  # no accuracy, no panel for it
+    figure = plots.draw([LINE])
+    np.testing.assert_array_equal(figure.axes[0].lines[0].get_ydata(), LINE.loss)
+    np.testing.assert_array_equal(figure.axes[1].lines[0].get_ydata(), 100 * LINE.accuracy)
+    assert legend(figure) == [f"a to b (barrier {LINE.barrier:.3g})"]
+    assert len(plots.draw([ALONG]).axes) == 1  # no accuracy, no panel for it
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda s: plots.draw([s, along()]), "all must be of one kind"),
-        (lambda s: plots.draw([line(), along()]), "different axes"),
-        (lambda s: plots.draw([along()], style="surface"), r"style: 'surface'.*Line.*contour"),
-        (lambda s: plots.draw([along()], labels=True), "labels: not allowed for a Line"),
+        (lambda s: plots.draw([s, ALONG]), "all must be of one kind"),
+        (lambda s: plots.draw([LINE, ALONG]), "different axes"),
+        (lambda s: plots.draw([ALONG], style="surface"), r"style: 'surface'.*Line.*contour"),
+        (lambda s: plots.draw([ALONG], labels=True), "labels: not allowed for a Line"),
         (lambda s: plots.draw([s], style="differenc"), r"style: 'differenc'.*'difference'"),
         (lambda s: plots.draw([changed(s, loss=s.loss[:1])]), "2 × 2 can"),
         (lambda s: plots.draw([changed(s, loss=s.loss * np.nan)]), "no value is finite"),

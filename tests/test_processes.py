@@ -23,7 +23,7 @@ from landscape import Checkpoint, InputError, OperationError
 from landscape.checkpoint.history import MONITORED, UNITS
 from landscape.core import files, registry
 from landscape.testing.checks import RECIPE, same_bits
-from landscape.training.decomposition import estimate_gradient
+from landscape.training.decomposition import GradientEstimator
 from landscape.training.processes import process_group
 from landscape.training.processes.comm import Comm, Plan, _bounds
 from landscape.training.processes.process_group import Group, LostProcessError
@@ -195,7 +195,7 @@ def of_unequal_terms(group: Group | None) -> list[float]:
     y = torch.where(torch.arange(21).remainder(7) < torch.arange(21) // 3, torch.arange(21) % 3, -100)
     problem = landscape.Problem(model, torch.nn.functional.cross_entropy, (x, y))
     comm = Comm(2, group)
-    g = estimate_gradient(problem, problem.weights, 0, 0, 1, comm)
+    g = GradientEstimator(problem, comm).at(problem.weights, 1)
     return [comm.evaluate(problem, problem.weights)[0], g.loss, g.project([g.rows[0]]).norm2]
 
 
@@ -385,7 +385,9 @@ def test_a_process_alone_says_what_it_waits_for() -> None:
             ({"MASTER_PORT": used}, f"MASTER_PORT: {used} cannot be used on 127.0.0.1"),
             ({"RANK": "1"}, "RANK: 1 is not allowed, WORLD_SIZE is 1"),
             ({"MASTER_ADDR": ""}, "MASTER_ADDR: missing"),
-            ({"WORLD_SIZE": "two"}, "WORLD_SIZE: 'two' is not allowed, it must be a whole number ≥ 1"),
+            ({"WORLD_SIZE": "²"}, "WORLD_SIZE: '²' is not allowed, it must be a whole number ≥ 1"),
+            ({"RANK": "-1"}, "RANK: '-1' is not allowed"),
+            ({"MASTER_PORT": "9" * 5000}, "MASTER_PORT: '9"),
         ):
             (error,) = together(1, nothing, environment={0: variables}, timeout=1.0)
             assert str(error).startswith(words)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import warnings
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.nn.utils.parametrizations import weight_norm
 
 import landscape
 from landscape import HessianOperator, InputError, PathWarning, Problem, ProblemWarning
@@ -26,6 +27,7 @@ from landscape.curvature.hessian import MATRICES, HessianOptions
 from landscape.curvature.search import SearchOptions, start_vector
 from landscape.problem.data import Data
 from tests import problems
+from tests.battery.case import net as network
 from tests.conftest import slow_but
 from tests.dense import dense_hessian
 
@@ -41,7 +43,7 @@ CALLS: dict[str, Callable[[Problem], Any]] = {
     "density": lambda p: landscape.density(p, 2, 5, **EXACT),
     "spectrum": lambda p: landscape.spectrum(p, **EXACT),
     "grid": lambda p: landscape.hessian_grid(p, landscape.random_plane(p), grid=(1, 1), **EXACT),
-    "block": lambda p: landscape.extreme_eigenvalues(p, part="0", **EXACT),
+    "block": lambda p: landscape.extreme_eigenvalues(p, part="a", **EXACT),
 }
 
 
@@ -145,14 +147,9 @@ class Askew(torch.autograd.Function):
         return grads[0] * (2 * z.detach() + (z - z.detach()).roll(1, -1))
 
 
-class Wrong(nn.Module):
-    def forward(self, z: Tensor) -> Tensor:
-        return Askew.apply(z)  # type: ignore[no-any-return, no-untyped-call]
-
-
 def askew() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 3), Wrong())
+    return network(lambda m, x: Askew.apply(m.a(x)), a=nn.Linear(4, 3))  # type: ignore[no-untyped-call]
 
 
 @SAID
@@ -177,65 +174,58 @@ def test_products_are_tried_once_a_problem(monkeypatch: pytest.MonkeyPatch) -> N
         HessianOperator(problem, matrix="gauss-newton")
 
 
-class Kinks(nn.Module):
-    """Inputs and weights at the kinks of ReLU, |z|, max pooling and Huber's loss."""
+def kinks() -> nn.Module:
+    """Inputs and weights at the kinks of ReLU, |z| and max pooling."""
+    torch.manual_seed(1)
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(1, 3, 2)
-        self.head = nn.Linear(3, 3)
-        nn.init.zeros_(self.conv.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = F.max_pool1d(self.conv(x.round()[:, None]).relu(), 2, ceil_mode=True)
-        out: Tensor = self.head(h.abs().amax(2))
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = F.max_pool1d(m.conv(x.round()[:, None]).relu(), 2, ceil_mode=True)
+        out: Tensor = m.head(h.abs().amax(2))
         return out
 
+    return network(forward, conv=nn.Conv1d(1, 3, 2, bias=False), head=nn.Linear(3, 3))
 
-LEGITIMATE: dict[str, Callable[[], nn.Module]] = {
-    "kinks": Kinks,
-    "spectral norm": lambda: nn.Sequential(spectral_norm(nn.Linear(4, 5)), nn.ReLU(), nn.Linear(5, 3)),
-    "deep": lambda: nn.Sequential(
-        *[m for _ in range(20) for m in (nn.Linear(4, 4), nn.ReLU6())], nn.Linear(4, 3)
-    ),
-    "fitted": lambda: nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 3)),
-}
+
+def fitted() -> nn.Module:
+    """1 − p is of the size of float32's rounding."""
+    torch.manual_seed(1)
+    (x, y), model = data(), nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 3))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    for _ in range(300):
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+    with torch.no_grad():
+        for parameter in model[2].parameters():
+            parameter.mul_(4)
+    return model
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", LEGITIMATE)
-def test_legitimate_models_are_not_refused(name: str, dtype: torch.dtype) -> None:
-    torch.manual_seed(1)
-    model, (x, y) = LEGITIMATE[name](), data()
-    if name == "fitted":  # 1 − p is of the size of float32's rounding
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
-        for _ in range(300):
-            optimizer.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimizer.step()
-        with torch.no_grad():
-            model[2].weight *= 4  # type: ignore[index, operator]
-            model[2].bias *= 4  # type: ignore[index, operator]
-    problem = Problem(model, F.cross_entropy, (x, y), dtype=dtype)
+@pytest.mark.parametrize("make", [kinks, fitted])
+def test_legitimate_models_are_not_refused(make: Callable[[], nn.Module], dtype: torch.dtype) -> None:
+    problem = Problem(make(), F.cross_entropy, data(), dtype=dtype)
     with warnings.catch_warnings(action="error"):
         warnings.simplefilter("ignore" if dtype == torch.bfloat16 else "error", ProblemWarning)
         for kind in MATRICES:
-            HessianOperator(problem, matrix=kind)
             landscape.trace(problem, 6, matrix=kind)
 
 
-def test_a_model_that_knows_one_precision_is_judged_by_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Single(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
+def test_a_model_that_knows_one_precision_is_judged_by_that() -> None:
+    def forward(model: Any, x: Tensor) -> Tensor:
+        assert x.dtype == known
+        return model.inner(x)  # type: ignore[no-any-return]
 
-        def forward(self, x: Tensor) -> Tensor:
-            assert x.dtype == torch.float32
-            return self.inner(x)  # type: ignore[no-any-return]
-
+    known = torch.float32
     with pytest.raises(InputError, match="not symmetric"):
-        HessianOperator(Problem(Single(askew()), F.cross_entropy, data()), **EXACT)
+        HessianOperator(Problem(network(forward, inner=askew()), F.cross_entropy, data()), **EXACT)
+    known = torch.bfloat16
+    low = network(forward, inner=nn.Linear(8, 3)).bfloat16()
+    problem = Problem(low, F.cross_entropy, eight(torch.bfloat16))
+    assert problem.loss() > 0
+    assert problem.gradient().dtype == torch.bfloat16
+    with pytest.raises(InputError, match=r"half precision only.*self\.weight\.dtype"):
+        landscape.trace(problem, **EXACT)
 
 
 def test_a_chain_whose_fast_products_differ_goes_by_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,20 +261,16 @@ def test_bfloat16_is_taken_by_what_the_hardware_is_and_only_where_it_is_near(
     assert not eigenvalues._bfloat16_serves(problem)
 
 
-def small() -> Problem:
-    return problems.mlp(widths=(4, 5, 3))
-
-
 def penalty(parameters: dict[str, Tensor]) -> Tensor:
     """One with a Hessian that is neither diagonal nor constant."""
     theta = torch.cat([p.flatten() for p in parameters.values()])
     return 0.1 * (theta[:-1] * theta[1:]).sum() + 0.02 * theta.pow(4).sum()
 
 
-@pytest.mark.parametrize("made", slow_but([small], [small, problems.conv]))
+@pytest.mark.parametrize("made", slow_but([problems.mlp], [problems.mlp, problems.conv]))
 @pytest.mark.parametrize("kind", MATRICES)
-def test_the_penalty_s_hessian_is_added_once(made: Callable[[], Problem], kind: str) -> None:
-    plain = made()
+def test_the_penalty_s_hessian_is_added_once(made: Callable[..., Problem], kind: str) -> None:
+    plain = made(widths=(4, 5, 3)) if made is problems.mlp else made()
     problem = Problem(plain.model, plain.criterion, plain.resident, penalty=penalty, weight_decay=0.1)
     problem.data.chunk_size = plain.data.chunk_size = plain.samples // 3 + 1  # several chunks
     bend = torch.autograd.functional.hessian(problem.penalty_value, problem.weights)
@@ -319,44 +305,34 @@ def test_a_regularised_problem_is_searched_with_all_samples_and_not_by_pyhessian
 LOW = (torch.bfloat16, torch.float16)
 
 
-class Attention(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(8, 3)
+def inside(how: str) -> Callable[[Any, Tensor], Tensor]:
+    """The forward pass of a model that computes in half precision by itself, with weights in float32."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        z = x.view(-1, 2, 4)
-        out: Tensor = self.head((z + self.inner(z, z, z, need_weights=False)[0]).flatten(1))
-        return out
+    def forward(model: Any, x: Tensor) -> Tensor:
+        if how == "autocast":
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return model.net(x).float()  # type: ignore[no-any-return]
+        return model.net(x).half().sin().bfloat16().to(x)  # type: ignore[no-any-return]
+
+    return forward
 
 
-def convolutional() -> nn.Module:
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 3, 3), nn.ReLU(), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(9, 3)
-    )
+def attention(model: Any, x: Tensor) -> Tensor:
+    z = x.view(-1, 2, 4)
+    out: Tensor = model.head((z + model.inner(z, z, z, need_weights=False)[0]).flatten(1))
+    return out
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
-    "convolution": convolutional,
+    "convolution": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 3, 3), nn.ReLU(), nn.MaxPool1d(2), nn.Flatten(), nn.Linear(9, 3)
+    ),
     "batch norm": lambda: nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)),
     "layer norm, GELU": lambda: nn.Sequential(nn.Linear(8, 6), nn.LayerNorm(6), nn.GELU(), nn.Linear(6, 3)),
-    "attention": Attention,
+    "attention": lambda: network(
+        attention, inner=nn.MultiheadAttention(4, 2, batch_first=True), head=nn.Linear(8, 3)
+    ),
 }
-
-
-class Inside(nn.Module):
-    """A model that computes in half precision by itself, with weights in float32."""
-
-    def __init__(self, net: nn.Module, how: str) -> None:
-        super().__init__()
-        self.net, self.how = net, how
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.how == "autocast":
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                return self.net(x).float()  # type: ignore[no-any-return]
-        out: Tensor = self.net(x).half().sin().bfloat16()
-        return out.to(x)
 
 
 def eight(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -368,17 +344,12 @@ def low_and_exact(name: str, how: Any) -> tuple[Problem, Tensor]:
     """A model in low precision, and its Hessian in float64 at the same weights and inputs."""
     torch.manual_seed(0)
     net = MODELS[name]()
-    model = Inside(net, how) if isinstance(how, str) else net.to(how)
+    model = network(inside(how), net=net) if isinstance(how, str) else net.to(how)
     x, y = eight(torch.float32 if isinstance(how, str) else how)
     full = copy.deepcopy(net).double()
-    exact = full if how != "casts" else nn.Sequential(full, Sine())
+    exact = full if how != "casts" else network(lambda m, x: m.net(x).sin(), net=full)
     problem = Problem(model, F.cross_entropy, (x, y))
     return problem, dense_hessian(Problem(exact, F.cross_entropy, (x.double(), y)))
-
-
-class Sine(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x.sin()
 
 
 @pytest.mark.parametrize(
@@ -421,51 +392,13 @@ def test_every_function_of_curvature_has_float32_arithmetic_and_says_so_once(how
     assert len([w for w in seen if "float32 arithmetic" in str(w.message)]) == 1
 
 
-class Stubborn(nn.Module):
-    """One whose weights do not follow the precision of the module."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        assert x.dtype == torch.bfloat16
-        out: Tensor = self.inner(x)
-        return out
+def made_with(function: Callable[[Any, Tensor], Tensor], width: int = 6) -> nn.Module:
+    """Two layers with ``function`` of the hidden ones between them, which may use another layer, c."""
+    layers = {"a": nn.Linear(8, width), "b": nn.Linear(width, 3), "c": nn.Linear(width, width)}
+    return network(lambda m, x: m.b(function(m, m.a(x))), **layers)
 
 
-def test_a_model_of_half_precision_only_has_a_loss_but_no_curvature() -> None:
-    problem = Problem(Stubborn().bfloat16(), F.cross_entropy, eight(torch.bfloat16))
-    assert problem.loss() > 0
-    assert problem.gradient().dtype == torch.bfloat16
-    with pytest.raises(InputError, match=r"half precision only.*self\.weight\.dtype"):
-        landscape.trace(problem, **EXACT)
-
-
-class Rounded(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, z: Tensor) -> Tensor:
-        return (16 * z).round() / 16
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return grads[0]
-
-
-class Made(nn.Module):
-    """Two layers with ``function`` of the hidden ones between them."""
-
-    def __init__(self, function: Callable[[Made, Tensor], Tensor], width: int = 6) -> None:
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(8, width), nn.Linear(width, 3), nn.Linear(width, width)
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.b(self.function(self, self.a(x)))
-        return out
-
-
-def phantom(model: Made, z: Tensor) -> Tensor:
+def phantom(model: Any, z: Tensor) -> Tensor:
     """A deep equilibrium, differentiated through its last step alone."""
     h = torch.zeros_like(z)
     with torch.no_grad():
@@ -474,39 +407,28 @@ def phantom(model: Made, z: Tensor) -> Tensor:
     return (model.c(h) + z).tanh()
 
 
-def unrolled(model: Made, z: Tensor) -> Tensor:
-    h = torch.zeros_like(z)
-    for _ in range(30):
-        h = (model.c(h) / 2 + z).tanh()
-    return h
-
-
-def weights_of_8_bits(model: Made, z: Tensor) -> Tensor:
-    w = model.c.weight
-    scale = w.detach().abs().max() / 127
-    return F.linear(z.tanh(), w + ((w / scale).round() * scale - w).detach())
-
-
-SURROGATES: dict[str, Callable[[Made, Tensor], Tensor]] = {
+SURROGATES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "round, straight-through": lambda m, z: z + (z.round() - z).detach(),
-    "a Function of one's own": lambda m, z: Rounded.apply(z),  # type: ignore[no-any-return, no-untyped-call]
     "sign of the weights": lambda m, z: F.linear(z, m.c.weight + (m.c.weight.sign() - m.c.weight).detach()),
-    "weights of 8 bits": weights_of_8_bits,
+    "weights of 8 bits": lambda m, z: F.linear(
+        z.tanh(), m.c.weight + ((m.c.weight * 300).round() / 300 - m.c.weight).detach()
+    ),
     "phantom gradient": phantom,
     "a detached branch": lambda m, z: z.tanh() + m.c(z).tanh().detach(),
     "a detached factor": lambda m, z: z * z.sigmoid().detach(),
     "Gumbel's hard sample": lambda m, z: F.one_hot(z.argmax(1), z.shape[1]) - z.softmax(1).detach() + z.softmax(1),
     "rounding that no cast shows": lambda m, z: z + (torch.from_numpy((z.detach().numpy() * 64).round() / 64) - z).detach(),
 }  # fmt: skip
-DERIVATIVES: dict[str, Callable[[Made, Tensor], Tensor]] = {
+
+
+DERIVATIVES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "ReLU": lambda m, z: m.c(z.relu()).relu(),
-    "hard tanh": lambda m, z: m.c(F.hardtanh(3 * z)),
-    "ReLU6, hard swish": lambda m, z: F.hardswish(m.c(F.relu6(z))),
     "max pooling": lambda m, z: m.c(F.max_pool1d(z, 3, 1, 1)),
+    "deep": lambda m, z: functools.reduce(lambda h, _: F.relu6(m.c(h)), range(20), z),
+    "ReLU6, hard swish": lambda m, z: F.hardswish(m.c(F.relu6(z))),
     "sorted": lambda m, z: m.c(z.sort(1).values.abs()),
     "dropout": lambda m, z: F.dropout(m.c(z), 0.5, m.training),
     "a shift that cancels": lambda m, z: (z - z.amax(1, keepdim=True).detach()).softmax(1),
-    "an equilibrium, unrolled": unrolled,
     "in float32 at any precision": lambda m, z: m.c(z.float().tanh().to(z)),
     "complex": lambda m, z: m.c(torch.fft.irfft(torch.fft.rfft(z).to(torch.complex64), n=z.shape[1]).to(z)),
     "saturated": lambda m, z: (1e3 * m.c(z)).tanh(),
@@ -531,7 +453,7 @@ def test_a_gradient_that_is_not_the_loss_s_is_refused_and_any_other_taken(
     name: str, dtype: torch.dtype, width: int
 ) -> None:
     torch.manual_seed(0)
-    model = Made({**SURROGATES, **DERIVATIVES}[name], width)
+    model = made_with({**SURROGATES, **DERIVATIVES}[name], width)
     problem = Problem(model, F.cross_entropy, eight(), dtype=dtype)
     assert problem.loss() > 0
     assert bool(problem.gradient().isfinite().all())
@@ -544,7 +466,7 @@ def test_a_gradient_that_is_not_the_loss_s_is_refused_and_any_other_taken(
 
 def test_what_lies_before_a_detached_part_is_refused_but_what_lies_behind_is_not() -> None:
     torch.manual_seed(0)
-    problem = Problem(Made(lambda m, z: z.tanh().detach()), F.cross_entropy, eight())
+    problem = Problem(made_with(lambda m, z: z.tanh().detach()), F.cross_entropy, eight())
     assert landscape.extreme_eigenvalues(problem, part="b").max > 0
     with pytest.raises(InputError, match="a detached part"):
         landscape.extreme_eigenvalues(problem)

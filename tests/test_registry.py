@@ -86,15 +86,6 @@ def test_plugins_are_imported_only_for_names_that_the_package_does_not_have(
     assert list(kinds) == ["mine"]
 
 
-def test_every_kind_has_its_entries_from_its_room() -> None:
-    for kinds, name in (
-        (registry.algorithms, "dpsgd"), (registry.models, "mlp"), (registry.models, "imagenet-vgg-11"),
-        (registry.data_sets, "digits"), (registry.figures, "fig2a"), (registry.commands, "hessian-grid"),
-    ):  # fmt: skip
-        assert name in kinds
-        assert kinds[name] is not None
-
-
 def test_the_list_of_commands_has_their_own_summaries() -> None:
     for name in registry.commands.names():
         command = registry.commands[name]

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
@@ -125,6 +125,10 @@ def test_subclasses_are_drawn_and_saved_as_their_base_class(tmp_path: Path) -> N
     assert heights(OtherHeights).plot(style="bars").get_suptitle() == "other heights, bars"
     with pytest.raises(InputError, match=r"Heights.*OtherHeights"):
         plots.draw([heights(), heights(OtherHeights)])
+
+
+def test_a_result_without_a_description_of_its_own_has_the_ranges_of_its_arrays() -> None:
+    assert [row.text for row in heights().describe()] == ["1 to 2 year", "0.75 to 0.9 m"]
 
 
 def test_older_files_are_read_under_the_names_of_today(tmp_path: Path) -> None:
@@ -375,6 +379,7 @@ def test_scales_are_logarithmic_above_a_ratio_of_100(values: list[float], expect
 
 
 @given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=400), st.integers(0, 3))
+@example([float(k * k) for k in range(400)], 1)  # more than the points that are shown
 def test_running_quartiles_are_quantiles_of_the_window(values: list[float], holes: int) -> None:
     steps, column = np.arange(len(values), dtype=float), np.array(values)
     column[:holes] = np.nan

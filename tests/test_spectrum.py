@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -28,6 +28,7 @@ from landscape.results.spectrum import QUANTITIES
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from tests import problems
+from tests.battery.case import net as network
 from tests.conftest import Command, slow_but
 from tests.dense import dense_hessian
 
@@ -50,27 +51,21 @@ def dense(problem: Problem, kind: str = "hessian") -> Tensor:
         return problems.textbook_hessian(problem) if kind == "hessian" else dense_gauss_newton(problem)
 
 
-class Attention(nn.Module):
-    """Token embeddings, attention and a linear head: attention's fused kernels have no double backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Linear(3, 4)
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.embed(x)
-        h = self.attention(h, h, h, need_weights=False)[0]
-        h = F.scaled_dot_product_attention(h, h, h)
-        out: Tensor = self.head(h.mean(1))
-        return out
+def attend(model: Any, x: Tensor) -> Tensor:
+    """Attention of both kinds: their fused kernels have no double backward."""
+    h = model.embed(x)
+    h = model.attention(h, h, h, need_weights=False)[0]
+    out: Tensor = model.head(F.scaled_dot_product_attention(h, h, h).mean(1))
+    return out
 
 
 def attention() -> Problem:
     torch.manual_seed(0)
+    layers = {"embed": nn.Linear(3, 4), "attention": nn.MultiheadAttention(4, 2, batch_first=True)}
     data = torch.randn(10, 5, 3, dtype=torch.float64), torch.randint(2, (10,))
-    return Problem(Attention(), F.cross_entropy, data, dtype=torch.float64)
+    return Problem(
+        network(attend, **layers, head=nn.Linear(4, 2)), F.cross_entropy, data, dtype=torch.float64
+    )
 
 
 ALL = {**problems.ALL, "attention": attention}
@@ -130,7 +125,7 @@ TABLES: dict[str, tuple[Callable[[], Problem], str | list[str], list[str], dict[
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_a_table_has_the_ends_and_traces_of_the_diagonal_blocks(name: str, tmp_path: Path) -> None:
+def test_a_table_has_the_ends_and_traces_of_the_diagonal_blocks(name: str) -> None:
     make, by, names, options = TABLES[name]
     problem = make()
     table = landscape.curvature_table(problem, by, residual_tol=1e-4, max_memory=2**33, **options)
@@ -152,24 +147,13 @@ def test_a_table_has_the_ends_and_traces_of_the_diagonal_blocks(name: str, tmp_p
         assert table.share[g] == pytest.approx(float(block.trace()) / whole, abs=near)
         assert table.trace_error[g] <= 0.25 * abs(whole)
     assert table.trace[1:].sum() == pytest.approx(table.trace[0])
-    table.save(tmp_path / "table.h5")
-    np.testing.assert_equal(vars(landscape.load(tmp_path / "table.h5")), vars(table))
-    assert table.to_dataframe().groups.tolist() == ["all", *names]
-
-
-def test_the_row_of_a_table_is_what_the_search_of_its_part_finds() -> None:
-    problem = problems.mlp()
-    table = landscape.curvature_table(problem, residual_tol=0.01, seed=3)
-    for name, high, low in zip(table.groups[1:], table.lambda_max[1:], table.lambda_min[1:], strict=True):
-        ends = landscape.extreme_eigenvalues(problem, 0.01, part=name, seed=3)
-        assert (high, low) == pytest.approx((ends.max, ends.min), rel=1e-9)
 
 
 def test_shares_of_the_trace_lie_around_the_true_ones_as_their_errors_say() -> None:
     problem = problems.mlp()
     traces = [float(dense_hessian(problem, part=name).trace()) for name in ("1", "3", "5")]
     pulls = []
-    for seed in range(20):
+    for seed in range(8):
         table = landscape.curvature_table(problem, residual_tol=0.5, seed=seed)
         assert (table.share[0], table.share_error[0]) == (1.0, 0.0)
         pulls.append((table.share[1:] - np.divide(traces, sum(traces))) / table.share_error[1:])
@@ -201,11 +185,10 @@ FORECASTS: list[tuple[str, dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("name", "options", "known"), FORECASTS)
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
 def test_the_forecast_of_products_is_right_to_a_factor_of_two(
-    name: str, options: dict[str, Any], known: bool, activation: str
+    name: str, options: dict[str, Any], known: bool
 ) -> None:
-    problem = problems.mlp(widths=(20, 30, 20, 5), activation=activation, samples=100)
+    problem = problems.mlp(widths=(20, 30, 20, 5), activation="relu", samples=100)
     cost = problem.cost(name, **options)
     found = getattr(landscape, name)(problem, **options).products
     assert found == cost.products if known else found / 2 <= cost.products <= 2 * found
@@ -233,6 +216,7 @@ def test_the_forecast_of_a_grid_is_that_of_its_points() -> None:
 def test_groups_have_each_parameter_once() -> None:
     layers = nn.ModuleDict({"h": nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]), "head": nn.Linear(2, 2)})
     layout = Layout.of(layers)
+    assert [s.name for s in layout.select("h")] == [s.name for s in layout.slots[:4]]
     assert [*layout.groups("block")] == [*layout.groups("layer")] == ["h.0", "h.1", "head"]
     assert [*layout.groups("parameter")] == [s.name for s in layout.slots]
     named = {name: [s.name for s in own] for name, own in layout.groups(["*.bias", "h"]).items()}
@@ -244,12 +228,6 @@ def test_groups_have_each_parameter_once() -> None:
     for wrong in ("blocks", ["h", "h.0"], ["*.gain"]):
         with pytest.raises(InputError, match="by: .* fits no trainable parameter that is left"):
             layout.groups(wrong)
-
-
-def test_a_prefix_ends_before_a_dot() -> None:
-    layers = nn.Sequential(*[nn.Linear(2, 2) for _ in range(11)])
-    problem = Problem(layers, F.mse_loss, (torch.ones(3, 2), torch.ones(3, 2)))
-    assert [s.name for s in problem.layout.select("1")] == ["1.weight", "1.bias"]
 
 
 @pytest.mark.parametrize("name", slow_but(["saddle", "mlp tanh", "attention"], ALL))
@@ -266,15 +244,6 @@ def test_the_top_is_that_of_the_dense_spectrum(name: str, kind: str) -> None:
     torch.testing.assert_close(vectors @ vectors.T, torch.eye(k, dtype=torch.float64), rtol=0, atol=1e-8)
     residuals = (vectors @ matrix - torch.from_numpy(found.values)[:, None] * vectors).norm(dim=1)
     np.testing.assert_allclose(residuals, found.residuals, rtol=1e-5, atol=1e-11)
-
-
-def test_largest_means_algebraically_and_not_by_magnitude() -> None:
-    problem = problems.quadratic([-5.0, -4.0, 0.1, 0.5, 1.0])
-    assert landscape.top_eigenvalues(problem, 2).values.tolist() == pytest.approx([1.0, 0.5])
-    theirs = landscape.top_eigenvalues(
-        problem, engine="pyhessian", residual_tol=1e-4
-    )  # power iteration, and said so
-    assert float(theirs.values[0]) == pytest.approx(-5.0, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -299,6 +268,7 @@ def test_repeated_eigenvalues_are_found_as_often_as_they_are_there(spectrum: lis
 NUMBERS = st.one_of(st.floats(-100, 100), st.integers(-3, 3).map(float))
 
 
+@settings(max_examples=25)
 @given(st.lists(NUMBERS, min_size=6, max_size=40), st.integers(0, 3), st.integers(1, 5))
 def test_low_and_high_from_one_run(values: list[float], low: int, high: int) -> None:
     diagonal = torch.tensor(values, dtype=torch.float64)
@@ -444,7 +414,9 @@ def test_probes_that_end_early_do_not_move_the_moments() -> None:
     assert d.moment(1)[0] == pytest.approx(1.25)  # random signs weigh every coordinate alike
 
 
-@pytest.mark.parametrize("name", slow_but(["saddle"], ["mlp tanh", "conv", "attention", "saddle"]))
+@pytest.mark.parametrize(
+    "name", slow_but(["mostly negative"], ["mlp tanh", "conv", "attention", "mostly negative"])
+)
 def test_pyhessian_agrees_on_the_largest_magnitude_and_the_trace(name: str) -> None:
     problem = ALL[name]()
     problem.data.chunk_size = 7
@@ -458,28 +430,21 @@ def test_pyhessian_agrees_on_the_largest_magnitude_and_the_trace(name: str) -> N
     assert theirs.converged
     assert abs(trace.value - float(values.sum())) <= 4.5 * trace.standard_error + TINY
     assert trace.products == 200
-    if largest == float(values[-1]):
-        ours = landscape.top_eigenvalues(problem, residual_tol=1e-4)
-        assert float(ours.values[0]) == pytest.approx(float(theirs.values[0]), rel=2e-3)
+    ours = landscape.top_eigenvalues(problem, residual_tol=1e-4)
+    assert float(ours.values[0]) == pytest.approx(float(values[-1]), rel=2e-3)
 
 
-def test_power_iteration_between_ends_of_like_magnitude_does_not_pass_for_converged() -> None:
-    problem = problems.quadratic([-0.98, 1.0])
+def test_what_misleads_power_iteration_is_said() -> None:
+    problem = problems.quadratic([-0.98, 1.0])  # ends of like magnitude
     cut = landscape.top_eigenvalues(problem, engine="pyhessian", max_products=100, seed=2)
     assert float(cut.values[0]) == pytest.approx(0.85, abs=0.01)  # each step removes 2% of what is left
     assert float(cut.residuals[0]) > 0.5
     assert not cut.converged
     ours = landscape.top_eigenvalues(problem, seed=2)
     assert (float(ours.values[0]), ours.converged) == (pytest.approx(1.0), True)
-
-
-def test_a_negative_trace_does_not_stop_pyhessian_early() -> None:
-    problem = problems.mlp(widths=(3, 4, 2))
-    problem.criterion = lambda outputs, targets: -F.cross_entropy(outputs, targets)
-    exact = float(dense(problem).trace())
-    assert exact < 0
-    found = landscape.trace(problem, 150, engine="pyhessian")
-    assert abs(found.value - exact) <= 4.5 * found.standard_error
+    negative = problems.quadratic([-3.0, -1.0, 1.0])  # a negative trace does not end its estimate
+    found = landscape.trace(negative, 150, engine="pyhessian")
+    assert abs(found.value + 3) <= 4.5 * found.standard_error
 
 
 @pytest.mark.parametrize(
@@ -541,11 +506,11 @@ def test_gauss_newton_needs_one_tensor() -> None:
         landscape.extreme_eigenvalues(problem, matrix="gauss-newton")
 
 
-def test_one_result_holds_what_was_asked_and_survives_a_file(tmp_path: Path) -> None:
+def test_one_result_holds_what_was_asked() -> None:
     problem = problems.mlp(widths=(3, 3, 3, 2))
     exact = torch.linalg.eigvalsh(dense(problem)).flip(0)
-    asked = {"quantities": QUANTITIES, "part": ["1", "3", "5"]}
-    everything = landscape.spectrum(problem, 2, residual_tol=1e-6, label="a", **asked)  # type: ignore[arg-type]
+    asked: dict[str, Any] = {"quantities": QUANTITIES, "part": ["1", "3", "5"]}
+    everything = landscape.spectrum(problem, 2, residual_tol=1e-6, draws=2, **asked)
     np.testing.assert_allclose(everything.values, exact[[0, 1, -1]], rtol=1e-5)
     assert (everything.lowest, everything.converged, everything.parameters) == (1, True, 32)
     assert abs(everything.trace - float(exact.sum())) <= 5 * everything.trace_error
@@ -556,10 +521,6 @@ def test_one_result_holds_what_was_asked_and_survives_a_file(tmp_path: Path) -> 
     assert (len(default.values), default.lowest, default.density) == (2, 1, None)
     assert np.isnan(default.trace)
     assert (len(only.values), only.products) == (0, 60)
-    landscape.save([everything, default, only], tmp_path / "s.h5")
-    for before, after in zip((everything, default, only), landscape.load(tmp_path / "s.h5"), strict=True):
-        np.testing.assert_equal(vars(after), vars(before))
-        assert after.plot().axes
 
 
 @pytest.fixture(scope="module")
@@ -589,6 +550,11 @@ def test_the_command_prints_numbers_with_their_errors(
     assert result.complete
     for words in ("λ_1", "λ_2", "trace", "±", f"{result.values[0]:.6g}", f"{result.trace:.6g}"):
         assert words in out
+    theirs = ("--engine", "pyhessian", "--k", 1, "--max-products", 2)
+    code, out, _ = command("spectrum", checkpoint, *theirs)
+    assert out.endswith(f"{checkpoint.with_name('last-spectrum.h5')}\n")
+    assert "largest |λ|" in out
+    assert re.search(r"converged +NO", out)
 
 
 def test_the_command_writes_a_table_of_blocks(
@@ -606,18 +572,3 @@ def test_the_command_writes_a_table_of_blocks(
     for words in (["--k", 2], ["--quantities", "trace"], ["--part", "1"], ["--precondition"]):
         code, _, err = command("spectrum", checkpoint, "--by", "layer", *words)
         assert (code, f"{words[0]}: not allowed with --by" in err) == (2, True)
-
-
-def test_the_command_defaults_to_both_ends_beside_the_checkpoint(checkpoint: Path, command: Command) -> None:
-    code, out, _ = command("spectrum", checkpoint, "--dtype", "float64")
-    path = checkpoint.with_name("last-spectrum.h5")
-    assert (code, out.endswith(f"{path}\n")) == (0, True)
-    ends = landscape.extreme_eigenvalues(landscape.load(checkpoint).problem(dtype=torch.float64))
-    assert landscape.load(path).values.tolist() == pytest.approx([ends.max, ends.min])
-    assert "λ_min" in out
-    theirs = ("--engine", "pyhessian", "--quantities", "trace", "--k", 1)
-    code, out, _ = command("spectrum", checkpoint, *theirs, "--force")
-    assert code == 0
-    assert "largest |λ|" in out
-    short = command("spectrum", checkpoint, "--max-products", 2, "--force")[1]
-    assert re.search(r"converged +NO", short)

@@ -17,7 +17,6 @@ from landscape.data.synthetic import mean_output
 from tests import problems
 from tests.conftest import Command, slow_but
 from tests.dense import dense_hessian
-from tests.test_cli import one_line
 
 
 def around(problem: Problem, n: int, scale: float = 0.1, seed: int = 0) -> torch.Tensor:
@@ -145,9 +144,6 @@ def test_the_command_of_disagreement_is_the_function(trained: Path, tmp_path: Pa
     assert (found.split, found.label) == (saved.split, saved.label) == ("train", run.label)
     for name in ("value", "standard_error", "cost", "gradient_in_span", "dominant_in_span"):
         assert getattr(saved, name) == pytest.approx(getattr(found, name), rel=1e-6)
-    torch.save(landscape.models.build("mlp", widths=[6, 8, 3]).state_dict(), tmp_path / "one.pt")
-    own = ("--model", "mlp(widths=[6, 8, 3])", "--data", "synthetic(dimension=6, classes=3)")
-    one_line(command("disagreement", tmp_path / "one.pt", *own), 2, "learners: 1", "≥ 2")
 
 
 EIGENVALUES = [-0.5, 0.2, 1.0, 3.0]

@@ -30,8 +30,9 @@ from landscape.evaluation.grid import (
     Execution,
     Grid,
     MismatchError,
-    PlaneGrid,
+    axes,
     changed,
+    check_plane,
     difference,
     provenance,
     setting,
@@ -141,7 +142,9 @@ def contour(
     """
     problem = problem_of(problem, sharded=True)
     _check_sharded(problem, into, execution)
-    at = PlaneGrid(problem, plane, grid, span, interpolation_tol, LOSSES)
+    check_plane(problem, plane)
+    span = plane.span if span is None else span
+    at = Grid(problem, axes(grid, span), interpolation_tol, LOSSES)
     problem = problem.with_batchnorm(bn, bn_samples)
     own, made_of = _setting(problem, plane, bn, autocast), provenance(problem)
     same = _source(about) | own | {"center": plane.center, "directions": plane.directions}
@@ -158,7 +161,7 @@ def contour(
     error = 0.0 if autocast is None else math.nan
 
     def surface() -> Surface:
-        return Surface(autocast_error=error, **at.fields(), **fields, **about)
+        return Surface(span=span, autocast_error=error, **at.fields(), **fields, **about)
 
     dispatch = transport.dispatch(surface, taken(progress), least=run.block)
     fields |= at.complete(run, dispatch, ("loss",), ("accuracy",), plane.seed)
@@ -184,7 +187,7 @@ class _Transport(Generic[R]):
     def __init__(
         self,
         kind: type[R],
-        at: PlaneGrid,
+        at: Grid,
         same: Mapping[str, Any],
         made_of: Sequence[str],
         into: ResultFile | None,
@@ -244,7 +247,7 @@ def _description(problem: Problem, plane: Plane, previous: Surface | None) -> di
     }
 
 
-def _autocast_error(problem: Problem, plane: Plane, at: PlaneGrid) -> float:
+def _autocast_error(problem: Problem, plane: Plane, at: Grid) -> float:
     """The largest |difference| of the loss from that in the model's precision, at up to ERROR_POINTS points.
 
     These are the centre, the corners, the lowest and the highest loss, and others drawn at random, of those
@@ -437,12 +440,12 @@ def hessian_grid(
         >>> grid.lambda_max.round(4).tolist()  # the same everywhere: the loss is quadratic
         [[9.0, 9.0]]
     """
-    kinds: dict[str, type] = dict.fromkeys((*VALUES, *RESIDUALS), float)
+    kinds = {"products": np.int64, "converged": bool, **dict.fromkeys((*VALUES, *RESIDUALS), float)}
     problem = problem_of(problem, sharded=True)
     _check_sharded(problem, into, execution)
-    at = PlaneGrid(
-        problem, plane, grid, span, interpolation_tol, kinds | {"products": np.int64, "converged": bool}
-    )
+    check_plane(problem, plane)
+    span = plane.span if span is None else span
+    at = Grid(problem, axes(grid, span), interpolation_tol, kinds)
     wanted = SearchOptions(1, 1, residual_tol, max_products)
     problem = problem.with_batchnorm(bn, bn_samples)
     options = HessianOptions(derivatives=HessianOptions(derivatives=derivatives).at(problem).derivatives)
@@ -457,7 +460,7 @@ def hessian_grid(
     fields |= {"max_products": max_products, "provenance": made_of}
 
     def result() -> HessianGrid:
-        return HessianGrid(**at.fields(), **fields, **about)
+        return HessianGrid(span=span, **at.fields(), **fields, **about)
 
     at_once = points_at_once(problem, options)
     dispatch = transport.dispatch(result, taken(progress), block=at_once)

@@ -339,8 +339,8 @@ def _components(problem: Problem, rows: Tensor, mean: Tensor, what: str, axis: s
     _, s, vt = torch.linalg.svd(rows - mean, full_matrices=False)
     limit = _rounding(problem, rows)
     if s[1] <= limit:
-        reason = "are equal" if s[0] <= limit else "lie on one line"
-        raise OperationError(f"{what}: all {len(rows)} {reason}, a plane needs at least 3 that do not")
+        reason, needed = ("are equal", "differ") if s[0] <= limit else ("lie on one line", "do not")
+        raise OperationError(f"{what}: all {len(rows)} {reason}, a plane needs at least 3 that {needed}")
     explained = (s**2 / (s**2).sum())[:2].cpu().numpy()
     axes = tuple(axis.format(k + 1, 100 * share) for k, share in enumerate(explained))
     return {"directions": vt[:2], "axes": axes, "explained": explained}

@@ -98,7 +98,7 @@ def basin_widths(
         def risen(squared: Array, ray: Array, loss: Evaluator = loss, base: float = base) -> Array:
             """How far the loss on some rays, at squared distances (k,), is above the rise."""
             away = loss(circle[ray] * torch.from_numpy(squared**0.5)[:, None])["loss"].numpy() - base - rise
-            return np.nan_to_num(away, nan=WALL, posinf=WALL)
+            return np.where(np.isfinite(away), away, WALL)
 
         # In the squared distance, in which a quadratic is linear.
         ends = elementwise.bracket_root(risen, 0.0, distances**2, xmin=0.0, args=(RAYS,), maxiter=STEPS)

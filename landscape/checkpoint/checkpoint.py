@@ -478,7 +478,6 @@ class Checkpoint(Shown):
             raise ValueError(f"diverged is '{self.diverged}', it must be one of {DIVERGED}")
         if min(self.step, self.local_batch, self.data["train"], self.data["test"], self.diverged_at + 1) < 0:
             raise ValueError("step, local_batch, sizes of the data and diverged_at must not be negative")
-        _check_layout(self.layout)
         steps = self.settings.get("steps", 0)
         if type(steps) is not int or steps < 0:
             raise ValueError("steps of its recipe must be a whole number ≥ 0")
@@ -512,13 +511,19 @@ def storable(tensor: Tensor) -> Tensor:
 
 
 def _layout(rows: h5py.Dataset) -> Layout:
-    """The layout as a checkpoint holds it."""
+    """The layout as a checkpoint holds it. ValueError where its slots do not add up."""
     if rows.dtype.names != SLOT.names:
         raise ValueError(f"/layout has the columns {rows.dtype.names}, {SLOT.names} are needed")
-    slots = []
+    slots, end = [], 0
     for name, text, offset, size, role in np.asarray(rows).tolist():
         shape = tuple(int(n) for n in bytes(text).decode("ascii").split("x") if n)
-        slots.append(Slot(bytes(name).decode(), shape, int(offset), int(size), bytes(role).decode()))
+        slot = Slot(bytes(name).decode(), shape, int(offset), int(size), bytes(role).decode())
+        if offset != end or size != math.prod(shape) or min(shape, default=1) < 0:
+            raise ValueError(f"layout of {slot.name} does not add up")
+        slots.append(slot)
+        end += slot.size
+    if not slots or len({slot.name for slot in slots}) < len(slots):
+        raise ValueError("layout must hold names, each once")
     return Layout(tuple(slots))
 
 
@@ -540,19 +545,6 @@ def _tensors(group: Any, rows: slice | EllipsisType, learners: int | None = None
             raise ValueError(f"{dataset.name} has shape {dataset.shape}, {learners} rows are needed")
         by_name[name] = torch.from_numpy(np.asarray(dataset[rows]))
     return by_name
-
-
-def _check_layout(layout: Layout) -> None:
-    """Raise ValueError where the slots of a layout do not add up."""
-    if len({slot.name for slot in layout.slots}) < len(layout.slots) or not layout.slots:
-        raise ValueError("layout must hold names, each once")
-    offset = 0
-    for slot in layout.slots:
-        if min(slot.shape, default=1) < 0:
-            raise ValueError(f"layout of {slot.name} has a negative size")
-        if slot.offset != offset or slot.size != math.prod(slot.shape):
-            raise ValueError(f"layout of {slot.name} does not add up")
-        offset += slot.size
 
 
 def check_learner(learner: str | int, learners: int) -> None:

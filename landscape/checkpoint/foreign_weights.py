@@ -22,7 +22,7 @@ from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint, storable, unkn
 from landscape.core import hdf5
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import open_regular
-from landscape.core.options import near
+from landscape.core.options import ends_in, near
 from landscape.problem.layout import Layout
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
@@ -43,8 +43,7 @@ def read_state(path: str | Path, message: Message = lambda line: None) -> dict[s
     running code from it; InputError for another suffix.
     """
     path = Path(path)
-    if path.suffix not in SUFFIXES:
-        raise InputError(f"STATE: '{path}' is not allowed, its name must end in {', '.join(SUFFIXES)}")
+    ends_in("STATE", path, SUFFIXES)
     if not path.exists():
         raise OperationError(f"{path}: no such file; a state that torch.save or safetensors wrote is needed")
     with open_regular(path) as file:

@@ -21,6 +21,7 @@ from landscape.cli.options import SHARED, command
 from landscape.cli.output import values
 from landscape.core import hdf5
 from landscape.core.errors import InputError, OperationError
+from landscape.core.options import ends_in
 from landscape.data.base import SPLITS
 from landscape.results.grids import Surface
 from landscape.training.recipes.recipe import recipe_of
@@ -56,8 +57,7 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
     if model is None:
         raise InputError("--model: missing; give MODULE:NAME, called to make the model, or a built-in name")
     path = Path(output) if output else Path(states[0]).with_suffix(".h5")
-    if path.suffix != ".h5":
-        raise InputError(f"-o: '{path}' is not allowed, a checkpoint's name must end in .h5")
+    ends_in("-o", path, [".h5"])
     if path.exists():
         raise OperationError(f"-o: {path} exists already, it is not overwritten; give another name")
     checkpoint = compute_import_state(

@@ -15,8 +15,9 @@ from landscape.cli.output import message as message
 from landscape.cli.output import results as results
 from landscape.cli.output import values as values
 from landscape.core import hdf5, progress
-from landscape.core.errors import InputError, OperationError
+from landscape.core.errors import OperationError
 from landscape.core.files import make_folder as make_folder
+from landscape.core.options import ends_in
 from landscape.core.progress import Progress
 from landscape.results import base
 from landscape.results.shown import text_of
@@ -45,8 +46,8 @@ def check_targets(path: Path | None, picture: str | None, force: bool) -> None:
 
     A checkpoint is never overwritten, another result only with ``force``.
     """
-    if path and path.suffix != ".h5":
-        raise InputError(f"-o: '{path}' is not allowed, a result's name must end in .h5")
+    if path:
+        ends_in("-o", path, [".h5"])
     if path and path.exists():
         with hdf5.reading(path) as file:
             schema = str(file.attrs["schema"])

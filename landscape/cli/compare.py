@@ -14,7 +14,7 @@ from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options, each
 from landscape.cli.options import command
 from landscape.core.errors import InputError
-from landscape.results.comparison import Comparison, cell, footnotes, summary, verdict
+from landscape.results.comparison import Comparison, footnotes, summary, table_of
 from landscape.training.optimizer.preconditioning import preconditioner
 
 WIDTH = 110  # characters of a line of the table, but for its last column (ours)
@@ -106,18 +106,8 @@ def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]
 def table(result: Comparison) -> str:
     """The whole table with what must be known of it."""
     c = result
-    units = [f" ({unit})" if unit != "1" else "" for unit in c.unit_names]
-    heads = ["", *c.sides, "error over", "difference"]
-    rows = [
-        [
-            c.titles[q] + units[q],
-            *(cell(c, q, s) for s in range(len(c.sides))),
-            c.over[q] or ("99% bound" if c.kinds[q] == "bound" else ""),
-            verdict(c, q),
-        ]
-        for q in range(len(c.quantities))
-    ]
+    rows = [["", *c.sides, "error over", "difference"], *table_of(c)]
     said = [
         textwrap.fill(line, WIDTH, subsequent_indent="  ", break_on_hyphens=False) for line in footnotes(c)
     ]
-    return "\n".join([common.columns([heads, *rows], left=True), "", *summary(c), *said])
+    return "\n".join([common.columns(rows, left=True), "", *summary(c), *said])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
+import functools
 import importlib
 import importlib.metadata
 import os
@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -89,17 +89,18 @@ def doctor(data_dir: str | None, device: str | None) -> None:
         _compare(pick_device(device))
         return
     checks: list[Check] = []
-    lines = (
-        _versions_and_devices(),
-        _compiler(),
-        _data(data_root(data_dir)),
-        _cache(),
-        _packages(),
-        _tests(),
-    )
+    parts: dict[str, Callable[[], Iterable[Check]]] = {
+        "versions": _versions_and_devices,
+        "C++ compiler": _compiler,
+        "data": functools.partial(_data, data_root(data_dir)),
+        "cache": _cache,
+        "packages": _packages,
+    }
+    places = [line.split(": ")[0] for line in details.devices()]
+    parts |= {f"Hessian on {place}": functools.partial(_hessian, place) for place in places}
     with common.progress_bar("checks"):
-        for part in lines:
-            for check in part:
+        for name, part in parts.items():
+            for check in _caught(name, part):
                 checks.append(check)
                 common.values(f"{check.state:8} {check.name:18} {check.text}")
     common.values("", checks=[dataclasses.asdict(check) for check in checks])
@@ -153,13 +154,11 @@ def _data(root: Path) -> Iterator[Check]:
 
 
 def _cache() -> Iterator[Check]:
-    with _caught("cache") as failures:
-        folder = cache_folder()
-        common.make_folder(folder)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(b"0")
-        yield Check("cache", "ok", f"{folder} can be written")
-    yield from failures
+    folder = cache_folder()
+    common.make_folder(folder)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"0")
+    yield Check("cache", "ok", f"{folder} can be written")
 
 
 def _packages() -> Iterator[Check]:
@@ -177,27 +176,18 @@ def _packages() -> Iterator[Check]:
     yield Check("ffmpeg", "ok" if found else "missing", found or "for films as .mp4; .gif needs nothing")
 
 
-def _tests() -> Iterator[Check]:
-    """Both ends of the spectrum by our products, on each device, against the dense Hessian in float64."""
+def _hessian(place: str) -> Iterator[Check]:
+    """Both ends of the spectrum by our products, on a device, against the dense Hessian in float64."""
     model, split = networks()["perceptron"], data.load("digits").train
     assert isinstance(split, tuple)
     x, y = (part[:SAMPLES] for part in split)
     low, high = _dense_ends(model, x, y)
     rounding = 1e-5 * max(abs(low), abs(high))  # of products in float32
-    for place in (line.split(": ")[0] for line in details.devices()):
-        name = f"Hessian on {place}"
-        with _caught(name) as failures:
-            ends = extreme_eigenvalues(
-                Problem(model, cross_entropy, (x, y), device=place), TOL, search="exact"
-            )
-            right = abs(ends.min - low) <= ends.residual_min + rounding
-            right = right and abs(ends.max - high) <= ends.residual_max + rounding
-            yield Check(
-                name,
-                "ok" if right and ends.converged else "FAILED",
-                f"λ_min {ends.min:.6g}, λ_max {ends.max:.6g}; dense: {low:.6g}, {high:.6g}",
-            )
-        yield from failures
+    ends = extreme_eigenvalues(Problem(model, cross_entropy, (x, y), device=place), TOL, search="exact")
+    right = abs(ends.min - low) <= ends.residual_min + rounding
+    right = right and abs(ends.max - high) <= ends.residual_max + rounding
+    text = f"λ_min {ends.min:.6g}, λ_max {ends.max:.6g}; dense: {low:.6g}, {high:.6g}"
+    yield Check(f"Hessian on {place}", "ok" if right and ends.converged else "FAILED", text)
 
 
 def _dense_ends(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
@@ -216,14 +206,12 @@ def _dense_ends(model: nn.Module, x: Tensor, y: Tensor) -> tuple[float, float]:
     return float(values[0]), float(values[-1])
 
 
-@contextlib.contextmanager
-def _caught(name: str) -> Iterator[list[Check]]:
-    """Turn an error of what is checked into a check that failed; the checks after it go on."""
-    failures: list[Check] = []
+def _caught(name: str, part: Callable[[], Iterable[Check]]) -> Iterator[Check]:
+    """The checks of a part; an error of what is checked is one that failed, and the others go on."""
     try:
-        yield failures
+        yield from part()
     except Exception as error:  # whatever does not work here
-        failures.append(Check(name, "FAILED", one_line(error)))
+        yield Check(name, "FAILED", one_line(error))
 
 
 @command(names={"argument": True, "metavar": "[NAME…]", "type": Choice(SOURCES)}, mirror={"metavar": "URL"})

@@ -14,7 +14,7 @@ from landscape.analysis.grids import contour
 from landscape.analysis.planes import learners_plane
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.checkpoint.run_folder import load
+from landscape.checkpoint.history import latest
 from landscape.cli import common
 from landscape.cli.analysis import SOURCE, Source, about
 from landscape.cli.completion import Choice
@@ -115,8 +115,7 @@ def plot(
     look = {"log": log, "levels": levels, "vmax": vmax, "cmap": cmap, "labels": labels or None}
     given: dict[str, Any] = {name: value for name, value in look.items() if value is not None}
     given |= {"title": title} if title else {}
-    if dpi is not None:
-        plots.check_dpi("--dpi", dpi)
+    plots.check_dpi("--dpi", dpi)
     if film.animate is not None:
         if given or style != "contour":
             word = next(iter(given), "style")
@@ -127,10 +126,7 @@ def plot(
     export = picture.suffix == ".vts"
     if not export:
         plots.check_format(picture)
-    results: list[Any] = []
-    for file in files:
-        loaded = load(run_folder.checkpoint_in(Path(file)))
-        results += loaded if isinstance(loaded, list) else [loaded]
+    results = plots.loaded(files)
     if export:
         common.files(*_export(results, picture))
         return
@@ -220,26 +216,20 @@ def frames(runs: list[Checkpoint], film: Film, progress: Progress) -> list[Frame
             labels=(*labels, "w_a"), weights=torch.cat((run.weights, run.mean[None])).to(problem.weights),
         )  # fmt: skip
         surface = contour(problem, plane, grid=film.film_grid, span=span, **about(run, "train"))
-        history = _at(runs[-1], run.step)
-        sharp, limit = _sharpness(run, problem, history)
-        shots.append(Frame(surface, run.step, sharp, limit, history["train_loss"]))
+        upto = runs[-1].history["step"] <= run.step
+        history = {name: column[upto] for name, column in runs[-1].history.items()}
+        sharp, limit = _sharpness(run, problem, latest(history, "lr_lambda_max"))
+        shots.append(Frame(surface, run.step, sharp, limit, latest(history, "train_loss")))
         progress((k + 1) / len(runs))
     return shots
 
 
-def _at(end: Checkpoint, step: int) -> dict[str, float]:
-    """The last number up to ``step`` of each column of a run's history; NaN if there is none."""
-    upto = end.history["step"] <= step
-    values = {name: column[upto & np.isfinite(column)] for name, column in end.history.items()}
-    return {name: float(column[-1]) if len(column) else float("nan") for name, column in values.items()}
-
-
-def _sharpness(run: Checkpoint, problem: Problem, history: dict[str, float]) -> tuple[float, float]:
-    """(ηλ_max, its limit): the run's own numbers where it recorded them, else measured at its weights."""
+def _sharpness(run: Checkpoint, problem: Problem, recorded: float) -> tuple[float, float]:
+    """(ηλ_max, its limit): ηλ_max as the run ``recorded`` it, or measured at its weights if that is NaN."""
     from landscape.training.experiments.continued import operating_point  # and training: only for a film
 
     lr, limit, _ = operating_point(run)
     limit = float("nan") if limit is None else limit
-    if np.isfinite(history["lr_lambda_max"]):
-        return history["lr_lambda_max"], limit
+    if np.isfinite(recorded):
+        return recorded, limit
     return lr * float(top_eigenvalues(problem, 1, residual_tol=0.05).values[0]), limit

@@ -15,6 +15,7 @@ from landscape.cli.grids import contour
 from landscape.cli.instruments import spectrum
 from landscape.cli.options import Group, command, option
 from landscape.core.errors import OperationError
+from landscape.core.options import ends_in
 from landscape.reports import analyses, contents, page
 from landscape.reports.contents import Contents, Run
 from landscape.reports.parts import Page
@@ -51,7 +52,7 @@ def report(
         landscape report runs/ss runs/dp contour.h5 -o report.html --analyse
     """
     path = Path(output)
-    page.check_name("-o", path)
+    ends_in("-o", path, page.FORMATS)
     page.check_installed()
     common.make_folder(path.parent)
     paths = [Path(file) for file in files]

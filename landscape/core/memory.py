@@ -210,22 +210,6 @@ def _free_in_groups(membership: Path) -> Iterator[int]:
                     yield max(0, int(text) - int((group / used).read_text()) + cache)
 
 
-class _SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Counts the bytes that autograd saves for backward passes, but for those of ``excluding``."""
-
-    def __init__(self, excluding: Iterable[Tensor]) -> None:
-        self.bytes_ = 0
-        seen = {tensor.data_ptr() for tensor in excluding}
-
-        def pack(tensor: Tensor) -> Tensor:
-            if tensor.layout is torch.strided and tensor.data_ptr() not in seen:
-                seen.add(tensor.data_ptr())
-                self.bytes_ += tensor.nbytes  # of the tensor alone: its storage may be that of the whole data
-            return tensor.detach()  # a node that kept its own output would never be freed
-
-        super().__init__(pack, lambda tensor: tensor)
-
-
 class _MadeBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all results: at least those that are saved."""
 
@@ -257,10 +241,18 @@ def with_saved_bytes(function: Callable[[], T], excluding: Iterable[Tensor] = ()
         >>> with_saved_bytes(lambda: (weights * weights).sum())[1]
         16
     """
-    saved = _SavedBytes(excluding)
+    seen, size = {tensor.data_ptr() for tensor in excluding}, 0
+
+    def pack(tensor: Tensor) -> Tensor:
+        nonlocal size
+        if tensor.layout is torch.strided and tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            size += tensor.nbytes  # of the tensor alone: its storage may be that of the whole data
+        return tensor.detach()  # a node that kept its own output would never be freed
+
     try:
-        with saved:
-            return function(), saved.bytes_
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            return function(), size
     except RuntimeError as error:
         if "saved tensor hooks" not in str(error):
             raise

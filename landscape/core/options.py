@@ -12,7 +12,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 from weakref import WeakKeyDictionary
@@ -104,6 +104,24 @@ def quantity(where: str, text: str, units: Mapping[str, float], *, zero: bool = 
         allowed = f"it must be a number {least} 0 with its unit ({known})"
         raise InputError(f"{where}: '{text}' is not allowed, {allowed}")
     return value * units[match[3]]
+
+
+def ends_in(where: str, path: str | Path, suffixes: Sequence[str]) -> None:
+    """Check that the name of a file ends in one of ``suffixes``.
+
+    Args:
+        where: the option that the name was given with, for the message.
+
+    Raises:
+        InputError: another suffix.
+
+    Example:
+        >>> ends_in("-o", "report.txt", [".html"])
+        Traceback (most recent call last):
+        landscape.core.errors.InputError: -o: 'report.txt' is not allowed, its name must end in .html
+    """
+    if Path(path).suffix not in suffixes:
+        raise InputError(f"{where}: '{path}' is not allowed, its name must end in {', '.join(suffixes)}")
 
 
 def below_one(where: str, value: float) -> None:

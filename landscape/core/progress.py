@@ -126,38 +126,35 @@ class _Work:
 _Show = Callable[[tuple[_Work, ...]], None]
 
 
-class _Display:
-    """Shows the work in ``going`` from a thread, since a single step of the work may take long."""
+@contextlib.contextmanager
+def _display(delay: float, hint: str) -> Iterator[list[_Work]]:
+    """A list of work that a thread shows, since a single step of the work may take long."""
+    terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    place: Callable[[], _Show] = _Bars if terminal else _Cell if _in_notebook() else _Log
+    first, every = (EVERY, EVERY) if place is _Log else (delay, 0.1 if terminal else 1.0)
+    going, ended = list[_Work](), threading.Event()
 
-    def __init__(self, delay: float, hint: str) -> None:
-        self.going: list[_Work] = []
-        self._hint, self._ended = hint, threading.Event()
-        terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-        self._open: Callable[[], _Show] = _Bars if terminal else _Cell if _in_notebook() else _Log
-        first, self._every = (delay, 0.1 if terminal else 1.0) if self._open is not _Log else (EVERY, EVERY)
-        self._thread = threading.Thread(target=self._run, args=(first,), daemon=True)
-        self._thread.start()
-
-    def _run(self, wait: float) -> None:
-        show: _Show | None = None
-        while not self._ended.wait(wait):
-            wait = self._every
-            if now := tuple(self.going):
+    def run() -> None:
+        show, wait = None, first
+        while not ended.wait(wait):
+            wait = every
+            if now := tuple(going):
                 if show is None:
-                    show = self._open()
-                    self._say_hint()
+                    show = place()
+                    if hint and hint not in _said:
+                        _said.add(hint)
+                        print(hint, file=sys.stderr, flush=True)
                 show(now)
         if show is not None:
             show(())
 
-    def _say_hint(self) -> None:
-        if self._hint and self._hint not in _said:
-            _said.add(self._hint)
-            print(self._hint, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        self._ended.set()
-        self._thread.join()
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield going
+    finally:
+        ended.set()
+        thread.join()
 
 
 class _Bars:
@@ -218,7 +215,8 @@ def _in_notebook() -> bool:
     return shell is not None and hasattr(shell.get_ipython(), "kernel")
 
 
-_open: list[_Display | None] = []  # of the work in progress, the innermost last; None where it is not shown
+# The displays of the work in progress, the innermost last; None where it is not shown.
+_open: list[list[_Work] | None] = []
 _said: set[str] = set()  # the hints that were shown
 
 
@@ -243,20 +241,15 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
         >>> with progress_bar("contour", quiet=True) as progress:
         ...     progress(0.5)
     """
-    outer = _open[-1] if _open else None
-    display = None if quiet else outer if _open else _Display(delay, hint)
-    _open.append(display)
     work = _Work(title)
-    if display:
-        display.going.append(work)
-    try:
+    with contextlib.ExitStack() as inside:
+        going = None if quiet else _open[-1] if _open else inside.enter_context(_display(delay, hint))
+        _open.append(going)
+        inside.callback(_open.pop)
+        if going is not None:
+            going.append(work)
+            inside.callback(going.remove, work)
         yield work.update
-    finally:
-        _open.pop()
-        if display:
-            display.going.remove(work)
-            if display is not outer:
-                display.close()
 
 
 def shows_progress(hint: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:

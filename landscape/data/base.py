@@ -151,7 +151,6 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
             arrays = _contiguous(make)
             try:
                 with hdf5.writing(stored, SCHEMA) as file:
-                    file.attrs["fingerprint"] = _fingerprint(arrays)
                     for key, array in arrays.items():
                         file[key] = array
             except OperationError as error:
@@ -189,14 +188,9 @@ def _read(path: Path) -> Arrays | None:
         return None
     try:
         with hdf5.reading(path, SCHEMA, warn=False) as file:
-            arrays = {key: np.asarray(file[key]) for key in file}
-            return arrays if _fingerprint(arrays) == file.attrs["fingerprint"] else None
+            return {key: np.asarray(file[key]) for key in file} if hdf5.has_checksum(path) else None
     except OperationError:
         return None
-
-
-def _fingerprint(arrays: Arrays) -> str:
-    return fingerprint(array for _, array in sorted(arrays.items()))
 
 
 def each(title: str, work: Callable[[T], R], items: Sequence[T], task: int = 1) -> list[R]:

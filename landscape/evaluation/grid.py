@@ -490,6 +490,11 @@ class Grid:
         """The values (K,) of a column where they are known, else NaN."""
         return np.where(self.done, self.columns[name], np.nan).ravel()
 
+    def fields(self) -> dict[str, Any]:
+        """The fields of a result, with copies of the columns as they are now."""
+        copies = {name: column.copy() for name, column in self.columns.items()}
+        return {"x": self.x, "y": self.y, "done": self.done.copy(), **copies}
+
     def take(self, previous: Any, usable: Array) -> bool:
         """Take the ``usable`` values of an earlier result at common points; True if nothing is left to do."""
         self.same = np.array_equal(self.x, previous.x) and np.array_equal(self.y, previous.y)
@@ -551,32 +556,15 @@ class Grid:
         }
 
 
-class PlaneGrid(Grid):
-    """The (nx, ny) grid of points over a plane: of ``grid``, ``span`` and ``plane`` as the user gave them."""
-
-    def __init__(
-        self,
-        problem: Problem,
-        plane: Plane,
-        grid: int | tuple[int, int],
-        span: float | None,
-        interpolation_tol: str | float | None,
-        kinds: Mapping[str, type],
-    ) -> None:
-        expect("plane", plane, Plane)
-        size = len(problem.weights)
-        if plane.directions.shape != (2, size) or plane.center.shape != (size,):
-            raise InputError(
-                f"plane: it is of a model with {plane.directions.shape[-1]:,} parameters, this one has "
-                f"{size:,}; make it with the same problem, such as by landscape.random_plane(problem)"
-            )
-        self.span = plane.span if span is None else span
-        super().__init__(problem, axes(grid, self.span), interpolation_tol, kinds)
-
-    def fields(self) -> dict[str, Any]:
-        """The fields of a result, with copies of the columns as they are now."""
-        copies = {name: column.copy() for name, column in self.columns.items()}
-        return {"x": self.x, "y": self.y, "span": self.span, "done": self.done.copy(), **copies}
+def check_plane(problem: Problem, plane: Plane) -> None:
+    """InputError for what is no plane, or one of a model with another number of parameters."""
+    expect("plane", plane, Plane)
+    size = len(problem.weights)
+    if plane.directions.shape != (2, size) or plane.center.shape != (size,):
+        raise InputError(
+            f"plane: it is of a model with {plane.directions.shape[-1]:,} parameters, this one has "
+            f"{size:,}; make it with the same problem, such as by landscape.random_plane(problem)"
+        )
 
 
 def _unknown(kind: Any) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 from landscape.core.errors import InputError
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
+from landscape.core.options import ends_in
 from landscape.results.grids import Surface
 
 HIDDEN_POINT = 2  # vtkDataSetAttributes::HIDDENPOINT: a point with this bit set is not drawn
@@ -41,9 +42,7 @@ def save_vts(surface: Surface, path: str | Path) -> None:
         ...     pathlib.Path(f"{folder}/surface.vts").read_text().splitlines()[2]
         '  <StructuredGrid WholeExtent="0 2 0 2 0 0">'
     """
-    path = Path(path)
-    if path.suffix != ".vts":
-        raise InputError(f"{path}: the name of a VTK structured grid must end in .vts")
+    ends_in("path", path, [".vts"])
     finite = np.isfinite(surface.loss)
     if not finite.any():
         raise InputError("loss: no value is finite, there is nothing to export")

@@ -120,15 +120,6 @@ class Stack:
         images = self._channels_last and isinstance(x, Tensor) and x.dim() == 5
         return "channels last" if images else "loop"
 
-    def _abandon(self, path: GradientPath) -> None:
-        """Use ``path`` no more."""
-        if path == "chain":
-            self.layers = None
-        elif path == "batched":
-            self.batched = False
-        else:
-            self._channels_last = False
-
     def _verify(self, weights: Tensor, x: Any, y: Any, training: Training | None) -> None:
         """Compare the path for these arguments with the loop, and abandon it if its gradients are wrong."""
         while (path := self._path(x)) not in self._verified:
@@ -143,7 +134,9 @@ class Stack:
             if error <= ROUNDING[self._dtype(weights)]:
                 self._verified.add(path)
                 continue
-            self._abandon(path)
+            self.layers = None if path == "chain" else self.layers
+            self.batched &= path != "batched"
+            self._channels_last &= path != "channels last"
             # Many networks take a view that the layout "channels last" does not allow: no reason to warn.
             if path != "channels last" or error < float("inf"):
                 warnings.warn(
@@ -306,11 +299,7 @@ class Stack:
 
     def _all(self, model: nn.Module, values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
         """The losses (n,) of all learners at once, each with its ``values`` and minibatch."""
-
-        def one(values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
-            return self._loss(model, values, x, y)
-
-        losses: Tensor = torch.vmap(one)(values, x, y)
+        losses: Tensor = torch.vmap(functools.partial(self._loss, model))(values, x, y)
         return losses
 
     def _loss(self, model: nn.Module, values: dict[str, Tensor], x: Any, y: Any) -> Tensor:

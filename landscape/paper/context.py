@@ -153,7 +153,6 @@ class Context:
     # Read once, for all figures.
     _data: dict[str, Any] = field(default_factory=dict)
     _records: dict[Path, Record] = field(default_factory=dict)
-    _ended: dict[Path, Ended] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.records = self.records or self.folder / "records"
@@ -244,13 +243,9 @@ class Context:
 
     def _end(self, cell: Cell, record: Record) -> Ended:
         self.versions["training"] = record.numerics
-        folder = self.run_folder(cell.recipe)
-        if folder not in self._ended:
-            end = record.checkpoint()
-            points = [self._point(cell.recipe, end, step) for step in record.checkpoints if step]
-            last = self._point(cell.recipe, end, end.step)
-            self._ended[folder] = Ended(cell.values, end, last, points)
-        return dataclasses.replace(self._ended[folder], values=cell.values)
+        end = record.checkpoint()
+        points = [self._point(cell.recipe, end, step) for step in record.checkpoints if step]
+        return Ended(cell.values, end, self._point(cell.recipe, end, end.step), points)
 
     def table(self, measure: Callable[[Ended], Any], **values: Any) -> Rows:
         """A table of the runs that have ended: what they stand for, and what ``measure`` gives.

@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 from landscape.checkpoint.run_folder import load
 from landscape.core.errors import InputError
 from landscape.core.files import replacing
+from landscape.core.options import ends_in
 from landscape.plots.drawing import drawing_of, each_of
 from landscape.plots.picture import OwnAxes, change, drawn_into
 from landscape.plots.style import style as _style
@@ -68,9 +69,8 @@ def draw(
     """
     if path is not None:
         check_format(path)
-    if dpi is not None:
-        check_dpi("dpi", dpi)
-    given = _loaded(results)
+    check_dpi("dpi", dpi)
+    given = loaded(results)
     kinds = {type(result): None for result in given}
     if len({drawing_of(kind) for kind in kinds}) != 1:
         names = ", ".join(sorted(kind.__name__ for kind in kinds)) or "no result"
@@ -97,7 +97,7 @@ def draw(
     return figure
 
 
-def _loaded(results: Any) -> list[Any]:
+def loaded(results: Any) -> list[Any]:
     """The results and runs in ``results``; those of files are read."""
     found: list[Any] = []
     for each in each_of(results):
@@ -128,21 +128,20 @@ def save_figure(figure: Figure, path: str | Path, dpi: float | None = None) -> N
     """
     path = Path(path)
     check_format(path)
-    if dpi is not None:
-        check_dpi("dpi", dpi)
+    check_dpi("dpi", dpi)
     # matplotlib projects the unused corners of 3-D facets, too: memory with any content, which may overflow.
     with replacing(path) as file, _style(), np.errstate(over="ignore", invalid="ignore"):
         figure.savefig(file, format=path.suffix[1:], dpi=rcParams["savefig.dpi"] if dpi is None else dpi)
 
 
-def check_dpi(where: str, dpi: float) -> None:
-    """Check that ``dpi`` pixels per inch make a picture that can be written.
+def check_dpi(where: str, dpi: float | None) -> None:
+    """Check that ``dpi`` pixels per inch make a picture that can be written; None is the default.
 
     Raises:
         InputError: naming ``where``, below 20 (nothing can be read) or above 1200 (ours; a picture of 12
             inches then takes 800 MB of memory).
     """
-    if not 20 <= dpi <= 1200:
+    if dpi is not None and not 20 <= dpi <= 1200:
         raise InputError(f"{where}: {dpi:g} is not allowed, it must be from 20 to 1200")
 
 
@@ -152,5 +151,4 @@ def check_format(path: str | Path) -> None:
     Raises:
         InputError: a suffix other than .png, .pdf and .svg.
     """
-    if Path(path).suffix not in FORMATS:
-        raise InputError(f"{path}: a picture's name must end in {', '.join(FORMATS)}")
+    ends_in("path", path, FORMATS)

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import read_regular, replacing
 from landscape.core.hdf5 import Array
+from landscape.core.options import ends_in
 from landscape.core.progress import Progress
 from landscape.plots import style, surface
 from landscape.plots.drawing import drawable
@@ -150,16 +151,14 @@ def save_film(made: Film, path: Path, fps: int, dpi: float, progress: Progress) 
     """Write a film to ``path``; a file that already exists is replaced only once the new one is whole.
 
     Args:
-        path: .gif, or .mp4 where ffmpeg is installed.
+        path: .gif or .mp4, as ``check_film`` allows it.
         fps: frames per second.
         dpi: pixels per inch.
         progress: called with the share of the frames that are drawn.
 
     Raises:
-        InputError: another suffix.
-        OperationError: ffmpeg is missing or fails, or the file cannot be written.
+        OperationError: ffmpeg fails, or the file cannot be written.
     """
-    check_film(path)
     kind = animation.PillowWriter if path.suffix == ".gif" else animation.FFMpegWriter
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, f"film{path.suffix}")
@@ -185,7 +184,6 @@ def check_film(path: Path) -> None:
         InputError: another suffix than .gif and .mp4.
         OperationError: an .mp4 without ffmpeg.
     """
-    if path.suffix not in FORMATS:
-        raise InputError(f"{path}: a film's name must end in {', '.join(FORMATS)}")
+    ends_in("-o", path, FORMATS)
     if path.suffix == ".mp4" and shutil.which("ffmpeg") is None:
         raise OperationError(f"{path}: an .mp4 needs ffmpeg, not installed here; install it, or write a .gif")

@@ -18,7 +18,7 @@ from landscape.core.hdf5 import Array
 from landscape.plots import style
 from landscape.plots.drawing import draws, literal
 from landscape.plots.picture import finish, leading, numbered, panels, points, wrapped_panels
-from landscape.results.comparison import Comparison, summary, verdict
+from landscape.results.comparison import Comparison, heading, summary, verdict
 from landscape.results.shown import logarithmic
 from landscape.results.training import Escape, Minima, RunTimes, Stability, Sweep, forms_with
 
@@ -300,8 +300,7 @@ def _draw_quantity(ax: Axes, c: Comparison, q: int, colors: Sequence[str]) -> No
     ax.set_ylim(-0.6, len(c.sides) - 0.4)
     ax.set_yticks(rows, c.sides)
     ax.grid(False, axis="y")
-    unit = f" ({c.unit_names[q]})" if c.unit_names[q] != "1" else ""
-    ax.set_title(f"{c.titles[q]}{unit}", fontsize=10, fontweight="bold" if c.flatter[q] else "normal")
+    ax.set_title(heading(c, q), fontsize=10, fontweight="bold" if c.flatter[q] else "normal")
     said, _, evidence = verdict(c, q).partition(" (")
     lines = [textwrap.fill(said, CHARACTERS), *([f"({evidence}"] if evidence else [])]
     ax.set_xlabel("\n".join(lines), fontsize=8, color="k" if c.significant[q].any() else style.OTHER)

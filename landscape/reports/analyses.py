@@ -28,7 +28,7 @@ from landscape.reports.contents import NAMED, Contents, Run, lines_of, missing_o
 from landscape.reports.curves import values_of
 from landscape.reports.parts import Chart, Missing, Picture, Section, Table
 from landscape.results.base import Result
-from landscape.results.comparison import Comparison, cell, footnotes, summary, verdict
+from landscape.results.comparison import Comparison, footnotes, summary, table_of
 from landscape.results.grids import HessianGrid, Surface
 from landscape.results.noise import Noise
 from landscape.results.shown import logarithmic
@@ -468,11 +468,9 @@ def _heading(c: Comparison) -> str:
 
 def _comparison_table(c: Comparison) -> Table:
     rows = []
-    for q, title in enumerate(c.titles):
-        unit = f" ({c.unit_names[q]})" if c.unit_names[q] != "1" else ""
-        keys = np.nan_to_num(c.value[q], nan=-np.inf)
-        values = [parts.Cell(cell(c, q, s), float(key)) for s, key in enumerate(keys)]
-        name, over, said = parts.text_cells(f"{title}{unit}", c.over[q] or "–", verdict(c, q))
-        rows.append((name, *values, over, said))
+    for (name, *numbers, over, said), values in zip(table_of(c), c.value, strict=True):
+        keys = np.nan_to_num(values, nan=-np.inf).tolist()
+        cells = map(parts.Cell, numbers, keys)
+        rows.append((*parts.text_cells(name), *cells, *parts.text_cells(over, said)))
     columns = ("quantity", *c.sides, "standard error over", "difference")
     return Table(_heading(c), columns, tuple(rows))

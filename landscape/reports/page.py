@@ -13,8 +13,8 @@ import numpy as np
 from matplotlib.colors import to_hex
 
 from landscape._version import __version__
-from landscape.core.errors import InputError
 from landscape.core.files import printable, read_regular, write_text
+from landscape.core.options import ends_in
 from landscape.core.registry import optional
 from landscape.paper import gallery
 from landscape.plots.style import paper_name
@@ -69,6 +69,7 @@ def _section(name: str, entry: dict[str, Any], folder: Path) -> Section:
 
 
 EXTRA = "'sgd-landscape[report]'"
+FORMATS = (".html", ".htm")
 _FOLDER = Path(__file__).parent
 
 
@@ -100,15 +101,9 @@ def report(runs: Any, path: str | Path, title: str = "") -> None:
         Traceback (most recent call last):
         landscape.core.errors.OperationError: missing.h5: no such file; ...
     """
-    check_name("path", path)
+    ends_in("path", path, FORMATS)
     check_installed()
     write(build(contents.read(runs), title), path)
-
-
-def check_name(where: str, path: str | Path) -> None:
-    """Check that ``path`` is the name of a page; InputError naming ``where`` if it is not."""
-    if Path(path).suffix not in (".html", ".htm"):
-        raise InputError(f"{where}: '{path}' is not allowed, the name of a page must end in .html")
 
 
 def build(given: Contents, title: str = "") -> Page:

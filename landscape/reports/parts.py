@@ -84,7 +84,6 @@ class Section:
         name: its anchor.
         widget: "", "scene" (the three-dimensional view) or "scrubber".
         linked: a group of charts with linked cursors; "" for none.
-        wide: whether its charts take the whole width.
     """
 
     name: str

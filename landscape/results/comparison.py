@@ -12,7 +12,7 @@ import numpy as np
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import t_quantile
 from landscape.results.base import Result
-from landscape.results.shown import Row, in_words
+from landscape.results.shown import Row, in_words, rows_of_each
 
 #: What the error of a number is: one standard error, a bound, or nothing but rounding.
 ERRORS = {
@@ -152,11 +152,30 @@ class Comparison(Result):
     def describe(self) -> list[Row]:
         rows = []
         for q, (title, unit) in enumerate(zip(self.titles, self.unit_names, strict=True)):
-            unit = "" if unit == "1" else unit
-            each = zip(self.sides, self.value[q].tolist(), self.error[q].tolist(), strict=True)
-            rows += [Row(f"{title}, {side}", value, error, unit) for side, value, error in each]
+            names = [f"{title}, {side}" for side in self.sides]
+            rows += rows_of_each(names, self.value[q], self.error[q], "" if unit == "1" else unit)
             rows.append(Row(f"{title}, difference", verdict(self, q)))
         return rows
+
+
+def table_of(comparison: Comparison) -> list[list[str]]:
+    """A row for each quantity: name, numbers of the sides, what their errors are over, verdict."""
+    c = comparison
+    return [
+        [
+            heading(c, q),
+            *(cell(c, q, s) for s in range(len(c.sides))),
+            c.over[q] or ("99% bound" if c.kinds[q] == "bound" else "–"),
+            verdict(c, q),
+        ]
+        for q in range(len(c.quantities))
+    ]
+
+
+def heading(comparison: Comparison, quantity: int) -> str:
+    """The name of a quantity with its unit, "λ_max (nat)"."""
+    unit = comparison.unit_names[quantity]
+    return comparison.titles[quantity] + (f" ({unit})" if unit != "1" else "")
 
 
 # Pairs of which each is named where not all are significant (ours): more make no readable line.

@@ -12,7 +12,7 @@ import numpy as np
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import Estimate
 from landscape.results.base import Measurement, Sourced
-from landscape.results.shown import Row, converged, eigenvalue, interval
+from landscape.results.shown import Row, converged, eigenvalue, interval, rows_of_each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,21 +173,18 @@ class Smoothing(Sourced):
         return np.where(sharpness > 0, 2 / np.where(sharpness > 0, sharpness, 1.0), np.inf)
 
     def describe(self) -> list[Row]:
-        names = self.labels_of["spread"]
+        def smoothed(name: str, values: Array, errors: Array, unit: str = "nat") -> list[Row]:
+            names = [f"{name}, smoothed, {spread}" for spread in self.labels_of["spread"]]
+            return rows_of_each(names, values, errors, unit)
 
-        def smoothed(name: str, values: Array, errors: Array) -> list[Row]:
-            each = zip(names, values, errors, strict=True)
-            return [Row(f"{name}, smoothed, {spread}", float(v), float(e), "nat") for spread, v, e in each]
-
-        errors = self.rates[1:] * self.lambda_smooth_se / abs(self.lambda_smooth)
-        rates = zip(names, self.rates[1:], errors, strict=True)
+        rates, errors = self.rates[1:], self.rates[1:] * self.lambda_smooth_se / abs(self.lambda_smooth)
         rows = [
             Row("loss", self.loss, unit="nat"),
             *smoothed("loss", self.loss_smooth, self.loss_smooth_se),
             eigenvalue("λ_max", self.lambda_max, self.residual),
             *smoothed("λ_max", self.lambda_smooth, self.lambda_smooth_se),
             Row("2/λ_max", float(self.rates[0]), note=f"lr {self.lr:.4g}, α_e {self.alpha_e:.4g}"),
-            *(Row(f"2/λ_max, smoothed, {name}", float(v), float(e)) for name, v, e in rates),
+            *smoothed("2/λ_max", rates, errors, ""),
         ]
         if self.lipschitz.size:
             worst = self.lipschitz_smooth.argmax(1)

@@ -13,7 +13,7 @@ from landscape.core import statistics
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import Estimate
 from landscape.results.base import Measurement, Sourced
-from landscape.results.shown import Row, converged, eigenvalue, interval, percent
+from landscape.results.shown import Row, converged, eigenvalue, interval, percent, rows_of_each
 
 
 @dataclass(frozen=True)
@@ -332,16 +332,14 @@ class NoiseAlignment(Measurement):
             "an eigenvalue is not" if self.draws_converged else "standard error not reached, raise max_draws"
         )
         eigenvalues = zip(self.values, self.residuals, strict=True)
-        along = zip(self.covariance, self.covariance_error, self.shares, strict=True)
+        names = [f"C_{i}{i}" for i in range(1, len(self.values) + 1)]
+        of_noise = [f"{100 * share:.3g}% of the noise" for share in self.shares]
         return [
             Row("tr(HS)/tr S", self.ias, self.ias_error, "nat", f"λ_max {self.values[0]:.6g}"),
             Row("tr(HC)/tr C", self.noise_curvature, self.noise_curvature_error, "nat"),
             Row("γ in C_ii ∝ λ_i^γ", self.gamma, self.gamma_error, note=scatter),
             *(eigenvalue(f"λ_{i}", *each) for i, each in enumerate(eigenvalues, 1)),
-            *(
-                Row(f"C_{i}{i}", float(c), float(e), "nat²", f"{100 * share:.3g}% of the noise")
-                for i, (c, e, share) in enumerate(along, 1)
-            ),
+            *rows_of_each(names, self.covariance, self.covariance_error, "nat²", of_noise),
             Row("minibatches", self.draws, note=f"of {self.batch:,} from {self.samples:,} samples"),
             Row("Hessian products", self.products),
             converged(self.draws_converged and self.converged, missed),

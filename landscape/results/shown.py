@@ -7,6 +7,7 @@ import html
 import importlib
 import io
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -110,6 +111,14 @@ class Row:
 
     def _with_unit(self, text: str) -> str:
         return text + (self.unit if self.unit == "%" else f" {self.unit}" if self.unit else "")
+
+
+def rows_of_each(
+    names: Iterable[str], values: Any, errors: Any = math.nan, unit: str = "", notes: Any = ""
+) -> list[Row]:
+    """A row for each name; an error or a note that is given once is that of all rows."""
+    each = zip(names, *np.broadcast_arrays(values, errors, notes), strict=True)
+    return [Row(name, float(value), float(error), unit, str(note)) for name, value, error, note in each]
 
 
 def percent(name: str, share: float, error: float = math.nan, note: str = "") -> Row:

@@ -17,7 +17,7 @@ from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
 from landscape.results.base import Result, Sourced
-from landscape.results.shown import Row, converged, eigenvalue, limit_in_words, percent
+from landscape.results.shown import Row, converged, eigenvalue, limit_in_words, percent, rows_of_each
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,9 +96,9 @@ class Stability(Sourced):
             rows.append(Row("rates", "no direction curves upwards: no rate is too large for it"))
         else:
             names = limit_names(self.delay, self.momentum)
-            for rate, name in zip(self.rates.T.ravel(), names, strict=True):
-                leaves = "the run's lr leaves" if self.lr > rate else ""
-                rows.append(Row(f"training leaves above lr, {name}", float(rate), note=leaves))
+            leaves = np.where(self.lr > self.rates.T.ravel(), "the run's lr leaves", "")
+            above = [f"training leaves above lr, {name}" for name in names]
+            rows += rows_of_each(above, self.rates.T.ravel(), notes=leaves)
         return [*rows, converged(self.converged, "raise max_products")]
 
 
@@ -162,17 +162,12 @@ class Minima(Sourced):
 
     def describe(self) -> list[Row]:
         names = limit_names(self.delay, self.momentum)
-        pairs = zip(names, self.boundary.T.ravel(), self.predicted.T.ravel(), strict=True)
+        ratios = zip(self.boundary.T.flat, self.predicted.T.flat, strict=True)
+        notes = [f"predicted {expected:.4g}, ratio {found / expected:.3f}" for found, expected in ratios]
         moved = float(np.abs(self.lambda_after / self.lambda_max - 1).max())
+        largest = [f"largest lr that stays, {name}" for name in names]
         return [
-            *(
-                Row(
-                    f"largest lr that stays, {name}",
-                    float(measured),
-                    note=f"predicted {predicted:.4g}, ratio {measured / predicted:.3f}",
-                )
-                for name, measured, predicted in pairs
-            ),
+            *rows_of_each(largest, self.boundary.T.ravel(), notes=notes),
             eigenvalue("λ_max", self.lambda_max, self.residual),
             percent("largest change of λ_max", moved),
             Row("weight decay", self.weight_decay),
@@ -253,16 +248,10 @@ class Escape(Result):
         runs = self.times.shape[2]
         known = 2.0 ** (1 - runs) <= 1 - LEVEL  # else no two of the times bound the median at that level
         low, high = self.band(LEVEL) if known else (np.zeros_like(self.median), self.median + np.inf)
-        return [
-            Row(
-                f"{name}, {self.vary} {value:g}",
-                float(self.median[a, k]),
-                unit="steps",
-                note=f"95% band {low[a, k]:.0f} to {high[a, k]:.0f}",
-            )
-            for k, value in enumerate(self.values)
-            for a, name in enumerate(self.algorithms)
-        ] + [Row("runs", runs, note=self.setting)]
+        names = [f"{name}, {self.vary} {value:g}" for value in self.values for name in self.algorithms]
+        bands = [f"95% band {a:.0f} to {b:.0f}" for a, b in zip(low.T.flat, high.T.flat, strict=True)]
+        rows = rows_of_each(names, self.median.T.ravel(), unit="steps", notes=bands)
+        return [*rows, Row("runs", runs, note=self.setting)]
 
 
 def median_rank(samples: int, level: float) -> int:

@@ -112,45 +112,52 @@ def _products(vectors: Sequence[Tensor], along: Tensor | None = None) -> Tensor:
     return total
 
 
-def estimate_gradient(
-    problem: Problem,
-    weights: Tensor,
-    samples: int,
-    seed: int,
-    step: int,
-    comm: Comm | None = None,
-    batch: int = 0,
-) -> Gradient:
-    """g at ``weights``: exact over the whole training set if ``samples`` is 0, else from that many samples.
+@dataclass(frozen=True)
+class GradientEstimator:
+    """g = ∇L at any weights: exact over the whole training set, or from samples drawn anew at each step.
 
-    ``samples`` is a multiple of GROUPS.
+    Each process works on its share of the training set, of its batches, or of the GROUPS independent
+    estimates.
 
-    ``batch`` > 0 says that the loss of a sample depends on the batch it is in: the training set is then cut,
-    once and at random, into batches of at most ``batch`` samples (equal ±1), and L is the mean over these.
-    Estimates draw batches anew; their expectation is the mean over all batches that can be drawn. Each
-    process works on its share of the training set, of its batches, or of the GROUPS independent estimates.
-    The result is in memory of ``comm``, and valid until the next call.
+    Args:
+        problem: the training set.
+        comm: the exchange with other processes; results are in its memory.
+        samples: the number of samples from which g is estimated, a multiple of GROUPS; 0: all, exactly.
+        seed: of the samples.
+        batch: > 0 says that the loss of a sample depends on the batch it is in: the training set is then cut,
+            once and at random, into batches of at most ``batch`` samples (equal ±1), and L is the mean over
+            these. Estimates draw batches anew; their expectation is the mean over all batches that can be
+            drawn.
     """
-    comm = comm or Comm(1)
-    if samples == 0 and batch:
-        cut = fixed_batches(problem.samples, batch, seed)
-        loss, gradient = _summed(problem, weights, cut[comm.share(len(cut))], problem.samples)
-        return Gradient(comm.total(loss)[0], comm.part_sum(gradient, "g")[None], comm)
-    if samples == 0:
-        part = problem.subset(comm.share(problem.samples)) if comm.size > 1 else problem
-        weight = part.terms / problem.terms
-        memory = comm.buffer("gradient", weights)
-        loss, gradient = part.loss_and_gradient(weights, out=memory) if weight else (0.0, memory.zero_())
-        exact = comm.part_sum(gradient.mul_(weight), "g")
-        return Gradient(comm.total(loss * weight)[0], exact[None], comm)
-    draw = generator(seed, "decompose", step)
-    indices = torch.randint(problem.samples, (GROUPS, samples // GROUPS), generator=draw)
-    groups = indices[comm.share(GROUPS)].to(problem.device)
-    rows, losses = weights.new_empty(len(groups), len(weights)), 0.0
-    for row, group in zip(rows, groups, strict=True):
-        loss, row[:] = _summed(problem, weights, _cut(group, batch or len(group)), len(group))
-        losses += loss
-    return Gradient(comm.total(losses)[0] / GROUPS, comm.parts(rows, GROUPS), comm)
+
+    problem: Problem
+    comm: Comm
+    samples: int = 0
+    seed: int = 0
+    batch: int = 0
+
+    def at(self, weights: Tensor, step: int) -> Gradient:
+        """g at ``weights`` (P,) before ``step``; valid until the next call."""
+        problem, comm, batch = self.problem, self.comm, self.batch
+        if self.samples == 0 and batch:
+            cut = fixed_batches(problem.samples, batch, self.seed)
+            loss, gradient = _summed(problem, weights, cut[comm.share(len(cut))], problem.samples)
+            return Gradient(comm.total(loss)[0], comm.part_sum(gradient, "g")[None], comm)
+        if self.samples == 0:
+            part = problem.subset(comm.share(problem.samples)) if comm.size > 1 else problem
+            weight = part.terms / problem.terms
+            memory = comm.buffer("gradient", weights)
+            loss, gradient = part.loss_and_gradient(weights, out=memory) if weight else (0.0, memory.zero_())
+            exact = comm.part_sum(gradient.mul_(weight), "g")
+            return Gradient(comm.total(loss * weight)[0], exact[None], comm)
+        draw = generator(self.seed, "decompose", step)
+        indices = torch.randint(problem.samples, (GROUPS, self.samples // GROUPS), generator=draw)
+        groups = indices[comm.share(GROUPS)].to(problem.device)
+        rows, losses = weights.new_empty(len(groups), len(weights)), 0.0
+        for row, group in zip(rows, groups, strict=True):
+            loss, row[:] = _summed(problem, weights, _cut(group, batch or len(group)), len(group))
+            losses += loss
+        return Gradient(comm.total(losses)[0] / GROUPS, comm.parts(rows, GROUPS), comm)
 
 
 def fixed_batches(samples: int, batch: int, seed: int) -> tuple[Tensor, ...]:
@@ -189,19 +196,11 @@ class Decomposer:
 
     Args:
         stack: computes the learners' gradients.
-        problem: the training set, whose gradient at w_a is g.
-        comm: the learners of this process, and the exchange with other processes.
-        samples: number of samples from which g is estimated; 0: all, exactly.
-        seed: of the samples.
-        batch: > 0 where a sample's loss depends on its batch; see :func:`estimate_gradient`.
+        gradient: gives g.
     """
 
     stack: Stack
-    problem: Problem
-    comm: Comm
-    samples: int = 0
-    seed: int = 0
-    batch: int = 0
+    gradient: GradientEstimator
 
     def begin(
         self,
@@ -230,8 +229,9 @@ class Decomposer:
         Returns:
             The history's columns, given the new weights (n, P) and the learning rate α.
         """
-        comm, theta = self.comm, self.comm.mean(weights)
-        g = estimate_gradient(self.problem, theta, self.samples, self.seed, step, comm, self.batch)
+        comm = self.gradient.comm
+        theta = comm.mean(weights)
+        g = self.gradient.at(theta, step)
         parts: list[Tensor] = []
         if split and at_mean:
             parts = [comm.part_mean(gradients, "g_S")]

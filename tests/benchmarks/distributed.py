@@ -25,7 +25,8 @@ from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import generator
 from tests.benchmarks.harness import MATCHING, judged, on_shaped_link, say, synthetic
 from tests.groups import together
-from tests.test_sharded import GPT, fsdp
+from tests.nets import GPT2
+from tests.test_sharded import fsdp
 
 WIDTHS, LOCAL, STEPS, ROUNDS = [784, 2800, 2800, 10], 256, 10, 9
 
@@ -156,7 +157,7 @@ def report(where: str, needs: dict[str, float]) -> float:
 
 
 # A GPT-2 of 13 million parameters (ours).
-SIZE, SEQUENCES = {"words": 2048, "length": 32, "width": 384, "blocks": 10}, 8
+SIZE, SEQUENCES = {"vocabulary": 2048, "length": 32, "width": 384, "layers": 7, "heads": 2}, 8
 
 
 def status(field: str) -> float:
@@ -168,14 +169,14 @@ def status(field: str) -> float:
 def on_ranks(group: Group, size: dict[str, int]) -> landscape.ShardedProblem:
     """The loss of a GPT-2 under FSDP2, with random weights that do not depend on the number of ranks."""
     with torch.device("meta"):
-        model = fsdp(GPT(**size), group.size)  # no rank ever has it whole
+        model = fsdp(GPT2(**size), group.size)  # no rank ever has it whole
     model.to_empty(device="cpu")
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
             part = torch.randn(p.shape, generator=draw).mul_(0.05).add_(float(p.dim() == 1))
             p.copy_(distribute_tensor(part, p.device_mesh, p.placements))
-    words = torch.randint(size["words"], (SEQUENCES, size["length"] + 1), generator=draw)
+    words = torch.randint(size["vocabulary"], (SEQUENCES, size["length"] + 1), generator=draw)
     words = words.chunk(group.size)[group.rank]
     loss = torch.nn.functional.cross_entropy
     return landscape.ShardedProblem(model, loss, [(words[:, :-1], words[:, 1:])])

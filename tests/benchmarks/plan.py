@@ -16,7 +16,7 @@ from typing import Any
 import torch.distributed as dist
 
 from landscape.training.planning import calibration, plan
-from landscape.training.planning.plan import Link, Machines
+from landscape.training.planning.plan import Machines
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes.recipe import Recipe
 from landscape.training.run.loop import Trainer
@@ -71,12 +71,11 @@ def report(where: str, processes: int, bandwidth: float | None = None) -> plan.C
         mean = {name: statistics.mean(c[name] for c in of_all) for name in of_all[0]}
         costs = plan.Costs(**mean)
         latency, rate = (statistics.mean(e["link"][name] for e in every) for name in ("latency", "bandwidth"))
-        link = Link(latency, bandwidth or rate)
         found = plan.predict(
             chosen("ssgd", processes),
             [processes],
             lambda b, c=costs: c,
-            Machines(link),
+            Machines(latency, bandwidth or rate),
             mixings=["random-matching"],
         )
         used.append((costs, rate))

@@ -86,7 +86,7 @@ def prepare(base: Path) -> None:
 
 
 # What a clock measures, and where something lay.
-_CLOCKED = {"wall_s", "wait_s", "samples_per_s", "seconds", "method"}
+_CLOCKED = {"wall_s", "wait_s", "samples_per_s", "seconds", "method", "path"}
 
 
 def contents(folder: Path) -> dict[str, Any]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gzip
 import io
 import struct
 import tempfile
+import types
 import typing
 import wave
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +63,7 @@ ABOUT = {
 GRID = {"x": np.linspace(-1, 1, 4), "y": np.linspace(-1, 1, 3)}
 
 
-def filled(kind: type[Any], /, **own: Any) -> Any:
+def filled(draw: np.random.Generator, kind: type[Any], /, **own: Any) -> Any:
     """A result with these values; its other arrays are random, 3 along each dimension whose size is not given."""
     hints, sizes = typing.get_type_hints(kind), {d: len(names) for d, names in kind.labels_of.items()}
     own = {f.name: ABOUT[f.name] for f in dataclasses.fields(kind) if f.name in ABOUT} | own
@@ -71,77 +74,83 @@ def filled(kind: type[Any], /, **own: Any) -> Any:
         if field.name in kind.shapes:
             shape = [sizes.get(d, 3) for d in kind.shapes[field.name].replace("+", "").split()]
             texts = tuple(f"{field.name} {i}" for i in range(shape[0]))
-            values[field.name] = RNG.random(shape) + 0.1 if hints[field.name] is Array else texts
+            values[field.name] = draw.random(shape) + 0.1 if hints[field.name] is Array else texts
         elif field.default is field.default_factory is dataclasses.MISSING:
             values[field.name] = {bool: True, int: 9, float: 0.1, str: ""}[hints[field.name]]
     return kind(**values | own)
 
 
-def results() -> dict[str, Any]:
-    """A result of every schema, and a checkpoint; those that need no values of their own are not listed."""
-    two, delay, three = np.array([0.5, 0.6]), np.array([0, 1, 4]), RNG.random((3, 3)) + 0.1
-    done, table = np.ones((3, 4), bool), RNG.random((3, 4))
+@functools.cache
+def results() -> Mapping[str, Any]:
+    """A result of every schema, and a checkpoint, the same ones in every process.
+
+    Those that need no values of their own are not listed.
+    """
+    draw = np.random.default_rng(0)
+    random, made = draw.random, functools.partial(filled, draw)
+    two, delay, three = np.array([0.5, 0.6]), np.array([0, 1, 4]), random((3, 3)) + 0.1
+    done, table = np.ones((3, 4), bool), random((3, 4))
     none = {
         "columns": (),
         "stated_error": np.zeros(0),
         "largest_error": np.zeros(0),
         "log_columns": (),
     }  # all is exact
-    surface = filled(
+    surface = made(
         landscape.Surface, **GRID, **none, done=done, kind="between", span=1.0, bn="center", method="plain", batchnorm=True,
         labels=("one", "two"), explained=two, axes=("a", "b"),
     )  # fmt: skip
     found: dict[str, Any] = {
         "surface": surface,
         "basins": surface.basins(),
-        "hessian_grid": filled(
+        "hessian_grid": made(
             landscape.HessianGrid, **GRID, **none, lambda_min=-table, products=np.ones((3, 4), int), converged=table > 0.1,
             done=done, kind="random",
         ),
-        "line": filled(
+        "line": made(
             landscape.Line, **none, t=np.linspace(0, 1, 5), done=np.ones(5, bool), kind="interpolation", labels=("a", "b"),
         ),
-        "noise": filled(landscape.Noise),
-        "batch_sharpness": filled(landscape.BatchSharpness, local_batch=4, converged=True),
-        "noise_scale": filled(landscape.NoiseScale, gradient="draws", norm2=1.0, learners=3, local_batch=4, learner_draws=5),
-        "spectrum": filled(
-            landscape.Spectrum, values=np.array([2.0, 1.0, -0.5]), lowest=1, nodes=RNG.random((2, 6)),
+        "noise": made(landscape.Noise),
+        "batch_sharpness": made(landscape.BatchSharpness, local_batch=4, converged=True),
+        "noise_scale": made(landscape.NoiseScale, gradient="draws", norm2=1.0, learners=3, local_batch=4, learner_draws=5),
+        "spectrum": made(
+            landscape.Spectrum, values=np.array([2.0, 1.0, -0.5]), lowest=1, nodes=random((2, 6)),
             masses=np.full((2, 6), 1 / 6), matrix="hessian", engine="landscape", parameters=20,
         ),
-        "noise_alignment": filled(landscape.NoiseAlignment, values=np.array([2.0, 1.0]), parameters=20),
+        "noise_alignment": made(landscape.NoiseAlignment, values=np.array([2.0, 1.0]), parameters=20),
         "comparison": comparison(),
-        "sharpness": filled(landscape.Sharpness, kind="worst", parameters=20),
-        "critical_batch": filled(landscape.CriticalBatch, batch=np.array([4, 8]), steps=np.array([20, 10]), loss=np.ones((2, 3))),
-        "learning_coefficient": filled(
-            landscape.LearningCoefficient, rise=RNG.random((3, 8)) + 2, heating=RNG.random((3, 8)) / 9, r_hat=1.0, steps=16,
+        "sharpness": made(landscape.Sharpness, kind="worst", parameters=20),
+        "critical_batch": made(landscape.CriticalBatch, batch=np.array([4, 8]), steps=np.array([20, 10]), loss=np.ones((2, 3))),
+        "learning_coefficient": made(
+            landscape.LearningCoefficient, rise=random((3, 8)) + 2, heating=random((3, 8)) / 9, r_hat=1.0, steps=16,
             burn_in=4, parameters=20, nbeta=4.0,
         ),
-        "disagreement": filled(landscape.Disagreement, values=np.array([2.0, 1.0]), parameters=20),
-        "smoothing": filled(Smoothing, lambda_max=2.0, draws=4),
-        "stability": filled(Stability, delay=delay, limit=three, lambda_max=2.0, momentum=0.9),
-        "minima": filled(Minima, delay=delay, predicted=three, steps=np.full((3, 3), 50), lambda_max=2.0, momentum=0.9),
-        "escape": filled(
-            Escape, times=np.ceil(99 * RNG.random((2, 3, 9))), values=np.array([2.0, 4.0, 8.0]), vary="dimension",
+        "disagreement": made(landscape.Disagreement, values=np.array([2.0, 1.0]), parameters=20),
+        "smoothing": made(Smoothing, lambda_max=2.0, draws=4),
+        "stability": made(Stability, delay=delay, limit=three, lambda_max=2.0, momentum=0.9),
+        "minima": made(Minima, delay=delay, predicted=three, steps=np.full((3, 3), 50), lambda_max=2.0, momentum=0.9),
+        "escape": made(
+            Escape, times=np.ceil(99 * random((2, 3, 9))), values=np.array([2.0, 4.0, 8.0]), vary="dimension",
             algorithms=("ssgd", "dpsgd"), steps=100, label="",
         ),
-        "plan": filled(
+        "plan": made(
             RunTimes, workers=np.array([2, 4, 8]), algorithm=("ssgd", "dpsgd awc", "dpsgd atc"), mixing=("", "ring(1)", "full"),
             recipe="r", learners_per_worker=1, bandwidth=1e9, slow=1.0, all_reduce="ring",
         ),
-        "sweep": filled(
+        "sweep": made(
             Sweep, keys=("lr", "batch"), settings=texts([["0.1", "10"], ["0.2", "10"]]), seeds=texts(["0 1", "0"]),
         ),
-        "checkpoint": checkpoint(),
+        "checkpoint": checkpoint(draw),
     }  # fmt: skip
     known = {type(result) for result in found.values()}
     for name in registry.results:
         kind = registry.results[name]
         if kind not in known and kind.__module__.startswith("landscape.results."):
-            found[name.removeprefix("landscape.")] = filled(kind)
-    return found
+            found[name.removeprefix("landscape.")] = made(kind)
+    return types.MappingProxyType(found)
 
 
-def checkpoint() -> Checkpoint:
+def checkpoint(draw: np.random.Generator) -> Checkpoint:
     """A small run's."""
     steps = np.arange(1.0, 6.0)
     data = {"name": "synthetic", "options": {}, "train": 200, "test": 40, "fingerprint": "0" * 64}
@@ -157,7 +166,7 @@ def checkpoint() -> Checkpoint:
         lr=0.2,
         local_batch=10,
         seed=0,
-        history={name: steps if name == "step" else RNG.random(5) + 0.1 for name in UNITS},
+        history={name: steps if name == "step" else draw.random(5) + 0.1 for name in UNITS},
         buffers={"bn.mean": torch.zeros(4, 3)},
         optimizer={"momentum": torch.zeros(4, 83)},
         shared={"start_norm2": torch.ones(())},

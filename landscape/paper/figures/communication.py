@@ -29,7 +29,7 @@ from landscape.plots.style import color_of
 from landscape.results import base
 from landscape.results.training import RunTimes
 from landscape.training.planning import calibration, plan
-from landscape.training.planning.plan import Costs, Link, Machines, Stragglers
+from landscape.training.planning.plan import Costs, Machines
 from landscape.training.recipes.recipe import Recipe, read
 
 # ---- Predicted run time
@@ -65,7 +65,7 @@ def falls(result: RunTimes) -> list[str]:
 def _runtime(context: Context) -> Drawing:
     sizes = context.sizes
     recipe = read(sizes["recipe"], [f"model.widths=[{sizes['widths']}, 10]", f"name='{sizes['name']}'"])
-    machines = Machines(Link(50e-6, 1.25e9), Stragglers(0.2, 1.0))
+    machines = Machines(latency=50e-6, bandwidth=1.25e9, straggler=0.2)
     mixings = ("full", "ring(1)", "random-matching", "one-peer-exponential")
 
     @functools.cache  # all numbers of workers compute the same: what else the machine does must not differ
@@ -119,7 +119,7 @@ def measure_times(path: str, processes: int, widths: str, rounds: int, steps: in
     """
     recipes, tables = {rule: _recipe(rule, processes, widths) for rule in RULES}, list[RunTimes]()
     for costs, link, seconds in calibration.measure_steps(recipes, processes, rounds, steps):
-        machines = Machines(Link(link.latency, bandwidth or link.bandwidth))
+        machines = Machines(link["latency"], bandwidth or link["bandwidth"])
         known = {LOCAL_BATCH: costs}.__getitem__
         predicted = plan.predict(recipes["ssgd"], [processes], known, machines, mixings=["random-matching"])
         step_s = predicted.step_s.copy()

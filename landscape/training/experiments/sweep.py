@@ -205,21 +205,17 @@ class Runner:
             return [_rank(values.get(key, "")) for key in self.keys]
 
         rows = sorted((s for s, outcomes in self.outcomes.items() if outcomes), key=order)
-        columns: dict[str, list[float]] = {name: [] for name in COLUMNS}
-        for setting in rows:
-            outcomes = list(self.outcomes[setting].values())
-            for name in ("test_loss", "test_error", "best_test_error"):
-                values = [getattr(o, name) for o in outcomes]
+        arrays: dict[str, Any] = {name: np.full(len(rows), math.nan) for name in COLUMNS}
+        for row, setting in enumerate(rows):
+            outcomes = [vars(outcome) for outcome in self.outcomes[setting].values()]
+            for name in outcomes[0]:
+                values = np.array([outcome[name] for outcome in outcomes], dtype=np.float64)
                 with np.errstate(invalid="ignore", over="ignore"):  # a diverged run's loss may be infinite
-                    columns[name].append(float(np.mean(values)))
-                    columns[f"{name}_std"].append(
-                        float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-                    )
-            columns["diverged"].append(sum(o.diverged for o in outcomes))
-            columns["seconds"].append(float(np.mean([o.seconds for o in outcomes])))
+                    arrays[name][row] = values.sum() if name == "diverged" else values.mean()
+                    if len(values) > 1 and f"{name}_std" in arrays:
+                        arrays[f"{name}_std"][row] = values.std(ddof=1)
         seeds = [" ".join(map(str, sorted(self.outcomes[s]))) for s in rows]
         table = [[dict(s).get(key, "") for key in self.keys] for s in rows]
-        arrays: dict[str, Any] = {k: np.array(v, dtype=np.float64) for k, v in columns.items()}
         settings = as_texts(table).reshape(len(rows), len(self.keys))
         return Sweep(keys=tuple(self.keys), settings=settings, seeds=as_texts(seeds), **arrays)
 

@@ -62,15 +62,10 @@ def preconditioner(
     if isinstance(learner, int):
         weights = run.weights[learner]
         state = {key: rows[learner : learner + 1] for key, rows in run.optimizer.items()}
-    else:
-        weights = run.mean
-        state = {key: _mean(key, rows, made.counters) for key, rows in run.optimizer.items()}
+    else:  # counters are equal, and may be whole numbers
+        weights, same = run.mean, made.counters
+        state = {k: t[:1] if k in same else t.mean(0, keepdim=True) for k, t in run.optimizer.items()}
     return made.at(weights.to(problem.weights), state, run.step, run.lr, stream(seed, 0))
-
-
-def _mean(name: str, rows: Tensor, counters: frozenset[str]) -> Tensor:
-    """The mean over the learners (1, …); of counters, which are equal, the first row."""
-    return rows[:1] if name in counters else rows.mean(0, keepdim=True)
 
 
 # Minibatches over which LARS's preconditioner, which depends on the gradient's norm, is averaged (ours).

@@ -16,7 +16,7 @@ from landscape.core.devices import kept_randomness
 from landscape.core.errors import InputError, LandscapeError
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
-from landscape.training.decomposition import Gradient, estimate_gradient, fixed_batches, step_columns
+from landscape.training.decomposition import Gradient, GradientEstimator, fixed_batches, step_columns
 from landscape.training.instruments.base import MeasuredRun, Monitoring
 from landscape.training.own_loop.flat import Tracked, check_module, preconditioner, stability_limit
 from landscape.training.processes.comm import Comm
@@ -61,7 +61,7 @@ class Observer:
         half = first is not None and first.is_floating_point() and first.dtype.itemsize < 4
         how["dtype"] = torch.float32 if half else None
         self._device = first.device if first is not None else torch.device("cpu")
-        self._data, self._comm, self._samples, self._seed = (data, test), Comm(1), samples, seed
+        self._data = data, test
         self._start: tuple[Tensor, Gradient] | None = None
         norm = has_batchnorm(module)
         if norm and isinstance(data, Dataset):
@@ -74,24 +74,25 @@ class Observer:
                 raise InputError(f"test: {error}") from error
             self.parameters = Parameters(module, self.train)
             # With BatchNorm, what the steps are compared with depends on the batches.
-            self._objective, self._batch = self.train, 0
+            self._objective = self.train
             _check_drawn("samples", samples, self.train)
             if norm and self.train.indexed:
                 _check_batch(batch)
             if norm:
                 self._objective = self.train.with_batchnorm("train", max(2, batch))
-                self._batch = batch if self.train.indexed else 0
             values = {"samples": Monitor.samples if self.train.indexed else 0, **monitor}
             table = build_table(Monitor, values, "monitor.")
             _check_drawn("monitor.samples", table.samples, self.train)
             self.monitor = self._monitoring(table, seed, batch * processes, optimizer)
+        cut = batch if norm and self.train.indexed else 0
+        self._gradient = GradientEstimator(self._objective, Comm(1), samples, seed, cut)
 
     def _monitoring(self, table: Monitor, seed: int, batch: int, optimizer: Any) -> Monitoring:
         """The instruments; a step has ``batch`` samples."""
         run = MeasuredRun(
             table,
             self._objective,
-            self._comm,
+            Comm(1),
             seed,
             batch=batch,
             stability_limit=stability_limit(optimizer),
@@ -107,10 +108,7 @@ class Observer:
         with self._undisturbed():
             self.parameters.show(self._objective.model)
             theta = self.parameters.flat()
-            g = estimate_gradient(
-                self._objective, theta, self._samples, self._seed, step, self._comm, self._batch
-            )
-        self._start = theta, g
+            self._start = theta, self._gradient.at(theta, step)
 
     def forget(self) -> None:
         """Forget the step that was started."""
@@ -199,7 +197,7 @@ def _check_drawn(name: str, samples: int, problem: Problem) -> None:
 
 
 def _in_batches(data: Dataset[Any], batch: int, seed: int) -> DataLoader[Any]:
-    """The samples of ``data`` in the batches that :func:`estimate_gradient` cuts tensors into.
+    """The samples of ``data`` in the batches that :class:`.GradientEstimator` cuts tensors into.
 
     Their statistics are those of batches drawn at random, as in training, in whatever order the samples are
     stored. A data set that gives its samples one after another keeps its order.

@@ -146,9 +146,7 @@ class Recorder:
         module = unwrapped(model) if isinstance(model, nn.Module) else model  # type: ignore[redundant-expr]
         self._sharded = isinstance(module, nn.Module) and is_sharded(module)  # type: ignore[redundant-expr]
         self._idle = self._closed = self._rank > 0 and not self._sharded
-        self._step: contextlib.AbstractContextManager[None] = StepContext(self)
         if self._idle:
-            self._step = contextlib.nullcontext()
             return
         if not self._sharded:  # whose ranks see it together
             check_folder(self.folder, resume=resume is not False)
@@ -260,9 +258,32 @@ class Recorder:
                 if self._closed
                 else "step: it needs a with statement of its own, with recorder.step(): optimizer.step()"
             )
-        if not self._idle:
-            self._phase = ASKED
-        return self._step
+        if self._idle:
+            return contextlib.nullcontext()
+        self._phase = ASKED
+        return self._recorded()
+
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """Record the step that is made inside, if it is due."""
+        if self.steps + 1 >= self._next:
+            with self._timed():
+                self._before()
+        self._phase = INSIDE
+        try:
+            yield
+        except BaseException:
+            self._broken = True
+            self._observer.forget()
+            raise
+        finally:
+            self._phase = IDLE
+        self._broken = False
+        self.steps += 1
+        if self.steps >= self._next:
+            with self._timed():
+                self._after()
+            self._tell_share()
 
     def _due_after(self, step: int) -> int:
         """The next step after ``step`` at which there is something to do."""
@@ -287,7 +308,7 @@ class Recorder:
         line = f"{self.folder}: what is measured every {steps} steps takes {share:.0%} of the time"
         if share > LARGE_SHARE and self._spent > LONG:
             advice = "a larger every= or sharpness=, or samples=, takes less"
-            warnings.warn(f"{line}; {advice}", RecorderWarning, stacklevel=3)
+            warnings.warn(f"{line}; {advice}", RecorderWarning, stacklevel=4)
         elif self._spent > DELAY and os.environ.get("LANDSCAPE_PROGRESS") != "0":
             print(line, file=sys.stderr)
 
@@ -509,35 +530,6 @@ IDLE, ASKED, INSIDE = 0, 1, 2
 
 class RecorderWarning(UserWarning):
     """The recorded numbers may not be those that the user means."""
-
-
-class StepContext:
-    """The context of ``with recorder.step():``, one object for all steps: a step costs two comparisons."""
-
-    __slots__ = ("_recorder",)
-
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-
-    def __enter__(self) -> None:
-        recorder = self._recorder
-        if recorder.steps + 1 >= recorder._next:
-            with recorder._timed():
-                recorder._before()
-        recorder._phase = INSIDE
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        recorder = self._recorder
-        recorder._phase = IDLE
-        recorder._broken = kind is not None
-        if kind is not None:
-            recorder._observer.forget()
-            return
-        recorder.steps += 1
-        if recorder.steps >= recorder._next:
-            with recorder._timed():
-                recorder._after()
-            recorder._tell_share()
 
 
 def number(name: str, value: Any) -> float:

@@ -19,7 +19,6 @@ from landscape.problem.shards import whole
 from landscape.training.decomposition import Gradient
 from landscape.training.own_loop.flat import DefaultGroup, rank_and_size
 from landscape.training.own_loop.observer import Observer, Parameters
-from landscape.training.processes.comm import Comm
 from landscape.training.recipes.recipe import Monitor, build_table
 
 
@@ -46,7 +45,7 @@ class ShardedObserver(Observer):
             if given:
                 raise InputError(f"{name}: not allowed in a recorder of a sharded model")
         self._data, self._device = (data, test), next(module.parameters()).device
-        self._start, self._comm = None, Comm(1)
+        self._start = None
         with self._undisturbed():
             self._shards: Any = Problem(module, loss, data, **how)
             self.train = self._objective = self._shards
@@ -62,6 +61,7 @@ class ShardedObserver(Observer):
         self._start = self.parameters.flat(), Gradient(loss, g[None], comm)
 
     def state(self, step: int) -> dict[str, Tensor]:
+        self._group.step = step  # which an error of the exchange that follows names
         return {}  # vectors of this rank
 
     def agreed(self, due: bool) -> bool:

@@ -19,7 +19,7 @@ from landscape.core import files
 from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.options import toml_text
+from landscape.core.options import ends_in, toml_text
 from landscape.problem.layout import unwrapped
 from landscape.training.algorithms.base import Rule
 from landscape.training.own_loop import flat as loop
@@ -351,8 +351,7 @@ def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
 
 def _check_writable(path: Path) -> None:
     """Raise LandscapeError where ``path`` cannot be written, before the others begin to send."""
-    if path.suffix != ".h5":
-        raise InputError(f"path: {path} is not allowed, its name must end in .h5")
+    ends_in("path", path, [".h5"])
     files.make_folder(path.parent)
     if path.is_dir():
         raise OperationError(f"{path}: is a folder, a file is needed")

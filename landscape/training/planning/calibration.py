@@ -27,10 +27,8 @@ from landscape.results.training import RunTimes
 from landscape.training.algorithms.ssgd import SSGD
 from landscape.training.planning.plan import (
     Costs,
-    Link,
     Machines,
     Scaling,
-    Stragglers,
     local_batch,
     predict,
 )
@@ -120,7 +118,10 @@ def plan(
     for name, value, least in (("bandwidth", bandwidth, None), ("latency", latency, 0)):
         if value is not None:
             positive(name, value, least=least)
-    stragglers, say = Stragglers(straggler, slow), message or (lambda line: None)
+    say = message or (lambda line: None)
+    machines = Machines(
+        latency or 0.0, bandwidth or 1.0, straggler, slow, learners_per_worker, all_reduce, exchange_loss
+    )
     chosen = chosen_recipe(recipe, settings, allow_code)
     assert chosen is not None
     # Its name would otherwise stand for other settings.
@@ -143,8 +144,8 @@ def plan(
         return found
 
     size = costs(local_batch(chosen, workers[0] * learners_per_worker, scaling)).size
-    link = _link(size, bandwidth, latency, max(2, per_machine), say)
-    machines = Machines(link, stragglers, learners_per_worker, all_reduce, exchange_loss=exchange_loss)
+    latency, bandwidth = _link(size, latency, bandwidth, max(2, per_machine), say)
+    machines = dataclasses.replace(machines, latency=latency, bandwidth=bandwidth)
     return predict(
         chosen, workers, costs, machines, mixings=mixings, scaling=scaling, message=say,
         progress=taken(progress),
@@ -152,19 +153,19 @@ def plan(
 
 
 def _link(
-    size: int, bandwidth: float | None, latency: float | None, processes: int, say: Callable[[str], None]
-) -> Link:
-    """The link between workers; what is None is measured over loopback by messages of ``size`` bytes."""
+    size: int, latency: float | None, bandwidth: float | None, processes: int, say: Callable[[str], None]
+) -> tuple[float, float]:
+    """Latency and bandwidth between workers; what is None is measured over loopback by ``size`` bytes."""
     origins = [
         f"measured over loopback, {processes} processes" if value is None else "given"
-        for value in (bandwidth, latency)
+        for value in (latency, bandwidth)
     ]
     if bandwidth is None or latency is None:
         measured = measure_link(size, processes)
-        bandwidth = measured.bandwidth if bandwidth is None else bandwidth
-        latency = measured.latency if latency is None else latency
-    say(f"bandwidth {8e-9 * bandwidth:.3g} Gbit/s ({origins[0]}); latency {in_words(latency)} ({origins[1]})")
-    return Link(latency, bandwidth)
+        bandwidth = measured["bandwidth"] if bandwidth is None else bandwidth
+        latency = measured["latency"] if latency is None else latency
+    say(f"bandwidth {8e-9 * bandwidth:.3g} Gbit/s ({origins[1]}); latency {in_words(latency)} ({origins[0]})")
+    return latency, bandwidth
 
 
 def in_words(seconds: float) -> str:
@@ -315,13 +316,14 @@ def _calibrate(
     return vars(calibrate(recipe, learners_per_worker, local_batch, data_dir=data_dir, ready=ready))
 
 
-def measure_link(size: int, processes: int = 2) -> Link:
-    """Latency and bandwidth over loopback, of ``processes`` that exchange ``size`` bytes all at once.
+def measure_link(size: int, processes: int = 2) -> dict[str, float]:
+    """The latency (s) and bandwidth (bytes/s) over loopback, of ``processes`` that exchange ``size`` bytes.
 
     Each sends to the next and receives from the one before, as an exchange of ``Comm`` does.
     Raises OperationError where the processes cannot meet.
     """
-    return Link(**_at_once(processes, "exchange", [size], "bandwidth, latency"))
+    link: dict[str, float] = _at_once(processes, "exchange", [size], "bandwidth, latency")
+    return link
 
 
 def _exchange(group: Group, size: int) -> dict[str, float]:
@@ -344,7 +346,7 @@ def _exchange(group: Group, size: int) -> dict[str, float]:
 
 def measure_steps(
     recipes: Mapping[str, Recipe], processes: int, rounds: int, steps: int
-) -> list[tuple[Costs, Link, dict[str, float]]]:
+) -> list[tuple[Costs, dict[str, float], dict[str, float]]]:
     """The costs, the link and the seconds a step of each of ``recipes``, by round, of ``processes`` at once.
 
     Args:
@@ -358,7 +360,7 @@ def measure_steps(
     """
     tomls = {name: recipe.to_toml() for name, recipe in recipes.items()}
     found = _at_once(processes, "steps", [tomls, rounds, steps], "processes")
-    return [(Costs(**costs), Link(**link), seconds) for costs, link, seconds in found]
+    return [(Costs(**costs), link, seconds) for costs, link, seconds in found]
 
 
 def _steps(group: Group, tomls: dict[str, str], rounds: int, steps: int) -> list[list[dict[str, float]]]:

@@ -73,93 +73,71 @@ class Costs:
     linear: bool
 
 
+ALL_REDUCE = ("ring", "recursive-doubling", "recursive-halving")
+
+
 @dataclass(frozen=True)
-class Link:
-    """A worker's network link: ``latency`` α (s) and ``bandwidth`` β (bytes a second)."""
+class Machines:
+    """The machines that a run is predicted for; no stragglers by default (ours), as nothing is known of them.
+
+    A worker's seconds of computing are times f = F (1 + s E) with E ~ Exp(1) drawn anew each step, the
+    shifted exponential of Lee et al. 2018 ("Speeding up distributed machine learning using codes"); of W such
+    workers the slowest takes 1 + s H_W on average, H_W = Σ_{i ≤ W} 1/i. F is ``slow`` for worker 0, else 1.
+
+    Attributes:
+        latency, bandwidth: α (s) and β (bytes a second) of each worker's link.
+        straggler: s.
+        slow: the F of worker 0.
+        learners_per_worker: by default 1, as the paper's "16 GPUs (learners)".
+        all_reduce: the algorithm of :meth:`all_reduce_s`; the default is gloo's.
+        exchange_loss: whether all workers get the loss of each step, as landscape.training.run.loop does (the
+            default).
+
+    Raises InputError for a number or a name that is not allowed.
+    """
 
     latency: float
     bandwidth: float
+    straggler: float = 0.0
+    slow: float = 1.0
+    learners_per_worker: int = 1
+    all_reduce: str = "ring"
+    exchange_loss: bool = True
+
+    def __post_init__(self) -> None:
+        positive("straggler", self.straggler, least=0)
+        positive("slow", self.slow, least=1)
+        choose("all_reduce", self.all_reduce, ALL_REDUCE)
 
     def message(self, size: float) -> float:
         """Seconds for one message of ``size`` bytes: α + S/β."""
         return self.latency + size / self.bandwidth
 
+    def all_reduce_s(self, workers: int, size: float) -> float:
+        """Seconds that W workers take to sum S bytes, from when the last of them begins.
 
-ALL_REDUCE = ("ring", "recursive-doubling", "recursive-halving")
+        - "ring": 2(W − 1)α + 2 (W − 1)/W · S/β. That of gloo, for any size.
+        - "recursive-doubling": ⌊log₂ W⌋ (α + S/β).
+        - "recursive-halving", Rabenseifner's: 2⌊log₂ W⌋α + 2 (V − 1)/V · S/β, V = 2^⌊log₂ W⌋.
 
+        The latter two take 2(α + S/β) more where W is no power of two (Thakur et al. 2005, section 4.5).
 
-def all_reduce(kind: str, workers: int, size: float, link: Link) -> float:
-    """Seconds that W workers take to sum S bytes, from when the last of them begins.
+        Example:
+            >>> round(Machines(latency=1e-4, bandwidth=1e9).all_reduce_s(workers=4, size=1e6), 6)
+            0.0021
+        """
+        if self.all_reduce == "ring":
+            return 2 * (workers - 1) * self.message(size / workers)
+        rounds = workers.bit_length() - 1
+        core, rest = 1 << rounds, 2 * (workers != 1 << rounds)
+        if self.all_reduce == "recursive-doubling":
+            return (rounds + rest) * self.message(size)
+        moved = 2 * (core - 1) / core * size / self.bandwidth
+        return 2 * rounds * self.latency + moved + rest * self.message(size)
 
-    Example:
-        >>> round(all_reduce("ring", workers=4, size=1e6, link=Link(latency=1e-4, bandwidth=1e9)), 6)
-        0.0021
-
-    - "ring": 2(W − 1)α + 2 (W − 1)/W · S/β. That of gloo, for any size.
-    - "recursive-doubling": ⌊log₂ W⌋ (α + S/β).
-    - "recursive-halving", Rabenseifner's: 2⌊log₂ W⌋α + 2 (V − 1)/V · S/β, V = 2^⌊log₂ W⌋.
-
-    The latter two take 2(α + S/β) more where W is no power of two (Thakur et al. 2005, section 4.5). Raises
-    InputError for another ``kind``.
-    """
-    if choose("all_reduce", kind, ALL_REDUCE) == "ring":
-        return 2 * (workers - 1) * link.message(size / workers)
-    rounds = workers.bit_length() - 1
-    core, rest = 1 << rounds, 2 * (workers != 1 << rounds)
-    if kind == "recursive-doubling":
-        return (rounds + rest) * link.message(size)
-    moved = 2 * (core - 1) / core * size / link.bandwidth
-    return 2 * rounds * link.latency + moved + rest * link.message(size)
-
-
-@dataclass(frozen=True)
-class Stragglers:
-    """A worker's seconds of computing, times f = F (1 + s E) with E ~ Exp(1) drawn anew each step.
-
-    The shifted exponential of Lee et al. 2018 ("Speeding up distributed machine learning using codes"), s the
-    ``coefficient``; of W such workers the slowest takes 1 + s H_W on average, H_W = Σ_{i ≤ W} 1/i. F is
-    ``slow`` for worker 0 and 1 for all others. No stragglers is the default (ours): nothing is known of a
-    machine that was not measured. Raises InputError for a number that is not allowed.
-    """
-
-    coefficient: float = 0.0
-    slow: float = 1.0
-
-    def __post_init__(self) -> None:
-        positive("straggler", self.coefficient, least=0)
-        positive("slow", self.slow, least=1)
-
-    def fixed(self, workers: int) -> Array:
+    def factors(self, workers: int) -> Array:
         """F (W,)."""
         return np.array([self.slow] + [1.0] * (workers - 1))
-
-    def mean(self, workers: int) -> float:
-        """The mean of f over workers and steps."""
-        return float(self.fixed(workers).mean()) * (1 + self.coefficient)
-
-
-@dataclass(frozen=True)
-class Machines:
-    """The machines that a run is predicted for.
-
-    Attributes:
-        link: of each worker.
-        stragglers: none by default.
-        learners_per_worker: by default 1, as the paper's "16 GPUs (learners)".
-        all_reduce: a name of :func:`all_reduce`; the default is gloo's.
-        exchange_loss: whether all workers get the loss of each step, as landscape.training.run.loop does (the
-            default).
-    """
-
-    link: Link
-    stragglers: Stragglers = Stragglers()
-    learners_per_worker: int = 1
-    all_reduce: str = "ring"
-    exchange_loss: bool = True
-
-    def all_reduce_s(self, workers: int, size: float) -> float:
-        """Seconds of an all-reduce of ``size`` bytes over ``workers``."""
-        return all_reduce(self.all_reduce, workers, size, self.link)
 
 
 @dataclass(frozen=True)
@@ -196,7 +174,7 @@ def step_time(
     gradient: float,
     update: float,
     workers: int,
-    stragglers: Stragglers,
+    machines: Machines,
     *,
     loss_exchange_s: float | None = None,
     seed: int = 0,
@@ -220,18 +198,18 @@ def step_time(
         exchanges: those of the steps in turn.
         gradient, update: seconds of computing, without stragglers.
         workers: W.
-        stragglers: the distribution of f_j.
+        machines: the distribution of f_j.
         loss_exchange_s: seconds of the all-reduce of the last step's loss; None: there is none.
         seed: of the drawn f_j.
         steps: simulated steps; the time is that of the last worker over the second half of them. The error
             is that of RUNS independent runs; without randomness there is one, and the error is 0.
     """
-    rng, f = np.random.default_rng(seed), stragglers.fixed(workers)
-    fixed, runs = f, RUNS if stragglers.coefficient else 1
+    rng, f, late = np.random.default_rng(seed), machines.factors(workers), machines.straggler
+    fixed, runs = f, RUNS if late else 1
     now, half = np.zeros((runs, workers)), np.zeros(runs)
     for t in range(1, steps + 1):
-        if stragglers.coefficient:
-            f = fixed * (1 + stragglers.coefficient * rng.standard_exponential((runs, workers)))
+        if late:
+            f = fixed * (1 + late * rng.standard_exponential((runs, workers)))
         exchange = exchanges[(t - 1) % len(exchanges)]
         start = exchange.done(now) if order == "before" else now
         done = start + f * gradient
@@ -280,9 +258,9 @@ def decentralised(spec: str, costs: Costs, workers: int, machines: Machines, see
     """DPSGD in both orders with the mixing ``spec``; InputError where so many learners cannot have it."""
     per_worker = machines.learners_per_worker
     mixing = Mixing(spec, workers * per_worker, seed)
-    exchanges, seconds, received, host = [Exchange(0.0)], [0.0], [0], [0.0]
+    exchanges, received, host = [Exchange(0.0)], [0], [0.0]
     if workers > 1:
-        exchanges, seconds, received, host = [], [], [], []
+        exchanges, received, host = [], [], []
         for step in range(1, (len(mixing.cycle) or MATCHINGS) + 1):
             clock = time.perf_counter()
             matrix = mixing.matrix(step)
@@ -293,16 +271,15 @@ def decentralised(spec: str, costs: Costs, workers: int, machines: Machines, see
             exchange, most = Exchange(machines.all_reduce_s(workers, costs.size)), 0
             if not is_all_reduce:
                 waits, sent, receives = messages(matrix, per_worker)
-                busy = np.maximum(sent, receives) * machines.link.message(costs.size)
+                busy = np.maximum(sent, receives) * machines.message(costs.size)
                 exchange, most = Exchange.between(waits, busy), int(receives.max())
             exchanges.append(exchange)
-            seconds.append(float(np.max(exchange.busy)))
             received.append(most)
     # What a process takes to find out what to exchange; a worker with several learners mixes these, too.
     mixed = statistics.mean(received) + (per_worker if per_worker > 1 else 0)
     more = statistics.median(host) + mixed * costs.mix
     orders: tuple[tuple[str, Order], ...] = (("awc", "during"), ("atc", "after"))
-    mean = statistics.mean(seconds)
+    mean = statistics.mean(float(np.max(exchange.busy)) for exchange in exchanges)
     return [Case(f"dpsgd {name}", spec, order, exchanges, mean, more) for name, order in orders]
 
 
@@ -367,13 +344,8 @@ def predict(
             progress((k + (i + 1) / len(cases)) / len(workers))
     columns: dict[str, Any] = {key: tuple(row[key] for row in rows) for key in rows[0]}
     columns |= {key: np.array(columns[key]) for key in columns.keys() - {"algorithm", "mixing"}}
-    link, stragglers = machines.link, machines.stragglers
-    return RunTimes(
-        **columns, recipe=recipe.name, parameters=measured.parameters,
-        learners_per_worker=machines.learners_per_worker, bandwidth=link.bandwidth, latency=link.latency,
-        straggler=stragglers.coefficient, slow=stragglers.slow, all_reduce=machines.all_reduce,
-        exchange_loss=machines.exchange_loss, seed=recipe.seed,
-    )  # fmt: skip
+    columns |= {"recipe": recipe.name, "parameters": measured.parameters, "seed": recipe.seed}
+    return RunTimes(**columns, **vars(machines))
 
 
 def planned_topologies() -> list[str]:
@@ -386,15 +358,16 @@ def _row(
     recipe: Recipe, case: Case, costs: Costs, workers: int, local_batch: int, machines: Machines
 ) -> dict[str, Any]:
     """The columns of :class:`.RunTimes` for one case but "speedup", which compares cases."""
-    n, stragglers = workers * machines.learners_per_worker, machines.stragglers
+    n = workers * machines.learners_per_worker
     gradient = costs.gradient + (n - machines.learners_per_worker) * local_batch * costs.draw
     update = costs.update + case.more
     logged = machines.all_reduce_s(workers, LOGGED) if machines.exchange_loss else None
     seconds, error = step_time(
-        case.order, case.exchanges, gradient, update, workers, stragglers, loss_exchange_s=logged,
+        case.order, case.exchanges, gradient, update, workers, machines, loss_exchange_s=logged,
         seed=recipe.seed,
     )  # fmt: skip
     steps = math.ceil(recipe.steps * recipe.batch / (n * local_batch))
+    computing = machines.factors(workers).mean() * (1 + machines.straggler) * (gradient + update)
     return {
         "workers": workers,
         "algorithm": case.algorithm,
@@ -406,7 +379,7 @@ def _row(
         "step_error": error,
         "steps": steps,
         "run_s": steps * seconds,
-        "waiting": 1 - stragglers.mean(workers) * (gradient + update) / seconds,
+        "waiting": 1 - computing / seconds,
         "samples_per_s": n * local_batch / seconds,
         "efficiency": (costs.gradient + costs.update) / seconds,
     }

@@ -21,7 +21,7 @@ from landscape.gradients.learners import Stack, Training
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.training import optimizer
-from landscape.training.decomposition import Columns, Decomposer
+from landscape.training.decomposition import Columns, Decomposer, GradientEstimator
 from landscape.training.instruments.base import Monitoring, of_run
 from landscape.training.processes.comm import Comm
 from landscape.training.processes.process_group import Group
@@ -102,9 +102,8 @@ class Trainer:
         if has_batchnorm(self.train.model):
             batch = recipe.local_batch // recipe.accumulate
             objective = self.train.with_batchnorm("train", batch)
-        self.decomposer = Decomposer(
-            self.stack, objective, self.comm, recipe.decompose.samples, recipe.seed, batch
-        )
+        g = GradientEstimator(objective, self.comm, recipe.decompose.samples, recipe.seed, batch)
+        self.decomposer = Decomposer(self.stack, g)
         second = functools.partial(self.minibatches.second_gradient, self.stack)
         self.monitor: Monitoring = of_run(recipe, objective, self.comm, self.optimizer, second)
         self.history = setup.History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
