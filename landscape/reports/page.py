@@ -132,7 +132,7 @@ def build(given: Contents, title: str = "") -> Page:
 
 
 def _ran(given: Contents) -> str:
-    """What was run, in a sentence: the settings with their runs and steps, and the results."""
+    """Sentences that list the settings with their runs and steps, and the results."""
     words = []
     for setting in seed_groups(given.runs):
         runs = [given.runs[k].checkpoint for k in setting.places]
