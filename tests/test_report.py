@@ -25,7 +25,7 @@ from plotly import graph_objects
 import landscape
 from landscape.analysis.noise import noise as compute_noise
 from landscape.analysis.planes import learners_plane
-from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
 from landscape.cli import analysis
 from landscape.cli import report as report_command
 from landscape.core.errors import OperationError
@@ -365,6 +365,34 @@ def test_seeds_of_one_setting_are_one(runs: Path, tmp_path: Path) -> None:
     lines = curves.lines_of(two.runs)
     assert lines[0]["color"] == lines[1]["color"] != lines[2]["color"]
     assert lines[0]["dash"] != lines[1]["dash"]
+
+
+def test_three_seeds_are_drawn_as_their_median_in_a_band() -> None:
+    steps, setting = np.arange(4.0), contents.SeedGroup("A", "#123456", (0, 1, 2))
+    runs = [(steps, steps + 1), (steps, steps + 4), (steps[1:], steps[1:] + 2)]
+    band, line = curves._band(setting, runs, "train_loss", log=True)
+    assert (line["x"], line["y"]) == ([1, 2, 3], [3, 4, 5])
+    assert (band["x"], band["y"]) == ([1, 2, 3, 3, 2, 1], [5, 6, 7, 4, 3, 2])
+    assert "meta" not in line  # it is shown whatever runs are chosen
+    assert curves._band(setting, runs[:2], "train_loss", log=True) == []
+
+
+def test_the_page_begins_with_a_picture_and_what_was_run(made: contents.Contents, tmp_path: Path) -> None:
+    shown = page.build(made)
+    assert shown.first
+    assert shown.first.kind == "contour"
+    assert shown.ran.startswith("Runs: SSGD (")
+    assert "Surface" in shown.ran
+    assert all(section.shows for section in shown.sections)
+    one = made.runs[0].checkpoint
+    other = dataclasses.replace(one, algorithm=RECORDED, data=one.data | {"name": ""})
+    path = tmp_path / "last.h5"  # without step files beside it
+    loop = dataclasses.replace(made.runs[0], checkpoint=other, path=path, name="mine, step 20")
+    alone = page.build(contents.Contents((loop,), ()))
+    assert alone.title == "mine, step 20"
+    commands = [m.command for section in alone.sections for m in section.missing]
+    assert any("save_every" in command for command in commands)
+    assert not any("landscape train" in command for command in commands)
 
 
 def test_frames_are_the_projections_of_the_learners(made: contents.Contents, runs: Path) -> None:

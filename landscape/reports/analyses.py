@@ -208,7 +208,11 @@ def scrubber_section(contents: Contents) -> tuple[Section, list[dict[str, Any]]]
     if without:
         names = "; ".join(run.name for run in without[:NAMED])
         few = f"There are fewer than {FEWEST} checkpoints step-*.h5 next to {names}."
-        missing.append(Missing(few, "landscape train RECIPE --set checkpoint.every=50"))
+        trained = any(run.checkpoint.has_recipe for run in without)
+        advice = (
+            "landscape train RECIPE --set checkpoint.every=50" if trained else "Recorder(…, save_every=50)"
+        )
+        missing.append(Missing(few, advice))
     text = (
         "Each dot is a learner, the star is their mean w_a, the line is the path of w_a. All are "
         "projected onto the plane. The distance from the plane stands below. The contour is that of "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -12,12 +13,13 @@ import numpy as np
 from landscape.core.hdf5 import Array
 from landscape.plots import style
 from landscape.plots.training import LIMITS, PANELS, column_of, unit_of
-from landscape.reports.contents import Run, lines_of
+from landscape.reports.contents import Run, SeedGroup, lines_of, seed_groups
 from landscape.reports.parts import Chart, Missing, Section, axis, listed, trace
 from landscape.results.shown import WINDOW, running_quartiles
 
 BUCKETS = 400  # of a curve: its lowest and highest point in each are drawn, two for each pixel (ours)
 MANY = 40  # rows of a noisy curve above which its running median is drawn, too (ours)
+FEWEST = 3  # runs of a setting for a median and a band (ours)
 # Of logarithmic axes: their lower end relative to the median (a spread that is 0 but for rounding would make
 # all else one line), and the decades below which ticks have decimal labels (ours).
 FLOOR, SHORT = 1e-5, 4.0
@@ -66,8 +68,9 @@ def section(runs: Sequence[Run]) -> Section:
     text = (
         f"Of a curve with more than {2 * BUCKETS} points, the lowest and the highest in each of {BUCKETS} "
         "stretches are drawn, so that every peak is there. Of noisy quantities, thick lines are running "
-        f"medians over {100 * WINDOW:g}% of the steps. Dashed lines are the rules' limits, dotted ones the "
-        "learning rates. A "
+        f"medians over {100 * WINDOW:g}% of the steps. Of a setting with {FEWEST} runs or more the median is "
+        "drawn, in a band of all runs (of noisy quantities, between the quartiles). Dashed lines are the "
+        "rules' limits, dotted ones the learning rates. A "
         f"logarithmic axis leaves zeros and negative values out, and begins at {FLOOR:g} of the median or "
         "above (drag it to see what is below)."
     )
@@ -93,7 +96,9 @@ def _chart(runs: Sequence[Run], column: str) -> Chart | None:
     traces, words, shown = [], [], []
     title, unit = PANELS[column][0], style.in_brackets(unit_of(column)).strip(" ()")
     title, log = title[0].upper() + title[1:], PANELS[column][1] == "log"
-    lines = lines_of(runs)
+    lines, settings = lines_of(runs), banded(runs)
+    for setting in settings:
+        traces += _band(setting, [values_of(runs[k], column) for k in setting.places], column, log)
     for k, (run, line) in enumerate(zip(runs, lines, strict=True)):
         x, y = values_of(run, column)
         if log and (y > 0).any():
@@ -122,12 +127,49 @@ def _chart(runs: Sequence[Run], column: str) -> Chart | None:
         yaxis["range"] = [-0.25 * top, 1.5 * top]
     for k, (run, line) in enumerate(zip(runs, lines, strict=True)):
         x, y = values_of(run, beside)
-        if len(y):
-            own = line | {"dash": dash}
-            traces.append(_trace(f"{name} {run.name}", k, _corners(x, y), own, 1.2, 0.9))
+        of = next((s for s in settings if k in s.places), None)
+        if len(y) and (of is None or k == of.places[0]):  # the runs of a setting have one limit
+            shown_for, own = None if of else k, line | {"dash": dash}
+            label = f"{name} {of.name if of else run.name}"
+            traces.append(_trace(label, shown_for, _corners(x, y), own, 1.2, 0.9))
     alt = f"{title} by step: {'; '.join(words)}."
     layout = {"xaxis": axis("step"), "yaxis": yaxis}
     return Chart(f"curve-{column}", title, alt, {"data": traces, "layout": layout})
+
+
+def banded(runs: Sequence[Run]) -> list[SeedGroup]:
+    """The settings with so many runs that their median and a band are drawn in place of each run."""
+    return [setting for setting in seed_groups(runs) if len(setting.places) >= FEWEST]
+
+
+def _band(
+    setting: SeedGroup, given: Sequence[tuple[Array, Array]], column: str, log: bool
+) -> list[dict[str, Any]]:
+    """The median of a setting's runs by step, in a band: all runs; of noisy quantities, the quartiles."""
+    several = [(x, y) for x, y in given if len(y) and y.any()]
+    if len(several) < FEWEST:
+        return []
+    if column in _NOISY:
+        at, (low, middle, high) = running_quartiles(
+            *(np.concatenate(part) for part in zip(*several, strict=True))
+        )
+    else:
+        at = functools.reduce(np.intersect1d, [x for x, _ in several])
+        together = np.array([y[np.isin(x, at)] for x, y in several])
+        low, middle, high = np.quantile(together, (0, 0.5, 1), axis=0)
+    kept = np.flatnonzero(low > 0) if log else np.arange(len(at))
+    if not len(kept):
+        return []
+    kept = kept[np.unique(np.linspace(0, len(kept) - 1, BUCKETS).astype(int))]
+    around = np.concatenate([kept, kept[::-1]])
+    edge = np.concatenate([high[kept], low[kept][::-1]])
+    what = "quartiles" if column in _NOISY else "all runs"
+    filled = trace(
+        "scatter", f"{setting.name}, {what}", mode="lines", x=at[around], y=edge, fill="toself", opacity=0.25,
+        fillcolor=setting.color, line={"width": 0, "color": setting.color}, hoverinfo="skip",
+    )  # fmt: skip
+    name, line = f"{setting.name}, median of {len(several)}", {"color": setting.color}
+    return [filled, _trace(name, None, (at[kept], middle[kept]), line, 2.5, 1)]
 
 
 def _log_axis(values: Array) -> dict[str, Any]:
@@ -145,13 +187,18 @@ def _log_axis(values: Array) -> dict[str, Any]:
 
 
 def _trace(
-    name: str, run: int, points: tuple[Array, Array], line: dict[str, str], width: float, opacity: float
+    name: str,
+    run: int | None,
+    points: tuple[Array, Array],
+    line: dict[str, str],
+    width: float,
+    opacity: float,
 ) -> dict[str, Any]:
-    """A line of one run; ``meta`` is the run's place, by which the page hides it."""
+    """A line of one run; ``meta`` is the run's place, by which the page hides it, or None."""
     x, y = points
     return trace(
         "scatter", name, mode="lines" if len(x) > 1 else "markers", x=x, y=y, line={**line, "width": width},
-        marker={"color": line["color"]}, opacity=opacity, meta=run,
+        marker={"color": line["color"]}, opacity=opacity, **({} if run is None else {"meta": run}),
     )  # fmt: skip
 
 

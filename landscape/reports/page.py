@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from matplotlib.colors import to_hex
 
 from landscape._version import __version__
 from landscape.core.files import printable, read_regular, write_text
@@ -14,11 +18,13 @@ from landscape.core.options import ends_in
 from landscape.core.registry import optional
 from landscape.paper import gallery
 from landscape.plots.style import paper_name
+from landscape.plots.surface import CMAP
 from landscape.reports import analyses, contents, curves, findings
-from landscape.reports.contents import Contents, lines_of
+from landscape.reports.contents import NAMED, Contents, lines_of, seed_groups
 from landscape.reports.parts import Page, Picture, Section, Table, chart_text, script_json, text_cells
 
 MAX_BYTES = 1 << 26  # of a picture that is read (ours)
+COLORS = 17  # of the pictures' scale, between which Plotly interpolates (ours: no step is seen)
 
 
 def figures_page(folder: Path) -> Page:
@@ -113,12 +119,30 @@ def build(given: Contents, title: str = "") -> Page:
         findings.section(given),
     ]
     lines = zip(given.runs, lines_of(given.runs), strict=True)
-    runs = [{"name": run.name, **line} for run, line in lines]
-    data = analyses.data(given) | {"scrubbers": scrubbers, "runs": runs}
-    # What a section says is about what it shows.
-    worded = (s if s.shows else replace(s, paragraphs=()) for s in sections)
-    shown = tuple(s for s in worded if s.shows or s.missing)
-    return Page(title or _title(given), findings.sentences(given), shown, data)
+    in_bands = {k for setting in curves.banded(given.runs) for k in setting.places}
+    runs = [{"name": run.name, "grouped": k in in_bands, **line} for k, (run, line) in enumerate(lines)]
+    colors = [to_hex(CMAP(share)) for share in np.linspace(0, 1, COLORS)]
+    data = analyses.data(given) | {"scrubbers": scrubbers, "runs": runs, "colors": colors}
+    # What is missing of sections that would show nothing else stands at the end.
+    shown = [s for s in sections if s.shows]
+    missing = tuple(m for s in sections for m in (() if s.shows else s.missing))
+    shown[-1] = replace(shown[-1], missing=(*shown[-1].missing, *missing))
+    name = title or _title(given)
+    return Page(name, findings.sentences(given), tuple(shown), data, _ran(given))
+
+
+def _ran(given: Contents) -> str:
+    """Sentences that list the settings with their runs and steps, and the results."""
+    words = []
+    for setting in seed_groups(given.runs):
+        runs = [given.runs[k].checkpoint for k in setting.places]
+        steps = " and ".join(f"{step:,}" for step in sorted({run.step for run in runs}))
+        several = f"{len(runs)} seeds, " if len(runs) > 1 else ""
+        words.append(f"{setting.name} ({several}{steps} steps)")
+    kinds = Counter(type(result).__name__ for result, _ in given.found)
+    results = [f"{count} {kind}" for kind, count in kinds.items()]
+    parts = {"Runs": words, "Results": results}
+    return " ".join(f"{name}: {'; '.join(texts)}." for name, texts in parts.items() if texts)
 
 
 def write(page: Page, path: str | Path) -> None:
@@ -177,7 +201,9 @@ def _image(png: bytes) -> str:
 
 def _title(given: Contents) -> str:
     names = dict.fromkeys(run.checkpoint.algorithm for run in given.runs)
-    data = dict.fromkeys(run.checkpoint.data["name"] or "unknown data" for run in given.runs)
+    data = filter(None, dict.fromkeys(run.checkpoint.data["name"] for run in given.runs))
     if not names:
         return "Loss landscape"
-    return f"{' and '.join(map(paper_name, names))} on {', '.join(data)}"
+    if not any(run.checkpoint.has_recipe for run in given.runs):
+        return ", ".join(run.name for run in given.runs[:NAMED])
+    return " on ".join(filter(None, (" and ".join(map(paper_name, names)), ", ".join(data))))

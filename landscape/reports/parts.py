@@ -109,12 +109,19 @@ class Section:
 
 @dataclass(frozen=True)
 class Page:
-    """A whole page: its title, findings in words, sections, and the data that its script draws."""
+    """A whole page: its title, findings, sections, the data that its script draws, and what was run."""
 
     title: str
     findings: tuple[str, ...]
     sections: tuple[Section, ...]
     data: dict[str, Any] = field(default_factory=dict)
+    ran: str = ""
+
+    @property
+    def first(self) -> Chart | None:
+        """The chart beside the findings: the first contour, or else the first one."""
+        charts = [chart for section in self.sections for chart in section.charts]
+        return next((c for c in charts if c.kind == "contour"), charts[0] if charts else None)
 
 
 def number(value: float, error: float = math.nan) -> Cell:

@@ -4,7 +4,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const root = document.documentElement;
 const find = (id) => document.getElementById(id);
 const all = (selector, from = document) => [...from.querySelectorAll(selector)];
-const COLORS = ["#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725"];
+const COLORS = data.colors ?? []; // those of the pictures
 const SCALE = COLORS.map((color, k) => [k / (COLORS.length - 1), color]);
 const CONFIG = {
   responsive: true, displaylogo: false, showSendToCloud: false, showEditInChartStudio: false,
@@ -40,9 +40,20 @@ function themed(layout) {
   return { showlegend: false, margin, ...layout, template: { layout: base } };
 }
 
+let smoothing = 0; // the weight of what is before, in an exponential moving average without its bias
+function smoothed(trace) {
+  if (!smoothing || typeof trace.meta !== "number" || !trace.mode?.includes("lines")) return trace;
+  let [sum, weight] = [0, 0];
+  const y = trace.y.map((value) => {
+    if (value === null) return null;
+    [sum, weight] = [smoothing * sum + value, smoothing * weight + 1];
+    return sum / weight;
+  });
+  return { ...trace, y };
+}
 function draw(div, figure) {
   drawn.set(div, figure);
-  return Plotly.react(div, figure.data, themed(structuredClone(figure.layout)), CONFIG); // Plotly changes what it gets
+  return Plotly.react(div, figure.data.map(smoothed), themed(structuredClone(figure.layout)), CONFIG); // Plotly changes what it gets
 }
 
 // Surfaces
@@ -97,7 +108,7 @@ function contourTrace(k) {
   return {
     type: "contour", x: surface.x, y: surface.y, z: heights(k), zmin: scale.low, zmax: scale.high, zauto: false,
     autocontour: false, contours: { start: scale.start, end: scale.end, size: scale.size, coloring: "heatmap" },
-    colorscale: SCALE, showscale: false, line: { width: 0.6, color: "rgba(0,0,0,0.55)" }, hoverinfo: "none",
+    colorscale: SCALE, showscale: false, line: { width: 0.6, color: "rgba(0,0,0,0.55)" }, hoverinfo: "none", customdata: surface.z,
   };
 }
 function contourFigure(k) {
@@ -354,12 +365,59 @@ all("[data-runs]").forEach((box) => data.runs.forEach((run, k) => {
   label.insertAdjacentHTML("beforeend", `<svg viewBox="0 0 36 8" aria-hidden="true"><line x1="0" x2="36" y1="4" y2="4" stroke="${run.color}" stroke-width="3" stroke-dasharray="${dashes}"/></svg>`);
   label.append(run.name);
   box.append(label);
-  input.addEventListener("change", () => all("[data-chart]", box.parentElement).forEach((figure) => {
-    const { figure: { data: traces } } = data.charts[figure.dataset.chart];
-    traces.forEach((trace) => { if (trace.meta === k) trace.visible = input.checked; });
-    draw(figure.querySelector(".plot"), data.charts[figure.dataset.chart].figure);
-  }));
+  input.addEventListener("change", () => { run.hidden = !input.checked; redraw(); });
 }));
+const [single, slider] = [find("single"), find("smoothing")];
+const curves = Object.entries(data.charts ?? {}).filter(([name]) => name.startsWith("curve-")).map(([, chart]) => chart.figure);
+function choose() { // of a setting with a band, single runs are shown on demand
+  curves.forEach((figure) => figure.data.forEach((trace) => {
+    const run = data.runs[trace.meta];
+    if (run) trace.visible = !run.hidden && (!run.grouped || single.checked);
+  }));
+  all("[data-runs]").forEach((box) => { box.hidden = !single.checked && data.runs.every((run) => run.grouped); });
+}
+function redraw() {
+  choose();
+  drawn.forEach((figure, div) => { if (curves.includes(figure)) draw(div, figure); });
+}
+if (single) {
+  find("single-label").hidden = !data.runs.some((run) => run.grouped);
+  single.addEventListener("change", redraw);
+  slider.addEventListener("input", () => { smoothing = Number(slider.value); redraw(); });
+  choose();
+}
+
+// Pictures and numbers of a chart, and its scale
+function save(text, name) {
+  const url = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
+  Object.assign(document.createElement("a"), { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+function csv(figure) {
+  const cell = (value) => typeof value === "string" ? `"${plain(value).replaceAll('"', '""')}"` : value ?? "";
+  const rows = figure.data.flatMap((trace) => trace.z
+    ? trace.y.flatMap((y, i) => trace.x.map((x, j) => [trace.name ?? "loss", x, y, (trace.customdata ?? trace.z)[i][j]]))
+    : [...(trace.y ?? [])].map((y, i) => [trace.name ?? "", trace.x?.[i] ?? i, y, ""]));
+  return [["name", "x", "y", "z"], ...rows].map((row) => row.map(cell).join(",")).join("\n") + "\n";
+}
+function toggleLog(figure) {
+  const axis = figure.layout.yaxis;
+  figure.layout.yaxis = axis.type === "log" ? { title: axis.title, type: "linear" } : { title: axis.title, type: "log", exponentformat: "power" };
+}
+all("[data-chart]").forEach((box) => {
+  const [div, name] = [box.querySelector(".plot"), box.dataset.chart];
+  const image = (format) => Plotly.downloadImage(div, { format, filename: name, scale: format === "png" ? 2 : 1 });
+  const tools = { PNG: () => image("png"), SVG: () => image("svg"), CSV: () => save(csv(drawn.get(div)), `${name}.csv`) };
+  if (name.startsWith("curve-")) tools.Log = () => { const figure = drawn.get(div); toggleLog(figure); draw(div, figure); };
+  const row = Object.assign(document.createElement("div"), { className: "tools" });
+  row.append(...Object.entries(tools).map(([text, run]) => {
+    const button = Object.assign(document.createElement("button"), { type: "button", textContent: text });
+    button.setAttribute("aria-label", text === "Log" ? "Logarithmic or linear" : `Save as ${text}`);
+    button.addEventListener("click", () => { if (drawn.has(div)) run(); });
+    return button;
+  }));
+  box.querySelector("figcaption").after(row);
+});
 all("th button").forEach((button) => button.addEventListener("click", () => {
   const th = button.parentElement, place = [...th.parentElement.children].indexOf(th), body = th.closest("table").tBodies[0];
   const down = th.getAttribute("aria-sort") === "ascending";
