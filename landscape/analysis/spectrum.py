@@ -22,7 +22,7 @@ from landscape.curvature import search as searches
 from landscape.curvature import trace as traces
 from landscape.curvature.eigenvalues import Matrix, ends_need, top_need
 from landscape.curvature.hessian import Part, Preconditioner
-from landscape.curvature.lanczos import small_eigh
+from landscape.curvature.lanczos import combine, small_eigh
 from landscape.curvature.operators import ALONE, SymmetricMatrix
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, RitzPairs, SearchOptions
 from landscape.evaluation import needs
@@ -338,7 +338,8 @@ def _block(chosen: Matrix, slots: tuple[Slot, ...], result: searches.SearchResul
     """The block with the ``count`` Ritz vectors of its search that have most of the trace."""
     values, turn = small_eigh(result.t)
     largest = np.argsort(-np.abs(values))[: count if np.isfinite(values).all() else 0]
-    known = torch.from_numpy(turn[:, largest].T.copy()).to(result.basis) @ result.basis
+    known = result.basis.new_empty(len(largest), result.basis.shape[1])
+    combine(result.basis, turn[:, largest].T, known)
     doubt = traces.doubt_of(chosen.exact[1])
     return Block(slots, known, float(values[largest].sum()), len(known) * doubt(known) if doubt else 0.0)
 

@@ -53,16 +53,20 @@ def small_eigh(t: Array) -> tuple[Array, Array]:
     return values.numpy(), s.numpy()
 
 
-def combine(rows: Sequence[Tensor] | Tensor, weights: Array) -> None:
-    """Write the combinations ``weights`` (m, n), m ≤ n, of the first n rows (P,) into the first m.
+def combine(
+    rows: Sequence[Tensor] | Tensor, weights: Array, into: Sequence[Tensor] | Tensor | None = None
+) -> None:
+    """Write the combinations ``weights`` (m, n), m ≤ n, of the first n rows (P,) into m rows.
 
-    In parts of COLUMNS numbers: another such matrix would take much memory.
+    These are the first of the same rows, if no others are given. COLUMNS numbers of each at once: another
+    such matrix would take much memory, and a product of all at once takes a copy of it besides.
     """
+    into = rows if into is None else into
     for first in range(0, len(rows[0]), COLUMNS):
-        parts = [row[first : first + COLUMNS] for row in rows[: weights.shape[1]]]
-        mixed = torch.from_numpy(weights.copy()).to(parts[0]) @ torch.stack(parts)
-        for part, new in zip(parts, mixed, strict=False):
-            part.copy_(new)
+        part = slice(first, first + COLUMNS)
+        old = torch.stack([row[part] for row in rows[: weights.shape[1]]])
+        for row, new in zip(into, torch.from_numpy(weights.copy()).to(old) @ old, strict=False):
+            row[part] = new
 
 
 def negligible(beta: float, radius: float, dtype: torch.dtype) -> bool:
@@ -173,7 +177,8 @@ def krylov(
         torch.div(w, beta, out=vectors[j + 1])
         del w  # before the next product
         j += 1
-    ritz = torch.from_numpy(s[:, chosen]).to(start).T @ vectors[: j + 1]
+    ritz = start.new_empty(len(chosen), len(start))
+    combine(vectors, s[:, chosen].T, ritz)
     found = values[chosen], ritz, products, converged, invariant, radius
     t = t[: j + 1, : j + 1]
     return KrylovSpace(*found, vectors[: j + 1], t, w, first or (t, beta))
