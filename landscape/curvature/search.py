@@ -279,7 +279,7 @@ def search_eigenpairs(start: Tensor, wanted: SearchOptions) -> Search:
             break
         del space  # its basis, before the next one
     pairs = vectors[torch.from_numpy(chosen).to(start.device)]  # a copy
-    pairs /= ranks.norm(pairs)[:, None]
+    pairs /= ranks.norm(pairs).to(pairs)[:, None]  # of two precisions, all would be converted
     levels = {sign: at + _slack(at, residual_tol, radius) for sign, at in floors.items()}
     complete = good and all(bounds[sign] <= level for sign, level in levels.items())
     known = wanted, (-bounds[-1], bounds[1]), complete, checks
