@@ -88,26 +88,33 @@ PART = 2**16
 
 
 def inner(a: Tensor, b: Tensor) -> Tensor:
-    """The inner products of the rows of ``a`` (…, P) and of ``b`` (…, P), summed in float64.
+    """The inner products of the rows of ``a`` (…, P) and of ``b`` (…, P).
 
     Example:
         >>> inner(torch.ones(2, 100), torch.ones(100)).tolist()
         [100.0, 100.0]
     """
-    parts = zip(torch.split(a, PART, -1), torch.split(b, PART, -1), strict=True)
-    return torch.stack([double(torch.inner(x, y)) for x, y in parts]).sum(0)
+    pairs = zip(torch.split(a, PART, -1), torch.split(b, PART, -1), strict=True)
+    return _sum([x @ (y.mT if y.dim() > 1 else y) for x, y in pairs])
 
 
 def vector_norm(v: Tensor) -> Tensor:
-    """The Euclidean norms of the rows of ``v`` (…, P), summed in float64.
+    """The Euclidean norms of the rows of ``v`` (…, P).
 
     Example:
         >>> vector_norm(torch.ones(2, 100)).tolist()
         [10.0, 10.0]
     """
-    parts = [double(torch.linalg.vector_norm(x, dim=-1)) for x in torch.split(v, PART, -1)]
-    found: Tensor = torch.linalg.vector_norm(torch.stack(parts), dim=0)
-    return found
+    if v.shape[-1] <= PART:
+        return torch.linalg.vector_norm(v, dim=-1)
+    return _sum([torch.linalg.vector_norm(x, dim=-1).square() for x in torch.split(v, PART, -1)]).sqrt()
+
+
+def _sum(parts: list[Tensor]) -> Tensor:
+    """The sum in the widest precision, given in that of the parts."""
+    if len(parts) == 1:
+        return parts[0]
+    return torch.stack(parts).sum(0, dtype=widest_dtype(parts[0].device)).to(parts[0])
 
 
 def synchronize(device: torch.device) -> None:

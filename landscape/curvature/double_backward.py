@@ -19,9 +19,9 @@ from landscape.core import devices
 from landscape.core.devices import double, widest_dtype
 from landscape.core.errors import InputError, LandscapeError, ProblemWarning
 from landscape.core.options import expect
-from landscape.problem.batches import own_outputs
+from landscape.problem.batches import own_outputs, recomputes
 from landscape.problem.checks import moved
-from landscape.problem.layout import Slot, backward, gradients, placed, put
+from landscape.problem.layout import Slot, backward, differentiable, gradients, placed, put
 from landscape.problem.problem import Problem
 
 LOW = (torch.bfloat16, torch.float16)
@@ -198,13 +198,20 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
 def _slope(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, Tensor]:
     """The loss of the first chunk at ``at``, and its gradient (P,) in ``slots``, zero elsewhere.
 
-    It is taken as in training, which is right where the backward pass computes outputs again, too.
+    Where the backward pass computes outputs again it is taken as in training; else with leaves in place of
+    the parameters, as a module that is used twice may keep leaves of one pass in the next.
     """
-    x, y, _, seed = next(problem.parts())
-    with placed(problem.model, problem.layout, at) as own:
-        with torch.enable_grad(), problem.evaluating(seed):
-            value = problem.criterion(own_outputs(problem, x), y)
-        parts = dict(zip(own, backward(value, list(own.values())), strict=True))
+    if recomputes(problem.model):
+        x, y, _, seed = next(problem.parts())
+        with placed(problem.model, problem.layout, at) as own:
+            with torch.enable_grad(), problem.evaluating(seed):
+                value = problem.criterion(own_outputs(problem, x), y)
+            parts = dict(zip(own, backward(value, list(own.values())), strict=True))
+    else:
+        own = {k: v.detach().clone().requires_grad_() for k, v in problem.layout.views(at).items()}
+        with torch.enable_grad():
+            value = differentiable(first_loss(problem, own))
+        parts = dict(zip(own, gradients(value, list(own.values())), strict=True))
     part = torch.cat([parts[slot.name].flatten() for slot in slots])
     return float(value.detach()), put(torch.zeros_like(at), slots, part)
 

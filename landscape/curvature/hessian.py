@@ -27,6 +27,8 @@ from landscape.problem.sharded import on_ranks
 
 # Random vectors of the test of symmetry; one of their 6 pairs alone might miss an asymmetry (ours).
 VECTORS = 4
+# Bytes of weights beyond which products take the problem's own (ours).
+SHARED = 2**28
 
 Part = str | Sequence[str] | None
 
@@ -242,8 +244,9 @@ class HessianOperator(SymmetricOperator):
         self.problem = problem.at(weights)
         self.dtype, self.device = problem.dtype, problem.device
         self.arithmetic = str(problem.dtype).removeprefix("torch.")
-        kept = weights if weights is problem.weights else weights.clone()
-        self._leaves = {k: v.detach() for k, v in problem.layout.views(kept).items()}
+        # Copies are aligned in memory, so that kernels round alike on all devices; large ones are too much.
+        views, own = problem.layout.views(weights), weights is problem.weights and weights.nbytes > SHARED
+        self._leaves = {k: v.detach() if own else v.detach().clone() for k, v in views.items()}
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
         self._graphs: list[tuple[Chunk, float]] = []
         self._budget = min(self._graph_bytes, spare())

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.core.devices import double
+from landscape.core.devices import PART, double
 from landscape.core.hdf5 import Array
 from landscape.curvature.operators import ALONE, Ranks
 from landscape.evaluation.needs import basis_of_room, least_basis
@@ -67,6 +67,16 @@ def combine(
         old = torch.stack([row[part] for row in rows[: weights.shape[1]]])
         for row, new in zip(into, torch.from_numpy(weights.copy()).to(old) @ old, strict=False):
             row[part] = new
+
+
+def gram(rows: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
+    """The inner products (m, n) of two lists of vectors (P,) in float64, PART numbers of each at once."""
+    total = torch.zeros(len(rows), len(others), dtype=torch.float64)
+    for first in range(0, len(rows[0]), PART):
+        part = slice(first, first + PART)
+        a, b = (torch.stack([v[part] for v in vectors]) for vectors in (rows, others))
+        total += (a @ b.T).cpu()
+    return total
 
 
 def negligible(beta: float, radius: float, dtype: torch.dtype) -> bool:

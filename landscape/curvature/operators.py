@@ -47,12 +47,12 @@ class Ranks:
         return values
 
     def inner(self, a: Tensor, b: Tensor) -> Tensor:
-        """The inner products of the rows of ``a`` and of ``b`` in float64, see :func:`.inner`."""
+        """The inner products of the rows of ``a`` and of ``b``, see :func:`.inner`."""
         return self.total(inner(a, b))
 
     def norm(self, v: Tensor) -> Tensor:
-        """The norm of a vector, or the norms of the rows of a matrix, in float64."""
-        return self.total(vector_norm(v).square()).sqrt()
+        """The norm of a vector, or the norms of the rows of a matrix, see :func:`.vector_norm`."""
+        return vector_norm(v)
 
     def size(self, v: Tensor) -> int:
         """The number of dimensions of the space of ``v``."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.core.devices import inner
+from landscape.core.devices import double
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
@@ -20,6 +20,7 @@ from landscape.curvature.lanczos import (
     NEAR_ZERO,
     KrylovSpace,
     combine,
+    gram,
     krylov,
     orthogonalise,
     outer_indices,
@@ -367,15 +368,14 @@ def verify_and_refine(
         return torch.sub(images[chosen[i]], vectors[chosen[i]], alpha=at[i])
 
     for step in range(CORRECTIONS + 1):
-        pairs = torch.stack([torch.stack([inner(v, image) for image in images]) for v in vectors])
-        t = ranks.total(pairs).cpu().numpy()
+        t = ranks.total(gram(vectors, images)).cpu().numpy()
         values, turn = small_eigh((t + t.T) / 2)
         combine(vectors, turn.T)
         combine(images, turn.T)
         mixing = mixing @ turn
         chosen = outer_indices(values, result.wanted.low, result.wanted.high)
         at = values[chosen]
-        found = torch.stack([ranks.norm(gap(i)) for i in range(len(at))]).cpu()
+        found = double(torch.stack([ranks.norm(gap(i)) for i in range(len(at))])).cpu()
         doubt = 0 * found
         if errors:  # which may be below the rounding of the vectors
             doubt = torch.from_numpy(np.abs(mixing[:, chosen]).T @ np.array(errors)) + rounding

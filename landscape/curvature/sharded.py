@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from landscape.core.devices import vector_norm
 from landscape.core.errors import InputError
 from landscape.curvature.differences import Differences, Gradient
 from landscape.curvature.operators import Ranks, SymmetricOperator, qr
@@ -25,6 +26,9 @@ class ShardedRanks(Ranks):
 
     def total(self, values: Tensor) -> Tensor:
         return self.problem.total(values)
+
+    def norm(self, v: Tensor) -> Tensor:
+        return self.total(vector_norm(v).square()).sqrt()
 
     def size(self, v: Tensor) -> int:
         return self.problem.size

@@ -174,26 +174,26 @@ import dataclasses
 from typing import Annotated, ClassVar
 
 @dataclasses.dataclass(frozen=True)
-class Heights(Result):
+class Growths(Result):
     schema: ClassVar[str] = "landscape.mine.heights"
     table: ClassVar[str] = "child"
     height: Annotated[np.ndarray, "child", "m"]
     label: str = ""
 
-@draws(Heights)
-def draw_heights(results, title=""):
+@draws(Growths)
+def draw_growths(results, title=""):
     figure, (ax,) = panels(1, 1, 4.0, 3.0)
     for each in results:
         ax.plot(each.height)
-    return finish(figure, title or "Heights", "", [])
+    return finish(figure, title or "Growths", "", [])
 
-heights = Heights(np.array([0.75, 0.9]), label="two children")
+heights = Growths(np.array([0.75, 0.9]), label="two children")
 heights
 """,
-        ["Heights: two children", "height  0.75 to 0.9 m"],
+        ["Growths: two children", "height  0.75 to 0.9 m"],
     ),
-    ("class Depths(Heights):\n    schema = 'mine.depths'", ["InputError", "landscape.NAME"]),
-    ("heights.plot().get_suptitle()", ["Heights"]),
+    ("class Depths(Growths):\n    schema = 'mine.depths'", ["InputError", "landscape.NAME"]),
+    ("heights.plot().get_suptitle()", ["Growths"]),
     ("heights.save('heights.h5'); landscape.load('heights.h5').to_dataframe().shape", ["(2, 1)"]),
     ("$ landscape plot heights.h5 -o heights.png", ["heights.png"]),
 ]
