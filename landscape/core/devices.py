@@ -106,7 +106,8 @@ def vector_norm(v: Tensor) -> Tensor:
         [10.0, 10.0]
     """
     if v.shape[-1] <= PART:
-        return torch.linalg.vector_norm(v, dim=-1)
+        found: Tensor = torch.linalg.vector_norm(v, dim=-1)
+        return found
     return _sum([torch.linalg.vector_norm(x, dim=-1).square() for x in torch.split(v, PART, -1)]).sqrt()
 
 
