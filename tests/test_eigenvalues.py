@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import landscape
-from landscape import InputError, Problem
+from landscape import InputError, OperationError, Problem
 from landscape.core.devices import inner, vector_norm
 from landscape.curvature import eigenvalues
 from landscape.curvature.chain_hessian import ChainHessian
@@ -472,3 +472,14 @@ def test_sums_of_millions_of_float32_numbers_keep_their_digits() -> None:
     assert abs(float(inner(v[None], v)[0]) / exact - 1) < 1e-5
     q = ALONE.orthonormal(v[None])
     assert abs(float(q.double().norm()) - 1) < 1e-5
+
+
+def test_large_weights_are_not_copied_and_must_not_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problems.mlp()
+    plain = problem.hessian() @ problem.weights
+    monkeypatch.setattr("landscape.curvature.hessian.SHARED", 0)
+    h = problem.hessian()
+    torch.testing.assert_close(h @ problem.weights, plain)
+    problem.weights.mul_(2)
+    with pytest.raises(OperationError, match=r"^weights: they were changed in place .* again"):
+        h @ problem.weights

@@ -247,6 +247,7 @@ class HessianOperator(SymmetricOperator):
         # Copies are aligned in memory, so that kernels round alike on all devices; large ones are too much.
         views, own = problem.layout.views(weights), weights is problem.weights and weights.nbytes > SHARED
         self._leaves = {k: v.detach() if own else v.detach().clone() for k, v in views.items()}
+        self._shared = (weights, weights._version) if own else None
         self._active = [self._leaves[slot.name].requires_grad_() for slot in self.slots]
         self._graphs: list[tuple[Chunk, float]] = []
         self._budget = min(self._graph_bytes, spare())
@@ -283,6 +284,10 @@ class HessianOperator(SymmetricOperator):
         """The products with the rows; the sum over the chunks is in the precision of the rows."""
         if self.derivatives == "differences":
             return torch.stack([self.differences.product(row) for row in rows]).to(rows)
+        if self._shared and self._shared[0]._version != self._shared[1]:
+            raise OperationError(
+                "weights: they were changed in place after the operator was made, call hessian() again"
+            )
         sizes, total = [slot.size for slot in self.slots], torch.zeros_like(rows)
         split = [torch.split(row, sizes) for row in rows]
         every = [[p.to(a).view(a.shape) for p, a in zip(v, self._active, strict=True)] for v in split]
