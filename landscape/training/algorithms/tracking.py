@@ -95,10 +95,10 @@ class D2(Rule):
         refused, m = f"algorithm.mixing: '{mixing}' is not allowed with d2", self.mixing.cycle
         if len(m) != 1 or not np.allclose(m[0], m[0].T, rtol=0, atol=1e-9):
             raise InputError(f"{refused}, the matrix must be symmetric and the same in every step")
-        if self.mixing.omega_min <= -1 / 3 + 1e-9:
+        if (least := self.mixing.omega_min) <= -1 / 3 + 1e-9:
             raise InputError(
-                f"{refused} and {learners} learners: its smallest eigenvalue is {self.mixing.omega_min:.4g} and "
-                f"must be above -1/3, as that of lazy(0.5, {mixing}) is"
+                f"{refused} and {learners} learners, the smallest eigenvalue is {least:.4g} and must be above "
+                "-1/3; lazy(a, FORM) raises it"
             )
 
     def start(self, weights: Tensor) -> None:
