@@ -299,7 +299,7 @@ def test_rules_that_end_at_the_minimum_of_the_mean_loss(name: str, mixing: str, 
 @pytest.mark.parametrize(
     ("mixing", "why"),
     [
-        ("hypercube", "smallest eigenvalue is -0.5 "),
+        ("hypercube", "smallest eigenvalue -0.5 "),
         ("exponential", "symmetric"),
         ("random-matching", "same"),
     ],

@@ -97,7 +97,7 @@ class D2(Rule):
             raise InputError(f"{refused}, the matrix must be symmetric and the same in every step")
         if (least := self.mixing.omega_min) <= -1 / 3 + 1e-9:
             raise InputError(
-                f"{refused} and {learners} learners, the smallest eigenvalue is {least:.4g} and must be above "
+                f"{refused} and {learners} learners, its smallest eigenvalue {least:.4g} must be above "
                 "-1/3; lazy(a, FORM) raises it"
             )
 
