@@ -1,4 +1,4 @@
-"""Topologies that average exactly after some steps with few neighbours a step, and EquiTopo's."""
+"""Topologies that average exactly after some steps with few neighbors a step, and EquiTopo's."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hyper_hypercube(n: int, k: int) -> list[Array]:
 
 @topologies.add("base")
 def base(n: int, k: int = 1) -> list[Array]:
-    """base, base(k): the Base-(k+1) graph, at most k neighbours a step, k = 1 if not given.
+    """base, base(k): the Base-(k+1) graph, at most k neighbors a step, k = 1 if not given.
 
     It averages exactly after at most 2 log n / log(k + 1) + 2 steps, whatever n is (Takezawa et al. 2023,
     Algorithms 2 and 3).
