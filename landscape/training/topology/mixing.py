@@ -287,7 +287,7 @@ class Mixing:
 
     @cached_property
     def shares_modes(self) -> bool:
-        """Whether the matrices of the cycle have their modes in common: one matrix, or circulant ones."""
+        """Say whether the matrices of the cycle have their modes in common: one matrix, or circulant ones."""
         n = self.learners
         shift = (np.arange(n)[:, None] - np.arange(n)) % n  # equal along a diagonal of a circulant matrix
         return len(self.cycle) < 2 or all(np.abs(m - m[shift, 0]).max() <= _ROUNDING for m in self.cycle)
