@@ -36,7 +36,7 @@ def hyper_hypercube(n: int, k: int) -> list[Array]:
     """
     _check_peers(n, k)
     if _smooth_part(n, k) != n:
-        raise InputError(f"no prime factor of their number may be above k + 1 = {k + 1}; base(k) takes any")
+        raise InputError(f"their prime factors must be at most k + 1 = {k + 1}; base(k) takes any number")
     return _cubes(n, k)
 
 
