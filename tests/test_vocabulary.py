@@ -142,7 +142,7 @@ OPTIONS = {
     "report": "analyse",
     "sharpness": "not_adaptive",
     "stability": "from_delay from_momentum from_form from_batch",
-    "watch": "once every",
+    "watch": "every once open",
 }
 
 
