@@ -128,7 +128,7 @@ def read(given: Any) -> Contents:
 
 
 def latest(folder: Path, kind: type[base.Result]) -> Contents:
-    """The results of the newest file in ``folder`` that holds some of ``kind``; notes on damaged newer ones."""
+    """The results of the newest file in ``folder`` that holds ``kind``; notes on damaged newer files."""
     others = set(folder.glob("*.h5")).difference(run_folder.named_like_a_run(folder))
     notes: list[str] = []
     for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
