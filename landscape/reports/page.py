@@ -187,7 +187,7 @@ def render(page: Page) -> str:
     environment = jinja2.Environment(finalize=_visible, **strict, **lines)
     template = environment.from_string(_part("template.html"))
     charts = [chart for section in page.sections for chart in section.charts]
-    scripts = [_part("report.js")]
+    scripts = [_part("report.js"), *([_part("live.js")] if page.live else [])]
     if charts or any(section.widget for section in page.sections):
         plotly = optional("plotly.offline", "a report", EXTRA).get_plotlyjs()
         scripts.insert(0, plotly.replace("</script", "<\\/script"))

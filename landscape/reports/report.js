@@ -432,23 +432,18 @@ all("th button").forEach((button) => button.addEventListener("click", () => {
   body.append(...[...body.rows].sort((p, q) => (down ? -1 : 1) * (order(key(p), key(q)) || 0)));
 }));
 
-// A page of landscape watch: its curves are drawn anew, and the page is loaded anew if anything else changed
+// Of a page of landscape watch: the curves of other data are drawn; false where more than they has changed
 const besides = ({ charts, surfaces }) => JSON.stringify([Object.keys(charts), surfaces]);
-async function refresh() {
-  let next;
-  try { next = await (await fetch("data")).json(); } catch {
-    find("ran").textContent += " (landscape watch has ended)";
-    return;
-  }
-  if (besides(next) !== besides(data)) { location.reload(); return; }
+globalThis.takeData = async (next) => {
+  if (besides(next) !== besides(data)) return false;
   find("ran").textContent = next.ran;
   find("findings").replaceChildren(...next.findings.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
   data.charts = next.charts;
   if (single) choose();
   await Promise.all(all("[data-chart]").filter(({ dataset }) => !("surface" in dataset)).map((box) =>
     draw(box.querySelector(".plot"), data.charts[box.dataset.chart].figure)));
-  setTimeout(refresh, 1000 * data.every);
-}
+  return true;
+};
 
 // Charts are drawn one after another, those in sight first, so that the page can be read meanwhile
 const waiting = all("[data-chart]").map((figure) => {
@@ -469,7 +464,6 @@ const rest = () => new Promise((done) => (window.requestIdleCallback ?? ((f) => 
     await rest();
   }
   root.dataset.ready = "1";
-  if (data.every) setTimeout(refresh, 1000 * data.every);
 })();
 let before = "light";
 addEventListener("beforeprint", () => {
