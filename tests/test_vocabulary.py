@@ -141,6 +141,7 @@ OPTIONS = {
     "plot": "log linear levels vmax cmap dpi animate film_grid frames fps",
     "report": "analyse",
     "sharpness": "not_adaptive",
+    "topologies": "parameters",
     "stability": "from_delay from_momentum from_form from_batch",
     "watch": "every once open",
 }
