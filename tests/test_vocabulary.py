@@ -143,7 +143,7 @@ OPTIONS = {
     "sharpness": "not_adaptive",
     "topologies": "parameters",
     "stability": "from_delay from_momentum from_form from_batch",
-    "watch": "once every",
+    "watch": "every once open",
 }
 
 
