@@ -142,7 +142,7 @@ def max_paired_outer_step(
 
     Example:
         >>> from landscape.limits.rules import max_paired_outer_step
-        >>> max_paired_outer_step(1, 1.0, 0.0, [0.5])  # averages of plain steps, in ATC order
+        >>> round(max_paired_outer_step(1, 1.0, 0.0, [0.5]), 6)  # averages of plain steps, in ATC order
         2.0
     """
     kept = np.array([[1 - outer_lr, outer_momentum], [-outer_lr, outer_momentum]])
