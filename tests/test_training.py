@@ -512,7 +512,7 @@ def test_a_split_that_cannot_be_is_refused_in_a_line(
 
 @pytest.mark.parametrize("algorithm", [{"name": "ssgd"}, {"name": "dpsgd", "mixing": "ring(1)"}])
 def test_a_run_with_parts_records_them_and_goes_on_to_the_bit(
-    algorithm: dict[str, Any], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    algorithm: dict[str, Any], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     settings = {"algorithm": algorithm, "data.split": "dirichlet(0.3)", "batch": 20}
     short, long = (recipe.read(str(tiny), settings | {"steps": steps}) for steps in (9, 14))
@@ -525,6 +525,10 @@ def test_a_run_with_parts_records_them_and_goes_on_to_the_bit(
     assert counts.counts.sum() == 200
     assert counts.counts.shape == (4, 3)
     assert counts.division == "dirichlet(0.3)"
+    words = ("label-counts", tmp_path / "a", "-o", tmp_path / "c.h5", "--plot", tmp_path / "c.png")
+    assert command(*words)[0] == 0
+    assert (tmp_path / "c.png").exists()
+    np.testing.assert_array_equal(landscape.load(tmp_path / "c.h5").counts, counts.counts)
     broken = dataclasses.replace(end, shared={})
     with pytest.raises(OperationError, match="does not say which learner has which of the 200"):
         Trainer(long, checkpoint=broken)

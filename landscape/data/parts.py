@@ -164,7 +164,7 @@ class Parts:
 
 
 def _columns(problem: Problem) -> dict[str, Array]:
-    """What gives each sample of ``problem`` one whole number: the label, and inputs or targets by name."""
+    """The columns of whole numbers, one a sample: the label, and inputs or targets by name."""
     data, found = problem.data, dict[str, Any]()
     x, y = data.resident or (None, getattr(data.batches, "labels", None))
     for tree in (x, y):
