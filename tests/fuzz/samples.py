@@ -127,6 +127,8 @@ def results() -> Mapping[str, Any]:
         ),
         "disagreement": made(landscape.Disagreement, values=np.array([2.0, 1.0]), parameters=20),
         "smoothing": made(Smoothing, lambda_max=2.0, draws=4),
+        # With a generator of its own: the pictures of those below stay what they are.
+        "label_counts": filled(np.random.default_rng(1), landscape.LabelCounts, counts=np.array([[40, 0, 3], [0, 25, 9]])),
         "stability": made(Stability, delay=delay, limit=three, lambda_max=2.0, momentum=0.9),
         "minima": made(Minima, delay=delay, predicted=three, steps=np.full((3, 3), 50), lambda_max=2.0, momentum=0.9),
         "escape": made(
