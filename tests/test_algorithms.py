@@ -193,7 +193,7 @@ def test_steps_by_hand(name: str) -> None:
 @pytest.mark.parametrize("mixing", ["full", "ring(1)", "random-matching", "lazy(0.4, ring(1))"])
 @pytest.mark.parametrize("order", ["awc", "atc"])
 @pytest.mark.parametrize(("momentum", "buffers"), [(0.0, "keep"), (0.9, "keep"), (0.9, "mix")])
-def test_decentralised_steps_by_hand(mixing: str, order: str, momentum: float, buffers: str) -> None:
+def test_decentralized_steps_by_hand(mixing: str, order: str, momentum: float, buffers: str) -> None:
     v = torch.zeros(4, 3).double()
 
     def step(path: Trajectory, t: int) -> Tensor:

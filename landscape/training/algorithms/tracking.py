@@ -1,4 +1,4 @@
-"""Decentralised SGD for data that differ between learners: gradient tracking and D²."""
+"""Decentralized SGD for data that differ between learners: gradient tracking and D²."""
 
 from __future__ import annotations
 
