@@ -220,7 +220,7 @@ def spoken_digits(
 ) -> Dataset:
     """Recordings DIGIT_SPEAKER_INDEX.wav in fsdd/, as in the Free Spoken Digit Dataset: 10·positions classes.
 
-    x (N, frames, mels·(2·context + 1)), y (N, frames): fixed windows of frames, each labelled with digit and
+    x (N, frames, mels·(2·context + 1)), y (N, frames): fixed windows of frames, each labeled with digit and
     position, see :func:`states`. Every mel band is normalized by its mean and standard deviation over the
     training frames. Its column "speaker" divides it among learners, ``split = "by(speaker)"``. The defaults
     give 260 inputs, as DPSGD-2020's acoustic model has; 20 × 13, the windows and the number of positions are

@@ -72,7 +72,7 @@ def _delay_axes(ax: Axes, r: Stability | Minima, largest: int) -> None:
 
 @draws(LabelCounts)
 def draw_label_counts(results: Sequence[LabelCounts], title: str = "") -> Figure:
-    """Samples by learner (down) and label (across), one panel for each run, with one colour scale.
+    """Samples by learner (down) and label (across), one panel for each run, with one color scale.
 
     Up to 400 cells have their number.
     """
