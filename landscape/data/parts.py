@@ -74,8 +74,8 @@ def parse(text: str, learners: int) -> Split:
     if kind == "sizes":
         if len(numbers) != learners or abs(sum(numbers) - 1) > 1e-6:
             raise InputError(
-                f"data.split: '{text}' is not allowed, it must have {learners} shares, one a learner, whose sum "
-                "is 1"
+                f"data.split: '{text}' is not allowed, it must have {learners} shares, one a learner, "
+                "whose sum is 1"
             )
     elif len(numbers) > 1:
         raise InputError(f"data.split: '{text}' is not allowed, {kind} must have one number in brackets")
