@@ -778,7 +778,7 @@ def test_files_with_columns_that_nobody_knows_here_are_read_kept_and_resumed(
 def test_streams_keep_their_numbers_and_those_by_name_collide_with_none() -> None:
     assert [_NUMBERED[name] for name in ("init", "batch", "noise", "mixing", "decompose")] == [0, 1, 2, 3, 4]
     assert [_NUMBERED[name] for name in ("delay", "push", "augment", "dropout", "monitor")] == [5, 6, 7, 8, 9]
-    assert set(RESERVED) < set(_NUMBERED)
+    assert set(RESERVED) < {*_NUMBERED, "split", "heterogeneity"}
     for name in ("jitter", "another", "é", ""):
         words = _stream(name)
         assert len(words) == 4

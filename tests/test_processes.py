@@ -102,6 +102,12 @@ CASES: dict[str, dict[str, Any]] = {
             "rho": 0.05,
         },
     },
+    "ring, parts": {"algorithm": RING, "data": BASE["data"] | {"split": "dirichlet(0.3)"}},
+    "ring, parts, sampled g": {
+        "algorithm": RING,
+        "data": BASE["data"] | {"split": "labels(2)"},
+        "decompose": {"every": 5, "samples": 64},
+    },
     # One learner in a process of two: its row is the process's whole sum.
     "three": {"algorithm": {"name": "ssgd"}, "learners": 3, "batch": 39},
 }
