@@ -448,7 +448,7 @@ def test_a_signal_while_modules_are_imported_ends_the_command(tiny: Path) -> Non
 def test_threads_that_wait_sleep_unless_the_user_has_it_otherwise(given: str | None) -> None:
     """OpenMP reads its policy as it is loaded, with torch."""
     code = (
-        "import atexit, os, sys, landscape.__main__ as command; sys.argv[1:] = ['--version']\n"
+        "import atexit, os, sys, landscape.__main__ as command; sys.argv[1:] = ['--help']\n"
         "atexit.register(lambda: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules))\ncommand.main()"
     )
     environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
