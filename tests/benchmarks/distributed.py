@@ -189,7 +189,7 @@ def curved(group: Group) -> tuple[float, float, float]:
 
     A search has a basis besides, of 1 GiB at most in each process.
     """
-    tiny = on_ranks(group, {"words": 8, "length": 4, "width": 4, "blocks": 1})
+    tiny = on_ranks(group, {"vocabulary": 8, "length": 4, "width": 4, "layers": 1, "heads": 2})
     tiny.hessian().verified(tiny.gradient()[None])  # all that is imported on the way takes memory, too
     Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now on
     before = status("VmRSS")
