@@ -291,10 +291,10 @@ def commands_page() -> Iterator[str]:
 #: A name belongs to the task with the longest beginning of its place.
 TASKS = {
     "Train": (
-        "Runs from recipes, records of your own loop, decentralised training, and experiments on runs.",
+        "Runs from recipes, records of your own loop, decentralized training, and experiments on runs.",
         ("landscape.training", "landscape.results.training"),
     ),
-    "Say what is analysed": (
+    "Say what is analyzed": (
         "A model, a loss, data, and one vector of weights; networks and data sets by name.",
         ("landscape.problem", "landscape.models", "landscape.data", "landscape.core.memory"),
     ),
@@ -310,7 +310,8 @@ TASKS = {
     ),
     "Measure the noise of gradients": (
         "What the learners' spread adds to the noise of a step, noise scales, and critical batches.",
-        ("landscape.analysis.noise", "landscape.results.noise", "landscape.gradients"),
+        ("landscape.analysis.noise", "landscape.analysis.label_counts", "landscape.results.noise",
+         "landscape.gradients"),
     ),
     "Compare": (
         "Which of several runs is flatter, with a test for each quantity.",

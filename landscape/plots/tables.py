@@ -20,7 +20,7 @@ from landscape.plots.drawing import draws, literal
 from landscape.plots.picture import finish, leading, numbered, panels, points, wrapped_panels
 from landscape.results.comparison import Comparison, heading, summary, verdict
 from landscape.results.shown import logarithmic
-from landscape.results.training import Escape, Minima, RunTimes, Stability, Sweep, forms_with
+from landscape.results.training import Escape, LabelCounts, Minima, RunTimes, Stability, Sweep, forms_with
 
 
 @draws(Stability)
@@ -51,7 +51,7 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
 
 
 def without_bridge(delay: Array, values: Array) -> tuple[Array, Array]:
-    """The points of a line with a gap after delay 0, which on the axis is no neighbour of delay 1."""
+    """The points of a line with a gap after delay 0, which on the axis is no neighbor of delay 1."""
     after = np.flatnonzero(np.diff(delay == 0)) + 1
     return np.insert(delay.astype(float), after, np.nan), np.insert(values.astype(float), after, np.nan)
 
@@ -68,6 +68,27 @@ def _delay_axes(ax: Axes, r: Stability | Minima, largest: int) -> None:
         xlabel=f"delay τ{style.unit(type(r), 'delay')}",
         ylabel="learning rate η",
     )
+
+
+@draws(LabelCounts)
+def draw_label_counts(results: Sequence[LabelCounts], title: str = "") -> Figure:
+    """Samples by learner (down) and label (across), one panel for each run, with one color scale.
+
+    Up to 400 cells have their number.
+    """
+    figure, axes = wrapped_panels(len(results), 5.2, 3.6, names="counts")
+    top = max(float(r.counts.max()) for r in results)
+    for ax, r, name in zip(axes, results, style.names_of(results, "run"), strict=True):
+        sns.heatmap(
+            r.counts, ax=ax, vmin=0.0, vmax=top, cmap="Blues", cbar=False, linewidths=0.5,
+            annot=r.counts.size <= 400, fmt=".0f", annot_kws={"fontsize": 7},
+            xticklabels=[f"{label:g}" for label in r.classes], yticklabels=True,
+        )  # fmt: skip
+        ax.tick_params(axis="y", rotation=0)
+        ax.set_title(f"{name}\n{r.division}")
+        ax.set(xlabel="label", ylabel="learner")
+    text = "Training samples by learner and label; a darker cell has more."
+    return finish(figure, title or style.headline(results), text)
 
 
 @draws(Minima)
@@ -208,7 +229,7 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
     The panels show the two orders of DPSGD (AWC, ATC); SSGD is in both. Error bars are one standard error of
     the simulation.
     """
-    # All topologies are DPSGD's: shades of its colour, each with a marker of its own.
+    # All topologies are DPSGD's: shades of its color, each with a marker of its own.
     names = list(dict.fromkeys(m for r in results for m in r.mixing if m))
     tones = dict(zip(names, style.shades(style.color_of("dpsgd"), max(1, len(names))), strict=False))
     panel_names = [

@@ -119,12 +119,30 @@ def read(given: Any) -> Contents:
                 if (schema := _schema(other)) != SCHEMA:
                     load(other, schema)
             except OperationError as error:
-                notes.append(f"Left out: {printable(error)}")
+                notes.append(_left_out(error))
     known = [(path, of) for path, of in loaded.values() if isinstance(of, Checkpoint)]
     named = zip(known, _names([checkpoint for _, checkpoint in known]), strict=True)
     runs = tuple(Run(of, path, hdf5.sha256(path), name) for (path, of), name in named)
     results = [(path, of) for path, of in loaded.values() if not isinstance(of, Checkpoint)]
     return Contents(runs, tuple((_named(r), path) for path, of in results for r in of), tuple(notes))
+
+
+def latest(folder: Path, kind: type[base.Result]) -> Contents:
+    """The results of the newest file in ``folder`` that holds ``kind``; notes on damaged newer files."""
+    others = set(folder.glob("*.h5")).difference(run_folder.named_like_a_run(folder))
+    notes: list[str] = []
+    for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            if _schema(path) == kind.schema:
+                found = tuple((_named(result), path) for result in base.load_results(path))
+                return Contents((), found, tuple(notes))
+        except OperationError as error:
+            notes.append(_left_out(error))
+    return Contents((), (), tuple(notes))
+
+
+def _left_out(error: OperationError) -> str:
+    return f"Left out: {printable(error)}"
 
 
 def missing_of(text: str, command: str, options: str, runs: Sequence[Run]) -> tuple[Missing, ...]:
@@ -165,7 +183,7 @@ def _names(checkpoints: Sequence[Checkpoint]) -> list[str]:
     ]
 
 
-# For loops of others, which have no colour in that table.
+# For loops of others, which have no color in that table.
 _OTHERS = ("#56B4E9", "#CC79A7", "#E69F00", "#999999")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
@@ -193,12 +211,12 @@ def seed_groups(runs: Sequence[Run]) -> list[SeedGroup]:
     for k, run in enumerate(runs):
         places.setdefault(named.get(id(run.checkpoint), (-1, run.name)), []).append(k)
     tones = colors_of([runs[of[0]].checkpoint.algorithm for of in places.values()], _OTHERS)
-    coloured = zip(places.items(), tones, strict=True)
-    return [SeedGroup(name, color, tuple(of)) for ((_, name), of), color in coloured]
+    colored = zip(places.items(), tones, strict=True)
+    return [SeedGroup(name, color, tuple(of)) for ((_, name), of), color in colored]
 
 
 def lines_of(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """The colour of each run's setting, and a dash that tells its seeds apart."""
+    """The color of each run's setting, and a dash that tells its seeds apart."""
     lines: list[dict[str, str]] = [{} for _ in runs]
     for setting in seed_groups(runs):
         for k, place in enumerate(setting.places):
