@@ -289,7 +289,7 @@ def _measured(name: str, analysis: str) -> None:
         landscape.contour(problem, landscape.random_plane(problem), (5, 5), progress=False)
         units = 25
     else:
-        given = {"trace": {"products": 30}, "extreme_eigenvalues": {"residual_tol": TOL}}.get(analysis, {})
+        given = {"trace": {"products": 12}, "extreme_eigenvalues": {"residual_tol": TOL}}.get(analysis, {})
         units = getattr(landscape, analysis)(problem, progress=False, **given).products
     passed = time.perf_counter() - began
     say(
