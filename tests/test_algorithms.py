@@ -132,6 +132,11 @@ def torchs_nesterov_outside() -> Step:
     return step
 
 
+def merged(path: Trajectory, t: int) -> Tensor:
+    w = mixed_by("ring(1)", t) @ path[-1] - LR * G(path[-1])
+    return mean(w) if t == 9 else w
+
+
 def delayed(tau: int, aware: bool = False) -> Step:
     def step(path: Trajectory, t: int) -> Tensor:
         # The first τ gradients are of the start, 0, 1, 2 steps old: rates α, α, α/2, then α/3.
@@ -171,6 +176,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], Step]] = {
     "local": ({"name": "local-sgd", "period": 4, "start": 3}, post_local),
     "nodes": ({"name": "local-sgd", "period": 6, "nodes": 2, "node_period": 2}, hierarchical),
     "diloco": ({"name": "diloco", "period": 5}, torchs_nesterov_outside()),
+    "merge": ({"name": "single-merge", "at": 9, "mixing": "ring(1)"}, merged),
     "delay": ({"name": "async-sgd", "delay": 3}, delayed(3)),
     "aware": ({"name": "async-sgd", "delay": 3, "staleness_aware": True}, delayed(3, aware=True)),
     "shifted": ({"name": "async-sgd", "delay": 3, "shifted": 0.7}, shifted(3, 0.7)),
@@ -240,10 +246,10 @@ def test_adaptive_consensus_by_hand() -> None:
         return LR * 0.9 ** (t - 1)
 
     def step(path: Trajectory, t: int) -> Tensor:
-        gamma = (lr(t) / LR) ** 2
+        gamma = (lr(t) / LR) ** 2 if t > 6 else 1.0
         return (1 - gamma) * path[-1] + gamma * mixed_by("ring(1)", 1) @ path[-1] - lr(t) * G(path[-1])
 
-    path = drive("dsgd-ac", {"mixing": "ring(1)", "power": 2.0}, G, 20, start(), lr)
+    path = drive("dsgd-ac", {"mixing": "ring(1)", "power": 2.0, "start": 6}, G, 20, start(), lr)
     torch.testing.assert_close(path, by_hand(step, 20))
 
 
@@ -501,6 +507,7 @@ NODES = {"name": "local-sgd", "period": 6, "nodes": 2, "node_period": 2}
         ({"name": "gradient-tracking", "mixing": "ring(1)", "order": "atc"}, [4 * V] * 6, [2] * 6),
         ({"name": "d2", "mixing": "full"}, [REDUCE] * 6, [1] * 6),
         ({"name": "noloco", "period": 3}, [0, 0, V] * 2, [0, 0, 1] * 2),
+        ({"name": "single-merge", "at": 3}, [V, V, V + REDUCE, V, V, V], [1, 1, 2, 1, 1, 1]),
         ({"name": "snoo", "period": 3}, [REDUCE] * 6, [1] * 6),
         ({"name": "gpa"}, [REDUCE] * 6, [1] * 6),
         ({"name": "async-sgd", "delay": 2}, [2 * V] * 6, [0] * 6),
