@@ -59,7 +59,6 @@ def parse(text: str, learners: int) -> Split:
     """
     match = re.fullmatch(r"(\w+)(?:\((.*)\))?", text.strip())
     kind, inside = (match[1], match[2]) if match else ("", None)
-    wrong = f"data.split: '{text}' is not allowed"
     if kind == IID and inside is None:
         return Split(text, IID)
     if kind == "by" and inside and inside.strip():
@@ -69,16 +68,19 @@ def parse(text: str, learners: int) -> Split:
     except ValueError:
         numbers = ()
     if kind not in ("dirichlet", "labels", "sizes") or not numbers:
-        raise InputError(f"{wrong} (allowed: {FORMS})")
+        raise InputError(f"data.split: '{text}' is not allowed (allowed: {FORMS})")
     if not all(math.isfinite(v) and v > 0 for v in numbers):
-        raise InputError(f"{wrong}, its numbers must be finite and above 0")
+        raise InputError(f"data.split: '{text}' is not allowed, its numbers must be finite and above 0")
     if kind == "sizes":
         if len(numbers) != learners or abs(sum(numbers) - 1) > 1e-6:
-            raise InputError(f"{wrong}, it must have {learners} shares, one a learner, with the sum 1")
+            raise InputError(
+                f"data.split: '{text}' is not allowed, it must have {learners} shares, one a learner, "
+                "whose sum is 1"
+            )
     elif len(numbers) > 1:
-        raise InputError(f"{wrong}, {kind} has one number in brackets")
+        raise InputError(f"data.split: '{text}' is not allowed, {kind} must have one number in brackets")
     if kind == "labels" and numbers[0] != int(numbers[0]):
-        raise InputError(f"{wrong}, the number of labels must be a whole number")
+        raise InputError(f"data.split: '{text}' is not allowed, the number of labels must be a whole number")
     return Split(text, kind, numbers)
 
 
