@@ -51,9 +51,13 @@ function smoothed(trace) {
   });
   return { ...trace, y };
 }
+const switched = new Set(); // the charts whose vertical scale is the other one than that of their figure
 function draw(div, figure) {
   drawn.set(div, figure);
-  return Plotly.react(div, figure.data.map(smoothed), themed(structuredClone(figure.layout)), CONFIG); // Plotly changes what it gets
+  const layout = structuredClone(figure.layout); // Plotly changes what it gets
+  const { title, type } = layout.yaxis ?? {};
+  if (switched.has(div)) layout.yaxis = type === "log" ? { title } : { title, type: "log", exponentformat: "power" };
+  return Plotly.react(div, figure.data.map(smoothed), themed(layout), CONFIG);
 }
 
 // Surfaces
@@ -368,9 +372,9 @@ all("[data-runs]").forEach((box) => data.runs.forEach((run, k) => {
   input.addEventListener("change", () => { run.hidden = !input.checked; redraw(); });
 }));
 const [single, slider] = [find("single"), find("smoothing")];
-const curves = Object.entries(data.charts ?? {}).filter(([name]) => name.startsWith("curve-")).map(([, chart]) => chart.figure);
+const curves = () => Object.entries(data.charts ?? {}).filter(([name]) => name.startsWith("curve-")).map(([, chart]) => chart.figure);
 function choose() { // of a setting with a band, single runs are shown on demand
-  curves.forEach((figure) => figure.data.forEach((trace) => {
+  curves().forEach((figure) => figure.data.forEach((trace) => {
     const run = data.runs[trace.meta];
     if (run) trace.visible = !run.hidden && (!run.grouped || single.checked);
   }));
@@ -378,7 +382,8 @@ function choose() { // of a setting with a band, single runs are shown on demand
 }
 function redraw() {
   choose();
-  drawn.forEach((figure, div) => { if (curves.includes(figure)) draw(div, figure); });
+  const shownNow = curves();
+  drawn.forEach((figure, div) => { if (shownNow.includes(figure)) draw(div, figure); });
 }
 if (single) {
   find("single-label").hidden = !data.runs.some((run) => run.grouped);
@@ -400,15 +405,11 @@ function csv(figure) {
     : [...(trace.y ?? [])].map((y, i) => [trace.name ?? "", trace.x?.[i] ?? i, y, ""]));
   return [["name", "x", "y", "z"], ...rows].map((row) => row.map(cell).join(",")).join("\n") + "\n";
 }
-function toggleLog(figure) {
-  const axis = figure.layout.yaxis;
-  figure.layout.yaxis = axis.type === "log" ? { title: axis.title, type: "linear" } : { title: axis.title, type: "log", exponentformat: "power" };
-}
 all("[data-chart]").forEach((box) => {
   const [div, name] = [box.querySelector(".plot"), box.dataset.chart];
   const image = (format) => Plotly.downloadImage(div, { format, filename: name, scale: format === "png" ? 2 : 1 });
   const tools = { PNG: () => image("png"), SVG: () => image("svg"), CSV: () => save(csv(drawn.get(div)), `${name}.csv`) };
-  if (name.startsWith("curve-")) tools.Log = () => { const figure = drawn.get(div); toggleLog(figure); draw(div, figure); };
+  if (name.startsWith("curve-")) tools.Log = () => { if (!switched.delete(div)) switched.add(div); draw(div, drawn.get(div)); };
   const row = Object.assign(document.createElement("div"), { className: "tools" });
   row.append(...Object.entries(tools).map(([text, run]) => {
     const button = Object.assign(document.createElement("button"), { type: "button", textContent: text });
@@ -430,6 +431,19 @@ all("th button").forEach((button) => button.addEventListener("click", () => {
   const order = (p, q) => typeof p === "number" && typeof q === "number" ? p - q : String(p).localeCompare(String(q));
   body.append(...[...body.rows].sort((p, q) => (down ? -1 : 1) * (order(key(p), key(q)) || 0)));
 }));
+
+// Of a page of landscape watch: the curves of other data are drawn; false where more than they has changed
+const besides = ({ charts, surfaces }) => JSON.stringify([Object.keys(charts), surfaces]);
+globalThis.takeData = async (next) => {
+  if (besides(next) !== besides(data)) return false;
+  find("ran").textContent = next.ran;
+  find("findings").replaceChildren(...next.findings.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
+  data.charts = next.charts;
+  if (single) choose();
+  await Promise.all(all("[data-chart]").filter(({ dataset }) => !("surface" in dataset)).map((box) =>
+    draw(box.querySelector(".plot"), data.charts[box.dataset.chart].figure)));
+  return true;
+};
 
 // Charts are drawn one after another, those in sight first, so that the page can be read meanwhile
 const waiting = all("[data-chart]").map((figure) => {
