@@ -166,9 +166,9 @@ def option_rows(function: Callable[..., Any], prefix: str, given: tuple[str, ...
 
 #: Of a table whose keys depend on its name, what it has with every name.
 ALL = {
-    "data": ' With each of them `data.split`, by default "iid", may divide the training set among the learners: '
+    "data": ' With each of them `data.split`, by default "iid", divides the training set among learners: '
     "[Give each learner its own data](../../how-to/split.md).",
-    "optimizer": " With each of them `optimizer.groups` may give parts of the parameters another optimizer or "
+    "optimizer": " With each of them `optimizer.groups` give parts of the parameters another optimizer or "
     "rate: [Groups of parameters](../../how-to/training.md#groups-of-parameters).",
 }
 
