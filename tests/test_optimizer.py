@@ -486,8 +486,8 @@ def test_the_preconditioner_is_that_of_each_group() -> None:
             r"optimizer\.groups\.embedding: fits no parameter .*matrix, bias, head",
         ),
         (
-            {"groups": {"2.bais": {}}},
-            r"optimizer\.groups\.2\.bais: fits no parameter that is left; did you mean",
+            {"groups": {"2.biass": {}}},
+            r"optimizer\.groups\.2\.biass: fits no parameter that is left; did you mean",
         ),
         ({"groups": {"bias": {"name": "adan"}}}, r"optimizer\.groups\.bias\.name: 'adan' is not known"),
         ({"groups": {"bias": {"momentun": 1}}}, r"optimizer\.groups\.bias: 'momentun' is not known"),
