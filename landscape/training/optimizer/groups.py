@@ -135,7 +135,7 @@ class Grouped(Optimizer):
         return u
 
     def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor | None:
-        """That of each group over its factor; None where a group has none, or stands still."""
+        """Join the groups' preconditioners, each over its factor; None where one is missing or stands still."""
         p = torch.full_like(points, torch.inf)
         for _, each, member in self._each():
             part = each.preconditioner(cut(points, member.slots), cut(gradients, member.slots), step)
