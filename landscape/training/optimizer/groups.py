@@ -135,7 +135,7 @@ class Grouped(Optimizer):
         return u
 
     def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor | None:
-        """Join the groups' preconditioners, each over its factor; None where one is missing or stands still."""
+        """Join the preconditioners of the groups, over their factors; None where one is missing or still."""
         p = torch.full_like(points, torch.inf)
         for _, each, member in self._each():
             part = each.preconditioner(cut(points, member.slots), cut(gradients, member.slots), step)
