@@ -63,6 +63,7 @@ myst_url_schemes = ("http", "https", "mailto")
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+maximum_signature_line_length = 80  # of a longer one, a parameter a line
 autosummary_generate = True
 autosummary_ignore_module_all = False
 napoleon_google_docstring = True

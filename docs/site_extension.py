@@ -81,6 +81,32 @@ def restore_colons(app: Sphinx, what: str, name: str, value: Any, options: Any, 
     lines[:] = [line.replace(COLON, ":") for line in lines]
 
 
+ARRAY = re.compile(r"~?(?:numpy|typing)\.Annotated\[~?numpy\.ndarray\[[^\]]*\](?:, '[^']*')+\]")
+
+
+def shorten_signature(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str, str | None] | None:
+    """A signature that Sphinx can parse, with arrays as ``ndarray``; their shapes are in its text."""
+    if not signature:
+        return None
+    return ARRAY.sub("~numpy.ndarray", signature.replace("<factory>", "...")), returns
+
+
+OPTION = re.compile(r"(?<=[\s>])(--?[a-z][\w-]*)")
+
+
+def whole_options(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Mark the options in blocks of code, within which the style sheet allows no new line."""
+    if "body" in context:
+        context["body"] = re.sub(
+            r"<pre>.*?</pre>",
+            lambda block: OPTION.sub(r'<span class="option">\1</span>', block[0]),
+            context["body"],
+            flags=re.DOTALL,
+        )
+
+
 INDEX = re.compile(r"<!-- index: (.+?) -->")
 
 
@@ -147,6 +173,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("source-read", index_entries)
     app.connect("source-read", cards)
     app.connect("build-finished", llms)
+    app.connect("html-page-context", whole_options)
+    app.connect("autodoc-process-signature", shorten_signature)
     app.connect("autodoc-process-docstring", process_docstring, priority=100)
     app.connect("autodoc-process-docstring", restore_colons, priority=900)
     for part in ("description", "options", "arguments"):
