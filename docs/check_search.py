@@ -25,7 +25,7 @@ PAGES = {
     "plugin": "how-to/plugins",
     "Hugging Face": "tutorials/hugging-face",
     "edge of stability": "explanation/edge",
-    "filter normalisation": "explanation/batchnorm",
+    "filter normalization": "explanation/batchnorm",
     "BatchNorm": "explanation/batchnorm",
     "consensus distance": "explanation/decomposition",
     "SLURM": "cluster",

@@ -17,9 +17,9 @@ def escaped(line: str) -> str:
     """``line`` of reStructuredText, where ``|λ|`` and ``SSGD*`` are text and no markup."""
     parts = LITERAL.split(line)
     for i in range(0, len(parts), 2):
-        emphasised = [match.span() for match in EMPHASIS.finditer(parts[i])]
+        emphasized = [match.span() for match in EMPHASIS.finditer(parts[i])]
         parts[i] = "".join(
-            "\\" + c if c == "|" or (c == "*" and not any(a <= k < b for a, b in emphasised)) else c
+            "\\" + c if c == "|" or (c == "*" and not any(a <= k < b for a, b in emphasized)) else c
             for k, c in enumerate(parts[i])
         )
     return "".join(parts)

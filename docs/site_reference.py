@@ -291,10 +291,10 @@ def commands_page() -> Iterator[str]:
 #: A name belongs to the task with the longest beginning of its place.
 TASKS = {
     "Train": (
-        "Runs from recipes, records of your own loop, decentralised training, and experiments on runs.",
+        "Runs from recipes, records of your own loop, decentralized training, and experiments on runs.",
         ("landscape.training", "landscape.results.training"),
     ),
-    "Say what is analysed": (
+    "Say what is analyzed": (
         "A model, a loss, data, and one vector of weights; networks and data sets by name.",
         ("landscape.problem", "landscape.models", "landscape.data", "landscape.core.memory"),
     ),

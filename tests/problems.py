@@ -57,7 +57,7 @@ def conv(samples: int = 20) -> Problem:
     return Problem(model, nn.functional.cross_entropy, data, dtype=torch.float64)
 
 
-class Linearised(nn.Module):
+class Linearized(nn.Module):
     """Outputs linear in θ, with squared loss: its Hessian is constant; one parameter is never used."""
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ def linear_regression() -> Problem:
     """Least squares with an unused and a frozen parameter, float64: P = 5, Hessian 2XᵀX/N and zeros."""
     torch.manual_seed(3)
     x = torch.randn(40, 3, dtype=torch.float64)
-    return Problem(Linearised(), nn.functional.mse_loss, (x, x.sum(1)), dtype=torch.float64)
+    return Problem(Linearized(), nn.functional.mse_loss, (x, x.sum(1)), dtype=torch.float64)
 
 
 ALL: dict[str, Callable[[], Problem]] = {

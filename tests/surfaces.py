@@ -294,7 +294,7 @@ def analytic(part: int = 0, only: str = "") -> Iterator[Case]:
 # ---- networks on digits ----------------------------------------------------------------------------------
 
 SPANS = (3e-5, 1e-3, 0.03, 0.3, 1.0, 3.0)
-# name, the normalisation of directions, and spans: 44 surfaces.
+# name, the normalization of directions, and spans: 44 surfaces.
 NETWORKS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("tanh", "none", SPANS),
     ("relu", "none", SPANS),

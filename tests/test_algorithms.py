@@ -193,7 +193,7 @@ def test_steps_by_hand(name: str) -> None:
 @pytest.mark.parametrize("mixing", ["full", "ring(1)", "random-matching", "lazy(0.4, ring(1))"])
 @pytest.mark.parametrize("order", ["awc", "atc"])
 @pytest.mark.parametrize(("momentum", "buffers"), [(0.0, "keep"), (0.9, "keep"), (0.9, "mix")])
-def test_decentralised_steps_by_hand(mixing: str, order: str, momentum: float, buffers: str) -> None:
+def test_decentralized_steps_by_hand(mixing: str, order: str, momentum: float, buffers: str) -> None:
     v = torch.zeros(4, 3).double()
 
     def step(path: Trajectory, t: int) -> Tensor:
@@ -247,6 +247,68 @@ def test_adaptive_consensus_by_hand() -> None:
     torch.testing.assert_close(path, by_hand(step, 20))
 
 
+def falling(t: int) -> float:
+    return 0.05 * 0.95 ** (t - 1)
+
+
+@pytest.mark.parametrize(
+    ("mixing", "momentum"), [("ring(1)", 0.0), ("ring(1)", 0.8), ("random-matching", 0.0), ("full", 0.8)]
+)
+@pytest.mark.parametrize("order", ["awc", "atc"])
+def test_gradient_tracking_by_hand(mixing: str, momentum: float, order: str) -> None:
+    """GT-DSGDm: the gradient is tracked, and the momentum is that of the tracked gradient."""
+    s, last, v = torch.zeros(3, 4, 3).double()
+
+    def step(path: Trajectory, t: int) -> Tensor:
+        nonlocal s, last, v
+        m, w = mixed_by(mixing, t), path[-1]
+        s = m @ s + G(w) - last if order == "awc" else m @ (s + G(w) - last)
+        last, v = G(w), momentum * v + s
+        return m @ w - falling(t) * v if order == "awc" else m @ (w - falling(t) * v)
+
+    path = drive("gradient-tracking", {"mixing": mixing, "order": order}, G, 25, start(), falling, momentum)
+    torch.testing.assert_close(path, by_hand(step, 25), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_d2_by_algorithm_1(momentum: float) -> None:
+    m, v, moved = mixed_by("lazy(0.9, ring(1))", 1), torch.zeros(4, 3).double(), torch.zeros(4, 3).double()
+
+    def step(path: Trajectory, t: int) -> Tensor:
+        nonlocal v, moved
+        v = momentum * v + G(path[-1])
+        before, moved = moved, falling(t) * v
+        return m @ (2 * path[-1] - path[-2] - moved + before if t > 1 else path[-1] - moved)
+
+    path = drive("d2", {"mixing": "lazy(0.9, ring(1))"}, G, 25, start(), falling, momentum)
+    torch.testing.assert_close(path, by_hand(step, 25), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "mixing", "exact"),
+    [("gradient-tracking", "ring(1)", True), ("d2", "lazy(0.9, ring(1))", True), ("dpsgd", "ring(1)", False)],
+)
+def test_rules_that_end_at_the_minimum_of_the_mean_loss(name: str, mixing: str, exact: bool) -> None:
+    """However far apart the learners' own minima are; DPSGD's learners stay apart."""
+    pulled: Gradient = lambda w: (1 + torch.arange(4.0)[:, None].double()) * G(w)  # noqa: E731
+    w = drive(name, {"mixing": mixing}, pulled, 2000, start(), 0.01)[-1]
+    assert bool(pulled(mean(w)).mean(0).abs().max() < 1e-9) == exact
+    assert bool((w - w.mean(0)).abs().max() < 1e-9) == exact
+
+
+@pytest.mark.parametrize(
+    ("mixing", "why"),
+    [
+        ("hypercube", "smallest eigenvalue -0.5 "),
+        ("exponential", "symmetric"),
+        ("random-matching", "same"),
+    ],
+)
+def test_d2_refuses_mixing_for_which_it_is_unstable_or_unknown(mixing: str, why: str) -> None:
+    with pytest.raises(InputError, match=rf"algorithm.mixing: '{mixing}' is not allowed with d2.*{why}"):
+        algorithms.make("d2", {"mixing": mixing}, learners=8, seed=0)
+
+
 def test_push_sum_refuses_a_graph_that_is_not_strongly_connected(tmp_path: Path) -> None:
     np.savetxt(tmp_path / "p.csv", [[1, 0.5, 0], [0, 0.5, 0.5], [0, 0, 0.5]], delimiter=",")
     with pytest.raises(InputError, match=r"algorithm.graph: .*p.csv is not strongly connected \(3 comp"):
@@ -294,6 +356,7 @@ def train(algorithm: dict[str, Any], **changes: Any) -> Checkpoint:
         ({"name": "ad-psgd", "delay": 0}, {"name": "dpsgd", "mixing": "random-matching"}),
         ({"name": "sgp", "graph": "ring(1)"}, {"name": "dpsgd", "mixing": "ring(1)", "order": "atc"}),
         ({"name": "dsgd-ac", "mixing": "ring(1)"}, {"name": "dpsgd", "mixing": "ring(1)"}),
+        ({"name": "d2", "mixing": "full"}, {"name": "ssgd"}),
     ],
 )  # fmt: skip
 def test_rules_that_are_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -346,6 +409,9 @@ NODES = {"name": "local-sgd", "period": 6, "nodes": 2, "node_period": 2}
         (NODES, [0, V, 0, V, 0, REDUCE], [0, 1, 0, 1, 0, 1]),
         ({"name": "ad-psgd"}, [V] * 6, [1] * 6),
         ({"name": "sgp", "graph": "random"}, [V] * 6, [1] * 6),
+        ({"name": "gradient-tracking", "mixing": "ring(1)"}, [4 * V] * 6, [1] * 6),
+        ({"name": "gradient-tracking", "mixing": "ring(1)", "order": "atc"}, [4 * V] * 6, [2] * 6),
+        ({"name": "d2", "mixing": "full"}, [REDUCE] * 6, [1] * 6),
         ({"name": "async-sgd", "delay": 2}, [2 * V] * 6, [0] * 6),
     ],
 )
@@ -364,6 +430,8 @@ def test_communication_is_counted(algorithm: dict[str, Any], sent: list[float], 
         ("dpsgd", {"mixing": "ring(1)", "order": "atc"}),
         ("dpsgd", {"mixing": "ring(1)", "order": "atc", "buffers": "mix"}),
         ("sgp", {"graph": "ring(1)"}),
+        ("gradient-tracking", {"mixing": "exponential"}),
+        ("d2", {"mixing": "star"}),
         ("local-sgd", {"period": 4, "buffers": "reset"}),
         ("slowmo", {"period": 3, "mixing": "ring(1)", "buffers": "average"}),
         *(
@@ -396,6 +464,7 @@ def test_limits_that_are_not_known_are_none() -> None:
     assert limit("dpsgd", {"mixing": "one-peer-exponential"}, 0.9) is None
     assert limit("ad-psgd", {"schedule": "random"}) is None
     assert limit("sgp", {"graph": "random"}) is None
+    assert limit("gradient-tracking", {"mixing": "random-matching"}) is None
     assert limit("async-sgd", {"delay": 3, "schedule": "random"}, 0.9) is None
     assert limit("async-sgd", {"delay": 3, "shifted": 0.5}, 0.9) is None
     assert limit("async-sgd", {"delay": 31}) == max_stable_step(31)

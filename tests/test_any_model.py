@@ -284,15 +284,15 @@ X, LABELS = torch.randn(64, 8), torch.randint(3, (64,))
 def test_weight_decay_is_the_penalty_of_all_squares() -> None:
     model = nn.Sequential(nn.Linear(8, 5), nn.Tanh(), nn.Linear(5, 3))
     squares = lambda parameters: 1e-2 * sum(p.pow(2).sum() for p in parameters.values())  # noqa: E731
-    decayed, penalised = (
+    decayed, penalized = (
         Problem(model, F.cross_entropy, (X, LABELS), dtype=torch.float64, **options)
         for options in ({"weight_decay": 2e-2}, {"penalty": squares})
     )
-    assert decayed.loss() == pytest.approx(penalised.loss(), rel=1e-12)
-    torch.testing.assert_close(decayed.gradient(), penalised.gradient())
+    assert decayed.loss() == pytest.approx(penalized.loss(), rel=1e-12)
+    torch.testing.assert_close(decayed.gradient(), penalized.gradient())
     plane = landscape.random_plane(decayed)
     for method in ("batched", "pointwise"):
-        a, b = (landscape.contour(p, plane, grid=(2, 2), method=method) for p in (decayed, penalised))
+        a, b = (landscape.contour(p, plane, grid=(2, 2), method=method) for p in (decayed, penalized))
         np.testing.assert_allclose(a.loss, b.loss, rtol=1e-12)
 
 

@@ -260,7 +260,7 @@ def test_findings_say_no_more_than_the_surfaces_show() -> None:
     said = "The loss is 2 times as flat around DPSGD's weights as around SSGD's, at 9.1 against 0.1 nat"
     assert finding([high, valley(2.0, label="ssgd, seed 0")]) == said
     hill = valley(-0.01, label="ssgd, seed 0")
-    assert finding([flat, hill]).startswith("Median rise of the loss around the centre: DPSGD")
+    assert finding([flat, hill]).startswith("Median rise of the loss around the center: DPSGD")
     assert np.isnan(surfaces.shared_rise([hill]))
     path = valley(kind="pca", markers=np.zeros((2, 2)), labels=("a", "b"), marker_loss=np.array([2.0, 0.5]))
     assert finding([path]) == "Along the trajectory the loss goes from 2 to 0.5 nat"
@@ -305,10 +305,10 @@ FAR = paraboloid(**PLACES, marker_loss=np.array([0.25, 0.3]), explained=np.array
 @pytest.mark.parametrize(
     ("subject", "shown", "ends", "fine", "words"),
     [
-        ("centre", paraboloid(), (), True, "its loss is 0, the lowest of all points"),
+        ("center", paraboloid(), (), True, "its loss is 0, the lowest of all points"),
         # The slope is −2·0.4 and 2·0.5, and is zero where the lowest point of the grid lies.
-        ("centre", paraboloid(at=(0.4, -0.5)), (), False, "0.41 above the lowest, at (0.4, -0.5); slopes -0.8 and 1 nat a unit, zero 0.5 spans away"),
-        ("centre", NEAR, (), None, ""),
+        ("center", paraboloid(at=(0.4, -0.5)), (), False, "0.41 above the lowest, at (0.4, -0.5); slopes -0.8 and 1 nat a unit, zero 0.5 spans away"),
+        ("center", NEAR, (), None, ""),
         # ∂² = 2a/‖d₁‖² = 0.5·a and 2b along unit vectors.
         ("curvature", paraboloid(4, 3), (0.05, 6.0), True, "2 to 6 on the plane, λ_min 0.05 and λ_max 6 in all"),
         ("curvature", paraboloid(4, 3), (0.05, 13.0), False, "λ_max 13"),
@@ -326,7 +326,7 @@ FAR = paraboloid(**PLACES, marker_loss=np.array([0.25, 0.3]), explained=np.array
         ("BatchNorm", paraboloid(batchnorm=True, bn="center"), (), False, "come out too high"),
         ("BatchNorm", paraboloid(batchnorm=True, bn="recalibrate"), (), True, "recalibrate"),
         ("BatchNorm", paraboloid(), (), None, ""),
-        ("directions", paraboloid(norm="none"), (), False, "biases and normalisation layers move"),
+        ("directions", paraboloid(norm="none"), (), False, "biases and normalization layers move"),
         ("directions", paraboloid(ignore="bias+norm"), (), True, "random, scaled by filter"),
         ("points", half_done(), (), False, "71 of 143 points are not computed yet"),
     ],

@@ -264,6 +264,9 @@ RULES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "ad-psgd": ("ad-psgd", {"delay": 2, "schedule": "random"}, {"refused": {"delay": -1}}),
     "sgp": ("sgp", {"graph": "random"}, {"refused": {"graph": "no"}}),
     "dsgd-ac": ("dsgd-ac", {"mixing": "ring(1)"}, {}),
+    "gradient-tracking": ("gradient-tracking", {"mixing": "ring(1)"}, {"refused": {"order": "act"}}),
+    "gradient-tracking atc": ("gradient-tracking", {"mixing": "ring(1)", "order": "atc"}, {}),
+    "d2": ("d2", {"mixing": "lazy(0.9, ring(1))"}, {"refused": {"mixing": "random-matching"}}),
 }  # fmt: skip
 
 OPTIMIZERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

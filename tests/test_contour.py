@@ -201,7 +201,7 @@ def branching() -> Problem:
         (problems.conv, {"method": "pointwise", "autocast": "bfloat16"}, "'pointwise' works in the model's own"),
         (problems.mlp, {"method": "batched", "autocast": "bfloat16"}, "'batched' needs a chain"),
         (branching, {"method": "folded"}, "needs a model that torch.fx can trace"),
-        (problems.conv, {"method": "folded", "bn": "recalibrate"}, "BatchNorm statistics of the centre"),
+        (problems.conv, {"method": "folded", "bn": "recalibrate"}, "BatchNorm statistics of the center"),
     ],
 )  # fmt: skip
 def test_a_path_that_is_not_there_is_refused(

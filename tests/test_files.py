@@ -586,8 +586,8 @@ def test_tensors_that_are_not_plain_numbers_are_refused(tmp_path: Path) -> None:
     zeros = torch.zeros(state["0.weight"].shape)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        quantised = torch.quantize_per_tensor(zeros, 0.1, 0, torch.qint8)
-    odd = {zeros.to("meta"): "meta", zeros.to_sparse(): "sparse", quantised: "quantised"}
+        quantized = torch.quantize_per_tensor(zeros, 0.1, 0, torch.qint8)
+    odd = {zeros.to("meta"): "meta", zeros.to_sparse(): "sparse", quantized: "quantized"}
     odd |= {zeros.to(kind): str(kind)[6:] for kind in (torch.float8_e4m3fn, torch.int8, torch.complex64)}
     for value, words in odd.items():
         torch.save({**state, "0.weight": value}, path)

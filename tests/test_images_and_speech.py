@@ -369,7 +369,7 @@ def test_augmented_runs_resume_to_the_bit_and_learners_draw_their_own(tmp_path: 
     rest = Trainer(augmented.recipe, checkpoint=half).run()
     assert torch.equal(whole.weights, rest.weights)
     assert not torch.equal(whole.weights, plain.run().weights)
-    # What is padded is black: the darkest there is, also where pixels are normalised.
+    # What is padded is black: the darkest there is, also where pixels are normalized.
     black = augmented.minibatches.augment(torch.full_like(raw[0], 9.0), torch.Generator().manual_seed(0))
     darkest = landscape.data.load("image-folder", folder=str(tmp_path)).train[0].min()
     assert float(black.min()) == pytest.approx(float(darkest), abs=0.02)
@@ -455,7 +455,7 @@ decompose = { every = 10 }
 """
 
 
-def test_text_of_ones_own_is_trained_on_and_analysed(
+def test_text_of_ones_own_is_trained_on_and_analyzed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -520,7 +520,7 @@ def test_spoken_digits_become_frames_with_states(tmp_path: Path, kept: Path) -> 
     assert x.shape[1:] == (5, 40)
     assert y.shape == x.shape[:2]
     assert set(y.flatten().tolist()) == set(range(30))
-    # The middle of each splice is the frame; over the frames that stand for themselves it is normalised.
+    # The middle of each splice is the frame; over the frames that stand for themselves it is normalized.
     middle = x[:, :, 16:24].flatten(0, 1)
     assert float(middle.mean(0).abs().max()) < 0.2
     assert landscape.data.load("spoken-digits", **options).fingerprint == data.fingerprint
@@ -540,8 +540,8 @@ def test_log_mel_finds_a_tone_in_its_band_and_is_the_textbooks() -> None:
     sound = np.sin(2 * np.pi * 1000 * np.arange(2000) / rate).astype(np.float32)
     found = speech.log_mel(sound, rate, mels)
     assert found.shape == (1 + (2000 - 200) // 80, mels)
-    centres = 700 * np.expm1(np.linspace(0, np.log1p(4000 / 700), mels + 2))[1:-1]
-    assert abs(centres[found.mean(0).argmax()] - 1000) < 150
+    centers = 700 * np.expm1(np.linspace(0, np.log1p(4000 / 700), mels + 2))[1:-1]
+    assert abs(centers[found.mean(0).argmax()] - 1000) < 150
     # Frame 3, by sums written out.
     frame = sound[240:440] * (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(200) / 200))
     angle = 2 * np.pi * np.outer(np.arange(129), np.arange(200)) / 256

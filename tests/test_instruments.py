@@ -349,7 +349,7 @@ def test_with_batchnorm_it_is_that_of_the_loss_that_training_descends() -> None:
     torch.testing.assert_close(model, module(x))
 
 
-def test_settings_of_one_algorithm_have_colours_that_differ(tiny: Path) -> None:
+def test_settings_of_one_algorithm_have_colors_that_differ(tiny: Path) -> None:
     mixings = ("ring(1)", "full", "star", "torus")
     runs = [Trainer(recipe.read(str(tiny), ["steps=5", f"algorithm.mixing={m}"])).run() for m in mixings]
     colors = np.array([to_rgb(line.get_color()) for line in draw_training(runs).axes[2].lines])

@@ -132,10 +132,10 @@ def test_nothing_in_the_current_folder_runs_unasked(processes: str, tmp_path: Pa
         "from landscape import models\nmodel = lambda: models.build('mlp', widths=[64, 10])\n"
     )
     own = ["--set", "steps=2", "--set", "model={name='mine:model'}", "-q"]
-    analysed = ["contour", "run/last.h5", "--grid", "2", "--model", "mine:model"]
+    analyzed = ["contour", "run/last.h5", "--grid", "2", "--model", "mine:model"]
     for words in (
         ["train", "digits-dpsgd", *own, "--nproc", processes, "-o", "run"],
-        *([analysed] if processes == "2" else []),  # in the slow tests
+        *([analyzed] if processes == "2" else []),  # in the slow tests
     ):
         done = ran(*words, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
@@ -417,15 +417,15 @@ def test_a_run_that_another_process_starts_meanwhile_is_not_touched(
     assert landscape.load(other / "last.h5").seed == 1
 
 
-SIGNALLING = """
+SIGNALING = """
 import os, signal, sys
 from {module} import main
-class Signalling:
+class Signaling:
     def find_spec(self, name, path=None, target=None):
         try:
             if name == {name!r}: os.kill(os.getpid(), signal.SIGINT)
         except {caught}: pass
-sys.meta_path.insert(0, Signalling())
+sys.meta_path.insert(0, Signaling())
 signal.signal(signal.SIGINT, signal.default_int_handler)
 main()
 """
@@ -435,10 +435,10 @@ main()
 def test_a_signal_while_modules_are_imported_ends_the_command(tiny: Path) -> None:
     """Other packages catch exceptions in their imports: after a KeyboardInterrupt there, they are incomplete,
     and before the command begins it can be lost."""
-    code = SIGNALLING.format(module="landscape.cli", name="numpy.linalg", caught="()")
+    code = SIGNALING.format(module="landscape.cli", name="numpy.linalg", caught="()")
     done = ran("train", tiny, code=code)
     assert (done.returncode, done.stderr.count("\n")) == (130, 1)
     assert done.stderr.startswith("landscape: interrupted")
-    code = SIGNALLING.format(module="landscape.__main__", name="click", caught="KeyboardInterrupt")
+    code = SIGNALING.format(module="landscape.__main__", name="click", caught="KeyboardInterrupt")
     done = ran("train", "--help", code=code)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")

@@ -57,12 +57,12 @@ def ring(n: int, k: int = 1) -> list[float]:
 
 
 def torus(r: int, c: int) -> list[float]:
-    def around(size: int, j: int) -> float:  # with two on a circle both neighbours are the same learner
+    def around(size: int, j: int) -> float:  # with two on a circle both neighbors are the same learner
         return (1 if size == 2 else 2) * np.cos(2 * np.pi * j / size)
 
-    neighbours = 1 + (1 if r == 2 else 2) + (1 if c == 2 else 2)
+    neighbors = 1 + (1 if r == 2 else 2) + (1 if c == 2 else 2)
     pairs = itertools.product(range(r), range(c))
-    return [(1 + around(r, i) + around(c, j)) / neighbours for i, j in pairs if i or j]
+    return [(1 + around(r, i) + around(c, j)) / neighbors for i, j in pairs if i or j]
 
 
 CLOSED = {
@@ -90,7 +90,7 @@ def test_spectra_in_closed_form(spec: str, n: int) -> None:
 @pytest.mark.parametrize(
     ("a", "inner", "n"), [(0.75, "ring(1)", 6), (1 / 3, "full", 6), (0.3, "exponential", 7), (1.0, "star", 5)]
 )
-def test_lazy_mixing_moves_every_eigenvalue_towards_one(a: float, inner: str, n: int) -> None:
+def test_lazy_mixing_moves_every_eigenvalue_toward_one(a: float, inner: str, n: int) -> None:
     lazy, plain = Mixing(f"lazy({a!r}, {inner})", n, 0), Mixing(inner, n, 0)
     np.testing.assert_allclose(lazy.matrix(1), (1 - a) * np.eye(n) + a * plain.matrix(1), atol=1e-15)
     key = lambda v: np.sort_complex(np.round(v, 9))  # noqa: E731

@@ -97,8 +97,8 @@ def test_a_network_matches_dense_matrices_draw_by_draw() -> None:
         assert estimate.delta_cross[k] == pytest.approx(float(2 * lr**2 * p_delta @ p_shared), rel=1e-8)
     full = sum(problems.textbook_gradient(problem, w) for w in weights) / 3 - g
     assert estimate.full_batch == pytest.approx(float(lr**2 * full @ full), rel=1e-9)
-    centred = Problem(problem.model, problem.criterion, problem.tensors or (), weights=mean)
-    h = problems.textbook_hessian(centred)
+    centered = Problem(problem.model, problem.criterion, problem.tensors or (), weights=mean)
+    h = problems.textbook_hessian(centered)
     assert estimate.eq4 == pytest.approx(float(lr**2 * ((weights - mean) @ h).square().sum() / 9), rel=1e-9)
     c = (weights - mean).T @ (weights - mean) / 9  # the weight covariance matrix as Eq. 4 writes it
     assert estimate.eq4 == pytest.approx(float(lr**2 * torch.trace(h @ c @ h)), rel=1e-9)

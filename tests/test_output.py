@@ -291,8 +291,8 @@ def test_bars_on_a_terminal(
         until("" if dumb else "contour", stderr.getvalue)
         print("a value")
     assert capsys.readouterr().out == "a value\n"  # as into a pipe
-    coloured = re.search(r"\x1b\[[0-9;]*3[0-9]", stderr.getvalue()) is not None
-    assert ("contour" in stderr.getvalue(), coloured) == (not dumb, not variables)
+    colored = re.search(r"\x1b\[[0-9;]*3[0-9]", stderr.getvalue()) is not None
+    assert ("contour" in stderr.getvalue(), colored) == (not dumb, not variables)
 
 
 def test_a_bar_inside_another_shows_under_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -637,7 +637,7 @@ def test_the_state_of_another_algorithm_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, while it compiles
-def test_a_wrapped_and_compiled_model_is_recorded_and_analysed(tmp_path: Path, command: Command) -> None:
+def test_a_wrapped_and_compiled_model_is_recorded_and_analyzed(tmp_path: Path, command: Command) -> None:
     torch.manual_seed(0)
     x, y = splits()["train"]
     model = norm_net()
@@ -736,7 +736,7 @@ def test_a_killed_learner_is_started_again_and_the_end_is_the_same(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_the_example_of_decentralised_training(tmp_path: Path, command: Command, monkeypatch: Any) -> None:
+def test_the_example_of_decentralized_training(tmp_path: Path, command: Command, monkeypatch: Any) -> None:
     example = ROOT / "examples" / "torchrun_dpsgd.py"
     assert len(example.read_text().splitlines()) < 60
     done = torchrun(example, "out", folder=tmp_path)

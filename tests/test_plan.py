@@ -44,7 +44,7 @@ ORDERS: tuple[Order, ...] = ("before", "during", "after")
 seconds = st.floats(1e-6, 10.0)
 
 
-def neighbours(spec: str, workers: int, size: float, link: Machines, step: int = 1) -> Exchange:
+def neighbors(spec: str, workers: int, size: float, link: Machines, step: int = 1) -> Exchange:
     waits, sent, received = messages(Mixing(spec, workers, 0).matrix(step), 1)
     return Exchange.between(waits, np.maximum(sent, received) * link.message(size))
 
@@ -105,7 +105,7 @@ def test_all_wait_for_the_slowest_whose_mean_is_a_harmonic_number(workers: int) 
 @pytest.mark.parametrize("spec", ["ring(1)", "star", "exponential", "one-peer-exponential"])
 def test_the_recurrence_is_that_of_a_plain_loop(order: Order, spec: str) -> None:
     workers, steps, g, u, late = 8, 40, 1.0, 0.25, Machines(0.3, 50.0, straggler=0.5, slow=1.5)
-    turns = [neighbours(spec, workers, 5.0, late, step) for step in (1, 2, 3)]
+    turns = [neighbors(spec, workers, 5.0, late, step) for step in (1, 2, 3)]
     found, _ = step_time(order, turns, g, u, workers, late, loss_exchange_s=1.4, seed=5, steps=steps)
 
     rng = np.random.default_rng(5)
@@ -139,9 +139,9 @@ def test_the_recurrence_is_that_of_a_plain_loop(order: Order, spec: str) -> None
     assert found == pytest.approx(np.mean(means), rel=1e-12)
 
 
-def test_neighbours_hide_stragglers_but_not_one_slow_worker() -> None:
+def test_neighbors_hide_stragglers_but_not_one_slow_worker() -> None:
     late = Machines(1e-3, 1.0, straggler=0.5)
-    ring = [neighbours("ring(1)", 64, 0.0, late)]
+    ring = [neighbors("ring(1)", 64, 0.0, late)]
     alone, error = step_time("during", ring, 1.0, 0.0, 64, late)
     told, _ = step_time("during", ring, 1.0, 0.0, 64, late, loss_exchange_s=0.0)
     # The news of the loss hold everyone back to within a gradient of the slowest, but not to its pace.
@@ -201,7 +201,7 @@ def test_what_is_not_linear_needs_the_mean_gradient_too(tiny: Path) -> None:
         predict(chosen, [8], lambda b, each=each: each, machines, mixings=["ring(1)"])  # type: ignore[misc]
         for each in (dataclasses.replace(costs, linear=False), costs)
     )
-    more = (twice.step_s - once.step_s)[:2]  # of DPSGD's, the time to know neighbours is measured
+    more = (twice.step_s - once.step_s)[:2]  # of DPSGD's, the time to know neighbors is measured
     np.testing.assert_allclose(more, machines.all_reduce_s(8, 4000))
 
 

@@ -217,14 +217,14 @@ def test_markers_are_where_the_results_say(surface: Surface) -> None:
         (path, {"trajectory": path.markers, "last checkpoint": path.markers[-1:]}),
         (learners, {"learners": learners.markers[:-1], "their mean $w_a$": learners.markers[-1:]}),
         (anchors, {f"m{k}": anchors.markers[k : k + 1] for k in range(3)}),
-        (surface, {"centre": [[0, 0]], "lowest grid point": [[surface.x[n], surface.y[m]]]}),
+        (surface, {"center": [[0, 0]], "lowest grid point": [[surface.x[n], surface.y[m]]]}),
         (holed, {"lowest grid point": [[surface.x[j], surface.y[i]]]}),
     ):
         seen = drawn(plots.draw([shown]))
         for name, places in names.items():
             np.testing.assert_array_equal(seen[name], places)
-        assert ("centre" in seen) == (shown.kind == "random")
-    assert legend(plots.draw([surface, surface])) == ["lowest grid point", "centre"]  # one for both panels
+        assert ("center" in seen) == (shown.kind == "random")
+    assert legend(plots.draw([surface, surface])) == ["lowest grid point", "center"]  # one for both panels
 
 
 def test_markers_in_three_dimensions_lie_on_the_surface(surface: Surface) -> None:
@@ -248,7 +248,7 @@ def test_batchnorm_statistics_are_named_where_there_are_any(surface: Surface) ->
     assert "statistics of each batch" in text(batchnorm=True, bn="train")
     for style in ("contour", "surface", "difference"):
         picture: Any = plots.draw([own, fresh], style=style)
-        assert "the centre's statistics / BatchNorm: from 9 samples" in picture.get_caption()
+        assert "the center's statistics / BatchNorm: from 9 samples" in picture.get_caption()
 
 
 def test_three_dimensions_and_a_relief_with_holes(surface: Surface) -> None:
@@ -287,7 +287,7 @@ def test_parts_of_a_picture_are_left_out_or_changed(surface: Surface, tmp_path: 
     bare: Any = plots.draw([surface, surface], tmp_path / "bare.png", visuals=off)
     assert (tmp_path / "bare.png").exists()
     assert [*bare.axes_by_name] == ["surface 0", "surface 1", "profile 0", "profile 1"]
-    assert (len(bare.axes), bare.get_caption()) == (4, "")  # no colour bar
+    assert (len(bare.axes), bare.get_caption()) == (4, "")  # no color bar
     look = {"title": {"color": "red"}, "caption": {"fontsize": 5}, "legend": {"alpha": 0.5}, "colorbar": True}
     changed: Any = plots.draw(surface, visuals=look)
     assert changed._suptitle.get_color() == "red"
@@ -304,7 +304,7 @@ def test_panels_go_to_axes_of_ones_own_by_name(surface: Surface) -> None:
     assert plots.draw(surface, axes=places, title="here", visuals={"legend": False}) is own
     assert left.get_title().startswith("here\nsurface")
     assert (left.get_legend(), middle.has_data(), right.has_data()) == (None, False, True)
-    assert len(own.axes) == 4  # with the colour bar
+    assert len(own.axes) == 4  # with the color bar
     assert right.get_ylabel() == "loss (nat)"
     plots.draw(surface, ax=middle, title="here", visuals={"title": False, "colorbar": False})
     assert (middle.get_title().split("\n")[0], len(own.axes)) == ("surface", 4)
@@ -377,7 +377,7 @@ def test_lines_show_loss_accuracy_and_barrier() -> None:
         (lambda s: plots.draw(s, ax=axes_of_ones_own(), axes={"surface": axes_of_ones_own()}), "only one"),
         (lambda s: plots.draw(s, visuals={"capt": False}), "visuals: 'capt'.*'caption'"),
         (lambda s: plots.draw(s, visuals={"title": None}), "visuals: 'title': None is not allowed"),
-        (lambda s: plots.draw(s, visuals={"legend": {"colour": "r"}}), "visuals: 'legend'.*colour"),
+        (lambda s: plots.draw(s, visuals={"legend": {"tint": "r"}}), "visuals: 'legend'.*tint"),
         (lambda s: landscape.save_vts(s, "s.vtk"), "must end in .vts"),
         (lambda s: landscape.save_vts(changed(s, loss=s.loss * np.nan), "t.vts"), "no value is finite"),
     ],
@@ -415,7 +415,7 @@ def test_the_same_rise_is_drawn_on_all_panels(surface: Surface) -> None:
         thick = [c for c in ax.collections if np.allclose(c.get_linewidth(), 1.8)]
         assert [c.levels.tolist() for c in thick] == [[pytest.approx(surfaces.center_loss(r) + rise)]]
     np.testing.assert_allclose(figure.axes[2].lines[1].get_ydata(), surfaces.profile(surface).median)
-    assert f"{rise:.3g} nat above the centre in all panels" in figure.get_caption()
+    assert f"{rise:.3g} nat above the center in all panels" in figure.get_caption()
 
 
 def test_axes_are_distances_and_coordinates_those_of_the_plane(surface: Surface) -> None:
@@ -440,12 +440,12 @@ def test_the_look_of_surfaces(surface: Surface) -> None:
     ):
         assert words in plots.draw([result], **options).get_caption()  # type: ignore[attr-defined]
     top = float(surface.loss.max()) / 2
-    labelled = plots.draw([surface], labels=True, levels=6, cmap="viridis", vmax=top).axes[0]
-    assert labelled.texts
-    assert labelled.collections[0].get_clim()[1] == pytest.approx(top, rel=0.5)
+    labeled = plots.draw([surface], labels=True, levels=6, cmap="viridis", vmax=top).axes[0]
+    assert labeled.texts
+    assert labeled.collections[0].get_clim()[1] == pytest.approx(top, rel=0.5)
 
 
-def test_each_algorithm_has_one_colour() -> None:
+def test_each_algorithm_has_one_color() -> None:
     rules = [registry.algorithms[name] for name in registry.algorithms]
     ours = [rule for rule in rules if rule.__module__.startswith("landscape.")]
     assert all(rule.label for rule in ours)
@@ -493,7 +493,7 @@ STRANGE = {
     "tiny": {"loss": 1e-310 * COARSE.loss + 5e-324},
     "infinite": {"loss": np.where(COARSE.loss < 0.1, 1.0, np.inf)},
     "unknown": {"loss": np.where(COARSE.loss == 0, 1.0, np.nan)},
-    "off the centre": {"x": COARSE.x + 5},
+    "off the center": {"x": COARSE.x + 5},
     "no formula": {"label": "$\\frac$ <b>"},
 }  # fmt: skip
 

@@ -72,6 +72,11 @@ CASES: dict[str, dict[str, Any]] = {
     "async, shifted": {"algorithm": {"name": "async-sgd", "delay": 3, "shifted": 0.7}, "lr": 0.05},
     "pairs": {"algorithm": {"name": "ad-psgd", "delay": 2, "schedule": "random"}},
     "push": {"algorithm": {"name": "sgp", "graph": "random"}},
+    "tracking": {"algorithm": {"name": "gradient-tracking", "mixing": "ring(1)"}, **MOMENTUM},
+    "tracking, atc": {
+        "algorithm": {"name": "gradient-tracking", "mixing": "random-matching", "order": "atc"}
+    },
+    "d2": {"algorithm": {"name": "d2", "mixing": "ring(1)"}},
     "adaptive": {"algorithm": {"name": "dsgd-ac", "mixing": "ring(1)"}, "schedule": {"cosine": 60.0}},
     "adamw": {"algorithm": RING, "optimizer": {"name": "adamw", "betas": [0.8, 0.95]}, "lr": 0.02},
     "norms, monitored": {

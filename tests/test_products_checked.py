@@ -134,7 +134,7 @@ def test_the_largest_word_of_a_bag_has_no_second_derivative() -> None:
 
 
 class Askew(torch.autograd.Function):
-    """z², whose second derivative is given as that of the neighbour."""
+    """z², whose second derivative is given as that of the neighbor."""
 
     @staticmethod
     def forward(ctx: Any, z: Tensor) -> Tensor:

@@ -204,8 +204,8 @@ def test_missing_and_damaged_data_say_what_to_do(tmp_path: Path) -> None:
     write_idx(path, np.zeros((3, 4, 4), np.uint8))
     with pytest.raises(OperationError, match=r"shape \(3, 4, 4\) and its labels \(30,\)"):
         landscape.data.load("mnist", data_dir=tmp_path)
-    with pytest.raises(InputError, match="data: 'colour' is not known"):
-        landscape.data.load("digits", colour=True)
+    with pytest.raises(InputError, match="data: 'color' is not known"):
+        landscape.data.load("digits", color=True)
 
 
 def test_digits_and_synthetic() -> None:

@@ -134,7 +134,7 @@ def of_batches(model: nn.Module, data: Any) -> Tensor:
     return torch.stack([spread(model(a), b) for a, b in drawn(data)]).mean()
 
 
-def labelled(samples: int = 40) -> tuple[Tensor, Tensor]:
+def labeled(samples: int = 40) -> tuple[Tensor, Tensor]:
     return inputs(samples), classes(samples)
 
 
@@ -148,17 +148,17 @@ SUMMED, EACH = nn.CrossEntropyLoss(reduction="sum"), nn.CrossEntropyLoss(reducti
 #: by default.
 CASES: dict[str, tuple[Callable[[], tuple[Any, Any, Any]], Callable[[Any, Any], Tensor], Callable[..., Any]]] = {
     "a data set of a loss that mixes": (
-        lambda: (net(), spread, TensorDataset(*labelled(150))), by_batch(spread, 64), Problem),
+        lambda: (net(), spread, TensorDataset(*labeled(150))), by_batch(spread, 64), Problem),
     "a stream of a loss that mixes": (
-        lambda: (net(), contrast, Pictures(*labelled(192))), lambda m, d: by_batch(contrast, 64)(m, d.tensors), Problem),
-    "more than the memory": (lambda: (net(), contrast, labelled(4020)), by_batch(contrast, 1080), Problem),
+        lambda: (net(), contrast, Pictures(*labeled(192))), lambda m, d: by_batch(contrast, 64)(m, d.tensors), Problem),
+    "more than the memory": (lambda: (net(), contrast, labeled(4020)), by_batch(contrast, 1080), Problem),
     "of sixteen": (lambda: (net(), groups, valued(4000)), lambda m, d: groups(m(d[0]), d[1]), Problem),
-    "a sum": (lambda: (net(), SUMMED, labelled()), entropy, Problem),
+    "a sum": (lambda: (net(), SUMMED, labeled()), entropy, Problem),
     "terms of another loss": (
-        lambda: (net(), counted, labelled()), lambda m, d: counted(m(d[0]), d[1]),
+        lambda: (net(), counted, labeled()), lambda m, d: counted(m(d[0]), d[1]),
         lambda *given: Problem(*given, terms=lambda y: y + 1)),
     "batches that are shuffled": (
-        lambda: (net(), spread, DataLoader(TensorDataset(*labelled()), 10, shuffle=True)), of_batches, Problem),
+        lambda: (net(), spread, DataLoader(TensorDataset(*labeled()), 10, shuffle=True)), of_batches, Problem),
     "augmentation": (lambda: (net(), F.cross_entropy, DataLoader(Noisy(), 16)), joined, Problem),
     "a data set with augmentation": (lambda: (net(), F.cross_entropy, Noisy()), joined, Problem),
     "an iterator": (
@@ -167,16 +167,16 @@ CASES: dict[str, tuple[Callable[[], tuple[Any, Any, Any]], Callable[[Any, Any], 
     "a graph": (
         lambda: (Graph().double(), F.cross_entropy, ((inputs(), torch.randint(40, (2, 90))), classes())),
         lambda m, d: F.cross_entropy(m(*d[0]), d[1]), Problem),
-    "random numbers": (lambda: (Dropping(), F.cross_entropy, labelled()), first_draw, Problem),
-    "a loss of each sample": (lambda: (net(), EACH, labelled()), entropy, Problem),
+    "random numbers": (lambda: (Dropping(), F.cross_entropy, labeled()), first_draw, Problem),
+    "a loss of each sample": (lambda: (net(), EACH, labeled()), entropy, Problem),
     "a loss in a dict": (
-        lambda: (net(), lambda o, t: {"loss": F.cross_entropy(o, t), "seen": len(t)}, labelled()), entropy, Problem),
-    "a loss in a tuple": (lambda: (net(), lambda o, t: (F.cross_entropy(o, t), len(t)), labelled()), entropy, Problem),
+        lambda: (net(), lambda o, t: {"loss": F.cross_entropy(o, t), "seen": len(t)}, labeled()), entropy, Problem),
+    "a loss in a tuple": (lambda: (net(), lambda o, t: (F.cross_entropy(o, t), len(t)), labeled()), entropy, Problem),
     "outputs that broadcast": (
         lambda: (net(outputs=1), lambda o, t: (o - t).square().mean(), valued()),
         lambda m, d: F.mse_loss(m(d[0])[:, 0], d[1]), Problem),
     "a module in place of a problem": (
-        lambda: (net(), F.cross_entropy, labelled()), entropy, lambda model, *_: landscape.trace(model)),
+        lambda: (net(), F.cross_entropy, labeled()), entropy, lambda model, *_: landscape.trace(model)),
 }  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def test_a_single_result_is_saved_as_it_is_said(tmp_path: Path) -> None:
 
 
 def result() -> landscape.Line:
-    problem = Problem(net(), F.cross_entropy, labelled())
+    problem = Problem(net(), F.cross_entropy, labeled())
     return landscape.line(problem, weights=torch.zeros(2, 39).double(), points=2)
 
 
@@ -197,7 +197,7 @@ def save_one() -> None:
 
 
 def contour_into_a_name() -> None:
-    problem = Problem(net(), F.cross_entropy, labelled())
+    problem = Problem(net(), F.cross_entropy, labeled())
     landscape.contour(problem, landscape.random_plane(problem), into="x.h5")  # type: ignore[arg-type]
 
 

@@ -174,7 +174,7 @@ def test_what_is_missing_is_named_with_its_command(runs: Path, tmp_path: Path) -
     assert "In three dimensions" not in text  # nothing is drawn of what is not there
 
 
-def test_analyse_makes_what_is_missing(runs: Path, tmp_path: Path, command: Command) -> None:
+def test_analyze_makes_what_is_missing(runs: Path, tmp_path: Path, command: Command) -> None:
     folder = Path(shutil.copytree(runs / "dpsgd", tmp_path / "dpsgd"))
     for path in ("learners.h5", "spectrum.h5"):
         (folder / path).unlink()

@@ -59,8 +59,8 @@ class Opened:
         assert not outside
 
 
-def colours(opened: Opened, selector: str) -> int:
-    """How many colours a picture of the element has: a blank canvas has one."""
+def colors(opened: Opened, selector: str) -> int:
+    """How many colors a picture of the element has: a blank canvas has one."""
     png = opened.page.locator(selector).first.screenshot()
     picture = Image.open(io.BytesIO(png)).convert("RGB")
     return len(picture.getcolors(picture.width * picture.height))
@@ -96,16 +96,16 @@ def test_every_chart_is_drawn(opened: Opened) -> None:
     for chart in drawn:
         assert chart["traces"] >= (chart["wanted"] if chart["kind"] == "figure" else 2), chart
         assert chart["marks"] > 3, chart
-        assert colours(opened, f'[data-chart="{chart["name"]}"] .plot') > 10, chart
+        assert colors(opened, f'[data-chart="{chart["name"]}"] .plot') > 10, chart
     assert opened.page.locator(".gl-container canvas").count() == 2  # no browser allows many
     for selector in ("#plot-a", "#plot-b", "#plot-scrub"):
-        assert colours(opened, selector) > 200
+        assert colors(opened, selector) > 200
     assert opened.page.title() == HOSTILE
     assert opened.page.locator("h1").inner_text() == HOSTILE
 
 
 @pytest.mark.slow
-def test_selector_and_synchronised_cameras(opened: Opened) -> None:
+def test_selector_and_synchronized_cameras(opened: Opened) -> None:
     page = opened.page
     scene = "(id) => { const l = document.getElementById(id)._fullLayout.scene; return [l._scene.getCamera().eye.x, l.zaxis.range]; }"
     assert page.evaluate(scene, "plot-a")[1] == pytest.approx(page.evaluate(scene, "plot-b")[1])
@@ -140,7 +140,7 @@ def test_selector_and_synchronised_cameras(opened: Opened) -> None:
     assert not page.locator("#plot-b").is_visible()
     page.select_option("#scene-b", "1")
     page.wait_for_timeout(300)
-    assert colours(opened, "#plot-b") > 200
+    assert colors(opened, "#plot-b") > 200
 
 
 def test_cursors_are_linked(opened: Opened) -> None:

@@ -375,9 +375,9 @@ def refused(group: Any) -> None:
             module.set_force_sum_reduction_for_comms(True)
             module.set_gradient_divide_factor(1.0)
     fails("not that of the mean loss", summed)
-    unsynchronised: Any = fsdp(made(Images)[0], 2)
-    unsynchronised.set_requires_gradient_sync(False)
-    fails("not that of the mean loss", unsynchronised)
+    unsynchronized: Any = fsdp(made(Images)[0], 2)
+    unsynchronized.set_requires_gradient_sync(False)
+    fails("not that of the mean loss", unsynchronized)
     apart = nn.parallel.DistributedDataParallel(made(Images)[0])
     with torch.no_grad():
         apart.module.head.bias.add_(group.rank)

@@ -298,7 +298,7 @@ def compare(
     Args:
         problems: at least two problems, runs, or names of runs' files or folders, mixed at will; in a list,
             or in a dict of names to them. A list among them is a group, and what stands alone beside it a
-            group of one. A problem is measured at its centre, without what needs a test set, learners or an
+            group of one. A problem is measured at its center, without what needs a test set, learners or an
             optimizer.
         batch: B, samples of the minibatches; default: the runs' total batch, if it is the same for all.
         quantities: their names, as ``landscape compare --help`` lists them; default: all that can be

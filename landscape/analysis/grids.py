@@ -64,7 +64,7 @@ SURFACE_POINT, HESSIAN_POINT, LINE_POINT = 130, 300, 130
 
 
 def _contour_need(problem: Any, grid: Any, max_memory: Any, **_: Any) -> Need:
-    """The moved weights and their outputs; or centre and directions in one, and a block of points."""
+    """The moved weights and their outputs; or center and directions in one, and a block of points."""
     blocks = 2 * BLOCK_BYTES if chain(problem) else 0
     held = SURFACE_POINT * needs.points(grid)
     return needs.evaluated(problem, (4 if blocks else 2) + blocks / problem.weights.nbytes, held, max_memory)
@@ -94,7 +94,7 @@ def contour(
 
     Args:
         problem: the loss; its model is evaluated in eval mode. Or a run, on its training set.
-        plane: centre and directions, such as :func:`landscape.random_plane` gives.
+        plane: center and directions, such as :func:`landscape.random_plane` gives.
         grid, span: 50 × 50 points over x, y ∈ [−0.1, 0.1] by default (DPSGD-2020, section 4.1), over more if
             the plane has markers further out (``plane.span``). One number: the same for both axes.
         bn, bn_samples: whose statistics BatchNorm uses, "center", "recalibrate" or "train"; see
@@ -250,7 +250,7 @@ def _description(problem: Problem, plane: Plane, previous: Surface | None) -> di
 def _autocast_error(problem: Problem, plane: Plane, at: Grid) -> float:
     """The largest |difference| of the loss from that in the model's precision, at up to ERROR_POINTS points.
 
-    These are the centre, the corners, the lowest and the highest loss, and others drawn at random, of those
+    These are the center, the corners, the lowest and the highest loss, and others drawn at random, of those
     that are ``done``.
     """
     loss, (ny, nx) = at.columns["loss"].ravel(), at.done.shape
@@ -292,7 +292,7 @@ def line(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Line:
-    """Loss and accuracy at ``points`` weights along a direction from the centre, or between two weights.
+    """Loss and accuracy at ``points`` weights along a direction from the center, or between two weights.
 
     Args:
         problem: the loss; its model is evaluated in eval mode. Or a run, on its training set.
@@ -405,7 +405,7 @@ def hessian_grid(
 
     Args:
         problem: the loss; or a run, on its training set.
-        plane: centre and directions, such as :func:`landscape.random_plane` gives.
+        plane: center and directions, such as :func:`landscape.random_plane` gives.
         grid, span: 4 × 4 points over x, y ∈ [−0.1, 0.1] by default (DPSGD-2020, section 4.1), over more if
             the plane has markers further out (``plane.span``). One number: the same for both axes.
         residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
@@ -489,7 +489,7 @@ def _ends_at(
 ) -> Callable[[Tensor, Progress], dict[str, Array]]:
     """(K, 2) points -> the columns of the result there, ``at_once`` points together.
 
-    Each point starts from the same random vector. A start from the neighbour's eigenvectors plus a random
+    Each point starts from the same random vector. A start from the neighbor's eigenvectors plus a random
     part took 15% fewer products on MNIST's MLP, but ended at eigenvalues near the lowest, up to 1.9% off. The
     points share samples and passes over the data in fixed blocks, whatever the portions and processes.
     """

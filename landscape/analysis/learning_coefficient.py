@@ -23,7 +23,7 @@ from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.gradients.learners import Stack
-from landscape.gradients.minibatches import check_unpenalised, draws, in_minibatches, stream
+from landscape.gradients.minibatches import check_unpenalized, draws, in_minibatches, stream
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
@@ -232,7 +232,7 @@ def learning_coefficient(
     fewest = {"batch": 1 + has_batchnorm(problem.model), "chains": 2, "max_steps": LEAST, "seed": 0}
     for (name, least), count in zip(fewest.items(), (batch, chains, max_steps, seed), strict=True):
         positive(name, count, least=least)
-    check_unpenalised(problem, "the coefficient is of the data's likelihood")
+    check_unpenalized(problem, "the coefficient is of the data's likelihood")
     problem = in_minibatches(problem, batch)
     nbeta = _default_nbeta(problem.samples) if nbeta is None else float(nbeta)
     top, first = math.nan, step_size

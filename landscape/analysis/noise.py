@@ -34,7 +34,7 @@ from landscape.gradients.minibatches import (
     LearnersEstimator,
     Minibatches,
     Precision,
-    check_unpenalised,
+    check_unpenalized,
     in_minibatches,
     known_batch,
     learners_of,
@@ -115,7 +115,7 @@ def noise(
     for name, value, least in (("draws", draws, 2), ("local_batch", local_batch, 1), ("seed", seed, 0)):
         positive(name, value, least=least)
     positive("lr", lr)
-    check_unpenalised(problem, "Δ(2) is of the data's minibatches")
+    check_unpenalized(problem, "Δ(2) is of the data's minibatches")
     problem.data.gather(torch.zeros(1, dtype=torch.long))  # refuses data without numbered samples at once
     problem = in_minibatches(problem, local_batch)
     exact_only(problem, "noise")
@@ -211,7 +211,7 @@ def noise_scale(
     samples weigh unequally. Other layers, such as dropout, are in eval mode: their noise is left out.
 
     Args:
-        problem: the loss, on the training set, centred on w_a; or a run.
+        problem: the loss, on the training set, centered on w_a; or a run.
         batch: B, samples of a minibatch at w_a; default: the run's total batch. Without BatchNorm the result
             does not depend on it, and small ones are cheaper.
         weights: (n, P), where n ≥ 2 learners take their gradients (SSGD's all at w_a): B_simple of their mean
@@ -376,7 +376,7 @@ def noise_alignment(
     problem, batch = problem_of(problem), known_batch(batch)
     precision = Precision(relative_error, min_draws, max_draws)
     positive("k", k, least=1)
-    check_unpenalised(problem, "the noise is of the data's minibatches")
+    check_unpenalized(problem, "the noise is of the data's minibatches")
     exact_only(problem, "noise_alignment")
     minibatches = Minibatches(problem, batch, stream(seed, 0))
     problem, parts = minibatches.whole, iter(minibatches)

@@ -44,19 +44,19 @@ def random_plane(
     ignore: str | None = None,
     max_memory: int | None = None,
 ) -> Plane:
-    """Two directions with i.i.d. standard normal entries through the problem's centre.
+    """Two directions with i.i.d. standard normal entries through the problem's center.
 
     Args:
-        problem: its centre and parameters; or a run, whose centre is w_a.
+        problem: its center and parameters; or a run, whose center is w_a.
         norm: "none" keeps the draw (DPSGD-2020, section 4.1; the default, as in the paper's figures);
             "filter" scales each filter of a weight (each slice along its first dimension) to the norm of the
-            centre's filter (Li et al. 2018, section 4), a bias or normalisation tensor as one filter;
-            "layer" scales each parameter tensor to the norm of the centre's. A filter or tensor that is zero
-            at the centre gets a zero direction. Only random directions are ever normalised: the length of
+            center's filter (Li et al. 2018, section 4), a bias or normalization tensor as one filter;
+            "layer" scales each parameter tensor to the norm of the center's. A filter or tensor that is zero
+            at the center gets a zero direction. Only random directions are ever normalized: the length of
             those made from weights or eigenvectors has a meaning.
         seed: the same seed gives the same draw for every problem of the same layout, on every device and in
-            every precision, so that several centres can be compared along the same directions.
-        ignore: "bias+norm" leaves biases and normalisation parameters where they are, "none" moves them, too.
+            every precision, so that several centers can be compared along the same directions.
+        ignore: "bias+norm" leaves biases and normalization parameters where they are, "none" moves them, too.
             Default: "bias+norm" for norm "filter" (as Li et al. 2018 do), else "none". The other parameters
             have the same direction either way.
         max_memory: bytes that the process may take, at most.
@@ -86,7 +86,7 @@ def random_plane(
         if ignore == "bias+norm" and slot.role != "weight":
             return drawn.zero_()
         if norm != "none":
-            _normalise(drawn, center, norm)
+            _normalize(drawn, center, norm)
         return drawn
 
     directions = torch.empty(2, len(problem.weights), dtype=problem.dtype, device=problem.weights.device)
@@ -102,8 +102,8 @@ def random_plane(
     return Plane(problem.weights, directions, "random", norm, seed, ignore)
 
 
-def _normalise(direction: Tensor, center: Tensor, norm: str) -> None:
-    """Scale ``direction`` in place to the norms of ``center``; a zero centre gives a zero direction."""
+def _normalize(direction: Tensor, center: Tensor, norm: str) -> None:
+    """Scale ``direction`` in place to the norms of ``center``; a zero center gives a zero direction."""
     if not direction.numel():
         return
     rows = (len(center), -1) if norm == "filter" and center.dim() > 1 else (1, -1)
@@ -118,7 +118,7 @@ def between(
     """The plane through three weight vectors, or through two and along a random direction.
 
     The first direction is w1 − w0, the second the part of w2 − w0 orthogonal to it, scaled to the same length
-    (Garipov et al. 2018, section 3). The centre is the middle of the box around the given points, so that
+    (Garipov et al. 2018, section 3). The center is the middle of the box around the given points, so that
     ``plane.center + plane.markers @ plane.directions`` gives them back.
 
     Args:
@@ -162,7 +162,7 @@ def between(
     directions = torch.stack((first, second))
     corners = _coordinates(rows[0], directions, rows)
     middle = torch.from_numpy((corners.min(0) + corners.max(0)) / 2).to(rows)
-    across, length = "random direction" if drawn else "towards the third", f"1 = {float(first.norm()):.3g}"
+    across, length = "random direction" if drawn else "toward the third", f"1 = {float(first.norm()):.3g}"
     axes = f"first to second, {length}", f"{across}, {length}"
     center = rows[0] + middle @ directions
     seed = seed if drawn else 0
@@ -252,7 +252,7 @@ def eigen_plane(
     max_memory: int | None = None,
     progress: ProgressOption = None,
 ) -> Plane:
-    """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's centre.
+    """The unit eigenvectors of λ_max (x) and λ_min (y) of the Hessian at the problem's center.
 
     The plane is ours. To second order L = L(θ) + x g·u + y g·v + ½(λ_max x² + λ_min y²), g the gradient: a
     section through the direction of the largest curvature and that of the smallest.

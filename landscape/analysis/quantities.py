@@ -48,7 +48,7 @@ LOSS_ROUNDINGS = 1000
 def basin_widths(
     problem: Problem, rise: float, planes: int, *, seed: int = 0, progress: Progress | None = None
 ) -> Array:
-    """(planes,), the width of the region around the centre in which the loss rises by less than ``rise``.
+    """(planes,), the width of the region around the center in which the loss rises by less than ``rise``.
 
     In each of several planes along two i.i.d. normal directions, the same for every problem of that seed and
     size, the distance at which the loss has risen that far is found in 16 directions. The width is the
@@ -182,7 +182,7 @@ class Measured:
 
 
 class Subject:
-    """A problem at its centre, at which quantities are measured, and its checkpoint, if there is one.
+    """A problem at its center, at which quantities are measured, and its checkpoint, if there is one.
 
     Attributes:
         test: gives the same on the test set; None where that is not known.

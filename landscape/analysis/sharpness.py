@@ -46,7 +46,7 @@ PARALLEL = 1e-3
 
 
 class Ascent(NamedTuple):
-    """``rise``: the largest loss that was found less ``base``, that at the centre; ``residual``: the angle
+    """``rise``: the largest loss that was found less ``base``, that at the center; ``residual``: the angle
     between gradient and displacement there, in radians, 0 at a maximum on the sphere; and ``gradients``.
     """
 
@@ -65,7 +65,7 @@ def _largest_rise(
     gradient, the maximum to first order (Foret et al. 2021), where the gradient is not zero.
 
     Args:
-        problem: the loss, centred on θ.
+        problem: the loss, centered on θ.
         scale: (P,), such as |θ|; None: 1 for all.
         rho: ρ.
         starts: further directions (P,) in which the search starts.
@@ -159,7 +159,7 @@ def sharpness(
     The definitions are those of Andriushchenko et al. (arXiv 2302.07011), after Kwon et al. (2021) for
     ``adaptive`` and Foret et al. (2021) for ``m``, with the logits as they are; pairs ±δ and the search are
     ours. Adaptive sharpness does not change where the weights of two layers are scaled so that the network
-    stays the same. Neither kind predicts generalisation well: over modern networks its correlation with the
+    stays the same. Neither kind predicts generalization well: over modern networks its correlation with the
     test error is low, and may be negative (arXiv 2302.07011). BatchNorm has the statistics of the problem at
     all weights, not those of the minibatches.
 
@@ -251,7 +251,7 @@ def sharpness(
 
 
 def _mean_rise(part: Problem, scale: Tensor | None, shift: Tensor, base: float | None) -> Ascent:
-    """The mean rise at ±δ, in which odd terms cancel; ``base``: the loss at the centre, if known."""
+    """The mean rise at ±δ, in which odd terms cancel; ``base``: the loss at the center, if known."""
     shift = shift if scale is None else shift * scale
     known = part.loss() if base is None else base
     rise = (part.loss(part.weights + shift) + part.loss(part.weights - shift)) / 2 - known
@@ -303,7 +303,7 @@ def batch_sharpness(
     as in training. A problem's penalty and weight decay belong to the loss of every minibatch.
 
     Args:
-        problem: the loss, on the training set, centred on w_a; or a run.
+        problem: the loss, on the training set, centered on w_a; or a run.
         batch: B, samples of a minibatch at w_a: the total batch of a step; default: the run's.
         weights: (n, P), the learners' weights, if they are to be measured.
         local_batch: samples of a learner's minibatch; default: batch / n.

@@ -75,7 +75,7 @@ def spectrum(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Spectrum:
-    """Eigenvalues, trace and density of ∇²L at the problem's centre, in one result that can be saved.
+    """Eigenvalues, trace and density of ∇²L at the problem's center, in one result that can be saved.
 
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
@@ -243,7 +243,7 @@ def curvature_table(
             parameters. The rest of these is "others".
         residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
             zero; the default 0.1 leaves errors of some 0.1 to 1% in λ_min and smaller ones in λ_max.
-        weights: θ (P,); default: the problem's centre.
+        weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
         draws: random vectors for the traces, at least 2; the default 20 gives their standard errors to about

@@ -161,8 +161,8 @@ class _Spread:
         self.mean = average(weights)
         self._rows = weights - self.mean
         n = len(weights)
-        self._centred = torch.eye(n, dtype=torch.float64) - 1 / n  # takes off the mean's rounding, too
-        self.gram = self.products(self._rows) @ self._centred
+        self._centered = torch.eye(n, dtype=torch.float64) - 1 / n  # takes off the mean's rounding, too
+        self.gram = self.products(self._rows) @ self._centered
 
     @property
     def consensus(self) -> float:
@@ -171,7 +171,7 @@ class _Spread:
 
     def products(self, vectors: Tensor) -> Tensor:
         """(n, m), ⟨Δw_j, x⟩ for ``vectors`` x (m, P)."""
-        return self._centred @ _products(self._rows, vectors)
+        return self._centered @ _products(self._rows, vectors)
 
     def curvature(self, problem: Problem, derivatives: str) -> tuple[Array, float]:
         """(n,), Δw_jᵀHΔw_j, and the largest error of their mean by differences.
@@ -184,7 +184,7 @@ class _Spread:
             image, errors = (products(row[None]), [0.0]) if derivatives == "exact" else h.verified(row[None])
             columns.append(self.products(image))
             off.append(errors[0] * float(vector_norm(row)))
-        return (torch.cat(columns, 1) @ self._centred).diagonal().numpy(), float(np.mean(off))
+        return (torch.cat(columns, 1) @ self._centered).diagonal().numpy(), float(np.mean(off))
 
     def in_span(self, dots: Tensor) -> tuple[int, float]:
         """(rank, ‖Px‖²), P the projector on the span of the Δw_j, for x with the products ``dots`` (n,)."""
@@ -460,9 +460,9 @@ class _Smoothed:
             progress=progress,
         )
         v, value = top.vectors[0], float(top.values[0])
-        centre, along, across = product(v), np.zeros(self.draws), 0.0
+        center, along, across = product(v), np.zeros(self.draws), 0.0
         for i, one in enumerate(each(v)):
-            away = one - centre
+            away = one - center
             along[i] = part = float(double(v) @ double(away))
             across += float(double(away).square().sum()) - part**2
         bias = max(0.0, across) / (self.draws * (self.draws - 1)) / abs(value) if value else math.nan

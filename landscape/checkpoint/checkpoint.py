@@ -211,7 +211,7 @@ class Checkpoint(Shown):
         dtype: torch.dtype | None = None,
         randomness: str | int | None = None,
     ) -> Problem:
-        """The run's model and data as a :class:`landscape.Problem`, centred on w_a or on one learner.
+        """The run's model and data as a :class:`landscape.Problem`, centered on w_a or on one learner.
 
         One learner is evaluated with its own buffers. The mean of several learners has the mean of their
         buffers (of integers: those of learner 0), and BatchNorm statistics re-estimated at its weights, since

@@ -51,7 +51,7 @@ def read_state(path: str | Path, message: Message = lambda line: None) -> dict[s
     try:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load_file(path))
-        with warnings.catch_warnings():  # of torch about its own quantised tensors
+        with warnings.catch_warnings():  # of torch about its own quantized tensors
             warnings.simplefilter("ignore")
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -103,7 +103,7 @@ def _unfit(value: Tensor, target: Tensor) -> str:
     if value.is_meta:
         return "is on the device 'meta' and holds no numbers"
     if value.layout != torch.strided or value.is_quantized or value.is_nested:
-        kind = "quantised" if value.is_quantized else str(value.layout).removeprefix("torch.")
+        kind = "quantized" if value.is_quantized else str(value.layout).removeprefix("torch.")
         return f"is {kind}, a plain tensor is needed (.dequantize() or .to_dense() makes one)"
     allowed = FLOATS if target.is_floating_point() else (target.dtype,) if target.is_complex() else INTEGERS
     if value.dtype not in allowed:

@@ -183,7 +183,7 @@ class ResultFile:
         Args:
             kind: the class of the result.
             differs: the difference of a result from what is to be computed, in words; "" if there is none.
-            source: the SHA-256 of the file whose weights are analysed; "" if there is none.
+            source: the SHA-256 of the file whose weights are analyzed; "" if there is none.
             x, y: the coordinates of the grid.
 
         Returns:

@@ -165,7 +165,7 @@ def _check_data(context: Context, missing: list[Recipe]) -> None:
 
 
 def _make(entry: Figure, context: Context, output: Path) -> tuple[list[dict[str, Any]], bool]:
-    """Train, analyse and draw; the conclusion is printed and returned, and whether all runs have ended.
+    """Train, analyze and draw; the conclusion is printed and returned, and whether all runs have ended.
 
     No conclusion where the budget is used before it can be drawn.
     """

@@ -361,7 +361,7 @@ def basins(
     """Measure the basins of contours: merges and widths.
 
     Pure arithmetic on files that landscape contour wrote. Prints the basins by persistence, and area, volume
-    and widths of the region around the centre (or the lowest point) in distances of weight space.
+    and widths of the region around the center (or the lowest point) in distances of weight space.
 
     Args:
         rises: Measure the region where the loss rises by at most NATS. [default: 24 rises up to the one at

@@ -93,7 +93,7 @@ def plot(
 
     FILEs of one kind come in one picture.
 
-    Panels of one picture share levels and colour scale. Several surfaces exported to F.vts become F-0.vts,
+    Panels of one picture share levels and color scale. Several surfaces exported to F.vts become F-0.vts,
     F-1.vts and so on. "--animate learners" draws a run's learners on the landscape that moves with them.
 
     Args:
@@ -101,10 +101,10 @@ def plot(
             [default: FILE.png, FILE.gif]
         style: Surfaces as contour, hillshade (a relief), surface (3-D), or difference (the first of two minus
             the second).
-        log: Scale of colours and levels. [default: --log where losses differ by a factor over 100]
+        log: Scale of colors and levels. [default: --log where losses differ by a factor over 100]
         levels: About how many contour levels. [default: 0.005 apart, or 24]
-        vmax: Highest level; above, its colour.
-        cmap: Colour map of matplotlib. [default: mako_r; rocket_r for ratios]
+        vmax: Highest level; above, its color.
+        cmap: Color map of matplotlib. [default: mako_r; rocket_r for ratios]
         labels: Write losses on the contour lines.
         title: Title in place of the default one.
         dpi: Pixels per inch. [default: 150]

@@ -57,7 +57,7 @@ def report(
     common.make_folder(path.parent)
     paths = [Path(file) for file in files]
     given = contents.read(paths)
-    if analyse and (made := _analyse(given, path.parent, source)):
+    if analyse and (made := _analyze(given, path.parent, source)):
         given = contents.read([*paths, *made])
     page.write(page.build(given, title), path)
     common.files(path)
@@ -74,7 +74,7 @@ def finish(make: Callable[[], Page], path: Path) -> None:
     common.files(path)
 
 
-def _analyse(given: Contents, folder: Path, values: dict[str, Any]) -> list[Path]:
+def _analyze(given: Contents, folder: Path, values: dict[str, Any]) -> list[Path]:
     """The files of what was missing: contours, planes of learners or trajectories, spectra."""
     context = click.get_current_context()
     made = []

@@ -205,7 +205,7 @@ def sweep(
     which are rewritten after each run. The same command resumes after an interruption; other values and seeds
     are added to the table. Runs that diverge are counted in the table; they are no failure.
 
-    --search evaluates both ends of the range and its middle, then ROUNDS times the two neighbours of the
+    --search evaluates both ends of the range and its middle, then ROUNDS times the two neighbors of the
     best value so far, at half the previous distance on a log scale. The best value has the fewest diverged
     seeds, and among those the lowest mean final loss.
 

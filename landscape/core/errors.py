@@ -7,7 +7,7 @@ import sys
 
 
 class LandscapeError(Exception):
-    """A request that the package does not fulfil, in one line, which the command line prints.
+    """A request that the package does not fulfill, in one line, which the command line prints.
 
     Args:
         message: the line: the parameter, option or file, the value, and what is allowed.
@@ -76,7 +76,7 @@ class ProblemWarning(UserWarning):
 # As torch's allocators, C++ and numpy say it.
 _NO_MEMORY = re.compile("(can't|cannot) allocate memory|out of memory|bad_alloc|not enough memory")
 REMEDY = (
-    "to train, lower learners, batch or the model, or raise accumulate; to analyse, lower max_memory, "
+    "to train, lower learners, batch or the model, or raise accumulate; to analyze, lower max_memory, "
     "the grid or the number of processes"
 )
 

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from landscape.core.errors import InputError, LandscapeError
 
-# The default split of all analyses: the training set (ours). Training minimises its loss, so that Δ(2), the
+# The default split of all analyses: the training set (ours). Training minimizes its loss, so that Δ(2), the
 # limits on ηλ_max, the smoothing by the spread and the minima that delay leaves are defined by it; the other
 # analyses use it, too, so that results of two commands can be compared. The contours in the papers are of the
 # test loss: the papers' figures set that themselves, elsewhere it is --split test.

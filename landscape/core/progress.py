@@ -224,7 +224,7 @@ _said: set[str] = set()  # the hints that were shown
 def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str = "") -> Iterator[Progress]:
     """A context that shows on stderr how far its work has come and an estimate of the remaining time.
 
-    On a terminal it is a bar, without colours where NO_COLOR is set; in a notebook a line below the cell;
+    On a terminal it is a bar, without colors where NO_COLOR is set; in a notebook a line below the cell;
     elsewhere, as in the log of a batch job, a line every 30 s. Inside another progress bar it is a line below
     that one, and is shown only if that one is.
 

@@ -100,15 +100,15 @@ class Registry:
         given: arguments of an entry that the program sets, and are no options of a user.
 
     Example:
-        >>> colours = Registry("colour", "colour")
-        >>> @colours.add("red")
+        >>> colors = Registry("color", "color")
+        >>> @colors.add("red")
         ... def red() -> str:
         ...     return "#ff0000"
-        >>> colours["red"]()
+        >>> colors["red"]()
         '#ff0000'
-        >>> colours.declare("pi", "math:pi", "No colour at all.")
-        >>> colours.names(), colours.summary("pi"), colours["pi"]
-        (['pi', 'red'], 'No colour at all.', 3.141592653589793)
+        >>> colors.declare("pi", "math:pi", "No color at all.")
+        >>> colors.names(), colors.summary("pi"), colors["pi"]
+        (['pi', 'red'], 'No color at all.', 3.141592653589793)
     """
 
     def __init__(

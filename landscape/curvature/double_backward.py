@@ -33,7 +33,7 @@ INSIDE = ("low precision",)
 class FullPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode in which all that asks for less than ``dtype``, by autocast or a cast, gets ``dtype``.
 
-    ``seen`` are the precisions that were asked for. (Those of 8 bits are quantisation, and stay.)
+    ``seen`` are the precisions that were asked for. (Those of 8 bits are quantization, and stay.)
     """
 
     def __init__(self, dtype: torch.dtype) -> None:

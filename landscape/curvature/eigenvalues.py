@@ -88,7 +88,7 @@ class Approximation:
 def cheapest(problem: Problem, weights: Tensor, is_chain: bool, one: ChainHessian | None) -> Approximation:
     """The samples with most of the curvature at ``weights``, and the faster precision.
 
-    All samples where the problem is regularised: the penalty is no mean over samples. ``one``: the products
+    All samples where the problem is regularized: the penalty is no mean over samples. ``one``: the products
     at the only point, whose outputs are used again.
     """
     dtype = torch.bfloat16 if is_chain and _bfloat16_serves(problem) else problem.dtype
@@ -301,7 +301,7 @@ class Matrix:
 
     Attributes:
         given: the problem, or the operator.
-        weights: θ (P,) of a problem; None: its centre.
+        weights: θ (P,) of a problem; None: its center.
         options: which matrix of a problem.
         size: its number of rows.
         seed: of a result's random draws.
@@ -444,7 +444,7 @@ def extreme_eigenvalues(
             options weights, matrix, part, derivatives, search and max_memory.
         residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
             zero.
-        weights: θ (P,); default: the problem's centre.
+        weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
@@ -515,7 +515,7 @@ def top_eigenvalues(
         k: how many, 1 ≤ k ≤ P.
         residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
             zero.
-        weights: θ (P,); default: the problem's centre.
+        weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.

@@ -143,7 +143,7 @@ class PenaltyHessian:
 
 
 def penalty_hessians(problem: Problem, weights: Sequence[Tensor]) -> list[PenaltyHessian]:
-    """One for each of ``weights``; none where the problem is not regularised."""
+    """One for each of ``weights``; none where the problem is not regularized."""
     return [PenaltyHessian(problem, at) for at in weights] if problem.regularised else []
 
 
@@ -156,7 +156,7 @@ class HessianOperator(SymmetricOperator):
 
     Args:
         problem: the loss, or a run.
-        weights: θ (P,); default: the problem's centre.
+        weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for JᵀH_L J (see Schraudolph 2002, section 3), which is positive
             semi-definite for the usual losses.
         part: names or name prefixes of parameters, such as "1" or "1.weight": the diagonal block of these
@@ -458,7 +458,7 @@ def gradient_curvature(
 
     Args:
         problem: the loss, such as that of one minibatch.
-        weights: θ (P,); default: the problem's centre.
+        weights: θ (P,); default: the problem's center.
         derivatives: "exact", "differences" of gradients, whose error is measured, or "auto".
 
     Raises:

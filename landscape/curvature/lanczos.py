@@ -27,7 +27,7 @@ NEAR_ZERO = 1e-3
 RISK = 0.01
 
 
-def orthogonalise(w: Tensor, vectors: Tensor, t: Array, j: int, ranks: Ranks = ALONE) -> tuple[Tensor, float]:
+def orthogonalize(w: Tensor, vectors: Tensor, t: Array, j: int, ranks: Ranks = ALONE) -> tuple[Tensor, float]:
     """The part of an operator's product ``w`` with vectors[j] orthogonal to the basis, and its norm β.
 
     The basis is the orthonormal rows ``vectors[: j + 1]``; w/β is the next one. Row and column j of ``t``,
@@ -150,7 +150,7 @@ def krylov(
     stable: Array | None = None  # the wanted values since they met the tolerance
     while True:
         w = yield vectors[j]
-        w, beta = orthogonalise(outside(w) if len(locked) else w, vectors, t, j, ranks)
+        w, beta = orthogonalize(outside(w) if len(locked) else w, vectors, t, j, ranks)
         if len(locked):  # once more, now that w is small: their rounding error in it would be scaled up
             w = outside(w)
             beta = float(ranks.norm(w))

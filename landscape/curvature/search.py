@@ -22,7 +22,7 @@ from landscape.curvature.lanczos import (
     combine,
     gram,
     krylov,
-    orthogonalise,
+    orthogonalize,
     outer_indices,
     outermost,
     small_eigh,
@@ -109,7 +109,7 @@ def second_start(
     for j in range(steps):
         w = sign * (yield vectors[j])
         w = outside(torch.add(w, space.rest, alpha=weight * float(ranks.inner(space.rest, vectors[j]))))
-        w, beta = orthogonalise(w, vectors, t, j, ranks)
+        w, beta = orthogonalize(w, vectors, t, j, ranks)
         w = outside(w)
         ritz, turn = small_eigh(t[: j + 1, : j + 1])
         if not np.isfinite(beta):

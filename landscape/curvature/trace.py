@@ -18,7 +18,7 @@ from landscape.core.statistics import mean_and_error
 from landscape.curvature import peers
 from landscape.curvature.eigenvalues import Matrix
 from landscape.curvature.hessian import Part
-from landscape.curvature.lanczos import negligible, orthogonalise, small_eigh
+from landscape.curvature.lanczos import negligible, orthogonalize, small_eigh
 from landscape.curvature.operators import ALONE, Products, Ranks, SymmetricMatrix, SymmetricOperator
 from landscape.curvature.search import run_in_lockstep, start_vector
 from landscape.evaluation import needs
@@ -41,7 +41,7 @@ def _draw(start: Tensor, steps: int, ranks: Ranks) -> Generator[Tensor, Tensor, 
     t = np.zeros((steps, steps))
     for j in range(steps):
         w = yield vectors[j]
-        w, beta = orthogonalise(w, vectors, t, j, ranks)
+        w, beta = orthogonalize(w, vectors, t, j, ranks)
         if j + 1 == steps or not beta < np.inf or negligible(beta, float(np.abs(t).max()), start.dtype):
             break
         vectors[j + 1] = w / beta
@@ -82,7 +82,7 @@ def density(
         draws: random vectors, each of which gives one quadrature; 10 by default.
         steps: Lanczos steps, that is products, a draw; 80 by default. (Ghorbani, Krishnan and Xiao 2019 use
             these numbers for networks of all sizes.)
-        weights: θ (P,); default: the problem's centre.
+        weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
@@ -113,7 +113,7 @@ def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None
     """The spectral density of a matrix, by stochastic Lanczos quadrature.
 
     Ubaru, Chen and Saad 2017, section 3. From each draw z of random signs, ``steps`` Lanczos steps with full
-    reorthogonalisation give the Ritz values as nodes, and the squared first components of T's eigenvectors as
+    reorthogonalization give the Ritz values as nodes, and the squared first components of T's eigenvectors as
     masses: exact for zᵀp(A)z/P, p any polynomial of degree below 2·steps. Raises InputError for a count
     below 1.
     """
@@ -260,7 +260,7 @@ def trace(
     Args:
         problem: the loss, a run, or any symmetric matrix, as in :func:`landscape.extreme_eigenvalues`.
         products: Hessian-vector products, at most; at least 6. A third of them are random samples.
-        weights: θ (P,); default: the problem's centre.
+        weights: θ (P,); default: the problem's center.
         matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
         part: names or name prefixes of parameters: the diagonal block of these; default: all.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.

@@ -103,7 +103,7 @@ def channel_moments(images: Array) -> tuple[Array, Array]:
 
 
 def crops_and_flips(height: int, mean: Tensor, std: Tensor) -> Callable[[Tensor, torch.Generator], Tensor]:
-    """:func:`augment` for images normalised so: the padding is black, an eighth of ``height``.
+    """:func:`augment` for images normalized so: the padding is black, an eighth of ``height``.
 
     That is CIFAR's 4 pixels of 32 (He et al. 2016, section 4.2); the same share for other sizes is ours.
     """
@@ -131,7 +131,7 @@ def decode(path: Path, size: int, border: float) -> Array:
 
 
 class ImageFiles(Samples[tuple[Tensor, int]]):
-    """x (3, H, W) float32, normalised per channel, and y, for each of ``files`` (path below root, label)."""
+    """x (3, H, W) float32, normalized per channel, and y, for each of ``files`` (path below root, label)."""
 
     def __init__(
         self, root: Path, files: list[tuple[str, int]], size: int, border: float, mean: Tensor, std: Tensor
@@ -273,7 +273,7 @@ def image_folder(
             size. Unit: pixels. Source: ours.
         border: The share that is cut off at each side before that; 0.0625 is ImageNet's usual 224 of 256.
             Source: ours.
-        normalize: Normalise each channel by the training set's moments; of a stream, which cannot be gone
+        normalize: Normalize each channel by the training set's moments; of a stream, which cannot be gone
             through for it, by ImageNet's. Source: usual for images.
         stream: Decode images whenever they are used, and hold none in memory; otherwise all are decoded once
             and kept (see :mod:`landscape.data.base`). Source: ours.
@@ -409,7 +409,7 @@ def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
 
 @registry.data_sets.add("mnist")
 def mnist(samples: int = 0, data_dir: str | Path | None = None) -> Dataset:
-    """MNIST: x (60000 and 10000, 784) in [0, 1] with no further normalisation, y in 0…9.
+    """MNIST: x (60000 and 10000, 784) in [0, 1] with no further normalization, y in 0…9.
 
     Args:
         samples: Only so many of the training set, the first; 0: all. Unit: samples. Source: ours.

@@ -22,7 +22,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import AtLeastOne, Count, Natural, positive
 from landscape.data.base import Dataset, cached, data_root, each, fingerprint
 
-# A window of 25 ms every 10 ms, as in nearly all speech recognisers (Young et al., The HTK Book).
+# A window of 25 ms every 10 ms, as in nearly all speech recognizers (Young et al., The HTK Book).
 WINDOW, SHIFT = 0.025, 0.010
 # What is added to a filter's energy before the logarithm, for samples in [−1, 1]: below the last bit (ours).
 FLOOR = 1e-10
@@ -144,7 +144,7 @@ class Features:
 def _speech(
     name: str, root: Path, train: list[Utterance], test: list[Utterance], classes: int, features: Features
 ) -> Dataset:
-    """The data set of the recordings; every mel band is normalised over the frames of ``train``."""
+    """The data set of the recordings; every mel band is normalized over the frames of ``train``."""
     for split, utterances in (("train", train), ("test", test)):
         if not utterances:
             raise OperationError(f"data {name}: no recording is left for {split}, each split needs one")
@@ -154,9 +154,9 @@ def _speech(
     mean, std = every.mean(0), np.maximum(every.std(0), 1e-6)
 
     def arrays_of(utterances: list[Utterance]) -> tuple[Array, Array]:
-        normalised = [((per_file[file] - mean) / std).astype(np.float32) for file, _ in utterances]
+        normalized = [((per_file[file] - mean) / std).astype(np.float32) for file, _ in utterances]
         labels = [label for _, label in utterances]
-        x, y = frame_set(normalised, labels, features.frames, features.context, features.positions)
+        x, y = frame_set(normalized, labels, features.frames, features.context, features.positions)
         order = np.random.default_rng(0).permutation(len(y))  # so that each batch contains all classes
         return x[order], y[order]
 
@@ -206,8 +206,8 @@ def spoken_digits(
 ) -> Dataset:
     """Recordings DIGIT_SPEAKER_INDEX.wav in fsdd/, as in the Free Spoken Digit Dataset: 10·positions classes.
 
-    x (N, frames, mels·(2·context + 1)), y (N, frames): fixed windows of frames, each labelled with digit and
-    position, see :func:`states`. Every mel band is normalised by its mean and standard deviation over the
+    x (N, frames, mels·(2·context + 1)), y (N, frames): fixed windows of frames, each labeled with digit and
+    position, see :func:`states`. Every mel band is normalized by its mean and standard deviation over the
     training frames. The defaults give 260 inputs, as DPSGD-2020's acoustic model has; 20 × 13, the windows
     and the number of positions are ours.
 

@@ -7,7 +7,7 @@ through all points fills the rest; if not, the points where the error is expecte
 as well. Where half of the grid is reached, or where the tolerance is finer than the rounding of the values,
 all of it is computed. Between points with finite and with other values, all points are computed.
 
-The expected error at a point is that of leaving its exact neighbours out, which shrinks with the distance to
+The expected error at a point is that of leaving its exact neighbors out, which shrinks with the distance to
 them; the checks measure by how much. It is one of what is fitted, the values or their logarithms, and is then
 converted to the scale that is shown: on the floor of a valley, an error of the loss that is small elsewhere
 is a large one of its logarithm. What lies wholly in a hole that is left cannot be seen: of discs anywhere on
@@ -181,7 +181,7 @@ CHECKS = {1: 12, 2: 60}  # points at which the error is measured in a round, by 
 COVERING = 2 / 3  # the share of checks that are drawn in the widest holes
 JITTER = 0.3  # how much nearer to exact points than the middle of the widest hole a check may be
 GROWTH = 0.15  # new points in a round, of those known
-NEIGHBOURS = 6  # exact points whose errors are looked at around a point
+NEIGHBORS = 6  # exact points whose errors are looked at around a point
 SAFETY = 3.0  # how many times the errors at the checks the largest of all may be
 # How many times the mean ratio of measured and expected errors any ratio may be, in the first two rounds, in
 # which smooth surfaces end, and later: at kinks the ratios differ more.
@@ -223,7 +223,7 @@ class Outcome:
 def base_places(shape: Sequence[int]) -> Array:
     """The numbers of the coarsest level's points on a grid of ``shape``, the last axis fastest.
 
-    They are denser towards the ends, where an interpolant has neighbours on one side only.
+    They are denser toward the ends, where an interpolant has neighbors on one side only.
     """
     chosen = np.zeros(shape, bool)
     along = []
@@ -368,7 +368,7 @@ class _Grid:
 
     def expected(self) -> dict[str, Array]:
         """Column -> (M,): the error of what is fitted to be expected at the open points, up to a factor."""
-        distance, nearest = self._tree.query(self.at[self.open], k=NEIGHBOURS)
+        distance, nearest = self._tree.query(self.at[self.open], k=NEIGHBORS)
         return {
             name: np.where(self.outside[self.open], 0.0, fit.expected(distance[:, 0], nearest, self._spacing))
             for name, fit in self.fits.items()

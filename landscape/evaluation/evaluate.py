@@ -10,7 +10,7 @@ Paths, which the tests compare with one another:
   into the convolutions and channels-last layout, for models that torch.fx can trace; "auto" takes it for
   models with convolutions.
 
-Each path but "pointwise" is first compared with it on the user's model: on a few samples, at the centre and
+Each path but "pointwise" is first compared with it on the user's model: on a few samples, at the center and
 at two displaced points of the plane. Where they differ by more than rounding, "auto" goes back to
 "pointwise" with a PathWarning. No choice depends on the clock: the same call takes the same path.
 
@@ -169,7 +169,7 @@ def _by_points(
     if folded is None and (method == "folded" or not same):
         raise InputError(
             f"method: '{method}' with autocast {autocast or 'None'} needs a model that torch.fx can trace, "
-            "the BatchNorm statistics of the centre, and a loss that is a mean over samples; use "
+            "the BatchNorm statistics of the center, and a loss that is a mean over samples; use "
             "'pointwise', and no autocast"
         )
     smaller = max(1, problem.dtype.itemsize // dtype.itemsize)
@@ -186,7 +186,7 @@ def confirm(run: Evaluator, center: Tensor, directions: Tensor, points: Tensor, 
     """Raise InputError unless the problem's own loss at one of the points is the value that ``run`` gave.
 
     It is that of all samples, which no comparison on a few of them replaces, at the point nearest to the
-    centre whose value is finite. One pass over the data; not with ``check`` "off".
+    center whose value is finite. One pass over the data; not with ``check`` "off".
 
     Args:
         points, values: (K, 2), and the losses (K,) there, NaN where there is none.

@@ -48,7 +48,7 @@ def provenance(problem: Problem) -> tuple[str, ...]:
     """Lines such as "loss=…" on everything that L(θ) depends on besides θ: model, loss, data, penalty.
 
     Parts without a name, such as a lambda or the code of a model, show in "probe": the loss of a few samples
-    at the centre and away from it.
+    at the center and away from it.
     """
     if on_ranks(problem):  # whose results no other call goes on with
         return ()

@@ -17,7 +17,7 @@ from landscape.problem.batches import recomputes
 # Basis vectors of a search before a restart, or fewer if P or the memory below is smaller. MNIST's MLP needs
 # 40 to 90. Restarts cost less than Lanczos twice without a basis: a small GPT-2 takes 23 products with 8
 # vectors, and 22 without restart (tests.benchmarks bases). A basis in a file would be read four times a
-# product, twice for each orthogonalisation: with 28 vectors of 124 million numbers 52 GiB.
+# product, twice for each orthogonalization: with 28 vectors of 124 million numbers 52 GiB.
 MAX_BASIS = 128
 BASIS_BYTES = 2**30
 # Memory for gradient graphs (ours: small compared to the 24 GB of a usual machine, and enough for all of
@@ -31,7 +31,7 @@ PRODUCT, CHECK = 4, 14
 
 
 # Vectors in float64 of a product by differences whose error is measured, at most: the weights of problem,
-# model and two gradients, the centre of these, seven of a difference, and one for each of eight steps.
+# model and two gradients, the center of these, seven of a difference, and one for each of eight steps.
 DIFFERENCES = 22
 # Of ``Problem.checked``: the model's second derivatives are missing or wrong.
 UNLIKE = "second derivatives"

@@ -104,7 +104,7 @@ class _Blocks:
         assert isinstance(first, LinearLayer)
         assert problem.tensors is not None
         self.first, (self.x, self.y) = first, problem.tensors
-        # Centre and directions, (3, *shape) each.
+        # Center and directions, (3, *shape) each.
         self.views = problem.layout.views(torch.stack((loss.center, *loss.directions)))
         last = next(layer for layer in reversed(layers) if isinstance(layer, LinearLayer))
         y, outputs = self.y, self.views[last.weight].shape[1]
@@ -383,7 +383,7 @@ def _sum(target: Any, other: Any) -> Any:
     return target.add_(other) if alike else target + other
 
 
-# Distance from the centre of the two displaced points of a comparison, as a share of the centre's norm
+# Distance from the center of the two displaced points of a comparison, as a share of the center's norm
 # (ours).
 DISPLACEMENT = 0.3
 # Under max_memory, activations are planned at this many times their bytes: a layer's input, output and

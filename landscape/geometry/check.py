@@ -14,7 +14,7 @@ from landscape.results.grids import CENTERED, Surface
 from landscape.results.shown import Finding, SurfaceCheck
 from landscape.results.spectrum import ExtremeEigenvalues
 
-# Ours, all of them. A centre that lies higher than the lowest point by more than this share of the median
+# Ours, all of them. A center that lies higher than the lowest point by more than this share of the median
 # rise is no minimum of the picture: the threshold of a basin that is listed (landscape.basins).
 NO_MINIMUM = 0.01
 # A loss that changes by less than this share of itself is drawn from its last digits.
@@ -35,11 +35,11 @@ def check(surface: Surface, ends: ExtremeEigenvalues | None = None) -> SurfaceCh
     """
     if not np.isfinite(surface.loss).any():
         raise OperationError("surface: it has no finite loss to look at; choose a smaller span")
-    found = [*_centre(surface), *_window(surface), *_curvature(surface, ends), *_places(surface)]
+    found = [*_center(surface), *_window(surface), *_curvature(surface, ends), *_places(surface)]
     return SurfaceCheck((*found, *_batchnorm(surface), *_directions(surface), *_points(surface)))
 
 
-def _centre(surface: Surface) -> Iterator[Finding]:
+def _center(surface: Surface) -> Iterator[Finding]:
     if surface.kind not in CENTERED:
         return
     loss = surface.loss
@@ -60,7 +60,7 @@ def _centre(surface: Surface) -> Iterator[Finding]:
         if np.linalg.eigvalsh(curvature)[0] > 0:
             step = np.linalg.solve(curvature, slope)
             words += f", zero {np.abs(step).max() / surface.span:.1g} spans away"
-    yield Finding("centre", fine, words, "" if fine else "the training split, or more training steps")
+    yield Finding("center", fine, words, "" if fine else "the training split, or more training steps")
 
 
 def _quadratic(surface: Surface) -> tuple[Array, Array] | None:
@@ -99,14 +99,14 @@ def _window(surface: Surface) -> Iterator[Finding]:
 
 
 def _curvature(surface: Surface, ends: ExtremeEigenvalues | None) -> Iterator[Finding]:
-    """The curvature along the plane against the ends of the spectrum at its centre."""
+    """The curvature along the plane against the ends of the spectrum at its center."""
     if ends is None or surface.kind not in CENTERED:
         return
     fit, directions = _quadratic(surface), surface.directions.astype(np.float64)
     if np.linalg.matrix_rank(directions) < 2:
         return
     if fit is None:
-        yield Finding("curvature", False, "the grid has no 3 × 3 points around its centre", "an odd grid=")
+        yield Finding("curvature", False, "the grid has no 3 × 3 points around its center", "an odd grid=")
         return
     least, largest = scipy.linalg.eigh(fit[1], directions @ directions.T, eigvals_only=True)
     sharp, down = largest >= SHOWN * ends.max, ends.min >= 0 or least <= SHOWN * ends.min
@@ -142,7 +142,7 @@ def _places(surface: Surface) -> Iterator[Finding]:
 
 def _batchnorm(surface: Surface) -> Iterator[Finding]:
     if surface.batchnorm and surface.bn == "center":
-        words = "all points use the statistics of the centre, so that losses away from it come out too high"
+        words = "all points use the statistics of the center, so that losses away from it come out too high"
         yield Finding("BatchNorm", False, words, 'bn="recalibrate"')
     elif surface.batchnorm:
         yield Finding("BatchNorm", True, f"statistics of each point itself ({surface.bn})")
@@ -151,7 +151,7 @@ def _batchnorm(surface: Surface) -> Iterator[Finding]:
 def _directions(surface: Surface) -> Iterator[Finding]:
     if surface.kind != "random":
         return
-    moved = "" if surface.ignore == "bias+norm" else ", and biases and normalisation layers move, too"
+    moved = "" if surface.ignore == "bias+norm" else ", and biases and normalization layers move, too"
     if surface.norm == "none":
         words = f"random, of the same size for large and small weights{moved}"
         advice = 'norm="filter" before pictures of two networks are compared'

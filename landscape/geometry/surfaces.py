@@ -33,8 +33,8 @@ class MergeTree:
         persistence: (M,), the loss at the saddle less that at the minimum; infinite where there is no saddle.
         first: (M,), the rise above its minimum at which it first merges with any other, deeper or not;
             infinite for one that never does.
-        basin: (ny, nx), the basin to which a descent from each point leads, from neighbour to lowest
-            neighbour; −1 where the loss is not finite.
+        basin: (ny, nx), the basin to which a descent from each point leads, from neighbor to lowest
+            neighbor; −1 where the loss is not finite.
     """
 
     minimum: Array
@@ -57,7 +57,7 @@ class MergeTree:
 
 
 def merge_tree(loss: Array) -> MergeTree:
-    """The merge tree of ``loss`` (ny, nx), where a point has eight neighbours.
+    """The merge tree of ``loss`` (ny, nx), where a point has eight neighbors.
 
     Losses that are not finite are above all others and belong to no basin. A plateau is one minimum at most.
     """
@@ -122,7 +122,7 @@ def _sorted(
 FINE = 400
 # Halvings of the range in which the rise to the edge is searched: to 1e-9 of it.
 HALVINGS = 30
-NEIGHBOURS = np.ones((3, 3), int)
+NEIGHBORS = np.ones((3, 3), int)
 
 
 class FineGrid:
@@ -151,7 +151,7 @@ class FineGrid:
         """(ky, kx), the connected region around the start where the loss is at most ``rise`` above it."""
         from scipy import ndimage  # only here: it would slow down every import
 
-        parts, _ = ndimage.label(self.loss <= self.reference + rise, NEIGHBOURS)
+        parts, _ = ndimage.label(self.loss <= self.reference + rise, NEIGHBORS)
         own: Array = parts == parts[self._start]
         return own
 
@@ -262,7 +262,7 @@ def _loss_error(surface: Surface) -> float:
 
 
 def _start(surface: Surface, around: str, lowest: Sequence[float]) -> Sequence[float]:
-    """The start of all regions. OperationError for a centre outside the grid, or beside a loss not finite."""
+    """The start of all regions. OperationError for a center outside the grid, or beside a loss not finite."""
     if around == "lowest":
         return lowest
     beside = [np.flatnonzero(np.abs(grid) < np.diff(grid).max()) for grid in (surface.y, surface.x)]
@@ -292,7 +292,7 @@ def basins(
 
     Raises:
         InputError: a rise that is not positive, an unknown ``around``, or what is no surface.
-        OperationError: no finite loss, none at the centre, fewer than 2 × 2 points, parallel directions.
+        OperationError: no finite loss, none at the center, fewer than 2 × 2 points, parallel directions.
 
     Example:
         >>> import torch, landscape
@@ -355,7 +355,7 @@ DIRECTIONS, POINTS = 128, 60
 
 @dataclass(frozen=True)
 class Profile:
-    """The loss against the distance from the centre, over all directions of a plane.
+    """The loss against the distance from the center, over all directions of a plane.
 
     Attributes:
         distance: (K,), Euclidean distances in weight space, from 0 to the edge of the grid.
@@ -370,7 +370,7 @@ class Profile:
 
 
 def lengths(surface: Surface) -> tuple[float, float, float]:
-    """(‖u‖, ‖v‖, ‖centre‖): the lengths of the directions and of the weights at the centre."""
+    """(‖u‖, ‖v‖, ‖center‖): the lengths of the directions and of the weights at the center."""
     norms = [float(np.linalg.norm(v.astype(np.float64))) for v in (*surface.directions, surface.center)]
     return norms[0], norms[1], norms[2]
 
@@ -402,7 +402,7 @@ def loss_at(surface: Surface, x: Array, y: Array) -> Array:
 
 
 def profile(surface: Surface) -> Profile:
-    """The loss against the distance from the centre: quartiles over all directions of the plane."""
+    """The loss against the distance from the center: quartiles over all directions of the plane."""
     angle = np.arange(DIRECTIONS) / DIRECTIONS * 2 * np.pi
     circle = np.stack([np.cos(angle), np.sin(angle)])
     steps = np.linalg.solve(
@@ -420,7 +420,7 @@ def profile(surface: Surface) -> Profile:
 
 
 def has_profile(surface: Surface) -> bool:
-    """True if a surface has a profile: its centre is a set of weights inside the grid, with a finite loss."""
+    """True if a surface has a profile: its center is a set of weights inside the grid, with a finite loss."""
     if surface.kind not in CENTERED or min(surface.loss.shape) < 2:
         return False
     inside = all(grid[0] < 0 < grid[-1] and np.all(np.diff(grid) > 0) for grid in (surface.x, surface.y))
@@ -428,18 +428,18 @@ def has_profile(surface: Surface) -> bool:
 
 
 def center_loss(surface: Surface) -> float:
-    """The loss at the centre, interpolated where the grid has no point there."""
+    """The loss at the center, interpolated where the grid has no point there."""
     return float(loss_at(surface, np.zeros(1), np.zeros(1))[0])
 
 
 def median_rise(surface: Surface) -> float:
-    """The median over the plane of the loss, less that at the centre: how flat a minimum is, in nats."""
+    """The median over the plane of the loss, less that at the center: how flat a minimum is, in nats."""
     finite = surface.loss[np.isfinite(surface.loss)]
     return float(np.median(finite)) - center_loss(surface) if finite.size else np.nan
 
 
 def shared_rise(surfaces: Sequence[Surface]) -> float:
-    """The rise of the loss above the centre whose contour is drawn on all ``surfaces``; NaN for none.
+    """The rise of the loss above the center whose contour is drawn on all ``surfaces``; NaN for none.
 
     Half the median rise at the edge of the profile, of the surface on which that is the smallest (ours): the
     contour is then inside every picture.

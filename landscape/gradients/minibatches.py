@@ -52,7 +52,7 @@ def in_minibatches(problem: Problem, batch: int) -> Problem:
     return whole.with_batchnorm("train", size)
 
 
-def check_unpenalised(problem: Problem, what: str) -> None:
+def check_unpenalized(problem: Problem, what: str) -> None:
     """Raise InputError where the loss has a penalty, which ``what`` says is not part of the quantity."""
     if problem.regularised:
         raise InputError(f"penalty: {what}, leave out penalty and weight_decay")
@@ -336,7 +336,7 @@ class Precision:
     """
 
     # The relative standard error asked for, and the fewest and the most draws (ours): a standard error from
-    # 16 draws is itself right to 18%, 1/√(2·15), and a stop much earlier would favour draws that agree by
+    # 16 draws is itself right to 18%, 1/√(2·15), and a stop much earlier would favor draws that agree by
     # accident.
     relative_error: Positive = 0.05
     min_draws: Several = 16

@@ -67,7 +67,7 @@ class Contour:
         choose("contour.norm", self.norm, NORMS)
 
     def compute(self, problem: Problem, about: Provenance) -> Result:
-        """The surface around the centre of ``problem``, over a random plane."""
+        """The surface around the center of ``problem``, over a random plane."""
         plane = random_plane(problem, self.norm, self.seed)
         return contour(problem, plane, self.grid, self.span, **about)
 
@@ -86,7 +86,7 @@ class Spectrum:
             choose("spectrum.quantities", name, QUANTITIES)
 
     def compute(self, problem: Problem, about: Provenance) -> Result:
-        """The parts that are asked for, of the Hessian at the centre of ``problem``."""
+        """The parts that are asked for, of the Hessian at the center of ``problem``."""
         drawn = self.k or {"extremes", "density"} & {*self.quantities}
         quantities: Any = self.quantities if drawn else ("extremes", *self.quantities)
         return spectrum(problem, self.k, quantities=quantities, seed=self.seed, **about)

@@ -199,7 +199,8 @@ def first_crossing(p0: Array, p1: Array) -> float:
 
     def ratio(theta: Array) -> Array:
         z = np.exp(1j * theta)
-        return -np.polyval(p0, z) / np.polyval(p1, z)
+        with np.errstate(divide="ignore", invalid="ignore"):  # p₁ may be 0 at z = 1, which is no crossing
+            return -np.polyval(p0, z) / np.polyval(p1, z)
 
     values = ratio(angles)
     change = np.flatnonzero(np.sign(values.imag[:-1]) * np.sign(values.imag[1:]) < 0)

@@ -44,7 +44,7 @@ def max_mixing_step(
 
     Example:
         >>> from landscape.limits.rules import max_mixing_step
-        >>> round(max_mixing_step([0.2, -0.2]), 4)  # a ring of six with two neighbours a side
+        >>> round(max_mixing_step([0.2, -0.2]), 4)  # a ring of six with two neighbors a side
         0.8
     """
     check(delay, momentum, choose("form", form, FORMS[:2]))
@@ -55,6 +55,74 @@ def max_mixing_step(
             continue  # such a mode is gone after one step
         p0, p1 = polynomials(delay, momentum, form, omega, mixed)
         limits.append(first_crossing(p0, omega * p1 if order == "atc" else p1))
+    return min(limits)
+
+
+def max_tracking_step(
+    omegas: Any, momentum: float = 0.0, form: str = "ordinary", order: str = "awc"
+) -> float:
+    """The largest stable ηλ of gradient tracking on one quadratic, over the eigenvalues ``omegas`` of M.
+
+    A disagreement mode evolves by (z − ω)² (z − m) + h (z − 1) p₁, p₁ that of ``form`` in AWC order, and ω²
+    times that in ATC order; the mean takes plain steps. Without momentum, for real ω in AWC order, z = −1
+    gives (1 + ω_min)²/2 at most.
+
+    Args:
+        omegas: the eigenvalues of the mixing matrix other than the simple 1.
+        momentum, form: "ordinary" or "nesterov" momentum, 0 ≤ m < 1.
+        order: "awc" or "atc".
+
+    Raises:
+        InputError: a momentum outside [0, 1), or an unknown form or order.
+
+    Example:
+        >>> from landscape.limits.rules import max_tracking_step
+        >>> round(max_tracking_step([0.2, -0.2]), 4)  # a ring of six with two neighbors a side
+        0.32
+    """
+    choose("order", order, ("awc", "atc"))
+
+    def mode(omega: complex, m: float, p1: Array) -> tuple[Array, Array]:
+        return np.poly([omega, omega, m]), np.convolve(p1, [1, -1]) * (omega**2 if order == "atc" else 1)
+
+    return _max_mode_step(omegas, momentum, form, mode)
+
+
+def max_d2_step(omegas: Any, momentum: float = 0.0, form: str = "ordinary") -> float:
+    """The largest stable ηλ of D² on one quadratic, over the eigenvalues ``omegas`` > −1/3 of M.
+
+    A disagreement mode evolves by (z² − 2ωz + ω)(z − m) + hω (z − 1) p₁, p₁ that of ``form``; without
+    momentum none has a lower limit than the mean's plain steps, 2.
+
+    Args:
+        omegas: the eigenvalues of the mixing matrix other than the simple 1.
+        momentum, form: "ordinary" or "nesterov" momentum, 0 ≤ m < 1.
+
+    Raises:
+        InputError: a momentum outside [0, 1), or an unknown form.
+
+    Example:
+        >>> from landscape.limits.rules import max_d2_step
+        >>> max_d2_step([0.2, -0.2]), max_d2_step([-0.5])
+        (2.0, 0.0)
+    """
+
+    def mode(omega: complex, m: float, p1: Array) -> tuple[Array, Array]:
+        return np.convolve([1, -2 * omega, omega], [1, -m]), omega * np.convolve(p1, [1, -1])
+
+    return _max_mode_step(omegas, momentum, form, mode)
+
+
+def _max_mode_step(
+    omegas: Any, momentum: float, form: str, mode: Callable[[complex, float, Array], tuple[Array, Array]]
+) -> float:
+    """The smallest limit of the mean's steps and of ``mode``s p₀ + h p₁, from ω, m and the momentum's p₁."""
+    check(0, momentum, choose("form", form, FORMS[:2]))
+    limits, p1 = [max_stable_step(0, momentum, form)], polynomials(0, momentum, form)[1]
+    for omega in np.unique(np.round(np.asarray(omegas, dtype=complex), 12)):
+        fixed, changing = mode(omega, momentum, p1)
+        if changing.any():  # otherwise the mode is gone after some steps
+            limits.append(first_crossing(fixed, changing))
     return min(limits)
 
 

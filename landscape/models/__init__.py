@@ -18,7 +18,7 @@ names, options = models.names, models.options
 
 
 def build(name: str, **kwargs: Any) -> nn.Module:
-    """A new network with PyTorch's default initialisation from the current global random state.
+    """A new network with PyTorch's default initialization from the current global random state.
 
     Args:
         name: one of :func:`names`.

@@ -147,7 +147,7 @@ def with_weights(figures: Iterable[Figure], scale: Scale) -> set[str]:
 
 
 def handle(label: str, **look: Any) -> Any:
-    """An entry of a legend that is no curve of its own; grey where ``look`` has no colour."""
+    """An entry of a legend that is no curve of its own; gray where ``look`` has no color."""
     from matplotlib.lines import Line2D
 
     return Line2D([], [], label=label, **{"color": "#555555", **look})

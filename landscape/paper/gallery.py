@@ -29,7 +29,7 @@ from landscape.paper.verdicts import (
     table,
 )
 
-# Colours a picture keeps: what a palette of 8 bits holds. A picture is a third of its size so.
+# Colors a picture keeps: what a palette of 8 bits holds. A picture is a third of its size so.
 COLORS = 256
 # Of the JSON or CSV file of a figure: the largest size that is read, in bytes, and the keys that the page
 # needs.

@@ -60,7 +60,7 @@ class Film:
 def film(frames: Sequence[Frame], algorithm: str) -> Film:
     """The learners on the landscape around their mean, by step, beside a dial of ηλ_max.
 
-    All frames have the same levels and colours.
+    All frames have the same levels and colors.
 
     Args:
         frames: in the order of their steps.
@@ -80,8 +80,8 @@ def film(frames: Sequence[Frame], algorithm: str) -> Film:
             figure, ax, copy.deepcopy(chosen.norm), surface.CMAP, f"loss{style.unit(Surface, 'loss')}"
         )
         lines = f"Lines: {LINES} levels between the lowest and the highest loss of the frame."
-        about = f"{surface.settings(shown[:1])} Colours: {chosen.why}."
-        caption(figure, f"{about} {lines} Centre: w_a of the frame.")
+        about = f"{surface.settings(shown[:1])} Colors: {chosen.why}."
+        caption(figure, f"{about} {lines} Center: w_a of the frame.")
     values = [v for f in frames for v in (f.lr_lambda_max, f.limit) if np.isfinite(v)]
     top = 1.15 * max(values, default=2.0)
 
@@ -103,7 +103,7 @@ def _draw_surface(ax: Axes, r: Surface, chosen: surface.LevelScale) -> None:
     surface.map_axes(ax)
     ax.contourf(r.x, r.y, masked, chosen.levels, extend="max", cmap=surface.CMAP, norm=chosen.norm)
     low, high = float(masked.min()), float(masked.max())
-    if low < high:  # what the frame looks like, also where one colour covers it
+    if low < high:  # what the frame looks like, also where one color covers it
         ax.contour(r.x, r.y, masked, np.linspace(low, high, LINES + 2)[1:-1], **_LINE)
     reach = np.abs([r.x[0], r.y[0]])
     learners, mean = r.markers[:-1], r.markers[-1]
@@ -118,7 +118,7 @@ def _draw_surface(ax: Axes, r: Surface, chosen: surface.LevelScale) -> None:
 
 
 def _draw_dial(ax: Axes, frame: Frame, top: float, color: str) -> None:
-    """A half circle from 0 to ``top`` with a needle; beyond the limit its rim has a warning colour."""
+    """A half circle from 0 to ``top`` with a needle; beyond the limit its rim has a warning color."""
 
     def at(value: Any, radius: float) -> tuple[Any, Any]:
         angle = np.pi * (1 - value / top)

@@ -34,7 +34,7 @@ for _kind in (Eigenpairs, Trace, Density):
 
 @draws(Spectrum)
 def draw_spectra(results: Sequence[Spectrum], title: str = "") -> Figure:
-    """Spectral densities on a log axis with eigenvalues as ticks below it, one colour for each result.
+    """Spectral densities on a log axis with eigenvalues as ticks below it, one color for each result.
 
     The axis ends a factor of 10 below the peak of one eigenvalue out of P. Results that have only traces
     are drawn as traces, with one standard error.
@@ -277,7 +277,7 @@ def _caption(results: Sequence[Sharpness]) -> str:
     how = "mean over pairs of displacements ±δ"
     if r.kind == "worst":
         how = f"a lower bound, by at most {r.steps} gradients from each of {r.starts + 1} starts"
-    known = "Sharpness of this kind predicts generalisation poorly (arXiv 2302.07011)."
+    known = "Sharpness of this kind predicts generalization poorly (arXiv 2302.07011)."
     return f"{of}{style.samples_of(results)}; {how}{drawn}. {known}"
 
 
@@ -361,7 +361,7 @@ def _draw_spread(ax: Axes, results: Sequence[Smoothing]) -> None:
 def draw_learning_coefficient(results: Sequence[LearningCoefficient], title: str = "") -> Figure:
     """The chains' nβ (L(w) − L(w*)) without heating against the step, one panel for each result.
 
-    The line is λ̂ with a band of one standard error; the grey part is the burn-in.
+    The line is λ̂ with a band of one standard error; the gray part is the burn-in.
     """
     figure, axes = wrapped_panels(len(results), 4.8, 3.4, names="chains", sharey=True)
     for ax, result in zip(axes, results, strict=True):

@@ -32,16 +32,16 @@ def starred(r: HessianGrid) -> Array:
 def draw_hessian_grids(
     results: Sequence[HessianGrid], title: str = "", *, vmax: float | None = None, cmap: str | None = None
 ) -> Figure:
-    """Heatmaps of |λ_min|/|λ_max|, one panel for each grid, with one colour scale.
+    """Heatmaps of |λ_min|/|λ_max|, one panel for each grid, with one color scale.
 
     A star marks points where the eigenvalues have not converged; the medians leave these out.
 
     Args:
-        vmax: the ratio of the darkest colour. Default: the largest one.
-        cmap: a colour map of matplotlib. Default: rocket_r of seaborn.
+        vmax: the ratio of the darkest color. Default: the largest one.
+        cmap: a color map of matplotlib. Default: rocket_r of seaborn.
 
     Raises:
-        InputError: a vmax or colour map that is not allowed.
+        InputError: a vmax or color map that is not allowed.
     """
     if cmap is not None:
         choose("cmap", cmap, colormaps)
@@ -50,11 +50,11 @@ def draw_hessian_grids(
     figure, axes = wrapped_panels(len(results), 3.9, 3.5, names="ratio")
     finite = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
     top = float(finite.max()) if finite.size and vmax is None else vmax or 1.0
-    colours = sns.color_palette("rocket_r", as_cmap=True) if cmap is None else colormaps[cmap]
+    shades = sns.color_palette("rocket_r", as_cmap=True) if cmap is None else colormaps[cmap]
     for ax, r, name in zip(axes, results, style.names_of(results, "grid"), strict=True):
         sns.heatmap(
             r.ratio[::-1],  # a heatmap's first row is its top; y grows upwards
-            ax=ax, vmin=0.0, vmax=top, cmap=colours, square=True, cbar=False,
+            ax=ax, vmin=0.0, vmax=top, cmap=shades, square=True, cbar=False,
             annot=starred(r)[::-1] if r.ratio.size <= 64 else None,
             fmt="", annot_kws={"fontsize": 8},
             xticklabels=[f"{v:.2g}" for v in r.x], yticklabels=[f"{v:.2g}" for v in r.y[::-1]],
@@ -66,7 +66,7 @@ def draw_hessian_grids(
         ax.set_title(f"{name}\nmedian {middle}{few}")
         ax.set(xlabel="x (step along direction 1)", ylabel="y (step along direction 2)")
     label = rf"$|\lambda_{{min}}| / |\lambda_{{max}}|$ ({style.loss_of(results)})"
-    color_bar(figure, axes, colors.Normalize(0.0, top), colours, label)
+    color_bar(figure, axes, colors.Normalize(0.0, top), shades, label)
     about = style.samples_of(results) + style.interpolation_note(results)
     return finish(figure, title or style.headline(results), f"Hessian ratio, {about}. Low: nearly convex.")
 
@@ -108,7 +108,7 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
 
 
 _SADDLE: dict[str, Any] = {**POINT, "marker": "X", "mfc": "#CC79A7", "ms": 7, "label": "its saddle"}
-_NAMES = {"center": "centre", "lowest": "lowest point"}
+_NAMES = {"center": "center", "lowest": "lowest point"}
 
 
 @draws(Basins)
@@ -193,7 +193,7 @@ def _caption(results: Sequence[Basins]) -> str:
     text = (
         f"{style.split_names(results).capitalize()} loss. Basins with a persistence of "
         f"{style.joined(f'{r.least:.3g}' for r in results)} nat and more, by the merge tree of the grid (8 "
-        "neighbours); white: their borders. Orange line: the largest measured region that the edge does not "
+        "neighbors); white: their borders. Orange line: the largest measured region that the edge does not "
         "cut. Below: its axes by second moments; dotted: cut by the edge, so that they are too small. "
         f"Saddle-minimum average distance of all local minima: {smad} nat."
     )

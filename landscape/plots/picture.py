@@ -132,7 +132,7 @@ class Picture(Figure):
 class OwnAxes:
     """The axes of the user that a picture is drawn into; to the drawing, its figure.
 
-    The title, the legend and the colour bars go to them. The drawing's other panels are drawn, too, and are
+    The title, the legend and the color bars go to them. The drawing's other panels are drawn, too, and are
     not shown.
 
     Args:

@@ -1,4 +1,4 @@
-"""The look of all figures: matplotlib's settings, the colours of algorithms, labels of logarithmic axes."""
+"""The look of all figures: matplotlib's settings, the colors of algorithms, labels of logarithmic axes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from matplotlib.colors import to_hex, to_rgb
 
 from landscape.core import registry
 
-# The colours of algorithms stand in their rules. DPSGD-2020's Figure 2 has DPSGD green, SSGD red, SSGD* blue;
-# these are its colours in the palette of Okabe and Ito, and so are most others; the rest are from Tol's muted
-# palette, which colour-blind readers can tell apart, too.
-OTHER = "#777777"  # of what is no algorithm or has no colour, and of lines for comparison
+# The colors of algorithms stand in their rules. DPSGD-2020's Figure 2 has DPSGD green, SSGD red, SSGD* blue;
+# these are its colors in the palette of Okabe and Ito, and so are most others; the rest are from Tol's muted
+# palette, which color-blind readers can tell apart, too.
+OTHER = "#777777"  # of what is no algorithm or has no color, and of lines for comparison
 CYCLE = tuple(f"C{k}" for k in range(7))  # of matplotlib, as style.mplstyle has it
 _SETTINGS = str(Path(__file__).with_name("style.mplstyle"))
 
@@ -33,7 +33,7 @@ def style() -> Iterator[None]:
 
 
 def color_of(algorithm: str) -> str:
-    """The colour of ``algorithm`` in all pictures, which its rule declares; else grey.
+    """The color of ``algorithm`` in all pictures, which its rule declares; else gray.
 
     Args:
         algorithm: a name as recipes have it, such as "ssgd*", or a label with one, such as "VGG-19, SSGD".
@@ -68,7 +68,7 @@ def names_of(results: Sequence[Any], usual: str) -> list[str]:
 
 
 def labeled(results: Sequence[Any], usual: str) -> Iterator[tuple[Any, str, str]]:
-    """Each of ``results`` with its name (:func:`names_of`) and its colour (:func:`colors_of`)."""
+    """Each of ``results`` with its name (:func:`names_of`) and its color (:func:`colors_of`)."""
     return zip(results, names_of(results, usual), colors_of([r.label for r in results]), strict=True)
 
 
@@ -87,7 +87,7 @@ def shades(color: str, count: int) -> list[str]:
 
 
 def colors_of(labels: Sequence[str], others: Sequence[str] = CYCLE) -> list[str]:
-    """A colour for each of ``labels``: shades of its algorithm's colour, else ``others`` in turn."""
+    """A color for each of ``labels``: shades of its algorithm's color, else ``others`` in turn."""
     algorithms = [algorithm_in(label) for label in labels]
     tones = {name: iter(shades(color_of(name), algorithms.count(name))) for name in algorithms}
     cycle = itertools.cycle(others)
@@ -239,7 +239,7 @@ def batchnorm_note(result: Any) -> str:
         return ""
     samples = result.bn_samples
     notes = {
-        "center": "the centre's statistics",
+        "center": "the center's statistics",
         "recalibrate": f"from {samples:,} samples a point",
         "train": f"statistics of batches of {samples:,}" if samples else "statistics of each batch",
     }

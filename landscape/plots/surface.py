@@ -36,7 +36,7 @@ PIXELS = 400  # along each axis of a hillshaded picture (ours: as many as are se
 # width of the picture (ours).
 LIGHT, HEIGHT = LightSource(azdeg=315, altdeg=45), 1.0
 _EQUAL: dict[str, Any] = {"colors": "#E69F00", "linewidths": 1.8}
-# Markers, as keyword arguments of matplotlib's plot. Colours from Okabe and Ito's palette.
+# Markers, as keyword arguments of matplotlib's plot. Colors from Okabe and Ito's palette.
 POINT: dict[str, Any] = {"ls": "none", "mec": "k", "mew": 0.8, "zorder": 5}
 CENTER: dict[str, Any] = {"marker": "+", "ls": "none", "mec": "#E69F00", "ms": 9, "mew": 2, "zorder": 6}
 LOWEST: dict[str, Any] = {**POINT, "marker": "v", "mfc": "w", "ms": 6, "clip_on": False}
@@ -71,15 +71,15 @@ def draw_surfaces(
     Args:
         style: "contour", "hillshade" (contours on a relief lit from the upper left), "surface" (three
             dimensions) or "difference" (the first of two minus the second).
-        log: whether levels and colours are at equal ratios. Default: where the losses are positive and differ
+        log: whether levels and colors are at equal ratios. Default: where the losses are positive and differ
             by a factor of more than 100; the caption says which.
         levels: about how many levels. Default: lines 0.005 apart as in the paper, where 4 to 40 are enough.
-        vmax: the highest level; higher losses have its colour.
-        cmap: a colour map of matplotlib.
+        vmax: the highest level; higher losses have its color.
+        cmap: a color map of matplotlib.
         labels: whether to write losses on contour lines.
 
     Raises:
-        InputError: an unknown style or colour map, nothing finite to draw, a grid below 2 × 2, or levels that
+        InputError: an unknown style or color map, nothing finite to draw, a grid below 2 × 2, or levels that
             the losses do not allow.
     """
     choose("style", style, STYLES)
@@ -95,16 +95,16 @@ def draw_surfaces(
                 raise InputError(f"{name}: not allowed with style difference, which has a scale of its own")
         return _draw_difference(results, title)
     chosen = scale([r.loss for r in results], log, levels, vmax)
-    colours = CMAP if cmap is None else colormaps[cmap]
+    shades = CMAP if cmap is None else colormaps[cmap]
     if style == "surface":
-        return _draw_3d(results, title, chosen, colours, vmax)
-    return _draw_contours(results, title, chosen, colours, labels=labels, shaded=style == "hillshade")
+        return _draw_3d(results, title, chosen, shades, vmax)
+    return _draw_contours(results, title, chosen, shades, labels=labels, shaded=style == "hillshade")
 
 
 def _draw_3d(
     results: Sequence[Surface], title: str, chosen: LevelScale, cmap: Any, vmax: float | None
 ) -> Figure:
-    """The loss as height above the plane, one panel for each surface, with shared heights and colours.
+    """The loss as height above the plane, one panel for each surface, with shared heights and colors.
 
     The markers are those of contours, at the height of the surface.
     """
@@ -133,7 +133,7 @@ def _draw_3d(
             axis.set_label_text(label.partition("(weights")[0].strip(), fontsize=8)
         ax.set(zlim=(chosen.levels[0], top), title=_panel_title(r))
     color_bar(figure, axes, chosen.norm, cmap, f"loss{style.unit(Surface, 'loss')}")
-    text = f"{settings(results)} Colours: {chosen.why}."
+    text = f"{settings(results)} Colors: {chosen.why}."
     return finish(figure, title or finding(results), text, axes)
 
 
@@ -163,7 +163,7 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
     if float(change.min()) < 0 < float(change.max()):
         ax.contour(a.x, a.y, change, [0.0], colors="k", linewidths=1.0)
         label += ", line: 0"
-    ax.plot(0, 0, label="centre", **CENTER)
+    ax.plot(0, 0, label="center", **CENTER)
     color_bar(figure, [ax], norm, "RdBu_r", label)
     one, other = style.paper_name(a.label) or "the first", style.paper_name(b.label) or "the second"
     higher = float((change > 0).sum() / change.count())
@@ -174,11 +174,11 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
 def _draw_contours(
     results: Sequence[Surface], title: str, chosen: LevelScale, cmap: Any, *, labels: bool, shaded: bool
 ) -> Figure:
-    """Contours, one panel for each surface, at shared levels and colours, each above its basin's profile.
+    """Contours, one panel for each surface, at shared levels and colors, each above its basin's profile.
 
-    Markers show the lowest grid point, and either the centre or the weights that define the plane: the
+    Markers show the lowest grid point, and either the center or the weights that define the plane: the
     checkpoints that it passes through, the trajectory of a run, or the learners and their mean. A thick line
-    is at the same rise above the centre in all panels.
+    is at the same rise above the center in all panels.
     """
     rise = surfaces.shared_rise(results)
     profiled = all(map(surfaces.has_profile, results))
@@ -231,7 +231,7 @@ def _draw_relief(ax: Axes, r: Surface, norm: Any, cmap: Any) -> None:
 
 
 def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: LevelScale, rise: float) -> None:
-    """The loss against the distance: the panel's own with its quartiles, the others in grey."""
+    """The loss against the distance: the panel's own with its quartiles, the others in gray."""
     curves = [surfaces.profile(r) for r in results]
     levels, log = chosen.levels, isinstance(chosen.norm, LogNorm)
     highest = [float(np.max(p.high, initial=0.0, where=p.high <= levels[-1])) for p in curves]
@@ -246,7 +246,7 @@ def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Lev
             ax.axhline(surfaces.center_loss(r) + rise, color="#E69F00", lw=1.2)
         ax.set(
             yscale="log" if log else "linear", ylim=(levels[0], max(*highest, levels[1])),
-            xlim=(0, max(p.distance[-1] for p in curves)), xlabel="distance from the centre",
+            xlim=(0, max(p.distance[-1] for p in curves)), xlabel="distance from the center",
         )  # fmt: skip
         if log:
             style.decimal_labels(ax.yaxis)
@@ -257,24 +257,24 @@ def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Lev
 
 
 def _caption(results: Sequence[Surface], why: str, rise: float, profiled: bool) -> str:
-    parts = [settings(results), f"Colours: {why}."]
+    parts = [settings(results), f"Colors: {why}."]
     many = " in all panels" if len(results) > 1 else ""
     if profiled and np.isfinite(rise):
         parts.append(
-            f"Orange line: {rise:.3g} nat above the centre{many}, half the median rise at the edge"
+            f"Orange line: {rise:.3g} nat above the center{many}, half the median rise at the edge"
             f"{' of the flattest one' if many else ''} (ours)."
         )
     if profiled:
         rises = ", ".join(f"{surfaces.median_rise(r):.3g}" for r in results)
         parts.append(f"Flatness: median rise over the plane, {rises} nat.")
-        others = "; grey: the other panels' medians" if many else ""
+        others = "; gray: the other panels' medians" if many else ""
         parts.append(f"Below: median and quartiles over directions{others}.")
     return " ".join(parts)
 
 
 @dataclass(frozen=True)
 class LevelScale:
-    """Increasing ``levels``, the colour scale ``norm``, the ``step`` between lines and ``why`` it is so."""
+    """Increasing ``levels``, the color scale ``norm``, the ``step`` between lines and ``why`` it is so."""
 
     levels: Array
     norm: colors.Normalize
@@ -285,7 +285,7 @@ class LevelScale:
 def scale(
     losses: Sequence[Array], log: bool | None = None, levels: int | None = None, vmax: float | None = None
 ) -> LevelScale:
-    """Levels, colour scale and texts for surfaces that are drawn together.
+    """Levels, color scale and texts for surfaces that are drawn together.
 
     The levels are 0.005 apart (DPSGD-2020, Figure 3) if that takes 4 to 40 lines, else at round numbers.
     Losses that differ by more than a factor of 100 get levels at equal ratios: at equal distances a whole
@@ -374,7 +374,7 @@ def _axis_labels(r: Surface) -> tuple[str, str]:
 
 
 def map_axes(ax: Axes) -> None:
-    """Axes of a map: both to one scale, and grey where a loss is not finite."""
+    """Axes of a map: both to one scale, and gray where a loss is not finite."""
     ax.grid(False)
     ax.set(facecolor="#bbbbbb", aspect="equal")
 
@@ -392,7 +392,7 @@ def label_axes(ax: Axes, r: Surface) -> None:
 def marks(r: Surface) -> list[tuple[np.ndarray[Any, Any], str, dict[str, Any]]]:
     """(coordinates (n, 2), name, look) of what is marked on a surface.
 
-    That is the lowest grid point, and the centre or the markers of the plane.
+    That is the lowest grid point, and the center or the markers of the plane.
     """
     finite = np.where(np.isfinite(r.loss), r.loss, np.inf)
     i, j = np.unravel_index(finite.argmin(), finite.shape)
@@ -406,15 +406,15 @@ def marks(r: Surface) -> list[tuple[np.ndarray[Any, Any], str, dict[str, Any]]]:
             look = {**POINT, "marker": shape, "mfc": color, "ms": 7}
             marked.append((place[None], style.paper_name(label), look))
     else:
-        marked.append((np.zeros((1, 2)), "centre", CENTER))
+        marked.append((np.zeros((1, 2)), "center", CENTER))
     return marked
 
 
 def color_bar(figure: Figure, axes: Any, norm: Any, cmap: Any, label: str, extend: Any = "neither") -> None:
-    """One colour bar for all panels.
+    """One color bar for all panels.
 
     Args:
-        norm, cmap, label, extend: of the colour bar, as matplotlib has them.
+        norm, cmap, label, extend: of the color bar, as matplotlib has them.
     """
     bar = figure.colorbar(cm.ScalarMappable(norm, cmap), ax=axes, shrink=0.85, pad=0.02, extend=extend)
     bar.set_label(label)
@@ -428,14 +428,14 @@ def _plane_note(r: Surface) -> str:
     if r.kind == "random":
         u, v, _ = surfaces.lengths(r)
         fixed = ", bias and norm parameters fixed" if r.ignore == "bias+norm" else ""
-        note += f" u, v, normalisation: {r.norm}{fixed}, ‖u‖ = {u:.3g}, ‖v‖ = {v:.3g}"
+        note += f" u, v, normalization: {r.norm}{fixed}, ‖u‖ = {u:.3g}, ‖v‖ = {v:.3g}"
     return f"{note}, span {r.span:.3g}"
 
 
 def _panel_title(r: Surface) -> str:
-    """The name of a surface, the loss at its centre and the lowest one."""
+    """The name of a surface, the loss at its center and the lowest one."""
     center, lowest, *_ = (row.value for row in r.describe())
-    where = "near middle" if r.kind == "between" else "near centre"
+    where = "near middle" if r.kind == "between" else "near center"
     return f"{style.paper_name(r.label) or 'surface'}\n{where} {center:.4g}, lowest {lowest:.4g}"
 
 
@@ -476,13 +476,13 @@ def _flatness(results: Sequence[Surface]) -> str:
     middle = {name: float(np.median(values)) for name, values in rises.items()}
     if len(middle) == 1:
         ((name, rise),) = middle.items()
-        where = f"the weights of {name}" if results[0].label else "the centre"
+        where = f"the weights of {name}" if results[0].label else "the center"
         many = f", {len(results)} surfaces" if len(results) > 1 else ""
         return f"Around {where} the loss rises by {rise:.3g} nat (median over the plane{many})"
     flat, steep = min(middle, key=middle.__getitem__), max(middle, key=middle.__getitem__)
     if not middle[flat] > 0:
         listed = ", ".join(f"{name} {rise:.3g}" for name, rise in middle.items())
-        return f"Median rise of the loss around the centre: {listed} nat"
+        return f"Median rise of the loss around the center: {listed} nat"
     ratio = middle[steep] / middle[flat]
     here, there = float(np.median(centers[flat])), float(np.median(centers[steep]))
     if abs(here - there) > middle[steep]:  # weights of losses that far apart are not all at a minimum

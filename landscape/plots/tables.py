@@ -51,7 +51,7 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
 
 
 def without_bridge(delay: Array, values: Array) -> tuple[Array, Array]:
-    """The points of a line with a gap after delay 0, which on the axis is no neighbour of delay 1."""
+    """The points of a line with a gap after delay 0, which on the axis is no neighbor of delay 1."""
     after = np.flatnonzero(np.diff(delay == 0)) + 1
     return np.insert(delay.astype(float), after, np.nan), np.insert(values.astype(float), after, np.nan)
 
@@ -208,7 +208,7 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
     The panels show the two orders of DPSGD (AWC, ATC); SSGD is in both. Error bars are one standard error of
     the simulation.
     """
-    # All topologies are DPSGD's: shades of its colour, each with a marker of its own.
+    # All topologies are DPSGD's: shades of its color, each with a marker of its own.
     names = list(dict.fromkeys(m for r in results for m in r.mixing if m))
     tones = dict(zip(names, style.shades(style.color_of("dpsgd"), max(1, len(names))), strict=False))
     panel_names = [

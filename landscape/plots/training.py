@@ -33,7 +33,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     weights.
 
     Above these are panels of what a run measured with instruments: ηλ_max and η times batch sharpness (with
-    the limit 2 of plain SGD and, in the colour of each setting, the limit of its update rule), λ_max, the
+    the limit 2 of plain SGD and, in the color of each setting, the limit of its update rule), λ_max, the
     noise scale (dotted: the total batch), shares along the top eigenvectors, ½ tr(HC), and others.
 
     Raises:
@@ -171,7 +171,7 @@ _IRRELEVANT = ("name", "seed", "steps", "decompose", "evaluate", "checkpoint", "
 
 
 def groups_of(runs: Sequence[Checkpoint]) -> list[tuple[str, Any, list[Checkpoint]]]:
-    """(label, colour, runs) of each setting; the label names the algorithm and the keys that differ.
+    """(label, color, runs) of each setting; the label names the algorithm and the keys that differ.
 
     Runs of one setting have recipes that differ only in the seed, or in keys that do not change the weights.
     """

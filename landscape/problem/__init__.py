@@ -1,1 +1,1 @@
-"""The problem that is analysed: a model, a loss and data at one vector of weights."""
+"""The problem that is analyzed: a model, a loss and data at one vector of weights."""

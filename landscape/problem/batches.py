@@ -148,7 +148,7 @@ def own_outputs(problem: Any, x: Any) -> Any:
     """The outputs of a problem's model with the weights that the module itself has (:func:`.placed`)."""
     if recomputes(problem.model) and problem.batchnorm.buffers:
         raise InputError(
-            "bn: other statistics than the centre's are not allowed with activation checkpointing, which "
+            "bn: other statistics than the center's are not allowed with activation checkpointing, which "
             "computes outputs again with those of the module; switch it off"
         )
     return call(problem.model, dict(problem.batchnorm.buffers), x)

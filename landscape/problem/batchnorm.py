@@ -1,6 +1,6 @@
 """Whose statistics BatchNorm uses at weights other than those it was trained to.
 
-A BatchNorm layer in eval mode divides by the statistics in its buffers. They belong to the centre's weights:
+A BatchNorm layer in eval mode divides by the statistics in its buffers. They belong to the center's weights:
 at displaced weights the activations have other statistics, and part of what a surface shows is that mismatch.
 """
 

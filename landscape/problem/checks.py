@@ -183,7 +183,7 @@ def check_original(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> No
     if not torch.allclose(before, after, rtol=tolerance(problem.weights.dtype), atol=0, equal_nan=True):
         raise InputError(
             "loss: it changes with the values in the module that was given, beside those of the weights: it, "
-            "or the model, uses that module's parameters; give a regulariser as Problem(…, penalty=…)"
+            "or the model, uses that module's parameters; give a regularizer as Problem(…, penalty=…)"
         )
 
 
@@ -298,7 +298,7 @@ def check_recorded(problem: MeanLoss, before: Tensor, loss: Tensor, recorded: Te
 
 @torch.no_grad()
 def _loss(problem: MeanLoss, x: Any, y: Any, seed: int = 0) -> Tensor:
-    """The loss of clones of some samples at the centre."""
+    """The loss of clones of some samples at the center."""
     inputs, targets = fresh(problem, x, y)
     with problem.evaluating(seed):
         return problem.criterion(problem.outputs(problem.weights, inputs), targets).detach()
@@ -400,7 +400,7 @@ def _unknown_leaf(leaf: Tensor, model: nn.Module, original: nn.Module, *, of_los
         return (
             f"loss: it uses the model's parameter '{name}' itself, whose values do not move with the "
             "weights; a loss that calls the model belongs into the forward pass of a module around it; a "
-            "regulariser is given as Problem(…, penalty=lambda parameters: …), a dict of tensors by name, "
+            "regularizer is given as Problem(…, penalty=lambda parameters: …), a dict of tensors by name, "
             "or as weight_decay="
         )
     if of_loss:

@@ -130,8 +130,8 @@ def _group_of(name: str, by: str) -> str:
 class Slot:
     """The place of one parameter tensor in θ: ``theta[offset:offset + size].view(shape)``.
 
-    ``role`` is "norm" for the parameters of a normalisation layer, "bias" for any other tensor of at most
-    one dimension, "weight" for the rest: the classes that filter normalisation treats differently.
+    ``role`` is "norm" for the parameters of a normalization layer, "bias" for any other tensor of at most
+    one dimension, "weight" for the rest: the classes that filter normalization treats differently.
     """
 
     name: str

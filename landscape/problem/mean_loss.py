@@ -41,7 +41,7 @@ class MeanLoss:
 
     Attributes:
         model, criterion, layout: the model, the loss, and the parameters' places in θ.
-        weights: the centre (P,).
+        weights: the center (P,).
         data: the samples (:class:`landscape.problem.data.Data`).
         batchnorm: whose statistics BatchNorm uses (:class:`landscape.problem.batchnorm.BatchNormPolicy`).
         draws: how many draws of random numbers the loss is a mean over; 0 where it draws none.
@@ -193,7 +193,7 @@ class MeanLoss:
         """The running statistics of BatchNorm, estimated at some weights.
 
         Args:
-            weights: (P,); default: the centre.
+            weights: (P,); default: the center.
             inputs: batches of inputs; default: all of the data, in batches of 250 or as it comes.
 
         Returns:
@@ -225,7 +225,7 @@ class MeanLoss:
         """The same with the BatchNorm statistics at some weights, fixed, for derivatives there.
 
         Args:
-            weights: (P,); default: the centre.
+            weights: (P,); default: the center.
 
         Returns:
             This problem itself where the statistics do not depend on the weights.
@@ -448,7 +448,7 @@ class MeanLoss:
         """The sums that :meth:`evaluate` divides by the number of samples; nothing waits for the device.
 
         Args:
-            weights: (P,); default: the centre.
+            weights: (P,); default: the center.
 
         Returns:
             (2,) float64, on the device if it has that: the loss and the number of right answers.
@@ -473,7 +473,7 @@ class MeanLoss:
         """Mean loss and accuracy at some weights; sums are in float64.
 
         Args:
-            weights: (P,); default: the centre.
+            weights: (P,); default: the center.
 
         Returns:
             (loss, accuracy). Accuracy is the share of samples whose largest output is the target; NaN where
@@ -492,7 +492,7 @@ class MeanLoss:
         """Mean loss at some weights.
 
         Args:
-            weights: (P,); default: the centre.
+            weights: (P,); default: the center.
             max_memory: bytes that the process may take, at most.
 
         Returns:
@@ -508,7 +508,7 @@ class MeanLoss:
         """Share of samples whose largest output is the target, at some weights.
 
         Args:
-            weights: (P,); default: the centre.
+            weights: (P,); default: the center.
 
         Returns:
             Between 0 and 1; NaN where accuracy has no meaning, see :meth:`evaluate`.
@@ -525,7 +525,7 @@ class MeanLoss:
         """The mean loss over the whole data and its gradient at some weights.
 
         Args:
-            weights: (P,); default: the centre.
+            weights: (P,); default: the center.
             out: memory (P,) for the gradient; default: fresh memory.
 
         Returns:
@@ -566,7 +566,7 @@ class MeanLoss:
         """The gradient of the mean loss over the whole data at some weights.
 
         Args:
-            weights: (P,); default: the centre.
+            weights: (P,); default: the center.
             max_memory: bytes that the process may take, at most.
 
         Returns:

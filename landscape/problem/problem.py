@@ -73,7 +73,7 @@ class Problem(MeanLoss):
             None. A dict, a tuple of two or a list of two tensors is moved to the device once, or in parts if
             it does not fit there; an iterable batch by batch. Minibatches can be drawn from such tensors, and
             from a :class:`.Stream`.
-        weights: (P,) to centre on; default: the model's parameters.
+        weights: (P,) to center on; default: the model's parameters.
         device, dtype: default: those of the model's first parameter.
         terms: ``terms(targets)`` gives (B,), how many terms of the mean each sample contributes. Default: one
             each; for cross-entropy and negative log-likelihood of PyTorch, the number of its targets other
@@ -81,7 +81,7 @@ class Problem(MeanLoss):
             "labels", the number of labels other than −100, without the first of each sequence if the loss
             does not depend on it (causal language models; two passes over the first samples tell).
         penalty: ``penalty(parameters)``, one number from the dict name -> trainable parameter, added to the
-            mean loss. A regulariser belongs here, because a loss that reads the parameters of the original
+            mean loss. A regularizer belongs here, because a loss that reads the parameters of the original
             model would not see other weights.
         weight_decay: λ adds λ/2·‖θ‖², whose gradient is that of torch.optim.SGD(weight_decay=λ).
         randomness: what to do with a model or loss that draws random numbers in eval mode: "refuse" it;
@@ -93,7 +93,7 @@ class Problem(MeanLoss):
 
     Attributes:
         model, criterion, layout, weights: the copy of the model, the loss, the parameters' places in θ, and
-            the centre (P,).
+            the center (P,).
         data: the samples, on the device or in batches (:class:`landscape.problem.data.Data`).
         batchnorm: whose statistics BatchNorm uses (:class:`landscape.problem.batchnorm.BatchNormPolicy`).
 
@@ -172,7 +172,7 @@ class Problem(MeanLoss):
         """The Hessian of the loss at ``weights``, as a linear operator.
 
         Args:
-            weights: θ (P,); default: the problem's centre.
+            weights: θ (P,); default: the problem's center.
             matrix: "hessian", or "gauss-newton" for its positive semi-definite part JᵀH_L J.
             options: further arguments of :class:`landscape.HessianOperator`, such as ``part``.
 
@@ -229,7 +229,7 @@ class Problem(MeanLoss):
 
         Args:
             operator: its class, such as "KFACLinearOperator" or "GGNLinearOperator".
-            weights: θ (P,); default: the problem's centre.
+            weights: θ (P,); default: the problem's center.
             options: further arguments of that class.
 
         Returns:
@@ -316,7 +316,7 @@ class Run(Protocol):
     """A run, whose problem a function takes where a problem is wanted: a :class:`landscape.Checkpoint`."""
 
     def problem(self) -> Problem:
-        """The run's problem: its model and training set, centred on w_a."""
+        """The run's problem: its model and training set, centered on w_a."""
 
     def about(self) -> Mapping[str, object]:
         """The run's label, split and file, which results keep."""
@@ -372,7 +372,7 @@ def chain(problem: Problem) -> list[Layer] | None:
     """The layers of a model that is Flatten, then Linear layers and element-wise functions; None for others.
 
     Only an exact ``nn.Sequential`` counts (a subclass may do anything in its forward), without hooks or
-    parametrisations. Its linear layers have all parameters of θ and are used once each. Each sample is one
+    parametrizations. Its linear layers have all parameters of θ and are used once each. Each sample is one
     row of features; without Flatten the inputs have no other dimensions.
     """
     model, tensors = problem.model, problem.data.tensors

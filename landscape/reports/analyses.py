@@ -40,7 +40,7 @@ MAX_POINTS = 200_000
 
 @dataclass(frozen=True)
 class Group:
-    """Surfaces of one kind of plane, with one colour scale.
+    """Surfaces of one kind of plane, with one color scale.
 
     Attributes:
         title: what they have in common.
@@ -67,7 +67,7 @@ def drawn(contents: Contents) -> list[Surface]:
 
 
 def groups(contents: Contents) -> list[Group]:
-    """The surfaces by kind of plane, normalisation and split."""
+    """The surfaces by kind of plane, normalization and split."""
     members: dict[str, list[tuple[int, Surface]]] = {}
     order = {kind: k for k, kind in enumerate(PLANES)}  # the plane that all checkpoints share comes first
     for k, surface in sorted(enumerate(drawn(contents)), key=lambda at: order.get(at[1].kind, len(order))):
@@ -107,14 +107,14 @@ def sections(contents: Contents) -> list[Section]:
         words = (_intro(group, contents),)
         made.append(Section(f"contours-{i}", title, words, charts, tables, missing=lacking, linked=linked))
     text = (
-        "Height and colour are the loss, on one scale for both views; turning one turns the other. Dots are "
+        "Height and color are the loss, on one scale for both views; turning one turns the other. Dots are "
         "learners or checkpoints, at the height of the surface below them. Drag to turn, or use the buttons."
     )
     return [*made, Section("space", "In three dimensions", (text,), widget="scene")]
 
 
 def _title(surface: Surface) -> str:
-    norm = f", normalisation: {surface.norm}" if surface.kind == "random" else ""
+    norm = f", normalization: {surface.norm}" if surface.kind == "random" else ""
     loss = f"{surface.split} loss" if surface.split else "loss"
     return f"{loss} over {PLANES.get(surface.kind, surface.kind)}{norm}"
 
@@ -127,7 +127,7 @@ def _intro(group: Group, contents: Contents) -> str:
     text = f"{group.title[0].upper()}{group.title[1:]}, in nats. {spaced}"
     if len(group.surfaces) > 1:
         text += (
-            " All panels have one colour scale and the same lines. Point at a place, or move there with the "
+            " All panels have one color scale and the same lines. Point at a place, or move there with the "
             "arrow keys, and the other panels show the same coordinates."
         )
     if (stride := _stride(contents)) > 1:
@@ -136,10 +136,10 @@ def _intro(group: Group, contents: Contents) -> str:
 
 
 def _chart(k: int, surface: Surface) -> Chart:
-    centre, low, high, *_ = (row.value for row in surface.describe())
+    center, low, high, *_ = (row.value for row in surface.describe())
     ny, nx = surface.loss.shape
     label = surface.label or f"surface {k}"
-    ends = f"from {low:.4g} to {high:.4g}, {centre:.4g} near the centre"
+    ends = f"from {low:.4g} to {high:.4g}, {center:.4g} near the center"
     alt = f"Contours of the loss of {label} on {nx} × {ny} points, {ends}."
     return Chart(f"surface-{k}", label, alt, {"surface": k})
 
@@ -155,9 +155,9 @@ def _surface(surface: Surface, stride: int, group: int) -> dict[str, Any]:
 
 
 def _markers(surface: Surface) -> list[dict[str, Any]]:
-    """The weights that define the plane, or its centre."""
+    """The weights that define the plane, or its center."""
     if not len(surface.markers):
-        return [{"x": 0, "y": 0, "text": "centre, w_a", "role": "mean"}]
+        return [{"x": 0, "y": 0, "text": "center, w_a", "role": "mean"}]
     roles = {"pca": "path", "learners": "learner", "between": "anchor"}
     role = [roles.get(surface.kind, "anchor")] * len(surface.markers)
     if surface.kind in ("pca", "learners"):
@@ -329,7 +329,7 @@ def _ratios(contents: Contents) -> Section:
         charts.append(Chart(f"ratio-{k}", label, alt, _heatmap(grid, top)))
     text = (
         "The ratio |λ_min|/|λ_max| of the Hessian's extreme eigenvalues at each point of the plane, with one "
-        "colour scale: low means nearly convex. A star marks points that did not converge; medians leave "
+        "color scale: low means nearly convex. A star marks points that did not converge; medians leave "
         "them out."
     )
     tables = (parts.described("Hessian ratios", grids),)
@@ -349,7 +349,7 @@ def _heatmap(grid: HessianGrid, top: float) -> dict[str, Any]:
 
 
 def _colors(contents: Contents, results: Sequence[Result]) -> list[str]:
-    """The colours of the runs that results belong to; others for those of no run, or of a run seen before."""
+    """The colors of the runs that results belong to; others for those of no run, or of a run seen before."""
     lines = dict(zip(contents.runs, lines_of(contents.runs), strict=True))
     free = [color for color in _COLORS if color not in {line["color"] for line in lines.values()}]
     runs = map(contents.run_of, results)
@@ -361,20 +361,20 @@ def _spectra(contents: Contents) -> Section:
     wanted = "--k 5 --quantities extremes,trace,density"
     missing = missing_of("There is no spectrum of", "spectrum", wanted, contents.lacking(Spectrum))
     labels, colors = parts.labels_of(spectra, "spectrum"), _colors(contents, spectra)
-    labelled = list(zip(spectra, labels, colors, strict=True))
+    labeled = list(zip(spectra, labels, colors, strict=True))
     text = (
         "Eigenvalues λ of the loss's Hessian at w_a. The error of an eigenvalue is its residual ‖Hv − λv‖: "
         "some eigenvalue lies within that distance, not necessarily the outermost. The error of the trace is "
         "one standard error. Error bars smaller than a dot are hidden by it."
     )
     tables = (parts.described("Eigenvalues and traces", spectra, _SPECTRUM),)
-    charts = (*_eigenvalues(labelled), *_densities(labelled))
+    charts = (*_eigenvalues(labeled), *_densities(labeled))
     return Section("spectra", "Spectra", (text,), charts, tables, missing=missing)
 
 
-def _eigenvalues(labelled: Sequence[tuple[Spectrum, str, str]]) -> list[Chart]:
+def _eigenvalues(labeled: Sequence[tuple[Spectrum, str, str]]) -> list[Chart]:
     traces, words = [], []
-    for s, label, color in labelled:
+    for s, label, color in labeled:
         if not s.values.size:
             continue
         names = [f"λ_{i + 1}" for i in range(len(s.values) - s.lowest)] + ["λ_min"] * s.lowest
@@ -390,21 +390,21 @@ def _eigenvalues(labelled: Sequence[tuple[Spectrum, str, str]]) -> list[Chart]:
     return [Chart("eigenvalues", "Eigenvalues", alt, {"data": traces, "layout": layout})]
 
 
-def _densities(labelled: Sequence[tuple[Spectrum, str, str]]) -> list[Chart]:
-    dense = [s.density for s, _, _ in labelled if s.density]
+def _densities(labeled: Sequence[tuple[Spectrum, str, str]]) -> list[Chart]:
+    dense = [s.density for s, _, _ in labeled if s.density]
     if not dense:
         return []
     at, floor = density_scale(dense, _DENSITY_POINTS)
     traces = []
-    for k, (s, label, color) in enumerate(labelled):
+    for k, (s, label, color) in enumerate(labeled):
         if s.density:
-            again = color in [before for _, _, before in labelled[:k]]
+            again = color in [before for _, _, before in labeled[:k]]
             line = {"color": color, "width": 1.8, "dash": "dot" if again else "solid"}
             y = np.maximum(s.density.broadened(at), floor)
             traces.append(parts.trace("scatter", label, mode="lines", x=at, y=y, line=line))
     yaxis = parts.axis("spectral density", type="log", exponentformat="power")
     layout = {"xaxis": parts.axis("eigenvalue (nat)"), "yaxis": yaxis, "showlegend": len(dense) > 1}
-    names = ", ".join(label for s, label, _ in labelled if s.density)
+    names = ", ".join(label for s, label, _ in labeled if s.density)
     alt = f"Spectral densities on a logarithmic axis from {at[0]:.3g} to {at[-1]:.3g}: {names}."
     return [Chart("densities", "Spectral densities", alt, {"data": traces, "layout": layout})]
 

@@ -165,7 +165,7 @@ def _names(checkpoints: Sequence[Checkpoint]) -> list[str]:
     ]
 
 
-# For loops of others, which have no colour in that table.
+# For loops of others, which have no color in that table.
 _OTHERS = ("#56B4E9", "#CC79A7", "#E69F00", "#999999")
 _DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
 
@@ -193,12 +193,12 @@ def seed_groups(runs: Sequence[Run]) -> list[SeedGroup]:
     for k, run in enumerate(runs):
         places.setdefault(named.get(id(run.checkpoint), (-1, run.name)), []).append(k)
     tones = colors_of([runs[of[0]].checkpoint.algorithm for of in places.values()], _OTHERS)
-    coloured = zip(places.items(), tones, strict=True)
-    return [SeedGroup(name, color, tuple(of)) for ((_, name), of), color in coloured]
+    colored = zip(places.items(), tones, strict=True)
+    return [SeedGroup(name, color, tuple(of)) for ((_, name), of), color in colored]
 
 
 def lines_of(runs: Sequence[Run]) -> list[dict[str, str]]:
-    """The colour of each run's setting, and a dash that tells its seeds apart."""
+    """The color of each run's setting, and a dash that tells its seeds apart."""
     lines: list[dict[str, str]] = [{} for _ in runs]
     for setting in seed_groups(runs):
         for k, place in enumerate(setting.places):

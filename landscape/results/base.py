@@ -71,7 +71,7 @@ class Result(shown.Shown):
     Attributes:
         split: the data, "train" or "test".
         label: a name for plots.
-        source: the name of the file whose weights were analysed; "" if there is none.
+        source: the name of the file whose weights were analyzed; "" if there is none.
         source_sha256: the SHA-256 of that file.
         samples: the number of samples of the data.
         seed: the seed of what was drawn at random.

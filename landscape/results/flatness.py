@@ -223,7 +223,7 @@ class LearningCoefficient(Measurement):
         distance2: (chains, draws), ‖w − w*‖².
         standard_error: of ``value``, the larger of that from the effective sample size, which is small where
             chains were stopped for it, and that of the means of 5 parts of each chain; not that of γ.
-        r_hat: rank-normalised split R̂ of rise − heating (Vehtari et al. 2021), 1 where chains have mixed.
+        r_hat: rank-normalized split R̂ of rise − heating (Vehtari et al. 2021), 1 where chains have mixed.
         r_hat_distance: the same of ``distance2``.
         ess: the effective sample size of the mean of rise − heating, all chains together.
         nbeta: nβ, the inverse temperature times the number of samples.
@@ -362,14 +362,14 @@ class Basins(Sourced):
     All numbers are of the surface as it was computed: of its grid, and of bilinear interpolation between the
     points. They have no standard errors; another sample of the data, or another plane, gives other numbers.
 
-    A basin is a component of the points below a level, where a point of the grid has eight neighbours; it
+    A basin is a component of the points below a level, where a point of the grid has eight neighbors; it
     ends at the saddle where it meets a deeper one (persistence, see ``landscape.geometry``).
 
     Attributes:
         x, y, loss: of the surface: (nx,), (ny,), (ny, nx).
         gram: (2, 2), the inner products of the directions, by which steps in the plane become distances.
-        basin: (ny, nx), the number of the basin to which a descent from each point leads, from neighbour to
-            lowest neighbour; −1 where the loss is not finite.
+        basin: (ny, nx), the number of the basin to which a descent from each point leads, from neighbor to
+            lowest neighbor; −1 where the loss is not finite.
         minimum, saddle: (M, 2), coordinates of the lowest point of each basin and of the saddle where it
             meets a deeper one (NaN: nowhere on the grid), in order of persistence, the largest first.
         minimum_loss, saddle_loss: (M,), the losses there in nats; infinite where there is no saddle.
@@ -379,7 +379,7 @@ class Basins(Sourced):
         minima: the number of local minima of the grid, whatever their persistence.
         smad: the saddle-minimum average distance in nats (Landscaper; arXiv 2602.07135): the mean over all
             local minima of the rise to the first saddle, unweighted; 0 where there is but one minimum. That
-            package may join other points of the grid as neighbours.
+            package may join other points of the grid as neighbors.
         around: "center" or "lowest": the point of which the other numbers are.
         reference, reference_loss: its coordinates (2,), and the loss there in nats.
         rise: (R,), rises above it in nats.
@@ -459,7 +459,7 @@ class Basins(Sourced):
             edge = ", on the edge of the grid" if self.at_edge[k] else ""
             note = f"at ({x:.3g}, {y:.3g}), {rise}, {100 * self.share[k]:.3g}% of the grid{edge}"
             rows.append(Row(f"lowest of basin {k + 1}", float(self.minimum_loss[k]), unit="nat", note=note))
-        point = "centre" if self.around == "center" else "lowest point"
+        point = "center" if self.around == "center" else "lowest point"
         rows += [
             Row("local minima of the grid", self.minima, note=f"SMAD {self.smad:.4g} nat"),
             Row(f"loss at the {point}", self.reference_loss, unit="nat"),

@@ -19,7 +19,7 @@ from landscape.results.shown import Row, SurfaceCheck
 from landscape.results.spectrum import ExtremeEigenvalues
 
 SPAN = 0.1  # x, y ∈ [−0.1, 0.1] around w_a (DPSGD-2020, section 4.1)
-# Planes whose centre is a set of weights that training reached.
+# Planes whose center is a set of weights that training reached.
 CENTERED = ("random", "eigen", "learners")
 MARGIN = 1.25  # the span of a plane with markers, relative to the outermost marker (ours)
 
@@ -32,7 +32,7 @@ class Plane:
         center: (P,).
         directions: (2, P).
         kind: "random", "between", "pca", "learners" or "eigen": how the directions were chosen.
-        norm: normalisation of random directions, as in :func:`landscape.random_plane`.
+        norm: normalization of random directions, as in :func:`landscape.random_plane`.
         seed: of random directions.
         ignore: parameters that random directions do not change: "none" or "bias+norm".
         axes: what a step of length 1 along each direction means, for plots.
@@ -251,7 +251,7 @@ class Surface(Interpolated):
         """The same surface over a plane in two dimensions instead of P, a file of a few kilobytes.
 
         Lengths and angles of the directions, and so drawings, basins and tables, are the same, and so is
-        the length of the centre. The weights are lost: it cannot be resumed.
+        the length of the center. The weights are lost: it cannot be resumed.
 
         Returns:
             A surface with directions (2, 2) and center (2,).
@@ -279,14 +279,14 @@ class Surface(Interpolated):
             least: the smallest persistence in nats of a basin that is listed; default: 1% of the median rise
                 above the lowest loss, and no less than twice the error of interpolated losses (ours).
             around: the point that the region contains: "center" or "lowest", the lowest point of the grid;
-                default: the centre of planes around one set of weights, else the lowest point.
+                default: the center of planes around one set of weights, else the lowest point.
 
         Returns:
             Basins in order of persistence, and for each rise the area, volume and widths (R, 2).
 
         Raises:
             InputError: a rise that is not positive, or an unknown ``around``.
-            OperationError: no finite loss, none at the centre, fewer than 2 × 2 points, parallel directions.
+            OperationError: no finite loss, none at the center, fewer than 2 × 2 points, parallel directions.
 
         Example:
             >>> surface.basins([0.25]).area.round(1).tolist()  # π/4
@@ -300,13 +300,13 @@ class Surface(Interpolated):
     def check(self, eigenvalues: ExtremeEigenvalues | None = None) -> SurfaceCheck:
         """Findings on whether a picture of the surface shows what it seems to, and what to try where not.
 
-        It looks at the centre (is it the lowest point, how steep is the plane there), the window (does the
+        It looks at the center (is it the lowest point, how steep is the plane there), the window (does the
         loss change, is the valley more than a few points wide), what the plane leaves out (the spread of its
         places; each place's own loss beside the plane's), BatchNorm's statistics, the kind of directions, and
         points that are interpolated or missing. All thresholds are ours (landscape/geometry/check.py).
 
         Args:
-            eigenvalues: λ_min and λ_max at the centre, by :func:`landscape.extreme_eigenvalues`, with which
+            eigenvalues: λ_min and λ_max at the center, by :func:`landscape.extreme_eigenvalues`, with which
                 the curvature along the plane is compared.
 
         Returns:
@@ -329,7 +329,7 @@ class Surface(Interpolated):
         low, middle, high = np.quantile(loss, (0, 0.5, 1)).tolist() if loss.size else [np.nan] * 3
         at = self.loss[np.abs(self.y).argmin(), np.abs(self.x).argmin()]
         rows = [
-            Row("loss near the centre", float(at), unit="nat"),
+            Row("loss near the center", float(at), unit="nat"),
             Row("lowest loss", low, unit="nat"),
             Row("highest loss", high, unit="nat"),
             Row("median rise above the lowest", middle - low, unit="nat"),
@@ -365,7 +365,7 @@ class Line(Interpolated):
         accuracy: (K,), between 0 and 1; NaN without class labels.
         start, direction: (P,), weights.
         kind: "interpolation" (from one set of weights at t = 0 to another at t = 1) or "direction" (t around
-            0, start is the centre).
+            0, start is the center).
         done: (K,), True where the values are exact; files older than this field are. Elsewhere they are
             interpolated, see :class:`landscape.results.grids.Interpolated`.
         barrier: of an interpolation, in nats (see :func:`landscape.barrier`); NaN of a direction.
@@ -436,10 +436,10 @@ class HessianGrid(Interpolated):
         interpolation_tol, columns, stated_error, largest_error, checks, log_columns: as in
             :class:`landscape.results.grids.Interpolated`. Residuals are NaN there, ``converged`` is
             False.
-        plane_sha256: SHA-256 of the bytes of the centre and the directions.
+        plane_sha256: SHA-256 of the bytes of the center and the directions.
         derivatives: "exact", or "differences" of gradients, whose measured errors the residuals contain.
         batchnorm, bn, bn_samples, provenance: as in :class:`landscape.Surface`. Files older than these fields
-            used the statistics of the centre.
+            used the statistics of the center.
 
     Example:
         >>> one = np.ones((1, 2))

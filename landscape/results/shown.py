@@ -314,7 +314,7 @@ class Finding:
     """One finding of a check.
 
     Attributes:
-        subject: what was looked at: "centre", "window", "curvature", "places", "BatchNorm", "directions" or
+        subject: what was looked at: "center", "window", "curvature", "places", "BatchNorm", "directions" or
             "points".
         fine: whether the picture shows it as a reader expects.
         answer: a sentence with the numbers.

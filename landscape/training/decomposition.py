@@ -298,7 +298,7 @@ def quotient(above: Tensor, below: Tensor) -> tuple[Tensor, Tensor]:
     """mean(above)/mean(below), its bias of order 1/k taken off, and its standard error, (...,) each.
 
     Both from the same estimates, so that what they have in common cancels. The error is that of the
-    linearised quotient. NaN where mean(below) is not positive, as the divisor is then unknown.
+    linearized quotient. NaN where mean(below) is not positive, as the divisor is then unknown.
     """
     down = mean(below)
     down = down.where(down > 0, torch.nan)

@@ -76,7 +76,7 @@ def dict_batches(loader: bool) -> Callable[[], Parts]:
     return build
 
 
-def _labelled(data: Any) -> tuple[Any, Any]:
+def _labeled(data: Any) -> tuple[Any, Any]:
     whole = dict(data) if isinstance(data, dict) else joined([dict(b) for b in data])
     return {k: v for k, v in whole.items() if k != "labels"}, whole["labels"]
 
@@ -143,8 +143,8 @@ CASES = [
     _data("a Dataset of one's own", Rows, whole=_of_dataset),
     _data("int32 targets", lambda x, y: (x, y.int()), refused="(?i)int32|long|int64"),
     _data("one-hot integer targets", lambda x, y: (x, F.one_hot(y, 3)), refused="floating|probabilities|float|fit"),
-    Case("dict of tensors", dict_batches(False), whole=_labelled),
-    Case("DataLoader of dicts", dict_batches(True), whole=_labelled),
+    Case("dict of tensors", dict_batches(False), whole=_labeled),
+    Case("DataLoader of dicts", dict_batches(True), whole=_labeled),
     Case("convolution with BatchNorm in batches", batchnorm_in_batches),
     Case("uint8 images", images_as_bytes),
     Case("chain on rows of images", images_without_flatten),

@@ -1,4 +1,4 @@
-"""Normalisations, parametrisations and convolutions."""
+"""Normalizations, parametrizations and convolutions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.battery.case import Case, Parts, classes, images, module, net, warmed
 
 
 def _flat(name: str, norm: Callable[[], nn.Module], **expected: Any) -> Case:
-    """Linear, the normalisation of 5 features, tanh, linear."""
+    """Linear, the normalization of 5 features, tanh, linear."""
 
     def build() -> Parts:
         model = nn.Sequential(nn.Linear(4, 5), norm(), nn.Tanh(), nn.Linear(5, 3))
@@ -70,7 +70,7 @@ class Symmetric(nn.Module):
         return x.triu() + x.triu(1).T
 
 
-def _parametrised(module: nn.Module, how: nn.Module) -> nn.Module:
+def _parametrized(module: nn.Module, how: nn.Module) -> nn.Module:
     return parametrize.register_parametrization(module, "weight", how)
 
 
@@ -190,7 +190,7 @@ CASES = [
     _flat("spectral_norm old", _old(nn.utils.spectral_norm)),
     _flat("spectral_norm new", lambda: parametrizations.spectral_norm(nn.Linear(5, 5))),
     _flat("orthogonal", lambda: parametrizations.orthogonal(nn.Linear(5, 5)), differences=True),
-    _flat("own parametrisation", lambda: _parametrised(nn.Linear(5, 5), Symmetric())),
+    _flat("own parametrization", lambda: _parametrized(nn.Linear(5, 5), Symmetric())),
     _flat("dropout in eval mode", lambda: nn.Dropout(0.5)),
     _image("BatchNorm2d", _conv(), lambda: nn.BatchNorm2d(3)),
     _image("BatchNorm2d before the convolution", lambda: nn.BatchNorm2d(2), _conv()),

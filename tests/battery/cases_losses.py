@@ -74,7 +74,7 @@ def closure_without_harm() -> Parts:
     return model, lambda o, y: F.mse_loss(o, F.one_hot(y, model[2].out_features).to(o)), classes()
 
 
-def penalised() -> Parts:
+def penalized() -> Parts:
     return chain(), F.cross_entropy, classes()
 
 
@@ -187,7 +187,7 @@ CASES = [
     Case("loss closes over the parameters", l2_closure, refused="penalty|weight_decay"),
     Case("loss closes over a detached weight", closure_over_detached, refused="penalty"),
     Case("loss closes over the model, not its weights", closure_without_harm),
-    Case("penalty of some weights", penalised, options={"penalty": _only_weights}),
+    Case("penalty of some weights", penalized, options={"penalty": _only_weights}),
     Case("loss with a trainable parameter", with_temperature, refused="loss|parameter"),
     Case("loss with a buffer", with_buffer),
     Case("CTC", ctc, refused_hessian="second derivative"),

@@ -131,7 +131,7 @@ class Reference:
         return torch.cat([p.to_dense().flatten() for p in parts])
 
     def hessian(self, theta: Tensor, *, differences: bool = False) -> Tensor:
-        """∇²L (P, P): a row of autograd after the other, or central differences of gradients, symmetrised."""
+        """∇²L (P, P): a row of autograd after the other, or central differences of gradients, symmetrized."""
         if differences:
             eye = STEP * torch.eye(self.size, dtype=torch.float64)
             h = torch.stack([self.gradient(theta + e) - self.gradient(theta - e) for e in eye]) / (2 * STEP)

@@ -66,7 +66,7 @@ def pictures(samples: int) -> dict[str, Tensor]:
 
 
 def some_words(batch: dict[str, Tensor]) -> Tensor:
-    """A third of them as labels, as in masked language modelling; at least one."""
+    """A third of them as labels, as in masked language modeling; at least one."""
     ids, mask = batch["input_ids"], batch["attention_mask"]
     chosen = (torch.rand(ids.shape) < 0.3) & (mask > 0)
     chosen[0, 0] = True

@@ -21,7 +21,7 @@ SAMPLES = 7
 Labels = Callable[[dict[str, Tensor]], Tensor]
 
 
-def labelled(labels: Labels) -> Callable[[], dict[str, Tensor]]:
+def labeled(labels: Labels) -> Callable[[], dict[str, Tensor]]:
     """Padded sequences of unequal length, with labels made of them."""
 
     def build() -> dict[str, Tensor]:
@@ -68,7 +68,7 @@ def without_labels(data: Any) -> tuple[Any, Any]:
 
 def halves(labels: Labels) -> Callable[[], list[dict[str, Tensor]]]:
     def build() -> list[dict[str, Tensor]]:
-        data = labelled(labels)()
+        data = labeled(labels)()
         return [{k: v[:4] for k, v in data.items()}, {k: v[4:] for k, v in data.items()}]
 
     return build
@@ -78,7 +78,7 @@ def of_logits(outputs: Any, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs.logits, targets)
 
 
-# Causal models take the loss of float32 logits, whatever they are; Llama and T5 normalise in float32.
+# Causal models take the loss of float32 logits, whatever they are; Llama and T5 normalize in float32.
 HALFWAY = {"inside": torch.float32}
 
 
@@ -87,18 +87,18 @@ def _case(name: str, model: str, data: Callable[[], Any], loss: Any = None, **op
 
 
 CASES = [
-    _case("GPT-2", "gpt2", labelled(next_words), **HALFWAY),
+    _case("GPT-2", "gpt2", labeled(next_words), **HALFWAY),
     _case("GPT-2, two batches", "gpt2", halves(next_words), **HALFWAY),
-    _case("GPT-2, float32", "gpt2", labelled(next_words), dtype=None),
-    _case("Llama", "llama", labelled(next_words), **HALFWAY),
-    _case("BERT, masked words", "MaskedLM", labelled(some_words)),
+    _case("GPT-2, float32", "gpt2", labeled(next_words), dtype=None),
+    _case("Llama", "llama", labeled(next_words), **HALFWAY),
+    _case("BERT, masked words", "MaskedLM", labeled(some_words)),
     _case("BERT, masked words, two batches", "MaskedLM", halves(next_words)),
-    _case("BERT, classes", "SequenceClassification", labelled(kinds)),
-    _case("BERT, a loss of the logits", "SequenceClassification", labelled(kinds), of_logits, whole=without_labels),
-    _case("BERT, a class a word", "TokenClassification", labelled(kinds_of_words)),
+    _case("BERT, classes", "SequenceClassification", labeled(kinds)),
+    _case("BERT, a loss of the logits", "SequenceClassification", labeled(kinds), of_logits, whole=without_labels),
+    _case("BERT, a class a word", "TokenClassification", labeled(kinds_of_words)),
     _case("ViT", "vit", images),
     _case("ViT, a loss of the logits", "vit", images, of_logits, whole=without_labels),
-    _case("T5", "t5", labelled(next_words), **HALFWAY),
+    _case("T5", "t5", labeled(next_words), **HALFWAY),
     _case("CLIP", "clip", pairs, said="mixes samples"),
     _case("CLIP, one batch", "clip", lambda: [pairs()], options={"terms": each_once}),
 ]  # fmt: skip

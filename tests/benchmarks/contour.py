@@ -92,7 +92,7 @@ def checks() -> None:
 
 
 def large() -> None:
-    """ResNet-18 of CIFAR's size, 1,000 images, a point a round; filter-normalised directions."""
+    """ResNet-18 of CIFAR's size, 1,000 images, a point a round; filter-normalized directions."""
     torch.manual_seed(0)
     model = landscape.models.build("resnet-18")
     with torch.no_grad():

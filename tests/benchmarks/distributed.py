@@ -143,7 +143,7 @@ def report(where: str, needs: dict[str, float]) -> float:
     pairs += [(name, f"{name.partition(',')[0]}, beside") for name in found if "decomposed" in name]
     for name, peer in pairs:
         rounds = sorted(b / a for a, b in zip(found[name], found[peer], strict=True))
-        # Of ratios, not of times: neighbours in time are alike.
+        # Of ratios, not of times: neighbors in time are alike.
         ratio, need = statistics.median(rounds), needs.get(f"{name} against {peer}")
         peer = peer.removesuffix(", beside")
         verdict = "" if need is None else f"; needed {need:g}×: {judged(ratio, need)}"

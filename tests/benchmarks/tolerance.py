@@ -79,7 +79,7 @@ def patterns(count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def large() -> None:
-    """ResNet-18 of CIFAR's size with BatchNorm, after 30 steps; filter-normalised directions."""
+    """ResNet-18 of CIFAR's size with BatchNorm, after 30 steps; filter-normalized directions."""
     torch.manual_seed(0)
     model = landscape.models.build("resnet-18")
     trained(model, F.cross_entropy, (patterns(64) for _ in range(30)), lr=0.05, momentum=0.9)

@@ -38,8 +38,8 @@ def contour_of_a_run(at: Place) -> Any:
     return landscape.contour(problem, landscape.random_plane(problem), 3)
 
 
-def decentralised(at: Place) -> Any:
-    """The weights after four steps of a loop of one's own with decentralised training around the model."""
+def decentralized(at: Place) -> Any:
+    """The weights after four steps of a loop of one's own with decentralized training around the model."""
     model = networks()["perceptron"].to(at.device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     wrapped = landscape.DecentralizedDataParallel(model, optimizer)
@@ -87,7 +87,7 @@ MORE: dict[str, Compute] = {
     "critical_batch": lambda at: landscape.critical_batch(
         at.trained(), (1.0, 2.0), seeds=2, device=at.device
     ),
-    "DecentralizedDataParallel": decentralised,
+    "DecentralizedDataParallel": decentralized,
     "train and resume": resumed,
     "Gauss-Newton product": lambda at: landscape.HessianOperator(at.problem, matrix="gauss-newton")(
         at.problem.gradient()

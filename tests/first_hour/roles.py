@@ -61,7 +61,7 @@ torch.save(model.state_dict(), "net.pt")
         ["random; norm filter, seed 0"],
     ),
     ("surface = landscape.contour(problem, plane, grid=(5, 5), span=0.5); surface", ["lowest loss", " nat"]),
-    ("surface.check()", ["centre: ", "window: ", "LOOK  BatchNorm", 'bn="recalibrate"']),
+    ("surface.check()", ["center: ", "window: ", "LOOK  BatchNorm", 'bn="recalibrate"']),
     ("surface.plot(path='surface.png'); Path('surface.png').exists()", ["True"]),
     ("ends = landscape.extreme_eigenvalues(problem); ends", ["λ_1 ", "λ_min ", " ± ", " nat"]),
     ("print(ends.summary())", ["converged", "Hessian products"]),

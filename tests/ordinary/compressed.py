@@ -1,4 +1,4 @@
-"""Quantised, pruned, low-rank and shared weights."""
+"""Quantized, pruned, low-rank and shared weights."""
 
 from __future__ import annotations
 
@@ -112,10 +112,10 @@ def lottery_ticket() -> Parts:
 
 
 @compressed.no_hessian(
-    "quantisation-aware training: fake quantisation, straight-through",
+    "quantization-aware training: fake quantization, straight-through",
     "rounding has no derivative; the straight-through gradient is not that of the loss",
 )
-def fake_quantised() -> Parts:
+def fake_quantized() -> Parts:
     class QuantLinear(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             scale = float(self.weight.detach().abs().max()) / 7
@@ -125,10 +125,10 @@ def fake_quantised() -> Parts:
 
 
 @compressed.no_hessian(
-    "binarised weights: sign with a straight-through trick",
+    "binarized weights: sign with a straight-through trick",
     "the sign has no derivative; the straight-through gradient is not that of the loss",
 )
-def binarised() -> Parts:
+def binarized() -> Parts:
     class BinaryLinear(nn.Linear):
         def forward(self, x: Tensor) -> Tensor:
             w = self.weight
@@ -139,7 +139,7 @@ def binarised() -> Parts:
 
 
 @compressed.undefined(
-    "dynamically quantised to int8",
+    "dynamically quantized to int8",
     "its weights are integers in buffers; nothing is left to differentiate by or to move along",
     "parameter",
 )
@@ -224,8 +224,8 @@ def svd_layers() -> Parts:
     return nn.Sequential(down, up, nn.ReLU(), nn.Linear(5, 3)), F.cross_entropy, digits()
 
 
-@compressed("parametrizations.orthogonal, and a symmetric parametrisation of one's own")
-def parametrised() -> Parts:
+@compressed("parametrizations.orthogonal, and a symmetric parametrization of one's own")
+def parametrized() -> Parts:
     class Symmetric(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.triu() + x.triu(1).transpose(-1, -2)

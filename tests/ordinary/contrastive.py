@@ -51,8 +51,8 @@ def simclr() -> Parts:
     return Siamese(encoder()), lambda z, _: nt_xent(*z), (two_views(), torch.zeros(N))
 
 
-@contrastive("SimCLR: views are neighbours in the batch, arange ^ 1", says=TOGETHER)
-def simclr_neighbours() -> Parts:
+@contrastive("SimCLR: views are neighbors in the batch, arange ^ 1", says=TOGETHER)
+def simclr_neighbors() -> Parts:
     def loss(z: Tensor, _: Tensor) -> Tensor:
         z = F.normalize(z, dim=1)
         logits = (z @ z.T / 0.5).masked_fill(torch.eye(len(z), dtype=torch.bool), -1e9)
@@ -266,7 +266,7 @@ def supcon() -> Parts:
     return encoder(), loss, (torch.randn(12, 5), torch.arange(12) % 3)
 
 
-@contrastive("ArcFace: normalised class weights, a margin of the angle; labels go into forward")
+@contrastive("ArcFace: normalized class weights, a margin of the angle; labels go into forward")
 def arcface() -> Parts:
     @module(backbone=encoder(), weight=nn.Parameter(torch.randn(3, 4)), s=4.0, m=0.3)
     def model(self, x: Tensor, label: Tensor) -> Tensor:
@@ -336,7 +336,7 @@ def cosine_scores() -> Parts:
     )
 
 
-@contrastive("DINO: student against a frozen teacher, centred and sharpened")
+@contrastive("DINO: student against a frozen teacher, centered and sharpened")
 def dino() -> Parts:
     @module(student=encoder(), teacher=encoder().requires_grad_(False), center=0.1 * torch.randn(1, 4))
     def model(self, global_view: Tensor, local_view: Tensor) -> tuple[Tensor, Tensor]:

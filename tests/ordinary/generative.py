@@ -250,7 +250,7 @@ def wgan_gp_random() -> Parts:
     return model, loss, ((points(), points() + 1), torch.zeros(N))
 
 
-@generative("hinge loss of a discriminator with spectral normalisation")
+@generative("hinge loss of a discriminator with spectral normalization")
 def hinge_gan() -> Parts:
     net = nn.Sequential(
         nn.utils.parametrizations.spectral_norm(nn.Linear(5, 6)),
@@ -346,7 +346,7 @@ def score_matching() -> Parts:
     )
 
 
-@generative("PixelCNN: masked convolutions, cross-entropy of 4 grey levels")
+@generative("PixelCNN: masked convolutions, cross-entropy of 4 gray levels")
 def pixel_cnn() -> Parts:
     class MaskedConv2d(nn.Conv2d):
         def __init__(self, kind: str, *args: Any, **kwargs: Any) -> None:

@@ -38,7 +38,7 @@ class GCNConv(nn.Module):
 
 
 class PyGCN(nn.Module):
-    """Kipf and Welling's code: the adjacency, normalised, is a matrix."""
+    """Kipf and Welling's code: the adjacency, normalized, is a matrix."""
 
     def __init__(self, adj: Tensor | None = None) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ def scatter_mean(x: Tensor, index: Tensor, size: int) -> Tensor:
     return total / torch.bincount(index, minlength=size).clamp(min=1)[:, None]
 
 
-@graphs("GraphSAGE: mean of the neighbours, regression of each node")
+@graphs("GraphSAGE: mean of the neighbors, regression of each node")
 def graph_sage() -> Parts:
     @module(self1=nn.Linear(4, 4), neigh1=nn.Linear(4, 4, bias=False), out=nn.Linear(8, 1))
     def model(self, x: Tensor, edge_index: Tensor) -> Tensor:
@@ -313,7 +313,7 @@ def forces() -> Parts:
 
 
 @graphs("recommendation: user and item embeddings with biases, MSE of ratings")
-def matrix_factorisation() -> Parts:
+def matrix_factorization() -> Parts:
     @module(
         user=nn.Embedding(6, 3),
         item=nn.Embedding(7, 3),

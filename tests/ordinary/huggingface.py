@@ -250,7 +250,7 @@ def lora_bert() -> Parts:
     return model, None, {**text(), "labels": torch.randint(3, (N,))}
 
 
-@peft("LoRA as it is initialised (B = 0), a module of one's own")
+@peft("LoRA as it is initialized (B = 0), a module of one's own")
 def lora_fresh() -> Parts:
     package = importlib.import_module("peft")
     model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))

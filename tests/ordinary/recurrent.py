@@ -127,7 +127,7 @@ def attention_seq2seq() -> Parts:
     return model, masked_nll, ((src, tgt), tgt)
 
 
-@recurrent("temporal convolutions: dilated, causal, weight normalisation", differences=True)
+@recurrent("temporal convolutions: dilated, causal, weight normalization", differences=True)
 def tcn() -> Parts:
     weight_norm = nn.utils.parametrizations.weight_norm
 

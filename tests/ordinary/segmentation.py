@@ -47,7 +47,7 @@ def masks(samples: int = 6, size: int = 6) -> tuple[Tensor, Tensor]:
 
 
 def maps(samples: int = 6, size: int = 6, void: float = 0.2) -> tuple[Tensor, Tensor]:
-    """Three classes, and 255 at pixels that nobody labelled; their number differs by image."""
+    """Three classes, and 255 at pixels that nobody labeled; their number differs by image."""
     y = torch.randint(3, (samples, size, size))
     share = void * 2 * torch.rand(samples, 1, 1)
     return torch.randn(samples, 1, size, size), y.masked_fill(torch.rand(y.shape) < share, 255)
@@ -205,8 +205,8 @@ def weight_map() -> Parts:
     return UNet(3), loss, (x, (y, 1 + torch.rand(y.shape)))
 
 
-@segmentation("a map of weights, normalised by its sum", says=COUNTED)
-def weight_map_normalised() -> Parts:
+@segmentation("a map of weights, normalized by its sum", says=COUNTED)
+def weight_map_normalized() -> Parts:
     def loss(o: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
         y, w = target
         return (w * F.cross_entropy(o, y, reduction="none")).sum() / w.sum()

@@ -111,7 +111,7 @@ def gaussian_nll() -> Parts:
     return model, lambda out, y: criterion(out[0], y, out[1]), (rows(), torch.randn(N, 1))
 
 
-@tabular("evidential regression: normal-inverse-gamma likelihood and a regulariser")
+@tabular("evidential regression: normal-inverse-gamma likelihood and a regularizer")
 def evidential() -> Parts:
     def loss(out: Tensor, y: Tensor) -> Tensor:
         gamma, nu, alpha, beta = out.chunk(4, 1)
@@ -155,7 +155,7 @@ def focal() -> Parts:
     return net(3), model, (rows(), torch.randint(3, (N,)))
 
 
-@tabular("generalised cross-entropy for noisy labels, and symmetric cross-entropy")
+@tabular("generalized cross-entropy for noisy labels, and symmetric cross-entropy")
 def noisy_labels() -> Parts:
     def loss(out: Tensor, y: Tensor, q: float = 0.7) -> Tensor:
         p = out.softmax(1).gather(1, y[:, None]).clamp(1e-7, 1.0)
@@ -266,8 +266,8 @@ def wide_and_deep() -> Parts:
     )
 
 
-@tabular("factorisation machine")
-def factorisation_machine() -> Parts:
+@tabular("factorization machine")
+def factorization_machine() -> Parts:
     @module(linear=nn.Linear(6, 1), v=nn.Parameter(torch.randn(6, 3) / 2))
     def model(self, x: Tensor) -> Tensor:
         return self.linear(x).squeeze(1) + 0.5 * ((x @ self.v) ** 2 - (x**2) @ self.v**2).sum(1)

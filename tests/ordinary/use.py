@@ -236,7 +236,7 @@ class Truth(Reference):
         """Whether gradient and Hessian of automatic differentiation are not what the loss differs by.
 
         They are not where something is detached. A direction may cross a kink, so that some are tried, and at
-        weights away from the centre, where units may be exactly at theirs.
+        weights away from the center, where units may be exactly at theirs.
         """
         generator, found = torch.Generator().manual_seed(0), ""
         for _ in range(3):

@@ -3,7 +3,7 @@ The difference of two surfaces
 ==============================
 
 The loss around SSGD's weights minus that around DPSGD's, at the same distances from the
-centre.
+center.
 """
 
 import landscape

@@ -39,7 +39,7 @@ def named(setting: str) -> str:
 
 
 def look_of(setting: str) -> tuple[Any, bool]:
-    """The colour of a setting, and whether it is DPSGD in ATC order."""
+    """The color of a setting, and whether it is DPSGD in ATC order."""
     return COLORS[setting.split()[0]], setting.endswith("ATC")
 
 
@@ -60,7 +60,7 @@ def limit_of(run: Checkpoint) -> float:
 
 
 def settings_legend(picture: Any, *more: Any, columns: int, **look: Any) -> None:
-    """The legend of a picture with a colour for each of COLORS, in this ``look``, and ``more`` entries."""
+    """The legend of a picture with a color for each of COLORS, in this ``look``, and ``more`` entries."""
     handles = [handle(named(name), color=color, **look) for name, color in COLORS.items()]
     picture.legend(handles=[*handles, *more], loc="outside lower center", ncols=columns)
 
@@ -165,9 +165,9 @@ def _follows(context: Context) -> Drawing:
         ax.set(xscale="log", yscale="log", xlabel=sharpness, ylabel=label)
         decimal_labels(ax.xaxis)
         decimal_labels(ax.yaxis)
-    grey = [handle(f"α = {rate:g}", marker=marker, ls="none") for rate, marker in markers.items()]
-    grey.append(handle("ATC order", marker="o", mfc="none", ls="none"))
-    settings_legend(picture, *grey, columns=4, marker="o", ls="none")
+    gray = [handle(f"α = {rate:g}", marker=marker, ls="none") for rate, marker in markers.items()]
+    gray.append(handle("ATC order", marker="o", mfc="none", ls="none"))
+    settings_legend(picture, *gray, columns=4, marker="o", ls="none")
     shown = rows[rows["setting"].isin(["SSGD", "ring(2) AWC", "ring(2) ATC"])]
     compared = compare_with_paper(shown, "test error (%), α = {lr:g}, {setting}", ERROR, mean_and_spread)
     compared.append(Compared("correlation of log λ_max with log rise", f"{_correlation(rows):.2f}"))

@@ -48,7 +48,7 @@ ERROR, RISE, EARLY = "test_error_percent", "median_rise_nat", "alpha_e_first_100
 
 
 def median_rise(surface: Surface) -> float:
-    """The median rise of the loss over a surface above its centre (nat)."""
+    """The median rise of the loss over a surface above its center (nat)."""
     return float(np.nanmedian(surface.loss) - surface.loss[len(surface.y) // 2, len(surface.x) // 2])
 
 
@@ -133,7 +133,7 @@ def _fig2b(context: Context) -> Drawing:
 
 _MEASURES: dict[str, dict[str, Any]] = {
     "as drawn (paper)": {"norm": "none", "span": 0.1},
-    "filter-normalised": {"norm": "filter", "span": 0.5},
+    "filter-normalized": {"norm": "filter", "span": 0.5},
 }
 
 
@@ -149,7 +149,7 @@ def _judge_flatness(rows: Rows) -> list[Effect]:
 
 @figure("flatness", _judge_flatness)
 def _flatness(context: Context) -> Drawing:
-    """The rise of the loss along random directions, as they are and filter-normalised, and from
+    """The rise of the loss along random directions, as they are and filter-normalized, and from
     checkpoints of equal training loss."""
     lost = {(r.values["_rule"], r.end.seed): last(r.end, "train_loss") for r in context.ended()}
 

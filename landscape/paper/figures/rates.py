@@ -125,7 +125,7 @@ def _draw_task(above: Any, below: Any, rows: Rows) -> None:
     below.set_xlabel("learning rate α")
 
 
-# ---- Whether the advantage of decentralised training outlives a tuned adaptive optimizer
+# ---- Whether the advantage of decentralized training outlives a tuned adaptive optimizer
 
 SETTINGS = {"SSGD": "o", "ring(2) AWC": "s"}
 

@@ -36,7 +36,7 @@ class Rule(ABC):
         class MyRule(Rule): ...
     """
 
-    #: Its name in pictures, by default that of recipes, and its one colour in all of them, by default grey. A
+    #: Its name in pictures, by default that of recipes, and its one color in all of them, by default gray. A
     #: subclass has its own.
     label: ClassVar[str] = ""
     color: ClassVar[str] = ""
@@ -183,7 +183,7 @@ class Rule(ABC):
 
         Returns:
             (vectors of P numbers that a learner sends, rounds of communication that it waits for). An
-            all-reduce counts as 2(n−1)/n vectors, as a ring sends, and a neighbour as one.
+            all-reduce counts as 2(n−1)/n vectors, as a ring sends, and a neighbor as one.
         """
 
     @abstractmethod

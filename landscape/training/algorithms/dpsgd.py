@@ -1,4 +1,4 @@
-"""Decentralised SGD: mixing with neighbours, adaptive consensus, and push-sum over directed graphs."""
+"""Decentralized SGD: mixing with neighbors, adaptive consensus, and push-sum over directed graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from landscape.training.topology.mixing import Mixing, is_file, read_matrix
 
 @registry.algorithms.add("dpsgd")
 class DPSGD(Rule):
-    """Each learner takes its gradient at its own weights and averages with its neighbours.
+    """Each learner takes its gradient at its own weights and averages with its neighbors.
 
     Args:
         mixing: The mixing matrix M: a topology by name, such as full, ring(2) or random-matching, or a .csv,

@@ -41,7 +41,7 @@ class SSGDNoise(SSGD):
     """w_j ← w_a − α ∇L^{μ_j}(w_a) + ξ, ξ ~ N(0, σ²I) drawn anew each step (DPSGD-2020, section 2.1).
 
     The paper does not say whether each learner has noise of its own. Here all learners add the same ξ, so
-    that the mean, the synchronised model, has noise of standard deviation ``sigma`` whatever n is.
+    that the mean, the synchronized model, has noise of standard deviation ``sigma`` whatever n is.
 
     Args:
         sigma: Standard deviation σ of the noise on each weight.

@@ -181,7 +181,7 @@ def stability(
     progress: ProgressOption = None,
     **about: Unpack[Provenance],
 ) -> Stability:
-    """λ_max of the Hessian at the problem's centre, and the limits of stability for ``delays``.
+    """λ_max of the Hessian at the problem's center, and the limits of stability for ``delays``.
 
     Args:
         problem: the loss; or a run.
@@ -281,7 +281,7 @@ def minima(
     as the end of the recipe mnist-minimum.
 
     Args:
-        problem: its centre is the minimum, of its loss plus ½ ``weight_decay`` ‖w‖²; or a run.
+        problem: its center is the minimum, of its loss plus ½ ``weight_decay`` ‖w‖²; or a run.
         delays: τ of each experiment, in steps.
         momentum: m of the ordinary and of the shifted form; the third form has none.
         weight_decay: the optimizer's; default: that of the run's SGD, 0 for a problem.

@@ -268,7 +268,7 @@ def sweep(
     interruption; other values and seeds are added to the table. Runs that diverge are counted in the table;
     they are no failure.
 
-    A search evaluates both ends of a range and its middle, then ``rounds`` times the two neighbours of the
+    A search evaluates both ends of a range and its middle, then ``rounds`` times the two neighbors of the
     best value so far, at half the previous distance on a log scale. The best value has the fewest diverged
     seeds, and among those the lowest mean final loss: :meth:`landscape.Sweep.best`.
 
@@ -309,7 +309,7 @@ def sweep(
         pick_device(device)
     if not 1 <= rounds <= MAX_ROUNDS:
         raise InputError(f"rounds: {rounds} is not allowed, it must be 1 to {MAX_ROUNDS}")
-    sources = _labelled(recipes)
+    sources = _labeled(recipes)
 
     def recipe_of(label: str, changes: list[str]) -> Recipe:
         source = sources[label]
@@ -352,7 +352,7 @@ def sweep(
         return runner.result()
 
 
-def _labelled(recipes: Source | Sequence[Source]) -> dict[str, Source]:
+def _labeled(recipes: Source | Sequence[Source]) -> dict[str, Source]:
     """Label -> recipe: names and patterns as they are, files by their stem, recipes by their name."""
     sources: dict[str, Source] = {}
     several: Any = [recipes] if isinstance(recipes, (str, Path, Recipe)) else recipes
@@ -377,7 +377,7 @@ def find_best(
 
     By halving, in the logarithm: both ends and the middle are tried; then, ``rounds`` times, the two points
     half as far as before from the best so far. 3 + 2·rounds settings at most: 19 with 8 rounds, where
-    neighbours differ by 2.7% for a range of six decades. DPSGD-2020 (section 4.3) speaks of a binary search
+    neighbors differ by 2.7% for a range of six decades. DPSGD-2020 (section 4.3) speaks of a binary search
     over about 20 settings; this halving and its criterion, the final test loss, are ours.
     It finds the best value if the score has one valley; with seeds that differ, the best of those tried.
     """

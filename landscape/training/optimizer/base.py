@@ -170,7 +170,7 @@ class SGD(Optimizer):
 class LARS(Optimizer):
     """Layer-wise adaptive rate scaling (You, Gitman, Ginsburg 2017, Algorithm 1), for large batches.
 
-    For each parameter tensor, biases and normalisation included: v ← m v + r (g + λ p), u = v,
+    For each parameter tensor, biases and normalization included: v ← m v + r (g + λ p), u = v,
     r = ``trust`` ‖p‖ / (‖g‖ + λ ‖p‖). The variant of common implementations: the learning rate outside v, and
     r = 1 where ‖p‖ or ‖g‖ is 0 (a tensor that starts at zero could never leave it).
 
@@ -212,7 +212,7 @@ class LAMB(Optimizer):
     """LAMB (You et al. 2020, Algorithm 2, φ the identity): Adam, then a ratio for each parameter tensor.
 
     m ← β₁ m + (1 − β₁) g, v ← β₂ v + (1 − β₂) g²; m̂ = m/(1 − β₁ᵗ), v̂ = v/(1 − β₂ᵗ); s = m̂/(√v̂ + ε) + λ p;
-    u = s ‖p‖/‖s‖ for each parameter tensor, biases and normalisation included, and u = s where either norm is
+    u = s ‖p‖/‖s‖ for each parameter tensor, biases and normalization included, and u = s where either norm is
     0, as in common implementations. Weight decay λ is decoupled.
 
     Args:

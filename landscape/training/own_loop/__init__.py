@@ -1,1 +1,1 @@
-"""Training loops of the user's own: recorded, or decentralised over processes."""
+"""Training loops of the user's own: recorded, or decentralized over processes."""

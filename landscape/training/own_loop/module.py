@@ -1,4 +1,4 @@
-"""A module whose copies in several processes train as the learners of a decentralised algorithm."""
+"""A module whose copies in several processes train as the learners of a decentralized algorithm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _wrapped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 
 
 class DecentralizedDataParallel(nn.Module):
-    """One learner of decentralised SGD, in a loop of the user's own, with any ``torch.optim`` optimizer.
+    """One learner of decentralized SGD, in a loop of the user's own, with any ``torch.optim`` optimizer.
 
     Its use is that of ``torch.nn.parallel.DistributedDataParallel``: one process a learner, started by
     torchrun, in the default process group of torch.distributed. The rules are those of ``landscape train``

@@ -6,7 +6,7 @@ available: the cost model, the stragglers and all defaults are ours):
 - SSGD: an all-reduce of w_a before the gradient, which waits for it; where the optimizer is not linear, one
   more of the gradients. SSGD*: the same, and the draw of ξ by every process.
 - DPSGD, AWC: the exchange begins with the step and overlaps the gradient; ATC: after the gradient. A
-  process sends each learner once to each process with a neighbour of it; "full" is an all-reduce.
+  process sends each learner once to each process with a neighbor of it; "full" is an all-reduce.
 - Every step ends with an all-reduce of two numbers, loss and spread, which each waits for before its next
   update. So no worker is ahead of the slowest by more than a gradient, under any rule; without
   ``exchange_loss`` it is the algorithm by itself.
@@ -146,7 +146,7 @@ class Exchange:
 
     An all-reduce is done when all have done theirs. Of point-to-point messages worker j waits for workers
     ``sources[offsets[j]:offsets[j + 1]]``, itself among them; the last of a worker's messages is counted for
-    all its neighbours.
+    all its neighbors.
     """
 
     busy: Array | float
@@ -254,7 +254,7 @@ class Case:
     more: float = 0.0
 
 
-def decentralised(spec: str, costs: Costs, workers: int, machines: Machines, seed: int) -> list[Case]:
+def decentralized(spec: str, costs: Costs, workers: int, machines: Machines, seed: int) -> list[Case]:
     """DPSGD in both orders with the mixing ``spec``; InputError where so many learners cannot have it."""
     per_worker = machines.learners_per_worker
     mixing = Mixing(spec, workers * per_worker, seed)
@@ -333,7 +333,7 @@ def predict(
         ]
         for spec in mixings or planned_topologies():
             try:
-                cases += decentralised(spec, measured, w, machines, recipe.seed)
+                cases += decentralized(spec, measured, w, machines, recipe.seed)
             except LandscapeError as refusal:
                 message(f"{w} workers: left out, {refusal}")
         of_ssgd = math.nan
@@ -349,7 +349,7 @@ def predict(
 
 
 def planned_topologies() -> list[str]:
-    """The topologies whose name is enough, and rings with one and two neighbours a side."""
+    """The topologies whose name is enough, and rings with one and two neighbors a side."""
     alone = [spec for form in forms() for spec in form.split(", ") if spec in registry.topologies]
     return [alone[0], "ring(1)", "ring(2)", *alone[1:]]
 

@@ -256,13 +256,13 @@ class Comm:
             work = dist.all_to_all_single(out.view(-1), sent, received, given, async_op=True)
         return self._finished([work], out)
 
-    # Exchange with neighbours.
+    # Exchange with neighbors.
 
     def mix(self, weights: Tensor, mixing: Mixing, step: int) -> Exchange:
         """Start the exchange that Σ_k M_jk w_k needs; what is returned waits and gives it, (n_local, P).
 
         ``weights`` (n_local, P) must stay as they are until then. Each row is sent once to each process that
-        has a neighbour of it; a matrix that averages more than two is an all-reduce.
+        has a neighbor of it; a matrix that averages more than two is an all-reduce.
         """
         turn = (mixing.spec, (step - 1) % len(mixing.cycle)) if mixing.cycle else None
         return self.combine(weights, mixing.matrix(step), turn)

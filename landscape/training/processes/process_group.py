@@ -179,7 +179,7 @@ class Group(Processes):
         """Write a sign of life every BEAT seconds, read the others', and end this process if needed.
 
         It ends if its parent has ended, if another rank has reported a failure and this one still waits in an
-        exchange (which cannot be cancelled), or if a rank is silent for too long.
+        exchange (which cannot be canceled), or if a rank is silent for too long.
         """
         pending: threading.Thread | None = None
         while not self._stop.wait(BEAT):

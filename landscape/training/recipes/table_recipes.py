@@ -1,7 +1,7 @@
 """A recipe for every cell of DPSGD-2020's Tables 2, 3 and 5, and for Tables 4 and 6 with open speech data.
 
 CIFAR-10, sections 4 and 4.1 of the paper: 320 epochs, ×0.1 after 160 and 240, momentum 0.9, weight
-decay 5e-4, crops and flips, normalised channels; 16 learners, DPSGD mixing with one random partner a step.
+decay 5e-4, crops and flips, normalized channels; 16 learners, DPSGD mixing with one random partner a step.
 The paper gives neither how many learners Table 2's runs have, nor how noise is spread over them.
 
 Speech, section 4.2: the paper's network, 10 epochs of warm-up and 10 of annealing by 1/√2. Switchboard has

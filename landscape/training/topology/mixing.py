@@ -46,7 +46,7 @@ def full(n: int) -> list[Array]:
 
 @topologies.add("ring")
 def ring(n: int, k: int) -> list[Array]:
-    """ring(k): k neighbours on either side."""
+    """ring(k): k neighbors on either side."""
     if k < 1 or 2 * k + 1 > n:
         raise InputError(f"k must be 1…{(n - 1) // 2}" if n > 2 else "a ring needs at least 3")
     return [_equal(n, [0, *range(1, k + 1), *range(-k, 0)])]
@@ -54,7 +54,7 @@ def ring(n: int, k: int) -> list[Array]:
 
 @topologies.add("torus")
 def torus(n: int, size: str = "") -> list[Array]:
-    """torus, torus(RxC): the four neighbours on an R × C grid that wraps round; by default the squarest."""
+    """torus, torus(RxC): the four neighbors on an R × C grid that wraps round; by default the squarest."""
     given = re.fullmatch(r"(\d+)x(\d+)", size)
     if size and not given:
         raise InputError("torus(RxC) needs numbers of rows and columns, such as torus(2x3)")
@@ -331,7 +331,7 @@ class Mixing:
     def degree(self, step: int) -> float:
         """Vectors that a learner sends at ``step``, the mean over the learners.
 
-        One to each neighbour; an average of all is an all-reduce, 2(n−1)/n.
+        One to each neighbor; an average of all is an all-reduce, 2(n−1)/n.
         """
         if not self.cycle:  # every learner but an odd one has a partner; no need to draw the large matrix
             return self.learners // 2 * 2 / self.learners
