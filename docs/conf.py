@@ -8,6 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))  # for the extension below
 
 from site_gallery import SECTIONS
+from site_reference import used_as
 
 from landscape._version import __version__
 
@@ -65,6 +66,7 @@ autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 maximum_signature_line_length = 80  # of a longer one, a parameter a line
 autosummary_generate = True
+autosummary_context = {"used_as": used_as()}
 autosummary_ignore_module_all = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

@@ -65,9 +65,9 @@ class Status:
 
 @command(folder=FOLDER | {"argument": True}, every={"metavar": "S"})
 def watch(*, folder: str, once: bool, every: float = 1.0) -> None:
-    """Show how a run goes while it goes on.
+    """Show the progress of a run while it trains.
 
-    The run in DIR goes on in another process.
+    The run in DIR trains in another process.
 
     Shows the last numbers and the course of loss, α_e, Δ, consensus distance, ηλ_max against its limit, what
     else monitor.instruments measured, the samples per second and the time left, as of the run's last file,
