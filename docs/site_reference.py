@@ -321,7 +321,8 @@ TASKS = {
     ),
     "Measure the noise of gradients": (
         "What the learners' spread adds to the noise of a step, noise scales, and critical batches.",
-        ("landscape.analysis.noise", "landscape.results.noise", "landscape.gradients"),
+        ("landscape.analysis.noise", "landscape.analysis.label_counts", "landscape.results.noise",
+         "landscape.gradients"),
     ),
     "Compare": (
         "Which of several runs is flatter, with a test for each quantity.",

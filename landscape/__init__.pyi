@@ -15,6 +15,9 @@ from landscape.analysis.spectrum import curvature_table as curvature_table
 from landscape.analysis.spread import disagreement as disagreement
 from landscape.analysis.grids import hessian_grid as hessian_grid
 
+# command: Measure noise and learners
+from landscape.analysis.label_counts import label_counts as label_counts
+
 # command: Measure curvature
 from landscape.analysis.learning_coefficient import learning_coefficient as learning_coefficient
 from landscape.analysis.grids import line as line
@@ -83,6 +86,7 @@ from landscape.results.noise import NoiseAlignment as NoiseAlignment
 from landscape.results.noise import Noise as Noise
 from landscape.results.noise import NoiseScale as NoiseScale
 from landscape.results.training import Escape as Escape
+from landscape.results.training import LabelCounts as LabelCounts
 from landscape.results.training import Minima as Minima
 from landscape.results.training import RunTimes as RunTimes
 from landscape.results.training import Stability as Stability

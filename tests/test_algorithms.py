@@ -132,6 +132,11 @@ def torchs_nesterov_outside() -> Step:
     return step
 
 
+def merged(path: Trajectory, t: int) -> Tensor:
+    w = mixed_by("ring(1)", t) @ path[-1] - LR * G(path[-1])
+    return mean(w) if t == 9 else w
+
+
 def delayed(tau: int, aware: bool = False) -> Step:
     def step(path: Trajectory, t: int) -> Tensor:
         # The first τ gradients are of the start, 0, 1, 2 steps old: rates α, α, α/2, then α/3.
@@ -171,6 +176,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], Step]] = {
     "local": ({"name": "local-sgd", "period": 4, "start": 3}, post_local),
     "nodes": ({"name": "local-sgd", "period": 6, "nodes": 2, "node_period": 2}, hierarchical),
     "diloco": ({"name": "diloco", "period": 5}, torchs_nesterov_outside()),
+    "merge": ({"name": "single-merge", "at": 9, "mixing": "ring(1)"}, merged),
     "delay": ({"name": "async-sgd", "delay": 3}, delayed(3)),
     "aware": ({"name": "async-sgd", "delay": 3, "staleness_aware": True}, delayed(3, aware=True)),
     "shifted": ({"name": "async-sgd", "delay": 3, "shifted": 0.7}, shifted(3, 0.7)),
@@ -240,11 +246,96 @@ def test_adaptive_consensus_by_hand() -> None:
         return LR * 0.9 ** (t - 1)
 
     def step(path: Trajectory, t: int) -> Tensor:
-        gamma = (lr(t) / LR) ** 2
+        gamma = (lr(t) / LR) ** 2 if t > 6 else 1.0
         return (1 - gamma) * path[-1] + gamma * mixed_by("ring(1)", 1) @ path[-1] - lr(t) * G(path[-1])
 
-    path = drive("dsgd-ac", {"mixing": "ring(1)", "power": 2.0}, G, 20, start(), lr)
+    path = drive("dsgd-ac", {"mixing": "ring(1)", "power": 2.0, "start": 6}, G, 20, start(), lr)
     torch.testing.assert_close(path, by_hand(step, 20))
+
+
+def noloco(mixing: str, momentum: float) -> Step:
+    """The outer step of the authors' program (jkolehm/noloco, sparse_optimizer_c.py), every third step."""
+    phi, delta, v = start(), torch.zeros(4, 3).double(), torch.zeros(4, 3).double()
+
+    def step(path: Trajectory, t: int) -> Tensor:
+        nonlocal phi, delta, v
+        v = momentum * v + G(path[-1])
+        w = path[-1] - LR * v
+        if t % 3:
+            return w
+        m = mixed_by(mixing, t // 3)
+        delta = delta + (0.4 - 1) * delta + 0.8 * m @ (w - phi) + 0.8 * (m @ phi - phi)
+        phi = phi + delta
+        return phi
+
+    return step
+
+
+@pytest.mark.parametrize("mixing", ["random-matching", "ring(1)", "base"])
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+def test_noloco_by_the_authors_program(mixing: str, momentum: float) -> None:
+    options = {"period": 3, "outer_lr": 0.8, "outer_momentum": 0.4, "mixing": mixing}
+    path = drive("noloco", options, G, 20, start(), momentum=momentum)
+    torch.testing.assert_close(path, by_hand(noloco(mixing, momentum), 20), rtol=1e-9, atol=1e-12)
+
+
+def lookahead(momentum: float) -> Step:
+    """SNOO's loop for the mean gradient of all learners (arXiv 2510.15830), K = 3."""
+    slow, b, v = start()[0], torch.zeros(3).double(), torch.zeros(3).double()
+
+    def step(path: Trajectory, t: int) -> Tensor:
+        nonlocal slow, b, v
+        v = momentum * v + G(path[-1]).mean(0)
+        w = path[-1] - LR * v
+        if t % 3 == 0:
+            s = slow - w[0]
+            b = 0.6 * b + s
+            slow = slow - 0.8 * (0.6 * b + s)
+            w = slow.expand(4, 3)
+        return w
+
+    return step
+
+
+def averaged(momentum: float) -> Step:
+    """The three sequences of the authors' program (facebookresearch/optimizers, gpa) around SGD."""
+    z, v = start()[0], torch.zeros(3).double()
+
+    def step(path: Trajectory, t: int) -> Tensor:
+        nonlocal z, v
+        y = 0.7 * path[-1] + 0.3 * z
+        v = momentum * v + G(y).mean(0)
+        z = z - LR * v
+        return 0.9 * path[-1] + 0.1 * z
+
+    return step
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("name", "options", "step"),
+    [
+        ("snoo", {"period": 3, "outer_lr": 0.8, "outer_momentum": 0.6}, lookahead),
+        ("gpa", {"mu_x": 0.9, "mu_y": 0.7}, averaged),
+    ],
+)
+def test_single_workers_by_hand(
+    name: str, options: dict[str, Any], step: Callable[[float], Step], momentum: float
+) -> None:
+    path = drive(name, options, G, 20, start(), momentum=momentum)
+    torch.testing.assert_close(path, by_hand(step(momentum), 20), rtol=1e-9, atol=1e-12)
+
+
+def test_single_workers_are_diloco_with_one_learner() -> None:
+    """SNOO is; the points of GPA's gradients are, for K = 1 (Nesterov's method in its two forms)."""
+    one, slope = start(1), slopes(1)
+    options = {"period": 4, "outer_lr": 0.7, "outer_momentum": 0.9}
+    diloco = drive("diloco", options, slope, 25, one, momentum=0.5)
+    torch.testing.assert_close(drive("snoo", options, slope, 25, one, momentum=0.5), diloco, rtol=0, atol=0)
+    points: list[Tensor] = []
+    drive("gpa", {"mu_x": 0.9, "mu_y": 0.9}, lambda y: points.append(y) or slope(y), 25, one)  # type: ignore[func-returns-value]
+    diloco = drive("diloco", {"period": 1, "outer_lr": 1 - 0.9, "outer_momentum": 0.9}, slope, 24, one)
+    torch.testing.assert_close(torch.stack(points), diloco, rtol=1e-9, atol=1e-12)
 
 
 def falling(t: int) -> float:
@@ -357,6 +448,9 @@ def train(algorithm: dict[str, Any], **changes: Any) -> Checkpoint:
         ({"name": "sgp", "graph": "ring(1)"}, {"name": "dpsgd", "mixing": "ring(1)", "order": "atc"}),
         ({"name": "dsgd-ac", "mixing": "ring(1)"}, {"name": "dpsgd", "mixing": "ring(1)"}),
         ({"name": "d2", "mixing": "full"}, {"name": "ssgd"}),
+        ({"name": "gpa", "mu_x": 0.0}, {"name": "ssgd"}),
+        ({"name": "noloco", "period": 4, "outer_lr": 1.0, "outer_momentum": 0.0, "mixing": "full"},
+         {"name": "local-sgd", "period": 4}),
     ],
 )  # fmt: skip
 def test_rules_that_are_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -383,7 +477,7 @@ def test_the_decompositions_identities_hold_for_every_rule(name: str, options: d
     split = r["delta_s"] + r["delta_2"] + r["delta_cross"]
     np.testing.assert_allclose(split[plain], r["delta"][plain], rtol=1e-9)
     assert name != "ssgd" or r["delta_2_full"].max() == 0
-    never = options.get("graph") == "random" or {"shifted", "staleness_aware"} & {*options}
+    never = options.get("graph") == "random" or {"shifted", "staleness_aware", "mu_x"} & {*options}
     assert plain.any() == (not never)
 
 
@@ -412,6 +506,10 @@ NODES = {"name": "local-sgd", "period": 6, "nodes": 2, "node_period": 2}
         ({"name": "gradient-tracking", "mixing": "ring(1)"}, [4 * V] * 6, [1] * 6),
         ({"name": "gradient-tracking", "mixing": "ring(1)", "order": "atc"}, [4 * V] * 6, [2] * 6),
         ({"name": "d2", "mixing": "full"}, [REDUCE] * 6, [1] * 6),
+        ({"name": "noloco", "period": 3}, [0, 0, V] * 2, [0, 0, 1] * 2),
+        ({"name": "single-merge", "at": 3}, [V, V, V + REDUCE, V, V, V], [1, 1, 2, 1, 1, 1]),
+        ({"name": "snoo", "period": 3}, [REDUCE] * 6, [1] * 6),
+        ({"name": "gpa"}, [REDUCE] * 6, [1] * 6),
         ({"name": "async-sgd", "delay": 2}, [2 * V] * 6, [0] * 6),
     ],
 )
@@ -432,6 +530,8 @@ def test_communication_is_counted(algorithm: dict[str, Any], sent: list[float], 
         ("sgp", {"graph": "ring(1)"}),
         ("gradient-tracking", {"mixing": "exponential"}),
         ("d2", {"mixing": "star"}),
+        ("gpa", {}),
+        ("noloco", {"period": 1, "mixing": "star"}),
         ("local-sgd", {"period": 4, "buffers": "reset"}),
         ("slowmo", {"period": 3, "mixing": "ring(1)", "buffers": "average"}),
         *(
@@ -678,7 +778,7 @@ def test_files_with_columns_that_nobody_knows_here_are_read_kept_and_resumed(
 def test_streams_keep_their_numbers_and_those_by_name_collide_with_none() -> None:
     assert [_NUMBERED[name] for name in ("init", "batch", "noise", "mixing", "decompose")] == [0, 1, 2, 3, 4]
     assert [_NUMBERED[name] for name in ("delay", "push", "augment", "dropout", "monitor")] == [5, 6, 7, 8, 9]
-    assert set(RESERVED) < set(_NUMBERED)
+    assert set(RESERVED) < {*_NUMBERED, "split", "heterogeneity"}
     for name in ("jitter", "another", "é", ""):
         words = _stream(name)
         assert len(words) == 4

@@ -263,7 +263,12 @@ RULES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "async-sgd round": ("async-sgd", {"delay": 3}, {}),
     "ad-psgd": ("ad-psgd", {"delay": 2, "schedule": "random"}, {"refused": {"delay": -1}}),
     "sgp": ("sgp", {"graph": "random"}, {"refused": {"graph": "no"}}),
-    "dsgd-ac": ("dsgd-ac", {"mixing": "ring(1)"}, {}),
+    "dsgd-ac": ("dsgd-ac", {"mixing": "ring(1)"}, {"refused": {"start": -1}}),
+    "single-merge": ("single-merge", {"at": 5, "mixing": "ring(1)"}, {"sharp": False, "refused": {"at": 0}}),
+    "noloco": ("noloco", {"period": 4}, {"sharp": False, "refused": {"period": 0}}),
+    "noloco ring": ("noloco", {"period": 5, "mixing": "ring(1)"}, {"refused": {"outer_momentum": 1.0}}),
+    "snoo": ("snoo", {"period": 4}, {"refused": {"period": 0}}),
+    "gpa": ("gpa", {"mu_x": 0.9}, {"refused": {"mu_x": 1.0, "mu_y": 1.5}}),
     "gradient-tracking": ("gradient-tracking", {"mixing": "ring(1)"}, {"refused": {"order": "act"}}),
     "gradient-tracking atc": ("gradient-tracking", {"mixing": "ring(1)", "order": "atc"}, {}),
     "d2": ("d2", {"mixing": "lazy(0.9, ring(1))"}, {"refused": {"mixing": "random-matching"}}),
@@ -292,13 +297,15 @@ INSTRUMENTS: dict[str, dict[str, Any]] = {
 
 TOPOLOGIES = [
     "full", "ring(2)", "torus", "torus(2x4)", "exponential", "one-peer-exponential", "hypercube", "random-matching", "star",
-    "nodes(2)", "lazy(0.4, ring(1))",
+    "nodes(2)", "lazy(0.4, ring(1))", "base", "hyper-hypercube(3)", "k-peer-exponential(2)", "d-equistatic(3)",
+    "u-equistatic(3)",
 ]  # fmt: skip
 
 COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "info": (["{run}/last.h5"], {"none.h5": ["none.h5"]}),
     "plot": (["{run}", "-o", "{folder}/p.png"], {"none.h5": ["none.h5"], "p.gif": ["{run}", "-o", "{folder}/p.gif"]}),
     "recipes": (["digits-ssgd"], {"digits-sgd": ["digits-sgd"]}),
+    "topologies": (["--learners", "6", "base", "ring(2)"], {"6 learners": ["--learners", "6", "hypercube"], "learners": ["--learners", "0"]}),
     "stability": (["--delay", "0,1", "{run}/last.h5", "-o", "{folder}/s.h5"], {"delay": ["--delay", "x"]}),
     "watch": (["{run}"], {"nowhere": ["{folder}/nowhere"]}),
     "compare": (["{run}/step-0000005.h5", "{run}/last.h5", "--quantities", "loss", "-o", "{folder}/c.h5"], {"no": ["{run}", "--quantities", "no"]}),

@@ -527,6 +527,9 @@ def test_spoken_digits_become_frames_with_states(tmp_path: Path, kept: Path) -> 
     assert len(list(kept.iterdir())) == 1
     by_speaker = landscape.data.load("spoken-digits", data_dir=tmp_path, test_speakers=["bob"], frames=5)
     assert len(by_speaker.test[1]) == len(by_speaker.train[1])
+    assert [*by_speaker.columns["speaker"]] == ["ann"] * len(by_speaker.train[1])
+    ann = torch.from_numpy(data.columns["speaker"] == "ann")  # both said the same for as long
+    assert torch.equal(torch.bincount(y[ann].flatten()), torch.bincount(y[~ann].flatten()))
     uneven = landscape.data.load("spoken-digits", data_dir=tmp_path, imbalance=4.0, frames=5)
     assert len(uneven.train[1]) < len(by_speaker.train[1])
     counts = torch.bincount(y.flatten())

@@ -20,7 +20,8 @@ from landscape.training.topology.mixing import Mixing, expected_matching
 
 ALL = (
     "full", "ring(1)", "ring(3)", "torus", "torus(2x4)", "hypercube", "random-matching", "star", "exponential",
-    "one-peer-exponential",
+    "one-peer-exponential", "base", "base(3)", "hyper-hypercube(2)", "k-peer-exponential(2)", "d-equistatic(3)",
+    "u-equistatic(2, 1)",
 )  # fmt: skip
 
 
@@ -32,6 +33,9 @@ def fits(spec: str, n: int) -> bool:
         "torus": any(n % d == 0 for d in range(2, n)),
         "torus(2x4)": n == 8,
         "hypercube": bin(n).count("1") == 1,
+        "hyper-hypercube(2)": 6**9 % n == 0,  # no prime factor but 2 and 3
+        "d-equistatic(3)": n > 1,
+        "u-equistatic(2, 1)": n > 1,
     }
     return rules.get(spec, True)
 
@@ -118,9 +122,57 @@ def test_one_peer_exponential_averages_exactly_for_powers_of_two_only(n: int, st
     assert (mixing.gap == 1) == exact
 
 
+def averages_after(spec: str, n: int, degree: int) -> int | None:
+    """The steps after which the product of the matrices is 11ᵀ/n; no learner has more than ``degree`` others."""
+    mixing, product = Mixing(spec, n, 0), np.eye(n)
+    for m in mixing.cycle:
+        assert (m > 0).sum(1).max() <= degree + 1
+        product = m @ product
+    exact = bool(np.abs(product - 1 / n).max() < 1e-12)
+    assert mixing.rounds == (len(mixing.cycle) if exact else None)
+    assert (mixing.gap == 1) == exact
+    return mixing.rounds
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_finite_time_graphs_average_exactly(k: int) -> None:
+    """Base-(k+1) for every n, in the number of steps of its theorem (Takezawa et al. 2023, Theorem 1)."""
+    for n in range(2, 65):
+        rounds = averages_after(f"base({k})", n, k)
+        assert rounds is not None
+        assert rounds <= 2 * np.log(n) / np.log(k + 1) + 2
+        smooth = all(n % p or p <= k + 1 for p in range(2, n + 1) if all(p % q for q in range(2, p)))
+        assert not smooth or averages_after(f"hyper-hypercube({k})", n, k) == rounds
+        power = n in {a * (k + 1) ** i for a in range(1, k + 2) for i in range(7)}
+        assert (averages_after(f"k-peer-exponential({k})", n, k) is not None) == power
+
+
+def test_base_of_six_learners_is_that_of_the_paper() -> None:
+    """The pairs that the authors' own program gives (github.com/yukiTakezawa/BaseGraph)."""
+    pairs = [[(i, i + 3) for i in range(3)]]
+    expected = [[(0, 1), (3, 4)], [(1, 2), (4, 5)], [(0, 1), (3, 4)], *pairs]
+    found = [
+        [(i, int(j)) for i in range(6) for j in np.flatnonzero(m[i]) if j > i]
+        for m in Mixing("base", 6, 0).cycle
+    ]
+    assert found == expected
+
+
+def test_equitopo_is_the_mean_of_shifts() -> None:
+    """D-EquiStatic (Song et al. 2022): entries (1 − 1/n)c/m off the diagonal, c the draws of that shift."""
+    n, m = 9, 5
+    (matrix,) = Mixing(f"d-equistatic({m}, 4)", n, 0).cycle
+    counts = np.bincount(np.random.default_rng(4).integers(1, n, m), minlength=n)
+    np.testing.assert_allclose(matrix[2], np.roll(counts * (1 - 1 / n) / m, 2) + np.eye(n)[2] / n, atol=1e-15)
+    (both,) = Mixing(f"u-equistatic({m}, 4)", n, 0).cycle
+    np.testing.assert_allclose(both, (matrix + matrix.T) / 2, atol=1e-15)
+    assert Mixing("d-equistatic(40)", 256, 0).gap > 0.5  # and a ring's of 256 learners is 2e-4
+
+
 LIMITS = [
     ("full", 5), ("ring(2)", 6), ("star", 6), ("exponential", 8), ("exponential", 7), ("one-peer-exponential", 8),
-    ("one-peer-exponential", 6),
+    ("one-peer-exponential", 6), ("base", 6), ("base(2)", 10), ("hyper-hypercube(2)", 6), ("d-equistatic(3)", 7),
+    ("u-equistatic(3)", 8),
 ]  # fmt: skip
 
 
@@ -187,7 +239,6 @@ def test_what_is_not_allowed_says_why(spec: str, n: int, words: str) -> None:
         (lambda n: [], r"matrices \(4, 4\)"),
         (lambda n: [np.full((n, n), np.nan)], "finite"),
         (lambda n: [np.tri(n)], "doubly stochastic"),
-        (lambda n: [np.eye(n), np.kron(np.eye(2), np.full((2, 2), 0.5))], "circulant"),
     ],
 )
 def test_a_topology_of_ones_own(

@@ -72,6 +72,10 @@ CASES: dict[str, dict[str, Any]] = {
     "async, shifted": {"algorithm": {"name": "async-sgd", "delay": 3, "shifted": 0.7}, "lr": 0.05},
     "pairs": {"algorithm": {"name": "ad-psgd", "delay": 2, "schedule": "random"}},
     "push": {"algorithm": {"name": "sgp", "graph": "random"}},
+    "merge": {"algorithm": {"name": "single-merge", "at": 7}},
+    "noloco": {"algorithm": {"name": "noloco", "period": 4}, **MOMENTUM},
+    "snoo": {"algorithm": {"name": "snoo", "period": 4}, **MOMENTUM},
+    "gpa": {"algorithm": {"name": "gpa", "mu_x": 0.9}, "optimizer": {"name": "lamb"}, "lr": 0.02},
     "tracking": {"algorithm": {"name": "gradient-tracking", "mixing": "ring(1)"}, **MOMENTUM},
     "tracking, atc": {
         "algorithm": {"name": "gradient-tracking", "mixing": "random-matching", "order": "atc"}
@@ -97,6 +101,12 @@ CASES: dict[str, dict[str, Any]] = {
             "samples": 90,
             "rho": 0.05,
         },
+    },
+    "ring, parts": {"algorithm": RING, "data": BASE["data"] | {"split": "dirichlet(0.3)"}},
+    "ring, parts, sampled g": {
+        "algorithm": RING,
+        "data": BASE["data"] | {"split": "labels(2)"},
+        "decompose": {"every": 5, "samples": 64},
     },
     # One learner in a process of two: its row is the process's whole sum.
     "three": {"algorithm": {"name": "ssgd"}, "learners": 3, "batch": 39},

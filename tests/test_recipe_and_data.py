@@ -98,6 +98,7 @@ def test_toml_reads_back_to_the_same_recipe(
         ("accumulate=3", "accumulate: 3 is not allowed, it must divide the local batch of 100"),
         ("autocast=fp16", "autocast: 'fp16' is not allowed, it must be one of '', 'bfloat16'"),
         ("precision=bfloat16", "recipe key precision: not allowed, it is autocast now"),
+        ("data.split=shards", "data.split: 'shards' is not allowed .allowed: iid, dirichlet"),
         ("schedule.unit=hours", "schedule.unit: 'hours' is not allowed"),
         ("schedule.anneal=0", "schedule.anneal: 0.0 is not allowed"),
         ("schedule.cosine=inf", "schedule.cosine: inf is not allowed"),
@@ -120,6 +121,7 @@ def test_bad_settings_name_the_key_and_what_is_allowed(setting: str, message: st
         (["optimizer.name=lars"], "", "optimizer", {"momentum": 0.5}),
         (["~optimizer.momentum"], "", "optimizer", {}),
         (["model.name=nets:mine"], "", "model", {"widths": [64, 10]}),
+        (["data.name=synthetic"], "", "data", {"split": "labels(3)"}),
     ],
 )  # fmt: skip
 def test_another_name_leaves_out_the_keys_that_only_the_old_one_has(
@@ -127,7 +129,8 @@ def test_another_name_leaves_out_the_keys_that_only_the_old_one_has(
 ) -> None:
     file = tmp_path / "r.toml"
     file.write_text(
-        "learners = 4\nbatch = 80\nlr = 0.2\nsteps = 60\ndata = {name = 'digits'}\n"
+        "learners = 4\nbatch = 80\nlr = 0.2\nsteps = 60\n"
+        "data = {name = 'digits', split = 'labels(3)'}\n"
         "algorithm = {name = 'dpsgd', mixing = 'ring(1)'}\nmodel = {name = 'mlp', widths = [64, 10]}\n"
         "optimizer = {momentum = 0.5}\n"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import tracemalloc
 import warnings
@@ -18,11 +19,15 @@ from landscape import Checkpoint, InputError, OperationError
 from landscape.checkpoint import history
 from landscape.checkpoint.history import LEAST, HistoryWarning
 from landscape.core import hdf5
+from landscape.data import parts as division
 from landscape.testing.checks import RECIPE, same_bits
+from landscape.training.decomposition import GradientEstimator
+from landscape.training.processes.comm import Comm
 from landscape.training.recipes import recipe
 from landscape.training.recipes.recipe import Init
 from landscape.training.run import launch
 from landscape.training.run.loop import Trainer
+from landscape.training.run.randomness import generator
 from landscape.training.run.setup import BLOCK, RECENT, History
 from landscape.training.topology.mixing import Mixing
 from tests.conftest import Command
@@ -388,3 +393,153 @@ def test_only_the_first_training_images(tmp_path: Path) -> None:
     assert part.fingerprint != whole.fingerprint
     with pytest.raises(InputError, match=r"data.samples: 31 is not allowed, it must be 0 \(all\) to 30"):
         landscape.data.load("mnist", data_dir=tmp_path, samples=31)
+
+
+@pytest.mark.parametrize("split", ["dirichlet(0.3)", "labels(2)", "sizes(0.4, 0.3, 0.2, 0.1)"])
+@pytest.mark.parametrize("samples", [0, 640])
+def test_learners_draw_from_parts_of_their_own_whose_heterogeneity_is_measured(
+    split: str, samples: int, tiny: Path
+) -> None:
+    """By hand, in float64: minibatches from the parts, DPSGD's step on the ring, and n⁻¹ Σ ‖∇L_j − ∇L‖²."""
+    settings = {"dtype": "float64", "steps": 3, "decompose.every": 1, "decompose.samples": samples}
+    trainer = Trainer(recipe.read(str(tiny), settings | {"data.split": split}))
+    assert trainer.parts is not None
+    problem, parts = trainer.train, trainer.parts.indices
+    assert sorted(torch.cat(parts).tolist()) == list(range(200))
+    weights, expected = trainer.weights.clone(), []
+    for t in range(1, 4):
+        draws, mean = generator(0, "batch", t), weights.mean(0)
+        drawn = [part[torch.randint(len(part), (10,), generator=draws)] for part in parts]
+        whole = problem.gradient(mean)
+        own = [problem.subset(part).gradient(mean) for part in parts]
+        expected.append(sum(float((g - whole).square().sum()) for g in own) / 4)
+        gradients = [problem.subset(i).gradient(w) for i, w in zip(drawn, weights, strict=True)]
+        mixing = torch.from_numpy(Mixing("ring(1)", 4, 0).matrix(t))
+        weights = mixing @ weights - 0.2 * torch.stack(gradients)
+    end = trainer.run()
+    torch.testing.assert_close(end.weights, weights, rtol=1e-9, atol=1e-9)
+    found, error = end.history["heterogeneity"], end.history["heterogeneity_se"]
+    if samples == 0:
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+        np.testing.assert_array_equal(error, 0)
+    else:
+        assert (error > 0).all()
+        assert (np.abs(found - expected) < 4 * error).all()
+
+
+def test_the_estimate_of_heterogeneity_is_unbiased_and_knows_its_error() -> None:
+    torch.manual_seed(0)
+    y = torch.randint(3, (60,))
+    x = torch.randn(60, 4, dtype=torch.float64) + y[:, None]
+    model = landscape.models.build("mlp", widths=[4, 3]).double()
+    problem = landscape.Problem(model, torch.nn.functional.cross_entropy, (x, y), dtype=torch.float64)
+    split = division.parse("labels(2)", 3)
+    parts = division.Parts.drawn(split, problem, {}, 3, 5, 1)
+    comm, whole = Comm(3), problem.gradient()
+    own = [problem.subset(part).gradient() for part in parts.indices]
+    truth = sum(float((g - whole).square().sum()) for g in own) / 3
+    estimator = GradientEstimator(problem, comm, 96, 0)
+    drawn = [
+        estimator.heterogeneity(problem.weights, t, estimator.at(problem.weights, t), parts)
+        for t in range(1, 301)
+    ]
+    value, error = np.array([[d["heterogeneity"], d["heterogeneity_se"]] for d in drawn]).T
+    assert abs(value.mean() - truth) < 4 * value.std() / 300**0.5
+    assert 0.8 < np.sqrt((error**2).mean()) / value.std() < 1.25
+
+
+def test_the_parts_of_a_split_are_what_its_name_says() -> None:
+    y = torch.arange(1200) % 6
+    data = {"train": ({"x": torch.randn(1200, 2), "site": torch.arange(1200) // 240}, y)}
+    problem = landscape.Problem(Sites(), torch.nn.functional.cross_entropy, data["train"])
+
+    def drawn(text: str, learners: int = 4, seed: int = 0, **columns: Any) -> division.Parts:
+        return division.Parts.drawn(division.parse(text, learners), problem, columns, learners, 10, seed)
+
+    for text in ("dirichlet(0.1)", "labels(2)", "sizes(0.4, 0.3, 0.2, 0.1)", "by(site)"):
+        made = drawn(text)
+        assert torch.equal(made.learner, drawn(text).learner)
+        assert text == "by(site)" or not torch.equal(made.learner, drawn(text, seed=1).learner)
+        by_hand = [[int((y[own] == label).sum()) for label in range(6)] for own in made.indices]
+        assert made.counts.tolist() == by_hand
+        assert made.counts.sum() == 1200
+        assert made.counts.sum(1).min() >= 10
+    assert drawn("sizes(0.4, 0.3, 0.2, 0.1)").counts.sum(1).tolist() == [480, 360, 240, 120]
+    assert ((drawn("labels(2)").counts > 0).sum(1) == 2).all()
+    assert sorted(drawn("by(site)").counts.sum(1).tolist()) == [240, 240, 240, 480]
+    who = np.array(["ann", "bob", "eve", "joe"])[np.arange(1200) % 4]
+    assert drawn("by(who)", who=who).learner.unique().tolist() == [0, 1, 2, 3]
+    even, uneven = (drawn(f"dirichlet({alpha})").counts.double() for alpha in (1000, 0.1))
+    assert float(even.std(0).max()) < 10 < float(uneven.std(0).min())
+    alike = torch.stack([drawn("dirichlet(1)", 2, seed).counts[0] / 200 for seed in range(200)]).flatten()
+    assert abs(float(alike.mean()) - 0.5) < 0.03  # shares ~ Dirichlet(1, 1) are uniform
+    assert abs(float(alike.var()) - 1 / 12) < 0.01
+
+
+class Sites(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 6)
+
+    def forward(self, x: torch.Tensor, site: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"data.split": "dirichlet"}, "data.split: 'dirichlet' is not allowed .allowed: iid, dirichlet"),
+        ({"data.split": "labels(x)"}, "data.split: 'labels.x.' is not allowed .allowed: iid"),
+        ({"data.split": "dirichlet(-1)"}, "data.split: 'dirichlet.-1.' is not allowed, its numbers must"),
+        ({"data.split": 3}, "data.split: 3 is not allowed, it must be str"),
+        ({"data.split": "labels(1.5)"}, "must be a whole number"),
+        ({"data.split": "labels(4)"}, "4 learners can have from 1 to 3 of 3 labels"),
+        ({"data.split": "sizes(0.5, 0.5)"}, "must have 4 shares, one a learner, whose sum is 1"),
+        ({"data.split": "sizes(0.97, 0.01, 0.01, 0.01)"}, "gives learner 1 2 of 200 samples, fewer than its"),
+        ({"data.split": "dirichlet(0.1)", "batch": 180}, "minibatch of 45 in each of 1000 draws"),
+        ({"data.split": "by(site)"}, "the data has no such column .allowed: label"),
+        ({"data.split": "by(label)"}, "the column has 3 different values for 4 learners"),
+        ({"data.split": "labels(2)", "sampling": "all", "batch": 200}, "samples|sampling: 'all' is not"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused_in_a_line(
+    settings: dict[str, Any], words: str, tiny: Path
+) -> None:
+    with pytest.raises(InputError, match=words) as caught:
+        Trainer(recipe.read(str(tiny), settings))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("algorithm", [{"name": "ssgd"}, {"name": "dpsgd", "mixing": "ring(1)"}])
+def test_a_run_with_parts_records_them_and_goes_on_to_the_bit(
+    algorithm: dict[str, Any], tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    settings = {"algorithm": algorithm, "data.split": "dirichlet(0.3)", "batch": 20}
+    short, long = (recipe.read(str(tiny), settings | {"steps": steps}) for steps in (9, 14))
+    launch.launch(short, tmp_path / "a")
+    whole = launch.launch(long, tmp_path / "b")
+    monkeypatch.setattr(division.Parts, "drawn", None)  # the checkpoint's are taken
+    end = launch.launch(long, tmp_path / "a", resume=True)
+    same_bits(end, whole)
+    counts = landscape.label_counts(landscape.load(tmp_path / "a" / "last.h5"))
+    assert counts.counts.sum() == 200
+    assert counts.counts.shape == (4, 3)
+    assert counts.division == "dirichlet(0.3)"
+    words = ("label-counts", tmp_path / "a", "-o", tmp_path / "c.h5", "--plot", tmp_path / "c.png")
+    assert command(*words)[0] == 0
+    assert (tmp_path / "c.png").exists()
+    np.testing.assert_array_equal(landscape.load(tmp_path / "c.h5").counts, counts.counts)
+    broken = dataclasses.replace(end, shared={})
+    with pytest.raises(OperationError, match="does not say which learner has which of the 200"):
+        Trainer(long, checkpoint=broken)
+    with pytest.raises(OperationError, match="no parts of their own"):
+        landscape.label_counts(broken)
+
+
+def test_all_samples_of_equal_parts_are_each_learners_own(tiny: Path) -> None:
+    settings = {"sampling": "all", "batch": 200, "data.split": "sizes(0.25, 0.25, 0.25, 0.25)", "steps": 1}
+    trainer = Trainer(recipe.read(str(tiny), settings | {"dtype": "float64"}))
+    assert trainer.parts is not None
+    start = trainer.train.weights
+    own = [trainer.train.subset(part).gradient(start) for part in trainer.parts.indices]
+    torch.testing.assert_close(trainer.run().weights, start - 0.2 * torch.stack(own))

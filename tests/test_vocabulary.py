@@ -141,8 +141,9 @@ OPTIONS = {
     "plot": "log linear levels vmax cmap dpi animate film_grid frames fps",
     "report": "analyse",
     "sharpness": "not_adaptive",
+    "topologies": "parameters",
     "stability": "from_delay from_momentum from_form from_batch",
-    "watch": "once every",
+    "watch": "every once open",
 }
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
 import io
+import json
 import os
+import shutil
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -140,6 +145,60 @@ def test_a_lock_is_seen_and_not_taken(tmp_path: Path) -> None:
         assert (tmp_path / ".lock").read_text() == words
     os.utime(tmp_path / ".lock", (0, 0))  # what nobody has written his name to for so long, nobody will
     assert not in_use(tmp_path)
+
+
+def test_the_page_follows_a_folder_that_grows_and_gives_nothing_else(
+    run: Path, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, opened = tmp_path / "dp", []
+    folder.mkdir()
+    (tmp_path / "secret.h5").write_bytes(b"secret")
+    serve = ThreadingHTTPServer.serve_forever
+
+    def visit(server: ThreadingHTTPServer) -> None:
+        def get(path: str, **headers: str) -> tuple[int, str]:
+            connection = http.client.HTTPConnection(opened[0].split("/")[2])
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        assert "waiting for its first file" in get("/")[1]
+        shutil.copy(run / "step-0000020.h5", folder / "last.h5")
+        first = json.loads(get("/data")[1])
+        shutil.copy(run / "last.h5", folder)
+        problem = landscape.load(run).problem()
+        surface = landscape.contour(problem, landscape.random_plane(problem), grid=3)
+        surface.save(folder / "c.h5")
+        second = json.loads(get("/data")[1])
+        for one, step in ((first, 20), (second, 40)):
+            assert f"step {step} of 40" in one["ran"]
+            assert one["charts"]["curve-train_loss"]["figure"]["data"][0]["x"][-1] == step
+        assert [len(one["surfaces"]) for one in (first, second)] == [0, 1]
+        np.testing.assert_allclose(second["surfaces"][0]["z"], surface.loss, rtol=1e-5)
+        assert '<div class="plot"' in get("/")[1]
+        (folder / "d.h5").write_bytes(b"damaged")
+        third = json.loads(get("/data")[1])
+        assert third["surfaces"] == second["surfaces"]
+        assert "d.h5: not a readable HDF5 file" in third["findings"][-1]
+        (folder / "last.h5").write_bytes(b"damaged")
+        assert "last.h5: not a readable HDF5 file" in json.loads(get("/data")[1])["ran"]
+        for path in ("/secret.h5", "/../secret.h5", "/last.h5", "/c.h5", "//etc/passwd", "/data/.."):
+            assert get(path)[0] == 404
+        for host in ("example.org", "localhost", f"example.org:{server.server_port}"):
+            assert get("/data", Host=host)[0] == 403
+        server.shutdown()
+        raise KeyboardInterrupt  # as Ctrl-C does
+
+    monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", visit)
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    with Lock(folder) as lock:
+        lock.acquire()
+        code, out, err = command("watch", folder, "--open")
+    assert (code, len(err.strip().splitlines())) == (130, 1)  # after the end of the line with ^C
+    assert out == f"{opened[0]}\n"
+    assert out.startswith("http://127.0.0.1:")
+    assert "only one of the two" in command("watch", folder, "--open", "--once")[2]
 
 
 def test_curves_and_durations() -> None:

@@ -16,7 +16,7 @@ import sys
 import tomllib
 import traceback
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -173,10 +173,14 @@ def load_loss(where: str, text: str) -> Loss | None:
 
 @dataclass(frozen=True)
 class UserData:
-    """A user's data: ``splits`` name -> what :class:`landscape.Problem` takes as data, and the loss."""
+    """A user's data: ``splits`` name -> what :class:`landscape.Problem` takes as data, and the loss.
+
+    ``columns``: as of :class:`landscape.data.Dataset`.
+    """
 
     splits: dict[str, Any]
     loss: Loss | None
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     def split(self, name: str) -> Any:
         """The split called ``name``; InputError if there is none."""
@@ -195,8 +199,9 @@ class UserData:
 def as_data(data: Any) -> UserData | Dataset:
     """A user's data from any of the allowed forms.
 
-    - a :class:`landscape.data.Dataset`, or any object with ``train`` and ``test`` (and perhaps ``loss``);
-    - a dict of splits, with "train" or "test" among its keys, and perhaps "loss";
+    - a :class:`landscape.data.Dataset`, or any object with ``train`` and ``test`` (and perhaps ``loss`` and
+      ``columns``);
+    - a dict of splits, with "train" or "test" among its keys, and perhaps "loss" and "columns";
     - anything else is one split, used as both.
 
     A split is what :class:`landscape.Problem` takes as data. Without a loss it is cross-entropy, or,
@@ -205,14 +210,18 @@ def as_data(data: Any) -> UserData | Dataset:
     if isinstance(data, (Dataset, UserData)):
         return data
     if isinstance(data, Mapping) and {"train", "test"} & set(data):
-        splits = {str(name): split for name, split in data.items() if name != "loss"}
+        splits = {str(name): split for name, split in data.items() if name not in ("loss", "columns")}
         losses = {"loss": data["loss"]} if "loss" in data else {}
+        columns = data.get("columns", {})
     elif hasattr(data, "train") and hasattr(data, "test"):
         splits = {"train": data.train, "test": data.test}
         losses = {"loss": data.loss} if hasattr(data, "loss") else {}
+        columns = getattr(data, "columns", {})
     else:
-        splits, losses = {"train": data, "test": data}, {}
-    return UserData(splits, losses["loss"] if losses else _usual_loss(next(iter(splits.values()))))
+        splits, losses, columns = {"train": data, "test": data}, {}, {}
+    columns = columns if isinstance(columns, Mapping) else {}
+    loss = losses["loss"] if losses else _usual_loss(next(iter(splits.values())))
+    return UserData(splits, loss, columns)
 
 
 def _usual_loss(split: Any) -> Loss | None:

@@ -120,6 +120,7 @@ OF_ONE: Mapping[str, dict[str, Any]] = {
         "scaling": {"flag": "--lr-scaling", "type": Choice(("linear", "sqrt", "none"))},
     },
     "disagreement": {"search": None},
+    "label-counts": {"split": False, "problem": False},
     "learning-coefficient": {"split": False},
     "noise": {"split": False, "draws": {"help": "Draws of n minibatches."}},
     "noise-alignment": {"split": False, "search": None},
@@ -409,10 +410,11 @@ def __getattr__(name: str) -> click.Command:
     variant = own.pop("variant", None)
     several = [key for key, known in own.items() if isinstance((known or {}).get("type"), ListType)]
 
-    drawn = "seed" in inspect.signature(function).parameters
+    taken = inspect.signature(function).parameters
+    left_out = {"seed", "progress"} - {*taken}
 
-    def compute(*job: Any, seed: int, **known: Any) -> Any:
-        return function(*job, **known, **({"seed": seed} if drawn else {}))
+    def compute(*job: Any, **known: Any) -> Any:
+        return function(*job, **{key: value for key, value in known.items() if key not in left_out})
 
     def run(analysis: Analysis) -> None:
         settings = dict(analysis.settings)
@@ -427,6 +429,8 @@ def __getattr__(name: str) -> click.Command:
         name,
         (f"{plain(texts[0])}\n\nExample:\n    landscape {title} runs/ss runs/dp{values} --plot {title}.png"),
     )
-    made: click.Command = command(title, analysis=analysis_options(function, seed=drawn, **own))(run)
+    made: click.Command = command(title, analysis=analysis_options(function, seed="seed" in taken, **own))(
+        run
+    )
     globals()[name] = made  # once: Sphinx changes the signatures of what it has documented
     return made

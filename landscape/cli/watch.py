@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import sys
 import time
+import webbrowser
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console, Group
@@ -21,12 +22,15 @@ from landscape.checkpoint.history import latest
 from landscape.cli import common, output
 from landscape.cli.options import FOLDER, command
 from landscape.cli.run_summary import against, numbers
-from landscape.core.errors import OperationError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.files import in_use, printable
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.core.progress import duration
 from landscape.results.shown import running_quartiles
+
+if TYPE_CHECKING:  # matplotlib is imported where there is a page
+    from landscape.reports.parts import Page
 
 # Rows of the history over which the speed is measured, and characters of a curve (ours).
 RECENT, WIDTH = 100, 40
@@ -63,8 +67,10 @@ class Status:
     left_s: float
 
 
-@command(folder=FOLDER | {"argument": True}, every={"metavar": "S"})
-def watch(*, folder: str, once: bool, every: float = 1.0) -> None:
+@command(
+    folder=FOLDER | {"argument": True}, every={"metavar": "S"}, opened={"flag": "--open", "is_flag": True}
+)
+def watch(*, folder: str, once: bool, every: float = 1.0, opened: bool = False) -> None:
     """Show the progress of a run while it trains.
 
     The run in DIR trains in another process.
@@ -77,15 +83,21 @@ def watch(*, folder: str, once: bool, every: float = 1.0) -> None:
     Args:
         once: Print it once, and do not wait.
         every: Seconds between two looks.
+        opened: Show it in the browser, with the latest contour in DIR, on a page of this machine alone that
+            refreshes itself; also after the run has ended. Ctrl-C ends the page.
 
     Example:
         landscape watch runs/dp
     """
     positive("--every", every)
+    if once and opened:
+        raise InputError("--once, --open: only one of the two is allowed")
     place = Path(folder)
     status = look(place)
     table = sys.stdout.isatty() and not output.current().as_json
-    if once:
+    if opened:
+        _serve(place, every)
+    elif once:
         if status.end is None:
             raise OperationError(f"{place}: its run has not written a file yet")
         if table:
@@ -107,6 +119,25 @@ def _follow(folder: Path, status: Status, every: float, show: Callable[[Status],
         time.sleep(every)
         status = look(folder)
         show(status)
+
+
+def _serve(folder: Path, every: float) -> None:
+    """Show the page of the run in ``folder`` in the browser until the command is interrupted."""
+    from landscape.reports import live, page  # and matplotlib: only where something is drawn
+
+    page.check_installed()
+    look(folder)  # a folder without a run is refused before there is a page
+
+    def make() -> Page:
+        status = look(folder)
+        told = (f"{row.name}: {row.text}" for row in rows(status.end)) if status.end else ()
+        return page.build_now(folder, status.end, head(status), tuple(told))
+
+    with live.server(make, str(folder), every) as server:
+        url = f"http://{live.HOST}:{server.server_address[1]}/"
+        common.values(url, url=url)
+        webbrowser.open(url)
+        server.serve_forever()
 
 
 def _lines() -> Callable[[Status], None]:

@@ -10,9 +10,9 @@ import contextlib
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,6 +42,8 @@ class Dataset:
         classes: number of classes; 0 where the targets are no classes.
         augment: ``augment(x, generator)`` augments the inputs of a minibatch in training, and only there;
             None: no augmentation.
+        columns: further values of the training samples by name, (N,) each, such as who spoke; the recipe's
+            ``data.split = "by(NAME)"`` divides the samples by them.
 
     Example:
         >>> from landscape import data
@@ -56,6 +58,7 @@ class Dataset:
     fingerprint: str
     classes: int = 0
     augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         sizes = [

@@ -8,6 +8,7 @@ import io
 import os
 import re
 import wave
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -142,9 +143,18 @@ class Features:
 
 
 def _speech(
-    name: str, root: Path, train: list[Utterance], test: list[Utterance], classes: int, features: Features
+    name: str,
+    root: Path,
+    train: list[Utterance],
+    test: list[Utterance],
+    classes: int,
+    features: Features,
+    speaker: Callable[[str], str] | None = None,
 ) -> Dataset:
-    """The data set of the recordings; every mel band is normalized over the frames of ``train``."""
+    """The data set of the recordings; every mel band is normalized over the frames of ``train``.
+
+    ``speaker`` gives the speaker of a file, which is then a column of the training set.
+    """
     for split, utterances in (("train", train), ("test", test)):
         if not utterances:
             raise OperationError(f"data {name}: no recording is left for {split}, each split needs one")
@@ -153,18 +163,22 @@ def _speech(
     every = np.concatenate([per_file[file] for file, _ in chosen[0]]).astype(np.float64)
     mean, std = every.mean(0), np.maximum(every.std(0), 1e-6)
 
-    def arrays_of(utterances: list[Utterance]) -> tuple[Array, Array]:
+    def arrays_of(utterances: list[Utterance]) -> tuple[Array, Array, Array]:
         normalized = [((per_file[file] - mean) / std).astype(np.float32) for file, _ in utterances]
         labels = [label for _, label in utterances]
         x, y = frame_set(normalized, labels, features.frames, features.context, features.positions)
         order = np.random.default_rng(0).permutation(len(y))  # so that each batch contains all classes
-        return x[order], y[order]
+        counts = [len(windows(len(frames), features.frames)) for frames in normalized]
+        return x[order], y[order], np.repeat(np.arange(len(utterances)), counts)[order]
 
     arrays = [arrays_of(utterances) for utterances in chosen]
-    train_set, test_set = ((torch.from_numpy(x), torch.from_numpy(y)) for x, y in arrays)
-    mark = fingerprint(array for pair in arrays for array in pair)
+    train_set, test_set = ((torch.from_numpy(x), torch.from_numpy(y)) for x, y, _ in arrays)
+    mark = fingerprint(array for x, y, _ in arrays for array in (x, y))
     states = classes * features.positions
-    return Dataset(train_set, test_set, torch.nn.functional.cross_entropy, mark, states)
+    named = [speaker(file) for file, _ in chosen[0]] if speaker else []
+    columns = {"speaker": np.array(named)[arrays[0][2]]} if speaker else {}
+    loss = torch.nn.functional.cross_entropy
+    return Dataset(train_set, test_set, loss, mark, states, columns=columns)
 
 
 def _log_mels(name: str, root: Path, files: list[str], features: Features) -> dict[str, Array]:
@@ -208,8 +222,9 @@ def spoken_digits(
 
     x (N, frames, mels·(2·context + 1)), y (N, frames): fixed windows of frames, each labeled with digit and
     position, see :func:`states`. Every mel band is normalized by its mean and standard deviation over the
-    training frames. The defaults give 260 inputs, as DPSGD-2020's acoustic model has; 20 × 13, the windows
-    and the number of positions are ours.
+    training frames. Its column "speaker" divides it among learners, ``split = "by(speaker)"``. The defaults
+    give 260 inputs, as DPSGD-2020's acoustic model has; 20 × 13, the windows and the number of positions are
+    ours.
 
     Args:
         test_speakers: Speakers of the test set; by default INDEX 0…4 of all digits and speakers. Source: the
@@ -232,7 +247,8 @@ def spoken_digits(
         held_out = speaker in test_speakers if test_speakers else index < 5
         (test if held_out else train).append((file, digit))
     features = Features(rate, mels, context, positions, frames, imbalance)
-    return _speech("spoken-digits", root, train, test, 10, features)
+    of = {file: speaker for _, speaker, _, file in parts}
+    return _speech("spoken-digits", root, train, test, 10, features, of.__getitem__)
 
 
 @registry.data_sets.add("speech-list")

@@ -126,6 +126,37 @@ def _max_mode_step(
     return min(limits)
 
 
+def max_paired_outer_step(
+    period: int, outer_lr: float, outer_momentum: float, omegas: Any, drawn: bool = False
+) -> float:
+    """The largest stable ηλ of NoLoCo on one quadratic, ``period`` H plain steps between outer steps.
+
+    With c = (1 − h)^H and the mode ω of M, δ ← μδ + ν (ωcφ − φ), φ ← φ + δ; the mean is the mode ω = 1.
+
+    Args:
+        period: H, in steps.
+        outer_lr, outer_momentum: ν and μ.
+        omegas: the eigenvalues of the mixing matrix other than the simple 1.
+        drawn: whether M is a projection drawn anew each time, with E M = ``omegas`` orthogonal to the mean;
+            the limit is then one in mean square.
+
+    Example:
+        >>> from landscape.limits.rules import max_paired_outer_step
+        >>> round(max_paired_outer_step(1, 1.0, 0.0, [0.5]), 6)  # averages of plain steps, in ATC order
+        2.0
+    """
+    kept = np.array([[1 - outer_lr, outer_momentum], [-outer_lr, outer_momentum]])
+    mixed = np.array([[outer_lr, 0.0], [outer_lr, 0.0]])
+
+    def radius(h: float) -> float:
+        c = (1 - h) ** period
+        maps = [kept + omega * c * mixed for omega in (1.0, *(() if drawn else np.atleast_1d(omegas)))]
+        largest = max(float(np.abs(np.linalg.eigvals(one)).max()) for one in maps)
+        return max(largest, _second_moments(c * mixed, kept, float(np.real(omegas[0])))) if drawn else largest
+
+    return first_unstable(radius, 1 + max(1.0, 2 * (1 + outer_momentum) / outer_lr))
+
+
 def max_random_delay_step(workers: int) -> float:
     """The largest ηλ stable in mean square where each step one of ``workers`` N at random delivers.
 

@@ -20,7 +20,7 @@ from landscape.plots.drawing import draws, literal
 from landscape.plots.picture import finish, leading, numbered, panels, points, wrapped_panels
 from landscape.results.comparison import Comparison, heading, summary, verdict
 from landscape.results.shown import logarithmic
-from landscape.results.training import Escape, Minima, RunTimes, Stability, Sweep, forms_with
+from landscape.results.training import Escape, LabelCounts, Minima, RunTimes, Stability, Sweep, forms_with
 
 
 @draws(Stability)
@@ -68,6 +68,27 @@ def _delay_axes(ax: Axes, r: Stability | Minima, largest: int) -> None:
         xlabel=f"delay τ{style.unit(type(r), 'delay')}",
         ylabel="learning rate η",
     )
+
+
+@draws(LabelCounts)
+def draw_label_counts(results: Sequence[LabelCounts], title: str = "") -> Figure:
+    """Samples by learner (down) and label (across), one panel for each run, with one color scale.
+
+    Up to 400 cells have their number.
+    """
+    figure, axes = wrapped_panels(len(results), 5.2, 3.6, names="counts")
+    top = max(float(r.counts.max()) for r in results)
+    for ax, r, name in zip(axes, results, style.names_of(results, "run"), strict=True):
+        sns.heatmap(
+            r.counts, ax=ax, vmin=0.0, vmax=top, cmap="Blues", cbar=False, linewidths=0.5,
+            annot=r.counts.size <= 400, fmt=".0f", annot_kws={"fontsize": 7},
+            xticklabels=[f"{label:g}" for label in r.classes], yticklabels=True,
+        )  # fmt: skip
+        ax.tick_params(axis="y", rotation=0)
+        ax.set_title(f"{name}\n{r.division}")
+        ax.set(xlabel="label", ylabel="learner")
+    text = "Training samples by learner and label; a darker cell has more."
+    return finish(figure, title or style.headline(results), text)
 
 
 @draws(Minima)

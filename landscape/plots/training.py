@@ -83,6 +83,7 @@ PANELS = {
     "delta_2_full": ("Δ(2), the part of the spread", "log"),
     "grad_norm2": ("‖g‖² of the training loss", "log"),
     "displacement2": ("‖d‖² of a step", "log"),
+    "heterogeneity": ("heterogeneity of the learners' data", "log"),
     "lr_lambda_max": ("lr·λ_max of w_a and the limit of the rule", "linear"),
     "lambda_max": ("sharpness λ_max of w_a", "log"),
     "spread_share": ("share of the spread along the top eigenvectors", "linear"),

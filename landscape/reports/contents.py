@@ -119,12 +119,30 @@ def read(given: Any) -> Contents:
                 if (schema := _schema(other)) != SCHEMA:
                     load(other, schema)
             except OperationError as error:
-                notes.append(f"Left out: {printable(error)}")
+                notes.append(_left_out(error))
     known = [(path, of) for path, of in loaded.values() if isinstance(of, Checkpoint)]
     named = zip(known, _names([checkpoint for _, checkpoint in known]), strict=True)
     runs = tuple(Run(of, path, hdf5.sha256(path), name) for (path, of), name in named)
     results = [(path, of) for path, of in loaded.values() if not isinstance(of, Checkpoint)]
     return Contents(runs, tuple((_named(r), path) for path, of in results for r in of), tuple(notes))
+
+
+def latest(folder: Path, kind: type[base.Result]) -> Contents:
+    """The results of the newest file in ``folder`` that holds ``kind``; notes on damaged newer files."""
+    others = set(folder.glob("*.h5")).difference(run_folder.named_like_a_run(folder))
+    notes: list[str] = []
+    for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            if _schema(path) == kind.schema:
+                found = tuple((_named(result), path) for result in base.load_results(path))
+                return Contents((), found, tuple(notes))
+        except OperationError as error:
+            notes.append(_left_out(error))
+    return Contents((), (), tuple(notes))
+
+
+def _left_out(error: OperationError) -> str:
+    return f"Left out: {printable(error)}"
 
 
 def missing_of(text: str, command: str, options: str, runs: Sequence[Run]) -> tuple[Missing, ...]:
@@ -152,9 +170,17 @@ def _schema(path: Path) -> str:
         return str(file.attrs["schema"])
 
 
+def name_of(checkpoint: Checkpoint) -> str:
+    """The label of a run without its step."""
+    label = paper_name(checkpoint.label)
+    return label.rpartition(", step ")[0] or label
+
+
 def _names(checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """The labels; with the folder, or else the path, where labels are equal."""
-    labels = [paper_name(c.label) for c in checkpoints]
+    """The labels; with the step, the folder, or else the path, where they are equal without."""
+    labels = [name_of(c) for c in checkpoints]
+    if len(set(labels)) < len(labels):
+        labels = [paper_name(c.label) for c in checkpoints]
     places = [c.path or Path() for c in checkpoints]
     folders = [f"{name} ({path.resolve().parent.name})" for name, path in zip(labels, places, strict=True)]
     paths = [f"{name} ({path})" for name, path in zip(labels, places, strict=True)]

@@ -13,6 +13,7 @@ import numpy as np
 from matplotlib.colors import to_hex
 
 from landscape._version import __version__
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.files import printable, read_regular, write_text
 from landscape.core.options import ends_in
 from landscape.core.registry import optional
@@ -20,8 +21,9 @@ from landscape.paper import gallery
 from landscape.plots.style import paper_name
 from landscape.plots.surface import CMAP
 from landscape.reports import analyses, contents, curves, findings
-from landscape.reports.contents import NAMED, Contents, lines_of, seed_groups
+from landscape.reports.contents import NAMED, Contents, Run, lines_of, seed_groups
 from landscape.reports.parts import Page, Picture, Section, Table, chart_text, script_json, text_cells
+from landscape.results.grids import Surface
 
 MAX_BYTES = 1 << 26  # of a picture that is read (ours)
 COLORS = 17  # of the pictures' scale, between which Plotly interpolates (ours: no step is seen)
@@ -118,17 +120,41 @@ def build(given: Contents, title: str = "") -> Page:
         *analyses.other_sections(given),
         findings.section(given),
     ]
-    lines = zip(given.runs, lines_of(given.runs), strict=True)
-    in_bands = {k for setting in curves.banded(given.runs) for k in setting.places}
-    runs = [{"name": run.name, "grouped": k in in_bands, **line} for k, (run, line) in enumerate(lines)]
-    colors = [to_hex(CMAP(share)) for share in np.linspace(0, 1, COLORS)]
-    data = analyses.data(given) | {"scrubbers": scrubbers, "runs": runs, "colors": colors}
+    data = _drawn(given) | {"scrubbers": scrubbers}
     # What is missing of sections that would show nothing else stands at the end.
     shown = [s for s in sections if s.shows]
     missing = tuple(m for s in sections for m in (() if s.shows else s.missing))
     shown[-1] = replace(shown[-1], missing=(*shown[-1].missing, *missing))
     name = title or _title(given)
     return Page(name, findings.sentences(given), tuple(shown), data, _ran(given))
+
+
+def build_now(folder: Path, end: Checkpoint | None, ran: str, told: tuple[str, ...]) -> Page:
+    """The page about a run that goes on: its state in words, its curves, and its folder's latest contour.
+
+    Args:
+        folder: of the run.
+        end: its last checkpoint; weights are not needed. None before there is one.
+        ran: its state.
+        told: its numbers.
+    """
+    runs = (Run(end, folder / "last.h5", "", contents.name_of(end)),) if end else ()
+    given = replace(contents.latest(folder, Surface), runs=runs)
+    *contours, _ = analyses.sections(given)  # without three dimensions, or the note that there is no contour
+    sections = tuple(section for section in (curves.section(runs), *contours) if section.shows)
+    return Page(folder.resolve().name, (*told, *given.notes), sections, _drawn(given), ran)
+
+
+def _drawn(given: Contents) -> dict[str, Any]:
+    """The surfaces, the runs with their lines, and the colors, as the page's script takes them."""
+    lines = zip(given.runs, lines_of(given.runs), strict=True)
+    bands = curves.banded(given.runs)
+    in_bands, medians = {k for band in bands for k in band.places}, {b.places[0]: b.name for b in bands}
+    runs = [{"name": run.name, "grouped": k in in_bands, **line} for k, (run, line) in enumerate(lines)]
+    key = [run | {"name": medians.get(k, run["name"])} for k, run in enumerate(runs)]
+    key = [line for k, line in enumerate(key) if k in medians or k not in in_bands]
+    colors = [to_hex(CMAP(share)) for share in np.linspace(0, 1, COLORS)]
+    return analyses.data(given) | {"scrubbers": [], "runs": runs, "key": key, "colors": colors}
 
 
 def _ran(given: Contents) -> str:
@@ -140,7 +166,7 @@ def _ran(given: Contents) -> str:
         several = f"{len(runs)} seeds, " if len(runs) > 1 else ""
         words.append(f"{setting.name} ({several}{steps} steps)")
     kinds = Counter(type(result).__name__ for result, _ in given.found)
-    results = [f"{count} {kind}" for kind, count in kinds.items()]
+    results = [f"{kind} ({count})" for kind, count in kinds.items()]
     parts = {"Runs": words, "Results": results}
     return " ".join(f"{name}: {'; '.join(texts)}." for name, texts in parts.items() if texts)
 
@@ -163,21 +189,27 @@ def render(page: Page) -> str:
     environment = jinja2.Environment(finalize=_visible, **strict, **lines)
     template = environment.from_string(_part("template.html"))
     charts = [chart for section in page.sections for chart in section.charts]
-    scripts = [_part("report.js")]
+    scripts = [_part("report.js"), *([_part("live.js")] if page.live else [])]
     if charts or any(section.widget for section in page.sections):
         plotly = optional("plotly.offline", "a report", EXTRA).get_plotlyjs()
         scripts.insert(0, plotly.replace("</script", "<\\/script"))
-    drawn = {chart.name: {"title": chart_text(chart.title), "figure": chart.figure} for chart in charts}
     text: str = template.render(
         page=page,
         version=__version__,
-        data=markup.Markup(script_json(page.data | {"charts": drawn})),
+        data=markup.Markup(script_json(data_of(page))),
         style=markup.Markup(_part("report.css")),
         scripts=[markup.Markup(script) for script in scripts],
         hashes=markup.Markup(" ".join(map(_source, scripts))),
         image=_image,
     )
     return text
+
+
+def data_of(page: Page) -> dict[str, Any]:
+    """The data that the page's script draws, with its charts."""
+    charts = [chart for section in page.sections for chart in section.charts]
+    drawn = {chart.name: {"title": chart_text(chart.title), "figure": chart.figure} for chart in charts}
+    return page.data | {"charts": drawn}
 
 
 def _part(name: str) -> str:

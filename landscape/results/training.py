@@ -176,6 +176,39 @@ class Minima(Sourced):
 
 
 @dataclass(frozen=True)
+class LabelCounts(Sourced):
+    """Training samples by learner and label.
+
+    Attributes:
+        counts: (n, K), samples of each label that each learner draws its minibatches from.
+        classes: (K,), the labels; one, 0, where samples have none.
+        division: how the training set was divided, as in the recipe's key ``data.split``.
+
+    Example:
+        >>> result = LabelCounts(np.array([[30, 0], [10, 20]]), np.array([0, 1]), "dirichlet(0.1)")
+        >>> [row.name for row in result.describe()]
+        ['smallest part', 'labels of a learner', 'division']
+    """
+
+    schema: ClassVar[str] = "landscape.label_counts"
+    table: ClassVar[str] = "learner class"
+
+    counts: Annotated[Array, "learner+ class+", "samples"]
+    classes: Annotated[Array, "class"]
+    division: str
+
+    def describe(self) -> list[Row]:
+        sizes, present = self.counts.sum(1), (self.counts > 0).sum(1)
+        largest = f"largest {sizes.max():,.0f}"
+        of = f"of {len(self.classes)}, mean over {len(sizes)} learners"
+        return [
+            Row("smallest part", float(sizes.min()), 0.0, "samples", largest),
+            Row("labels of a learner", float(present.mean()), 0.0, note=of),
+            Row("division", self.division),
+        ]
+
+
+@dataclass(frozen=True)
 class Escape(Result):
     """Escape times from a saddle: the steps until L(w_a) is below ``share`` of the saddle's depth.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.devices import float64_device
+from landscape.data.parts import Parts
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.problem import Problem
 from landscape.training.processes.comm import Comm
@@ -25,6 +25,10 @@ DELTA_2 = ("delta_2", "delta_2_se", "delta_2_full", "delta_cross", "delta_cross_
 
 #: The columns of a step, from its new weights and learning rate.
 Columns = Callable[[Tensor, float], dict[str, float]]
+# The columns of learners with data of their own.
+HETEROGENEITY = ("heterogeneity", "heterogeneity_se")
+# Samples of a learner's part that are gathered at a time (ours).
+CHUNK = 1000
 # Coordinates converted to float64 at a time, so that they stay in cache (ours).
 BLOCK = 2**16
 
@@ -159,6 +163,60 @@ class GradientEstimator:
             losses += loss
         return Gradient(comm.total(losses)[0] / GROUPS, comm.parts(rows, GROUPS), comm)
 
+    def heterogeneity(self, weights: Tensor, step: int, g: Gradient, parts: Parts) -> dict[str, float]:
+        """n⁻¹ Σ_j ‖∇L_j − ∇L‖² at ``weights`` = w_a (P,), L_j the loss on the ``parts`` of learner j.
+
+        Exact where ``g`` is. Otherwise each learner's part gives GROUPS independent estimates of ∇L_j, from
+        as many samples together as ``g``, and their mean, weighted by the parts' terms, those of ∇L.
+        """
+        n = len(parts.indices)
+        if g.exact:
+            squares = 0.0
+            for j in range(n):
+                part = self._part_gradient(weights, parts.indices[j], j)
+                squares += float(_products([part.sub_(g.rows[0])])[0, 0])
+            return dict(zip(HETEROGENEITY, (self.comm.total(squares)[0] / n, 0.0), strict=True))
+        each = self.problem.data.each
+        terms = [float(len(own) if each is None else each[own].sum()) for own in parts.indices]
+        mean_rows = weighted_rows = torch.zeros(())
+        gram = torch.zeros(GROUPS, GROUPS, dtype=torch.float64)
+        for j, own in enumerate(parts.indices):
+            rows = self._part_estimates(weights, own, step, j, n)
+            gram += _products([*rows]).cpu() / n
+            mean_rows = mean_rows + rows / n
+            weighted_rows = weighted_rows + rows * (terms[j] / sum(terms))
+        # Σ_j ⟨R_j − S, R_j − S⟩/n for the rows R_j of the learners, S their weighted sum.
+        pairs = _products([*mean_rows, *weighted_rows]).cpu()
+        cross, own = pairs[:GROUPS, GROUPS:], pairs[GROUPS:, GROUPS:]
+        kernel = self.comm.totals(gram - cross - cross.T + own)
+        return dict(zip(HETEROGENEITY, (float(mean(kernel)), float(standard_error(kernel))), strict=True))
+
+    def _part_gradient(self, weights: Tensor, own: Tensor, learner: int) -> Tensor:
+        """∇L_j on the samples ``own``, this process's share of the coordinates; valid until the next call."""
+        comm, gradient, terms = self.comm, self.comm.buffer("part", weights).zero_(), 0.0
+        if self.batch:  # in fixed batches, as the whole training set is
+            draw = generator(self.seed, "heterogeneity", 0, learner)
+            cut = _cut(own[torch.randperm(len(own), generator=draw)], self.batch)
+            cut = cut[comm.share(len(cut))]
+        else:
+            own = own[comm.share(len(own))]
+            cut = _cut(own, CHUNK) if len(own) else ()
+        for indices in cut:
+            problem = self.problem.subset(indices.to(self.problem.device))
+            gradient.add_(problem.loss_and_gradient(weights)[1], alpha=problem.terms)
+            terms += problem.terms
+        return comm.part_sum(gradient, "∇L_j").div_(comm.total(terms)[0])
+
+    def _part_estimates(self, weights: Tensor, own: Tensor, step: int, learner: int, n: int) -> Tensor:
+        """(GROUPS, P_share), independent estimates of ∇L_j from samples ``own``, drawn with replacement."""
+        comm, draw = self.comm, generator(self.seed, "heterogeneity", step, learner)
+        size = max(self.samples // (GROUPS * n), self.batch, 1)
+        drawn = own[torch.randint(len(own), (GROUPS, size), generator=draw)][comm.share(GROUPS)]
+        rows = weights.new_empty(len(drawn), len(weights))
+        for row, group in zip(rows, drawn.to(self.problem.device), strict=True):
+            row[:] = _summed(self.problem, weights, _cut(group, self.batch or len(group)), len(group))[1]
+        return comm.parts(rows, GROUPS)
+
 
 def fixed_batches(samples: int, batch: int, seed: int) -> tuple[Tensor, ...]:
     """The numbers of a training set's samples, drawn once into batches of at most ``batch`` (equal ±1)."""
@@ -197,10 +255,13 @@ class Decomposer:
     Args:
         stack: computes the learners' gradients.
         gradient: gives g.
+        divided: the learners' parts of the training set, whose heterogeneity is measured, too, at the price
+            of another g; None: they share it.
     """
 
     stack: Stack
     gradient: GradientEstimator
+    divided: Parts | None = None
 
     def begin(
         self,
@@ -242,7 +303,8 @@ class Decomposer:
             self.stack.gradients(theta.expand_as(gradients), x, y, out=gradients_at_mean, training=training)
             delta = comm.part_mean(gradients, "δ", minus=gradients_at_mean)
             parts = [comm.part_mean(gradients_at_mean, "g_S"), delta]
-        return functools.partial(_columns, comm, weights, g, parts)
+        known = self.gradient.heterogeneity(theta, step, g, self.divided) if self.divided else {}
+        return lambda new, lr: known | _columns(comm, weights, g, parts, new, lr)
 
 
 def _columns(

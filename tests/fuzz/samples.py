@@ -127,6 +127,8 @@ def results() -> Mapping[str, Any]:
         ),
         "disagreement": made(landscape.Disagreement, values=np.array([2.0, 1.0]), parameters=20),
         "smoothing": made(Smoothing, lambda_max=2.0, draws=4),
+        # These have a generator of their own: where they change, the pictures of the others stay.
+        "label_counts": filled(np.random.default_rng(1), landscape.LabelCounts, counts=np.array([[40, 0, 3], [0, 25, 9]])),
         "stability": made(Stability, delay=delay, limit=three, lambda_max=2.0, momentum=0.9),
         "minima": made(Minima, delay=delay, predicted=three, steps=np.full((3, 3), 50), lambda_max=2.0, momentum=0.9),
         "escape": made(
@@ -140,7 +142,7 @@ def results() -> Mapping[str, Any]:
         "sweep": made(
             Sweep, keys=("lr", "batch"), settings=texts([["0.1", "10"], ["0.2", "10"]]), seeds=texts(["0 1", "0"]),
         ),
-        "checkpoint": checkpoint(draw),
+        "checkpoint": checkpoint(np.random.default_rng(2)),
     }  # fmt: skip
     known = {type(result) for result in found.values()}
     for name in registry.results:

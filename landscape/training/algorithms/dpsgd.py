@@ -13,7 +13,7 @@ from torch import Tensor
 from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.options import NonNegative
+from landscape.core.options import Count, Natural, NonNegative
 from landscape.limits import max_stable_step
 from landscape.limits.rules import first_unstable, max_matching_momentum_step, max_mixing_step
 from landscape.training.algorithms.base import Rule
@@ -98,6 +98,43 @@ class DPSGD(Rule):
         return self.mixing.describe(self.order, stable)
 
 
+@registry.algorithms.add("single-merge")
+class SingleMerge(DPSGD):
+    """DPSGD, and once, after step ``at``, the average of all: w_j ← w_a (Zhu et al. 2025).
+
+    Their merge is at the end: ``at`` is then the number of steps of the run. A run that ends before has none.
+
+    Args:
+        at: The step after which all learners average. Unit: steps.
+        mixing: The mixing matrix of all other steps, as for dpsgd. Source: DPSGD-2020, section 4.
+        order: As for dpsgd. Source: DPSGD-2020, Eq. 2.
+    """
+
+    label, color = "single merge", "#661100"
+
+    def __init__(
+        self,
+        learners: int,
+        seed: int,
+        at: Count,
+        mixing: str = "random-matching",
+        order: Literal["awc", "atc"] = "awc",
+    ) -> None:
+        super().__init__(learners, seed, mixing, order)
+        self.at = at
+
+    def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
+        new = super().finish(weights, directions, lr, step)
+        return new.copy_(self.comm.fresh_mean(new, "merged")) if step == self.at else new
+
+    def finish_moved(self, weights: Tensor, points: Tensor, moved: Tensor, lr: float, step: int) -> Tensor:
+        return Rule.finish_moved(self, weights, points, moved, lr, step)  # which merges
+
+    def communication_cost(self, step: int) -> tuple[float, int]:
+        vectors, rounds = super().communication_cost(step)
+        return (vectors + self.all_reduce, rounds + 1) if step == self.at else (vectors, rounds)
+
+
 @registry.algorithms.add("dsgd-ac")
 class DSGDAC(DPSGD):
     """w_j ← (1−γ_t) w_j + γ_t Σ_k M_jk w_k − α_t ∇L^{μ_j}(w_j), γ_t = (α_t/α_0)^p: less mixing as α falls.
@@ -108,18 +145,22 @@ class DSGDAC(DPSGD):
     Args:
         mixing: The mixing matrix, as for dpsgd. Source: DPSGD-2020, Figure 2(a).
         power: The power p. Source: ours.
+        start: So many steps mix fully, γ_t = 1, as in the warm-up of the authors' program. Unit: steps.
+            Source: ours; 0 is the rule at every step.
     """
 
     label, color = "DSGD-AC", "#999933"
     lr_is_factor = False
     uses_peak_lr = True
 
-    def __init__(self, learners: int, seed: int, mixing: str = "full", power: NonNegative = 1.0) -> None:
+    def __init__(
+        self, learners: int, seed: int, mixing: str = "full", power: NonNegative = 1.0, start: Natural = 0
+    ) -> None:
         super().__init__(learners, seed, mixing)
-        self.power = power
+        self.power, self.first = power, start
 
     def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
-        gamma = (lr / self.peak_lr) ** self.power
+        gamma = (lr / self.peak_lr) ** self.power if step > self.first else 1.0
         new = torch.lerp(weights, self._mixed(), gamma, out=self._new_weights(weights))
         return new.sub_(directions, alpha=lr)
 

@@ -143,7 +143,7 @@ class LocalSGD(Rule):
         return None if self.outer != "none" else min(limit, max_period_step(self.node_period, momentum, form))
 
 
-class _Outer(LocalSGD):
+class OuterStep(LocalSGD):
     """Local SGD whose averages are the gradients of an outer optimizer, at the ``anchor`` x_old."""
 
     def start(self, weights: Tensor) -> None:
@@ -171,7 +171,7 @@ class _Outer(LocalSGD):
 
 
 @registry.algorithms.add("slowmo")
-class SlowMo(_Outer):
+class SlowMo(OuterStep):
     """SlowMo: after ``period`` steps average to x̄, then u ← βu + (x_old − x̄)/γ, x_old ← x_old − a γ u.
 
     γ is the learning rate of the period's last step (Wang et al. 2020, Algorithm 1; LocalSGD-2021). a = 1 and
@@ -205,7 +205,7 @@ class SlowMo(_Outer):
 
 
 @registry.algorithms.add("diloco")
-class DiLoCo(_Outer):
+class DiLoCo(OuterStep):
     """DiLoCo: after ``period`` steps Δ = x_old − x̄, v ← μv + Δ, x_old ← x_old − ν (Δ + μv), Nesterov's.
 
     The rule is Algorithm 1 of Douillard et al. 2023. Their inner optimizer is AdamW, whose state is kept;

@@ -18,6 +18,7 @@ from landscape.core import options, registry
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import parse_toml as parse
+from landscape.data import parts
 from landscape.training import optimizer
 from landscape.training.algorithms import Rule
 from landscape.training.recipes import table_recipes
@@ -167,7 +168,11 @@ class Recipe:
         sampling: "replacement" draws minibatches with replacement. "all" takes the whole training set in each
             step, a share a learner in order, so that gradients have no sampling noise; the training set must
             then have ``batch`` samples. Source: ours; the paper does not say how it draws.
-        algorithm, model, data, optimizer: Tables with a ``name`` and the options of that part.
+        algorithm, model, data, optimizer: Tables with a ``name`` and the options of that part. ``data`` has
+            the key ``split``, too: "iid": all learners draw from the whole training set. Otherwise each draws
+            from a part of its own, of B samples or more: "dirichlet(0.1)": each label in shares drawn from
+            Dirichlet(α, …, α); "labels(2)": so many labels a learner; "sizes(0.5, 0.5)": shares of all
+            samples at random; "by(COLUMN)": the values of a column of the data, each to one learner.
         schedule, decompose, evaluate, checkpoint, monitor, diverge, init: Tables of further keys.
         matrices: Mixing matrices by the names of their files, each read once; no key.
 
@@ -226,6 +231,7 @@ class Recipe:
         optimizer.make(*self.part("optimizer"))
         self.spec("model")
         self.spec("data")
+        self.split  # noqa: B018 - refuses one that is not allowed
 
     def part(self, table: str) -> tuple[str, dict[str, Any]]:
         """Name and options of a part of the run, as they are given.
@@ -244,6 +250,8 @@ class Recipe:
             ('dpsgd', {'mixing': 'full'})
         """
         values = ({"name": "sgd"} if table == "optimizer" else {}) | getattr(self, table)
+        if table == "data":
+            values.pop("split", None)
         if "name" not in values:
             raise InputError(f"{table}.name: missing, and there is no default")
         name = str(values.pop("name"))
@@ -265,6 +273,12 @@ class Recipe:
         name, given = self.part(table)
         code = table in CODE and is_user_defined(name)
         return Spec(name, given if code else NAMED[table].options(name, given), called=True)
+
+    @property
+    def split(self) -> parts.Split:
+        """The way in which the learners share the training set, ``data.split``."""
+        text = options.check_type("data.split", self.data.get("split", parts.IID), str)
+        return parts.parse(text, self.learners)
 
     @property
     def names_code(self) -> bool:
@@ -359,6 +373,7 @@ class Recipe:
         """
         specs = {table: self.spec(table) for table in NAMED}
         named = {table: {"name": spec.name, **spec.options} for table, spec in specs.items()}
+        named["data"]["split"] = self.split.text
         return options.toml_text(self.values() | named)
 
     @property

@@ -80,7 +80,9 @@ def _drop_keys_of(old: str, table: str, values: dict[str, Any], settings: Mappin
     if table == "optimizer":
         known = set(optimizer.options(optimizer.full_name(name), {}))
     elif name in NAMED[table]:
-        known = set(inspect.signature(NAMED[table][name]).parameters)
+        known = set(inspect.signature(NAMED[table][name]).parameters) | (
+            {"split"} if table == "data" else set()
+        )
     else:
         return  # code of the user, whose options are known when it is run; another name is refused later
     gone = [key for key in values if key not in {"name", *known} and f"{table}.{key}" not in settings]

@@ -103,7 +103,7 @@ class Trainer:
             batch = recipe.local_batch // recipe.accumulate
             objective = self.train.with_batchnorm("train", batch)
         g = GradientEstimator(objective, self.comm, recipe.decompose.samples, recipe.seed, batch)
-        self.decomposer = Decomposer(self.stack, g)
+        self.decomposer = Decomposer(self.stack, g, self.parts)
         second = functools.partial(self.minibatches.second_gradient, self.stack)
         self.monitor: Monitoring = of_run(recipe, objective, self.comm, self.optimizer, second)
         self.history = setup.History(self.algorithm, {**self.rule.columns, **self.monitor.columns})
@@ -139,7 +139,9 @@ class Trainer:
         if checkpoint:
             self.buffers.restore(checkpoint.buffers)
         check_compatibility(recipe, self.model, dataset, (self.train, self.test), self.stack, self.buffers)
-        self.minibatches = setup.Sampler(recipe, self.train, getattr(dataset, "augment", None))
+        self.parts = setup.divided(recipe, dataset, self.train, checkpoint)
+        augment = getattr(dataset, "augment", None)
+        self.minibatches = setup.Sampler(recipe, self.train, augment, self.parts)
         self.data = {
             "name": source.name,
             "options": source.options,
@@ -322,6 +324,8 @@ class Trainer:
         shared = self.rule.shared | self.trial.state | self.monitor.state(self.step)
         if recipe.init.checkpoint:  # the file may be missing when the run is resumed
             shared = shared | {START: torch.tensor(self.divergence.start_norm2, dtype=torch.float64)}
+        if self.parts:
+            shared = shared | self.parts.state
         for matrix in recipe.matrices.values():
             shared = shared | {MATRIX: torch.from_numpy(matrix)}
         return Checkpoint(

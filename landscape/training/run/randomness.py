@@ -17,7 +17,7 @@ import torch
 _NAMES = "init", "batch", "noise", "mixing", "decompose", "delay", "push", "augment", "dropout", "monitor"
 _NUMBERED = {name: number for number, name in enumerate(_NAMES)}
 #: Purposes of the training loop and of mixing, which an update rule may not declare.
-RESERVED = frozenset(_NUMBERED) - {"noise", "delay", "push"}
+RESERVED = (frozenset(_NUMBERED) - {"noise", "delay", "push"}) | {"split", "heterogeneity"}
 
 
 def generator(seed: int, purpose: str, step: int = 0, *learner: int) -> torch.Generator:

@@ -24,6 +24,7 @@ from landscape.core.devices import double, inner
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.data.base import Dataset, cached
+from landscape.data.parts import IID, Parts
 from landscape.gradients.learners import Stack, Training
 from landscape.problem.batches import call, fixed_randomness, named_tensors
 from landscape.problem.batchnorm import buffer_names, has_batchnorm, sample_parts
@@ -419,6 +420,28 @@ def check_compatibility(
 OTHER = "second "
 
 
+def divided(
+    recipe: Recipe, dataset: Dataset | UserData, train: Problem, checkpoint: Checkpoint | None
+) -> Parts | None:
+    """The learners' parts of the training set, those that ``checkpoint`` recorded; None: they share it."""
+    split = recipe.split
+    if split.kind == IID:
+        return None
+    if recipe.rule().measured:
+        raise InputError(
+            f"data.split: '{split.text}' is not allowed with measured delays, whose workers share the data"
+        )
+    if checkpoint:
+        return Parts.restored(split, checkpoint.shared, train.samples)
+    seed = generator(recipe.seed, "split").initial_seed()
+    parts = Parts.drawn(split, train, dataset.columns, recipe.learners, recipe.local_batch, seed)
+    if recipe.sampling == "all" and {len(part) for part in parts.indices} != {recipe.local_batch}:
+        raise InputError(
+            f"sampling: 'all' is not allowed with data.split '{split.text}', whose parts differ in size"
+        )
+    return parts
+
+
 class Sampler:
     """Draws minibatches from the training set as :class:`.Recipe` says (``sampling``, ``seed``).
 
@@ -426,10 +449,17 @@ class Sampler:
         recipe: the run's.
         train: the training set, as a problem.
         augment: the data set's random changes of inputs (B, …), given a generator; None for none.
+        parts: the learners' parts of the training set; None: all draw from the whole.
     """
 
-    def __init__(self, recipe: Recipe, train: Problem, augment: Callable[..., Tensor] | None) -> None:
-        self._recipe, self._train, self.augment = recipe, train, augment
+    def __init__(
+        self,
+        recipe: Recipe,
+        train: Problem,
+        augment: Callable[..., Tensor] | None,
+        parts: Parts | None = None,
+    ) -> None:
+        self._recipe, self._train, self.augment, self._parts = recipe, train, augment, parts
 
     def draw(self, step: int, learners: int, local: slice, other: str = "") -> tuple[Any, Any]:
         """(x (n_local, B, …), y (n_local, B, …)) of ``step``, of the ``local`` ones of ``learners``.
@@ -440,12 +470,18 @@ class Sampler:
         size, seed, samples = self._recipe.local_batch, self._recipe.seed, self._train.samples
         if self._recipe.sampling == "all":
             drawn = torch.arange(samples).view(-1, size).expand(learners, size)
+            drawn = drawn if self._parts is None else torch.stack(self._parts.indices)
         else:
-            drawn = torch.randint(samples, (learners, size), generator=generator(seed, f"{other}batch", step))
+            draws = generator(seed, f"{other}batch", step)
+            if self._parts is None:
+                drawn = torch.randint(samples, (learners, size), generator=draws)
+            else:
+                own = self._parts.indices
+                drawn = torch.stack([i[torch.randint(len(i), (size,), generator=draws)] for i in own])
         x, y = self._train.gather(drawn[local])
         if self.augment is not None:
-            draws = [generator(seed, f"{other}augment", step, j) for j in range(local.start, local.stop)]
-            x = torch.stack([self.augment(rows, draw) for rows, draw in zip(x, draws, strict=True)])
+            each = (generator(seed, f"{other}augment", step, j) for j in range(local.start, local.stop))
+            x = torch.stack([self.augment(rows, draw) for rows, draw in zip(x, each, strict=True)])
         return x, y
 
     def second_gradient(self, stack: Stack, step: int, learner: int, point: Tensor) -> Tensor:

@@ -2,8 +2,8 @@
 
 A topology is a function from the number of learners n to mixing matrices (n, n). Its name adds itself to the
 registry; the arguments after n stand in brackets in a recipe, ``ring(2)``. One matrix is that of every step;
-several are gone through in turn, and must be circulant. The docstring begins with the forms that a user may
-write. InputError with a reason refuses an n.
+several are gone through in turn. The docstring begins with the forms that a user may write. InputError with
+a reason refuses an n.
 
 M is doubly stochastic; row j: the weights that learner j uses.
 """
@@ -49,7 +49,7 @@ def ring(n: int, k: int) -> list[Array]:
     """ring(k): k neighbors on either side."""
     if k < 1 or 2 * k + 1 > n:
         raise InputError(f"k must be 1…{(n - 1) // 2}" if n > 2 else "a ring needs at least 3")
-    return [_equal(n, [0, *range(1, k + 1), *range(-k, 0)])]
+    return [equal_weights(n, [0, *range(1, k + 1), *range(-k, 0)])]
 
 
 @topologies.add("torus")
@@ -65,13 +65,13 @@ def torus(n: int, size: str = "") -> list[Array]:
         raise InputError(f"{needs}, both must be at least 2")
     i, j = np.divmod(np.arange(n), columns)
     steps = ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1))
-    return [_equal(n, [(i + u) % rows * columns + (j + v) % columns - np.arange(n) for u, v in steps])]
+    return [equal_weights(n, [(i + u) % rows * columns + (j + v) % columns - np.arange(n) for u, v in steps])]
 
 
 @topologies.add("exponential")
 def exponential(n: int) -> list[Array]:
     """exponential: learner j takes from those 1, 2, 4, … after it (Ying et al. 2021)."""
-    return [_equal(n, [0, *_powers(n)])]
+    return [equal_weights(n, [0, *_powers(n)])]
 
 
 @topologies.add("one-peer-exponential")
@@ -80,7 +80,7 @@ def one_peer_exponential(n: int) -> list[Array]:
 
     It averages exactly after ⌈log₂ n⌉ steps if n is a power of two, and never otherwise.
     """
-    return [_equal(n, [0, p]) for p in _powers(n)] or [np.ones((1, 1))]
+    return [equal_weights(n, [0, p]) for p in _powers(n)] or [np.ones((1, 1))]
 
 
 @topologies.add("hypercube")
@@ -91,7 +91,7 @@ def hypercube(n: int) -> list[Array]:
         below = 2 ** (len(powers) - 1)
         raise InputError(f"there must be a power of two, such as {below} or {2 * below}")
     learners = np.arange(n)
-    return [_equal(n, [0, *((learners ^ p) - learners for p in powers)])]
+    return [equal_weights(n, [0, *((learners ^ p) - learners for p in powers)])]
 
 
 @topologies.add("random-matching")
@@ -180,10 +180,6 @@ def _check(found: list[Array], n: int) -> None:
         raise InputError(f"it must give matrices ({n}, {n}) of finite numbers ≥ 0")
     if max(np.abs(m.sum(axis) - 1).max() for m in found for axis in (0, 1)) > _ROUNDING:
         raise InputError("it must give matrices whose rows and columns sum to 1 (doubly stochastic)")
-    if len(found) > 1:
-        shift = (np.arange(n)[:, None] - np.arange(n)) % n  # equal along a diagonal of a circulant matrix
-        if any(np.abs(m - m[shift, 0]).max() > _ROUNDING for m in found):
-            raise InputError("it must give one matrix, or circulant ones, which share their modes")
 
 
 def _powers(n: int) -> list[int]:
@@ -191,7 +187,7 @@ def _powers(n: int) -> list[int]:
     return [2**i for i in range(math.ceil(math.log2(n)))]
 
 
-def _equal(n: int, offsets: list[Array | int]) -> Array:
+def equal_weights(n: int, offsets: list[Array | int]) -> Array:
     """M with equal weights: learner j takes from j + each of ``offsets``, each source counted once."""
     m, learners = np.zeros((n, n)), np.arange(n)
     for offset in offsets:
@@ -276,16 +272,45 @@ class Mixing:
     def modes(self) -> Array:
         """ω (τ, n − 1), complex: the eigenvalues of the cycle's τ matrices but the mean's 1, a column a mode.
 
-        A cycle of several is of circulant matrices, which share their modes. For random matching, of the mean
-        of M_t.
+        Circulant matrices share their modes; of others a column has no meaning (:attr:`shares_modes`). For
+        random matching, of the mean of M_t.
         """
         if self.learners == 1:
             return np.empty((max(1, len(self.cycle)), 0), dtype=complex)
-        if len(self.cycle) > 1:
+        if len(self.cycle) > 1 and self.shares_modes:
             return np.array([np.fft.fft(m[:, 0])[1:] for m in self.cycle])
-        m = self.cycle[0] if self.cycle else expected_matching(self.learners)
-        eigenvalues = np.linalg.eigvalsh(m) if np.array_equal(m, m.T) else np.linalg.eigvals(m)
-        return np.delete(eigenvalues, np.argmin(np.abs(eigenvalues - 1))).astype(complex)[None]
+        found = []
+        for m in self.cycle or [expected_matching(self.learners)]:
+            eigenvalues = np.linalg.eigvalsh(m) if np.array_equal(m, m.T) else np.linalg.eigvals(m)
+            found.append(np.delete(eigenvalues, np.argmin(np.abs(eigenvalues - 1))))
+        return np.array(found, dtype=complex)
+
+    @cached_property
+    def shares_modes(self) -> bool:
+        """Say whether the matrices of the cycle have their modes in common: one matrix, or circulant ones."""
+        n = self.learners
+        shift = (np.arange(n)[:, None] - np.arange(n)) % n  # equal along a diagonal of a circulant matrix
+        return len(self.cycle) < 2 or all(np.abs(m - m[shift, 0]).max() <= _ROUNDING for m in self.cycle)
+
+    def _growth(self, x: float) -> float:
+        """The spectral radius of Π_t (M_t − x) over a cycle, where the weights disagree."""
+        if self.shares_modes:
+            return float(np.abs(self.modes - x).prod(0).max(initial=0))
+        identity = np.eye(self.learners)
+        product = identity - 1 / self.learners
+        for m in self.cycle:
+            product = (m - x * identity) @ product
+        return float(np.abs(np.linalg.eigvals(product)).max())
+
+    @property
+    def rounds(self) -> int | None:
+        """The first step of the cycle after which all weights are the mean, to 1e-12; None: there is none."""
+        product = np.eye(self.learners)
+        for step, m in enumerate(self.cycle, 1):
+            product = m @ product
+            if np.abs(product - 1 / self.learners).max() < 1e-12:
+                return step
+        return None
 
     @property
     def gap(self) -> float:
@@ -293,9 +318,8 @@ class Mixing:
 
         Of a cycle, from the product over one, per step; of random matching, of the mean of M_t.
         """
-        tau = len(self.modes)
-        slowest = round(float(np.abs(self.modes).prod(0).max(initial=0)), 12)  # before the root: 0 stays 0
-        return round(1 - math.pow(slowest, 1 / tau), 12)
+        slowest = round(self._growth(0.0), 12)  # before the root: 0 stays 0
+        return round(1 - math.pow(slowest, 1 / max(1, len(self.cycle))), 12)
 
     @property
     def omega_min(self) -> float:
@@ -322,11 +346,7 @@ class Mixing:
         if len(self.cycle) == 1:
             limits = self.modes.real + np.sqrt(np.maximum(0, 1 - self.modes.imag**2))
             return round(float(limits.min()), 12)
-
-        def growth(x: float) -> float:
-            return float(np.abs(self.modes - x).prod(0).max())
-
-        return first_unstable(growth, 2.01, 2010)
+        return first_unstable(self._growth, 2.01, 2010 if self.shares_modes else 201)  # others take long
 
     def degree(self, step: int) -> float:
         """Vectors that a learner sends at ``step``, the mean over the learners.

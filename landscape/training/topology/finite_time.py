@@ -1,0 +1,153 @@
+"""Topologies that average exactly after some steps with few neighbors a step, and EquiTopo's."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from scipy.linalg import block_diag
+
+from landscape.core.errors import InputError
+from landscape.core.hdf5 import Array
+from landscape.core.registry import topologies
+from landscape.training.topology.mixing import equal_weights
+
+
+@topologies.add("k-peer-exponential")
+def k_peer_exponential(n: int, k: int) -> list[Array]:
+    """k-peer-exponential(k): 1/(k + 1) from each of those j(k + 1)^i after it, j = 1…k, i = 0, 1, … in turn.
+
+    It averages exactly after a step for each i if n is a(k + 1)^i with a ≤ k + 1, and never otherwise; k = 1
+    is the one-peer exponential graph (Ying et al. 2021). Those further than n − 1 are left out.
+    """
+    _check_peers(n, k)
+    strides = [(k + 1) ** i for i in range(_digits(n - 1, k + 1))]
+    return [equal_weights(n, [0, *(j * s for j in range(1, k + 1) if j * s < n)]) for s in strides] or [
+        np.eye(1)
+    ]
+
+
+@topologies.add("hyper-hypercube")
+def hyper_hypercube(n: int, k: int) -> list[Array]:
+    """hyper-hypercube(k): n = n₁n₂…, factors ≤ k + 1; those that differ in the i-th digit average, i in turn.
+
+    Digits are those of the learner's number in the mixed base n₁, n₂, …. It averages exactly after a step for
+    each factor (Takezawa et al. 2023, Algorithm 1).
+    """
+    _check_peers(n, k)
+    if _smooth_part(n, k) != n:
+        raise InputError(f"their prime factors must be at most k + 1 = {k + 1}; base(k) takes any number")
+    return _cubes(n, k)
+
+
+@topologies.add("base")
+def base(n: int, k: int = 1) -> list[Array]:
+    """base, base(k): the Base-(k+1) graph, at most k neighbors a step, k = 1 if not given.
+
+    It averages exactly after at most 2 log n / log(k + 1) + 2 steps, whatever n is (Takezawa et al. 2023,
+    Algorithms 2 and 3).
+    """
+    _check_peers(n, k)
+    k = min(k, max(n - 1, 1))
+    whole, smooth = _simple_base(n, k), _smooth_part(n, k)
+    parts = [np.kron(np.eye(smooth), m) for m in _simple_base(n // smooth, k)]
+    parts += [np.kron(m, np.eye(n // smooth)) for m in _cubes(smooth, k)]
+    return min(parts, whole, key=len)
+
+
+@topologies.add("d-equistatic")
+def d_equistatic(n: int, m: int, seed: int = 0) -> list[Array]:
+    """d-equistatic(m), d-equistatic(m, seed): the mean of m matrices I/n + (1 − 1/n)P, P a random shift.
+
+    Learner j takes from the one u after it, u drawn from 1…n − 1 with replacement for each of the m, once for
+    the run. The gap does not shrink as n grows (D-EquiStatic, Song et al. 2022).
+    """
+    if m < 1 or seed < 0 or n < 2:
+        raise InputError("m must be at least 1, the seed at least 0, and there must be two or more")
+    found = np.eye(n) / n
+    for shift in np.random.default_rng(seed).integers(1, n, m):
+        found += (1 - 1 / n) / m * np.roll(np.eye(n), shift, 1)
+    return [found]
+
+
+@topologies.add("u-equistatic")
+def u_equistatic(n: int, m: int, seed: int = 0) -> list[Array]:
+    """u-equistatic(m), u-equistatic(m, seed): (W + Wᵀ)/2, W that of d-equistatic (Song et al. 2022)."""
+    (directed,) = d_equistatic(n, m, seed)
+    return [(directed + directed.T) / 2]
+
+
+def _check_peers(n: int, k: int) -> None:
+    if k < 1:
+        raise InputError("k must be at least 1")
+
+
+def _digits(number: int, base: int) -> int:
+    """How many digits ``number`` has in ``base``; 0 has none."""
+    return 0 if number < 1 else 1 + _digits(number // base, base)
+
+
+def _smooth_part(n: int, k: int) -> int:
+    """The largest divisor of n without a prime factor above k + 1."""
+    rest = n
+    for factor in range(2, k + 2):
+        while rest % factor == 0:
+            rest //= factor
+    return n // rest
+
+
+def _cubes(n: int, k: int) -> list[Array]:
+    """The steps of the k-peer hyper-hypercube; one without exchange for a single learner."""
+    factors: list[int] = []
+    while (rest := n // math.prod(factors)) > 1:
+        factors.insert(0, max(f for f in range(2, k + 2) if rest % f == 0))
+    steps, stride = [], 1
+    for factor in factors:
+        among = np.kron(np.full((factor, factor), 1 / factor), np.eye(stride))
+        stride *= factor
+        steps.append(np.kron(np.eye(n // stride), among))
+    return steps or [np.eye(1)]
+
+
+def _simple_base(n: int, k: int) -> list[Array]:
+    """The steps of the simple Base-(k+1) graph: n = a₁(k + 1)^p₁ + a₂(k + 1)^p₂ + …, p₁ > p₂ > ….
+
+    Groups of these sizes average; then each in turn exchanges with all later groups, one learner with one of
+    each of its a pieces, by weights that leave the mean of the whole in each piece and in the later groups;
+    the pieces average.
+    """
+    if _smooth_part(n, k) == n:
+        return _cubes(n, k)
+    powers = [(n // (k + 1) ** p % (k + 1), (k + 1) ** p) for p in reversed(range(_digits(n, k + 1)))]
+    groups = [(a, piece) for a, piece in powers if a]
+    starts = np.cumsum([0, *(a * piece for a, piece in groups)])
+    cubes = [_cubes(a * piece, k) for a, piece in groups]
+    steps = [block_diag(*(c[t % len(c)] for c in cubes)) for t in range(len(cubes[0]))]
+    for t in range(round(math.log(groups[0][1], k + 1)) + 1):
+        m = np.eye(n)
+        if later := [i for j in range(len(groups) - 1, t, -1) for i in range(starts[j], starts[j + 1])]:
+            _exchange(m, starts[t], *groups[t], later, k)
+        for j, (a, piece) in enumerate(groups):
+            done = t - j - (j < len(groups) - 1)  # steps since the group's exchange, which the last has not
+            if done >= 0:
+                cube = cubes[j] if piece == 1 else [np.kron(np.eye(a), c) for c in _cubes(piece, k)]
+                m[starts[j] : starts[j + 1], starts[j] : starts[j + 1]] = cube[done % len(cube)]
+        steps.append(m)
+    return steps
+
+
+def _exchange(m: Array, start: int, a: int, piece: int, later: list[int], k: int) -> None:
+    """Set the entries of ``m`` for the exchange of the group at ``start``, of ``a`` pieces, with ``later``.
+
+    What is left of the group averages in sets of k + 1, which keeps the learners together (Algorithm 2).
+    """
+    share = a * piece / (a * piece + len(later))
+    for count, learner in enumerate(later, 1):
+        m[learner, learner] = 1 - share
+        for partner in range(start + piece - count, start + a * piece, piece):
+            m[learner, partner] = m[partner, learner] = share / a
+            m[partner, partner] = 1 - share / a
+    left = [start + q * piece + i for q in range(a) for i in range(piece - len(later))]
+    for i in range(0, len(left), k + 1):
+        some = left[i : i + k + 1]
+        m[np.ix_(some, some)] = 1 / len(some)
