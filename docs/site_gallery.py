@@ -41,7 +41,7 @@ def panels(figure: Figure) -> Bbox:
     boxes = [ax.get_window_extent() for ax in figure.axes]
     largest = max(box.width * box.height for box in boxes)
     shown = Bbox.union([box for box in boxes if box.width * box.height > largest / 2])
-    return shown.transformed(figure.dpi_scale_trans.inverted()).padded(0.1)
+    return shown.transformed(figure.dpi_scale_trans.inverted()).padded(0.03)
 
 
 def scraper(block: tuple[Any, ...], variables: dict[str, Any], gallery_conf: dict[str, Any]) -> str:
