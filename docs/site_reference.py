@@ -164,6 +164,15 @@ def option_rows(function: Callable[..., Any], prefix: str, given: tuple[str, ...
     return rows
 
 
+#: Of a table whose keys depend on its name, what it has with every name.
+ALL = {
+    "data": ' With each of them `data.split`, by default "iid", divides the training set among learners: '
+    "[Give each learner its own data](../../how-to/split.md).",
+    "optimizer": " With each of them `optimizer.groups` give parts of the parameters another optimizer or "
+    "rate: [Groups of parameters](../../how-to/training.md#groups-of-parameters).",
+}
+
+
 def recipe_page() -> Iterator[str]:
     """Every key of a recipe."""
     yield from ("# Recipe keys", "")
@@ -178,7 +187,7 @@ def recipe_page() -> Iterator[str]:
             yield from (f"## {name}", "", markdown(_doc(hint).split("\n\n")[0].replace("\n", " ")), "")
             yield from table(HEAD, dataclass_rows(typing.cast(type, hint), f"{name}."))
     for name, entries in NAMED_TABLES.items():
-        yield from (f"## {name}", "", f"`{name}.name` is one of the following names.", "")
+        yield from (f"## {name}", "", f"`{name}.name` is one of the following names.{ALL.get(name, '')}", "")
         for entry in entries.names():
             yield from entry_section(name, entry, entries[entry])
 

@@ -278,8 +278,11 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sgd": ({"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}, {
         "refused": {"momentum": -1.0},
         "reference": lambda p: torch.optim.SGD(p, 0.01, momentum=0.9, nesterov=True, weight_decay=0.1)}),
-    "lars": ({}, {"refused": {"momentum": -1.0}}),
+    "lars": ({"groups": {"bias": {"name": "adamw", "lr_factor": 2.0}}}, {"refused": {"momentum": -1.0}}),
     "lamb": ({}, {"refused": {"epsilon": -1.0}}),
+    "muon": (
+        {"scale": "match_rms_adamw", "groups": {"bias": {"name": "sgd", "momentum": 0.5}}},
+        {"refused": {"momentum": -1.0, "iterations": 0}}),
     "adamw": ({}, {"reference": lambda p: torch.optim.AdamW(p, 0.01)}),
 }  # fmt: skip
 

@@ -21,9 +21,12 @@ from landscape import InputError, OperationError, plots
 from landscape.core import registry
 from landscape.gradients.learners import Stack
 from landscape.gradients.minibatches import stream
+from landscape.problem.layout import Layout, Slot
 from landscape.testing import check_optimizer
+from landscape.testing.checks import same_bits
 from landscape.training import optimizer
 from landscape.training.optimizer import torch_optim
+from landscape.training.optimizer.groups import role_of
 from landscape.training.recipes import recipe
 from landscape.training.recipes.schedule import Schedule
 from landscape.training.run import launch
@@ -326,10 +329,195 @@ def test_what_cannot_be_is_refused_before_data_is_read(
         chosen(tiny, optimizer=options)
 
 
-def test_a_class_for_other_models_is_refused_with_torchs_reason(tiny: Path) -> None:
-    with pytest.raises(InputError, match=r"'torch:Muon'.*2D") as refusal:  # biases are not
-        Trainer(chosen(tiny, optimizer={"name": "muon"}))
+GPT: dict[str, Any] = {
+    "name": "adamw",
+    "groups": {
+        "matrix": {"name": "muon", "lr_factor": 5.0, "weight_decay": 0.1},
+        "norm": {"weight_decay": 0.0},
+        "*bias": {"name": "sgd", "momentum": 0.5},
+        "embedding": {"frozen": True},
+    },
+}
+
+
+class TwoLayers(torch.nn.Module):
+    """A causal language model of two blocks: an embedding, attention, norms and a head of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(7, 6)
+        layers = [torch.nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True) for _ in range(2)]
+        self.blocks = torch.nn.Sequential(*layers)
+        self.head = torch.nn.Linear(6, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.embedding(x))).transpose(1, 2)
+
+
+def test_parameters_have_roles() -> None:
+    torch.manual_seed(0)
+    found = {s.name: role_of(s) for s in Layout.of(TwoLayers()).slots}
+    assert found.pop("embedding.weight") == "embedding"
+    assert found.pop("head.weight") == "head"
+    assert {name: role for name, role in found.items() if role == "matrix"}.keys() == {
+        f"blocks.{i}.{name}" for i in (0, 1)
+        for name in ("self_attn.in_proj_weight", "self_attn.out_proj.weight", "linear1.weight", "linear2.weight")
+    }  # fmt: skip
+    assert {role for name, role in found.items() if ".norm" in name} == {"norm"}
+    tied = TwoLayers()
+    tied.head.weight = tied.embedding.weight
+    assert role_of(Layout.of(tied).slots[0]) == "embedding"
+    assert {role_of(s) for s in Layout.of(tied).slots} == {"embedding", "matrix", "norm", "bias"}
+
+
+def test_each_group_follows_its_own_optimizer() -> None:
+    """On a small GPT in float64: AdamW, Muon by hand, SGD and nothing, each with its rate, by modules of torch."""
+    torch.manual_seed(0)
+    model = TwoLayers().double()
+    layout, lr = Layout.of(model), 0.02
+    start = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    grouped = optimizer.make(GPT["name"], {"groups": GPT["groups"]})
+    grouped.start(layout, start.repeat(2, 1))
+    weights, rows = start.repeat(2, 1), []
+    roles = {s.name: role_of(s) for s in layout.slots}
+    gradients = torch.randn(6, 2, layout.size, dtype=torch.float64)
+    for t, g in enumerate(gradients, 1):
+        weights = weights - lr * grouped.directions(g, weights, lr, t)
+    for j in range(2):
+        torch.nn.utils.vector_to_parameters(start.clone(), model.parameters())
+        named = dict(model.named_parameters())
+
+        def of(*chosen: str, named: dict[str, Any] = named) -> list[Any]:
+            return [p for n, p in named.items() if roles[n] in chosen]
+
+        others = [
+            torch.optim.AdamW([{"params": of("head")}, {"params": of("norm"), "weight_decay": 0.0}], lr=lr),
+            torch.optim.SGD(of("bias"), lr=lr, momentum=0.5),
+        ]
+        memory = {n: torch.zeros_like(p) for n, p in named.items()}
+        for g in gradients[:, j]:
+            for n, part in layout.views(g).items():
+                named[n].grad = part
+                if roles[n] != "matrix":
+                    continue
+                memory[n] = 0.95 * memory[n] + 0.05 * part
+                update = newton_schulz(0.05 * part + 0.95 * memory[n])
+                scale = max(1, part.shape[0] / part.shape[1]) ** 0.5
+                with torch.no_grad():
+                    named[n].sub_(5 * lr * (scale * update + 0.1 * named[n]))
+            for each in others:
+                each.step()
+        rows.append(torch.nn.utils.parameters_to_vector(named.values()).detach())
+    torch.testing.assert_close(weights, torch.stack(rows), rtol=1e-9, atol=1e-9)
+    assert torch.equal(layout.views(weights)["embedding.weight"][0], layout.views(start)["embedding.weight"])
+
+
+def newton_schulz(x: Tensor) -> Tensor:
+    """Five iterations of Jordan's quintic of one matrix, with its own singular values."""
+    u, s, v = torch.linalg.svd(x, full_matrices=False)
+    s = s / x.norm()
+    for _ in range(5):
+        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    return u @ torch.diag(s) @ v
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has none")
+@pytest.mark.parametrize("scale", ["original", "match_rms_adamw"])
+def test_muon_is_torchs_up_to_bfloat16(scale: str) -> None:
+    torch.manual_seed(0)
+    layout = Layout((Slot("a", (6, 4), 0, 24, "weight"), Slot("b", (3, 8), 24, 24, "weight")))
+    start, gradients = torch.randn(1, 48, dtype=torch.float64), torch.randn(5, 1, 48, dtype=torch.float64)
+    made = optimizer.make("muon", {"scale": scale, "weight_decay": 0.1})
+    made.start(layout, start)
+    weights = start
+    parameters = [torch.nn.Parameter(v[0].clone()) for v in layout.views(start).values()]
+    torchs = torch.optim.Muon(parameters, 0.1, weight_decay=0.1, momentum=0.95, adjust_lr_fn=scale)
+    for t, g in enumerate(gradients, 1):
+        weights = weights - 0.1 * made.directions(g, weights, 0.1, t)
+        for p, part in zip(parameters, layout.views(g[0]).values(), strict=True):
+            p.grad = part
+        torchs.step()
+    moved, expected = (weights - start)[0], torch.cat([p.detach().flatten() for p in parameters]) - start[0]
+    assert float((moved - expected).norm() / expected.norm()) < 0.02
+
+
+def test_the_preconditioner_is_that_of_each_group() -> None:
+    problem = problems.mlp()
+    slots = problem.layout.slots
+    groups = {"bias": {"betas": [0.9, 0.99], "lr_factor": 2.0}, "head": {"name": "adamw"}}
+    made, plain = (optimizer.make("adam", given) for given in ({"groups": groups}, {}))
+    theta = problem.weights[None]
+    for each in (made, plain):
+        each.start(problem.layout, theta)
+    g = torch.randn(2, 1, problem.layout.size, dtype=torch.float64)
+    for t in (1, 2):
+        made.directions(g[t - 1], theta, 0.1, t)
+        plain.directions(g[t - 1], theta, 0.1, t)
+    assert made.preconditioned == plain.preconditioned
+    p, q = (each.preconditioner(theta, g[0], 2) for each in (made, plain))
+    assert p is not None
+    assert q is not None
+    for s in slots:
+        if s.role == "bias":
+            second = 0.99 * 0.01 * g[0] ** 2 + 0.01 * g[1] ** 2
+            expected = ((second / (1 - 0.99**2)).sqrt() + 1e-8) * (1 - 0.9**2) / 2
+        else:
+            expected = q
+        torch.testing.assert_close(p[:, s.place], expected[:, s.place], rtol=1e-9, atol=0)
+    for other in ({"bias": {"frozen": True}}, {"bias": {"name": "sgd"}}, {"bias": {"betas": [0.5, 0.99]}}):
+        assert optimizer.make("adam", {"groups": other}).preconditioned is None
+    sgd = optimizer.make("sgd", {"momentum": 0.5, "groups": {"bias": {"weight_decay": 0.1}}})
+    assert sgd.heavy_ball == (0.5, "ordinary")
+    assert optimizer.make("sgd", {"groups": {"bias": {"lr_factor": 0.5}}}).heavy_ball is None
+    assert not optimizer.make("sgd", {"groups": {"bias": {"frozen": True}}}).direction_is_gradient
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        (
+            {"name": "muon"},
+            r"optimizer\.name: 'muon' .* takes matrices, .*optimizer\.groups\.matrix\.name=muon",
+        ),
+        ({"name": "torch:Muon"}, r"'torch:Muon' .* takes matrices, and 1\.bias has shape .*give groups"),
+        ({"groups": {"bias": {"name": "muon"}}}, r"optimizer\.groups\.bias\.name: 'muon' .* takes matrices"),
+        (
+            {"groups": {"embedding": {}}},
+            r"optimizer\.groups\.embedding: fits no parameter .*matrix, bias, head",
+        ),
+        (
+            {"groups": {"2.biass": {}}},
+            r"optimizer\.groups\.2\.biass: fits no parameter that is left; did you mean",
+        ),
+        ({"groups": {"bias": {"name": "adan"}}}, r"optimizer\.groups\.bias\.name: 'adan' is not known"),
+        ({"groups": {"bias": {"momentun": 1}}}, r"optimizer\.groups\.bias: 'momentun' is not known"),
+        ({"groups": {"bias": {"momentum": 2.0}}}, r"optimizer\.groups\.bias\.momentum: 2\.0 is not allowed"),
+        ({"groups": {"bias": {"lr": 0.1}}}, r"optimizer\.groups\.bias\.lr: not allowed, give lr_factor"),
+        ({"groups": {"bias": {"lr_factor": -1.0}}}, r"optimizer\.groups\.bias\.lr_factor: -1\.0"),
+        (
+            {"groups": {"bias": {"frozen": True, "momentum": 0.1}}},
+            r"frozen: true is not allowed with .*momentum",
+        ),
+        ({"groups": ["bias"]}, r"optimizer\.groups: \['bias'\] is not allowed, it must be dict"),
+        ({"groups": {"bias": 3}}, r"optimizer\.groups\.bias: 3 is not allowed, it must be dict"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused_in_a_line(tiny: Path, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match) as refusal:
+        Trainer(chosen(tiny, optimizer=options))
     assert "\n" not in str(refusal.value)
+
+
+def test_groups_go_into_a_recipe_and_back_and_their_run_goes_on_to_the_bit(tiny: Path) -> None:
+    options = {"name": "adamw", "groups": {"matrix": {"name": "muon"}, "*.bias": {"weight_decay": 0.0}}}
+    made = chosen(tiny, optimizer=options, steps=8, decompose={"every": 2})
+    back = recipe.from_values(recipe.parse(made.to_toml(), "recipe"))
+    assert back.to_toml() == made.to_toml()
+    whole = Trainer(back).run()
+    assert {"matrix.momentum", "*.bias.exp_avg", "others.exp_avg_sq"} <= {*whole.optimizer}
+    half = Trainer(dataclasses.replace(made, steps=5)).run()
+    same_bits(Trainer(back, checkpoint=half).run(), whole)
+    problems.assert_identity(whole.history)
 
 
 def test_short_names_are_torchs_classes(tiny: Path) -> None:

@@ -83,6 +83,11 @@ CASES: dict[str, dict[str, Any]] = {
     "d2": {"algorithm": {"name": "d2", "mixing": "ring(1)"}},
     "adaptive": {"algorithm": {"name": "dsgd-ac", "mixing": "ring(1)"}, "schedule": {"cosine": 60.0}},
     "adamw": {"algorithm": RING, "optimizer": {"name": "adamw", "betas": [0.8, 0.95]}, "lr": 0.02},
+    "groups": {
+        "algorithm": RING,
+        "optimizer": {"name": "adamw", "groups": {"matrix": {"name": "muon"}, "bias": {"weight_decay": 0.0}}},
+        "lr": 0.02,
+    },
     "norms, monitored": {
         "algorithm": RING,
         "model": {"name": "tests.nets:norm_net"},

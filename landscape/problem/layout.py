@@ -6,7 +6,7 @@ import contextlib
 import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
@@ -131,7 +131,9 @@ class Slot:
     """The place of one parameter tensor in θ: ``theta[offset:offset + size].view(shape)``.
 
     ``role`` is "norm" for the parameters of a normalization layer, "bias" for any other tensor of at most
-    one dimension, "weight" for the rest: the classes that filter normalization treats differently.
+    one dimension, "weight" for the rest: the classes that filter normalization treats differently. ``layer``
+    is "embedding" for the parameters of an embedding, "head" for those of the last layer that has a matrix,
+    else ""; no file has it.
     """
 
     name: str
@@ -139,6 +141,7 @@ class Slot:
     offset: int
     size: int
     role: str
+    layer: str = field(default="", compare=False)
 
     @property
     def place(self) -> slice:
@@ -173,12 +176,13 @@ class Layout:
             if isinstance(child, NORM_LAYERS)
             for name, _ in child.named_parameters(recurse=False)
         }
-        slots, offset = [], 0
+        slots, offset, layers = [], 0, _layers(module)
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad:
                 continue
             role = "norm" if name in norm_names else "bias" if parameter.dim() <= 1 else "weight"
-            slots.append(Slot(name, tuple(parameter.shape), offset, parameter.numel(), role))
+            size, layer = parameter.numel(), layers.get(id(parameter), "")
+            slots.append(Slot(name, tuple(parameter.shape), offset, size, role, layer))
             offset += parameter.numel()
         return cls(tuple(slots))
 
@@ -252,6 +256,15 @@ class Layout:
     def flatten(self, tensors: Mapping[str, Tensor], lead: int = 0) -> Tensor:
         """Inverse of :meth:`views`: one (..., P) tensor from named ones with ``lead`` leading dimensions."""
         return torch.cat([tensors[s.name].flatten(start_dim=lead) for s in self.slots], dim=-1)
+
+
+def _layers(module: nn.Module) -> dict[int, str]:
+    """The id of a parameter -> "embedding" or "head"; one that is tied to an embedding is that."""
+    own = [(m, [*m.parameters(recurse=False)]) for m in module.modules()]
+    embeddings = [ps for m, ps in own if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+    heads = [ps for _, ps in own if any(p.dim() > 1 for p in ps)][-1:]
+    found = {id(p): "head" for ps in heads for p in ps}
+    return found | {id(p): "embedding" for ps in embeddings for p in ps}
 
 
 def padding_rows(module: nn.Module, layout: Layout) -> tuple[slice, ...]:

@@ -12,13 +12,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from landscape.core.options import choose
+from landscape.core.options import check_type, choose
 from landscape.core.registry import optimizers
 from landscape.training.optimizer import torch_optim
 from landscape.training.optimizer.base import LAMB, LARS, SGD, Optimizer
+from landscape.training.optimizer.groups import Grouped, Member, named, options_of
+from landscape.training.optimizer.muon import Muon
 from landscape.training.optimizer.torch_optim import TorchOptimizer
 
-__all__ = ["LAMB", "LARS", "SGD", "Optimizer", "TorchOptimizer", "full_name", "make", "names", "options"]
+__all__ = [
+    "LAMB",
+    "LARS",
+    "SGD",
+    "Muon",
+    "Optimizer",
+    "TorchOptimizer",
+    "full_name",
+    "make",
+    "names",
+    "options",
+]
+
+GROUPS = "groups"  # the key of the table of groups
 
 
 def names() -> list[str]:
@@ -45,13 +60,27 @@ def options(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         name: one of :func:`names`, or "torch:CLASS" with a class of ``torch.optim``.
-        given: the recipe's table "optimizer" without its name.
+        given: the recipe's table "optimizer" without its name. A table "groups" in it has further tables, by
+            role or pattern of names: a group has the optimizer's own options where it changes none.
 
     Raises:
         InputError: for an unknown name, or an option that the optimizer does not have; it names the key.
     """
+    own = {key: value for key, value in given.items() if key != GROUPS}
     name = full_name(name)
-    return (torch_optim if torch_optim.is_torch(name) else optimizers).options(name, given)
+    chosen = (torch_optim if torch_optim.is_torch(name) else optimizers).options(name, own)
+    tables = check_type("optimizer.groups", given.get(GROUPS, {}), dict)
+    for pattern, table in tables.items():
+        frozen, factor, rest = options_of(pattern, table)
+        if frozen:
+            tables = tables | {pattern: {"frozen": True}}
+            continue
+        with named(pattern):
+            other = full_name(str(rest.pop("name", name)))
+            inner = options(other, (own if other == name else {}) | rest)
+        # In an order that does not depend on what is given: recipes are compared as texts.
+        tables = tables | {pattern: {"name": other, "lr_factor": factor, **dict(sorted(inner.items()))}}
+    return chosen | ({GROUPS: tables} if tables else {})
 
 
 def make(name: str, given: dict[str, Any]) -> Optimizer:
@@ -65,4 +94,14 @@ def make(name: str, given: dict[str, Any]) -> Optimizer:
         InputError: for an unknown name, or an option or value that is not allowed; it names the key.
     """
     name, chosen = full_name(name), options(name, given)
-    return TorchOptimizer(name, chosen) if torch_optim.is_torch(name) else optimizers[name](**chosen)
+    groups = {pattern: options_of(pattern, table) for pattern, table in chosen.pop(GROUPS, {}).items()}
+    base: Optimizer = (
+        TorchOptimizer(name, chosen) if torch_optim.is_torch(name) else optimizers[name](**chosen)
+    )
+    if not groups:
+        return base
+    members = {}
+    for pattern, (frozen, factor, table) in groups.items():
+        with named(pattern):
+            members[pattern] = Member(None if frozen else make(str(table.pop("name")), table), factor)
+    return Grouped(base, members)

@@ -67,6 +67,8 @@ class Optimizer(ABC):
     #: Whether the direction is linear in the gradients so far.
     linear = True
 
+    #: Whether :meth:`preconditioner` depends on the gradients that it is given.
+    gradient_scaled = False
     #: Whether the direction is the gradient itself, which Eq. 4's split of the noise assumes.
     direction_is_gradient = False
     #: (m, form) as :func:`landscape.limits.max_stable_step` takes them; None if it is another kind.
@@ -182,6 +184,7 @@ class LARS(Optimizer):
 
     names = ("momentum",)
     linear = False
+    gradient_scaled = True
 
     def __init__(
         self, momentum: BelowOne = 0.9, weight_decay: NonNegative = 0.0005, trust: Positive = 0.001

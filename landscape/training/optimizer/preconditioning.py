@@ -118,7 +118,9 @@ class StatePreconditioner:
         self._optimizer.start(self._problem.layout, weights[None])
         self._optimizer.restore(state)
         gradients = (
-            self._gradients(weights, draws) if self.name == "lars" else torch.zeros_like(weights)[None]
+            self._gradients(weights, draws)
+            if self._optimizer.gradient_scaled
+            else torch.zeros_like(weights)[None]
         )
         diagonals = [self._optimizer.preconditioner(weights[None], g[None], step) for g in gradients]
         known = torch.cat([d for d in diagonals if d is not None])

@@ -19,6 +19,7 @@ from landscape.core.errors import InputError
 from landscape.core.options import check_keywords, choose
 from landscape.problem.layout import Layout
 from landscape.training.optimizer.base import Optimizer
+from landscape.training.optimizer.muon import check_matrices
 
 PREFIX = "torch:"
 #: The name in a checkpoint of the number of steps since the state was new, (n, 1): while it is 0 the other
@@ -159,6 +160,8 @@ class TorchOptimizer(Optimizer):
             raise InputError(f"optimizer: '{self.name}' is not allowed {words}") from error
 
     def start(self, layout: Layout, weights: Tensor) -> None:
+        if self.name == f"{PREFIX}Muon":
+            check_matrices(self.name, layout, only_two=True)
         self.layout = layout
         self._copies = torch.zeros_like(weights)
         self._parameters = [

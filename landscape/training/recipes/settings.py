@@ -78,7 +78,7 @@ def _drop_keys_of(old: str, table: str, values: dict[str, Any], settings: Mappin
     """Take out those keys of a table that its new name does not have and ``settings`` do not give."""
     name = str(values["name"])
     if table == "optimizer":
-        known = set(optimizer.options(optimizer.full_name(name), {}))
+        known = {optimizer.GROUPS, *optimizer.options(optimizer.full_name(name), {})}
     elif name in NAMED[table]:
         known = set(inspect.signature(NAMED[table][name]).parameters) | (
             {"split"} if table == "data" else set()
