@@ -234,7 +234,7 @@ class Recipe:
         self.split  # noqa: B018 - refuses one that is not allowed
 
     def __repr__(self) -> str:
-        """What differs from the defaults: the values of the run itself in one line, and a line for each table."""
+        """What differs from the defaults: values of the run itself in a line, and a line for each table."""
         values: dict[str, Any] = {}
         for key in dataclasses.fields(self):
             value = getattr(self, key.name)
