@@ -234,7 +234,7 @@ class Recipe:
         self.split  # noqa: B018 - refuses one that is not allowed
 
     def __repr__(self) -> str:
-        """What differs from the defaults: values of the run itself in a line, and a line for each table."""
+        """The arguments that differ from the defaults: the run's own in a line, and a line for each table."""
         values: dict[str, Any] = {}
         for key in dataclasses.fields(self):
             value = getattr(self, key.name)
