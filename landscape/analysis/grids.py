@@ -100,7 +100,7 @@ def contour(
         bn, bn_samples: whose statistics BatchNorm uses, "center", "recalibrate" or "train"; see
             :meth:`landscape.Problem.with_batchnorm`.
         method: how the losses are computed. "batched" (chains of linear layers: many points at once),
-            "compiled" (the same under torch.compile), "folded" (BatchNorm folded into convolutions,
+            "folded" (BatchNorm folded into convolutions,
             channels-last layout), "pointwise" (any model, point by point) or "auto", the fastest that agrees
             with "pointwise" on a few samples.
         autocast: None; or, faster, products in "tf32" or "bfloat16": the largest error at up to 16 points is
