@@ -11,13 +11,14 @@ from torch import Tensor
 
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import InputError, OperationError
+from landscape.problem.layout import Layout
 from landscape.training.optimizer.base import OptimizerMemory, restored
 from landscape.training.processes.comm import Comm
 from landscape.training.run.randomness import RESERVED, generator
 
 
 class Rule(ABC):
-    """One step w(t) -> w(t+1) of n learners; weights are (n, P), one row a learner.
+    """One step w(t) -> w(t+1) of n learners; weights are (n, P), one row per learner.
 
     A step calls :meth:`begin`, :meth:`gradient_points`, then, with the directions of the optimizer,
     :meth:`finish` and :meth:`update_optimizer_state`. A process that holds some of the learners sees their
@@ -70,6 +71,8 @@ class Rule(ABC):
     def __init__(self, learners: int, seed: int) -> None:
         self.learners, self.seed = learners, seed
         self.comm = Comm(learners)
+        #: The order of the parameters in θ, known before :meth:`start`; without a network it has no slots.
+        self.layout = Layout(())
         self.state: dict[str, Tensor] = {}
         self.shared: dict[str, Tensor] = {}
         self._memory: list[Tensor] = []

@@ -91,7 +91,7 @@ class Trainer:
         self.recipe, self.hooks = recipe, hooks or Hooks()
         self._load_problems(start, checkpoint, device, data_dir, dataset)
         self.algorithm, self.rule = recipe.part("algorithm")[0], recipe.rule()
-        self.rule.comm = self.comm
+        self.rule.comm, self.rule.layout = self.comm, self.train.layout
         self.weights = self.train.weights.repeat(self.comm.n_local, 1)
         self.rule.start(self.weights)
         self._gradients = torch.empty_like(self.weights)
