@@ -410,7 +410,7 @@ def hessian_grid(
             the plane has markers further out (``plane.span``). One number: the same for both axes.
         residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
             zero.
-        max_products: Hessian-vector products a point, at most.
+        max_products: Hessian-vector products per point, at most.
         search: "auto" may search with cheaper products, whose results are verified and refined with exact
             ones; "exact": all products are exact.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.

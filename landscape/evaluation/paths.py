@@ -31,7 +31,7 @@ from landscape.problem.checks import tolerance
 from landscape.problem.losses import correct
 from landscape.problem.problem import Layer, LinearLayer, Problem, stacked_losses
 
-# Measured on 2 cores, 784-50-50-10: 1,000 samples a chunk with 16 to 32 points a block is the fastest, with
+# Measured on 2 cores, 784-50-50-10: 1,000 samples per chunk with 16 to 32 points a block is the fastest, with
 # 64 it takes 1.3 times as long. The activations of a block must stay in cache, hence the bound in bytes, too.
 CHUNK = 1000
 BLOCK_BYTES = 16 * 2**20
@@ -41,7 +41,7 @@ MAX_BLOCK = 20
 def block_size(
     problem: Problem, layers: list[Layer], count: int, budget: MemoryBudget, forced: bool
 ) -> tuple[int, int] | None:
-    """(samples a chunk, points a block) of the batched path; None if one of each exceeds the memory.
+    """(samples per chunk, points per block) of the batched path; None if one of each exceeds the memory.
 
     With ``forced`` InputError in place of None.
     """
