@@ -7,10 +7,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the extension below
 
+import torch
 from site_gallery import SECTIONS
 from site_reference import used_as
 
 from landscape._version import __version__
+from landscape.results import grids
+
+# The types of signatures are looked up in their module, which has this one for type checkers only.
+grids.Tensor = torch.Tensor  # type: ignore[attr-defined]
 
 project = "landscape"
 author = "the landscape authors"
