@@ -75,8 +75,9 @@ def read(group: h5py.Group) -> tuple[History, dict[str, str]]:
         name: hdf5.attribute(column, "unit", str) if "unit" in column.attrs else UNITS.get(name, "")
         for name, column in group.items()
     }
-    for name in set(LATER).difference(columns):
-        columns[name], units[name] = np.full_like(columns.get("step", np.zeros(0)), np.nan), UNITS[name]
+    for name in LATER:
+        if name not in columns:
+            columns[name], units[name] = np.full_like(columns.get("step", np.zeros(0)), np.nan), UNITS[name]
     return columns, units
 
 
