@@ -1,4 +1,4 @@
-"""``python -m tests.mutants``: small faults in rules, products, filling and the check of HDF5 files, one at a time.
+"""``python -m tests.mutants``: small faults in rules, mixing, products, filling and the check of HDF5 files, one at a time.
 
 A fault that no test sees is printed; the exit code is their number. It works on a copy of the repository, in a few
 minutes. With words, only the faults of files whose path contains one of them are tried.
@@ -18,6 +18,7 @@ RULES = (
     "tests/test_conformance.py -k test_a_rule or test_a_topology",
     "tests/test_algorithms.py",
 )
+MIXING = ("tests/test_mixing.py",)
 PRODUCTS = (
     "tests/test_spectrum.py -k dense or textbook or trace or matrix",
     "tests/test_products_checked.py -k penalty",
@@ -29,8 +30,22 @@ FILLING = ("tests/test_adaptive.py",)
 FILES = "tests/test_files.py", "tests/test_fuzz.py"
 #: Folder or file under landscape/ -> the tests that see its faults, and (file, what stands there, what does in the mutant).
 MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
+    ("tests/test_stability.py",): [("limits/rules.py", "omega**2 if", "omega if")],
+    MIXING: [
+        ("training/topology/finite_time.py", "rest //= factor", "rest //= rest"),
+        ("training/topology/finite_time.py", "done % len(cube)", "0"),
+        ("training/topology/mixing.py", "product = m @ product", "product = m"),
+    ],
     RULES: [
         ("training/algorithms/ssgd.py", "directions, alpha=lr,", "directions, alpha=2 * lr,"),
+        ("training/algorithms/tracking.py", 'directions - self.state["direction"]', "directions"),
+        ("training/algorithms/tracking.py", 'weights - self.state["stepped"]', "weights - weights"),
+        ("training/algorithms/noloco.py", "mixed - anchor, alpha", "mixed - new, alpha"),
+        ("training/algorithms/noloco.py", "self.mixing, step // self.period)()", "self.mixing, step)()"),
+        ("training/algorithms/single_worker.py", "self.mu_x * self.mu_y,", "self.mu_x,"),
+        ("training/algorithms/single_worker.py", 'lerp(self.shared["z"], weights, self.mu_y)', 'lerp(self.shared["z"], weights, 1.0)'),
+        ("training/algorithms/demo.py", "momentum - self._restored(sent)", "momentum"),
+        ("training/algorithms/demo.py", ".sign_()", ""),
         ("training/algorithms/ssgd.py", "max_stable_step(0,", "max_stable_step(1,"),
         ("training/algorithms/ssgd.py", "+ self.sigma * draw", "+ self.sigma**2 * draw"),
         ("training/algorithms/dpsgd.py", "self._mixed(), directions, alpha=lr", "self._mixed(), directions, alpha=2 * lr"),

@@ -24,12 +24,14 @@ from landscape.limits import (
     polynomials,
 )
 from landscape.limits.rules import (
+    max_d2_step,
     max_matching_momentum_step,
     max_matching_step,
     max_mixing_step,
     max_paired_outer_step,
     max_period_step,
     max_random_delay_step,
+    max_tracking_step,
 )
 from landscape.training.experiments.escapes import stability
 from landscape.training.topology.mixing import expected_matching
@@ -272,3 +274,27 @@ def test_noloco_is_stable_in_mean_square_up_to_its_limit(period: int) -> None:
         one = [np.kron(np.eye(2), apart) @ a for a in one]
         moments = np.mean([np.kron(a, a) for a in one], 0)
         assert bool(np.abs(np.linalg.eigvals(moments)).max() > 1) == grows
+
+
+@pytest.mark.parametrize("omega", [-0.6, -0.3, 0.3, 0.8])
+@pytest.mark.parametrize("m", [0.0, 0.5])
+@pytest.mark.parametrize("rule", ["awc", "atc", "d2"])
+def test_rules_for_data_that_differ_against_their_linear_maps(omega: float, m: float, rule: str) -> None:
+    """One mode with momentum v: of (w, v, y, u) for gradient tracking, of (w, v, last w, last u) for D²."""
+    if rule == "d2" and omega < -1 / 3:
+        assert max_d2_step([omega], m) == 0
+        return
+    limit = max_d2_step([omega], m) if rule == "d2" else max_tracking_step([omega], m, order=rule)
+
+    def radius(h: float) -> float:
+        w, v, third, u = np.eye(4)
+        new = m * v + w  # the momentum, which is u of this step
+        if rule == "d2":
+            rows = omega * (2 * w - third - h * (new - u)), new, w, new
+        else:
+            y = omega * third + new - u if rule == "awc" else omega * (third + new - u)
+            rows = (omega * w - h * y if rule == "awc" else omega * (w - h * y)), new, y, new
+        return float(np.abs(np.linalg.eigvals(np.array(rows))).max())
+
+    assert radius(0.99 * limit) < 1
+    assert radius(1.01 * limit) > 1 or limit == max_stable_step(0, m)
