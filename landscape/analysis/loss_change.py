@@ -80,8 +80,10 @@ def loss_change(
         >>> x, y = torch.eye(2), torch.zeros(2, 1)
         >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
         >>> change = landscape.loss_change(problem, torch.tensor([1.0, 0.0]), torch.tensor([0.5, 0.0]))
-        >>> change.gradient.round(3).tolist(), change.curvature.round(3).tolist(), round(change.critical_multiple, 1)
-        ([-0.5, -0.5], [0.125, 0.125], 4.0)
+        >>> change.gradient.round(3).tolist(), change.curvature.round(3).tolist()
+        ([-0.5, -0.5], [0.125, 0.125])
+        >>> round(change.critical_multiple, 1)
+        4.0
     """
     problem = problem_of(problem)
     if lr is not None:

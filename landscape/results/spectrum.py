@@ -497,7 +497,8 @@ class LossChange(MatrixResult):
         loss_before, loss_after: L(θ) and L(θ + d).
         step_norm: ‖d‖.
         step_lr: α; NaN if it was not given.
-        critical_multiple: the smallest m with L(θ + md) > L(θ), to 1%; 0 for a step uphill, NaN where there is none.
+        critical_multiple: the smallest m with L(θ + md) > L(θ), to 1%; 0 for a step uphill, NaN where there
+            is none.
         product_error: as of all results; here, of the curvature of all at most.
 
     Example:

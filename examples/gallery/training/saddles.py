@@ -8,4 +8,8 @@ learning rate.
 
 import landscape
 
-figure = landscape.draw(landscape.saddles(seeds=range(6), dimension=(2, 4), noise=(0.01, 0.1), lr=(0.2, 0.4)))
+figure = landscape.draw(
+    landscape.saddles(
+        seeds=range(6), dimension=(2, 4), noise=(0.01, 0.1), lr=(0.2, 0.4)
+    )
+)
