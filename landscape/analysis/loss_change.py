@@ -139,7 +139,7 @@ def loss_change(
     )
 
 
-def _weights(problem: Problem, name: str, weights: Tensor) -> Tensor:
+def _weights(problem: Problem, name: str, weights: Any) -> Tensor:
     if not isinstance(weights, Tensor) or weights.shape != problem.weights.shape:
         shape = tuple(getattr(weights, "shape", ()))
         raise InputError(f"{name}: shape {shape} is not allowed, it must be ({problem.layout.size},)")
