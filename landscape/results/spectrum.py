@@ -484,7 +484,9 @@ class CurvatureTable(MatrixResult):
 
 @dataclass(frozen=True, kw_only=True)
 class LossChange(MatrixResult):
-    """What a step did to the loss, by groups (G) of parameters: gradient, curvature and the rest.
+    """A step's change of the loss by groups (G) of parameters: ⟨g, d⟩, ½ dᵀHd and the rest.
+
+    The directional sharpness is that of arXiv 2606.04662, the critical one that of arXiv 2601.16979.
 
     Attributes:
         groups: (G,), the names; the first is "all", and each parameter is in one other.
@@ -502,8 +504,8 @@ class LossChange(MatrixResult):
         product_error: as of all results; here, of the curvature of all at most.
 
     Example:
-        >>> change.loss_change == change.gradient[0] + change.curvature[0] + change.rest
-        True
+        >>> change.loss_change, change.rest
+        (-0.75, 0.25)
         >>> change.sharpness, change.critical_sharpness
         (0.5, 5.0)
     """
