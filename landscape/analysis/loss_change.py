@@ -1,4 +1,4 @@
-"""What a step did to the loss: gradient, curvature and the rest, by layer and between layers."""
+"""The change of the loss in a step: gradient, curvature and the rest, by layer and between layers."""
 
 from __future__ import annotations
 
