@@ -17,7 +17,7 @@ OUTDATED := -W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning
 # The tests start many processes, which would compile the package each time where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-integrations test-lowest battery-huggingface ordinary-uses truth figures figures-smoke bench fuzz chaos lint docs coverage package clean
+.PHONY: demo test test-all test-integrations test-lowest battery-huggingface ordinary-uses truth figures figures-smoke bench bench-smoke fuzz chaos lint docs coverage package clean
 
 demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
 	$(BIN)/landscape demo -o demo
@@ -55,7 +55,10 @@ docs: $(READY)  ## the documentation, into build/docs; a warning is an error
 	$(BIN)/python docs/check_search.py build/docs
 
 bench: $(PEERS)/ready  ## side-by-side timings, as ratios, in an environment with the peers
-	$(PEERS)/bin/python -m tests.benchmarks
+	$(PEERS)/bin/python -m tests.benchmarks -o docs/benchmarks.json
+
+bench-smoke: $(READY)  ## every benchmark once, as small as it runs, so that none breaks unseen
+	LANDSCAPE_BENCH=smoke OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.benchmarks
 
 chaos: $(READY)  ## 500 kills and signals at random moments over all commands (about half an hour; Linux)
 	$(BIN)/python -m tests.chaos

@@ -348,3 +348,19 @@ def test_what_does_not_fit_is_one_line(
 def test_how_much_is_checked_can_be_chosen() -> None:
     assert Problem(ONE, F.cross_entropy, (FOUR, Y), check="full").check == "full"
     Problem(ONE, nn.CrossEntropyLoss(reduction="sum"), (FOUR, Y), check="off")
+
+
+def test_a_module_that_is_used_twice_keeps_its_parameters() -> None:
+    """torch.func.functional_call leaves its replacement in such a module (PyTorch 2.13), if it ties weights."""
+    torch.manual_seed(0)
+    layer, head = nn.Linear(4, 4), nn.Linear(4, 2)
+    model = nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), head).double()
+    own = {place: place.weight for place in (layer, head)}
+    problem = Problem(model, nn.CrossEntropyLoss(), (torch.randn(30, 4).double(), torch.arange(30) % 2))
+    v = torch.randn_like(problem.weights)
+    problem.loss(problem.weights + v)
+    assert all(place.weight is weight for place, weight in own.items())
+    exact, differences = (
+        landscape.extreme_eigenvalues(problem, derivatives=way) for way in ("exact", "differences")
+    )
+    assert differences.max == pytest.approx(exact.max, rel=1e-5)

@@ -442,3 +442,16 @@ def test_a_signal_while_modules_are_imported_ends_the_command(tiny: Path) -> Non
     code = SIGNALING.format(module="landscape.__main__", name="click", caught="KeyboardInterrupt")
     done = ran("train", "--help", code=code)
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+def test_threads_that_wait_sleep_unless_the_user_has_it_otherwise(given: str | None) -> None:
+    """OpenMP reads its policy as it is loaded, with torch."""
+    code = (
+        "import atexit, os, sys, landscape.__main__ as command; sys.argv[1:] = ['--help']\n"
+        "atexit.register(lambda: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules))\ncommand.main()"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    environment |= {"OMP_WAIT_POLICY": given} if given else {}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.splitlines()[-1] == f"{given or 'PASSIVE'} False", done.stderr

@@ -331,9 +331,13 @@ def test_sentences_say_what_the_runs_can_tell_apart(made: contents.Contents) -> 
     few = dataclasses.replace(one, seeds=3)  # t of 4 degrees of freedom: 2.78 times √2 = 3.93
     unsure = dataclasses.replace(one, standard_error=math.nan)
     for best, gap, words in (
-        (one, 1.0, "do not tell the two apart"),
+        (
+            one,
+            1.0,
+            "The test errors of A and B differ by 1.0 ± 1.4 points, 0.7 standard errors; 2.0 are needed",
+        ),
         (one, 10.0, "A has the lowest test error, 10.0 ± 1.4 points below B, 7.1 standard errors."),
-        (few, 3.8, "do not tell"),
+        (few, 3.8, "are needed to say which is lower"),
         (few, 4.0, "standard errors."),
         (unsure, 1.0, "cannot be said"),
         (dataclasses.replace(one, standard_error=0.0), 1.0, "below B."),

@@ -5,14 +5,17 @@ It takes Playwright (pip install playwright, without its browsers) and Chromium 
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import io
 import shutil
 import threading
+import xml.etree.ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -116,19 +119,19 @@ def test_selector_and_synchronized_cameras(opened: Opened) -> None:
     assert page.evaluate(scene, "plot-a")[1] == pytest.approx(page.evaluate(scene, "plot-b")[1])
     before = page.evaluate(scene, "plot-a")[0]
     page.click('[data-turn="left"]')
-    page.wait_for_timeout(300)
+    wait_for(lambda: page.evaluate(scene, "plot-a")[0] != before)
     after = page.evaluate(scene, "plot-a")[0]
-    assert after != before
-    assert page.evaluate(scene, "plot-b")[0] == pytest.approx(after)
+    wait_for(lambda: page.evaluate(scene, "plot-b")[0] == pytest.approx(after))
     page.locator("#plot-a").scroll_into_view_if_needed()
     box = page.locator("#plot-a").bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    frame = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
     page.mouse.move(x, y)
-    page.wait_for_timeout(200)
+    page.evaluate(frame)  # Plotly looks at the mouse once in each frame
     page.mouse.down()
     for k in range(1, 4):
         page.mouse.move(x + 40 * k, y + 5 * k)
-        page.wait_for_timeout(50)
+        page.evaluate(frame)
     page.mouse.up()
     eyes = """(before) => {  // on a busy machine, a move is drawn late
         const [a, b] = ["plot-a", "plot-b"].map((id) => document.getElementById(id)._fullLayout.scene._scene.getCamera().eye.x);
@@ -137,15 +140,13 @@ def test_selector_and_synchronized_cameras(opened: Opened) -> None:
     wait_for(lambda: page.evaluate(eyes, after))
     picture = page.locator("#plot-a").screenshot()
     page.select_option("#scene-a", "0")
-    page.wait_for_timeout(500)
-    assert page.locator("#plot-a").screenshot() != picture
+    wait_for(lambda: page.locator("#plot-a").screenshot() != picture)
     assert page.evaluate("document.getElementById('plot-a').data.map((t) => t.name)").count("learners") == 1
     page.select_option("#scene-b", "")
-    page.wait_for_timeout(300)
-    assert not page.locator("#plot-b").is_visible()
+    page.wait_for_selector("#plot-b", state="hidden")
     page.select_option("#scene-b", "1")
-    page.wait_for_timeout(300)
-    assert colors(opened, "#plot-b") > 200
+    page.wait_for_selector("#plot-b")
+    wait_for(lambda: colors(opened, "#plot-b") > 200)
 
 
 def test_cursors_are_linked(opened: Opened) -> None:
@@ -154,7 +155,7 @@ def test_cursors_are_linked(opened: Opened) -> None:
     first.scroll_into_view_if_needed()
     box = first.locator(".nsewdrag").bounding_box()
     page.mouse.move(box["x"] + 0.7 * box["width"], box["y"] + 0.3 * box["height"], steps=5)
-    page.wait_for_timeout(300)
+    wait_for(lambda: "loss" in first.locator(".reading").inner_text())
     read = [figure.locator(".reading").inner_text() for figure in (first, second)]
     place = [text.split(": loss")[0] for text in read]
     assert place[0] == place[1] != ""
@@ -180,19 +181,16 @@ def test_the_scrubber_moves_the_learners(opened: Opened) -> None:
     page.locator("#scrub").focus()
     page.keyboard.press("Home")
     assert text.inner_text().startswith("step 0")
-    page.wait_for_timeout(200)
-    assert page.evaluate(dots) != at_end
+    wait_for(lambda: page.evaluate(dots) != at_end)
     page.click("#scrub-on")
     assert text.inner_text().startswith("step 5,")
     assert "consensus distance" in text.inner_text()
-    wide = page.evaluate("document.getElementById('plot-scrub')._fullLayout.xaxis.range")
+    extent = "document.getElementById('plot-scrub')._fullLayout.xaxis.range"
+    wide = page.evaluate(extent)
     page.check("#scrub-close")
-    page.wait_for_timeout(200)
-    near = page.evaluate("document.getElementById('plot-scrub')._fullLayout.xaxis.range")
-    assert near != wide
+    wait_for(lambda: page.evaluate(extent) != wide)
     page.click("#scrub-play")
-    page.wait_for_timeout(2500)
-    assert text.inner_text().startswith("step 30,")
+    wait_for(lambda: text.inner_text().startswith("step 30,"))
 
 
 def test_runs_tables_and_theme(opened: Opened) -> None:
@@ -200,8 +198,7 @@ def test_runs_tables_and_theme(opened: Opened) -> None:
     visible = "() => document.querySelector('[data-chart=curve-consensus] .plot').data.map((t) => t.visible ?? true)"
     assert page.evaluate(visible) == [True, True]
     page.locator("[data-runs] input").first.uncheck()
-    page.wait_for_timeout(200)
-    assert page.evaluate(visible) == [False, True]
+    wait_for(lambda: page.evaluate(visible) == [False, True])
     header = page.locator("#runs th", has_text="test error")
     column = 1 + page.locator("#runs th").all_inner_texts().index(header.inner_text())
     cells = page.locator(f"#runs tbody td:nth-child({column})")
@@ -214,9 +211,71 @@ def test_runs_tables_and_theme(opened: Opened) -> None:
     ink = "() => document.querySelector('[data-chart=curve-consensus] .xtick text').style.fill"
     before = page.evaluate(ink)
     page.click("#theme")
-    page.wait_for_timeout(1500)
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    assert page.evaluate(ink) != before
+    wait_for(lambda: page.evaluate(ink) != before)
+
+
+def saved(page: Any, chart: str, kind: str) -> bytes:
+    """What the button ``kind`` of a chart gives."""
+    with page.expect_download() as download:
+        page.locator(f"{chart} .tools [aria-label='Save as {kind}']").click()
+    assert download.value.suggested_filename.endswith(f".{kind.lower()}")
+    return Path(download.value.path()).read_bytes()
+
+
+LOSS, SURFACE, SCENE = (
+    ".charts [data-chart=curve-train_loss]", ".charts [data-chart=surface-1]", ".scenes > :first-child"
+)  # fmt: skip
+OF_LOSS = f"(key) => document.querySelector('{LOSS} .plot')[key]"
+DATA = "JSON.parse(document.getElementById('data').textContent)"
+
+
+def test_charts_are_saved(opened: Opened) -> None:
+    page = opened.page
+
+    def rows(chart: str) -> list[list[str]]:
+        head, *points = csv.reader(saved(page, chart, "CSV").decode().splitlines())
+        assert head == ["name", "x", "y", "z"]
+        return points
+
+    wanted = [
+        (t["name"], x, y) for t in page.evaluate(OF_LOSS, "data") for x, y in zip(t["x"], t["y"], strict=True)
+    ]
+    assert [(name, float(x), float(y)) for name, x, y, _ in rows(LOSS)] == wanted
+    surfaces = page.evaluate(DATA)["surfaces"]
+    for chart, k in ((SURFACE, 1), (SCENE, int(page.locator("#scene-a").input_value()))):
+        assert [float(z) for *_, z in rows(chart) if z] == [z for row in surfaces[k]["z"] for z in row]
+    width = page.locator(f"{LOSS} .plot").bounding_box()["width"]
+    for chart in (LOSS, SURFACE, SCENE):
+        picture = Image.open(io.BytesIO(saved(page, chart, "PNG"))).convert("RGB")
+        assert len(picture.getcolors(picture.width * picture.height)) > 10
+        if chart is LOSS:
+            assert picture.width == pytest.approx(2 * width, abs=2)
+        assert (
+            xml.etree.ElementTree.fromstring(saved(page, chart, "SVG")).tag
+            == "{http://www.w3.org/2000/svg}svg"
+        )
+
+
+def test_curves_are_smoothed_and_switched_between_scales(opened: Opened) -> None:
+    page = opened.page
+    axis = f"() => document.querySelector('{LOSS} .plot')._fullLayout.yaxis.type"
+    was = page.evaluate(axis)
+    for wished in ("linear" if was == "log" else "log", was):
+        page.locator(f"{LOSS} .tools [aria-label^=Logarithmic]").click()
+        wait_for(lambda wished=wished: page.evaluate(axis) == wished)
+    raw = page.evaluate(OF_LOSS, "data")[0]["y"]
+    page.locator("#smoothing").fill("0.9")
+    weights = 0.9 ** np.arange(len(raw))[::-1]  # divided by their sum
+    expected = weights @ np.array(raw) / weights.sum()
+    wait_for(lambda: page.evaluate(OF_LOSS, "data")[0]["y"][-1] == pytest.approx(expected))
+    name = "curve-alpha_e"  # with the learning rates beside it, which stay
+    shown = f"document.querySelector('.charts [data-chart={name}] .plot').data"
+    whole = page.evaluate(DATA)["charts"][name]["figure"]["data"]
+    for trace, before in zip(page.evaluate(shown), whole, strict=True):
+        assert (trace["y"] == before["y"]) == (trace.get("legendgroup") == "beside")
+    page.locator("#smoothing").fill("0")
+    wait_for(lambda: page.evaluate(OF_LOSS, "data")[0]["y"] == raw)
 
 
 @pytest.mark.slow
@@ -291,8 +350,7 @@ def test_twenty_surfaces_open_without_jank(browser: Any, tmp_path: Path) -> None
     first.focus()
     for key in ("ArrowLeft", "ArrowUp") * 10:
         opened.page.keyboard.press(key)
-    opened.page.wait_for_timeout(300)
-    reading = opened.page.locator('.charts [data-chart="surface-19"] .reading').inner_text()
-    assert reading.startswith("x = -0.4, y = 0.4")
+    reading = opened.page.locator('.charts [data-chart="surface-19"] .reading')
+    wait_for(lambda: reading.inner_text().startswith("x = -0.4, y = 0.4"))
     assert max(opened.page.evaluate("window.tasks"), default=0) < 200
     opened.close()

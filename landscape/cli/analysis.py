@@ -44,13 +44,15 @@ from landscape.curvature.hessian import DERIVATIVES
 from landscape.data.base import Dataset
 from landscape.evaluation.evaluate import AUTOCASTS, METHODS
 from landscape.problem.batchnorm import POLICIES
-from landscape.problem.problem import Loss
+from landscape.problem.problem import Loss, Problem
 from landscape.results import base
 
 R = TypeVar("R", bound=base.Result)
 
 # Defaults of options that the name of a result does not mention.
 DEFAULTS = ("random", "none", "hessian", "worst", SPLIT)
+# Seconds above which a command says before it starts what it will take (ours: a user then wonders).
+LONG = 5.0
 
 
 class GridType(click.ParamType):  # type: ignore[type-arg]  # no generic class in click 8.1
@@ -434,3 +436,10 @@ def __getattr__(name: str) -> click.Command:
     )
     globals()[name] = made  # once: Sphinx changes the signatures of what it has documented
     return made
+
+
+def say_cost(problem: Problem, function: str, options: Mapping[str, Any]) -> None:
+    """Print what a call will take, if that is long."""
+    forecast = problem.cost(function, **options)
+    if forecast.seconds > LONG:
+        common.message(str(forecast))

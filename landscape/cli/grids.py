@@ -27,7 +27,7 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.result_file import ConflictError, ResultFile
 from landscape.cli import common, processes
-from landscape.cli.analysis import Analysis, analysis_options, each
+from landscape.cli.analysis import Analysis, analysis_options, each, say_cost
 from landscape.cli.completion import Choice
 from landscape.cli.options import ListType, command, group
 from landscape.cli.processes import Processes
@@ -222,6 +222,8 @@ def compute_on_grid(
                     plane = known.plane(problem.weights)  # costly to find, and the same but for rounding
                 else:
                     plane = make_plane(chosen, problem, group, analysis.seed)
+                if kind is HessianGrid and known is None and joined is None:
+                    say_cost(problem, "hessian_grid", analysis.settings)  # losses show it after a few points
                 given = {**analysis.settings, **origins[i], "progress": progress}
                 result = compute(problem, plane, into=file, execution=execution, **given)
                 results.append(result)

@@ -15,8 +15,7 @@ from landscape.analysis.sharpness import batch_sharpness as compute_batch_sharpn
 from landscape.analysis.spectrum import curvature_table
 from landscape.analysis.spectrum import spectrum as compute_spectrum
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import common
-from landscape.cli.analysis import Analysis, analysis_options
+from landscape.cli.analysis import Analysis, analysis_options, say_cost
 from landscape.cli.completion import Choice
 from landscape.cli.options import command, numbers
 from landscape.core.errors import InputError
@@ -25,15 +24,11 @@ from landscape.curvature.hessian import MATRICES
 from landscape.curvature.peers import ENGINES
 from landscape.gradients.minibatches import known_batch
 from landscape.problem.layout import GROUPINGS
-from landscape.problem.problem import Problem
 from landscape.results.curvature import BatchSharpness
 from landscape.results.noise import NoiseScale
 from landscape.results.spectrum import CurvatureTable, Spectrum
 from landscape.training.experiments.continued import operating_point
 from landscape.training.optimizer.preconditioning import preconditioner
-
-# Seconds above which a command says before it starts what it will take (ours: a user then wonders).
-LONG = 5.0
 
 
 @command(
@@ -107,13 +102,6 @@ def _table(by: str, analysis: Analysis, others: Mapping[str, Any]) -> None:
 
     analysis = replace(analysis, settings=given)
     analysis.compute("curvature-table", analysis.open(), compute, *([by] if by in GROUPINGS[1:] else []))
-
-
-def say_cost(problem: Problem, function: str, options: Mapping[str, Any]) -> None:
-    """Print what a call will take, if that is long."""
-    forecast = problem.cost(function, **options)
-    if forecast.seconds > LONG:
-        common.message(str(forecast))
 
 
 @command(

@@ -199,7 +199,7 @@ def _slope(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, 
     """The loss of the first chunk at ``at``, and its gradient (P,) in ``slots``, zero elsewhere.
 
     Where the backward pass computes outputs again it is taken as in training; else with leaves in place of
-    the parameters, as a module that is used twice may keep leaves of one pass in the next.
+    the parameters, so that hooks of the user's parameters (an optimizer within the backward pass) do not run.
     """
     if recomputes(problem.model):
         x, y, _, seed = next(problem.parts())

@@ -123,6 +123,21 @@ def recomputes(model: nn.Module, found: bool = False) -> bool:
     return "_landscape_recomputes" in vars(model)
 
 
+def _everywhere(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """``tensors`` by the name of each place that holds the parameter or buffer, each module counted once.
+
+    functional_call's own ``tie_weights`` replaces twice in a module that is used twice, and what it sets back
+    afterwards is its own replacement, which stays in the user's model (PyTorch 2.13).
+    """
+    places = {
+        f"{prefix}.{key}" if prefix else key: tensor
+        for prefix, module in model.named_modules()
+        for key, tensor in (*module._parameters.items(), *module._buffers.items())
+    }
+    new = {id(places[name]): tensor for name, tensor in tensors.items()}
+    return {name: new[id(tensor)] for name, tensor in places.items() if id(tensor) in new}
+
+
 def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
     """The model's outputs with ``weights`` in place of its parameters, differentiable in them.
 
@@ -131,12 +146,12 @@ def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
     """
     if recomputes(model) and torch.is_grad_enabled() and any(w.requires_grad for w in weights.values()):
         raise InputError(AGAIN)
-    weights = dict(zip(weights, aligned(model, weights.values()), strict=True))
+    weights = _everywhere(model, dict(zip(weights, aligned(model, weights.values()), strict=True)))
     args, kwargs = tuple(x) if isinstance(x, (tuple, list)) else (x,), dict[str, Any]()
     if isinstance(x, Mapping):
         args, kwargs = (), dict(x)
     try:
-        return functional_call(model, weights, args, kwargs)
+        return functional_call(model, weights, args, kwargs, tie_weights=False)
     except RuntimeError as error:
         if model in UNALIGNED or "storage_offset" not in str(error):
             raise

@@ -170,9 +170,17 @@ def _schema(path: Path) -> str:
         return str(file.attrs["schema"])
 
 
+def name_of(checkpoint: Checkpoint) -> str:
+    """The label of a run without its step."""
+    label = paper_name(checkpoint.label)
+    return label.rpartition(", step ")[0] or label
+
+
 def _names(checkpoints: Sequence[Checkpoint]) -> list[str]:
-    """The labels; with the folder, or else the path, where labels are equal."""
-    labels = [paper_name(c.label) for c in checkpoints]
+    """The labels; with the step, the folder, or else the path, where they are equal without."""
+    labels = [name_of(c) for c in checkpoints]
+    if len(set(labels)) < len(labels):
+        labels = [paper_name(c.label) for c in checkpoints]
     places = [c.path or Path() for c in checkpoints]
     folders = [f"{name} ({path.resolve().parent.name})" for name, path in zip(labels, places, strict=True)]
     paths = [f"{name} ({path})" for name, path in zip(labels, places, strict=True)]

@@ -95,7 +95,9 @@ def last_test_error(run: Run) -> tuple[float, float]:
 def _chart(runs: Sequence[Run], column: str) -> Chart | None:
     traces, words, shown = [], [], []
     title, unit = PANELS[column][0], style.in_brackets(unit_of(column)).strip(" ()")
-    title, log = title[0].upper() + title[1:], PANELS[column][1] == "log"
+    first = title.split()[0]
+    title = title if "·" in first else title[0].upper() + title[1:]  # not of a symbol, such as lr·λ_max
+    log = PANELS[column][1] == "log"
     lines, settings = lines_of(runs), banded(runs)
     for setting in settings:
         traces += _band(setting, [values_of(runs[k], column) for k in setting.places], column, log)
@@ -131,7 +133,8 @@ def _chart(runs: Sequence[Run], column: str) -> Chart | None:
         if len(y) and (of is None or k == of.places[0]):  # the runs of a setting have one limit
             shown_for, own = None if of else k, line | {"dash": dash}
             label = f"{name} {of.name if of else run.name}"
-            traces.append(_trace(label, shown_for, _corners(x, y), own, 1.2, 0.9))
+            line_beside = _trace(label, shown_for, _corners(x, y), own, 1.2, 0.9)
+            traces.append(line_beside | {"legendgroup": "beside"})
     alt = f"{title} by step: {'; '.join(words)}."
     layout = {"xaxis": axis("step"), "yaxis": yaxis}
     return Chart(f"curve-{column}", title, alt, {"data": traces, "layout": layout})

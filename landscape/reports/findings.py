@@ -89,12 +89,13 @@ def test_error(runs: Sequence[Run], setting: SeedGroup) -> ErrorSummary | None:
     ((run, value, error),) = finite
     words = f"{in_words(value, error)}% after {steps} steps"
     if samples := run.data["test"]:
-        words += f" (seed {run.seed}; standard error of {samples:,} test samples)"
+        seed = f"seed {run.seed}; " if run.has_recipe else ""
+        words += f" ({seed}standard error of {samples:,} test samples)"
     return ErrorSummary(value, error, error, words)
 
 
 def _comparison(errors: dict[str, ErrorSummary]) -> list[str]:
-    """The best setting against the second best, and whether the runs tell them apart."""
+    """The best setting against the second best, and whether the runs show which is better."""
     if len(errors) < 2:
         return []
     (best, a), (other, b) = sorted(errors.items(), key=lambda item: item[1].mean)[:2]
@@ -108,10 +109,13 @@ def _comparison(errors: dict[str, ErrorSummary]) -> list[str]:
     freedoms = [math.inf if e.seeds == 1 else e.seeds - 1 for e in (a, b)]
     freedom = welch_freedom((a.standard_error, b.standard_error), (freedoms[0], freedoms[1]))
     needed = float(t_quantile(LEVEL, freedom))
-    words += f", {gap / error:.1f} standard errors"
-    if gap <= needed * error:
-        return [f"{words}; {needed:.1f} are needed, so these runs do not tell the two apart."]
-    return [f"{words}."]
+    if gap > needed * error:
+        return [f"{words}, {gap / error:.1f} standard errors."]
+    lowest = ", the two lowest," if len(errors) > 2 else ""
+    return [
+        f"The test errors of {best} and {other}{lowest} differ by {in_words(gap, error)} points, "
+        f"{gap / error:.1f} standard errors; {needed:.1f} are needed to say which is lower."
+    ]
 
 
 def _divergence(runs: Sequence[Run]) -> str:
@@ -190,24 +194,30 @@ def runs_section(contents: Contents) -> Section:
         "Losses and errors are those of w_a, the mean of the n learners, at the last evaluated step. "
         "The error of a test error is the standard error of its test samples."
     )
-    texts = tuple((f"Recipe of {r.name}", r.checkpoint.recipe) for r in contents.runs if r.checkpoint.recipe)
+    texts = tuple(
+        (f"{'Recipe' if r.checkpoint.has_recipe else 'Settings'} of {r.name}", r.checkpoint.recipe)
+        for r in contents.runs
+        if r.checkpoint.recipe
+    )
     words, tables = (text, *contents.notes), (Table("Runs", _COLUMNS, rows),)
     return Section("runs", "What was run, and on what", words, tables=tables, texts=texts)
 
 
 def _run(run: Run) -> tuple[Cell, ...]:
     c = run.checkpoint
+    # A recorded loop knows neither its minibatches nor its seed.
+    batch, seed = (c.learners * c.local_batch, c.seed) if c.has_recipe else (math.nan, math.nan)
 
     def named(of: dict[str, Any]) -> str:
         options = ", ".join(f"{k} = {v}" for k, v in of["options"].items())
-        return f"{of['name'] or 'not known'} {options}".strip()
+        return f"{of['name'] or 'of its own'} {options}".strip()
 
     lasts = (values_of(run, name)[1] for name in ("test_loss", "train_loss", "consensus", "wall_s"))
     return (
         *text_cells(run.name, paper_name(c.algorithm), named(c.model)),
         Cell(f"{c.layout.size:,}", c.layout.size),
         *text_cells(named(c.data)),
-        *(number(float(v)) for v in (c.data["train"], c.learners, c.learners * c.local_batch, c.lr, c.seed)),
+        *(number(float(v)) for v in (c.data["train"], c.learners, batch, c.lr, seed)),
         Cell(f"{c.step:,}" + (" (diverged)" if c.diverged else ""), c.step),
         number(*last_test_error(run)),
         *(number(float(values[-1]) if len(values) else math.nan) for values in lasts),

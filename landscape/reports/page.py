@@ -138,8 +138,7 @@ def build_now(folder: Path, end: Checkpoint | None, ran: str, told: tuple[str, .
         ran: its state.
         told: its numbers.
     """
-    name = paper_name(end.label).rpartition(", step ")[0] if end else ""
-    runs = (Run(end, folder / "last.h5", "", name),) if end else ()
+    runs = (Run(end, folder / "last.h5", "", contents.name_of(end)),) if end else ()
     given = replace(contents.latest(folder, Surface), runs=runs)
     *contours, _ = analyses.sections(given)  # without three dimensions, or the note that there is no contour
     sections = tuple(section for section in (curves.section(runs), *contours) if section.shows)
@@ -149,10 +148,13 @@ def build_now(folder: Path, end: Checkpoint | None, ran: str, told: tuple[str, .
 def _drawn(given: Contents) -> dict[str, Any]:
     """The surfaces, the runs with their lines, and the colors, as the page's script takes them."""
     lines = zip(given.runs, lines_of(given.runs), strict=True)
-    in_bands = {k for setting in curves.banded(given.runs) for k in setting.places}
+    bands = curves.banded(given.runs)
+    in_bands, medians = {k for band in bands for k in band.places}, {b.places[0]: b.name for b in bands}
     runs = [{"name": run.name, "grouped": k in in_bands, **line} for k, (run, line) in enumerate(lines)]
+    key = [run | {"name": medians.get(k, run["name"])} for k, run in enumerate(runs)]
+    key = [line for k, line in enumerate(key) if k in medians or k not in in_bands]
     colors = [to_hex(CMAP(share)) for share in np.linspace(0, 1, COLORS)]
-    return analyses.data(given) | {"scrubbers": [], "runs": runs, "colors": colors}
+    return analyses.data(given) | {"scrubbers": [], "runs": runs, "key": key, "colors": colors}
 
 
 def _ran(given: Contents) -> str:
@@ -164,7 +166,7 @@ def _ran(given: Contents) -> str:
         several = f"{len(runs)} seeds, " if len(runs) > 1 else ""
         words.append(f"{setting.name} ({several}{steps} steps)")
     kinds = Counter(type(result).__name__ for result, _ in given.found)
-    results = [f"{count} {kind}" for kind, count in kinds.items()]
+    results = [f"{kind} ({count})" for kind, count in kinds.items()]
     parts = {"Runs": words, "Results": results}
     return " ".join(f"{name}: {'; '.join(texts)}." for name, texts in parts.items() if texts)
 

@@ -41,8 +41,8 @@ function themed(layout) {
 }
 
 let smoothing = 0; // the weight of what is before, in an exponential moving average without its bias
-function smoothed(trace) {
-  if (!smoothing || typeof trace.meta !== "number" || !trace.mode?.includes("lines")) return trace;
+function smoothed(trace) { // not the bands, and not the limits and learning rates
+  if (!smoothing || trace.fill || trace.legendgroup || !trace.mode?.includes("lines")) return trace;
   let [sum, weight] = [0, 0];
   const y = trace.y.map((value) => {
     if (value === null) return null;
@@ -57,7 +57,8 @@ function draw(div, figure) {
   const layout = structuredClone(figure.layout); // Plotly changes what it gets
   const { title, type } = layout.yaxis ?? {};
   if (switched.has(div)) layout.yaxis = type === "log" ? { title } : { title, type: "log", exponentformat: "power" };
-  return Plotly.react(div, figure.data.map(smoothed), themed(layout), CONFIG);
+  const traces = curves().includes(figure) ? figure.data.map(smoothed) : figure.data;
+  return Plotly.react(div, traces, themed(layout), CONFIG);
 }
 
 // Surfaces
@@ -126,8 +127,8 @@ function contourFigure(k) {
   return {
     data: [contourTrace(k), ...points],
     layout: {
-      xaxis: { range: range(surface.x), title: { text: surface.axes[0] }, nticks: 6, showgrid: false },
-      yaxis: { range: range(surface.y), title: { text: surface.axes[1] }, nticks: 6, showgrid: false },
+      xaxis: { range: range(surface.x), title: { text: surface.axes[0] }, nticks: 6, showgrid: false, mirror: true, showline: true },
+      yaxis: { range: range(surface.y), title: { text: surface.axes[1] }, nticks: 6, showgrid: false, mirror: true, showline: true },
     },
   };
 }
@@ -141,7 +142,9 @@ all("[data-scale]").forEach((box) => {
   bar.style.background = `linear-gradient(to right, ${COLORS.join(", ")})`;
   words[words.length - 1] += " or more";
   labels.append(...words.map((word) => Object.assign(document.createElement("span"), { textContent: word })));
-  box.append(bar, labels, `loss (nat)${scale.log ? ", logarithmic" : ""}`);
+  const signs = { "star": "★", "circle": "●", "triangle-down": "▽" };
+  const marked = markersOf(Number(box.dataset.scale)).map(([name, , , , symbol]) => `; ${signs[symbol]} ${name}`);
+  box.append(bar, labels, `loss (nat)${scale.log ? ", logarithmic" : ""}${marked.join("")}`);
 });
 
 // Linked cursors: one place for all contours of a group
@@ -212,7 +215,7 @@ function sceneFigure(k, other) {
   }));
   const sheet = {
     type: "surface", x: surface.x, y: surface.y, z: heights(k), cmin: bottom, cmax: top, colorscale: SCALE, showscale: false,
-    lighting: { ambient: 0.55, diffuse: 0.75, specular: 0.25, roughness: 0.6, fresnel: 0.1 },
+    lighting: { ambient: 0.7, diffuse: 0.35, specular: 0.03, roughness: 0.9, fresnel: 0 }, // no color becomes white
     lightposition: { x: -1000, y: -500, z: 3000 }, customdata: surface.z,
     hovertemplate: "x = %{x:.4g}<br>y = %{y:.4g}<br>loss %{customdata:.4g}<extra></extra>",
   };
@@ -252,7 +255,7 @@ function setUpScenes() {
   const chosen = () => [Number(a.value), b.value === "" ? null : Number(b.value)];
   const update = async () => {
     const [left, right] = chosen();
-    views[1].hidden = right === null;
+    views[1].parentElement.hidden = right === null;
     await draw(views[0], sceneFigure(left, right));
     views[0].setAttribute("aria-label", `The loss surface of ${plain(data.surfaces[left].label)} in three dimensions`);
     if (right === null) { Plotly.purge(views[1]); drawn.delete(views[1]); } else {
@@ -362,12 +365,20 @@ function setUpScrubber() {
 }
 
 // Runs that are shown, and tables
-all("[data-runs]").forEach((box) => data.runs.forEach((run, k) => {
+function named(box, { name, color, dash }) { // a line as charts draw it, and its name
+  const dashes = { dash: "6 4", dot: "2 3", dashdot: "6 3 2 3", longdash: "10 4" }[dash] ?? "none";
+  box.insertAdjacentHTML("beforeend", `<svg viewBox="0 0 36 8" aria-hidden="true"><line x1="0" x2="36" y1="4" y2="4" stroke="${color}" stroke-width="3" stroke-dasharray="${dashes}"/></svg>`);
+  box.append(name);
+}
+all("[data-key]").forEach((box) => data.key.forEach((line) => {
+  const item = document.createElement("span");
+  named(item, line);
+  box.append(item);
+}));
+all("[data-runs]").forEach((box) => data.runs.forEach((run) => {
   const label = document.createElement("label"), input = Object.assign(document.createElement("input"), { type: "checkbox", checked: true });
-  const dashes = { dash: "6 4", dot: "2 3", dashdot: "6 3 2 3", longdash: "10 4" }[run.dash] ?? "none";
   label.append(input);
-  label.insertAdjacentHTML("beforeend", `<svg viewBox="0 0 36 8" aria-hidden="true"><line x1="0" x2="36" y1="4" y2="4" stroke="${run.color}" stroke-width="3" stroke-dasharray="${dashes}"/></svg>`);
-  label.append(run.name);
+  named(label, run);
   box.append(label);
   input.addEventListener("change", () => { run.hidden = !input.checked; redraw(); });
 }));
@@ -400,16 +411,14 @@ function save(text, name) {
 }
 function csv(figure) {
   const cell = (value) => typeof value === "string" ? `"${plain(value).replaceAll('"', '""')}"` : value ?? "";
-  const rows = figure.data.flatMap((trace) => trace.z
+  const rows = figure.data.flatMap((trace) => Array.isArray(trace.z?.[0])
     ? trace.y.flatMap((y, i) => trace.x.map((x, j) => [trace.name ?? "loss", x, y, (trace.customdata ?? trace.z)[i][j]]))
     : [...(trace.y ?? [])].map((y, i) => [trace.name ?? "", trace.x?.[i] ?? i, y, ""]));
   return [["name", "x", "y", "z"], ...rows].map((row) => row.map(cell).join(",")).join("\n") + "\n";
 }
-all("[data-chart]").forEach((box) => {
-  const [div, name] = [box.querySelector(".plot"), box.dataset.chart];
+function toolsOf(div, name, more = {}) {
   const image = (format) => Plotly.downloadImage(div, { format, filename: name, scale: format === "png" ? 2 : 1 });
-  const tools = { PNG: () => image("png"), SVG: () => image("svg"), CSV: () => save(csv(drawn.get(div)), `${name}.csv`) };
-  if (name.startsWith("curve-")) tools.Log = () => { if (!switched.delete(div)) switched.add(div); draw(div, drawn.get(div)); };
+  const tools = { PNG: () => image("png"), SVG: () => image("svg"), CSV: () => save(csv(drawn.get(div)), `${name}.csv`), ...more };
   const row = Object.assign(document.createElement("div"), { className: "tools" });
   row.append(...Object.entries(tools).map(([text, run]) => {
     const button = Object.assign(document.createElement("button"), { type: "button", textContent: text });
@@ -417,8 +426,14 @@ all("[data-chart]").forEach((box) => {
     button.addEventListener("click", () => { if (drawn.has(div)) run(); });
     return button;
   }));
-  box.querySelector("figcaption").after(row);
+  return row;
+}
+all("[data-chart]").forEach((box) => {
+  const [div, name] = [box.querySelector(".plot"), box.dataset.chart];
+  const log = { Log: () => { if (!switched.delete(div)) switched.add(div); draw(div, drawn.get(div)); } };
+  box.querySelector("figcaption").after(toolsOf(div, name, name.startsWith("curve-") ? log : {}));
 });
+all(".scene, .scrubbed").forEach((div) => div.before(toolsOf(div, div.id)));
 all("th button").forEach((button) => button.addEventListener("click", () => {
   const th = button.parentElement, place = [...th.parentElement.children].indexOf(th), body = th.closest("table").tBodies[0];
   const down = th.getAttribute("aria-sort") === "ascending";

@@ -1,10 +1,14 @@
-"""All benchmarks, or those named: python -m tests.benchmarks [contour] [tolerance] [curvature] [training] …"""
+"""All benchmarks, or those named: python -m tests.benchmarks [contour] [tolerance] [curvature] [training] …
+
+``-o FILE.json`` writes the ratios with the machine; rows of the file that are not measured again stay.
+"""
 
 from __future__ import annotations
 
-import sys
+import argparse
+from pathlib import Path
 
-from tests.benchmarks import contour, curvature, distributed, plan, report, tolerance, training
+from tests.benchmarks import contour, curvature, distributed, harness, plan, report, tolerance, training
 
 ALL = {
     "large": curvature.large,  # first: its peak of memory is that of the process
@@ -18,7 +22,17 @@ ALL = {
     "recorder": training.recorded,
     "report": report.main,
 }
+# Half an hour: only by name.
+LONG = {"sizes": curvature.sizes}
 
 if __name__ == "__main__":  # processes that are spawned import this file, too
-    for name in sys.argv[1:] or ALL:
-        ALL[name]()
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks")
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("-o", "--output", type=Path)
+    given = parser.parse_args()
+    if unknown := {*given.names} - {*ALL, *LONG}:
+        parser.error(f"{', '.join(unknown)}: not known (allowed: {', '.join(ALL | LONG)})")
+    for name in given.names or ALL:
+        (ALL | LONG)[name]()
+        if given.output:
+            harness.write(given.output)

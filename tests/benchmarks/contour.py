@@ -15,6 +15,7 @@ from landscape.evaluation.evaluate import evaluator
 from tests.benchmarks.harness import (
     Textbook,
     compare,
+    few,
     installed,
     judged,
     loader,
@@ -35,12 +36,14 @@ def small() -> None:
     problem = mnist_problem()
     plane = landscape.random_plane(problem)
     x, y = problem.tensors
-    grid = torch.linspace(-0.1, 0.1, 50).tolist()
+    grid = torch.linspace(-0.1, 0.1, few(50, 5)).tolist()
     points = [(a, b) for b, a in itertools.product(grid, grid)]
     found: dict[str, Tensor] = {}
 
     def ours(path: str) -> None:
-        found[path] = torch.from_numpy(landscape.contour(problem, plane, grid=(50, 50), method=path).loss)
+        found[path] = torch.from_numpy(
+            landscape.contour(problem, plane, grid=(len(grid),) * 2, method=path).loss
+        )
 
     forward = Textbook(problem.model, plane, lambda model: problem.criterion(model(x), y))
     by_loader = Textbook(problem.model, plane, passes(problem.criterion, loader(problem)))
@@ -74,7 +77,7 @@ def checks() -> None:
     problem = mnist_problem()
     plane = landscape.random_plane(problem)
     times: dict[str, list[float]] = {"quick": [], "off": [], "contour": []}
-    for _ in range(7):
+    for _ in range(few(7, 1)):
         for check in ("quick", "off"):
             clock = time.perf_counter()
             made = landscape.Problem(problem.model, problem.criterion, problem.tensors, check=check)
@@ -98,7 +101,7 @@ def large() -> None:
     with torch.no_grad():
         for _ in range(3):  # statistics that are not the initial ones
             model(torch.randn(64, 3, 32, 32))
-    x, y = torch.randn(1000, 3, 32, 32), torch.randint(10, (1000,))
+    x, y = torch.randn(few(1000, 4), 3, 32, 32), torch.randint(10, (few(1000, 4),))
     problem = landscape.Problem(model.eval(), F.cross_entropy, (x, y))
     plane = landscape.random_plane(problem, norm="filter")
     points = torch.tensor([[0.3, -0.2]])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import multiprocessing
+import time
 import warnings
 from typing import Any
 from unittest import mock
@@ -16,13 +18,13 @@ import landscape
 from landscape.core.memory import peak_memory
 from landscape.curvature.search import start_vector
 from landscape.evaluation import needs
-from tests.benchmarks.harness import compare, installed, judged, mnist_problem, say
+from tests.benchmarks.harness import SMOKE, compare, few, installed, judged, mnist_problem, say
 from tests.nets import GPT2
 
 TOL = 1e-2
 STEPS = 300
 # Batch sharpness to a standard error of 5%: within so many products, in the median over so many seeds.
-PRODUCTS, SEEDS = 60, 5
+PRODUCTS, SEEDS = 60, few(5, 1)
 # Of both ends of a GPT-2 of 124 million parameters: products, and bytes of the process.
 LARGE_PRODUCTS, LIMIT = 40, 12 * 2**30
 
@@ -209,7 +211,7 @@ def by_differences() -> None:
 def batch_sharpness() -> None:
     """Products until the relative standard error is 5%, at several batches; the share that PRODUCTS suffice."""
     problem = mnist_problem(STEPS, split="train")
-    for batch in (16, 64, 256, 1000, 1998):
+    for batch in (1000,) if SMOKE else (16, 64, 256, 1000, 1998):
         found = [
             landscape.batch_sharpness(problem, batch, relative_error=0.05, quantities=(), seed=seed)
             for seed in range(SEEDS)
@@ -229,6 +231,9 @@ def language_model(vocabulary: int = 50257, **sizes: int) -> landscape.Problem:
     torch.manual_seed(0)
     tokens = torch.randint(vocabulary, (2, 65))
     data = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    if SMOKE:
+        vocabulary, sizes = 20, {"layers": 1, "width": 8, "heads": 2, "length": 64}
+        data = data[0] % vocabulary, data[1] % vocabulary
     model = GPT2(vocabulary=vocabulary, **sizes)
     return landscape.Problem(model, torch.nn.functional.cross_entropy, data)
 
@@ -255,6 +260,42 @@ def large() -> None:
         f"{LIMIT / 2**30:g}: {judged(peak, LIMIT / 2**30, most=True)}); "
         f"λ_min {ends.min:.4g} (residual {ends.residual_min:.1e}), λ_max {ends.max:.4g} "
         f"({ends.residual_max:.1e}), {'' if ends.converged else 'not '}converged"
+    )
+
+
+# GPT-2s of 1, 10 and 124 million parameters.
+SIZES: dict[str, dict[str, int]] = {
+    "1 M": {"vocabulary": 4000, "layers": 2, "width": 128, "heads": 4, "length": 64},
+    "10 M": {"vocabulary": 8000, "layers": 4, "width": 384, "heads": 6, "length": 64},
+    "124 M": {},
+}
+
+
+def sizes() -> None:
+    """What analyses of these take, each in a process of its own, whose peak of memory is measured."""
+    for name in SIZES:
+        for analysis in ("contour", "extreme_eigenvalues", "trace", "curvature_table"):
+            process = multiprocessing.get_context("spawn").Process(target=_measured, args=(name, analysis))
+            process.start()
+            process.join()
+            assert process.exitcode == 0, f"{analysis} of {name} failed"
+
+
+def _measured(name: str, analysis: str) -> None:
+    problem, began = language_model(**SIZES[name]), time.perf_counter()
+    problem.gradient()
+    gradient, began = time.perf_counter() - began, time.perf_counter()
+    if analysis == "contour":
+        landscape.contour(problem, landscape.random_plane(problem), (5, 5), progress=False)
+        units = 25
+    else:
+        given = {"trace": {"products": 12}, "extreme_eigenvalues": {"residual_tol": TOL}}.get(analysis, {})
+        units = getattr(landscape, analysis)(problem, progress=False, **given).products
+    passed = time.perf_counter() - began
+    say(
+        f"{name}, {analysis}: {units} {'points' if analysis == 'contour' else 'products'} of "
+        f"{passed / units:.3g} s = {passed / units / gradient:.2f} gradients, peak of the process "
+        f"{(peak_memory() or 0) / 2**30:.1f} GiB"
     )
 
 

@@ -23,12 +23,12 @@ import landscape
 from landscape.training.processes.process_group import Group
 from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import generator
-from tests.benchmarks.harness import MATCHING, judged, on_shaped_link, say, synthetic
+from tests.benchmarks.harness import MATCHING, add_row, few, judged, on_shaped_link, say, synthetic
 from tests.groups import together
 from tests.nets import GPT2
 from tests.test_sharded import fsdp
 
-WIDTHS, LOCAL, STEPS, ROUNDS = [784, 2800, 2800, 10], 256, 10, 9
+WIDTHS, LOCAL, STEPS, ROUNDS = [784, few(2800, 8), few(2800, 8), 10], few(256, 8), few(10, 2), few(9, 1)
 
 
 def trainer(group: Group, algorithm: dict[str, object], decompose: int = 0, split: bool = True) -> Trainer:
@@ -146,6 +146,7 @@ def report(where: str, needs: dict[str, float]) -> float:
         # Of ratios, not of times: neighbors in time are alike.
         ratio, need = statistics.median(rounds), needs.get(f"{name} against {peer}")
         peer = peer.removesuffix(", beside")
+        add_row(f"{where}, 2 processes, {name} against {peer}", rounds, ratio, need)
         verdict = "" if need is None else f"; needed {need:g}×: {judged(ratio, need)}"
         say(
             f"{where}, 2 processes, {name} against {peer}: {ratio:.2f}× the samples/s "
@@ -157,7 +158,8 @@ def report(where: str, needs: dict[str, float]) -> float:
 
 
 # A GPT-2 of 13 million parameters (ours).
-SIZE, SEQUENCES = {"vocabulary": 2048, "length": 32, "width": 384, "layers": 7, "heads": 2}, 8
+SIZE = {"vocabulary": 2048, "length": 32, "width": few(384, 8), "layers": few(7, 2), "heads": 2}
+SEQUENCES = 8
 
 
 def status(field: str) -> float:
@@ -187,7 +189,7 @@ def curved(group: Group) -> tuple[float, float, float]:
 
     A search has a basis besides, of 1 GiB at most in each process.
     """
-    tiny = on_ranks(group, {"words": 8, "length": 4, "width": 4, "blocks": 1})
+    tiny = on_ranks(group, {"vocabulary": 8, "length": 4, "width": 4, "layers": 1, "heads": 2})
     tiny.hessian().verified(tiny.gradient()[None])  # all that is imported on the way takes memory, too
     Path("/proc/self/clear_refs").write_text("5")  # the peak is that of now on
     before = status("VmRSS")

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import copy
 import importlib
+import json
+import os
+import platform
+import re
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +23,38 @@ import landscape
 from landscape.training.recipes import recipe
 from landscape.training.recipes.recipe import Recipe
 
+# LANDSCAPE_BENCH=smoke: every row once, as small as it runs, so that none breaks unseen; its numbers say nothing.
+SMOKE = os.environ.get("LANDSCAPE_BENCH") == "smoke"
+CPU_INFO = Path("/proc/cpuinfo")  # Linux
+#: What was compared, in order.
+ROWS: list[dict[str, Any]] = []
+
 
 def say(text: str) -> None:
     print(text, flush=True)
+
+
+def few(whole: int, smoke: int) -> int:
+    """A size of the work: ``whole``, or ``smoke`` where only is tried that it runs."""
+    return smoke if SMOKE else whole
+
+
+def add_row(what: str, ratios: Sequence[float], median: float, need: float | None) -> None:
+    row = {"what": what, "ratio": median, "low": min(ratios), "high": max(ratios), "needed": need}
+    ROWS.append(row | {"threads": torch.get_num_threads()})
+
+
+def write(path: Path) -> None:
+    """The rows as JSON, with the machine; earlier rows of the file that were not measured again stay."""
+    measured = {row["what"] for row in ROWS}
+    old = json.loads(path.read_text())["rows"] if path.exists() else []
+    cpu = re.search(r"model name\s*: (.*)", CPU_INFO.read_text()) if CPU_INFO.exists() else None
+    machine = {
+        "cpu": cpu[1] if cpu else platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__,
+        "python": platform.python_version(), "landscape": landscape.__version__,
+    }  # fmt: skip
+    rows = [row for row in old if row["what"] not in measured] + [row | {"machine": machine} for row in ROWS]
+    path.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
 
 
 def judged(value: float, need: float, *, most: bool = False) -> str:
@@ -43,6 +77,8 @@ def compare(
     ``work`` is how many times as much of the same work ``ours`` does; without ``warm`` the first round counts.
     """
     times: tuple[list[float], list[float]] = ([], [])
+    if SMOKE:
+        rounds, warm = 1, False
     for k in range(rounds + warm):
         for which, run in enumerate((ours, peer)):
             clock = time.perf_counter()
@@ -51,6 +87,7 @@ def compare(
                 times[which].append((time.perf_counter() - clock) / (work if which == 0 else 1.0))
     a, b = (statistics.median(t) for t in times)
     spread = sorted(y / x for x, y in zip(*times, strict=True))
+    add_row(title, spread, b / a, need)
     say(
         f"{title}: {b / a:.2f}× (rounds {spread[0]:.2f}…{spread[-1]:.2f}; needed {need:g}×: "
         f"{judged(b / a, need)}; {torch.get_num_threads()} threads)"
@@ -121,9 +158,9 @@ def mnist_problem(
     torch.manual_seed(0)
     model = landscape.models.build("mlp", widths=[784, 50, 50, 10], activation=activation)
     x, y = data.train
-    drawn = (torch.randint(len(y), (batch,)) for _ in range(steps))
+    drawn = (torch.randint(len(y), (batch,)) for _ in range(few(steps, min(steps, 5))))
     trained(model, data.loss, ((x[rows], y[rows]) for rows in drawn), lr=lr)
-    return landscape.Problem(model, data.loss, tuple(t[:10_000] for t in getattr(data, split)))
+    return landscape.Problem(model, data.loss, tuple(t[: few(10_000, 100)] for t in getattr(data, split)))
 
 
 class Textbook:

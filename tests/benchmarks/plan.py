@@ -20,10 +20,10 @@ from landscape.training.planning.plan import Machines
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes.recipe import Recipe
 from landscape.training.run.loop import Trainer
-from tests.benchmarks.harness import MATCHING, on_shaped_link, say, synthetic
+from tests.benchmarks.harness import MATCHING, few, on_shaped_link, say, synthetic
 from tests.groups import together
 
-WIDTHS, LOCAL, STEPS, ROUNDS = [784, 2800, 2800, 10], 64, 10, 5
+WIDTHS, LOCAL, STEPS, ROUNDS = [784, few(2800, 8), few(2800, 8), 10], few(64, 8), few(10, 2), few(5, 1)
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "ssgd": {"name": "ssgd"},
     "dpsgd awc": MATCHING,

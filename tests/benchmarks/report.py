@@ -18,10 +18,10 @@ from landscape.checkpoint.history import UNITS
 from landscape.problem.layout import Layout, Slot
 from landscape.results.base import save
 from landscape.results.grids import Surface
-from tests.benchmarks.harness import judged, say
+from tests.benchmarks.harness import few, judged, say
 
-SURFACES, POINTS, STEPS, WEIGHTS = 20, 51, 10_000, 1000
-ROUNDS, MOST = 3, 10.0  # seconds that a report may take
+SURFACES, POINTS, STEPS, WEIGHTS = few(20, 2), few(51, 9), few(10_000, 100), 1000
+ROUNDS, MOST = few(3, 1), 10.0  # seconds that a report may take
 
 
 def make(folder: Path) -> list[Path]:

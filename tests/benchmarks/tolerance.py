@@ -10,6 +10,7 @@ import landscape
 from tests.benchmarks.harness import (
     Textbook,
     compare,
+    few,
     installed,
     loader,
     mnist_problem,
@@ -18,8 +19,8 @@ from tests.benchmarks.harness import (
     trained,
 )  # fmt: skip
 
-POINTS = 51
-IMAGES = 64  # of ResNet-18: a picture of it takes a minute
+POINTS = few(51, 5)
+IMAGES = few(64, 2)  # of ResNet-18: a picture of it takes a minute
 
 
 def main() -> None:
@@ -33,7 +34,8 @@ def said(surface: landscape.Surface, whole: landscape.Surface | None = None) -> 
     true = ""
     if whole is not None:
         true = f", true {np.abs(surface.loss - whole.loss).max() / np.ptp(whole.loss):.2%}"
-    say(f"  {surface.evaluations} of {surface.done.size} points, stated {surface.stated_error[0]:.2%}{true}")
+    stated = f"{max(surface.stated_error, default=0.0):.2%}"  # none where all points are computed
+    say(f"  {surface.evaluations} of {surface.done.size} points, stated {stated}{true}")
 
 
 def diagonal(span: float, count: int, slope: float) -> list[tuple[float, float]]:
@@ -82,7 +84,7 @@ def large() -> None:
     """ResNet-18 of CIFAR's size with BatchNorm, after 30 steps; filter-normalized directions."""
     torch.manual_seed(0)
     model = landscape.models.build("resnet-18")
-    trained(model, F.cross_entropy, (patterns(64) for _ in range(30)), lr=0.05, momentum=0.9)
+    trained(model, F.cross_entropy, (patterns(IMAGES) for _ in range(few(30, 1))), lr=0.05, momentum=0.9)
     model.eval()
     x, y = patterns(IMAGES)
     problem = landscape.Problem(model, F.cross_entropy, (x, y))

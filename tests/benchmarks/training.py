@@ -16,11 +16,11 @@ import landscape
 from landscape.training.recipes import recipe
 from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import generator
-from tests.benchmarks.harness import MATCHING, compare, mnist, say, synthetic, trained
+from tests.benchmarks.harness import MATCHING, compare, few, mnist, say, synthetic, trained
 
-LEARNERS, STEPS = 16, 40
+LEARNERS, STEPS = 16, few(40, 2)
 # Images a step of ResNet-18: 32 a learner.
-BATCH = 512
+BATCH = few(512, 32)
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def small() -> None:
 
 def fifty_steps(run: Trainer) -> None:
     """As many as from one measurement to the next."""
-    for _ in range(50):
+    for _ in range(few(50, 2)):
         run._step(run.step + 1)
 
 
@@ -127,7 +127,7 @@ def convolutional() -> None:
 
 # A loop of the user's own with a recorder against the same loop without one.
 
-RECORDED, RECORDED_STEPS = 128, 200  # a minibatch, steps
+RECORDED, RECORDED_STEPS = 128, few(200, 50)  # a minibatch, steps
 # g of a recorded step: eight minibatches, beside fifty of the loop.
 SAMPLES = 1024
 
