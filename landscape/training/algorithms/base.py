@@ -11,6 +11,7 @@ from torch import Tensor
 
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import InputError, OperationError
+from landscape.problem.layout import Layout
 from landscape.training.optimizer.base import OptimizerMemory, restored
 from landscape.training.processes.comm import Comm
 from landscape.training.run.randomness import RESERVED, generator
@@ -70,6 +71,8 @@ class Rule(ABC):
     def __init__(self, learners: int, seed: int) -> None:
         self.learners, self.seed = learners, seed
         self.comm = Comm(learners)
+        #: The order of the parameters in θ, known before :meth:`start`; without a network it has no slots.
+        self.layout = Layout(())
         self.state: dict[str, Tensor] = {}
         self.shared: dict[str, Tensor] = {}
         self._memory: list[Tensor] = []

@@ -52,7 +52,7 @@ class Stepper:
         self.weights = torch.empty_like(flat)
         self._points, self._rate = self.weights, self._rate_of_step()
         self._gradients = LearnerGradients(parameters, self.comm)
-        rule.comm = self.comm
+        rule.comm, rule.layout = self.comm, parameters.layout
         rule.start(flat)
         parameters.optimizer.register_step_pre_hook(self._before)
         parameters.optimizer.register_step_post_hook(self._after)

@@ -91,7 +91,7 @@ class Trainer:
         self.recipe, self.hooks = recipe, hooks or Hooks()
         self._load_problems(start, checkpoint, device, data_dir, dataset)
         self.algorithm, self.rule = recipe.part("algorithm")[0], recipe.rule()
-        self.rule.comm = self.comm
+        self.rule.comm, self.rule.layout = self.comm, self.train.layout
         self.weights = self.train.weights.repeat(self.comm.n_local, 1)
         self.rule.start(self.weights)
         self._gradients = torch.empty_like(self.weights)
@@ -300,6 +300,7 @@ class Trainer:
         row["samples_per_s"], row["wait_s"] = self.recipe.batch / seconds, waited
         vectors, row["comm_rounds"] = self.rule.communication_cost(t)
         row["comm_bytes"] = vectors * self.weights[0].nbytes
+        row["comm_burst"] = max(row["comm_bytes"], rows[-2]["comm_burst"] if len(rows) > 1 else 0.0)
         self.history.record(row, self.rule.record(t))
         if due(self.recipe.evaluate.every, t):
             row |= self.buffers.test(self.weights, t)
