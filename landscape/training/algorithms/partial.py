@@ -7,7 +7,6 @@ averages it, and ``communication_cost`` counts its share of a vector.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
 
 import numpy as np
 import torch
@@ -18,12 +17,6 @@ from landscape.core.errors import InputError
 from landscape.core.options import BelowOne, Count, Natural, Positive
 from landscape.limits import max_stable_step
 from landscape.training.algorithms.base import Rule
-
-
-def at_most_one(where: str, value: float) -> None:
-    """InputError for a share that is not above 0 and at most 1."""
-    if not 0 < value <= 1:
-        raise InputError(f"{where}: {value} is not allowed, it must be > 0 and ≤ 1")
 
 
 @registry.algorithms.add("sparta")
@@ -41,8 +34,10 @@ class Sparta(Rule):
     purposes = ("part",)
     lr_is_factor = True
 
-    def __init__(self, learners: int, seed: int, share: Annotated[float, at_most_one] = 0.005) -> None:
+    def __init__(self, learners: int, seed: int, share: Positive = 0.005) -> None:
         super().__init__(learners, seed)
+        if share > 1:
+            raise InputError(f"algorithm.share: {share} is not allowed, it must be > 0 and ≤ 1")
         self.share = share
         self._sent = share  # that of the last step, rounded to whole numbers
 
