@@ -113,6 +113,11 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "ring, parts": {"algorithm": RING, "data": BASE["data"] | {"split": "dirichlet(0.3)"}},
+    "norms, parts": {
+        "algorithm": RING,
+        "model": {"name": "tests.nets:norm_net"},
+        "data": BASE["data"] | {"split": "labels(2)"},
+    },
     "ring, parts, sampled g": {
         "algorithm": RING,
         "data": BASE["data"] | {"split": "labels(2)"},

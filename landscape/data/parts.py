@@ -15,6 +15,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
+from landscape.problem.batches import HostStream
 from landscape.problem.problem import Problem
 
 IID = "iid"
@@ -169,6 +170,8 @@ def _columns(problem: Problem) -> dict[str, Array]:
     """The columns of whole numbers, one a sample: the label, and inputs or targets by name."""
     data, found = problem.data, dict[str, Any]()
     x, y = data.resident or (None, getattr(data.batches, "labels", None))
+    if isinstance(data.batches, HostStream):
+        x, y = data.batches.x, data.batches.y
     for tree in (x, y):
         found |= tree if isinstance(tree, Mapping) else {}
     found[LABEL] = y
