@@ -7,9 +7,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the extension below
 
+import torch
 from site_gallery import SECTIONS
+from site_reference import used_as
 
 from landscape._version import __version__
+from landscape.results import grids
+
+# The types of signatures are looked up in their module, which has this one for type checkers only.
+grids.Tensor = torch.Tensor  # type: ignore[attr-defined]
 
 project = "landscape"
 author = "the landscape authors"
@@ -43,7 +49,8 @@ nitpick_ignore_regex = [
     (
         r"py:class",
         r"landscape\..*\.(T|F|R|Run|Point|Cell|UserData|Spec|Workers|Group|Record|MeanLoss|Gradients|StepState|"
-        r"MeasuredRun|OptimizerMemory|Shown|SymmetricOperator|SymmetricMatrix|Eigenvalues|MatrixResult|Piece)",
+        r"MeasuredRun|OptimizerMemory|Shown|SymmetricOperator|SymmetricMatrix|Eigenvalues|MatrixResult|Piece|"
+        r"Schedule|Decompose|Evaluate|Save|Monitor|Diverge|Init)",
     ),
 ]
 smartquotes = False  # which makes one dash of the two of an option
@@ -63,7 +70,9 @@ myst_url_schemes = ("http", "https", "mailto")
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+maximum_signature_line_length = 80  # of a longer one, a parameter a line
 autosummary_generate = True
+autosummary_context = {"used_as": used_as()}
 autosummary_ignore_module_all = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False

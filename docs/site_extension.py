@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,32 @@ def restore_colons(app: Sphinx, what: str, name: str, value: Any, options: Any, 
     lines[:] = [line.replace(COLON, ":") for line in lines]
 
 
+ARRAY = re.compile(r"~?(?:numpy|typing)\.Annotated\[~?numpy\.ndarray\[[^\]]*\](?:, '[^']*')+\]")
+
+
+def shorten_signature(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str, str | None] | None:
+    """A signature that Sphinx can parse, with arrays as ``ndarray``; their shapes are in its text."""
+    if not signature:
+        return None
+    return ARRAY.sub("~numpy.ndarray", signature.replace("<factory>", "...")), returns
+
+
+OPTION = re.compile(r"(?<=[\s>])(--?[a-z][\w-]*)")
+
+
+def whole_options(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Mark the options in blocks of code, within which the style sheet allows no new line."""
+    if "body" in context:
+        context["body"] = re.sub(
+            r"<pre>.*?</pre>",
+            lambda block: OPTION.sub(r'<span class="option">\1</span>', block[0]),
+            context["body"],
+            flags=re.DOTALL,
+        )
+
+
 INDEX = re.compile(r"<!-- index: (.+?) -->")
 
 
@@ -92,6 +119,22 @@ def index_entries(app: Sphinx, page: str, content: list[str]) -> None:
         return "\n".join(("```{eval-rst}", ".. index::", *entries, "```"))
 
     content[0] = INDEX.sub(directive, content[0])
+
+
+PICTURE = re.compile(r"<!-- picture: ([\w/]+)/(\w+): (.+?) -->")
+
+
+def pictures(app: Sphinx, page: str, content: list[str]) -> None:
+    """Replace ``<!-- picture: SECTION/NAME: CAPTION -->`` by the picture of a script of the gallery."""
+    up = "../" * page.count("/")
+
+    def figure(match: re.Match[str]) -> str:
+        section, name, caption = match.groups()
+        image, lines = f"{up}gallery/{section}/images/sphx_glr_{name}_002.png", f"/gallery/{section}/{name}"
+        text = f"{caption} {{doc}}`The lines that make it <{lines}>`."
+        return "\n".join((f"```{{figure}} {image}", f":alt: {caption}", "", text, "```"))
+
+    content[0] = PICTURE.sub(figure, content[0])
 
 
 LIST = re.compile(r"```\{toctree\}\n:maxdepth: 1\n\n(.+?)\n```", re.DOTALL)
@@ -140,13 +183,31 @@ def llms(app: Sphinx, error: Exception | None) -> None:
         Path(app.outdir, "llms.txt").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
+MARKUP = re.compile(r"\{[\w:]+\}(?=`)|[`*]|\[(?=[^\]]*\]\()|\]\([^)]*\)")
+
+
+def open_graph(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Add what programs show of a link to the page (ogp.me); address and picture need ``html_baseurl``."""
+    path = Path(app.srcdir, f"{page}.md")
+    if path.exists():
+        title, text = (html.escape(MARKUP.sub("", part)) for part in about(path))
+        tags = {"site_name": app.config.project, "type": "article", "title": title, "description": text}
+        if base := app.config.html_baseurl:
+            tags |= {"url": f"{base}{page}.html", "image": f"{base}_images/demo-contour.png"}
+        context["metatags"] += "".join(f'<meta property="og:{k}" content="{v}" />\n' for k, v in tags.items())
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     app.connect(
         "config-inited", generate
     )  # before Sphinx lists the pages, from which autosummary makes others
     app.connect("source-read", index_entries)
+    app.connect("source-read", pictures)
     app.connect("source-read", cards)
     app.connect("build-finished", llms)
+    app.connect("html-page-context", whole_options)
+    app.connect("html-page-context", open_graph)
+    app.connect("autodoc-process-signature", shorten_signature)
     app.connect("autodoc-process-docstring", process_docstring, priority=100)
     app.connect("autodoc-process-docstring", restore_colons, priority=900)
     for part in ("description", "options", "arguments"):

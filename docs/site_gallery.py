@@ -10,6 +10,7 @@ from typing import Any
 
 from matplotlib import pyplot
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 from sphinx.application import Sphinx
 from sphinx_gallery.scrapers import figure_rst
 
@@ -34,17 +35,31 @@ def make_runs(app: Sphinx, config: Any) -> None:
             link.symlink_to(runs, target_is_directory=True)
 
 
+def panels(figure: Figure) -> Bbox:
+    """What of a figure its thumbnail shows, in inches: the large panels without the texts around them."""
+    figure.draw_without_rendering()
+    boxes = [ax.get_window_extent() for ax in figure.axes]
+    largest = max(box.width * box.height for box in boxes)
+    shown = Bbox.union([box for box in boxes if box.width * box.height > largest / 2])
+    return shown.transformed(figure.dpi_scale_trans.inverted()).padded(0.03)
+
+
 def scraper(block: tuple[Any, ...], variables: dict[str, Any], gallery_conf: dict[str, Any]) -> str:
-    """Save the picture of a script: the figure named ``figure``, or the file that ``picture`` names."""
+    """Save the picture of a script: the figure named ``figure``, or the file that ``picture`` names.
+
+    It is the second file. The first one is what the thumbnail is made from.
+    """
     names, images = variables["example_globals"], variables["image_path_iterator"]
+    thumbnail, path = Path(next(images)), Path(next(images))
     if isinstance(names.get("figure"), Figure):
-        path = Path(next(images))
         names["figure"].savefig(path)
+        names["figure"].savefig(thumbnail, bbox_inches=panels(names["figure"]))
         pyplot.close("all")
     elif "picture" in names:
         source = Path(variables["src_file"]).parent / names["picture"]
-        path = Path(next(images)).with_suffix(source.suffix)
-        shutil.copyfile(source, path)
+        path = path.with_suffix(source.suffix)
+        for copy in (path, thumbnail.with_suffix(source.suffix)):
+            shutil.copyfile(source, copy)
     else:
         raise ValueError(f"{variables['src_file']}: neither figure nor picture is set at its end")
     return figure_rst([str(path)], gallery_conf["src_dir"])

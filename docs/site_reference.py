@@ -267,13 +267,24 @@ def history_page() -> Iterator[str]:
     yield from table(("column", "algorithm", "unit"), rows)
 
 
+#: Commands without a function of their name -> the script of the gallery that draws what they show.
+COMMAND_PICTURES = {
+    "demo": "maps/contour",
+    "plot": "maps/levels",
+    "train": "training/curves",
+    "watch": "training/curves",
+}
+
+
 def command_page(name: str) -> Iterator[str]:
     """The page of one command; sphinx-click reads its help and options."""
     callback = registry.commands[name].callback
     yield from (f"({name})=", "", "```{eval-rst}")
     yield f".. click:: {callback.__module__}:{callback.__name__}"
     yield from (f"   :prog: landscape {name}", "```", "")
-    yield from ("```{eval-rst}", f".. minigallery:: landscape.{name.replace('-', '_')}", "```", "")
+    drawn = COMMAND_PICTURES.get(name)
+    shown = f"../examples/gallery/{drawn}.py" if drawn else f"landscape.{name.replace('-', '_')}"
+    yield from ("```{eval-rst}", f".. minigallery:: {shown}", "```", "")
 
 
 def papers_page() -> Iterator[str]:
@@ -371,6 +382,17 @@ TYPES = (
     "landscape.evaluation.grid.MismatchError",
     "landscape.training.processes.process_group.LostProcessError",
 )
+
+
+def used_as() -> dict[str, str]:
+    """Public class -> how scripts of the gallery use it: its own name, and functions that return it."""
+    found = {name: f"{module}.{name}" for name, module in landscape._MODULES.items()}
+    for name in landscape.__all__:
+        if inspect.isfunction(function := getattr(landscape, name)):
+            kind = inspect.signature(function).return_annotation
+            if kind in found:
+                found[kind] += f" landscape.{name}"
+    return found
 
 
 def autosummary(names: Iterable[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""DPSGD with a network and a loop of one's own, a learner a process; after a failure it goes on where it was.
+"""DPSGD with a network and a loop of one's own, a learner per process; after a failure it goes on where it was.
 
 cd examples
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from scipy.fft import dct, idct
 from torch import Tensor
 
 import landscape
@@ -18,7 +19,7 @@ from landscape import Checkpoint, InputError, LandscapeError, OperationError, Pr
 from landscape.core import registry
 from landscape.gradients.learners import Stack
 from landscape.limits import max_stable_step
-from landscape.problem.layout import Layout
+from landscape.problem.layout import Layout, Slot
 from landscape.testing.checks import RECIPE, lent
 from landscape.training import algorithms, decomposition
 from landscape.training.algorithms.async_sgd import AsyncSGD
@@ -384,6 +385,58 @@ def averaged(momentum: float) -> Step:
     return step
 
 
+def test_demo_by_hand() -> None:
+    """One block of three numbers, of which each learner sends two coefficients."""
+    m = np.zeros((4, 3))
+
+    def step(path: Trajectory, t: int) -> Tensor:
+        nonlocal m
+        m = 0.9 * m + falling(t) * G(path[-1]).numpy()
+        sent = dct(m, norm="ortho")
+        for row in sent:
+            row[np.argmin(np.abs(row))] = 0
+        m = m - idct(sent, norm="ortho")
+        update = idct(sent.sum(0) / np.maximum((sent != 0).sum(0), 1), norm="ortho")
+        return path[-1] - falling(t) * torch.from_numpy(np.sign(update))
+
+    path = drive("demo", {"decay": 0.9, "k": 2}, G, 25, start(), falling)
+    torch.testing.assert_close(path, by_hand(step, 25), rtol=1e-9, atol=1e-12)
+
+
+def test_demo_gives_the_numbers_of_the_authors_program() -> None:
+    """The end of twelve steps of github.com/bloc97/DeMo's demo.py, three learners in float32, recorded."""
+    n, size = 3, 29
+    b = torch.linspace(-1, 1, n * size).reshape(n, size).sin() * torch.linspace(1, 2, size)
+    rule = algorithms.make(
+        "demo", {"decay": 0.9, "k": 2, "chunk": 3, "weight_decay": 0.1}, learners=n, seed=0
+    )
+    rule.layout = Layout((Slot("w", (6, 4), 0, 24, "weight"), Slot("b", (5,), 24, 5, "bias")))
+    w = torch.linspace(-0.5, 0.5, size).cos().mul(0.3).repeat(n, 1)
+    rule.start(w)
+    for t in range(1, 13):
+        w = rule.finish(w, torch.linspace(0.5, 1.5, size) * (w - b), 0.01, t).clone()
+    weights = [
+        0.1607706, 0.165679, 0.1502694, 0.174476, 0.1583733, 0.1618965, 0.1650609, 0.1678626, 0.170298, 0.1723641,
+        0.1940181, 0.1753778, 0.1763217, 0.1968686, 0.1770776, 0.1968286, 0.1763217, 0.1953578, 0.174058, 0.1923041,
+        0.2102581, 0.2277827, 0.3042638, 0.3408998, 0.3570977, 0.3931804, 0.3889538, 0.3843834, 0.3794749,
+    ]  # fmt: skip
+    second = [
+        -0.0003652, 0.0002681, -0.0001281, 6.7e-06, -0.000148, 0.000342, -5.15e-05, 5.15e-05, -9.44e-05, -2.6e-06,
+        0.0002564, -0.0001349, -0.0003359, 0.000151, 0.000107, 0.0005356, 0.0005914, -0.0002216, -0.0001764, -0.0011089,
+        0.0009628, -0.0011477, 0.000779, -0.0001364, 0.0, 0.0, 0.0, 0.0, 0.0,
+    ]  # fmt: skip
+    torch.testing.assert_close(w, torch.tensor(weights).expand(n, size), rtol=0, atol=1e-6)
+    torch.testing.assert_close(rule.state["momentum"][1], torch.tensor(second), rtol=0, atol=1e-6)
+    assert rule.communication_cost(1) == (pytest.approx(2 * 2 * (8 + 5) / size), 1)
+
+
+def test_demo_refuses_tensors_that_are_no_matrices() -> None:
+    rule = algorithms.make("demo", {}, learners=2, seed=0)
+    rule.layout = Layout((Slot("conv", (2, 2, 3, 3), 0, 36, "weight"),))
+    with pytest.raises(InputError, match=r"'demo' is not allowed, it takes vectors .* shape \(2, 2, 3, 3\)"):
+        rule.start(torch.zeros(2, 36))
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.8])
 @pytest.mark.parametrize(
     ("name", "options", "step"),
@@ -578,7 +631,7 @@ def test_the_decompositions_identities_hold_for_every_rule(name: str, options: d
     split = r["delta_s"] + r["delta_2"] + r["delta_cross"]
     np.testing.assert_allclose(split[plain], r["delta"][plain], rtol=1e-9)
     assert name != "ssgd" or r["delta_2_full"].max() == 0
-    never = options.get("graph") == "random" or {"shifted", "staleness_aware", "mu_x"} & {*options}
+    never = options.get("graph") == "random" or {"shifted", "staleness_aware", "mu_x", "chunk"} & {*options}
     assert plain.any() == (not never)
 
 
@@ -617,6 +670,7 @@ NODES = {"name": "local-sgd", "period": 6, "nodes": 2, "node_period": 2}
             [56 / 83 * 1.5 * V, 0, 27 / 83 * 1.5 * V] * 2,
             [1, 0, 1] * 2,
         ),
+        ({"name": "demo", "k": 1, "chunk": 2}, [3 * 2 * 8 * (12 + 4 + 4 * 3 + 3)] * 6, [1] * 6),
         ({"name": "async-sgd", "delay": 2}, [2 * V] * 6, [0] * 6),
     ],
 )

@@ -208,7 +208,7 @@ def test_terms_can_be_given_and_class_weights_are_counted() -> None:
     assert inferred.loss() == pytest.approx(problem.loss(), rel=1e-9)
     assert np.isnan(problem.accuracy())
     assert landscape.contour(problem, landscape.random_plane(problem), grid=(2, 2)).method != "batched"
-    with pytest.raises(InputError, match=r"terms: shape \(\), it must give one number a sample, \(20,\)"):
+    with pytest.raises(InputError, match=r"terms: shape \(\), it must give one number per sample, \(20,\)"):
         Problem(problem.model, loss, batches, dtype=torch.float64, terms=lambda targets: targets.sum())
 
 

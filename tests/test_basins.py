@@ -239,7 +239,10 @@ def test_losses_that_are_not_finite_are_above_all_others() -> None:
 def test_flatness_is_the_ratio_of_the_rises(ratio: float) -> None:
     flat, steep = valley(label="dpsgd, seed 0, step 9"), valley(ratio, label="ssgd, seed 0, step 9")
     assert surfaces.median_rise(steep) / surfaces.median_rise(flat) == pytest.approx(ratio)
-    assert finding([steep, flat]) == f"DPSGD's minimum is {ratio:.2g} times as flat as SSGD's"
+    assert (
+        finding([steep, flat])
+        == f"The loss rises {ratio:.2g} times as much around SSGD's weights as around DPSGD's"
+    )
     shared = surfaces.shared_rise([flat, steep])
     assert shared == pytest.approx(surfaces.shared_rise([flat]))
     for surface in (flat, steep):  # the contour at that rise is inside both
@@ -249,15 +252,15 @@ def test_flatness_is_the_ratio_of_the_rises(ratio: float) -> None:
 
 def test_findings_say_no_more_than_the_surfaces_show() -> None:
     flat, same = valley(label="dpsgd, seed 0"), valley(1.05, label="ssgd, seed 0")
-    assert "about as flat" in finding([flat, same])
+    assert "rises about as much" in finding([flat, same])
     assert "2 surfaces" in finding([flat, valley(2.0, label="dpsgd, seed 1")])
-    assert "flat" not in finding([flat, valley(2.0, label="ssgd", span=3.0)])  # another span
+    assert "as much" not in finding([flat, valley(2.0, label="ssgd", span=3.0)])  # another span
     larger = valley(2.0, np.pad(np.eye(2), ((0, 0), (0, 2))), label="ssgd")
-    assert "flat" not in finding([flat, larger])  # another network
+    assert "as much" not in finding([flat, larger])  # another network
     named = [valley(label="VGG-19, DPSGD"), valley(2.0, label="VGG-19, SSGD")]
-    assert finding(named) == "DPSGD's minimum is 2 times as flat as SSGD's"
+    assert finding(named) == "The loss rises 2 times as much around SSGD's weights as around DPSGD's"
     high = dataclasses.replace(flat, loss=flat.loss + 9)
-    said = "The loss is 2 times as flat around DPSGD's weights as around SSGD's, at 9.1 against 0.1 nat"
+    said = "The loss rises 2 times as much around SSGD's weights as around DPSGD's, at 0.1 against 9.1 nat"
     assert finding([high, valley(2.0, label="ssgd, seed 0")]) == said
     hill = valley(-0.01, label="ssgd, seed 0")
     assert finding([flat, hill]).startswith("Median rise of the loss around the center: DPSGD")

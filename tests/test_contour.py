@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import landscape
-from landscape import InputError, OperationError, Problem
+from landscape import InputError, Problem
 from landscape.data.synthetic import mean_output
 from landscape.evaluation.evaluate import evaluator
 from landscape.gradients.learners import chain
@@ -220,26 +220,3 @@ def test_bfloat16_is_near_and_returns_full_precision_losses() -> None:
     assert fast.dtype == torch.float64
     np.testing.assert_allclose(fast, plain, rtol=0.03)
     assert not torch.equal(fast, plain)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # the compiler's own
-def test_compiled_equals_batched() -> None:
-    fast, plain = both(problems.mlp(widths=(20, 9, 7, 4), activation="relu", samples=130), "compiled")
-    torch.testing.assert_close(fast, plain, rtol=1e-11, atol=1e-12)
-
-
-def test_auto_falls_back_where_compiling_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*inputs: object) -> None:
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr("landscape.evaluation.paths.COMPILE_WORK", 0.0)
-    monkeypatch.setattr(torch, "compile", lambda *args, **options: fail)
-    problem = problems.mlp()
-    plane = landscape.random_plane(problem)
-    with pytest.warns(landscape.PathWarning, match="no compiler"):
-        s = landscape.contour(problem, plane, grid=(4, 4))
-    assert s.method == "batched"
-    assert np.isfinite(s.loss).all()
-    with pytest.raises(OperationError, match=r"method: 'compiled' fails here \(no compiler\); use 'batched'"):
-        landscape.contour(problem, plane, grid=(4, 4), method="compiled")

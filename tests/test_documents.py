@@ -336,6 +336,35 @@ def test_a_card_of_each_page_has_its_first_sentence(section: str) -> None:
     assert all(title and re.match(r"\S.+[.?]$", text) for _, title, text in pages)
 
 
+SCRIPTS = ROOT / "examples" / "gallery"
+#: Pages and commands about what has no picture: settings, installation, refusals, lists of data sets and files.
+WITHOUT_PICTURE = {
+    "how-to/data", "how-to/devices", "how-to/memory", "how-to/plugins", "how-to/resume", "how-to/sharded",
+    "how-to/weights", "explanation/checks", "explanation/ordinary-uses",
+    "completion", "doctor", "fetch", "figures", "import", "info", "recipes", "topologies",
+}  # fmt: skip
+
+
+def test_each_page_of_a_drawing_or_a_command_has_a_picture() -> None:
+    without = set()
+    for section in ("tutorials", "how-to", "explanation"):
+        for page in {*(ROOT / "docs" / section).glob("*.md")} - {ROOT / "docs" / section / "index.md"}:
+            text = page.read_text(encoding="utf-8")
+            made = re.findall(
+                r"<!-- picture: ([\w/]+): .+ -->|^   \.\./examples/gallery/([\w/]+)\.py$", text, re.M
+            )
+            assert [name for one in made if not (SCRIPTS / f"{(name := max(one))}.py").exists()] == [], page
+            if not made and "![" not in text:
+                without.add(f"{section}/{page.stem}")
+    scripts = "\n".join(path.read_text(encoding="utf-8") for path in SCRIPTS.rglob("*.py"))
+    drawn = site_reference.COMMAND_PICTURES
+    assert all((SCRIPTS / f"{script}.py").exists() for script in drawn.values())
+    for names in GROUPS.values():
+        called = {name for name in names if re.search(rf"\.{name.replace('-', '_')}\(", scripts)}
+        without |= {*names} - called - {*drawn}
+    assert without == WITHOUT_PICTURE
+
+
 def test_every_public_name_is_in_the_reference_by_task() -> None:
     page = "\n".join(site_reference.api_page())
     listed = re.findall(r"^   (landscape\.[\w.]+)$", page, re.MULTILINE)

@@ -376,6 +376,16 @@ def test_processes_that_cannot_be_timed_are_one_line(monkeypatch: pytest.MonkeyP
         communication._measured(**how, bandwidth=1e8)
 
 
+def test_a_picture_that_is_made_smaller_keeps_its_colors(tmp_path: Path) -> None:
+    y, x = np.mgrid[0:300, 0:300] / 300  # a color map, a thin line, and more of a color near to it
+    pixels = np.stack([255 * x * y, 255 * x, 255 * (1 - y)], -1).astype(np.uint8)
+    pixels[:40, 0], pixels[:, 100:102] = (213, 94, 0), (230, 159, 0)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    gallery._shrink(tmp_path / "a.png")
+    kept = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
+    assert np.abs(kept - pixels).max() < 24
+
+
 def test_words_of_the_gallery() -> None:
     words = {0.4: "0 s", 42: "42 s", 99.4: "99 s", 150: "2 min", 15_000: "4 h 10 min", 7_199: "2 h 0 min"}
     assert {seconds: gallery.duration(seconds) for seconds in words} == words

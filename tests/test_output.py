@@ -20,6 +20,7 @@ from types import SimpleNamespace
 import click
 import numpy as np
 import pytest
+import torch
 from click.shell_completion import get_completion_class
 from click.testing import CliRunner
 from rich.errors import LiveError
@@ -194,6 +195,27 @@ def test_help_and_completion_say_what_the_commands_say_without_an_import_of_torc
         assert re.match(rf"Example: .*landscape {name}", str(command.epilog))
 
 
+INFO = """
+import sys
+import landscape.cli
+try:
+    landscape.cli.main()
+except SystemExit:
+    print(sorted(sys.modules))
+"""
+
+
+def test_info_of_a_result_needs_no_torch(tmp_path: Path) -> None:
+    problem = landscape.Problem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (torch.eye(2), torch.zeros(2, 1)))
+    landscape.contour(problem, landscape.random_plane(problem), grid=3).save(tmp_path / "a.h5")
+    words = [sys.executable, "-c", INFO, "info", tmp_path / "a.h5"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert "loss near the center" in done.stdout
+    modules = done.stdout.splitlines()[-1]
+    assert "'h5py'" in modules
+    assert not re.search("'(torch|scipy|pandas|matplotlib)'", modules)
+
+
 def test_an_option_has_one_form_in_all_commands() -> None:
     """The same name means the same everywhere: a flag, a number, a text or a choice of the same values."""
     known: dict[str, tuple[str, str]] = {}
@@ -247,8 +269,6 @@ def test_an_unknown_command_names_the_most_similar_one(command: Command) -> None
 
 
 def test_version_names_torch_and_the_devices(command: Command) -> None:
-    import torch
-
     code, out, _ = command("--version")
     assert code == 0
     assert out.splitlines()[0] == f"landscape {landscape.__version__}"

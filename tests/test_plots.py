@@ -243,7 +243,7 @@ def test_batchnorm_statistics_are_named_where_there_are_any(surface: Surface) ->
 
     assert "BatchNorm" not in text()
     own, fresh = (changed(surface, batchnorm=True, bn=bn, bn_samples=9) for bn in ("center", "recalibrate"))
-    assert "BatchNorm: from 9 samples a point" in settings([fresh])
+    assert "BatchNorm: from 9 samples per point" in settings([fresh])
     assert "batches of 64" in text(batchnorm=True, bn="train", bn_samples=64)
     assert "statistics of each batch" in text(batchnorm=True, bn="train")
     for style in ("contour", "surface", "difference"):

@@ -78,6 +78,7 @@ CASES: dict[str, dict[str, Any]] = {
     "pairs": {"algorithm": {"name": "ad-psgd", "delay": 2, "schedule": "random"}},
     "push": {"algorithm": {"name": "sgp", "graph": "random"}},
     "merge": {"algorithm": {"name": "single-merge", "at": 7}},
+    "demo": {"algorithm": {"name": "demo", "k": 3, "chunk": 8}, "lr": 0.01},
     "noloco": {"algorithm": {"name": "noloco", "period": 4}, **MOMENTUM},
     "snoo": {"algorithm": {"name": "snoo", "period": 4}, **MOMENTUM},
     "gpa": {"algorithm": {"name": "gpa", "mu_x": 0.9}, "optimizer": {"name": "lamb"}, "lr": 0.02},

@@ -49,6 +49,17 @@ def test_the_built_in_recipes_are_there_and_read_back_equal() -> None:
         assert filled == recipe.from_values(tomllib.loads(filled.to_toml()))
 
 
+def test_a_recipe_shows_itself_as_what_differs_from_the_defaults() -> None:
+    settings = {"seed": 3, "monitor.sharpness": 20, "optimizer.momentum": 0.9, "init.checkpoint": "a.h5"}
+    for made in (*map(recipe.read, BUILT_IN), recipe.read("digits-dpsgd", settings)):
+        shown = repr(made)
+        assert len(shown.splitlines()) <= 12
+        assert max(map(len, shown.splitlines())) < 150
+        assert recipe.from_values(eval(shown, {"Recipe": dict})) == made
+    assert "\n       monitor={'sharpness': 20}," in shown
+    assert "dtype" not in shown
+
+
 def test_a_whole_number_that_no_float_holds_is_refused() -> None:
     with pytest.raises(InputError, match="lr: a whole number of 16610 bits is not allowed.*finite"):
         positive("lr", 10**5000, least=0)

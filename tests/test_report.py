@@ -326,7 +326,7 @@ def test_results_of_every_kind(tmp_path: Path, command: Command) -> None:
 def test_sentences_say_what_the_runs_can_tell_apart(made: contents.Contents) -> None:
     said = findings.sentences(made)
     assert any("lr·λ_max in the last quarter" in s and "limit 1" in s for s in said)
-    assert any("times as flat" in s or "rises by" in s for s in said)  # of the surfaces
+    assert any("times as much" in s or "rises by" in s for s in said)  # of the surfaces
     one = findings.ErrorSummary(5.0, 1.0, 1.0, "")
     few = dataclasses.replace(one, seeds=3)  # t of 4 degrees of freedom: 2.78 times √2 = 3.93
     unsure = dataclasses.replace(one, standard_error=math.nan)

@@ -100,7 +100,7 @@ def contour(
         bn, bn_samples: whose statistics BatchNorm uses, "center", "recalibrate" or "train"; see
             :meth:`landscape.Problem.with_batchnorm`.
         method: how the losses are computed. "batched" (chains of linear layers: many points at once),
-            "compiled" (the same under torch.compile), "folded" (BatchNorm folded into convolutions,
+            "folded" (BatchNorm folded into convolutions,
             channels-last layout), "pointwise" (any model, point by point) or "auto", the fastest that agrees
             with "pointwise" on a few samples.
         autocast: None; or, faster, products in "tf32" or "bfloat16": the largest error at up to 16 points is
@@ -410,7 +410,7 @@ def hessian_grid(
             the plane has markers further out (``plane.span``). One number: the same for both axes.
         residual_tol: the largest residual ‖Hv − λv‖ relative to |λ|, or to max|λ|/1000 for a λ nearer to
             zero.
-        max_products: Hessian-vector products a point, at most.
+        max_products: Hessian-vector products per point, at most.
         search: "auto" may search with cheaper products, whose results are verified and refined with exact
             ones; "exact": all products are exact.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.

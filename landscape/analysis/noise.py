@@ -83,7 +83,7 @@ def noise(
         problem: the loss on the training set; or a run.
         weights: (n, P), those of at least 2 learners; default: the run's.
         lr: α, the learning rate; default: the run's.
-        local_batch: B, samples a learner in a minibatch; default: the run's.
+        local_batch: B, samples per learner in a minibatch; default: the run's.
         draws: how many times the minibatches are drawn; 32 give each standard error to about 13%.
         seed: draws the minibatches.
         max_memory: bytes that the process may take, at most.

@@ -63,9 +63,9 @@ def unknown_data() -> dict[str, Any]:
 class Checkpoint(Shown):
     """State of a run after some steps; in a run over several processes, one process's part of it.
 
-    Of imported weights ``buffers`` holds the frozen parameters, too; there is no step, no learning rate (NaN)
-    and no local batch (0), and ``recipe`` names the files. Of a recorded loop ``recipe`` has what is known of
-    it, ``epoch`` and ``lr`` may be NaN, ``local_batch`` 0. Names "module:factory" of model and data are the
+    With imported weights ``buffers`` holds frozen parameters, too; there is no step, no learning rate (NaN)
+    and no local batch (0), and ``recipe`` names the files. From a recorded loop ``recipe`` has what is known,
+    ``epoch`` and ``lr`` may be NaN, ``local_batch`` 0. Names "module:factory" of model and data are the
     user's own code: they are shown, never imported (see :meth:`problem`).
 
     Attributes:

@@ -1,29 +1,24 @@
-"""landscape info and import."""
+"""landscape import, and what landscape info says of a checkpoint."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from landscape.checkpoint import run_folder, user_code
+from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.foreign_weights import import_state as compute_import_state
 from landscape.checkpoint.history import latest
-from landscape.checkpoint.run_folder import load
 from landscape.cli import common, run_summary
 from landscape.cli.analysis import SOURCE, Source
-from landscape.cli.completion import paths
 from landscape.cli.options import SHARED, command
 from landscape.cli.output import values
-from landscape.core import hdf5
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import ends_in
 from landscape.data.base import SPLITS
-from landscape.results.grids import Surface
 from landscape.training.recipes.recipe import recipe_of
 
 
@@ -103,47 +98,6 @@ def describe(split: str, loss: float, accuracy: float, samples: int) -> str:
 MOST = 8  # tensors of the optimizer's state that are listed (ours)
 
 
-@command(file={"argument": True, "metavar": "FILE", "shell_complete": paths("file")})
-def info(file: str) -> None:
-    """Show what a checkpoint or a result contains.
-
-    A checkpoint is validated.
-
-    Example:
-        landscape info runs/dp/last.h5
-    """
-    file = str(run_folder.checkpoint_in(Path(file)))
-    loaded = load(file)
-    with hdf5.reading(file, warn=False) as raw:
-        known = ("schema", "version", "created", "landscape_version", "torch_version")
-        stamps = {key: raw.attrs[key] for key in known}
-    stamps["checksum"] = "SHA-256, fits" if hdf5.has_checksum(file) else "none"
-    for key, value in stamps.items():
-        values(f"{key}: {value}")
-    values("", file=stamps)
-    if isinstance(loaded, Checkpoint):
-        _checkpoint(loaded)
-        return
-    every = loaded if isinstance(loaded, list) else [loaded]
-    for result in every:
-        values(f"\n{result.summary()}")
-        if isinstance(result, Surface) and np.isfinite(result.loss).any():
-            values(f"\n{result.check()}")
-        fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
-        values("\n" + "\n".join(f"{name}: {_short(value)}" for name, value in fields.items()))
-    common.results(every)
-
-
-def _short(value: object) -> str:
-    if not isinstance(value, np.ndarray):
-        return str(value)
-    if value.dtype == bool:
-        return f"{value.dtype} {value.shape}, {value.sum():,} of {value.size:,} true"
-    finite = value[np.isfinite(value)] if value.dtype.kind == "f" else value
-    span = f", {finite.min():.6g} to {finite.max():.6g}" if finite.size and value.dtype.kind in "fi" else ""
-    return f"{value.dtype} {value.shape}{span}"
-
-
 def _contents(c: Checkpoint) -> dict[str, Any]:
     """The contents of a checkpoint for --json."""
     history = {
@@ -164,7 +118,8 @@ def _rule(c: Checkpoint) -> str:
         return str(error)
 
 
-def _checkpoint(c: Checkpoint) -> None:
+def show(c: Checkpoint) -> None:
+    """Print what a checkpoint contains, for ``landscape info``."""
     contents = _contents(c)
     values("", checkpoint=contents)
     n, size = c.weights.shape

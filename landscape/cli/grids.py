@@ -286,7 +286,7 @@ def contour(plane: Chosen, processes: Processes, analysis: Analysis) -> None:
     analysis=analysis_options(
         compute_hessian_grid,
         grid={"default": "4"},
-        max_products={"help": "Hessian-vector products a point, at most."},
+        max_products={"help": "Hessian-vector products per point, at most."},
     ),
 )
 def hessian_grid(plane: Chosen, processes: Processes, analysis: Analysis) -> None:

@@ -7,10 +7,8 @@ import dataclasses
 import functools
 import importlib
 import importlib.metadata
-import os
 import platform
 import shutil
-import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -91,7 +89,6 @@ def doctor(data_dir: str | None, device: str | None) -> None:
     checks: list[Check] = []
     parts: dict[str, Callable[[], Iterable[Check]]] = {
         "versions": _versions_and_devices,
-        "C++ compiler": _compiler,
         "data": functools.partial(_data, data_root(data_dir)),
         "cache": _cache,
         "packages": _packages,
@@ -131,14 +128,6 @@ def _compare(device: torch.device) -> None:
 def _versions_and_devices() -> Iterator[Check]:
     known = {**details.packages(), **dict(line.split(": ", 1) for line in details.devices())}
     yield from (Check(name, "ok", text) for name, text in known.items())
-
-
-def _compiler() -> Iterator[Check]:
-    """The C++ compiler that torch.compile takes on the CPU, as torch looks for it."""
-    name = os.environ.get("CXX") or {"darwin": "clang++", "win32": "cl"}.get(sys.platform, "g++")
-    found = shutil.which(name)
-    need = f"{name} is not there; contour --method compiled needs it, other methods do not"
-    yield Check("C++ compiler", "ok" if found else "missing", found or need)
 
 
 def _data(root: Path) -> Iterator[Check]:

@@ -13,18 +13,32 @@ from typing import Any
 import click
 
 from landscape.cli.completion import Choice, paths
-from landscape.core.devices import DEVICES
 from landscape.core.errors import InputError
-from landscape.core.memory import at_most, parse_size
-from landscape.data.base import SPLITS
 
 Settings = Mapping[str, Any]
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
 _SEVERAL = re.compile(r"^Sequence\[(\w+)\]$")
 
 
+# What follows imports torch: only for a command with such an option.
+
+
 def _limit(context: click.Context, parameter: click.Parameter, text: str | None) -> None:
+    from landscape.core.memory import at_most, parse_size
+
     context.with_resource(at_most(parse_size("--max-memory", text) if text else None))
+
+
+def _devices() -> Choice:
+    from landscape.core.devices import DEVICES
+
+    return Choice(DEVICES)
+
+
+def _splits() -> Choice:
+    from landscape.data.base import SPLITS
+
+    return Choice(SPLITS)
 
 
 #: Options that several commands share: what click is told of them, and ``flag``, the option where it is not
@@ -37,7 +51,7 @@ SHARED: Mapping[str, dict[str, Any]] = {
         "required": True,
         "shell_complete": paths("file"),
     },
-    "split": {"type": Choice(SPLITS), "help": "Part of the data."},
+    "split": {"type": _splits, "help": "Part of the data."},
     "seed": {"default": 0},
     "dtype": {"type": Choice(("float32", "float64")), "help": "Precision."},
     "output": {
@@ -54,7 +68,7 @@ SHARED: Mapping[str, dict[str, Any]] = {
         "help": "Draw it, too: .png, .pdf or .svg.",
     },
     "device": {
-        "type": Choice(DEVICES),
+        "type": _devices,
         "default": "auto",
         "help": "Where to compute; auto: the accelerator, where there is one with float64.",
     },
@@ -83,6 +97,8 @@ FOLDER: dict[str, Any] = {"metavar": "DIR", "shell_complete": paths("dir")}
 def option(name: str, **settings: Any) -> click.Parameter:
     """The option, or argument, ``name``, of which click is told ``settings`` and what ``SHARED`` has."""
     known = {**SHARED.get(name, {}), **settings}
+    if known.get("type") in (_devices, _splits):
+        known["type"] = known["type"]()
     flags = known.pop("flag", f"--{name.replace('_', '-')}")
     if known.pop("argument", False):
         if known.pop("multiple", False):

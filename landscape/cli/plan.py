@@ -20,7 +20,7 @@ from landscape.training.recipes.settings import parsed
 
 _BYTES = {"B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "KiB/s": 2**10, "MiB/s": 2**20, "GiB/s": 2**30}
 _BITS = {"bit/s": 1 / 8, "kbit/s": 1e3 / 8, "Mbit/s": 1e6 / 8, "Gbit/s": 1e9 / 8, "Tbit/s": 1e12 / 8}
-#: In bytes a second, and in seconds.
+#: In bytes per second, and in seconds.
 BANDWIDTHS: dict[str, float] = _BITS | _BYTES
 TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -34,7 +34,7 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]  # no generic class i
         self.units, self.zero = units, zero
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number, in bytes a second or in seconds."""
+        """The number, in bytes per second or in seconds."""
         return quantity(param.opts[-1] if param else "", str(value), self.units, zero=self.zero)
 
 

@@ -71,9 +71,9 @@ class Status:
     folder=FOLDER | {"argument": True}, every={"metavar": "S"}, opened={"flag": "--open", "is_flag": True}
 )
 def watch(*, folder: str, once: bool, every: float = 1.0, opened: bool = False) -> None:
-    """Show how a run goes while it goes on.
+    """Show the progress of a run while it trains.
 
-    The run in DIR goes on in another process.
+    The run in DIR trains in another process.
 
     Shows the last numbers and the course of loss, α_e, Δ, consensus distance, ηλ_max against its limit, what
     else monitor.instruments measured, the samples per second and the time left, as of the run's last file,

@@ -29,7 +29,6 @@ from typing import IO, Any, TypeVar
 
 import h5py
 import numpy as np
-import torch
 
 from landscape._version import __version__
 from landscape.core import hdf5_check
@@ -100,6 +99,8 @@ def writing(path: str | Path, schema: str) -> Iterator[h5py.File]:
         ...         attribute(file, "n", int)
         5
     """
+    import torch  # for its version: reading needs none of it
+
     with replacing(path) as raw:
         with h5py.File(raw, "w") as file:
             file.attrs["schema"] = schema

@@ -24,7 +24,7 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.files import open_regular, replacing, within
 from landscape.core.progress import Progress
 
-# Seconds without an answer, bytes that are read at once, and the slowest download: bytes a second (ours).
+# Seconds without an answer, bytes that are read at once, and the slowest download: bytes per second (ours).
 TIMEOUT, BLOCK, PACE = 30.0, 1 << 18, 2e4
 MOST = 1 << 30  # bytes of one file, unpacked or not: more than any of them has (ours)
 

@@ -4,8 +4,7 @@ Paths, which the tests compare with one another:
 
 - "batched": for chains of linear layers (see :mod:`.chain`). θ is linear in (x, y) up to the first
   nonlinearity, so the first layer costs three products a data chunk, shared by all points; later layers
-  take a block of points as one batched product, with features before samples in memory. "compiled" is the
-  same under torch.compile; "auto" turns to it for long grids, where it can.
+  take a block of points as one batched product, with features before samples in memory.
 - "pointwise": any model, one forward pass over the data a point. "folded" is the same with BatchNorm folded
   into the convolutions and channels-last layout, for models that torch.fx can trace; "auto" takes it for
   models with convolutions.
@@ -37,11 +36,11 @@ from landscape.core.memory import MemoryBudget, limit
 from landscape.core.options import choose
 from landscape.core.progress import Progress, no_progress
 from landscape.evaluation import paths
-from landscape.evaluation.paths import PlaneLoss, Totals, block_size, long_enough
+from landscape.evaluation.paths import PlaneLoss, Totals, block_size
 from landscape.problem.problem import Layer, LinearLayer, Problem, chain
 from landscape.problem.sharded import on_ranks
 
-METHODS = ("auto", "batched", "compiled", "folded", "pointwise")
+METHODS = ("auto", "batched", "folded", "pointwise")
 # The dtype of the arithmetic; "tf32": that of the model.
 AUTOCASTS = {"tf32": None, "bfloat16": torch.bfloat16}
 
@@ -111,7 +110,7 @@ def evaluator(
     layers, dtype = chain(problem), (AUTOCASTS[autocast] if autocast else None) or problem.dtype
     # The batched path is possible for a chain that starts with a linear layer.
     takes = layers is not None and isinstance(layers[0], LinearLayer) and dtype == problem.dtype
-    if method in ("batched", "compiled") and not takes:
+    if method == "batched" and not takes:
         raise InputError(
             f"method: '{method}' needs a chain of linear layers, tensor data and the model's own precision; "
             "use 'pointwise'"
@@ -120,7 +119,7 @@ def evaluator(
         raise InputError(f"method: 'pointwise' works in the model's own precision, not in {autocast}")
     found, wanted = None, method
     if layers is not None and takes and method not in ("pointwise", "folded"):
-        found = _by_blocks(loss, layers, count, method, autocast, budget)
+        found = _by_blocks(loss, layers, count, method, budget)
         wanted = "pointwise"
     chosen, block, totals, parts = found or _by_points(loss, wanted, autocast, dtype, budget)
     again = functools.partial(
@@ -131,22 +130,17 @@ def evaluator(
 
 
 def _by_blocks(
-    loss: PlaneLoss, layers: list[Layer], count: int, method: str, autocast: str | None, budget: MemoryBudget
+    loss: PlaneLoss, layers: list[Layer], count: int, method: str, budget: MemoryBudget
 ) -> tuple[str, int, Totals, Problem] | None:
-    """The batched path, or the compiled one; None if it has too little memory or is wrong for the model."""
+    """The batched path; None if it has too little memory or is wrong for the model."""
     problem, forced = loss.problem, method != "auto"
     size = block_size(problem, layers, count, budget, forced=forced)
     if size is None or not loss.agrees(
         "batched", lambda few: paths.batched(few, layers, (few.problem.samples, 3)), forced=forced
     ):
         return None
-    totals, chosen = paths.batched(loss, layers, size), "batched"
-    # The memory of a compiler has no bound.
-    if method == "compiled" or (not forced and budget.limit is None and long_enough(problem, layers, count)):
-        with _arithmetic(autocast):
-            totals, chosen = paths.compiled_totals(loss, layers, size, forced=forced)
     parts = problem if budget.limit is None else problem.on(problem.data.in_chunks(size[0]))
-    return chosen, size[1], loss.with_penalty(totals), parts
+    return "batched", size[1], loss.with_penalty(paths.batched(loss, layers, size)), parts
 
 
 def _by_points(

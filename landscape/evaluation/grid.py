@@ -328,7 +328,7 @@ def compute_missing(
             raise failure
         if failures:
             raise OperationError(f"rank {failures[0][0]} failed ({failures[0][1]}); {RESUMABLE}")
-        pace = max(facts[1] for _, facts in parts) / -(-len(now) // size)  # seconds a block of the slowest
+        pace = max(facts[1] for _, facts in parts) / -(-len(now) // size)  # seconds per block of the slowest
         seconds = max(PORTION_SECONDS, SAVE_SHARE * parts[0][1][2])
         portion_of = size * max(least, int(min(seconds / max(pace, 1e-9), whole)))
         report(1.0)

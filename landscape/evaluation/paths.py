@@ -8,7 +8,6 @@ samples in memory.
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import math
 import operator
@@ -24,7 +23,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from landscape.core.devices import double, float64_device, vector_norm
-from landscape.core.errors import InputError, OperationError, PathWarning
+from landscape.core.errors import InputError, PathWarning
 from landscape.core.memory import MemoryBudget
 from landscape.core.progress import Progress, no_progress
 from landscape.problem.batches import call, tree_map
@@ -32,21 +31,17 @@ from landscape.problem.checks import tolerance
 from landscape.problem.losses import correct
 from landscape.problem.problem import Layer, LinearLayer, Problem, stacked_losses
 
-# Measured on 2 cores, 784-50-50-10: 1,000 samples a chunk with 16 to 32 points a block is the fastest, with
+# Measured on 2 cores, 784-50-50-10: 1,000 samples per chunk with 16 to 32 points a block is the fastest, with
 # 64 it takes 1.3 times as long. The activations of a block must stay in cache, hence the bound in bytes, too.
 CHUNK = 1000
 BLOCK_BYTES = 16 * 2**20
 MAX_BLOCK = 20
-# Compiling takes 6 to 40 s on 2 cores and makes the rest about 1.7 times as fast: worth it from here on. In
-# points × samples × numbers a sample needs (weights after the first layer, and outputs of all layers): with
-# 784-50-50-10 and 10,000 images, 50,000 points, which take 90 s.
-COMPILE_WORK = 1.5e12
 
 
 def block_size(
     problem: Problem, layers: list[Layer], count: int, budget: MemoryBudget, forced: bool
 ) -> tuple[int, int] | None:
-    """(samples a chunk, points a block) of the batched path; None if one of each exceeds the memory.
+    """(samples per chunk, points per block) of the batched path; None if one of each exceeds the memory.
 
     With ``forced`` InputError in place of None.
     """
@@ -67,14 +62,6 @@ def block_size(
     rest = budget.remaining - fixed - 3 * first * chunk * item
     by_memory = rest // (ACTIVATION_COPIES * point)
     return chunk, int(max(1, min(MAX_BLOCK, count, BLOCK_BYTES // point, by_memory)))
-
-
-def long_enough(problem: Problem, layers: list[Layer], count: int) -> bool:
-    """Say whether compiling saves time for ``count`` points; on CUDA it has not been measured."""
-    shapes = {slot.name: slot.shape for slot in problem.layout.slots}
-    weights = [shapes[layer.weight] for layer in layers if isinstance(layer, LinearLayer)]
-    numbers = sum(out for out, _ in weights) + sum(out * fan_in for out, fan_in in weights[1:])
-    return problem.device.type == "cpu" and count * problem.data.samples * numbers > COMPILE_WORK
 
 
 class _Memory:
@@ -125,15 +112,12 @@ class _Blocks:
         products: Tensor,
         targets: Tensor,
         labels: Tensor | None,
-        memory: _Memory | None = None,
+        memory: _Memory,
     ) -> tuple[Tensor, Tensor]:
-        """Mean losses (k,) and hits (k,) of the points c (k, 3) on one chunk of data.
+        """Mean losses (k,) and hits (k,) of the points c (k, 3) on one chunk; layers write to ``memory``."""
 
-        With ``memory`` the layers write there, otherwise, as it is compiled, to fresh memory.
-        """
-
-        def place(outputs: int) -> Tensor | None:  # (k, outputs, samples)
-            return memory.take(len(c), outputs, products.shape[2]) if memory else None
+        def place(outputs: int) -> Tensor:  # (k, outputs, samples)
+            return memory.take(len(c), outputs, products.shape[2])
 
         def at_points(name: str) -> Tensor:  # (k, *shape)
             return (c @ self.views[name].flatten(1)).view(len(c), *self.views[name].shape[1:])
@@ -149,22 +133,17 @@ class _Blocks:
                     h = torch.baddbmm(at_points(layer.bias).unsqueeze(-1), w, h, out=out)
                 else:
                     h = torch.bmm(w, h, out=out)
-            elif memory and type(layer) is nn.ReLU:
+            elif type(layer) is nn.ReLU:
                 h = h.relu_()
             else:
                 h = layer(h)
         losses = stacked_losses(self.problem.criterion, h, targets.expand(len(c), *targets.shape))
         return losses, _correct(h, labels)
 
-    def totals(
-        self, size: tuple[int, int], run: Callable[..., tuple[Tensor, Tensor]] | None = None
-    ) -> Totals:
-        """The sums in chunks of samples and blocks of points of ``size``.
-
-        By ``run``, such as the compiled one; default: without a compiler, all blocks in the same memory.
-        """
+    def totals(self, size: tuple[int, int]) -> Totals:
+        """The sums in chunks of samples and blocks of points of ``size``, all blocks in the same memory."""
         problem, samples, (chunk, block) = self.problem, self.problem.samples, size
-        run = run or functools.partial(self.run, memory=_Memory(problem.weights))
+        memory = _Memory(problem.weights)
 
         def totals(points: Tensor, progress: Progress) -> Tensor:
             rest = -len(points) % block  # the last point again, so that all blocks have one shape
@@ -174,7 +153,7 @@ class _Blocks:
             for i in range(0, samples, chunk):
                 shared, yc, labels = self.products(i, chunk)
                 for k in range(0, len(padded), block):
-                    means, hits = run(coords[k : k + block], shared, yc, labels)
+                    means, hits = self.run(coords[k : k + block], shared, yc, labels, memory)
                     total[k : k + block, 0] += double(means) * len(yc)
                     total[k : k + block, 1] += hits.to(total.device)
                     progress((i + len(yc) * (k + block) / len(padded)) / samples)
@@ -190,39 +169,13 @@ def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Tota
     return _Blocks(loss, layers).totals(size)
 
 
-@torch.no_grad()
-def compiled_totals(
-    loss: PlaneLoss, layers: list[Layer], size: tuple[int, int], *, forced: bool
-) -> tuple[Totals, str]:
-    """The batched totals under torch.compile, and "compiled"; without it, and "batched", where that fails.
-
-    With ``forced`` OperationError in place of these.
-    """
-    problem, blocks = loss.problem, _Blocks(loss, layers)
-    compiled = torch.compile(blocks.run, dynamic=False)
-    points = torch.linspace(-DISPLACEMENT, DISPLACEMENT, size[1], dtype=problem.dtype, device=problem.device)
-    trial = torch.stack((torch.ones_like(points), points, -points), 1), *blocks.products(0, size[0])
-    try:
-        means, expected = compiled(*trial)[0], blocks.run(*trial)[0]
-        allowed = tolerance(problem.dtype)
-        if torch.allclose(means, expected, rtol=allowed, atol=allowed, equal_nan=True):
-            return blocks.totals(size, compiled), "compiled"
-        reason = f"its losses differ by up to {float((means - expected).abs().max()):.2g}"
-    except Exception as error:  # no compiler, or one that fails: it raises what it likes
-        reason = str(error).strip().split("\n")[0]
-    if forced:
-        raise OperationError(f"method: 'compiled' fails here ({reason}); use 'batched'")
-    warnings.warn(f"method: 'batched' in place of 'compiled' ({reason})", PathWarning, stacklevel=4)
-    return blocks.totals(size), "batched"
-
-
 def _correct(outputs: Tensor, labels: Tensor | None) -> Tensor:
     """The number (K,) of samples that each of outputs (K, C, samples) gets right; NaN without ``labels``."""
     if labels is None:
         return torch.full((len(outputs),), torch.nan, device=outputs.device)
-    # In eager mode argmax along a middle dimension is 40 times slower than amax on a CPU: it serves where
+    # argmax along a middle dimension is 40 times slower than amax on a CPU: it serves where
     # outputs tie. To see that, a GPU would have to be waited for.
-    if not torch.compiler.is_compiling() and not outputs.is_cuda:
+    if not outputs.is_cuda:
         best = outputs == outputs.amax(1, keepdim=True)
         if int(best.sum()) == best[:, 0].numel():
             return best.gather(1, labels.expand(len(best), 1, -1)).sum((1, 2))

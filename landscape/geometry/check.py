@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import scipy.interpolate
-import scipy.linalg
 
 from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
@@ -108,6 +106,8 @@ def _curvature(surface: Surface, ends: ExtremeEigenvalues | None) -> Iterator[Fi
     if fit is None:
         yield Finding("curvature", False, "the grid has no 3 × 3 points around its center", "an odd grid=")
         return
+    import scipy.linalg  # here, because most checks do without it, and it takes longer than they
+
     least, largest = scipy.linalg.eigh(fit[1], directions @ directions.T, eigvals_only=True)
     sharp, down = largest >= SHOWN * ends.max, ends.min >= 0 or least <= SHOWN * ends.min
     words = f"{least:.3g} to {largest:.3g} on the plane, λ_min {ends.min:.3g} and λ_max {ends.max:.3g} in all"
@@ -126,9 +126,11 @@ def _places(surface: Surface) -> Iterator[Finding]:
         return
     finite = surface.loss[np.isfinite(surface.loss)]
     method = "cubic" if min(surface.loss.shape) > 3 and finite.size == surface.loss.size else "linear"
-    drawn = scipy.interpolate.RegularGridInterpolator(
-        (surface.y, surface.x), surface.loss, method, bounds_error=False
-    )(surface.markers[:, ::-1])
+    from scipy.interpolate import RegularGridInterpolator
+
+    drawn = RegularGridInterpolator((surface.y, surface.x), surface.loss, method, bounds_error=False)(
+        surface.markers[:, ::-1]
+    )
     gap = np.where(np.isfinite(drawn), surface.marker_loss - drawn, 0.0)
     if not np.isfinite(drawn).any():
         return

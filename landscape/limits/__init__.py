@@ -77,7 +77,7 @@ class Hyperparameters:
 
     Attributes:
         delay, momentum, form: as in :func:`max_stable_step`.
-        batch: samples a step.
+        batch: samples per step.
 
     Example:
         >>> from landscape.limits import Hyperparameters

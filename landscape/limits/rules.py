@@ -44,7 +44,7 @@ def max_mixing_step(
 
     Example:
         >>> from landscape.limits.rules import max_mixing_step
-        >>> round(max_mixing_step([0.2, -0.2]), 4)  # a ring of six with two neighbors a side
+        >>> round(max_mixing_step([0.2, -0.2]), 4)  # a ring of six with two neighbors per side
         0.8
     """
     check(delay, momentum, choose("form", form, FORMS[:2]))
@@ -77,7 +77,7 @@ def max_tracking_step(
 
     Example:
         >>> from landscape.limits.rules import max_tracking_step
-        >>> round(max_tracking_step([0.2, -0.2]), 4)  # a ring of six with two neighbors a side
+        >>> round(max_tracking_step([0.2, -0.2]), 4)  # a ring of six with two neighbors per side
         0.32
     """
     choose("order", order, ("awc", "atc"))

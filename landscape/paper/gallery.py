@@ -150,7 +150,9 @@ def head(figure: Figure, context: Context, drawing: Drawing, title: str) -> None
 
 def _shrink(path: Path) -> None:
     with Image.open(path) as picture:
-        small = picture.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE)
+        # Median cut, the default, gives thin lines the color of others: SSGD's that of the orange line.
+        method = Image.Quantize.MAXCOVERAGE
+        small = picture.convert("RGB").quantize(COLORS, method=method, dither=Image.Dither.NONE)
     buffer = io.BytesIO()
     small.save(buffer, "PNG", optimize=True)
     path.write_bytes(buffer.getvalue())

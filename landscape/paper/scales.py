@@ -24,7 +24,7 @@ from landscape.training.recipes import recipe
 from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.table_recipes import SAMPLES
 
-# CIFAR-10 at laptop scale, by trial (ours): images of so many pixels a side, passes over them, and the width
+# CIFAR-10 at laptop scale, by trial (ours): images of so many pixels per side, passes, and the width
 # of the networks; minutes a run on one core. Learners, batches and rates are the paper's.
 SIZE, EPOCHS = 16, 30
 WIDTHS, WIDTH, SMOKE_WIDTH = {"efficientnet-b0": 0.25}, 0.125, 0.0625

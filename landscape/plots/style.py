@@ -240,7 +240,7 @@ def batchnorm_note(result: Any) -> str:
     samples = result.bn_samples
     notes = {
         "center": "the center's statistics",
-        "recalibrate": f"from {samples:,} samples a point",
+        "recalibrate": f"from {samples:,} samples per point",
         "train": f"statistics of batches of {samples:,}" if samples else "statistics of each batch",
     }
     return f"BatchNorm: {notes.get(result.bn, result.bn)}"

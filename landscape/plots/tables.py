@@ -260,8 +260,8 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
             ax.set(yscale="log", xlabel="workers (log scale)", title=own)
         for ax in leading(axes[2 * k : 2 * k + 2]):
             style.decimal_labels(ax.yaxis)
-            ax.set_ylabel(f"time a step ({RunTimes.units['step_s']}, log scale)")
-    usual = "Predicted time a step: SSGD, and DPSGD by topology"
+            ax.set_ylabel(f"time per step ({RunTimes.units['step_s']}, log scale)")
+    usual = "Predicted time per step: SSGD, and DPSGD by topology"
     return finish(figure, title or usual, legend=axes[:1], ncols=4)
 
 

@@ -20,7 +20,7 @@ from landscape.problem.data import Data
 from landscape.problem.layout import Layout
 
 POLICIES = ("center", "recalibrate", "train")
-# Samples for the statistics, and samples a batch while they are estimated: ours; a statistic over 1,000
+# Samples for the statistics, and samples per batch while they are estimated: ours; a statistic over 1,000
 # samples has a standard error of 3%, in batches of a common training size.
 SAMPLES = 1000
 BATCH = 250

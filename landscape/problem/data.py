@@ -60,7 +60,7 @@ class Data:
         own_batches: the user gave none, but a data set that is read in batches.
         mixes: the loss is no mean over samples: it is taken of all at once, or is the mean over the batches.
         leaf_inputs: inputs require gradients, in which model or loss differentiate.
-        chunk_size: samples a chunk of resident data; None until the problem knows what its model can take.
+        chunk_size: samples per chunk of resident data; None until the problem knows what its model can take.
 
     :meth:`weigh` is called once, before :meth:`chunks`.
     """

@@ -140,7 +140,7 @@ class Terms:
             return torch.ones(samples, dtype=torch.float64)
         if terms.shape != (samples,):
             given = tuple(terms.shape)
-            raise InputError(f"terms: shape {given}, it must give one number a sample, ({samples},)")
+            raise InputError(f"terms: shape {given}, it must give one number per sample, ({samples},)")
         return double(terms.detach()).cpu()
 
 

@@ -66,11 +66,11 @@ def section(runs: Sequence[Run]) -> Section:
             words, setting = _ABSENT[column]
             missing.append(Missing(words, f"landscape train RECIPE --set {setting}"))
     text = (
-        f"Of a curve with more than {2 * BUCKETS} points, the lowest and the highest in each of {BUCKETS} "
-        "stretches are drawn, so that every peak is there. Of noisy quantities, thick lines are running "
-        f"medians over {100 * WINDOW:g}% of the steps. Of a setting with {FEWEST} runs or more the median is "
-        "drawn, in a band of all runs (of noisy quantities, between the quartiles). Dashed lines are the "
-        "rules' limits, dotted ones the learning rates. A "
+        f"A curve with more than {2 * BUCKETS} points is drawn by the lowest and the highest in each of "
+        f"{BUCKETS} stretches, so that every peak is there. Thick lines of noisy quantities are running "
+        f"medians over {100 * WINDOW:g}% of the steps. A setting with {FEWEST} runs or more is drawn as "
+        "their median, in a band of all runs (for noisy quantities, between the quartiles). Dashed lines are "
+        "the rules' limits, dotted ones the learning rates. A "
         f"logarithmic axis leaves zeros and negative values out, and begins at {FLOOR:g} of the median or "
         "above (drag it to see what is below)."
     )

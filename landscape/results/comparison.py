@@ -28,11 +28,11 @@ INTERVAL = 0.95
 class Comparison(Result):
     """Quantities (Q) of the sides (S) that are compared, and the differences (Q, K) of all K pairs of sides.
 
-    A side is a checkpoint, or a group of checkpoints, such as the seeds of one recipe. Of a checkpoint the
-    error is what ``kinds`` says: one standard error over draws, a bound (within which the true eigenvalue is
-    with a probability of 99%; not the residual, within which some eigenvalue is), or nothing ("exact": what
-    rounding leaves). Of a group it is the standard error over its checkpoints, which has their own errors in
-    it, as each has draws of its own.
+    A side is a checkpoint, or a group of checkpoints, such as the seeds of one recipe. The error of a
+    checkpoint is what ``kinds`` says: one standard error over draws, a bound (within which the true
+    eigenvalue is with a probability of 99%; not the residual, within which some eigenvalue is), or nothing
+    ("exact": what rounding leaves). The error of a group is the standard error over its checkpoints, which
+    contains their own errors, as each has draws of its own.
 
     Attributes:
         quantities, titles, unit_names: (Q,), names, names in words, and units.

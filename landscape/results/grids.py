@@ -6,17 +6,18 @@ import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from landscape.core.hdf5 import Array
 from landscape.results.base import Measured
 from landscape.results.flatness import Basins
 from landscape.results.shown import Row, SurfaceCheck
 from landscape.results.spectrum import ExtremeEigenvalues
+
+if TYPE_CHECKING:  # results are read and shown without torch
+    from torch import Tensor
 
 SPAN = 0.1  # x, y ∈ [−0.1, 0.1] around w_a (DPSGD-2020, section 4.1)
 # Planes whose center is a set of weights that training reached.
@@ -243,6 +244,8 @@ class Surface(Interpolated):
             >>> surface.plane(torch.zeros(2)).directions.tolist()
             [[1.0, 0.0], [0.0, 1.0]]
         """
+        import torch
+
         center, directions = (torch.from_numpy(a).to(like) for a in (self.center, self.directions))
         names = ("kind", "norm", "seed", "ignore", "axes", "markers", "labels", "explained")
         return Plane(center, directions, **{name: getattr(self, name) for name in names})

@@ -81,26 +81,24 @@ class Findings:
 Compared = tuple[Case, Findings, Problem, Reference, Tensor]
 
 
-def run(case: Case, *, thorough: bool = True, ends: bool = True, compiled: bool = False) -> Findings:
+def run(case: Case, *, thorough: bool = True, ends: bool = True) -> Findings:
     """The quantities of ``case``: loss, gradient, contours, Hessian products and both ends.
 
     ``thorough`` adds a contour by each path and norm, the top three, trace, density and Gauss-Newton; without
-    ``ends`` those are left out, which take most of the time; ``compiled`` adds that path.
+    ``ends`` those are left out, which take most of the time.
     """
     found = Findings()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        if compiled:  # what PyTorch's compiler says of PyTorch
-            warnings.simplefilter("ignore", DeprecationWarning)
         warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
         warnings.filterwarnings("ignore", "model: it computes in", landscape.ProblemWarning)
         if case.refused_hessian:
             warnings.filterwarnings("ignore", ".*products are differences", landscape.ProblemWarning)
-        _run(case, found, thorough, ends, compiled)
+        _run(case, found, thorough, ends)
     return found
 
 
-def _run(case: Case, found: Findings, thorough: bool, ends: bool, compiled: bool) -> None:
+def _run(case: Case, found: Findings, thorough: bool, ends: bool) -> None:
     model, loss, data = case.parts()
     before = copy.deepcopy((dict(model.state_dict()), list(tensors(data))))
     if case.refused:
@@ -123,8 +121,7 @@ def _run(case: Case, found: Findings, thorough: bool, ends: bool, compiled: bool
         return
     compared = case, found, problem, reference, theta
     _first_order(compared)
-    paths = (*PATHS, *(["compiled"] if compiled else [])) if thorough else ("auto",)
-    _surfaces(compared, paths)
+    _surfaces(compared, PATHS if thorough else ("auto",))
     _learners(compared)
     _second_order(compared, thorough, ends)
     after = dict(model.state_dict()), list(tensors(data))

@@ -50,12 +50,6 @@ def test_all_quantities_are_right_or_refused(number: int) -> None:
     _check(CASES[number])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["activation Tanh", "activation ReLU", "MSE", "weights tied"])
-def test_the_compiled_path(name: str) -> None:
-    _check(next(case for case in CASES if case.name == name), compiled=True)
-
-
 def test_a_distributed_wrapper_is_taken_off() -> None:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:

@@ -40,10 +40,8 @@ def small() -> None:
     points = [(a, b) for b, a in itertools.product(grid, grid)]
     found: dict[str, Tensor] = {}
 
-    def ours(path: str) -> None:
-        found[path] = torch.from_numpy(
-            landscape.contour(problem, plane, grid=(len(grid),) * 2, method=path).loss
-        )
+    def ours() -> None:
+        found["ours"] = torch.from_numpy(landscape.contour(problem, plane, grid=(len(grid),) * 2).loss)
 
     forward = Textbook(problem.model, plane, lambda model: problem.criterion(model(x), y))
     by_loader = Textbook(problem.model, plane, passes(problem.criterion, loader(problem)))
@@ -52,23 +50,20 @@ def small() -> None:
         found["full batch"] = forward(points)
 
     title = "contour, 784-50-50-10, 2,500 points, 10,000 images"
-    for path, name, need in (("compiled", "compiled", 10.0), ("batched", "without a compiler", 5.5)):
-        against = f"{title}, {name}, against a full-batch forward a point"
-        compare(against, lambda p=path: ours(p), full_batch, rounds=3, need=need)
-    for path in ("compiled", "batched"):
-        worst = float((found[path].flatten() - found["full batch"]).abs().max())
-        say(f"  largest difference in loss, {path}: {worst:.1e} (allowed 1e-5)")
+    compare(f"{title}, against a full-batch forward a point", ours, full_batch, rounds=3, need=5.5)
+    worst = float((found["ours"].flatten() - found["full batch"]).abs().max())
+    say(f"  largest difference in loss: {worst:.1e} (allowed 1e-5)")
     if (peer := installed("loss_landscapes")) is not None:
         metric = peer.metrics.Loss(problem.criterion, x, y)
         compare(
-            f"{title}, without a compiler, against loss-landscapes",
-            lambda: ours("batched"),
+            f"{title}, against loss-landscapes",
+            ours,
             lambda: peer.random_plane(forward.model, metric, distance=1, steps=20, deepcopy_model=True),
             rounds=3, need=5.5, work=2500 / 400,
         )  # fmt: skip
     compare(
-        f"{title}, compiled, against a loader pass a point",
-        lambda: ours("compiled"), lambda: by_loader(points[::100]), rounds=3, need=50.0, work=2500 / 25,
+        f"{title}, against a loader pass a point",
+        ours, lambda: by_loader(points[::100]), rounds=3, need=50.0, work=2500 / 25,
     )  # fmt: skip
 
 

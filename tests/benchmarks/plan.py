@@ -95,7 +95,7 @@ def report(where: str, processes: int, bandwidth: float | None = None) -> plan.C
         each = sorted(ratios[name])
         shares = [f"{statistics.median(w):.0%}" for w in zip(*waits[name], strict=True)]
         say(
-            f"  {name}: predicted {statistics.median(each):.2f}× the measured time a step (rounds {each[0]:.2f}…"
+            f"  {name}: predicted {statistics.median(each):.2f}× the measured time per step (rounds {each[0]:.2f}…"
             f"{each[-1]:.2f}); waiting predicted {shares[0]}, measured {shares[1]}"
         )
     return dataclasses.replace(used[0][0], gradient=gradient)

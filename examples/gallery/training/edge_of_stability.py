@@ -10,9 +10,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import landscape
+from landscape.plugins import registry
 
 figure, ax = plt.subplots(figsize=(6, 4), layout="constrained")
-for name, limit, color in (("ssgd", 2, "C0"), ("dpsgd", 1, "C1")):
+for name, limit in (("ssgd", 2), ("dpsgd", 1)):
+    color = registry.algorithms[name].color
     ax.axhline(limit, color=color, linestyle=":")
     for seed in range(5):
         history = landscape.load(f"runs/{name}-{seed}/last.h5").history

@@ -156,7 +156,7 @@ def _measured(**how: Any) -> list[RunTimes]:
 
 
 def _judge_loopback(rows: Rows) -> list[Effect]:
-    what, effects = "time a step, SSGD / DPSGD", []
+    what, effects = "time per step, SSGD / DPSGD", []
     for many, rule in itertools.product(settings(rows, "processes"), list(RULES)[1:]):
         both: dict[str, Any] = {"processes": many, "algorithm": ("ssgd", rule)}
         where = f"{many:g} processes, {rule}"
@@ -186,11 +186,11 @@ def _loopback(context: Context) -> Drawing:
         look |= {"marker": marker, "ls": "none", "mfc": "none" if rule.endswith("atc") else look["color"]}
         reach = [middle - low, high - middle]
         ax.errorbar(shown, middle, reach, capsize=3, label=f"{rule}, measured", **look)
-    ax.set(xscale="log", yscale="log", xlabel="processes", ylabel="time a step (s)")
+    ax.set(xscale="log", yscale="log", xlabel="processes", ylabel="time per step (s)")
     ax.set_xticks(shown, map(str, shown))
     ax.xaxis.set_minor_locator(ticker.NullLocator())
     shared_legend(picture, [ax], ncols=3)
-    what = "predicted / measured time a step, {algorithm}, {processes} processes"
+    what = "predicted / measured time per step, {algorithm}, {processes} processes"
     return Drawing({"": picture}, rows, compare_with_paper(rows, what, "predicted_over_measured"))
 
 

@@ -18,7 +18,7 @@ from landscape.training.run.randomness import RESERVED, generator
 
 
 class Rule(ABC):
-    """One step w(t) -> w(t+1) of n learners; weights are (n, P), one row a learner.
+    """One step w(t) -> w(t+1) of n learners; weights are (n, P), one row per learner.
 
     A step calls :meth:`begin`, :meth:`gradient_points`, then, with the directions of the optimizer,
     :meth:`finish` and :meth:`update_optimizer_state`. A process that holds some of the learners sees their

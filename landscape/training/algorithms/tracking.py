@@ -21,8 +21,8 @@ from landscape.training.topology.mixing import Mixing
 class GradientTracking(Rule):
     """Each learner moves along y_j, its estimate of the learners' mean direction, instead of its own u_j.
 
-    AWC order is DIGing (Nedić, Olshevsky and Shi 2017, Eqs. 2a and 2b): y_j ← Σ_k M_jk y_k + u_j − u_j(t−1),
-    w_j ← Σ_k M_jk w_k − α y_j. ATC order is GT-DSGD (Xin, Khan and Kar 2021, Algorithm 1): y_j ← Σ_k M_jk
+    AWC order is DIGing (Nedić, Olshevsky and Shi 2017): y_j ← Σ_k M_jk y_k + u_j − u_j(t−1),
+    w_j ← Σ_k M_jk w_k − α y_j. ATC order is GT-DSGD (Xin, Khan and Kar 2021): y_j ← Σ_k M_jk
     (y_k + u_k − u_k(t−1)), w_j ← Σ_k M_jk (w_k − α y_k). y and u(0) are 0 at first, so the mean of y_j is
     that of u_j, and w_a moves by −α times it.
 

@@ -102,7 +102,7 @@ class TorchOptimizer(Optimizer):
     """A class of ``torch.optim``, each learner with a state of its own.
 
     The class steps copies of the points at which gradients were taken, p → p', with the step's learning rate
-    α; the direction is u = (p − p')/α. Its state is in checkpoints as torch names it: a row a learner, in it
+    α; the direction is u = (p − p')/α. Its state is in checkpoints as torch names it: a row per learner, with
     the parameter tensors one after the other. A state of one number a parameter
     tensor, such as ``step``, is a row of these numbers.
 

@@ -318,6 +318,6 @@ def _check(model: Any, optimizer: Any) -> None:
         raise InputError(f"optimizer: a {kind} is not allowed, it must be a torch.optim.Optimizer")
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
-        raise InputError(f"optimizer: {kind} is not allowed, it needs a closure: several losses a step")
+        raise InputError(f"optimizer: {kind} is not allowed, it needs a closure: several losses per step")
     if optimizer in _wrapped:
         raise InputError("optimizer: it belongs to another DecentralizedDataParallel; make a new one")

@@ -548,7 +548,7 @@ def run_before(folder: Path, resume: bool | int, layout: Layout) -> Checkpoint |
     """
     if not run_folder.named_like_a_run(folder):
         if resume and not isinstance(resume, bool):
-            raise OperationError(f"resume: {resume} is not allowed, {folder} holds no run to go on with")
+            raise OperationError(f"resume: {resume} is not allowed, {folder} holds no run to resume")
         return None
     run = last_sound(folder, learners=lambda n: slice(0, n))
     if run.algorithm != RECORDED:

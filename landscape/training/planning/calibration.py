@@ -347,7 +347,7 @@ def _exchange(group: Group, size: int) -> dict[str, float]:
 def measure_steps(
     recipes: Mapping[str, Recipe], processes: int, rounds: int, steps: int
 ) -> list[tuple[Costs, dict[str, float], dict[str, float]]]:
-    """The costs, the link and the seconds a step of each of ``recipes``, by round, of ``processes`` at once.
+    """The costs, the link and the seconds per step of ``recipes``, by round, of ``processes`` at once.
 
     Args:
         recipes: by name, of as many learners as processes; the costs are those of the first.

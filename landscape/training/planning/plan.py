@@ -10,7 +10,7 @@ available: the cost model, the stragglers and all defaults are ours):
 - Every step ends with an all-reduce of two numbers, loss and spread, which each waits for before its next
   update. So no worker is ahead of the slowest by more than a gradient, under any rule; without
   ``exchange_loss`` it is the algorithm by itself.
-- A message of S bytes takes α + S/β: latency α (s), bandwidth β (bytes a second) of a worker's own link,
+- A message of S bytes takes α + S/β: latency α (s), bandwidth β (bytes per second) of a worker's own link,
   which sends and receives at the same time, one message after the other each way, and is not shared
   (Thakur, Rabenseifner, Gropp 2005, section 3, without their third term, the arithmetic of the sum).
 
@@ -85,7 +85,7 @@ class Machines:
     workers the slowest takes 1 + s H_W on average, H_W = Σ_{i ≤ W} 1/i. F is ``slow`` for worker 0, else 1.
 
     Attributes:
-        latency, bandwidth: α (s) and β (bytes a second) of each worker's link.
+        latency, bandwidth: α (s) and β (bytes per second) of each worker's link.
         straggler: s.
         slow: the F of worker 0.
         learners_per_worker: by default 1, as the paper's "16 GPUs (learners)".
@@ -180,7 +180,7 @@ def step_time(
     seed: int = 0,
     steps: int = STEPS,
 ) -> tuple[float, float]:
-    """(mean seconds a step, its standard error) of W workers, by simulation.
+    """(mean seconds per step, its standard error) of W workers, by simulation.
 
     With s_j the start of worker j's step, f_j its straggler factor, N(j) the workers it exchanges with and
     c_i the time that the messages of worker i take, a step ends at
@@ -349,7 +349,7 @@ def predict(
 
 
 def planned_topologies() -> list[str]:
-    """The topologies whose name is enough, and rings with one and two neighbors a side."""
+    """The topologies whose name is enough, and rings with one and two neighbors per side."""
     alone = [spec for form in forms() for spec in form.split(", ") if spec in registry.topologies]
     return [alone[0], "ring(1)", "ring(2)", *alone[1:]]
 

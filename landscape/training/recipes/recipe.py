@@ -233,6 +233,21 @@ class Recipe:
         self.spec("data")
         self.split  # noqa: B018 - refuses one that is not allowed
 
+    def __repr__(self) -> str:
+        """The arguments that differ from the defaults: the run's own in a line, and a line for each table."""
+        values: dict[str, Any] = {}
+        for key in dataclasses.fields(self):
+            value = getattr(self, key.name)
+            default = key.default if key.default_factory is dataclasses.MISSING else key.default_factory()
+            if dataclasses.is_dataclass(value):
+                value = {name: v for name, v in vars(value).items() if v != getattr(default, name)}
+                default = {}
+            if key.repr and value != default:
+                values[key.name] = value
+        tables = [f"{name}={value!r}" for name, value in values.items() if isinstance(value, dict)]
+        run = [f"{name}={value!r}" for name, value in values.items() if not isinstance(value, dict)]
+        return "Recipe(" + ",\n       ".join([", ".join(run), *tables]) + ")"
+
     def part(self, table: str) -> tuple[str, dict[str, Any]]:
         """Name and options of a part of the run, as they are given.
 

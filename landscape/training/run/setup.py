@@ -112,7 +112,7 @@ class History:
         """The speed of the last steps and the share of waiting, for logs; "" before the first step.
 
         Args:
-            batch: samples a step.
+            batch: samples per step.
         """
         recent = self.rows[-RECENT:]
         if not recent:
@@ -205,7 +205,7 @@ class Buffers:
     def check(self, model: nn.Module, samples: int) -> None:
         """Raise InputError if ``model``, in training mode, does not train by ``samples`` samples at a time.
 
-        That is where BatchNorm has one number a channel, or the model has a state of another kind.
+        That is where BatchNorm has one number per channel, or the model has a state of another kind.
         """
         x, _ = self._train.gather(torch.zeros(min(2, samples), dtype=torch.long))
         try:
