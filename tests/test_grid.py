@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import signal
 import subprocess
@@ -20,7 +22,14 @@ from torch import nn
 import landscape
 from landscape import Problem, Surface
 from landscape.evaluation import grid, paths
-from landscape.evaluation.grid import Dispatch, MismatchError, coincide, compute_missing, reused_points
+from landscape.evaluation.grid import (
+    Dispatch,
+    MismatchError,
+    coarse_first,
+    coincide,
+    compute_missing,
+    reused_points,
+)
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from tests import problems
@@ -299,3 +308,26 @@ def test_a_hessian_grid_takes_the_planes_and_the_statistics_of_a_contour(
     one = landscape.hessian_grid(problem, plane, grid=1, bn="train", bn_samples=10)
     other = landscape.hessian_grid(problem.with_batchnorm("train", 10), plane, grid=1)
     assert (one.bn, one.lambda_max.item()) == ("train", other.lambda_max.item())
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=2), st.integers(0, 5))
+def test_coarse_grids_come_first(shape: list[int], k: int) -> None:
+    """The first points are those of every 2ᵏ-th row and column, for every k."""
+    order = coarse_first(shape)
+    assert sorted(order) == list(range(math.prod(shape)))
+    coarse = np.arange(math.prod(shape)).reshape(shape)[(slice(None, None, 2**k),) * len(shape)]
+    assert sorted(order[: coarse.size]) == coarse.ravel().tolist()
+
+
+@pytest.mark.parametrize(("known", "step"), [(1, 0), (6, 4), (19, 4), (20, 2), (62, 2), (63, 1)])
+def test_an_unfinished_surface_shows_its_coarse_part(known: int, step: int) -> None:
+    problem = problems.mlp()
+    whole = landscape.contour(problem, landscape.random_plane(problem), grid=(9, 7))
+    done = np.zeros(63, bool)
+    done[coarse_first((7, 9))[:known]] = True
+    done = done.reshape(7, 9)
+    part = dataclasses.replace(whole, done=done, loss=np.where(done, whole.loss, np.nan))
+    seen, every = part.nested(), slice(None, None, step or 1)
+    np.testing.assert_array_equal(seen.loss, (whole if step else part).loss[every, every])
+    np.testing.assert_array_equal(seen.x, whole.x[every])
+    assert landscape.draw(part).axes if step else seen is part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import math
@@ -289,7 +290,7 @@ def compute_missing(
         evaluate: called with some points (k, 2) and a function that receives the share of them that is done;
             returns values by name, (k,) each.
         dispatch: how the points are divided.
-        places: numbers of the points that are asked for; default: all.
+        places: numbers of the points that are asked for, in order; default: all.
 
     Raises OperationError, after the computed points were saved, if another process fails.
     """
@@ -443,6 +444,16 @@ def axes(grid: int | tuple[int, int], span: float) -> tuple[Array, Array]:
     return x, y
 
 
+def coarse_first(shape: Sequence[int]) -> Array:
+    """The numbers of a grid's points, those of every 2ᵏ-th along each axis before the others, k falling.
+
+    A picture of all is there early, and becomes finer (:meth:`landscape.results.grids.Interpolated.nested`).
+    """
+    powers = [np.where(at, at & -at, 2**62) for at in map(np.arange, shape)]  # the largest 2ᵏ that divides it
+    least: Array = functools.reduce(np.minimum.outer, powers)
+    return np.argsort(-least.ravel(), kind="stable")
+
+
 class Grid:
     """The points of a grid, which of them are known, and the columns of values there.
 
@@ -527,7 +538,8 @@ class Grid:
         """
         known, flat = self.done.reshape(-1), {name: c.reshape(-1) for name, c in self.columns.items()}
         if self.tolerance is None:
-            compute_missing(self.points, known, flat, evaluate, dispatch)
+            places = coarse_first(self.done.shape) if dispatch.block == 1 else None
+            compute_missing(self.points, known, flat, evaluate, dispatch, places)
             return {}
         used = {name: flat[name] for name in (*deciding, *others)}
         began = 0.0

@@ -29,6 +29,7 @@ from landscape.core.hdf5 import LARGEST
 from landscape.core.registry import drawings
 from landscape.plots.style import style as figure_style
 from landscape.results.base import Result
+from landscape.results.grids import Interpolated
 
 # Longest label in characters: more do not fit into any picture (ours).
 LENGTH = 300
@@ -47,10 +48,14 @@ def literal(text: str) -> str:
 def drawable(result: Any) -> Any:
     """A copy of ``result`` with :func:`literal` texts, and with infinity for numbers too large for an axis.
 
+    Of an unfinished grid it is the finest part that is complete.
+
     Drawings leave out infinite numbers. Other objects than results are returned unchanged.
     """
     if not isinstance(result, Result):
         return result
+    if isinstance(result, Interpolated):
+        result = result.nested()
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(result):
         value = getattr(result, field.name)

@@ -63,7 +63,8 @@ class Group:
 
 def drawn(contents: Contents) -> list[Surface]:
     """The surfaces that can be drawn: grids from 2 × 2 with a finite loss."""
-    return [s for s in contents.of(Surface) if min(s.loss.shape) >= 2 and np.isfinite(s.loss).any()]
+    parts = [surface.nested() for surface in contents.of(Surface)]
+    return [s for s in parts if min(s.loss.shape) >= 2 and np.isfinite(s.loss).any()]
 
 
 def groups(contents: Contents) -> list[Group]:

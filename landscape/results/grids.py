@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 import numpy as np
 
@@ -116,6 +116,33 @@ class Interpolated(Measured):
         """``done`` of the subclass, where it has its place among the fields."""
         done: Array = vars(self)["done"]
         return done
+
+    def nested(self) -> Self:
+        """The finest grid of every 2ᵏ-th point that is complete: the picture of an unfinished computation.
+
+        Returns:
+            The part, or the result itself where it is finished, interpolated, or no such grid is known.
+
+        Example:
+            >>> import torch, landscape
+            >>> x, y = torch.eye(2), torch.zeros(2, 1)
+            >>> problem = landscape.Problem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (x, y))
+            >>> surface = landscape.contour(problem, landscape.random_plane(problem), grid=5)
+            >>> surface.done[1] = False
+            >>> surface.nested().loss.shape
+            (3, 3)
+        """
+        most = min((n for n in self.exact.shape if n > 1), default=1)
+        for step in (2**k for k in range(most.bit_length()) if 2**k < most and not self.columns):
+            every = slice(None, None, step)
+            if self.exact[(every,) * self.exact.ndim].all():
+                parts = {}
+                for name, dims in self.shapes.items():
+                    cut = tuple(every if d.rstrip("+") in self.axes_of else slice(None) for d in dims.split())
+                    if every in cut:
+                        parts[name] = getattr(self, name)[cut]
+                return dataclasses.replace(self, **parts) if step > 1 else self
+        return self
 
     @property
     def evaluations(self) -> int:
