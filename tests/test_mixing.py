@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import landscape
 from landscape import InputError, LandscapeError, OperationError
 from landscape.core import registry
 from landscape.core.hdf5 import Array
@@ -145,6 +146,17 @@ def test_finite_time_graphs_average_exactly(k: int) -> None:
         assert not smooth or averages_after(f"hyper-hypercube({k})", n, k) == rounds
         power = n in {a * (k + 1) ** i for a in range(1, k + 2) for i in range(7)}
         assert (averages_after(f"k-peer-exponential({k})", n, k) is not None) == power
+
+
+def test_topologies_side_by_side() -> None:
+    found = landscape.topologies(learners=6, parameters=10)
+    assert {"full", "base", "hyper-hypercube(2)"} <= found.keys()
+    assert "hypercube" not in found  # six is no power of two
+    ring = {"gap": 1 / 3, "omega_min": -1 / 3, "limit": 2 / 3, "rounds": None, "bytes": 2 * 40.0}
+    assert found["ring(1)"] == pytest.approx(ring, abs=1e-10)
+    assert found["base"]["bytes"] == pytest.approx(40 * (4 + 4 + 4 + 6) / 6 / 4)
+    with pytest.raises(InputError, match="mixings: 'hypercube' is not allowed with 6 learners"):
+        landscape.topologies(["hypercube"], learners=6)
 
 
 def test_base_of_six_learners_is_that_of_the_paper() -> None:

@@ -29,6 +29,7 @@ from tests.conftest import Command
 BUILT_IN = {
     "digits-ssgd",
     "digits-dpsgd",
+    "digits-muloco",
     "saddle-dpsgd",
     *(f"mnist-fig2{part}-{a}" for part in "ab" for a in ("ssgd", "ssgd-noise", "dpsgd")),
     *(f"mnist-{a}" for a in ("local-sgd", "slowmo", "async", "minimum")),

@@ -92,6 +92,7 @@ OWN = {
     "sweep": "recipes rounds",
     "minima": "rate_tol",
     "stability": "own_limit own_delay",
+    "topologies": "mixings parameters",
     "plan": "workers learners_per_worker scaling bandwidth latency straggler slow mixings all_reduce "
     "exchange_loss per_machine",
     "Surface.plane": "like",
@@ -141,7 +142,6 @@ OPTIONS = {
     "plot": "log linear levels vmax cmap dpi animate film_grid frames fps",
     "report": "analyse",
     "sharpness": "not_adaptive",
-    "topologies": "parameters",
     "stability": "from_delay from_momentum from_form from_batch",
     "watch": "every once open",
 }

@@ -30,7 +30,7 @@ class Sparta(Rule):
         share: The share of the weights that a step averages. Source: Baioumy and Cheema 2025.
     """
 
-    label, color = "SPARTA", "#117733"
+    label, color = "SPARTA", "#6699CC"
     purposes = ("part",)
     lr_is_factor = True
 
@@ -81,7 +81,7 @@ class StreamingDiLoCo(Rule):
         outer_momentum: μ. Source: Douillard et al. 2023.
     """
 
-    label, color = "streaming DiLoCo", "#661100"
+    label, color = "streaming DiLoCo", "#994455"
     lr_is_factor = True
 
     def __init__(
