@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import pyplot
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
+from PIL import Image
 from sphinx.application import Sphinx
 from sphinx_gallery.scrapers import figure_rst
 
@@ -35,13 +38,15 @@ def make_runs(app: Sphinx, config: Any) -> None:
             link.symlink_to(runs, target_is_directory=True)
 
 
-def panels(figure: Figure) -> Bbox:
-    """What of a figure its thumbnail shows, in inches: the large panels without the texts around them."""
-    figure.draw_without_rendering()
+def panels(figure: Figure) -> Image.Image:
+    """What of a figure its thumbnail shows: the large panels, without the texts around them."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
     boxes = [ax.get_window_extent() for ax in figure.axes]
     largest = max(box.width * box.height for box in boxes)
     shown = Bbox.union([box for box in boxes if box.width * box.height > largest / 2])
-    return shown.transformed(figure.dpi_scale_trans.inverted()).padded(0.03)
+    picture = Image.fromarray(np.asarray(canvas.buffer_rgba()))
+    return picture.crop((shown.x0, picture.height - shown.y1, shown.x1, picture.height - shown.y0))
 
 
 def scraper(block: tuple[Any, ...], variables: dict[str, Any], gallery_conf: dict[str, Any]) -> str:
@@ -53,7 +58,7 @@ def scraper(block: tuple[Any, ...], variables: dict[str, Any], gallery_conf: dic
     thumbnail, path = Path(next(images)), Path(next(images))
     if isinstance(names.get("figure"), Figure):
         names["figure"].savefig(path)
-        names["figure"].savefig(thumbnail, bbox_inches=panels(names["figure"]))
+        panels(names["figure"]).save(thumbnail)
         pyplot.close("all")
     elif "picture" in names:
         source = Path(variables["src_file"]).parent / names["picture"]
