@@ -30,7 +30,7 @@ class Sparta(Rule):
         share: The share of the weights that a step averages. Source: Baioumy and Cheema 2025.
     """
 
-    label, color = "SPARTA", "#6699CC"
+    label, color = "SPARTA", "#8C6D31"
     purposes = ("part",)
     lr_is_factor = True
 
