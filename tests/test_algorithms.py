@@ -22,6 +22,7 @@ from landscape.limits import max_stable_step
 from landscape.problem.layout import Layout, Slot
 from landscape.testing.checks import RECIPE, lent
 from landscape.training import algorithms, decomposition
+from landscape.training import optimizer as optimizers
 from landscape.training.algorithms.async_sgd import AsyncSGD
 from landscape.training.algorithms.dpsgd import SGP
 from landscape.training.algorithms.ssgd import SSGD
@@ -328,6 +329,40 @@ def test_demo_by_hand() -> None:
 
     path = drive("demo", {"decay": 0.9, "k": 2}, G, 25, start(), falling)
     torch.testing.assert_close(path, by_hand(step, 25), rtol=1e-9, atol=1e-12)
+
+
+#: Rule, options, optimizer, steps, the learners' minima b: the end of the authors' program in float32, recorded.
+AUTHORS: dict[str, tuple[dict[str, Any], tuple[str, dict[str, Any]], int, Callable[[Tensor], Tensor], list[list[float]]]] = {
+    # facebookresearch/optimizers, gpa/gpa_adamw.py in its mode "eval"
+    "gpa": (
+        {"mu_x": 0.9, "mu_y": 0.7}, ("torch:AdamW", {"betas": [0.9, 0.99], "weight_decay": 0.0}), 20,
+        lambda x: x.sin()[None],
+        [[0.0237043, 0.0399825, 0.0523095, 0.0611734, 0.0705514, 0.226602, 0.5057626, 0.5129421, 0.5001521]],
+    ),
+    # jkolehm/noloco, sparse_optimizer_c.py, two processes
+    "noloco": (
+        {"period": 4, "mixing": "full"}, ("torch:Adam", {}), 18, lambda x: torch.stack([x.sin(), x.cos()]),
+        [[0.2222338, 0.2505747, 0.260912, 0.5976931, 0.6208643], [0.3020498, 0.3305014, 0.3407282, 0.6335022, 0.6056075]],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AUTHORS)
+def test_rules_give_the_numbers_of_the_authors_programs(name: str) -> None:
+    """Of the gradients of ½ Σ_i s_i (w_i − b_ji)², at the learning rate 0.02."""
+    options, (optimizer, given), steps, minima, recorded = AUTHORS[name]
+    expected = torch.tensor(recorded)
+    n, size = expected.shape
+    b, scale = minima(torch.linspace(-1, 1, size)), torch.linspace(0.5, 1.5, size)
+    w = torch.linspace(-0.5, 0.5, size).cos().mul(0.3).repeat(n, 1)
+    rule, inner = algorithms.make(name, options, learners=n, seed=0), optimizers.make(optimizer, given)
+    rule.start(w)
+    inner.start(Layout((Slot("w", (size,), 0, size, "weight"),)), w)
+    for t in range(1, steps + 1):
+        points = rule.gradient_points(w)
+        directions = inner.directions(scale * (points - b), points, 0.02, t)
+        w = rule.finish(w, directions, 0.02, t).clone()
+    torch.testing.assert_close(w, expected, rtol=0, atol=1e-6)
 
 
 def test_demo_gives_the_numbers_of_the_authors_program() -> None:

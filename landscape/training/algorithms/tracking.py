@@ -16,6 +16,9 @@ from landscape.training.algorithms.base import Rule
 from landscape.training.processes.comm import Exchange
 from landscape.training.topology.mixing import Mixing
 
+# In place of a limit that is None.
+UNKNOWN = "the limit is not known"
+
 
 @registry.algorithms.add("gradient-tracking")
 class GradientTracking(Rule):
@@ -74,6 +77,9 @@ class GradientTracking(Rule):
             return None
         return max_tracking_step(self.mixing.modes[0], momentum, form, self.order)
 
+    def describe(self, momentum: float | None = 0.0, form: str = "ordinary") -> str:
+        return self.mixing.describe(self.order, super().describe(momentum, form) or UNKNOWN)
+
 
 @registry.algorithms.add("d2")
 class D2(Rule):
@@ -115,3 +121,6 @@ class D2(Rule):
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
         return max_d2_step(self.mixing.modes[0], momentum, form)
+
+    def describe(self, momentum: float | None = 0.0, form: str = "ordinary") -> str:
+        return self.mixing.describe("atc", super().describe(momentum, form) or UNKNOWN)
