@@ -267,6 +267,10 @@ RULES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "local-sgd": ("local-sgd", {"period": 4, "nodes": 2, "node_period": 2}, {"refused": {"period": 0}}),
     "slowmo": ("slowmo", {"period": 4, "mixing": "ring(1)"}, {"refused": {"period": 0}}),
     "diloco": ("diloco", {"period": 4, "start": 3}, {"refused": {"period": 0}}),
+    "sparta": ("sparta", {"share": 0.3}, {"refused": {"share": 1.5}}),
+    "streaming-diloco": (
+        "streaming-diloco", {"period": 4, "fragments": 2, "delay": 1, "own_share": 0.5},
+        {"refused": {"fragments": 5, "delay": 4, "own_share": 1.0}}),
     "async-sgd": ("async-sgd", {"delay": 3, "shifted": 0.5, "schedule": "random"}, {"refused": {"delay": -1}}),
     "async-sgd round": ("async-sgd", {"delay": 3}, {}),
     "ad-psgd": ("ad-psgd", {"delay": 2, "schedule": "random"}, {"refused": {"delay": -1}}),
