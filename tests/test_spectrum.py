@@ -582,7 +582,7 @@ def test_the_command_writes_a_table_of_blocks(
 STEPS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.3),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.001, momentum=0.9),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.0003, momentum=0.9),
 }
 
 
