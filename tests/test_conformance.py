@@ -309,6 +309,7 @@ INSTRUMENTS: dict[str, dict[str, Any]] = {
     "noise-alignment": {},
     "worst-sharpness": {"refused": {"rho": -1.0}},
     "average-sharpness": {},
+    "loss-change": {},
 }  # fmt: skip
 
 TOPOLOGIES = [
