@@ -300,6 +300,7 @@ class Trainer:
         row["samples_per_s"], row["wait_s"] = self.recipe.batch / seconds, waited
         vectors, row["comm_rounds"] = self.rule.communication_cost(t)
         row["comm_bytes"] = vectors * self.weights[0].nbytes
+        row["comm_burst"] = max(row["comm_bytes"], rows[-2]["comm_burst"] if len(rows) > 1 else 0.0)
         self.history.record(row, self.rule.record(t))
         if due(self.recipe.evaluate.every, t):
             row |= self.buffers.test(self.weights, t)
