@@ -50,7 +50,7 @@ nitpick_ignore_regex = [
         r"py:class",
         r"landscape\..*\.(T|F|R|Run|Point|Cell|UserData|Spec|Workers|Group|Record|MeanLoss|Gradients|StepState|"
         r"MeasuredRun|OptimizerMemory|Shown|SymmetricOperator|SymmetricMatrix|Eigenvalues|MatrixResult|Piece|"
-        r"Schedule|Decompose|Evaluate|Save|Monitor|Diverge|Init|Split)",
+        r"Schedule|Decompose|Evaluate|Save|Monitor|Diverge|Init|Split|Properties)",
     ),
 ]
 smartquotes = False  # which makes one dash of the two of an option

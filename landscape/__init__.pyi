@@ -22,6 +22,9 @@ from landscape.analysis.label_counts import label_counts as label_counts
 from landscape.analysis.learning_coefficient import learning_coefficient as learning_coefficient
 from landscape.analysis.grids import line as line
 
+# command: Measure curvature
+from landscape.analysis.loss_change import loss_change as loss_change
+
 # command: Measure noise and learners
 from landscape.analysis.noise import noise as noise
 
@@ -65,6 +68,7 @@ from landscape.results.base import save as save
 from landscape.results.comparison import Comparison as Comparison
 from landscape.results.curvature import BatchSharpness as BatchSharpness
 from landscape.results.spectrum import CurvatureTable as CurvatureTable
+from landscape.results.spectrum import LossChange as LossChange
 from landscape.results.spectrum import Density as Density
 from landscape.results.curvature import Disagreement as Disagreement
 from landscape.results.spectrum import Eigenpairs as Eigenpairs

@@ -13,7 +13,7 @@ from landscape.results.comparison import Comparison
 from landscape.results.flatness import LearningCoefficient
 from landscape.results.grids import Surface
 from landscape.results.noise import Noise
-from landscape.results.spectrum import CurvatureTable, Density, Eigenpairs, Spectrum, Trace
+from landscape.results.spectrum import CurvatureTable, Density, Eigenpairs, LossChange, Spectrum, Trace
 from landscape.results.training import Escape
 
 
@@ -118,6 +118,16 @@ def table() -> CurvatureTable:
     )  # fmt: skip
 
 
+def change() -> LossChange:
+    """A step with learning rate 0.1 of two groups."""
+    return LossChange(
+        groups=("all", "h.0", "h.1"), sizes=np.array([9, 5, 4]), gradient=np.array([-2.0, -1.5, -0.5]),
+        curvature=np.array([1.0, 0.75, 0.25]), within=np.array([0.75, 0.625, 0.125]),
+        between=np.array([[0.625, 0.125], [0.125, 0.125]]), loss_before=2.0, loss_after=1.25, step_norm=2.0,
+        step_lr=0.1, critical_multiple=4.0, parameters=9, products=2, **SETTING,
+    )  # fmt: skip
+
+
 def pairs() -> Eigenpairs:
     """The eigenvalues 2 and -1, the lowest one, of two parameters."""
     return Eigenpairs(
@@ -175,4 +185,5 @@ def namespace() -> dict[str, Any]:
         "trace": trace(),
         "density": density(),
         "table": table(),
+        "change": change(),
     }

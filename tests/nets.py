@@ -23,6 +23,11 @@ def norm_net(inputs: int = 6, classes: int = 3, dropout: float = 0.0) -> nn.Sequ
     return net
 
 
+def tagger() -> nn.Sequential:
+    """Three classes at each of two places of six inputs."""
+    return nn.Sequential(nn.Linear(6, 6), nn.Unflatten(1, (3, 2)))
+
+
 class Scale(nn.Module):
     """Multiplies by a constant that is drawn when it is made."""
 

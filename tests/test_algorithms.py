@@ -25,6 +25,7 @@ from landscape.training import algorithms, decomposition
 from landscape.training import optimizer as optimizers
 from landscape.training.algorithms.async_sgd import AsyncSGD
 from landscape.training.algorithms.dpsgd import SGP
+from landscape.training.algorithms.partial import Sparta, StreamingDiLoCo
 from landscape.training.algorithms.ssgd import SSGD
 from landscape.training.decomposition import Decomposer, GradientEstimator
 from landscape.training.optimizer import SGD
@@ -139,6 +140,77 @@ def merged(path: Trajectory, t: int) -> Tensor:
     return mean(w) if t == 9 else w
 
 
+def sparse(path: Trajectory, t: int) -> Tensor:
+    """The mean of two of three numbers."""
+    w = path[-1] - LR * G(path[-1])
+    rng = np.random.default_rng(generator(3, "part", t).initial_seed())
+    for i in rng.choice(3, 2, replace=False, shuffle=False):
+        w[:, i] = w[:, i].mean()
+    return w
+
+
+def streamed(momentum: float = 0.0) -> Step:
+    """Three fragments of one number each, each with torch's Nesterov, every 5 steps; taken 2 steps later."""
+    outer = [torch.nn.Parameter(x.clone()) for x in start()[0]]
+    sgd = [torch.optim.SGD([x], lr=0.7, momentum=0.9, nesterov=True) for x in outer]
+    v = torch.zeros(4, 3).double()
+
+    def step(path: Trajectory, t: int) -> Tensor:
+        nonlocal v
+        v = momentum * v + G(path[-1])
+        w = path[-1] - LR * v
+        for i, offset in enumerate((1, 3, 5)):
+            if t >= offset and (t - offset) % 5 == 0:
+                outer[i].grad = outer[i].detach() - w[:, i].mean()
+                sgd[i].step()
+            if t - 2 >= offset and (t - 2 - offset) % 5 == 0:
+                w[:, i] = 0.25 * w[:, i] + 0.75 * outer[i].detach()
+        return w
+
+    return step
+
+
+STREAMED = {"period": 5, "fragments": 3, "delay": 2, "own_share": 0.25}
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.6])
+def test_streaming_diloco_by_hand(momentum: float) -> None:
+    path = drive("streaming-diloco", STREAMED, G, 40, start(), momentum=momentum)
+    torch.testing.assert_close(path, by_hand(streamed(momentum), 40), rtol=1e-9, atol=1e-9)
+
+
+def test_one_fragment_without_delay_is_diloco_and_the_whole_as_part_is_an_average() -> None:
+    options = {"period": 4, "outer_lr": 0.6, "outer_momentum": 0.8}
+    one = drive("streaming-diloco", options | {"fragments": 1}, G, 30, start(), momentum=0.5)
+    torch.testing.assert_close(one, drive("diloco", options, G, 30, start(), momentum=0.5))
+    every = drive("sparta", {"share": 1.0}, G, 10, start(), momentum=0.5)
+    torch.testing.assert_close(every, drive("local-sgd", {"period": 1}, G, 10, start(), momentum=0.5))
+
+
+def test_parts_of_a_network_are_drawn_alike_and_fragments_are_its_layers() -> None:
+    """Of 1,000 numbers 5 are averaged in a step, each equally often; fragments hold each number once."""
+    rule = Sparta(4, 0)
+    drawn = torch.stack([rule.part(t, 1000) for t in range(1, 2001)])
+    assert drawn.shape == (2000, 5)
+    assert (drawn.diff(dim=1) > 0).all()
+    often = torch.bincount(drawn.flatten(), minlength=1000).double()  # binomial, mean 10, variance 10
+    assert 8.5 < float(often.var()) < 11.5
+    changes = {"algorithm": {"name": "streaming-diloco", "period": 4, "fragments": 2}}
+    values = SMALL | changes | {"model": {"name": "mlp", "widths": [6, 8, 8, 3]}}
+    trainer = Trainer(recipe.from_values(values))
+    assert isinstance(trainer.rule, StreamingDiLoCo)
+    layers = {s.name.split(".")[0]: s for s in trainer.train.layout.slots if s.role == "bias"}
+    found = [
+        [name for name, slot in layers.items() if slot.offset in part] for part in trainer.rule.fragments
+    ]
+    assert found == [[*layers][::2], [*layers][1::2]]
+    assert sorted(torch.cat(trainer.rule.fragments).tolist()) == list(range(trainer.train.layout.size))
+    with pytest.raises(
+        InputError, match=r"algorithm\.fragments: 4 is not allowed, it must be ≤ the 3 layers"
+    ):
+        Trainer(recipe.from_values(values | {"algorithm": changes["algorithm"] | {"fragments": 4}}))
+
+
 def delayed(tau: int, aware: bool = False) -> Step:
     def step(path: Trajectory, t: int) -> Tensor:
         # The first τ gradients are of the start, 0, 1, 2 steps old: rates α, α, α/2, then α/3.
@@ -178,6 +250,7 @@ BY_HAND: dict[str, tuple[dict[str, Any], Step]] = {
     "local": ({"name": "local-sgd", "period": 4, "start": 3}, post_local),
     "nodes": ({"name": "local-sgd", "period": 6, "nodes": 2, "node_period": 2}, hierarchical),
     "diloco": ({"name": "diloco", "period": 5}, torchs_nesterov_outside()),
+    "sparta": ({"name": "sparta", "share": 0.5}, sparse),
     "merge": ({"name": "single-merge", "at": 9, "mixing": "ring(1)"}, merged),
     "delay": ({"name": "async-sgd", "delay": 3}, delayed(3)),
     "aware": ({"name": "async-sgd", "delay": 3, "staleness_aware": True}, delayed(3, aware=True)),
@@ -626,6 +699,12 @@ NODES = {"name": "local-sgd", "period": 6, "nodes": 2, "node_period": 2}
         ({"name": "single-merge", "at": 3}, [V, V, V + REDUCE, V, V, V], [1, 1, 2, 1, 1, 1]),
         ({"name": "snoo", "period": 3}, [REDUCE] * 6, [1] * 6),
         ({"name": "gpa"}, [REDUCE] * 6, [1] * 6),
+        ({"name": "sparta", "share": 0.5}, [42 / 83 * 1.5 * V] * 6, [1] * 6),
+        (
+            {"name": "streaming-diloco", "period": 3, "fragments": 2},
+            [56 / 83 * 1.5 * V, 0, 27 / 83 * 1.5 * V] * 2,
+            [1, 0, 1] * 2,
+        ),
         ({"name": "demo", "k": 1, "chunk": 2}, [3 * 2 * 8 * (12 + 4 + 4 * 3 + 3)] * 6, [1] * 6),
         ({"name": "async-sgd", "delay": 2}, [2 * V] * 6, [0] * 6),
     ],
@@ -634,6 +713,7 @@ def test_communication_is_counted(algorithm: dict[str, Any], sent: list[float], 
     momentum = {"name": "sgd", "momentum": 0.5}
     h = train(algorithm, steps=6, decompose={"every": 0}, optimizer=momentum).history
     assert (h["comm_bytes"].tolist(), h["comm_rounds"].tolist()) == (sent, rounds)
+    assert h["comm_burst"].tolist() == np.maximum.accumulate(sent).tolist()
 
 
 @pytest.mark.parametrize(

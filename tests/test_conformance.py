@@ -223,6 +223,14 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
          "truth": Truth(on(lambda: problems.mlp(samples=20)), {"trace": BLOCK_TRACES},
                         {"trace": "trace_error"}, {"draws": 20, "residual_tol": 0.5}, draws=20)},
     ),
+    "loss-change": (
+        numbered(lambda problem, **options: landscape.loss_change(problem, problem.weights, 0.5 * problem.weights, **options)), {"lr": 0.1},
+        {"memory": "landscape.loss_change, (problem, problem.weights, 0.5 * problem.weights)",
+         "refused": {"by": "no", "lr": 0.0, "derivatives": "no"}, "rtol": 1e-3, "seeded": False,
+         # L = ½ Σ λ_i at 1, and the step goes half of the way to 0.
+         "truth": Truth(on(lambda: problems.quadratic(SPECTRUM, rotate=False)),
+                        {"gradient": -0.5 * sum(SPECTRUM), "curvature": sum(SPECTRUM) / 8})},
+    ),
     "line": (
         lambda problem, **options: landscape.line(problem, torch.ones_like(problem.weights), **options),
         {"points": 5, "span": 0.5},
@@ -259,6 +267,10 @@ RULES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "local-sgd": ("local-sgd", {"period": 4, "nodes": 2, "node_period": 2}, {"refused": {"period": 0}}),
     "slowmo": ("slowmo", {"period": 4, "mixing": "ring(1)"}, {"refused": {"period": 0}}),
     "diloco": ("diloco", {"period": 4, "start": 3}, {"refused": {"period": 0}}),
+    "sparta": ("sparta", {"share": 0.3}, {"refused": {"share": 1.5}}),
+    "streaming-diloco": (
+        "streaming-diloco", {"period": 4, "fragments": 2, "delay": 1, "own_share": 0.5},
+        {"refused": {"fragments": 5, "delay": 4, "own_share": 1.0}}),
     "async-sgd": ("async-sgd", {"delay": 3, "shifted": 0.5, "schedule": "random"}, {"refused": {"delay": -1}}),
     "async-sgd round": ("async-sgd", {"delay": 3}, {}),
     "ad-psgd": ("ad-psgd", {"delay": 2, "schedule": "random"}, {"refused": {"delay": -1}}),
@@ -297,6 +309,7 @@ INSTRUMENTS: dict[str, dict[str, Any]] = {
     "noise-alignment": {},
     "worst-sharpness": {"refused": {"rho": -1.0}},
     "average-sharpness": {},
+    "loss-change": {},
 }  # fmt: skip
 
 TOPOLOGIES = [

@@ -12,6 +12,7 @@ A comment before a block says more, and is not seen by readers:
 - ``<!-- in tests: ARGUMENTS -->`` adds arguments to each command of the block. Its output is then compared
   only in the whole page, which the slow tests run.
 - ``<!-- needs: runs/dp -->`` at any place of a page: a short run of the bundled digits is in that folder.
+- ``<!-- picture: SECTION/NAME: CAPTION -->`` stands for the picture of a script of the gallery, on the site.
 """
 
 from __future__ import annotations

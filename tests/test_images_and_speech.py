@@ -23,6 +23,7 @@ from landscape import InputError, OperationError, Problem
 from landscape.core.options import positive
 from landscape.data import base, images, speech
 from landscape.data.images import augment
+from landscape.data.parts import Parts, parse
 from landscape.problem import data
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe
@@ -266,6 +267,7 @@ def test_streamed_images_are_those_in_memory(
         weighted = torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 9.0]))
         losses = [Problem(model, weighted, d.train, dtype=torch.float64).loss() for d in (held, stream)]
         assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+        assert Parts.drawn(parse("labels(1)", 3), b, {}, 3, 4, 0).counts.sum(1).tolist() == [4, 4, 4]
         indices = torch.tensor([11, 0, 0, 5])
         for x, y in zip(a.gather(indices), b.gather(indices), strict=True):
             torch.testing.assert_close(x, y)
@@ -287,6 +289,8 @@ def test_data_that_does_not_fit_the_device_is_moved_when_used(monkeypatch: pytes
     assert part.indexed
     assert whole.samples == part.samples
     assert whole.evaluate() == pytest.approx(part.evaluate(), rel=1e-12)
+    one, other = (Parts.drawn(parse("labels(5)", 4), p, {}, 4, 9, 0) for p in (whole, part))
+    assert torch.equal(one.learner, other.learner)
     torch.testing.assert_close(whole.gradient(), part.gradient())
     plane = landscape.random_plane(whole)
     for path in ("auto", "folded", "pointwise"):

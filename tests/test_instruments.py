@@ -122,6 +122,66 @@ def test_the_columns_are_those_of_dense_matrices(tiny: Path, algorithm: dict[str
             assert row[f"{kind}_sharpness"] == pytest.approx(rise.value, rel=1e-6)
 
 
+MUON = {"name": "muon", "groups": {"bias": {"name": "sgd"}}}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "optimizer"),
+    [
+        ({"name": "ssgd"}, {"name": "sgd", "momentum": 0.9}),
+        ({"name": "ssgd"}, MUON),
+        ({"name": "dpsgd", "mixing": "ring(1)"}, {"name": "adamw"}),
+        ({"name": "dpsgd", "mixing": "ring(1)", "order": "atc"}, {"name": "lamb"}),
+        ({"name": "diloco", "period": 3}, {"name": "adamw"}),
+        ({"name": "async-sgd", "delay": 2}, {"name": "sgd"}),
+    ],
+)
+def test_the_loss_change_is_that_of_the_step_of_w_a(
+    tiny: Path, algorithm: dict[str, Any], optimizer: dict[str, Any]
+) -> None:
+    """Of any rule and optimizer; step 3 is DiLoCo's outer step, 4 is none."""
+    monitor = {"instruments": ["loss-change"], "every": 1, "samples": 90}
+    changes = {"algorithm": algorithm, "optimizer": optimizer, "lr": 0.02, "steps": 4}
+    trainer, end, saved = measured(values_of(tiny, **changes, checkpoint={"every": 1}, monitor=monitor))
+    sample = trainer.monitor.run.sample.problem
+    for step in (3, 4):
+        row = {name: column[end.history["step"] == step][0] for name, column in end.history.items()}
+        before, after = saved[step - 1].mean(0), saved[step].mean(0)
+        d, h = after - before, problems.textbook_hessian(problem_at(sample, before))
+        assert row["loss_change"] == pytest.approx(sample.loss(after) - sample.loss(before), rel=1e-9)
+        gradient = float(problems.textbook_gradient(sample, before) @ d)
+        assert row["loss_change_gradient"] == pytest.approx(gradient, rel=1e-9)
+        assert row["loss_change_curvature"] == pytest.approx(float(d @ h @ d) / 2, rel=1e-8)
+        assert row["directional_sharpness"] == pytest.approx(float(d @ h @ d / (d @ d)), rel=1e-8)
+        parts = [row[f"loss_change_{part}"] for part in ("gradient", "curvature", "rest")]
+        assert sum(parts) == pytest.approx(row["loss_change"], abs=1e-15)
+
+
+def test_a_recorder_measures_the_loss_change_of_its_steps(tmp_path: Path) -> None:
+    (x, y), model = digits(), net()
+    optimizer, loss = (
+        torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9),
+        torch.nn.functional.cross_entropy,
+    )
+    monitor = {"instruments": ["loss-change"], "every": 2, "samples": 0}
+    with Recorder(
+        tmp_path, model=model, optimizer=optimizer, loss=loss, data=(x, y), monitor=monitor
+    ) as recorder:
+        for _ in range(4):
+            before = torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad])
+            optimizer.zero_grad()
+            loss(model(x[:50]), y[:50]).backward()
+            with recorder.step():
+                optimizer.step()
+    problem = Problem(model, loss, (x, y))
+    change = landscape.loss_change(problem, before, problem.weights)
+    row = {name: column[-1] for name, column in landscape.load(tmp_path).history.items()}
+    assert row["step"] == 4
+    assert row["loss_change"] == pytest.approx(change.loss_change, rel=1e-9)
+    assert row["loss_change_gradient"] == pytest.approx(change.gradient[0], rel=1e-9)
+    assert row["loss_change_curvature"] == pytest.approx(change.curvature[0], rel=1e-8)
+
+
 def problem_at(problem: Problem, theta: Tensor) -> Problem:
     assert problem.resident is not None
     return Problem(problem.model, problem.criterion, problem.resident, weights=theta)

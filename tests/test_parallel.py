@@ -48,6 +48,8 @@ RULES: dict[int, list[dict[str, Any]]] = {
         {"name": "local-sgd", "period": 3, "buffers": "reset", "mixing": "random-matching"},
         {"name": "slowmo", "period": 3},
         {"name": "diloco", "period": 2, "start": 2},
+        {"name": "sparta", "share": 0.2},
+        {"name": "streaming-diloco", "period": 3, "fragments": 2, "delay": 1},
         {"name": "sgp", "graph": "random"},
         {"name": "dsgd-ac", "power": 0.5},
         {"name": "single-merge", "at": 4},

@@ -68,6 +68,11 @@ CASES: dict[str, dict[str, Any]] = {
         **MOMENTUM,
     },
     "diloco": {"algorithm": {"name": "diloco", "period": 5}, "lr": 0.05},
+    "sparta": {"algorithm": {"name": "sparta", "share": 0.1}},
+    "streaming": {
+        "algorithm": {"name": "streaming-diloco", "period": 5, "fragments": 2, "delay": 2, "own_share": 0.5},
+        "lr": 0.05,
+    },
     "async": {"algorithm": {"name": "async-sgd", "delay": 3, "staleness_aware": True, "schedule": "random"}},
     "async, shifted": {"algorithm": {"name": "async-sgd", "delay": 3, "shifted": 0.7}, "lr": 0.05},
     "pairs": {"algorithm": {"name": "ad-psgd", "delay": 2, "schedule": "random"}},
@@ -109,6 +114,11 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
     "ring, parts": {"algorithm": RING, "data": BASE["data"] | {"split": "dirichlet(0.3)"}},
+    "norms, parts": {
+        "algorithm": RING,
+        "model": {"name": "tests.nets:norm_net"},
+        "data": BASE["data"] | {"split": "labels(2)"},
+    },
     "ring, parts, sampled g": {
         "algorithm": RING,
         "data": BASE["data"] | {"split": "labels(2)"},

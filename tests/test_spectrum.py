@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import math
 import re
 import warnings
 from collections.abc import Callable
@@ -574,3 +577,58 @@ def test_the_command_writes_a_table_of_blocks(
     for words in (["--k", 2], ["--quantities", "trace"], ["--part", "1"], ["--precondition"]):
         code, _, err = command("spectrum", checkpoint, "--by", "layer", *words)
         assert (code, f"{words[0]}: not allowed with --by" in err) == (2, True)
+
+
+STEPS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.3),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.0003, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_loss_change_is_that_of_the_dense_hessian(name: str) -> None:
+    """The terms of a step of any optimizer are g_aᵀd_a and ½ d_aᵀH_ab d_b, block by block."""
+    problem = problems.mlp(samples=20)
+    before, model = problem.weights, copy.deepcopy(problem.model)
+    optimizer = STEPS[name]([*model.parameters()])
+    problem.criterion(model(problem.tensors[0][:7]), problem.tensors[1][:7]).backward()
+    optimizer.step()
+    after = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    change = landscape.loss_change(problem, before, after, by="parameter")
+    d, h, g = after - before, problems.textbook_hessian(problem), problem.gradient()
+    slots = problem.layout.slots
+    blocks = [[float(d[a.place] @ h[a.place, b.place] @ d[b.place]) / 2 for b in slots] for a in slots]
+    near = functools.partial(np.testing.assert_allclose, rtol=1e-9, atol=1e-15)
+    near(change.between, blocks)
+    near(change.curvature, [np.sum(blocks), *np.sum(blocks, 1)])
+    near(change.within, [np.trace(blocks), *np.diag(blocks)])
+    near(change.gradient, [float(g @ d), *(float(g[s.place] @ d[s.place]) for s in slots)])
+    near(change.loss_change, problem.loss(after) - problem.loss(before))
+    near(change.gradient[0] + change.curvature[0] + change.rest, change.loss_change)
+    near(change.sharpness, float(d @ h @ d / (d @ d)))
+    assert abs(change.rest) < 0.2 * abs(change.curvature[0])
+    close = landscape.loss_change(problem, before, after, by="parameter", derivatives="differences")
+    off = abs(close.curvature[0] - change.curvature[0])
+    assert 0 < off <= close.product_error < 1e-4 * abs(change.curvature[0])
+
+
+@pytest.mark.parametrize("lr", [1e-4, 0.03, 0.49, 0.6, 40.0])
+def test_the_critical_multiple_of_a_step_on_a_quadratic(lr: float) -> None:
+    """L(θ + md) is m⟨g, d⟩ + m²c above L(θ), and above it from m = −⟨g, d⟩/c on."""
+    problem = problems.quadratic([4.0, 1.0, 0.5])
+    before, g = problem.weights, problem.gradient()
+    change = landscape.loss_change(problem, before, before - lr * g, lr=lr)
+    assert change.critical_multiple == pytest.approx(-change.gradient[0] / change.curvature[0], rel=0.0101)
+    assert change.critical_sharpness == pytest.approx(2 / (lr * change.critical_multiple))
+    assert change.rest == pytest.approx(0, abs=1e-9 * change.curvature[0])
+    uphill = landscape.loss_change(problem, before, before + lr * g, lr=lr)
+    assert (uphill.critical_multiple, uphill.critical_sharpness) == (0.0, math.inf)
+
+
+def test_a_step_of_no_length_or_of_another_model_is_refused() -> None:
+    problem = problems.mlp()
+    with pytest.raises(InputError, match="^after: it is equal to before"):
+        landscape.loss_change(problem, problem.weights, problem.weights)
+    with pytest.raises(InputError, match=r"^after: shape \(3,\) is not allowed, it must be"):
+        landscape.loss_change(problem, problem.weights, torch.ones(3))

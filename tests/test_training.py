@@ -7,6 +7,7 @@ import shutil
 import tracemalloc
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -18,6 +19,7 @@ import landscape
 from landscape import Checkpoint, InputError, OperationError
 from landscape.checkpoint import history
 from landscape.checkpoint.history import LEAST, HistoryWarning
+from landscape.checkpoint.user_code import as_data
 from landscape.core import hdf5
 from landscape.data import parts as division
 from landscape.testing.checks import RECIPE, same_bits
@@ -530,8 +532,11 @@ def test_a_run_with_parts_records_them_and_goes_on_to_the_bit(
     assert (tmp_path / "c.png").exists()
     np.testing.assert_array_equal(landscape.load(tmp_path / "c.h5").counts, counts.counts)
     broken = dataclasses.replace(end, shared={})
-    with pytest.raises(OperationError, match="does not say which learner has which of the 200"):
+    with pytest.raises(OperationError, match="does not say which of 4 learners has which of the 200"):
         Trainer(long, checkpoint=broken)
+    odd = dataclasses.replace(end, shared=end.shared | {"split.learner": end.shared["split.learner"] - 1})
+    with pytest.raises(OperationError, match="/shared/split.learner is no division of the training set"):
+        Trainer(long, checkpoint=odd)
     with pytest.raises(OperationError, match="no parts of their own"):
         landscape.label_counts(broken)
 
@@ -543,3 +548,23 @@ def test_all_samples_of_equal_parts_are_each_learners_own(tiny: Path) -> None:
     start = trainer.train.weights
     own = [trainer.train.subset(part).gradient(start) for part in trainer.parts.indices]
     torch.testing.assert_close(trainer.run().weights, start - 0.2 * torch.stack(own))
+
+
+@pytest.mark.parametrize("form", ["dict", "object", "tokens"])
+def test_data_of_ones_own_are_divided_by_columns_of_their_own(form: str, tiny: Path) -> None:
+    """With a column of texts beside the samples, and of sequences that have no label."""
+    x, y = landscape.data.load("synthetic", samples=120, dimension=6, classes=3).train
+    site = ["abcd"[i % 4] for i in range(120)]
+    splits: dict[str, Any] = {"train": (x, y), "test": (x, y), "columns": {"site": site}}
+    settings: dict[str, Any] = {"data.split": "by(site)", "steps": 2, "decompose.every": 1}
+    if form == "tokens":
+        settings["model"] = {"name": "tests.nets:tagger"}
+        splits |= dict.fromkeys(("train", "test"), (x, torch.stack([y, y], 1)))
+    given = as_data(SimpleNamespace(**splits) if form == "object" else splits)
+    trainer = Trainer(recipe.read(str(tiny), settings), dataset=given)
+    assert trainer.parts is not None
+    assert [part.tolist() for part in trainer.parts.indices] == [list(range(k, 120, 4)) for k in range(4)]
+    assert trainer.parts.counts.shape == (4, 1 if form == "tokens" else 3)
+    assert (trainer.run().history["heterogeneity"] > 0).all()
+    with pytest.raises(InputError, match=r"one of shape \(119,\), not \(120,\)"):
+        Trainer(recipe.read(str(tiny), settings), dataset=as_data(splits | {"columns": {"site": site[1:]}}))

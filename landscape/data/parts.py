@@ -15,6 +15,7 @@ from torch import Tensor
 
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
+from landscape.problem.batches import HostStream
 from landscape.problem.problem import Problem
 
 IID = "iid"
@@ -111,14 +112,20 @@ class Parts:
         return dict(zip(NAMES, (self.learner, self.counts, self.labels), strict=True))
 
     @classmethod
-    def restored(cls, split: Split, shared: Mapping[str, Tensor], samples: int) -> Parts:
-        """The parts that a checkpoint recorded; OperationError where it has none for so many samples."""
-        if not {*NAMES} <= {*shared} or shared[NAMES[0]].shape != (samples,):
+    def restored(cls, split: Split, shared: Mapping[str, Tensor], learners: int, samples: int) -> Parts:
+        """The parts that a checkpoint recorded; OperationError where they are not those of such a run."""
+        parts = cls(split, *(shared[name].cpu() for name in NAMES)) if {*NAMES} <= {*shared} else None
+        if parts is None or parts.learner.shape != (samples,) or len(parts.counts) != learners:
             raise OperationError(
-                f"checkpoint: it does not say which learner has which of the {samples} training samples, as "
-                f"data.split '{split.text}' needs ('{NAMES[0]}'); it cannot be resumed"
+                f"checkpoint: it does not say which of {learners} learners has which of the {samples} "
+                f"training samples, as data.split '{split.text}' needs ('{NAMES[0]}'); it cannot be resumed"
             )
-        return cls(split, *(shared[name].cpu() for name in NAMES))
+        sizes = torch.tensor([len(part) for part in parts.indices])
+        if int(sizes.sum()) != samples or not torch.equal(sizes, parts.counts.sum(1)) or not sizes.all():
+            raise OperationError(
+                f"checkpoint: /shared/{NAMES[0]} is no division of the training set, as a resumed run needs"
+            )
+        return parts
 
     @classmethod
     def drawn(
@@ -169,6 +176,8 @@ def _columns(problem: Problem) -> dict[str, Array]:
     """The columns of whole numbers, one a sample: the label, and inputs or targets by name."""
     data, found = problem.data, dict[str, Any]()
     x, y = data.resident or (None, getattr(data.batches, "labels", None))
+    if isinstance(data.batches, HostStream):
+        x, y = data.batches.x, data.batches.y
     for tree in (x, y):
         found |= tree if isinstance(tree, Mapping) else {}
     found[LABEL] = y

@@ -18,7 +18,15 @@ from landscape.plots.picture import categories, finish, panels, points, wrapped_
 from landscape.results.curvature import BatchSharpness, Disagreement
 from landscape.results.flatness import LearningCoefficient, Sharpness, Smoothing
 from landscape.results.shown import in_words, logarithmic
-from landscape.results.spectrum import CurvatureTable, Density, Eigenpairs, MatrixResult, Spectrum, Trace
+from landscape.results.spectrum import (
+    CurvatureTable,
+    Density,
+    Eigenpairs,
+    LossChange,
+    MatrixResult,
+    Spectrum,
+    Trace,
+)
 
 _MATRICES = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton matrix"}
 
@@ -156,6 +164,36 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
         text,
         [shares] * (len(results) > 1),
     )
+
+
+@draws(LossChange)
+def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
+    """Bars of what each group of parameters did to the loss: gradient, curvature within, and between.
+
+    They are stacked. One panel for each step; the dashed line is the change of the loss.
+    """
+    height = 1.8 + 0.3 * max(len(r.groups) for r in results)
+    figure, axes = wrapped_panels(len(results), 5.6, height, names="change")
+    within, between = "curvature within the group", "curvature between groups"
+    parts = {"gradient": "#4477AA", within: "#CC6677", between: "#DDCC77"}
+    for ax, r, name in zip(axes, results, style.names_of(results, ""), strict=True):
+        terms = r.gradient, r.within, r.curvature - r.within
+        signs, at = np.zeros((2, len(r.groups))), np.arange(len(r.groups))
+        for (label, color), values in zip(parts.items(), terms, strict=True):
+            side = (values < 0).astype(int)
+            ax.barh(at, values, left=signs[side, at], color=color, label=label, height=0.7)
+            signs[side, at] += values
+        ax.axvline(0, color="k", lw=0.8)
+        ax.axvline(r.loss_change, color="#444444", ls="--", lw=1.3, label="change of the loss")
+        ax.set_yticks(at, r.groups)
+        ax.invert_yaxis()
+        ax.grid(False, axis="y")
+        ax.set(title=name, xlabel=f"share of the change of the loss{style.unit(LossChange, 'gradient')}")
+    text = (
+        f"⟨g, d⟩ and ½ dᵀHd of a step d, {style.samples_of(results)}; the rest, of third order and more, is "
+        f"{style.joined(f'{r.rest:.2g}' for r in results)} nat."
+    )
+    return finish(figure, title or "What the step did to the loss", text, axes)
 
 
 @draws(BatchSharpness)

@@ -480,3 +480,87 @@ class CurvatureTable(MatrixResult):
             value, residual = float(self.lambda_max[g]), float(self.residual_max[g])
             rows.append(Row(f"{name}: λ_max", value, residual, self.unit, note))
         return [*rows, *self._about(), converged(self.converged, "raise max_products")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossChange(MatrixResult):
+    """A step's change of the loss by groups (G) of parameters: ⟨g, d⟩, ½ dᵀHd and the rest.
+
+    The directional sharpness is that of arXiv 2606.04662, the critical one that of arXiv 2601.16979.
+
+    Attributes:
+        groups: (G,), the names; the first is "all", and each parameter is in one other.
+        sizes: (G,), numbers of parameters.
+        gradient: (G,), ⟨g_a, d_a⟩ of each group a.
+        curvature: (G,), ½ Σ_b d_aᵀH_ab d_b: with the groups, that between two counting half for each, they
+            add up to the first, ½ dᵀHd.
+        within: (G,), ½ d_aᵀH_aa d_a, the curvature within each group; first their sum.
+        between: (G − 1, G − 1), ½ d_aᵀH_ab d_b.
+        loss_before, loss_after: L(θ) and L(θ + d).
+        step_norm: ‖d‖.
+        step_lr: α; NaN if it was not given.
+        critical_multiple: the smallest m with L(θ + md) > L(θ), to 1%; 0 for a step uphill, NaN where there
+            is none.
+        product_error: as of all results; here, of the curvature of all at most.
+
+    Example:
+        >>> change.loss_change, change.rest
+        (-0.75, 0.25)
+        >>> change.sharpness, change.critical_sharpness
+        (0.5, 5.0)
+    """
+
+    schema: ClassVar[str] = "landscape.loss_change"
+    table: ClassVar[str] = "groups"
+
+    groups: Annotated[tuple[str, ...], "groups+"]
+    sizes: Annotated[Array, "groups", "1"]
+    gradient: Annotated[Array, "groups", "nat"]
+    curvature: Annotated[Array, "groups", "nat"]
+    within: Annotated[Array, "groups", "nat"]
+    between: Annotated[Array, "group group", "nat"]
+    loss_before: Annotated[float, "nat"]
+    loss_after: Annotated[float, "nat"]
+    step_norm: Annotated[float, "1"]
+    step_lr: float = np.nan
+    critical_multiple: Annotated[float, "1"] = np.nan
+
+    @property
+    def loss_change(self) -> float:
+        """L(θ + d) − L(θ) in nats."""
+        return self.loss_after - self.loss_before
+
+    @property
+    def rest(self) -> float:
+        """The loss change that gradient and curvature leave, of third order in d and more, in nats."""
+        return self.loss_change - float(self.gradient[0]) - float(self.curvature[0])
+
+    @property
+    def sharpness(self) -> float:
+        """dᵀHd/‖d‖², the directional sharpness of the step, in nats."""
+        return 2 * float(self.curvature[0]) / self.step_norm**2
+
+    @property
+    def critical_sharpness(self) -> float:
+        """2/(αm), m the critical multiple (arXiv 2601.16979); NaN without α."""
+        return 2 / (self.step_lr * self.critical_multiple) if self.critical_multiple else np.inf
+
+    def describe(self) -> list[Row]:
+        rows = [
+            Row("loss change", self.loss_change, unit="nat"),
+            Row("gradient", float(self.gradient[0]), unit="nat"),
+            Row("curvature", float(self.curvature[0]), self.product_error or np.nan, "nat"),
+            Row("rest", self.rest, unit="nat"),
+            Row("directional sharpness", self.sharpness, unit="nat"),
+            Row(
+                "critical multiple",
+                self.critical_multiple,
+                note="of the step: the loss rises above its start",
+            ),
+        ]
+        if np.isfinite(self.step_lr):
+            rows.append(Row("critical sharpness", self.critical_sharpness, unit="nat"))
+        for g, name in enumerate(self.groups[1:], 1):
+            note = f"curvature {self.curvature[g]:.3g}, within it {self.within[g]:.3g}"
+            rows.append(Row(f"{name}: gradient", float(self.gradient[g]), unit="nat", note=note))
+        return [*rows, *self._about()]

@@ -106,6 +106,11 @@ class Sample:
         part = self._local.gradient(weights) * self._share if self._share else torch.zeros_like(weights)
         return self._comm.totals(double(part)).to(weights) if self._comm.size > 1 else part
 
+    def loss(self, weights: Tensor) -> float:
+        """L at ``weights`` (P,) over the sample."""
+        part = self._local.loss(weights) * self._share if self._share else 0.0
+        return self._comm.total(part)[0] if self._comm.size > 1 else part
+
     def curvature(self, weights: Tensor) -> Callable[[Tensor], float]:
         """v ↦ vᵀHv for the Hessian at ``weights``, and a v (P,) that all processes have."""
         if self._options.derivatives == "differences":
@@ -206,6 +211,7 @@ class StepState:
         weights: of this process's learners (n_local, P).
         points: where these take their gradients (n_local, P): for SSGD at w_a.
         mean: w_a (P,).
+        before: w_a (P,) before the step; None unless an instrument asks for it (``on_step``).
     """
 
     step: int
@@ -213,6 +219,7 @@ class StepState:
     weights: Tensor
     points: Tensor
     mean: Tensor
+    before: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -293,6 +300,8 @@ class Instrument(ABC):
     on_sample = False
     #: Whether it draws minibatches, and so must know the samples of a step.
     on_minibatches = False
+    #: Whether it measures the step itself, and so needs w_a before it.
+    on_step = False
 
     def __init__(self, run: MeasuredRun) -> None:
         self.run = run
@@ -399,19 +408,35 @@ class Monitoring:
         """Say whether something is measured after ``step``."""
         return any(step % every == 0 for every in self.turns)
 
+    def needs_before(self, step: int) -> bool:
+        """Say whether an instrument that is due after ``step`` needs the weights before it."""
+        return any(
+            instrument.on_step and any(every and step % every == 0 for every in intervals)
+            for instrument, intervals in self._instruments
+        )
+
     def see(self, step: int, points: Tensor, rows: Tensor) -> None:
         """Show the instruments the gradients of a step; arguments as of :class:`.Gradients`."""
         for instrument, _ in self._instruments:
             instrument.see(Gradients(step, points, rows))
 
-    def measure(self, step: int, lr: float, weights: Tensor) -> dict[str, float]:
+    def measure(
+        self, step: int, lr: float, weights: Tensor, before: Tensor | None = None
+    ) -> dict[str, float]:
         """The columns of the instruments that are due after a step; arguments as of :class:`.StepState`.
+
+        ``before``: the weights of this process's learners (n_local, P) before the step.
 
         Raises:
             OperationError: for a column that an instrument does not declare.
         """
-        mean, columns = self.run.comm.mean(weights), dict[str, float]()
-        now = StepState(step, lr, weights, mean.expand_as(weights) if self.run.at_mean else weights, mean)
+        columns = dict[str, float]()
+        start = (
+            None if before is None else self.run.comm.mean(before).clone()
+        )  # the next mean is in its memory
+        mean = self.run.comm.mean(weights)
+        points = mean.expand_as(weights) if self.run.at_mean else weights
+        now = StepState(step, lr, weights, points, mean, start)
         for instrument, intervals in self._instruments:
             if any(every and now.step % every == 0 for every in intervals):
                 found = instrument.measure(now)

@@ -13,7 +13,7 @@ from torch import Tensor
 from landscape.analysis.sharpness import sharpness
 from landscape.checkpoint.history import MONITORED, UNITS
 from landscape.core import registry
-from landscape.core.devices import double
+from landscape.core.devices import double, inner
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import mean_and_error
@@ -140,6 +140,36 @@ def _curvature(minibatch: Problem, weights: Tensor) -> float:
     except OperationError:
         return math.nan
     return value if error <= RESIDUAL_TOL * abs(value) else math.nan
+
+
+@registry.instruments.add("loss-change")
+class LossChange(Instrument):
+    """L(w_a + d) − L(w_a) = ⟨g, d⟩ + ½ dᵀHd + rest of the step d that w_a made, on the run's sample.
+
+    Any rule and optimizer: d is what w_a has moved. The last three columns of the loss add up to the first;
+    the sharpness is dᵀHd/‖d‖². See :func:`landscape.loss_change`, which has them by layer.
+    """
+
+    name = "loss-change"
+    columns: ClassVar[Mapping[str, str]] = {
+        "loss_change": "nat",
+        "loss_change_gradient": "nat",
+        "loss_change_curvature": "nat",
+        "loss_change_rest": "nat",
+        "directional_sharpness": "nat",
+    }
+    on_sample = on_step = True
+
+    def measure(self, now: StepState) -> dict[str, float]:
+        if now.before is None:
+            return {}
+        step, sample = now.mean - now.before, self.run.sample
+        change = sample.loss(now.mean) - sample.loss(now.before)
+        gradient = float(inner(sample.gradient(now.before), step))
+        curved = sample.curvature(now.before)(step)
+        square = float(inner(step, step))
+        sharpness = curved / square if square else math.nan
+        return self.row(change, gradient, curved / 2, change - gradient - curved / 2, sharpness)
 
 
 class _Rise(Instrument):

@@ -63,6 +63,7 @@ class Observer:
         self._device = first.device if first is not None else torch.device("cpu")
         self._data = data, test
         self._start: tuple[Tensor, Gradient] | None = None
+        self._before: Tensor | None = None
         norm = has_batchnorm(module)
         if norm and isinstance(data, Dataset):
             data = _in_batches(data, batch, seed)
@@ -110,6 +111,10 @@ class Observer:
             theta = self.parameters.flat()
             self._start = theta, self._gradient.at(theta, step)
 
+    def hold(self, step: int) -> None:
+        """Take w before ``step`` is made, if an instrument that is due after it needs that."""
+        self._before = self.parameters.flat()[None] if self.monitor.needs_before(step) else None
+
     def forget(self) -> None:
         """Forget the step that was started."""
         self._start = None
@@ -135,7 +140,7 @@ class Observer:
         """The columns of the instruments that are due after ``step``."""
         with self._undisturbed():
             self.parameters.show(self._objective.model)
-            return self.monitor.measure(step, lr, self.parameters.flat()[None])
+            return self.monitor.measure(step, lr, self.parameters.flat()[None], self._before)
 
     def state(self, step: int) -> dict[str, Tensor]:
         """The memory of the instruments after ``step``, for files."""

@@ -320,6 +320,7 @@ class Recorder:
         self._lr = loop.rate(self._optimizer)
         if self._resumed is not None:
             self._go_on(self._resumed)
+        self._observer.hold(self.steps + 1)
         if due(self._every, self.steps + 1):
             self._observer.start(self.steps + 1)
 

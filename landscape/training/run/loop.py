@@ -243,7 +243,7 @@ class Trainer:
         if measured or due(recipe.checkpoint.every, t) or self.monitor.due(t):
             self._complete_pending()
         if self.step == t:
-            self._record(row, time.perf_counter() - clock, self.comm.waited - waited)
+            self._record(row, time.perf_counter() - clock, self.comm.waited - waited, weights)
 
     def _minibatches(self, t: int) -> tuple[Any, Any]:
         """(x (n_local, B, ...), y (n_local, B, ...)) of step ``t``."""
@@ -293,18 +293,20 @@ class Trainer:
             self.history.rows.pop()
             self.optimizer.state, self.rule.state, self.rule.shared, self.buffers.local = pending.state
 
-    def _record(self, row: Row, seconds: float, waited: float) -> None:
-        """Complete the ``row`` of the last step, evaluate where that is due, and call the hooks."""
+    def _record(self, row: Row, seconds: float, waited: float, before: Tensor) -> None:
+        """Complete the ``row`` of the last step from ``before``, evaluate where due, and call the hooks."""
         t, rows = self.step, self.history.rows
         row["wall_s"] = (rows[-2]["wall_s"] if len(rows) > 1 else 0.0) + seconds
         row["samples_per_s"], row["wait_s"] = self.recipe.batch / seconds, waited
         vectors, row["comm_rounds"] = self.rule.communication_cost(t)
         row["comm_bytes"] = vectors * self.weights[0].nbytes
+        row["comm_burst"] = max(row["comm_bytes"], rows[-2]["comm_burst"] if len(rows) > 1 else 0.0)
         self.history.record(row, self.rule.record(t))
         if due(self.recipe.evaluate.every, t):
             row |= self.buffers.test(self.weights, t)
         if self.monitor.due(t):
-            self.history.record(row, self.monitor.measure(t, row["lr"], self.weights))
+            start = before if self.monitor.needs_before(t) else None
+            self.history.record(row, self.monitor.measure(t, row["lr"], self.weights, start))
             if warning := self.monitor.warning(row, self.history.column):
                 self.hooks.message(warning)
         self.hooks.step(t, self.recipe.steps)

@@ -432,7 +432,7 @@ def divided(
             f"data.split: '{split.text}' is not allowed with measured delays, whose workers share the data"
         )
     if checkpoint:
-        return Parts.restored(split, checkpoint.shared, train.samples)
+        return Parts.restored(split, checkpoint.shared, recipe.learners, train.samples)
     seed = generator(recipe.seed, "split").initial_seed()
     parts = Parts.drawn(split, train, dataset.columns, recipe.learners, recipe.local_batch, seed)
     if recipe.sampling == "all" and {len(part) for part in parts.indices} != {recipe.local_batch}:
