@@ -58,7 +58,7 @@ bench: $(PEERS)/ready  ## side-by-side timings, as ratios, in an environment wit
 	$(PEERS)/bin/python -m tests.benchmarks -o docs/benchmarks.json
 
 bench-smoke: $(READY)  ## every benchmark once, as small as it runs, so that none breaks unseen
-	LANDSCAPE_BENCH=smoke OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m tests.benchmarks
+	LANDSCAPE_BENCH=smoke OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks
 
 chaos: $(READY)  ## 500 kills and signals at random moments over all commands (about half an hour; Linux)
 	$(BIN)/python -m tests.chaos

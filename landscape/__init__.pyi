@@ -21,8 +21,6 @@ from landscape.analysis.label_counts import label_counts as label_counts
 # command: Measure curvature
 from landscape.analysis.learning_coefficient import learning_coefficient as learning_coefficient
 from landscape.analysis.grids import line as line
-
-# command: Measure curvature
 from landscape.analysis.loss_change import loss_change as loss_change
 
 # command: Measure noise and learners

@@ -22,6 +22,8 @@ WORDS = {"problem": "a Problem", "run": "a Checkpoint", "checkpoint": "a Checkpo
 #: Arguments that functions cannot do without, for a model of 8 parameters.
 GIVEN: dict[str, Any] = {
     "direction": torch.ones(8),
+    "before": torch.zeros(8),
+    "after": torch.ones(8),
     "batch": 4,
     "local_batch": 4,
     "lr": 0.1,

@@ -444,14 +444,18 @@ def test_a_signal_while_modules_are_imported_ends_the_command(tiny: Path) -> Non
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
-@pytest.mark.parametrize("given", [None, "ACTIVE"])
-def test_threads_that_wait_sleep_unless_the_user_has_it_otherwise(given: str | None) -> None:
-    """OpenMP reads its policy as it is loaded, with torch."""
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [({}, "1000"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "None"), ({"GOMP_SPINCOUNT": "7"}, "7")],
+)
+def test_threads_that_wait_sleep_unless_the_user_has_it_otherwise(given: dict[str, str], found: str) -> None:
+    """OpenMP reads its settings as it is loaded, with torch."""
     code = (
         "import atexit, os, sys, landscape.__main__ as command; sys.argv[1:] = ['--help']\n"
-        "atexit.register(lambda: print(os.environ['OMP_WAIT_POLICY'], 'torch' in sys.modules))\ncommand.main()"
+        "atexit.register(lambda: print(os.environ.get('GOMP_SPINCOUNT'), 'torch' in sys.modules))\ncommand.main()"
     )
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
-    environment |= {"OMP_WAIT_POLICY": given} if given else {}
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    } | given
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert done.stdout.splitlines()[-1] == f"{given or 'PASSIVE'} False", done.stderr
+    assert done.stdout.splitlines()[-1] == f"{found} False", done.stderr

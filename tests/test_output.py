@@ -142,7 +142,7 @@ def test_completion_offers_commands_and_values(command: Command) -> None:
         (["com"], ["compare", "completion"]),
         (["contour", "--norm", ""], [*NORMS]),
         (["contour", "--nor"], ["--norm"]),
-        (["train", "digits-"], ["digits-dpsgd", "digits-ssgd"]),
+        (["train", "digits-"], ["digits-dpsgd", "digits-muloco", "digits-ssgd"]),
         (["contour", "x"], ["file"]),
         (["watch", "x"], ["dir"]),
         (["fetch", "cifar1"], ["cifar10", "cifar100"]),

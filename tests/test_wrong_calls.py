@@ -85,6 +85,7 @@ def test_an_unknown_keyword_is_refused_with_the_name_of_the_function(name: str) 
         ("noise", {"weights": OTHER}),
         ("smoothing", {"weights": OTHER}),
         ("top_eigenvalues", {"weights": OTHER[0]}),
+        ("loss_change", {"after": OTHER[0]}),
         ("HessianOperator", {"weights": OTHER[0]}),
     ],
 )

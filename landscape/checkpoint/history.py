@@ -30,7 +30,7 @@ with Path(__file__).with_name("columns.csv").open(encoding="utf-8", newline="") 
 #: Column -> unit.
 UNITS = {name: unit for name, (unit, _) in COLUMNS.items()}
 #: Those of them that files of 0.18.0 and before do not have.
-LATER = ("heterogeneity", "heterogeneity_se")
+LATER = ("heterogeneity", "heterogeneity_se", "comm_burst")
 #: The columns of :class:`.LambdaMax`.
 MONITORED = ("lambda_max", "lambda_max_residual", "lr_lambda_max", "lr_lambda_limit", "spread_share")
 

@@ -518,7 +518,7 @@ class LossChange(MatrixResult):
     gradient: Annotated[Array, "groups", "nat"]
     curvature: Annotated[Array, "groups", "nat"]
     within: Annotated[Array, "groups", "nat"]
-    between: Annotated[Array, "group group", "nat"]
+    between: Annotated[Array, "group other", "nat"]
     loss_before: Annotated[float, "nat"]
     loss_after: Annotated[float, "nat"]
     step_norm: Annotated[float, "1"]

@@ -62,9 +62,16 @@ def resumed(at: Place) -> Any:
 
 RULES: dict[str, dict[str, Any]] = {
     "ssgd*": {"sigma": 0.01}, "slowmo": {"period": 2, "mixing": "ring(1)"}, "diloco": {"period": 2}, "ad-psgd": {"delay": 2},
-    "dsgd-ac": {"mixing": "ring(1)"},
+    "dsgd-ac": {"mixing": "ring(1)"}, "gradient-tracking": {"mixing": "ring(1)"}, "d2": {"mixing": "lazy(0.5, ring(1))"},
+    "noloco": {"period": 2}, "snoo": {"period": 2}, "gpa": {}, "single-merge": {"at": 4}, "demo": {}, "sparta": {},
+    "streaming-diloco": {"period": 2, "fragments": 2},
 }  # fmt: skip
-OPTIMIZERS: dict[str, dict[str, Any]] = {"sgd": {"momentum": 0.9}, "lars": {}, "lamb": {}}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "sgd": {"momentum": 0.9},
+    "lars": {},
+    "lamb": {},
+    "muon": {"groups": {"bias": {"name": "sgd"}}},
+}
 MORE: dict[str, Compute] = {
     "loss and gradient in batches": lambda at: in_batches(at).loss_and_gradient(),
     "between": lambda at: landscape.between(at.problem, at.weights),
@@ -80,6 +87,7 @@ MORE: dict[str, Compute] = {
     "learning_coefficient": lambda at: landscape.learning_coefficient(
         at.problem, 50, max_steps=1000, max_rhat=9.0, nbeta=1.0
     ),
+    "loss_change": lambda at: landscape.loss_change(at.problem, at.problem.weights, 0.9 * at.problem.weights),
     "compare": lambda at: landscape.compare(
         [at.problem, at.of(networks()["attention"])], quantities=["lambda-max"]
     ),
