@@ -17,9 +17,9 @@ def main() -> None:
             del sys.path[0]
     except FileNotFoundError:  # without one, MKL cannot be loaded
         sys.exit("landscape: the current folder has been deleted; change to one that exists (cd)")
-    # OpenMP's threads otherwise wait in a loop of milliseconds for their next work: beside other programs on the
-    # same cores, 150 steps of a small network took up to ten times as long. With this many turns of the loop
-    # they sleep soon, and a quiet machine is as fast, which it is not with the policy PASSIVE. Read with torch.
+    # OpenMP's threads otherwise wait in a loop of milliseconds for their next work: beside other programs on
+    # the same cores, 150 steps of a small network took up to ten times as long. After so many turns of the
+    # loop they sleep, and a quiet machine is as fast, as it is not with the policy PASSIVE. Read with torch.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     from landscape.cli import main as run
