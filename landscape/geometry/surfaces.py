@@ -296,6 +296,7 @@ def basins(
 
     Example:
         >>> import torch, landscape
+        >>> _ = torch.manual_seed(0)
         >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
         >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
         >>> surface = landscape.contour(problem, landscape.random_plane(problem), grid=9)
