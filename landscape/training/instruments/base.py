@@ -431,9 +431,8 @@ class Monitoring:
             OperationError: for a column that an instrument does not declare.
         """
         columns = dict[str, float]()
-        start = (
-            None if before is None else self.run.comm.mean(before).clone()
-        )  # the next mean is in its memory
+        # Not the stored mean, which is that of the weights now.
+        start = None if before is None else self.run.comm.fresh_mean(before, "before the step")
         mean = self.run.comm.mean(weights)
         points = mean.expand_as(weights) if self.run.at_mean else weights
         now = StepState(step, lr, weights, points, mean, start)
