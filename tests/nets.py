@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -111,3 +113,14 @@ class Tied(nn.Module):
         x = self.second(self.first(x).tanh()) * self.scale
         out: Tensor = self.rare(x) if rare else x
         return out
+
+
+def fsdp(model: nn.Module, ranks: int, mesh: Any = None) -> nn.Module:
+    """``model`` under FSDP2, each of its blocks by itself."""
+    from torch.distributed.device_mesh import init_device_mesh  # here, as they take a second
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = mesh or init_device_mesh("cpu", (ranks,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)

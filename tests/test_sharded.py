@@ -16,7 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import landscape
@@ -25,7 +24,7 @@ from landscape.problem.problem import Problem
 from landscape.problem.sharded import ShardedProblem
 from tests.conftest import slow_but
 from tests.groups import together
-from tests.nets import GPT2, CausalBlock
+from tests.nets import GPT2, CausalBlock, fsdp
 
 SAMPLES, WORDS, LENGTH, WIDTH, CLASSES = 16, 13, 6, 8, 5
 
@@ -67,13 +66,6 @@ def made(kind: type[nn.Module]) -> tuple[nn.Module, Tensor, Tensor]:
         targets[3, 2:] = -100  # the ranks' shares have unequal numbers of terms
         return model, words[:, :-1], targets
     return model, torch.randn(SAMPLES, 1, 8, 8), torch.randint(CLASSES, (SAMPLES,))
-
-
-def fsdp(model: nn.Module, ranks: int, mesh: Any = None) -> nn.Module:
-    mesh = mesh or init_device_mesh("cpu", (ranks,))
-    for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
 
 
 def tensor_parallel(model: nn.Module, ranks: int, mesh: Any = None) -> nn.Module:

@@ -25,8 +25,7 @@ from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import generator
 from tests.benchmarks.harness import MATCHING, add_row, few, judged, on_shaped_link, say, synthetic
 from tests.groups import together
-from tests.nets import GPT2
-from tests.test_sharded import fsdp
+from tests.nets import GPT2, fsdp
 
 WIDTHS, LOCAL, STEPS, ROUNDS = [784, few(2800, 8), few(2800, 8), 10], few(256, 8), few(10, 2), few(9, 1)
 
