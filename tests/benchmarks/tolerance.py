@@ -34,7 +34,7 @@ def said(surface: landscape.Surface, whole: landscape.Surface | None = None) -> 
     true = ""
     if whole is not None:
         true = f", true {np.abs(surface.loss - whole.loss).max() / np.ptp(whole.loss):.2%}"
-    stated = f"{max(surface.stated_error, default=0.0):.2%}"  # none where all points are computed
+    stated = f"{surface.stated_error[0]:.2%}" if surface.columns else "no error"  # all points are computed
     say(f"  {surface.evaluations} of {surface.done.size} points, stated {stated}{true}")
 
 
