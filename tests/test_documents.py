@@ -309,7 +309,8 @@ def test_the_readme_has_all_commands_and_no_number_of_its_own() -> None:
     table = text.partition("## Against other tools")[2].partition("\n## ")[0]
     ratios = re.findall(r"\| (\d[^|]*) \|$", table, re.MULTILINE)
     assert len(ratios) > 5
-    assert [ratio for ratio in ratios if f"| {ratio} |" not in measured] == []
+    medians = {each for cell in re.findall(r"(?<=\| )[^|]+(?= \|)", measured) for each in cell.split("; ")}
+    assert [ratio for ratio in ratios if ratio not in medians] == []  # of one run or the other
 
 
 def test_the_page_of_the_checkpoint_has_what_is_in_its_file(trained: Callable[[str], Path]) -> None:
