@@ -626,6 +626,22 @@ def test_the_critical_multiple_of_a_step_on_a_quadratic(lr: float) -> None:
     assert (uphill.critical_multiple, uphill.critical_sharpness) == (0.0, math.inf)
 
 
+@pytest.mark.filterwarnings("ignore:model. it computes in bfloat16")
+def test_the_loss_change_of_weights_in_half_precision_is_that_in_full() -> None:
+    """A difference of weights in bfloat16 would keep two digits of the step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).bfloat16()
+    data = torch.randn(30, 4).bfloat16(), torch.arange(30) % 3
+    half = Problem(model, nn.CrossEntropyLoss(), data)
+    before = half.weights.clone()
+    after = before - 0.3 * half.gradient()
+    found = landscape.loss_change(half, before, after)
+    wanted = landscape.loss_change(half.to(torch.float32), before.float(), after.float())
+    for name in ("gradient", "curvature", "loss_change", "critical_multiple"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
+    assert found.step_norm == pytest.approx(float((after.double() - before.double()).norm()), rel=1e-6)
+
+
 def test_a_step_of_no_length_or_of_another_model_is_refused() -> None:
     problem = problems.mlp()
     with pytest.raises(InputError, match="^after: it is equal to before"):

@@ -16,6 +16,7 @@ from landscape.core.memory import Need, bounded
 from landscape.core.options import positive
 from landscape.core.progress import ProgressOption, shows_progress, taken
 from landscape.core.registry import numerics
+from landscape.curvature.double_backward import in_full_precision
 from landscape.curvature.eigenvalues import Matrix
 from landscape.evaluation import needs
 from landscape.problem.layout import put
@@ -85,9 +86,9 @@ def loss_change(
         >>> round(change.critical_multiple, 1)
         4.0
     """
-    problem = problem_of(problem)
     if lr is not None:
         positive("lr", lr)
+    problem = in_full_precision(problem_of(problem))  # half precision has two digits of a step
     before, after = (_weights(problem, name, w) for name, w in (("before", before), ("after", after)))
     step = after - before
     norm = float(vector_norm(step))

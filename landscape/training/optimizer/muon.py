@@ -54,9 +54,9 @@ class Muon(Optimizer):
 
     w = v is without Nesterov's form. NS is the Newton–Schulz iteration, by which the singular values of each
     matrix become about 1. A tensor of more than two dimensions is the matrix of its first one and all
-    others. The arithmetic is in the weights'
-    precision; Jordan's and torch.optim.Muon's iteration is in bfloat16, from which the steps differ by about
-    1%. It takes matrices only: biases, norms, embeddings and the last layer belong in another group.
+    others. The arithmetic is in the weights' precision; that of Jordan and of torch.optim.Muon is in
+    bfloat16, from which the steps differ by about 1%. It takes matrices only: biases, norms, embeddings and
+    the last layer belong in another group.
 
     Args:
         momentum: μ. Source: Jordan et al. 2024.
