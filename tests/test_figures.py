@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image
+from seaborn import color_palette
 
 import landscape
 from landscape import data
@@ -384,6 +385,19 @@ def test_a_picture_that_is_made_smaller_keeps_its_colors(tmp_path: Path) -> None
     gallery._shrink(tmp_path / "a.png")
     kept = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
     assert np.abs(kept - pixels).max() < 24
+
+
+def test_a_contour_that_is_made_smaller_keeps_its_pale_middle(tmp_path: Path) -> None:
+    """The edges of letters and lines take colors of the palette away from the map of the contour."""
+    y, x = np.mgrid[-1:1:300j, -1:1:300j]
+    pixels = (255 * color_palette("mako_r", as_cmap=True)(np.minimum(x**2 + y**2, 1))[..., :3]).astype(
+        np.uint8
+    )
+    pixels[::10, ::10] = np.random.default_rng(0).integers(0, 255, (30, 30, 3))
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    gallery._shrink(tmp_path / "a.png")
+    kept = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).astype(int)
+    assert np.abs(kept - pixels)[100:200, 100:200].mean() < 6  # 8.0 without means
 
 
 def test_words_of_the_gallery() -> None:

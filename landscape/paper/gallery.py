@@ -29,8 +29,9 @@ from landscape.paper.verdicts import (
     table,
 )
 
-# Colors a picture keeps: what a palette of 8 bits holds. A picture is a third of its size so.
-COLORS = 256
+# Colors a picture keeps, what a palette of 8 bits holds, and rounds that move each to the mean of the colors
+# that it stands for (ours). A picture is a third of its size so.
+COLORS, KMEANS = 256, 3
 # Of the JSON or CSV file of a figure: the largest size that is read, in bytes, and the keys that the page
 # needs.
 MAX_BYTES = 1 << 24
@@ -151,8 +152,9 @@ def head(figure: Figure, context: Context, drawing: Drawing, title: str) -> None
 def _shrink(path: Path) -> None:
     with Image.open(path) as picture:
         # Median cut, the default, gives thin lines the color of others: SSGD's that of the orange line.
-        method = Image.Quantize.MAXCOVERAGE
-        small = picture.convert("RGB").quantize(COLORS, method=method, dither=Image.Dither.NONE)
+        # Without KMEANS the pale colors of a contour become gray.
+        method, dither = Image.Quantize.MAXCOVERAGE, Image.Dither.NONE
+        small = picture.convert("RGB").quantize(COLORS, method=method, kmeans=KMEANS, dither=dither)
     buffer = io.BytesIO()
     small.save(buffer, "PNG", optimize=True)
     path.write_bytes(buffer.getvalue())
