@@ -148,7 +148,9 @@ def top_and_trace(problem: landscape.Problem) -> None:
     found: dict[str, str] = {}
 
     def ask() -> Any:
-        return peer.hessian(problem.model, problem.criterion, data=problem.tensors, cuda=DEVICE.type == "cuda")
+        return peer.hessian(
+            problem.model, problem.criterion, data=problem.tensors, cuda=DEVICE.type == "cuda"
+        )
 
     def top() -> None:
         pair = landscape.top_eigenvalues(problem, 1, residual_tol=TOL)
