@@ -253,6 +253,9 @@ class MeanLoss:
         Returns:
             A copy; this problem stays as it is.
 
+        Raises:
+            InputError: no floating-point dtype, or float64 on a device that has none.
+
         Example:
             >>> problem.to(torch.float64).weights.dtype
             torch.float64
