@@ -282,6 +282,7 @@ RULES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "snoo": ("snoo", {"period": 4}, {"refused": {"period": 0}}),
     "gpa": ("gpa", {"mu_x": 0.9}, {"refused": {"mu_x": 1.0, "mu_y": 1.5}}),
     "demo": ("demo", {"k": 2, "chunk": 4}, {"refused": {"k": 0, "decay": 1.0}}),
+    "sparseloco": ("sparseloco", {"period": 4, "share": 0.3}, {"refused": {"period": 0, "share": 1.5, "average": "no"}}),
     "gradient-tracking": ("gradient-tracking", {"mixing": "ring(1)"}, {"refused": {"order": "act"}}),
     "gradient-tracking atc": ("gradient-tracking", {"mixing": "ring(1)", "order": "atc"}, {}),
     "d2": ("d2", {"mixing": "lazy(0.9, ring(1))"}, {"refused": {"mixing": "random-matching"}}),

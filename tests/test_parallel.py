@@ -59,6 +59,7 @@ RULES: dict[int, list[dict[str, Any]]] = {
         {"name": "snoo", "period": 3},
         {"name": "gpa", "mu_x": 0.5},
         {"name": "demo", "k": 2, "chunk": 4},
+        {"name": "sparseloco", "period": 3, "share": 0.2},
         {"name": "ad-psgd", "delay": 2},
         {"name": "async-sgd", "delay": 2, "shifted": 0.5, "staleness_aware": True, "schedule": "random"},
     ],

@@ -79,6 +79,7 @@ CASES: dict[str, dict[str, Any]] = {
     "push": {"algorithm": {"name": "sgp", "graph": "random"}},
     "merge": {"algorithm": {"name": "single-merge", "at": 7}},
     "demo": {"algorithm": {"name": "demo", "k": 3, "chunk": 8}, "lr": 0.01},
+    "sparseloco": {"algorithm": {"name": "sparseloco", "period": 4, "average": "senders"}, **MOMENTUM},
     "noloco": {"algorithm": {"name": "noloco", "period": 4}, **MOMENTUM},
     "snoo": {"algorithm": {"name": "snoo", "period": 4}, **MOMENTUM},
     "gpa": {"algorithm": {"name": "gpa", "mu_x": 0.9}, "optimizer": {"name": "lamb"}, "lr": 0.02},
