@@ -47,6 +47,8 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
         ("training/algorithms/top_k.py", "momentum - self._restored(sent)", "momentum"),
         ("training/algorithms/top_k.py", ".sign_()", ""),
         ("training/algorithms/top_k.py", "error - self._restored(sent)", "error"),
+        ("training/algorithms/partial.py", '] *= ~reached', '] *= reached'),
+        ("training/algorithms/partial.py", 'slot.layer != "embedding"', "True"),
         ("training/algorithms/ssgd.py", "max_stable_step(0,", "max_stable_step(1,"),
         ("training/algorithms/ssgd.py", "+ self.sigma * draw", "+ self.sigma**2 * draw"),
         ("training/algorithms/dpsgd.py", "self._mixed(), directions, alpha=lr", "self._mixed(), directions, alpha=2 * lr"),

@@ -179,6 +179,60 @@ def test_streaming_diloco_by_hand(momentum: float) -> None:
     torch.testing.assert_close(path, by_hand(streamed(momentum), 40), rtol=1e-9, atol=1e-9)
 
 
+def radial_directional(moved: Tensor, counts: Tensor) -> Tensor:
+    """The average of vectors (m, d): the mean of their lengths along the mean of their directions, φ(0) = 0."""
+    norms = moved.norm(dim=1)
+    direction = counts @ (moved / norms[:, None])
+    norm = direction.norm()
+    return (counts @ norms) / counts.sum() * (direction / norm if norm > 1e-12 else direction)
+
+
+@pytest.mark.parametrize(("quorum", "availability"), [(1, 1.0), (2, 0.6), (4, 0.1)])
+def test_decoupled_diloco_by_hand(quorum: int, availability: float) -> None:
+    """Two fragments, an embedding and two layers, every four steps, taken a step later by those reached."""
+    slots = (
+        Slot("e.weight", (2, 1), 0, 2, "weight", "embedding"), Slot("a.weight", (1, 3), 2, 3, "weight"),
+        Slot("b.weight", (1, 2), 5, 2, "weight"), Slot("b.bias", (1,), 7, 1, "bias"),
+    )  # fmt: skip
+    fragments = {2: [slice(0, 2), slice(5, 7), slice(7, 8)], 4: [slice(2, 5)]}  # by the step that ends them
+    options = {"period": 4, "fragments": 2, "delay": 1, "quorum": quorum, "availability": availability}
+    rule = algorithms.make("decoupled-diloco", options, learners=4, seed=3)
+    rule.layout, gradient = Layout(slots), slopes(4, 8)
+    w, by_rule = start(4, 8), start(4, 8)
+    rule.start(by_rule)
+    outer = [torch.nn.Parameter(w[0].clone()) for _ in range(2)]
+    sgd = [torch.optim.SGD([x], lr=0.7, momentum=0.9, nesterov=True) for x in outer]
+    counts, seen = torch.zeros(2, 4).double(), set[int]()
+    for t in range(1, 60):
+        w, counts = w - LR * gradient(w), counts + 1
+        for i, (offset, tensors) in enumerate(fragments.items()):
+            draw = torch.rand(4, generator=generator(3, "reached", t - 1 if t % 4 != offset % 4 else t))
+            reached = draw <= max(availability, float(draw.sort().values[quorum - 1]))
+            if t % 4 == offset % 4:
+                seen.add(int(reached.sum()))
+                grad = torch.zeros(8).double()
+                for place in tensors:
+                    moved, c = (outer[i].detach() - w)[reached, place], counts[i, reached]
+                    mean_of = (c / c.sum()) @ moved
+                    grad[place] = mean_of if place.start == 0 else radial_directional(moved, c)
+                outer[i].grad = grad
+                sgd[i].step()
+            if t > 1 and (t - 1) % 4 == offset % 4:
+                counts[i, reached] = 0
+                for place in tensors:
+                    w[reached, place] = outer[i].detach()[place]
+        by_rule = rule.finish(by_rule, gradient(by_rule), LR, t).clone()
+        torch.testing.assert_close(by_rule, w, rtol=1e-9, atol=1e-9)
+    assert min(seen) >= quorum
+    assert (len(seen) > 1) == (quorum == 2)
+
+
+def test_decoupled_diloco_with_all_learners_and_the_mean_is_streaming_diloco() -> None:
+    options = {"period": 5, "fragments": 3, "delay": 2}
+    one = drive("decoupled-diloco", options | {"merge": "mean"}, G, 30, start(), momentum=0.5)
+    torch.testing.assert_close(one, drive("streaming-diloco", options, G, 30, start(), momentum=0.5))
+
+
 def test_one_fragment_without_delay_is_diloco_and_the_whole_as_part_is_an_average() -> None:
     options = {"period": 4, "outer_lr": 0.6, "outer_momentum": 0.8}
     one = drive("streaming-diloco", options | {"fragments": 1}, G, 30, start(), momentum=0.5)
@@ -747,6 +801,11 @@ NODES = {"name": "local-sgd", "period": 6, "nodes": 2, "node_period": 2}
             {"name": "streaming-diloco", "period": 3, "fragments": 2},
             [56 / 83 * 1.5 * V, 0, 27 / 83 * 1.5 * V] * 2,
             [1, 0, 1] * 2,
+        ),
+        (
+            {"name": "decoupled-diloco", "period": 3, "fragments": 2, "quorum": 3, "availability": 0.01},
+            [2 * 0.75 * 56 / 83 * V, 0, 2 * 0.75 * 27 / 83 * V] * 2,
+            [0] * 6,
         ),
         ({"name": "demo", "k": 1, "chunk": 2}, [3 * 2 * 8 * (12 + 4 + 4 * 3 + 3)] * 6, [1] * 6),
         (

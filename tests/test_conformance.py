@@ -271,6 +271,9 @@ RULES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "streaming-diloco": (
         "streaming-diloco", {"period": 4, "fragments": 2, "delay": 1, "own_share": 0.5},
         {"refused": {"fragments": 5, "delay": 4, "own_share": 1.0}}),
+    "decoupled-diloco": (
+        "decoupled-diloco", {"period": 4, "fragments": 2, "delay": 1, "quorum": 2, "availability": 0.4},
+        {"refused": {"quorum": 9, "availability": 1.5, "merge": "no"}}),
     "async-sgd": ("async-sgd", {"delay": 3, "shifted": 0.5, "schedule": "random"}, {"refused": {"delay": -1}}),
     "async-sgd round": ("async-sgd", {"delay": 3}, {}),
     "ad-psgd": ("ad-psgd", {"delay": 2, "schedule": "random"}, {"refused": {"delay": -1}}),

@@ -50,6 +50,7 @@ RULES: dict[int, list[dict[str, Any]]] = {
         {"name": "diloco", "period": 2, "start": 2},
         {"name": "sparta", "share": 0.2},
         {"name": "streaming-diloco", "period": 3, "fragments": 2, "delay": 1},
+        {"name": "decoupled-diloco", "period": 3, "fragments": 2, "delay": 1, "availability": 0.5},
         {"name": "sgp", "graph": "random"},
         {"name": "dsgd-ac", "power": 0.5},
         {"name": "single-merge", "at": 4},

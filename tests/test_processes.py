@@ -73,6 +73,16 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "streaming-diloco", "period": 5, "fragments": 2, "delay": 2, "own_share": 0.5},
         "lr": 0.05,
     },
+    "decoupled": {
+        "algorithm": {
+            "name": "decoupled-diloco",
+            "period": 5,
+            "fragments": 2,
+            "delay": 2,
+            "availability": 0.5,
+        },
+        "lr": 0.05,
+    },
     "async": {"algorithm": {"name": "async-sgd", "delay": 3, "staleness_aware": True, "schedule": "random"}},
     "async, shifted": {"algorithm": {"name": "async-sgd", "delay": 3, "shifted": 0.7}, "lr": 0.05},
     "pairs": {"algorithm": {"name": "ad-psgd", "delay": 2, "schedule": "random"}},
