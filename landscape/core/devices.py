@@ -71,6 +71,15 @@ def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
         raise InputError(f"dtype: float64 is not allowed on {device}, which has none; use float32 or cpu")
 
 
+def check_default_device() -> None:
+    """Raise InputError where new tensors are made on another device than the CPU, as random numbers are drawn there."""
+    if (default := torch.get_default_device()).type != "cpu":
+        raise InputError(
+            f"torch.set_default_device: '{default}' is not allowed, it must be cpu; call "
+            'torch.set_default_device("cpu"): the model and its data are used on the device on which they are'
+        )
+
+
 def double(tensor: Tensor) -> Tensor:
     """A tensor in float64: on its device, or on the CPU where that has none.
 
