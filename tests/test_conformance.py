@@ -15,6 +15,7 @@ from torch import Tensor
 import landscape
 from landscape import Problem, testing
 from landscape.core import registry
+from landscape.core.devices import accelerator
 from landscape.testing import CHECKS, Truth
 from tests import problems
 from tests.fuzz.samples import results
@@ -25,7 +26,7 @@ from tests.test_noise import aligned, norm2
 from tests.test_noise import noisy as noisy_gradients
 from tests.test_sharpness import noisy as least_squares
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+DEVICES = ["cpu", *([str(found)] if (found := accelerator()) else [])]
 SPECTRUM = [4.0, 1.0, 0.5, -0.2]
 
 
@@ -50,9 +51,8 @@ def disagreement(problem: Problem, *, seed: int = 0, drawn: Any = None, **option
 def independent(problem: Problem, seed: int) -> Tensor:
     """16 learners with standard deviation 2 in the first three coordinates and 0.5 in the others."""
     sizes = np.where(np.arange(len(problem.weights)) < 3, 2.0, 0.5)
-    return problem.weights + torch.from_numpy(
-        np.random.default_rng(seed).normal(size=(16, len(sizes))) * sizes
-    )
+    drawn = np.random.default_rng(seed).normal(size=(16, len(sizes))) * sizes
+    return problem.weights + torch.from_numpy(drawn).to(problem.weights)
 
 
 def at_minimum(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,7 +105,16 @@ def up_to_sign(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def on(make: Callable[[], Problem]) -> Callable[[str], Problem]:
     """A problem of the tests on a device."""
-    return lambda device: make().to(device) if device != "cpu" else make()
+
+
+    def made(device: str) -> Problem:
+        there = make()
+        if device == "cpu":
+            return there
+        options = {"penalty": there.penalty, "weight_decay": there.weight_decay}
+        return Problem(there.model, there.criterion, there.tensors, device=device, **options)
+
+    return made
 
 
 H, GAMMA = np.array([8.0, 4.0, 2.0, 1.0, 0.5]), 1.2

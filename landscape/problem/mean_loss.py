@@ -256,6 +256,11 @@ class MeanLoss:
             >>> problem.to(torch.float64).weights.dtype
             torch.float64
         """
+        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise InputError(
+                f"dtype: {dtype!r} is not allowed, it must be a floating-point dtype such as torch.float64; "
+                "for another device, make the problem there: Problem(…, device=…)"
+            )
         check_dtype(self.device, dtype)
         other = self.on(self.data.to(dtype))
         other.dtype, other.weights = dtype, self.weights.to(dtype)
