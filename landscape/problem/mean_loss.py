@@ -252,6 +252,9 @@ class MeanLoss:
         Returns:
             A copy; this problem stays as it is.
 
+        Raises:
+            InputError: no floating-point dtype, or one that the device does not have.
+
         Example:
             >>> problem.to(torch.float64).weights.dtype
             torch.float64
