@@ -279,6 +279,9 @@ RULES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "streaming-diloco": (
         "streaming-diloco", {"period": 4, "fragments": 2, "delay": 1, "own_share": 0.5},
         {"refused": {"fragments": 5, "delay": 4, "own_share": 1.0}}),
+    "decoupled-diloco": (
+        "decoupled-diloco", {"period": 4, "fragments": 2, "delay": 1, "quorum": 2, "availability": 0.4},
+        {"refused": {"quorum": 9, "availability": 1.5, "merge": "no"}}),
     "async-sgd": ("async-sgd", {"delay": 3, "shifted": 0.5, "schedule": "random"}, {"refused": {"delay": -1}}),
     "async-sgd round": ("async-sgd", {"delay": 3}, {}),
     "ad-psgd": ("ad-psgd", {"delay": 2, "schedule": "random"}, {"refused": {"delay": -1}}),
@@ -290,6 +293,7 @@ RULES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "snoo": ("snoo", {"period": 4}, {"refused": {"period": 0}}),
     "gpa": ("gpa", {"mu_x": 0.9}, {"refused": {"mu_x": 1.0, "mu_y": 1.5}}),
     "demo": ("demo", {"k": 2, "chunk": 4}, {"refused": {"k": 0, "decay": 1.0}}),
+    "sparseloco": ("sparseloco", {"period": 4, "share": 0.3}, {"refused": {"period": 0, "share": 1.5, "average": "no"}}),
     "gradient-tracking": ("gradient-tracking", {"mixing": "ring(1)"}, {"refused": {"order": "act"}}),
     "gradient-tracking atc": ("gradient-tracking", {"mixing": "ring(1)", "order": "atc"}, {}),
     "d2": ("d2", {"mixing": "lazy(0.9, ring(1))"}, {"refused": {"mixing": "random-matching"}}),

@@ -86,6 +86,7 @@ RULES: dict[str, dict[str, Any]] = {
     "ssgd*": {"sigma": 0.01}, "slowmo": {"period": 2, "mixing": "ring(1)"}, "diloco": {"period": 2}, "ad-psgd": {"delay": 2},
     "dsgd-ac": {"mixing": "ring(1)"}, "gradient-tracking": {"mixing": "ring(1)"}, "d2": {"mixing": "lazy(0.5, ring(1))"},
     "noloco": {"period": 2}, "snoo": {"period": 2}, "gpa": {}, "single-merge": {"at": 4}, "demo": {}, "sparta": {},
+    "sparseloco": {"period": 2}, "decoupled-diloco": {"period": 2, "fragments": 2, "availability": 0.5},
     "streaming-diloco": {"period": 2, "fragments": 2},
 }  # fmt: skip
 OPTIMIZERS: dict[str, dict[str, Any]] = {
