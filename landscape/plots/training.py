@@ -206,7 +206,7 @@ def recipe_keys(run: Checkpoint) -> dict[str, Any]:
 
 
 def layers_of(runs: Sequence[Checkpoint]) -> dict[str, Array]:
-    """Layer -> its part of the change of the loss (T,) of one run; {} of several runs, or where not recorded."""
+    """Layer -> its part of the change of the loss (T,) of one run; {} of several, or where not recorded."""
     found = {} if len(runs) > 1 else {k: v for k, v in runs[0].history.items() if k.startswith(OF_LAYER)}
     return {k.removeprefix(OF_LAYER): v for k, v in found.items() if np.isfinite(v).any()}
 

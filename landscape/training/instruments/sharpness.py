@@ -24,7 +24,6 @@ from landscape.gradients.minibatches import MIN_COSTLY, Minibatches
 from landscape.problem.problem import Problem
 from landscape.training.instruments.base import Instrument, MeasuredRun, StepState, rounding
 
-
 # Layers of a model, or blocks, whose parts of a change of the loss are recorded: colors of a picture (ours).
 LAYERS = 12
 
