@@ -70,9 +70,10 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         elif column == "noise_scale":
             for batch in {r.learners * r.local_batch for r in runs if r.local_batch}:
                 ax.axhline(batch, color=style.OTHER, lw=0.9, ls=":", zorder=0)
-    wide = max(map(len, axes[-1].get_legend_handles_labels()[1]), default=0) > 30
+    named = axes[1] if shown[:1] == ["loss_change"] else axes[0]  # the layers have a legend of their own
+    wide = max(map(len, named.get_legend_handles_labels()[1]), default=0) > 30
     heading = title or _finding(groups) or _run_title(runs)
-    return finish(figure, heading, _caption(runs), axes[-1:], ncols=2 if wide else 4)
+    return finish(figure, heading, _caption(runs), [named], ncols=2 if wide else 4)
 
 
 #: Columns of the history that pictures and reports show -> (title, scale of the axis).
