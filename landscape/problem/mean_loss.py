@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from landscape.core.devices import check_dtype, double, float64_device
+from landscape.core.devices import check_default_device, check_dtype, double, float64_device
 from landscape.core.errors import InputError
 from landscape.core.memory import Need, bounded, with_saved_bytes
 from landscape.problem import batchnorm as bn_policies
@@ -177,7 +177,7 @@ class MeanLoss:
             >>> problem.with_batchnorm("recalibrate", 10).batchnorm.samples
             10
         """
-        self._check_precision()
+        self._check_surroundings()
         policy = bn_policies.policy(bn, samples, self.model, self.layout, self.data)
         if policy.name == "center":
             return self
@@ -213,8 +213,9 @@ class MeanLoss:
         weights = self.weights if weights is None else weights
         return bn_policies.Estimator(self.model, self.layout)(weights, inputs)
 
-    def _check_precision(self) -> None:
-        """InputError under torch.autocast, where numbers would be those of a lower precision."""
+    def _check_surroundings(self) -> None:
+        """InputError under torch.autocast, with numbers of a lower precision, or a default device."""
+        check_default_device()
         if torch.is_autocast_enabled(self.device.type):
             raise InputError(
                 "torch.autocast: the numbers would not be those of the model's own precision; make the call "
@@ -234,7 +235,7 @@ class MeanLoss:
             >>> problem.at() is problem
             True
         """
-        self._check_precision()
+        self._check_surroundings()
         policy = self.batchnorm.at(self.weights if weights is None else weights)
         if policy is self.batchnorm:
             return self
@@ -251,10 +252,18 @@ class MeanLoss:
         Returns:
             A copy; this problem stays as it is.
 
+        Raises:
+            InputError: no floating-point dtype, or one that the device does not have.
+
         Example:
             >>> problem.to(torch.float64).weights.dtype
             torch.float64
         """
+        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise InputError(
+                f"dtype: {dtype!r} is not allowed, it must be a floating-point dtype such as torch.float64; "
+                "for another device, make the problem there: Problem(…, device=…)"
+            )
         check_dtype(self.device, dtype)
         other = self.on(self.data.to(dtype))
         other.dtype, other.weights = dtype, self.weights.to(dtype)

@@ -6,6 +6,7 @@ import functools
 import json
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,17 @@ def in_batches(at: Place) -> Any:
     """A problem whose data stay on the CPU, in batches."""
     batches = [(at.x[k : k + 70].cpu(), at.y[k : k + 70].cpu()) for k in (0, 70, 140)]
     return landscape.Problem(networks()["perceptron"], cross_entropy, batches, device=at.device)
+
+
+def terms_found(at: Place, weighted: bool) -> list[float]:
+    """The loss of batches whose terms the package has to find: classes that are left out, or that have weights."""
+    weight = torch.linspace(0.5, 2, 10).to(at.device) if weighted else None
+    batches = [(at.x[k : k + 70], at.y[k : k + 70]) for k in (0, 70, 140)]
+    with warnings.catch_warnings(action="ignore"):  # it says which terms it found
+        problem = landscape.Problem(
+            networks()["perceptron"], lambda o, y: cross_entropy(o, y, weight, ignore_index=0), batches, device=at.device
+        )
+    return [problem.loss(), float(problem.gradient().norm())]
 
 
 def run(at: Place, **settings: Any) -> Any:
@@ -64,6 +76,7 @@ RULES: dict[str, dict[str, Any]] = {
     "ssgd*": {"sigma": 0.01}, "slowmo": {"period": 2, "mixing": "ring(1)"}, "diloco": {"period": 2}, "ad-psgd": {"delay": 2},
     "dsgd-ac": {"mixing": "ring(1)"}, "gradient-tracking": {"mixing": "ring(1)"}, "d2": {"mixing": "lazy(0.5, ring(1))"},
     "noloco": {"period": 2}, "snoo": {"period": 2}, "gpa": {}, "single-merge": {"at": 4}, "demo": {}, "sparta": {},
+    "sparseloco": {"period": 2}, "decoupled-diloco": {"period": 2, "fragments": 2, "availability": 0.5},
     "streaming-diloco": {"period": 2, "fragments": 2},
 }  # fmt: skip
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -74,6 +87,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 MORE: dict[str, Compute] = {
     "loss and gradient in batches": lambda at: in_batches(at).loss_and_gradient(),
+    "classes left out": lambda at: terms_found(at, False),
+    "weights of classes": lambda at: terms_found(at, True),
     "between": lambda at: landscape.between(at.problem, at.weights),
     "pca_plane": lambda at: landscape.pca_plane(at.problem, at.weights),
     "learners_plane": lambda at: landscape.learners_plane(at.problem, at.weights),
