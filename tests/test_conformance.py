@@ -106,7 +106,6 @@ def up_to_sign(function: Callable[..., Any]) -> Callable[..., Any]:
 def on(make: Callable[[], Problem]) -> Callable[[str], Problem]:
     """A problem of the tests on a device."""
 
-
     def made(device: str) -> Problem:
         there = make()
         if device == "cpu":

@@ -64,7 +64,8 @@ def average(
     1), as between networks that were trained independently, the interval has no ends.
 
     Besides, members are chosen by prediction: from the best on, each that lowers the predicted loss of the
-    uniform average (greedy soup, Wortsman et al. 2022, Recipe 1, which evaluates each average).
+    uniform average (greedy soup, Wortsman et al. 2022, Recipe 1, which evaluates each average), if the
+    interval of that loss is below the mean loss of the averaged members.
 
     A network with BatchNorm has, at each member and average, statistics that are estimated there. Gradients
     and products go through those of batches of ``bn_samples``; the differences between the losses with either
@@ -213,8 +214,9 @@ class _Members:
         best: Array = np.eye(len(order))[order[0]]
         lowest = float(self(best[None]).loss[0])
         for j in order[1:]:
-            trial = (best > 0) | (np.arange(len(order)) == j)
-            found = self(trial[None] / trial.sum())
-            if found.ratio[0] < 1 and found.loss[0] < lowest:
-                best, lowest = trial / trial.sum(), float(found.loss[0])
+            trial = ((best > 0) | (np.arange(len(order)) == j)).astype(np.float64)
+            trial /= trial.sum()
+            found = self(trial[None])
+            if found.loss[0] < lowest and found.high[0] < trial @ (self._losses + self._offsets):
+                best, lowest = trial, float(found.loss[0])
         return best

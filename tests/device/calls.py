@@ -34,7 +34,10 @@ def terms_found(at: Place, weighted: bool) -> list[float]:
     batches = [(at.x[k : k + 70], at.y[k : k + 70]) for k in (0, 70, 140)]
     with warnings.catch_warnings(action="ignore"):  # it says which terms it found
         problem = landscape.Problem(
-            networks()["perceptron"], lambda o, y: cross_entropy(o, y, weight, ignore_index=0), batches, device=at.device
+            networks()["perceptron"],
+            lambda o, y: cross_entropy(o, y, weight, ignore_index=0),
+            batches,
+            device=at.device,
         )
     return [problem.loss(), float(problem.gradient().norm())]
 

@@ -12,9 +12,9 @@ import landscape
 digits = landscape.data.load("digits")
 torch.manual_seed(0)
 model = landscape.models.build("mlp", widths=[64, 32, 10])
-optimizer, (x, y), checkpoints = torch.optim.SGD(model.parameters(), lr=0.5), digits.train, []
+optimizer, (x, y), checkpoints = torch.optim.SGD(model.parameters(), lr=0.3), digits.train, []
 for step in range(600):
-    rows = torch.randint(len(y), (32,))
+    rows = torch.randint(len(y), (8,))
     optimizer.zero_grad()
     digits.loss(model(x[rows]), y[rows]).backward()
     optimizer.step()
