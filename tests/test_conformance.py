@@ -106,7 +106,6 @@ def up_to_sign(function: Callable[..., Any]) -> Callable[..., Any]:
 def on(make: Callable[[], Problem]) -> Callable[[str], Problem]:
     """A problem of the tests on a device."""
 
-
     def made(device: str) -> Problem:
         there = make()
         if device == "cpu":
@@ -239,6 +238,12 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
          # L = ½ Σ λ_i at 1, and the step goes half of the way to 0.
          "truth": Truth(on(lambda: problems.quadratic(SPECTRUM, rotate=False)),
                         {"gradient": -0.5 * sum(SPECTRUM), "curvature": sum(SPECTRUM) / 8})},
+    ),
+    "average": (
+        of_learners(landscape.average), {},
+        {"memory": "landscape.average, (problem, weights)",
+         "refused": {"coefficients": [1.0, -1.0, 0.0], "bn_samples": 1}, "rtol": 1e-3, "seeded": False,
+         "command": ("average", "--coefficients", "1,2,3,4")},
     ),
     "line": (
         lambda problem, **options: landscape.line(problem, torch.ones_like(problem.weights), **options),

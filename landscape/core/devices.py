@@ -72,7 +72,7 @@ def check_dtype(device: torch.device, dtype: torch.dtype) -> None:
 
 
 def check_default_device() -> None:
-    """Raise InputError where new tensors are made on another device than the CPU, as random numbers are drawn there."""
+    """Raise InputError where tensors are made on another device than the CPU, which draws random numbers."""
     if (default := torch.get_default_device()).type != "cpu":
         raise InputError(
             f"torch.set_default_device: '{default}' is not allowed, it must be cpu; call "
@@ -94,7 +94,7 @@ def double(tensor: Tensor) -> Tensor:
 # digits, as they add small terms to few large sums. Of 124 million float32 numbers a norm is 1.3% too small,
 # and an inner product 3.6%; in parts of 2^16 both are right to 4e-6, in a third more time.
 PART = 2**16
-# Elsewhere kernels sum as trees: on an H200 parts of 2^20 are as exact, to 3e-8, and 15 times as fast as of 2^16.
+# Elsewhere kernels sum as trees: on an H200 parts of 2^20 are as exact (3e-8), and 15 times as fast.
 ELSEWHERE = 2**20
 
 

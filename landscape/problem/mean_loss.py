@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
@@ -253,13 +254,14 @@ class MeanLoss:
             A copy; this problem stays as it is.
 
         Raises:
-            InputError: no floating-point dtype, or one that the device does not have.
+            InputError: no floating-point dtype, or float64 on a device that has none.
 
         Example:
             >>> problem.to(torch.float64).weights.dtype
             torch.float64
         """
-        if not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        given: Any = dtype
+        if not (isinstance(given, torch.dtype) and given.is_floating_point):
             raise InputError(
                 f"dtype: {dtype!r} is not allowed, it must be a floating-point dtype such as torch.float64; "
                 "for another device, make the problem there: Problem(…, device=…)"
@@ -339,7 +341,17 @@ class MeanLoss:
             True
         """
         recorded = torch.enable_grad() if self.differentiates else contextlib.nullcontext()
-        with recorded, fixed_randomness(self.device, seed, self.draws_elsewhere):
+        with recorded, fixed_randomness(self.device, seed, self.draws_elsewhere), self._quiet():
+            yield
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """No advice of cuDNN's recurrent layers to compact weights, which are those of the pass here."""
+        if self.device.type == "cpu" or not any(isinstance(m, nn.RNNBase) for m in self.model.modules()):
+            yield
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
             yield
 
     def saved_bytes(self, x: Any, y: Any) -> int:

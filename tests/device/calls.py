@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -28,13 +29,22 @@ def in_batches(at: Place) -> Any:
     return landscape.Problem(networks()["perceptron"], cross_entropy, batches, device=at.device)
 
 
+def contour_of_learners(at: Place) -> Any:
+    """The losses in ascending order: the signs of the directions are free."""
+    plane = landscape.learners_plane(at.problem, at.weights)
+    return np.sort(landscape.contour(at.problem, plane, 3, method="pointwise").loss.ravel())
+
+
 def terms_found(at: Place, weighted: bool) -> list[float]:
     """The loss of batches whose terms the package has to find: classes that are left out, or that have weights."""
     weight = torch.linspace(0.5, 2, 10).to(at.device) if weighted else None
     batches = [(at.x[k : k + 70], at.y[k : k + 70]) for k in (0, 70, 140)]
     with warnings.catch_warnings(action="ignore"):  # it says which terms it found
         problem = landscape.Problem(
-            networks()["perceptron"], lambda o, y: cross_entropy(o, y, weight, ignore_index=0), batches, device=at.device
+            networks()["perceptron"],
+            lambda o, y: cross_entropy(o, y, weight, ignore_index=0),
+            batches,
+            device=at.device,
         )
     return [problem.loss(), float(problem.gradient().norm())]
 
@@ -90,14 +100,13 @@ MORE: dict[str, Compute] = {
     "classes left out": lambda at: terms_found(at, False),
     "weights of classes": lambda at: terms_found(at, True),
     "between": lambda at: landscape.between(at.problem, at.weights),
-    "pca_plane": lambda at: landscape.pca_plane(at.problem, at.weights),
-    "learners_plane": lambda at: landscape.learners_plane(at.problem, at.weights),
+    "pca_plane": lambda at: landscape.pca_plane(at.problem, at.weights).directions.abs(),
+    "learners_plane": lambda at: landscape.learners_plane(at.problem, at.weights).directions.abs(),
     "line between": lambda at: landscape.line(at.problem, weights=at.weights[:2], points=5),
-    "contour of learners": lambda at: landscape.contour(
-        at.problem, landscape.learners_plane(at.problem, at.weights), 3, method="pointwise"
-    ),
+    "contour of learners": contour_of_learners,
     "contour of a run": contour_of_a_run,
     "average sharpness": lambda at: landscape.sharpness(at.problem, 0.1, "average", max_draws=32),
+    "average": lambda at: landscape.average(at.problem, at.weights),
     "smoothing": lambda at: landscape.smoothing(at.problem, at.weights, draws=2, k=2),
     "learning_coefficient": lambda at: landscape.learning_coefficient(
         at.problem, 50, max_steps=1000, max_rhat=9.0, nbeta=1.0
