@@ -307,6 +307,8 @@ INSTRUMENTS: dict[str, dict[str, Any]] = {
     "noise-scale": {"refused": {"every": 0}},
     "disagreement": {"refused": {"k": 0}},
     "noise-alignment": {},
+    "noise-share": {"refused": {"draws": 1}},
+    "path": {},
     "worst-sharpness": {"refused": {"rho": -1.0}},
     "average-sharpness": {},
     "loss-change": {},

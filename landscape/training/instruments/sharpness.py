@@ -172,6 +172,37 @@ class LossChange(Instrument):
         return self.row(change, gradient, curved / 2, change - gradient - curved / 2, sharpness)
 
 
+@registry.instruments.add("path")
+class Path(Instrument):
+    """cos(w_a(s) − w_a(t), ∇L(w_a(s))): how far the mean's way from step s to t points along −g at its start.
+
+    s is the step of the measurement before, so that ``monitor.every`` is the length of the way; with that of
+    a period it is the outer step of local SGD and DiLoCo. g is that of the run's sample.
+    """
+
+    name = "path"
+    columns: ClassVar[Mapping[str, str]] = {"path_cosine": "1"}
+    on_sample = True
+
+    def __init__(self, run: MeasuredRun) -> None:
+        super().__init__(run)
+        self._start: Tensor | None = None  # (2, P), w_a and g
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        return {} if self._start is None else {self.key: self._start}
+
+    def restore(self, state: Tensor) -> None:
+        self._start = state.to(self.run.problem.weights)
+
+    def measure(self, now: StepState) -> dict[str, float]:
+        start, self._start = self._start, torch.stack((now.mean, self.run.sample.gradient(now.mean)))
+        if start is None:
+            return {}
+        way, g = start[0] - now.mean, start[1]
+        norms = math.sqrt(float(inner(way, way)) * float(inner(g, g)))
+        return self.row(float(inner(way, g)) / norms) if norms > 0 else {}
+
+
 class _Rise(Instrument):
     """Adaptive sharpness at w_a within ``monitor.rho``, on the run's sample; rank 0 measures it.
 
