@@ -41,7 +41,7 @@ from tests.test_cli import one_line
 WANTED = {
     "fig1", "fig2a", "fig2b", "fig3", "fig4", "fig6", "fig7", *(f"table{k}" for k in range(1, 7)), "saddles",
     "runtime", "runtime-loopback", "smoothing", "lr-divergence", "local-sgd", "delay-boundary", "delay-minima", "edge", "edge-follows", "eq4",
-    "noise-split", "lamb", "learners-plane", "flatness", "edge-lazy", "instruments", "rules", "disagreement",
+    "noise-split", "lamb", "learners-plane", "flatness", "edge-lazy", "instruments", "rules", "disagreement", "edge-geometries",
 }  # fmt: skip
 
 
@@ -472,3 +472,15 @@ def test_shares_are_compared_with_those_of_a_random_direction() -> None:
     assert (row["step"], row["spread_share"], row["noise_share"]) == (2, 0.5, 0.4)
     # 9 · 3 weights and 3 biases, k = 3; 2 · 0.25 / (0.5 · 4).
     assert (row["random_share"], row["alignment"]) == (pytest.approx(0.1), pytest.approx(0.25))
+
+
+def test_an_optimizer_has_settled_before_its_data_is_learned() -> None:
+    rows = pd.DataFrame({"rule": "SSGD", "optimizer": "Adam", "seed": 0, "step": np.arange(10, 110, 10)})
+    rows["loss"], rows["ratio"] = [2.0] * 6 + [0.05] * 4, [0.1] * 3 + [0.9, 1.0, 1.4] + [9.0] * 4
+    assert edge._settled(rows)["step"].tolist() == [40, 50, 60]
+    (effect,) = edge._judge_geometries(rows)
+    assert (effect.where, effect.values) == ("Adam, SSGD", (1.0,))
+    history = {"lr_lambda_max": [np.nan, 3.0], "lr_lambda_limit": [np.nan, 2.0], "loss": [1.0, 0.5]}
+    assert edge._of_limit(with_history(**history)).to_dict("records") == [
+        {"step": 2, "loss": 0.5, "ratio": 1.5}
+    ]

@@ -200,7 +200,7 @@ def _late_ratio(rows: Rows, above: str, below: str) -> Any:
 
 
 def _judge_disagreement(rows: Rows) -> list[Effect]:
-    """Of each rule the spread's share against the noise's; of adaptive consensus against plain DPSGD."""
+    """Each rule's share of the spread against that of the noise, and adaptive consensus against DPSGD."""
     effects = []
     for place, here in rows.groupby(PLACE, sort=False):
         values = tuple(_late_ratio(here, "spread_share", "noise_share").tolist())
