@@ -10,6 +10,7 @@ import torch
 
 import landscape
 from landscape.results.comparison import Comparison
+from landscape.results.connection import Connection
 from landscape.results.flatness import LearningCoefficient
 from landscape.results.grids import Surface
 from landscape.results.noise import Noise
@@ -125,6 +126,16 @@ def change() -> LossChange:
         curvature=np.array([1.0, 0.75, 0.25]), within=np.array([0.75, 0.625, 0.125]),
         between=np.array([[0.625, 0.125], [0.125, 0.125]]), loss_before=2.0, loss_after=1.25, step_norm=2.0,
         step_lr=0.1, critical_multiple=4.0, parameters=9, products=2, **SETTING,
+    )  # fmt: skip
+
+
+def connection() -> Connection:
+    """A barrier of 2, of which alignment removes three quarters, and the curve all."""
+    loss = np.array([[1.0, 3.0, 1.0], [1.0, 1.5, 1.0], [1.0, 1.0, 1.0]])
+    return Connection(
+        t=np.linspace(0, 1, 3), loss=loss, accuracy=1 - loss / 4, barrier=np.array([2.0, 0.5, 0.0]),
+        weights=np.zeros((4, 2)), distance=2.0, aligned_distance=1.0, groups=("0.weight",), sizes=np.array([5]),
+        fixed=(), largest_change=0.0, curve="bezier", steps=100, lr=1e-3, batch=128, **SETTING,
     )  # fmt: skip
 
 
