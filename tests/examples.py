@@ -197,4 +197,5 @@ def namespace() -> dict[str, Any]:
         "density": density(),
         "table": table(),
         "change": change(),
+        "connection": connection(),
     }

@@ -41,8 +41,8 @@ def shares(curve: str, t: Any) -> tuple[Any, Any]:
     section 3).
 
     Example:
-        >>> shares("bezier", 0.5), shares("chain", 0.5)
-        ((0.25, 0.5), (0.0, 1.0))
+        >>> [[float(share) for share in shares(curve, 0.5)] for curve in CURVES]
+        [[0.25, 0.5], [0.0, 1.0]]
     """
     if curve == "bezier":
         return t**2, 2 * t * (1 - t)
