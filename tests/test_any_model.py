@@ -364,3 +364,12 @@ def test_a_module_that_is_used_twice_keeps_its_parameters() -> None:
         landscape.extreme_eigenvalues(problem, derivatives=way) for way in ("exact", "differences")
     )
     assert differences.max == pytest.approx(exact.max, rel=1e-5)
+
+
+def test_a_default_device_is_refused() -> None:
+    x, y = torch.randn(5, 3), torch.randint(2, (5,))
+    made = Problem(nn.Linear(3, 2), F.cross_entropy, (x, y))
+    with torch.device("meta"):
+        for call in (lambda: Problem(nn.Linear(3, 2, device="cpu"), F.cross_entropy, (x, y)), made.gradient):
+            with pytest.raises(InputError, match=r"torch.set_default_device: 'meta' is not allowed"):
+                call()

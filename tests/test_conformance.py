@@ -15,6 +15,7 @@ from torch import Tensor
 import landscape
 from landscape import Problem, testing
 from landscape.core import registry
+from landscape.core.devices import accelerator
 from landscape.testing import CHECKS, Truth
 from tests import problems
 from tests.fuzz.samples import results
@@ -25,7 +26,7 @@ from tests.test_noise import aligned, norm2
 from tests.test_noise import noisy as noisy_gradients
 from tests.test_sharpness import noisy as least_squares
 
-DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+DEVICES = ["cpu", *([str(found)] if (found := accelerator()) else [])]
 SPECTRUM = [4.0, 1.0, 0.5, -0.2]
 
 
@@ -50,9 +51,8 @@ def disagreement(problem: Problem, *, seed: int = 0, drawn: Any = None, **option
 def independent(problem: Problem, seed: int) -> Tensor:
     """16 learners with standard deviation 2 in the first three coordinates and 0.5 in the others."""
     sizes = np.where(np.arange(len(problem.weights)) < 3, 2.0, 0.5)
-    return problem.weights + torch.from_numpy(
-        np.random.default_rng(seed).normal(size=(16, len(sizes))) * sizes
-    )
+    drawn = np.random.default_rng(seed).normal(size=(16, len(sizes))) * sizes
+    return problem.weights + torch.from_numpy(drawn).to(problem.weights)
 
 
 def at_minimum(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -105,7 +105,15 @@ def up_to_sign(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def on(make: Callable[[], Problem]) -> Callable[[str], Problem]:
     """A problem of the tests on a device."""
-    return lambda device: make().to(device) if device != "cpu" else make()
+
+    def made(device: str) -> Problem:
+        there = make()
+        if device == "cpu":
+            return there
+        options = {"penalty": there.penalty, "weight_decay": there.weight_decay}
+        return Problem(there.model, there.criterion, there.tensors, device=device, **options)
+
+    return made
 
 
 H, GAMMA = np.array([8.0, 4.0, 2.0, 1.0, 0.5]), 1.2
@@ -279,6 +287,9 @@ RULES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "streaming-diloco": (
         "streaming-diloco", {"period": 4, "fragments": 2, "delay": 1, "own_share": 0.5},
         {"refused": {"fragments": 5, "delay": 4, "own_share": 1.0}}),
+    "decoupled-diloco": (
+        "decoupled-diloco", {"period": 4, "fragments": 2, "delay": 1, "quorum": 2, "availability": 0.4},
+        {"refused": {"quorum": 9, "availability": 1.5, "merge": "no"}}),
     "async-sgd": ("async-sgd", {"delay": 3, "shifted": 0.5, "schedule": "random"}, {"refused": {"delay": -1}}),
     "async-sgd round": ("async-sgd", {"delay": 3}, {}),
     "ad-psgd": ("ad-psgd", {"delay": 2, "schedule": "random"}, {"refused": {"delay": -1}}),
@@ -290,6 +301,7 @@ RULES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "snoo": ("snoo", {"period": 4}, {"refused": {"period": 0}}),
     "gpa": ("gpa", {"mu_x": 0.9}, {"refused": {"mu_x": 1.0, "mu_y": 1.5}}),
     "demo": ("demo", {"k": 2, "chunk": 4}, {"refused": {"k": 0, "decay": 1.0}}),
+    "sparseloco": ("sparseloco", {"period": 4, "share": 0.3}, {"refused": {"period": 0, "share": 1.5, "average": "no"}}),
     "gradient-tracking": ("gradient-tracking", {"mixing": "ring(1)"}, {"refused": {"order": "act"}}),
     "gradient-tracking atc": ("gradient-tracking", {"mixing": "ring(1)", "order": "atc"}, {}),
     "d2": ("d2", {"mixing": "lazy(0.9, ring(1))"}, {"refused": {"mixing": "random-matching"}}),
@@ -333,7 +345,7 @@ COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "info": (["{run}/last.h5"], {"none.h5": ["none.h5"]}),
     "plot": (["{run}", "-o", "{folder}/p.png"], {"none.h5": ["none.h5"], "p.gif": ["{run}", "-o", "{folder}/p.gif"]}),
     "recipes": (["digits-ssgd"], {"digits-sgd": ["digits-sgd"]}),
-    "topologies": (["--learners", "6", "base", "ring(2)"], {"6 learners": ["--learners", "6", "hypercube"], "learners": ["--learners", "0"]}),
+    "topologies": (["--learners", "6", "base", "ring(2)", "--plot", "{folder}/t.png"], {"6 learners": ["--learners", "6", "hypercube"], "learners": ["--learners", "0"]}),
     "stability": (["--delay", "0,1", "{run}/last.h5", "-o", "{folder}/s.h5"], {"delay": ["--delay", "x"]}),
     "watch": (["{run}"], {"nowhere": ["{folder}/nowhere"]}),
     "compare": (["{run}/step-0000005.h5", "{run}/last.h5", "--quantities", "loss", "-o", "{folder}/c.h5"], {"no": ["{run}", "--quantities", "no"]}),

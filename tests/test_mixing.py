@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.collections import LineCollection
+from matplotlib.quiver import Quiver
 
 import landscape
 from landscape import InputError, LandscapeError, OperationError
 from landscape.core import registry
 from landscape.core.hdf5 import Array
+from landscape.plots.topologies import draw_topologies
 from landscape.testing import check_topology
 from landscape.training.topology.mixing import Mixing, expected_matching
 
@@ -157,6 +160,31 @@ def test_topologies_side_by_side() -> None:
     assert found["base"]["bytes"] == pytest.approx(40 * (4 + 4 + 4 + 6) / 6 / 4)
     with pytest.raises(InputError, match="mixings: 'hypercube' is not allowed with 6 learners"):
         landscape.topologies(["hypercube"], learners=6)
+
+
+def test_topologies_as_graphs(tmp_path: Path) -> None:
+    """Lines where two take equal shares, arrows where one takes, a panel for each step, eight at most."""
+    cycles = {spec: Mixing(spec, 6, 0).cycle for spec in ("ring(1)", "exponential", "base")}
+    figure = draw_topologies(cycles | {"long": cycles["base"] * 3})
+    assert [ax.get_title() for ax in figure.axes if ax.get_title()] == [
+        "ring(1)", "exponential", *(f"base\nstep {t} of 4" for t in range(1, 5)), *(f"long\nstep {t} of 12" for t in range(1, 9)),
+    ]  # fmt: skip
+    found = [
+        {kind: next(c for c in ax.collections if type(c) is kind) for kind in (LineCollection, Quiver)}
+        for ax in figure.axes if ax.get_visible() and ax.get_title()
+    ]  # fmt: skip
+    lines, arrows = ([len(one[kind].get_array()) for one in found] for kind in (LineCollection, Quiver))
+    assert (lines[:3], arrows[:3]) == ([6, 6, 2], [0, 6, 0])  # 2 and −2 = 4 after a learner are mutual
+    taken = found[0][LineCollection].get_segments()
+    angle = np.pi / 2 - 2 * np.pi * np.arange(6) / 6
+    np.testing.assert_allclose(taken[0], np.column_stack([np.cos(angle), np.sin(angle)])[[0, 1]])
+    np.testing.assert_allclose(found[0][LineCollection].get_array(), 1 / 3)
+    landscape.topologies(["random-matching"], learners=3, picture=tmp_path / "t.svg")
+    assert "step 3 of 3" in (tmp_path / "t.svg").read_text()
+    with pytest.raises(InputError, match="picture: .*t.gif"):
+        landscape.topologies(["full"], picture=tmp_path / "t.gif")
+    with pytest.raises(InputError, match="mixings: none is not allowed with picture"):
+        landscape.topologies([], picture=tmp_path / "t.png")
 
 
 def test_base_of_six_learners_is_that_of_the_paper() -> None:

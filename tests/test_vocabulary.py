@@ -94,7 +94,7 @@ OWN = {
     "sweep": "recipes rounds",
     "minima": "rate_tol",
     "stability": "own_limit own_delay",
-    "topologies": "mixings parameters",
+    "topologies": "mixings parameters picture",
     "plan": "workers learners_per_worker scaling bandwidth latency straggler slow mixings all_reduce "
     "exchange_loss per_machine",
     "Surface.plane": "like",

@@ -99,8 +99,11 @@ def in_full_precision(problem: Problem) -> Problem:
     return full
 
 
-# PyTorch's message on operations without a second derivative, with the operation's name.
-MISSING = re.compile(r"derivative for '?(?:aten::)?_?(\w+?)(?:_backward)?'? is not implemented")
+# PyTorch's message on operations without a second derivative, with the operation's name; and that of its own
+# CTC loss on a GPU, which has none either, where cuDNN's takes lengths on the CPU.
+MISSING = re.compile(
+    r"derivative for '?(?:aten::)?_?(\w+?)(?:_backward)?'? is not implemented|wrapper_CUDA_\w*_(ctc_loss)"
+)
 # A product is wrong if the differences of gradients at one and two steps agree to the first share, and the
 # product differs from them by the second: a kink within the step, or arithmetic that is coarser inside the
 # model than its parameters, makes the two differences disagree (ours).
@@ -170,7 +173,7 @@ def missing_named() -> Iterator[None]:
         if match is None:
             raise
         raise NoSecondDerivative(
-            f"model or loss: PyTorch has no second derivative of {match[1]}{WHAT_TO_DO}"
+            f"model or loss: PyTorch has no second derivative of {match[1] or match[2]}{WHAT_TO_DO}"
         ) from error
 
 

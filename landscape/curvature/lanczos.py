@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.core.devices import PART, double
+from landscape.core.devices import double, part_length
 from landscape.core.hdf5 import Array
 from landscape.curvature.operators import ALONE, Ranks
 from landscape.evaluation.needs import basis_of_room, least_basis
@@ -70,10 +70,11 @@ def combine(
 
 
 def gram(rows: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
-    """The inner products (m, n) of two lists of vectors (P,) in float64, PART numbers of each at once."""
+    """The inner products (m, n) of two lists of vectors (P,) in float64, in parts."""
     total = torch.zeros(len(rows), len(others), dtype=torch.float64)
-    for first in range(0, len(rows[0]), PART):
-        part = slice(first, first + PART)
+    length = part_length(rows[0].device)
+    for first in range(0, len(rows[0]), length):
+        part = slice(first, first + length)
         a, b = (torch.stack([v[part] for v in vectors]) for vectors in (rows, others))
         total += (a @ b.T).cpu()
     return total

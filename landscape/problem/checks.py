@@ -44,6 +44,8 @@ def tolerance(dtype: torch.dtype) -> float:
     return math.sqrt(torch.finfo(dtype).eps)
 
 
+# The rounding of fused kernels on GPUs, relative (ours; below that of float32 problems, √eps).
+FUSED = 1e-5
 # How deep, and among how many objects, the model is searched for inside a loss: a partial of a function with
 # a list of layers has depth three (ours).
 DEPTH, MAX_OBJECTS = 3, 1000
@@ -283,9 +285,10 @@ def check_recorded(problem: MeanLoss, before: Tensor, loss: Tensor, recorded: Te
     """Raise InputError unless the loss is the same where gradients are recorded.
 
     It differs for a model that asks for that, as PyTorch's own TransformerEncoder does with padding, or where
-    any two passes may differ.
+    any two passes may differ. On a GPU its kernel for passes without gradients is coarser than float64.
     """
-    if _same(loss, recorded, problem):
+    least = 0.0 if problem.device.type == "cpu" else FUSED
+    if _same(loss, recorded, problem, least):
         return
     for _ in range(DRAWS):
         check_passes(problem, before, loss, x, y)
@@ -304,9 +307,9 @@ def _loss(problem: MeanLoss, x: Any, y: Any, seed: int = 0) -> Tensor:
         return problem.criterion(problem.outputs(problem.weights, inputs), targets).detach()
 
 
-def _same(a: Tensor, b: Tensor, problem: MeanLoss) -> bool:
-    """Test whether two losses are the same but for rounding."""
-    allowed = max(tolerance(dtype) for dtype in (problem.weights.dtype, a.dtype))
+def _same(a: Tensor, b: Tensor, problem: MeanLoss, least: float = 0.0) -> bool:
+    """Test whether two losses are the same but for rounding, of at least a share of ``least``."""
+    allowed = max(least, *(tolerance(dtype) for dtype in (problem.weights.dtype, a.dtype)))
     return torch.allclose(a, b, rtol=allowed, atol=allowed, equal_nan=True)
 
 

@@ -245,7 +245,7 @@ class Parts:
     def term_counts(self, terms: Callable[[Any, Any], Tensor], rows: Sequence[int]) -> Tensor:
         """(max(rows) + 1,) the terms of the samples ``rows``, by their numbers; 0 for others."""
         weights = torch.zeros(max(rows) + 1, dtype=torch.float64)
-        weights[list(rows)] = terms(*self.samples(rows))
+        weights[list(rows)] = terms(*self.samples(rows)).cpu()
         return weights
 
     def difference(self, rows: Sequence[int], ends: Sequence[int], weights: Tensor, seed: int = 0) -> float:

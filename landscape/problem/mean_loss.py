@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from landscape.core.devices import check_dtype, double, float64_device
+from landscape.core.devices import check_default_device, check_dtype, double, float64_device
 from landscape.core.errors import InputError
 from landscape.core.memory import Need, bounded, with_saved_bytes
 from landscape.problem import batchnorm as bn_policies
@@ -177,7 +178,7 @@ class MeanLoss:
             >>> problem.with_batchnorm("recalibrate", 10).batchnorm.samples
             10
         """
-        self._check_precision()
+        self._check_surroundings()
         policy = bn_policies.policy(bn, samples, self.model, self.layout, self.data)
         if policy.name == "center":
             return self
@@ -213,8 +214,9 @@ class MeanLoss:
         weights = self.weights if weights is None else weights
         return bn_policies.Estimator(self.model, self.layout)(weights, inputs)
 
-    def _check_precision(self) -> None:
-        """InputError under torch.autocast, where numbers would be those of a lower precision."""
+    def _check_surroundings(self) -> None:
+        """InputError under torch.autocast, with numbers of a lower precision, or a default device."""
+        check_default_device()
         if torch.is_autocast_enabled(self.device.type):
             raise InputError(
                 "torch.autocast: the numbers would not be those of the model's own precision; make the call "
@@ -234,7 +236,7 @@ class MeanLoss:
             >>> problem.at() is problem
             True
         """
-        self._check_precision()
+        self._check_surroundings()
         policy = self.batchnorm.at(self.weights if weights is None else weights)
         if policy is self.batchnorm:
             return self
@@ -251,10 +253,19 @@ class MeanLoss:
         Returns:
             A copy; this problem stays as it is.
 
+        Raises:
+            InputError: no floating-point dtype, or float64 on a device that has none.
+
         Example:
             >>> problem.to(torch.float64).weights.dtype
             torch.float64
         """
+        given: Any = dtype
+        if not (isinstance(given, torch.dtype) and given.is_floating_point):
+            raise InputError(
+                f"dtype: {dtype!r} is not allowed, it must be a floating-point dtype such as torch.float64; "
+                "for another device, make the problem there: Problem(…, device=…)"
+            )
         check_dtype(self.device, dtype)
         other = self.on(self.data.to(dtype))
         other.dtype, other.weights = dtype, self.weights.to(dtype)
@@ -330,7 +341,17 @@ class MeanLoss:
             True
         """
         recorded = torch.enable_grad() if self.differentiates else contextlib.nullcontext()
-        with recorded, fixed_randomness(self.device, seed, self.draws_elsewhere):
+        with recorded, fixed_randomness(self.device, seed, self.draws_elsewhere), self._quiet():
+            yield
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """No advice of cuDNN's recurrent layers to compact weights, which are those of the pass here."""
+        if self.device.type == "cpu" or not any(isinstance(m, nn.RNNBase) for m in self.model.modules()):
+            yield
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
             yield
 
     def saved_bytes(self, x: Any, y: Any) -> int:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from landscape.core.devices import check_dtype
+from landscape.core.devices import check_default_device, check_dtype
 from landscape.core.errors import InputError
 from landscape.core.options import choose, expect, of_run
 from landscape.problem import batchnorm, checks
@@ -125,6 +125,7 @@ class Problem(MeanLoss):
         randomness: str | int = "refuse",
         check: str = "quick",
     ) -> None:
+        check_default_device()
         self.check = choose("check", check, checks.CHECKS)
         if not 0 <= weight_decay < float("inf"):
             raise InputError(f"weight_decay: {weight_decay} is not allowed, it must be a finite number ≥ 0")

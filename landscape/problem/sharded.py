@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from landscape.core.devices import inner
+from landscape.core.devices import check_default_device, inner
 from landscape.core.errors import InputError
 from landscape.core.options import choose
 from landscape.problem.batches import call, count_samples, named_tensors, take
@@ -76,6 +76,7 @@ class ShardedProblem:
         terms: Callable[[Any], Tensor] | None = None,
         check: str = "quick",
     ) -> None:
+        check_default_device()
         self.check = choose("check", check, CHECKS)
         inner = unwrapped(model)
         if not dist.is_initialized():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import os
 import re
 import warnings
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ REMEDY = re.compile(
     r"\b(must|use|give|make|load|set|wrap|take|pass|needs|needed|replace|allowed|expected)\b", re.I
 )
 GRID, SPAN = (3, 2), 0.3
+# The device of the problems, such as "cuda"; the references stay on the CPU.
+DEVICE = os.environ.get("LANDSCAPE_TEST_DEVICE")
 PATHS = ("auto", "pointwise", "batched", "folded")
 PROBES, STEPS = 6, 8
 # Parameters up to which a trace takes as many products as it needs to be exact. With more it takes the usual
@@ -103,7 +106,7 @@ def _run(case: Case, found: Findings, thorough: bool, ends: bool) -> None:
     before = copy.deepcopy((dict(model.state_dict()), list(tensors(data))))
     if case.refused:
         with found.attempt("problem", case.refused):
-            _refused(Problem(model, loss, data, dtype=case.dtype, **case.options))
+            _refused(_problem(case, model, loss, data))
         return
     own, own_loss, own_data = case.parts()
     x, y = case.whole(own_data)
@@ -113,7 +116,7 @@ def _run(case: Case, found: Findings, thorough: bool, ends: bool) -> None:
     if case.said:
         said = pytest.warns(landscape.ProblemWarning, match=re.escape(case.said))
     with found.attempt("problem"), said:
-        problem = Problem(model, loss, data, dtype=case.dtype, **case.options)
+        problem = _problem(case, model, loss, data)
     if problem is None:
         return
     if problem.layout.size != reference.size:
@@ -129,6 +132,11 @@ def _run(case: Case, found: Findings, thorough: bool, ends: bool) -> None:
         found.wrong.append("the user's model was changed")
     if not all(torch.equal(a, b) for a, b in zip(before[1], after[1], strict=True)):
         found.wrong.append("the user's data was changed")
+
+
+def _problem(case: Case, model: Any, loss: Any, data: Any) -> Problem:
+    options = case.options if DEVICE is None else {"device": DEVICE, **case.options}
+    return Problem(model, loss, data, dtype=case.dtype, **options)
 
 
 def _refused(problem: Problem) -> None:
@@ -174,7 +182,7 @@ def _surfaces(compared: Compared, paths: tuple[str, ...]) -> None:
         with found.attempt(quantity), _unless(forced, LandscapeError, "method: "):
             plane = landscape.random_plane(problem, norm=norm, seed=1)
             s = landscape.contour(problem, plane, grid=GRID, span=SPAN, method=path)
-            expected = reference.surface(theta, plane.directions, s.x.tolist(), s.y.tolist())
+            expected = reference.surface(theta, plane.directions.cpu(), s.x.tolist(), s.y.tolist())
             found.compare(quantity, s.loss, expected, 3 * tol)
 
 
@@ -201,7 +209,7 @@ def _learners(compared: Compared) -> None:
         Stack(problem).gradients(weights, x, y, out)
         for j in range(n):
             xj, yj = (mapped(lambda t, own=indices[j]: t[own], part) for part in (reference.x, reference.y))
-            expected = reference.gradient(weights[j].double(), xj, yj)
+            expected = reference.gradient(weights[j].double().cpu(), xj, yj)
             found.compare(f"learner {j}'s gradient", out[j], expected, 10 * tol, 1e-2)
 
 

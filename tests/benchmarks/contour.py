@@ -13,6 +13,7 @@ from torch import Tensor
 import landscape
 from landscape.evaluation.evaluate import evaluator
 from tests.benchmarks.harness import (
+    DEVICE,
     Textbook,
     compare,
     few,
@@ -92,11 +93,12 @@ def checks() -> None:
 def large() -> None:
     """ResNet-18 of CIFAR's size, 1,000 images, a point a round; filter-normalized directions."""
     torch.manual_seed(0)
-    model = landscape.models.build("resnet-18")
+    model = landscape.models.build("resnet-18").to(DEVICE)
     with torch.no_grad():
         for _ in range(3):  # statistics that are not the initial ones
-            model(torch.randn(64, 3, 32, 32))
-    x, y = torch.randn(few(1000, 4), 3, 32, 32), torch.randint(10, (few(1000, 4),))
+            model(torch.randn(64, 3, 32, 32).to(DEVICE))
+    x = torch.randn(few(1000, 4), 3, 32, 32).to(DEVICE)
+    y = torch.randint(10, (few(1000, 4),)).to(DEVICE)
     problem = landscape.Problem(model.eval(), F.cross_entropy, (x, y))
     plane = landscape.random_plane(problem, norm="filter")
     points = torch.tensor([[0.3, -0.2]])

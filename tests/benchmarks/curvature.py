@@ -18,7 +18,7 @@ import landscape
 from landscape.core.memory import peak_memory
 from landscape.curvature.search import start_vector
 from landscape.evaluation import needs
-from tests.benchmarks.harness import SMOKE, compare, few, installed, judged, mnist_problem, say
+from tests.benchmarks.harness import DEVICE, SMOKE, compare, few, installed, judged, mnist_problem, say
 from tests.nets import GPT2
 
 TOL = 1e-2
@@ -54,8 +54,9 @@ def both_ends(problem: landscape.Problem) -> None:
         products += 1
         loss = problem.criterion(problem.model(x), y)
         gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, create_graph=True)])
-        vector = torch.from_numpy(v.ravel()).to(gradient.dtype)
-        return torch.cat([g.flatten() for g in torch.autograd.grad(gradient @ vector, parameters)]).numpy()
+        vector = torch.from_numpy(v.ravel()).to(gradient)
+        parts = torch.autograd.grad(gradient @ vector, parameters)
+        return torch.cat([g.flatten() for g in parts]).cpu().numpy()
 
     def ours() -> None:
         ends = landscape.extreme_eigenvalues(problem, residual_tol=TOL, seed=next(seeds["ours"]))
@@ -67,7 +68,7 @@ def both_ends(problem: landscape.Problem) -> None:
         nonlocal products
         products = 0
         operator = LinearOperator((size, size), matvec=product, dtype=np.float32)
-        start = start_vector(problem, next(seeds["arpack"])).numpy()
+        start = start_vector(problem, next(seeds["arpack"])).cpu().numpy()
         values, vectors = eigsh(operator, k=2, which="BE", tol=TOL, v0=start)
         count = products
         residuals = [np.linalg.norm(product(v) - x * v) for x, v in zip(values, vectors.T, strict=True)]
@@ -112,7 +113,7 @@ def top_five(problem: landscape.Problem) -> None:
     def ours() -> None:
         pairs = landscape.top_eigenvalues(problem, 5, residual_tol=TOL)
         assert pairs.converged
-        found["ours"] = torch.from_numpy(pairs.values), torch.from_numpy(pairs.vectors)
+        found["ours"] = torch.from_numpy(pairs.values), torch.from_numpy(pairs.vectors).to(DEVICE)
 
     def lanczos(steps: int) -> None:
         pairs = peer.lanczos(theirs, k=5, max_iter=steps, tol=TOL, which="LA", reorthogonalize=True, seed=0)
@@ -147,7 +148,9 @@ def top_and_trace(problem: landscape.Problem) -> None:
     found: dict[str, str] = {}
 
     def ask() -> Any:
-        return peer.hessian(problem.model, problem.criterion, data=problem.tensors, cuda=False)
+        return peer.hessian(
+            problem.model, problem.criterion, data=problem.tensors, cuda=DEVICE.type == "cuda"
+        )
 
     def top() -> None:
         pair = landscape.top_eigenvalues(problem, 1, residual_tol=TOL)
@@ -234,7 +237,8 @@ def language_model(vocabulary: int = 50257, **sizes: int) -> landscape.Problem:
     if SMOKE:
         vocabulary, sizes = 20, {"layers": 1, "width": 8, "heads": 2, "length": 64}
         data = data[0] % vocabulary, data[1] % vocabulary
-    model = GPT2(vocabulary=vocabulary, **sizes)
+    model = GPT2(vocabulary=vocabulary, **sizes).to(DEVICE)
+    data = data[0].to(DEVICE), data[1].to(DEVICE)
     return landscape.Problem(model, torch.nn.functional.cross_entropy, data)
 
 
@@ -253,7 +257,7 @@ def large() -> None:
     problem = language_model()
     product_time(problem)
     ends = landscape.extreme_eigenvalues(problem, residual_tol=TOL, max_memory=LIMIT)
-    peak = (peak_memory() or 0) / 2**30
+    peak = (torch.cuda.max_memory_allocated() if DEVICE.type == "cuda" else peak_memory() or 0) / 2**30
     say(
         f"its both ends: {ends.products} products (needed {LARGE_PRODUCTS}: "
         f"{judged(ends.products, LARGE_PRODUCTS, most=True)}), peak {peak:.1f} GiB (needed "

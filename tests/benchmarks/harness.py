@@ -25,6 +25,8 @@ from landscape.training.recipes.recipe import Recipe
 
 # LANDSCAPE_BENCH=smoke: every row once, as small as it runs, so that none breaks unseen; its numbers say nothing.
 SMOKE = os.environ.get("LANDSCAPE_BENCH") == "smoke"
+# LANDSCAPE_BENCH_DEVICE=cuda: the rows of contour, tolerance, curvature, large and training are measured there.
+DEVICE = torch.device(os.environ.get("LANDSCAPE_BENCH_DEVICE", "cpu"))
 CPU_INFO = Path("/proc/cpuinfo")  # Linux
 #: What was compared, in order.
 ROWS: list[dict[str, Any]] = []
@@ -32,6 +34,12 @@ ROWS: list[dict[str, Any]] = []
 
 def say(text: str) -> None:
     print(text, flush=True)
+
+
+def wait() -> None:
+    """Until the device has done what it was given."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
 
 
 def few(whole: int, smoke: int) -> int:
@@ -50,6 +58,7 @@ def write(path: Path) -> None:
     old = json.loads(path.read_text())["rows"] if path.exists() else []
     cpu = re.search(r"model name\s*: (.*)", CPU_INFO.read_text()) if CPU_INFO.exists() else None
     machine = {
+        "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu",
         "cpu": cpu[1] if cpu else platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__,
         "python": platform.python_version(), "landscape": landscape.__version__,
     }  # fmt: skip
@@ -83,6 +92,7 @@ def compare(
         for which, run in enumerate((ours, peer)):
             clock = time.perf_counter()
             run()
+            wait()
             if k >= warm:
                 times[which].append((time.perf_counter() - clock) / (work if which == 0 else 1.0))
     a, b = (statistics.median(t) for t in times)
@@ -156,11 +166,12 @@ def mnist_problem(
     """784-50-50-10 after plain SGD on the training set, with 10,000 images of ``split`` as data."""
     data = landscape.data.load(**mnist())
     torch.manual_seed(0)
-    model = landscape.models.build("mlp", widths=[784, 50, 50, 10], activation=activation)
-    x, y = data.train
+    model = landscape.models.build("mlp", widths=[784, 50, 50, 10], activation=activation).to(DEVICE)
+    x, y = (part.to(DEVICE) for part in data.train)
     drawn = (torch.randint(len(y), (batch,)) for _ in range(few(steps, min(steps, 5))))
     trained(model, data.loss, ((x[rows], y[rows]) for rows in drawn), lr=lr)
-    return landscape.Problem(model, data.loss, tuple(t[: few(10_000, 100)] for t in getattr(data, split)))
+    part = tuple(t[: few(10_000, 100)].to(DEVICE) for t in getattr(data, split))
+    return landscape.Problem(model, data.loss, part)
 
 
 class Textbook:
@@ -186,6 +197,7 @@ def passes(loss: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> Callable[[nn.
     def run(model: nn.Module) -> float:
         total, count = 0.0, 0
         for x, y in batches:
+            x, y = x.to(DEVICE), y.to(DEVICE)
             total, count = total + float(loss(model(x), y)) * len(y), count + len(y)
         return total / count
 
@@ -193,4 +205,5 @@ def passes(loss: Any, batches: Iterable[tuple[Tensor, Tensor]]) -> Callable[[nn.
 
 
 def loader(problem: landscape.Problem) -> torch.utils.data.DataLoader[Any]:
-    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*problem.tensors), batch_size=256)
+    held = torch.utils.data.TensorDataset(*(part.cpu() for part in problem.tensors))
+    return torch.utils.data.DataLoader(held, batch_size=256, pin_memory=DEVICE.type == "cuda")

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 import landscape
 from tests.benchmarks.harness import (
+    DEVICE,
     Textbook,
     compare,
     few,
@@ -77,13 +78,13 @@ def patterns(count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Images of ten classes: a fixed pattern each, and noise."""
     each = torch.randn(10, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(10, (count,))
-    return torch.randn(count, 3, 32, 32) + 0.7 * each[labels], labels
+    return (torch.randn(count, 3, 32, 32) + 0.7 * each[labels]).to(DEVICE), labels.to(DEVICE)
 
 
 def large() -> None:
     """ResNet-18 of CIFAR's size with BatchNorm, after 30 steps; filter-normalized directions."""
     torch.manual_seed(0)
-    model = landscape.models.build("resnet-18")
+    model = landscape.models.build("resnet-18").to(DEVICE)
     trained(model, F.cross_entropy, (patterns(IMAGES) for _ in range(few(30, 1))), lr=0.05, momentum=0.9)
     model.eval()
     x, y = patterns(IMAGES)
@@ -113,8 +114,8 @@ def language() -> None:
         return
     torch.manual_seed(0)
     settings = transformers.GPT2Config(vocab_size=1000, n_positions=64, n_embd=128, n_layer=2, n_head=4)
-    model = transformers.GPT2LMHeadModel(settings).eval()
-    tokens = torch.randint(1000, (32, 64))
+    model = transformers.GPT2LMHeadModel(settings).eval().to(DEVICE)
+    tokens = torch.randint(1000, (32, 64)).to(DEVICE)
     batch = {"input_ids": tokens, "labels": tokens}
     problem = landscape.Problem(model, None, [batch])
     plane = landscape.random_plane(problem, norm="filter")

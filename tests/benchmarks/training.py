@@ -16,7 +16,7 @@ import landscape
 from landscape.training.recipes import recipe
 from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import generator
-from tests.benchmarks.harness import MATCHING, compare, few, mnist, say, synthetic, trained
+from tests.benchmarks.harness import DEVICE, MATCHING, compare, few, mnist, say, synthetic, trained
 
 LEARNERS, STEPS = 16, few(40, 2)
 # Images a step of ResNet-18: 32 a learner.
@@ -36,10 +36,10 @@ def small() -> None:
         f"learners={LEARNERS}", f"steps={STEPS}", "lr=0.2", "decompose.every=0", "evaluate.every=0",
     ]  # fmt: skip
     chosen = dataclasses.replace(recipe.read("mnist-fig2a-dpsgd", settings), data=table)
-    stacked = Trainer(chosen)
+    stacked = Trainer(chosen, device=DEVICE)
     start = stacked.weights.clone()
-    x, y = data.train
-    models = [landscape.models.build("mlp", widths=[784, 50, 50, 10]) for _ in range(LEARNERS)]
+    x, y = (part.to(DEVICE) for part in data.train)
+    models = [landscape.models.build("mlp", widths=[784, 50, 50, 10]).to(DEVICE) for _ in range(LEARNERS)]
     found: dict[str, torch.Tensor] = {}
 
     def ours() -> None:
@@ -89,7 +89,7 @@ def noise_scale() -> None:
                 [f"algorithm={{name='{name}'}}", "decompose.every=0", "evaluate.every=0",
                  f"steps={10**6}", f"monitor.instruments={instruments}"],
             )  # fmt: skip
-            runs.append(Trainer(dataclasses.replace(chosen, data=table)))
+            runs.append(Trainer(dataclasses.replace(chosen, data=table), device=DEVICE))
 
         measured, plain = (functools.partial(fifty_steps, run) for run in runs)
         compare(
@@ -109,11 +109,12 @@ def convolutional() -> None:
         synthetic(
             "convolutional", learners=LEARNERS, batch=BATCH, samples=BATCH, dimension=3 * 32 * 32,
             algorithm=MATCHING, model={"name": "tests.benchmarks.training:resnet18"},
-        )
+        ),
+        device=DEVICE,
     )  # fmt: skip
     assert learners.train.tensors is not None
     x, y = learners.train.tensors
-    model = resnet18().train()
+    model = resnet18().train().to(DEVICE)
 
     def plain() -> None:
         rows = torch.randint(len(y), (BATCH,))

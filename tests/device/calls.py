@@ -6,10 +6,12 @@ import functools
 import json
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 
@@ -25,6 +27,26 @@ def in_batches(at: Place) -> Any:
     """A problem whose data stay on the CPU, in batches."""
     batches = [(at.x[k : k + 70].cpu(), at.y[k : k + 70].cpu()) for k in (0, 70, 140)]
     return landscape.Problem(networks()["perceptron"], cross_entropy, batches, device=at.device)
+
+
+def contour_of_learners(at: Place) -> Any:
+    """The losses in ascending order: the signs of the directions are free."""
+    plane = landscape.learners_plane(at.problem, at.weights)
+    return np.sort(landscape.contour(at.problem, plane, 3, method="pointwise").loss.ravel())
+
+
+def terms_found(at: Place, weighted: bool) -> list[float]:
+    """The loss of batches whose terms the package has to find: classes that are left out, or that have weights."""
+    weight = torch.linspace(0.5, 2, 10).to(at.device) if weighted else None
+    batches = [(at.x[k : k + 70], at.y[k : k + 70]) for k in (0, 70, 140)]
+    with warnings.catch_warnings(action="ignore"):  # it says which terms it found
+        problem = landscape.Problem(
+            networks()["perceptron"],
+            lambda o, y: cross_entropy(o, y, weight, ignore_index=0),
+            batches,
+            device=at.device,
+        )
+    return [problem.loss(), float(problem.gradient().norm())]
 
 
 def run(at: Place, **settings: Any) -> Any:
@@ -64,6 +86,7 @@ RULES: dict[str, dict[str, Any]] = {
     "ssgd*": {"sigma": 0.01}, "slowmo": {"period": 2, "mixing": "ring(1)"}, "diloco": {"period": 2}, "ad-psgd": {"delay": 2},
     "dsgd-ac": {"mixing": "ring(1)"}, "gradient-tracking": {"mixing": "ring(1)"}, "d2": {"mixing": "lazy(0.5, ring(1))"},
     "noloco": {"period": 2}, "snoo": {"period": 2}, "gpa": {}, "single-merge": {"at": 4}, "demo": {}, "sparta": {},
+    "sparseloco": {"period": 2}, "decoupled-diloco": {"period": 2, "fragments": 2, "availability": 0.5},
     "streaming-diloco": {"period": 2, "fragments": 2},
 }  # fmt: skip
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -74,13 +97,13 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 }
 MORE: dict[str, Compute] = {
     "loss and gradient in batches": lambda at: in_batches(at).loss_and_gradient(),
+    "classes left out": lambda at: terms_found(at, False),
+    "weights of classes": lambda at: terms_found(at, True),
     "between": lambda at: landscape.between(at.problem, at.weights),
-    "pca_plane": lambda at: landscape.pca_plane(at.problem, at.weights),
-    "learners_plane": lambda at: landscape.learners_plane(at.problem, at.weights),
+    "pca_plane": lambda at: landscape.pca_plane(at.problem, at.weights).directions.abs(),
+    "learners_plane": lambda at: landscape.learners_plane(at.problem, at.weights).directions.abs(),
     "line between": lambda at: landscape.line(at.problem, weights=at.weights[:2], points=5),
-    "contour of learners": lambda at: landscape.contour(
-        at.problem, landscape.learners_plane(at.problem, at.weights), 3, method="pointwise"
-    ),
+    "contour of learners": contour_of_learners,
     "contour of a run": contour_of_a_run,
     "average sharpness": lambda at: landscape.sharpness(at.problem, 0.1, "average", max_draws=32),
     "smoothing": lambda at: landscape.smoothing(at.problem, at.weights, draws=2, k=2),

@@ -1,4 +1,4 @@
-"""Rules that average a part of the weights in a step: SPARTA, and streaming DiLoCo by fragments.
+"""Rules that average a part of the weights in a step: SPARTA, and two forms of DiLoCo by fragments.
 
 A part is the numbers of its coordinates in θ, the same on all processes: ``comm.fresh_mean(w[:, part])``
 averages it, and ``communication_cost`` counts its share of a vector.
@@ -7,6 +7,7 @@ averages it, and ``communication_cost`` counts its share of a vector.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.options import BelowOne, Count, Natural, Positive
 from landscape.limits import max_stable_step
+from landscape.problem.layout import Layout, Slot
 from landscape.training.algorithms.base import Rule
 
 
@@ -105,22 +107,23 @@ class StreamingDiLoCo(Rule):
         self.period, self.delay, self.own_share = period, delay, own_share
         self.outer_lr, self.outer_momentum = outer_lr, outer_momentum
         self.offsets = [(p + 1) * period // fragments % period for p in range(fragments)]
+        #: Of each fragment the parameter tensors, and the numbers of their coordinates in θ.
+        self.tensors: list[list[Slot]] = []
         self.fragments: list[Tensor] = []
         self.shares = [1 / fragments] * fragments
 
     def start(self, weights: Tensor) -> None:
         size, count = weights.shape[1], len(self.offsets)
-        layers = [
-            torch.cat([torch.arange(size)[slot.place] for slot in slots])
-            for slots in self.layout.groups("layer").values()
-        ]
-        layers = layers or [*torch.arange(size)[:, None]]  # of no network
+        numbers = tuple(Slot(str(i), (1,), i, 1, "weight") for i in range(size))  # of no network
+        layers = [*Layout(self.layout.slots or numbers).groups("layer").values()]
         if count > len(layers):
             raise InputError(
                 f"algorithm.fragments: {count} is not allowed, it must be ≤ the {len(layers)} layers with "
                 "parameters of this model"
             )
-        self.fragments = [torch.cat(layers[p::count]).to(weights.device) for p in range(count)]
+        self.tensors = [[slot for layer in layers[p::count] for slot in layer] for p in range(count)]
+        places = torch.arange(size, device=weights.device)
+        self.fragments = [torch.cat([places[slot.place] for slot in slots]) for slots in self.tensors]
         self.shares = [len(part) / size for part in self.fragments]
         self.shared = {"anchor": weights[0].clone(), "slow_momentum": torch.zeros_like(weights[0])}
 
@@ -132,16 +135,23 @@ class StreamingDiLoCo(Rule):
         new = torch.sub(weights, directions, alpha=lr, out=self._new_weights(weights))
         for p in self._due(step):
             part = self.fragments[p]
+            moved = self._merged(new[:, part], p, step)
             anchor, slow = (self.shared[name].clone() for name in ("anchor", "slow_momentum"))
-            moved = anchor[part] - self.comm.fresh_mean(new[:, part], "fragment")
             slow[part] = self.outer_momentum * slow[part] + moved
             anchor[part] -= self.outer_lr * (moved + self.outer_momentum * slow[part])
             self.shared = {"anchor": anchor, "slow_momentum": slow}
         for p in self._due(step - self.delay):
             part = self.fragments[p]
-            outer = self.shared["anchor"][part].expand(len(new), -1)
-            new[:, part] = torch.lerp(outer, new[:, part], self.own_share)
+            new[:, part] = self._taken(new[:, part], self.shared["anchor"][part], p, step)
         return new
+
+    def _merged(self, own: Tensor, p: int, step: int) -> Tensor:
+        """Δ_p of the learners' ``own`` weights of fragment p (n, P_p)."""
+        return self.shared["anchor"][self.fragments[p]] - self.comm.fresh_mean(own, "fragment")
+
+    def _taken(self, own: Tensor, outer: Tensor, p: int, step: int) -> Tensor:
+        """The learners' new weights (n, P_p) of fragment p, given x_p = ``outer`` (P_p,)."""
+        return torch.lerp(outer.expand(len(own), -1), own, self.own_share)
 
     def follows_mean_direction(self, step: int) -> bool:
         return not any(True for _ in self._due(step - self.delay))
@@ -153,3 +163,98 @@ class StreamingDiLoCo(Rule):
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
         """The limit is not known."""
         return None
+
+
+@registry.algorithms.add("decoupled-diloco")
+class DecoupledDiLoCo(StreamingDiLoCo):
+    """Streaming DiLoCo with a server that waits for some of the learners (Douillard et al. 2026).
+
+    When a period of fragment p ends, the server has Δ_j = x_p − w_jp of the learners R that it reaches. Its
+    outer step is Nesterov's with the radial-directional average of each parameter tensor, ρ φ(Σ c_j φ(Δ_j)),
+    φ(Δ) = Δ/‖Δ‖, φ(0) = 0, ρ = Σ c_j ‖Δ_j‖ / Σ c_j; for embeddings with the mean Σ c_j Δ_j / Σ c_j, sums over
+    R. ``delay`` τ steps later the learners in R take x_p; the others go on with their own weights. c_j is the
+    samples squared over the steps since j last took p, which is in proportion to these steps (arXiv
+    2604.21428).
+
+    Time is simulated: all learners step at one pace, and a draw says whom the server reaches. Its grace
+    window, a matter of time alone, is not simulated. Fragments are the layers dealt out in turn, where the
+    paper balances their sizes. With all learners and ``merge`` "mean" the rule is streaming DiLoCo.
+
+    Args:
+        period: H. Unit: steps.
+        fragments: F, at most H and the number of layers.
+        delay: τ, below H. Unit: steps. Source: ours; 0 takes a fragment at once.
+        quorum: K, the number of learners that the server waits for. Source: Douillard et al. 2026.
+        availability: The probability of a learner to be reached in a round. Source: ours; 1 is all of them.
+        merge: "rda": the radial-directional average; "mean": the mean of all tensors. Source: Douillard et
+            al. 2026.
+        outer_lr: ν. Source: Douillard et al. 2023.
+        outer_momentum: μ. Source: Douillard et al. 2023.
+    """
+
+    label, color = "decoupled DiLoCo", "#EE6677"
+    purposes = ("reached",)
+    lr_is_factor = True
+
+    def __init__(
+        self,
+        learners: int,
+        seed: int,
+        period: Count,
+        fragments: Count,
+        delay: Natural = 0,
+        quorum: Count = 1,
+        availability: Positive = 1.0,
+        merge: Literal["rda", "mean"] = "rda",
+        outer_lr: Positive = 0.7,
+        outer_momentum: BelowOne = 0.9,
+    ) -> None:
+        super().__init__(learners, seed, period, fragments, delay, 0.0, outer_lr, outer_momentum)
+        if availability > 1:
+            raise InputError(f"algorithm.availability: {availability} is not allowed, it must be > 0 and ≤ 1")
+        if quorum > learners:
+            raise InputError(f"algorithm.quorum: {quorum} is not allowed, it must be ≤ {learners} learners")
+        self.quorum, self.availability, self.merge = quorum, availability, merge
+
+    def start(self, weights: Tensor) -> None:
+        super().start(weights)
+        steps = torch.zeros(len(weights), len(self.offsets), dtype=torch.int64, device=weights.device)
+        self.state = {"steps": steps}  # of each learner since it last took a fragment
+
+    def _reached(self, step: int) -> Tensor:
+        """(n,), which learners take part in the round that begins with the end of ``step``."""
+        draw = torch.rand(self.learners, generator=self.generator("reached", step))
+        return draw <= draw.kthvalue(self.quorum).values.clamp(min=self.availability)
+
+    def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
+        self.state = {"steps": self.state["steps"] + 1}
+        return super().finish(weights, directions, lr, step)
+
+    def _merged(self, own: Tensor, p: int, step: int) -> Tensor:
+        sizes = [slot.size for slot in self.tensors[p]]
+        radial = [self.merge == "rda" and slot.layer != "embedding" for slot in self.tensors[p]]
+        reached = self._reached(step)[self.comm.local].to(own.device)
+        weight = (self.state["steps"][:, p] * reached).to(own)[:, None]
+        moved = torch.split(self.shared["anchor"][self.fragments[p]] - own, sizes, 1)
+        norms = [
+            torch.linalg.vector_norm(each, dim=1, keepdim=True) if r else torch.ones_like(weight)
+            for r, each in zip(radial, moved, strict=True)
+        ]
+        units = [each / (norm + (norm == 0)) for each, norm in zip(moved, norms, strict=True)]
+        sent = weight * torch.cat([torch.ones_like(weight), *norms, *units], 1)
+        mean = self.comm.fresh_mean(sent, "fragment")
+        lengths, directions = torch.split(mean[1:] / mean[0], [len(sizes), sum(sizes)])
+        rounding, merged = 16 * torch.finfo(own.dtype).eps, []
+        for r, length, unit in zip(radial, lengths, torch.split(directions, sizes), strict=True):
+            norm = torch.linalg.vector_norm(unit) if r else length  # of directions that cancel, rounding
+            merged.append(unit * torch.where(norm <= rounding, 0.0, length / norm))
+        return torch.cat(merged)
+
+    def _taken(self, own: Tensor, outer: Tensor, p: int, step: int) -> Tensor:
+        reached = self._reached(step - self.delay)[self.comm.local].to(own.device)
+        self.state["steps"][:, p] *= ~reached
+        return torch.where(reached[:, None], outer, own)
+
+    def communication_cost(self, step: int) -> tuple[float, int]:
+        heard = sum(self.shares[p] * float(self._reached(step).sum()) for p in self._due(step))
+        return 2 * heard / self.learners, 0  # to the server and back, while the learner goes on

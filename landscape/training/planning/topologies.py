@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
 
 from landscape.core.errors import InputError
-from landscape.core.options import positive
+from landscape.core.hdf5 import Array
+from landscape.core.options import ends_in, positive
 from landscape.core.progress import ProgressOption, shows_progress, taken
 from landscape.training.planning.plan import planned_topologies
 from landscape.training.topology.mixing import Mixing
@@ -33,6 +35,7 @@ def topologies(
     *,
     learners: int = 8,
     parameters: int = 1_000_000,
+    picture: str | Path | None = None,
     progress: ProgressOption = None,
 ) -> dict[str, Properties]:
     """Compare the topologies for so many learners.
@@ -42,6 +45,8 @@ def topologies(
             topology that this number of learners allows, with some numbers where it needs one.
         learners: n.
         parameters: of the network, 4 bytes each.
+        picture: a .png, .pdf or .svg file for a picture of the topologies as graphs, a panel for each step of
+            a cycle, eight at most; of random matching three steps with seed 0.
         progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
 
     Returns:
@@ -52,7 +57,8 @@ def topologies(
         eigenvalue is the smallest of all.
 
     Raises:
-        InputError: a mixing that is not known, or not for so many learners; numbers below 1.
+        InputError: a mixing that is not known, or not for so many learners; numbers below 1; a
+            picture of none, or with another ending.
 
     Example:
         >>> found = topologies(["ring(1)", "base"], learners=6)
@@ -61,15 +67,28 @@ def topologies(
     """
     positive("learners", learners, least=1)
     positive("parameters", parameters, least=1)
+    if picture is not None:
+        from landscape import plots  # and matplotlib: only where something is drawn
+        from landscape.plots.topologies import draw_topologies
+
+        ends_in("picture", picture, plots.FORMATS)
     found: dict[str, Properties] = {}
+    graphs: dict[str, list[Array]] = {}
     chosen, report = default_mixings() if mixings is None else [*mixings], taken(progress)
     for done, spec in enumerate(chosen):
         report(done / len(chosen))
         try:
-            found[spec] = _properties(Mixing(spec, learners, seed=0, where="mixings"), 4 * parameters)
+            mixing = Mixing(spec, learners, seed=0, where="mixings")
         except InputError:
             if mixings is not None:
                 raise
+            continue
+        found[spec] = _properties(mixing, 4 * parameters)
+        graphs[spec] = mixing.cycle or [mixing.matrix(t) for t in range(1, 4)]
+    if picture is not None:
+        if not graphs:
+            raise InputError("mixings: none is not allowed with picture, there must be one to draw")
+        plots.save_figure(draw_topologies(graphs), picture)
     return found
 
 
