@@ -6,6 +6,7 @@ from landscape import data as data
 from landscape import models as models
 from landscape import limits as limits
 from landscape import plugins as plugins
+from landscape.analysis.average import average as average
 from landscape.analysis.sharpness import batch_sharpness as batch_sharpness
 from landscape.analysis.compare import compare as compare
 from landscape.analysis.connection import connect as connect
@@ -64,6 +65,7 @@ from landscape.problem.problem import Problem as Problem
 from landscape.problem.sharded import ShardedProblem as ShardedProblem
 from landscape.reports.page import report as report
 from landscape.results.base import save as save
+from landscape.results.averages import WeightAverage as WeightAverage
 from landscape.results.comparison import Comparison as Comparison
 from landscape.results.curvature import BatchSharpness as BatchSharpness
 from landscape.results.connection import Connection as Connection

@@ -239,6 +239,12 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
          "truth": Truth(on(lambda: problems.quadratic(SPECTRUM, rotate=False)),
                         {"gradient": -0.5 * sum(SPECTRUM), "curvature": sum(SPECTRUM) / 8})},
     ),
+    "average": (
+        of_learners(landscape.average), {},
+        {"memory": "landscape.average, (problem, weights)",
+         "refused": {"coefficients": [1.0, -1.0, 0.0], "bn_samples": 1}, "rtol": 1e-3, "seeded": False,
+         "command": ("average", "--coefficients", "1,2,3,4")},
+    ),
     "line": (
         lambda problem, **options: landscape.line(problem, torch.ones_like(problem.weights), **options),
         {"points": 5, "span": 0.5},

@@ -104,7 +104,7 @@ def test_another_kind_is_refused_with_what_would_do(name: str, kind: str, given:
 
 OF_RUNS = [
     "contour", "line", "hessian_grid", "random_plane", "between", "eigen_plane", "noise", "noise_scale",
-    "noise_alignment", "batch_sharpness", "sharpness", "disagreement", "smoothing",
+    "noise_alignment", "batch_sharpness", "sharpness", "disagreement", "smoothing", "average",
 ]  # fmt: skip
 
 
@@ -144,7 +144,7 @@ def test_a_run_brings_its_learners_and_its_settings(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.direct, own.direct)
     assert landscape.smoothing(run, draws=2, k=1).lr == run.lr
     assert landscape.disagreement(run, k=1, label="mine").label == "mine"
-    for name in ("noise", "smoothing", "disagreement"):
+    for name in ("noise", "smoothing", "disagreement", "average"):
         own_step = {"lr": 0.1, "local_batch": 10} if name == "noise" else {}
         with pytest.raises(
             InputError, match="weights: missing; a problem has no learners, give theirs .* or the run"

@@ -34,6 +34,7 @@ MORE: dict[str, dict[str, Any]] = {
     "noise": {"weights": LEARNERS, "lr": 0.1, "local_batch": 4},
     "smoothing": {"weights": LEARNERS, "draws": 2},
     "disagreement": {"weights": LEARNERS, "k": 2},
+    "average": {"weights": LEARNERS},
 }
 OTHER = torch.randn(3, 11)  # weights of another model
 
@@ -85,6 +86,7 @@ def test_an_unknown_keyword_is_refused_with_the_name_of_the_function(name: str) 
         ("line", {"direction": OTHER[0]}),
         ("noise", {"weights": OTHER}),
         ("smoothing", {"weights": OTHER}),
+        ("average", {"weights": OTHER}),
         ("top_eigenvalues", {"weights": OTHER[0]}),
         ("loss_change", {"after": OTHER[0]}),
         ("connect", {"a": OTHER[0]}),

@@ -112,7 +112,7 @@ def disagreement(
     positive("k", k, least=1)
     positive("residual_tol", residual_tol)
     report = taken(progress)
-    spread = _Spread(weights)
+    spread = Spread(weights)
     mean, consensus = spread.mean, spread.consensus
     if not 0 < consensus < math.inf:
         raise OperationError(f"weights: their consensus distance is {consensus:g}, there is no disagreement")
@@ -154,7 +154,7 @@ def disagreement(
     return result
 
 
-class _Spread:
+class Spread:
     """The deviations Δw_j (n, P) of ``weights`` from their mean, and inner products with them in float64."""
 
     def __init__(self, weights: Tensor) -> None:
@@ -194,7 +194,7 @@ class _Spread:
         return int(kept.sum()), float((parts.square() / sizes[kept]).sum())
 
 
-def _of_gradient(gradient: Tensor, vectors: Tensor, spread: _Spread, along: Tensor) -> dict[str, Any]:
+def _of_gradient(gradient: Tensor, vectors: Tensor, spread: Spread, along: Tensor) -> dict[str, Any]:
     """The fields on the gradient (P,): its shares in the top-k space and in the span of the spread."""
     norm2 = float(_products(gradient[None], gradient[None]))
     scale = 1 / norm2 if norm2 > 0 else math.nan

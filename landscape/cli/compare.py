@@ -1,4 +1,4 @@
-"""landscape compare"""
+"""landscape compare, and landscape average: several checkpoints beside each other."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import dataclasses
 import re
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
+from landscape.analysis.average import average as compute_average
 from landscape.analysis.compare import compare as compute_comparison
 from landscape.analysis.quantities import BY_NAME
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options, each
-from landscape.cli.options import command
+from landscape.cli.grids import ends, same_network, titles
+from landscape.cli.options import ListType, command
 from landscape.core.errors import InputError
+from landscape.results.averages import WeightAverage
 from landscape.results.comparison import Comparison, footnotes, summary, table_of
 from landscape.training.optimizer.preconditioning import preconditioner
 
@@ -101,6 +105,43 @@ def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]
     if done != len(runs):
         raise InputError(f"--groups: '{text}' has places for {done} checkpoints, {len(runs)} were given")
     return found
+
+
+@command(
+    analysis=analysis_options(
+        compute_average,
+        labels=None,
+        exact=None,
+        seed=False,
+        coefficients={
+            "metavar": "a,…",
+            "type": ListType(float, "0.5,0.3,0.2"),
+            "help": "One for each member, ≥ 0; they are divided by their sum. [default: uniform]",
+        },
+    )
+)
+def average(analysis: Analysis) -> None:
+    """Predict the loss of averaged weights.
+
+    The average is of the w_a of several CKPTs, such as the files of a run or fine-tunings of one network; of
+    one CKPT, of its learners.
+
+    The loss, the gradient and one Hessian product at each member predict the loss of the average with a 90%
+    interval; its exact loss stands beside it. Members are chosen by prediction, too.
+
+    Example:
+        landscape average runs/ss/step-???????.h5 --plot average.png
+    """
+    runs = analysis.open()
+    same_network(runs)
+
+    def compute(first: Checkpoint, *others: Checkpoint, seed: int, **settings: Any) -> WeightAverage:
+        problem = first.problem()
+        if not others:
+            return compute_average(problem, first.weights, **settings)
+        return compute_average(problem, ends(problem, runs), labels=titles(runs), **settings)
+
+    analysis.compute("average", [tuple(runs)], compute)
 
 
 def table(result: Comparison) -> str:

@@ -157,7 +157,7 @@ def titles(runs: list[Checkpoint]) -> list[str]:
 
 
 def ends(problem: Problem, runs: list[Checkpoint]) -> torch.Tensor:
-    """The means (2, P) of two checkpoints, where the problem is. OperationError for what is not finite."""
+    """The means (n, P) of n checkpoints, where the problem is. OperationError for what is not finite."""
     for run in runs:
         if not bool(torch.isfinite(run.mean).all()):
             raise OperationError(f"{run.path}: its weights are NaN or infinite, all must be finite")

@@ -37,6 +37,7 @@ def main() -> None:
     top_and_trace(problem)
     by_differences()
     batch_sharpness()
+    averages(problem)
 
 
 def both_ends(problem: landscape.Problem) -> None:
@@ -227,6 +228,23 @@ def batch_sharpness() -> None:
             f"{min(products)}…{max(products)}; needed {PRODUCTS}: {judged(median, PRODUCTS, most=True)}), "
             f"largest relative standard error {100 * reached:.1f}%"
         )
+
+
+def averages(problem: landscape.Problem) -> None:
+    """All uniform averages of eight members: predicted from eight gradients and products, against evaluated."""
+    noise = torch.randn(8, problem.layout.size, generator=torch.Generator().manual_seed(0))
+    members = problem.weights + 0.01 * noise.to(problem.weights)
+    subsets = np.array([[k >> j & 1 for j in range(8)] for k in range(1, few(256, 8))], dtype=np.float64)
+
+    def evaluated() -> list[float]:
+        rows = torch.from_numpy(subsets / subsets.sum(1, keepdims=True)).to(members)
+        return [problem.loss(row @ members) for row in rows]
+
+    compare(
+        f"{len(subsets)} averages of 8 members, predicted against evaluated, 784-50-50-10, 10,000 images",
+        lambda: landscape.average(problem, members, subsets, exact=False),
+        evaluated, rounds=3, need=1,
+    )  # fmt: skip
 
 
 def language_model(vocabulary: int = 50257, **sizes: int) -> landscape.Problem:
