@@ -115,9 +115,9 @@ def average(
     exact_only(problem, "average")
     evaluated, curved = _with_statistics(problem, bn_samples)
     measured, offsets = _measure(evaluated, curved, weights, portion(progress, 0, 0.9))
-    hull = _Members(Hull(measured), measured.losses, offsets)
-    averages = np.vstack([asked, chosen := hull.choose()])
-    found = hull(averages)
+    members = _Members(Hull(measured), measured.losses, offsets)
+    averages = np.vstack([asked, chosen := members.choose()])
+    found = members(averages)
     losses = np.full(len(averages), np.nan)
     for k, row in enumerate(averages if exact else []):
         losses[k] = evaluated.loss(torch.from_numpy(row).to(weights) @ weights)
@@ -141,7 +141,7 @@ def average(
 
 
 def _shares(coefficients: Any, n: int) -> Array:
-    """(K, n), rows that sum to 1. InputError for others than numbers ≥ 0."""
+    """(K, n), ``coefficients`` whose rows sum to 1. InputError for others than numbers ≥ 0."""
     if coefficients is None:
         return np.full((1, n), 1 / n)
     try:
@@ -159,10 +159,11 @@ def _shares(coefficients: Any, n: int) -> Array:
 
 def _with_statistics(problem: Problem, bn_samples: int) -> tuple[Problem, Problem]:
     """The problem of the losses, and that of the derivatives, which differs with BatchNorm."""
-    evaluated = problem.with_batchnorm("recalibrate", bn_samples)
+    trained = problem.with_batchnorm("train", bn_samples)
     if problem.batchnorm.name == "train" or not tracked(problem.model):
         return problem, problem
-    return evaluated, problem.with_batchnorm("train", bn_samples)
+    own = problem.batchnorm.name == "recalibrate"
+    return problem if own else problem.with_batchnorm("recalibrate", bn_samples), trained
 
 
 def _measure(
@@ -201,10 +202,8 @@ class _Members:
         found, wide = self._hull(averages), np.abs(self._offsets).max()
         alone, known = (averages == 1).any(1), averages @ (self._losses + self._offsets)
         loss = found.loss + averages @ self._offsets
-        low, high = (
-            loss - np.hypot(found.loss - found.low, wide),
-            loss + np.hypot(found.high - found.loss, wide),
-        )
+        low = loss - np.hypot(found.loss - found.low, wide)
+        high = loss + np.hypot(found.high - found.loss, wide)
         loss, low, high = (np.where(alone, known, value) for value in (loss, low, high))
         return Predicted(loss, low, high, np.where(alone, 0.0, found.ratio))
 

@@ -106,7 +106,7 @@ class WeightAverage(Measured):
             mean = f"each order corrects {self.ratio[k]:.2g} times the one before"
             rows = [
                 Row(title, float(self.loss[k]), float(half), "nat", f"±: {self.level:.0%} interval"),
-                Row("  minus the members' mean", float(self.change[k]), float(half), "nat", mean),
+                Row(f"{name} minus the members' mean", float(self.change[k]), float(half), "nat", mean),
             ]
         else:
             far = (

@@ -106,6 +106,7 @@ MORE: dict[str, Compute] = {
     "contour of learners": contour_of_learners,
     "contour of a run": contour_of_a_run,
     "average sharpness": lambda at: landscape.sharpness(at.problem, 0.1, "average", max_draws=32),
+    "average": lambda at: landscape.average(at.problem, at.weights),
     "smoothing": lambda at: landscape.smoothing(at.problem, at.weights, draws=2, k=2),
     "learning_coefficient": lambda at: landscape.learning_coefficient(
         at.problem, 50, max_steps=1000, max_rhat=9.0, nbeta=1.0
