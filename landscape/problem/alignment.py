@@ -176,7 +176,7 @@ def _tried(problem: MeanLoss, symmetry: Symmetry) -> Symmetry:
     if change(few, weights, permuted(found, weights, 0)) > UNCHANGED:
         raise InputError(
             f"model: permutations of the units of {', '.join(g.name for g in kept)} each leave the outputs "
-            "as they are, but not all together; they cannot be aligned"
+            "as they are, but not all together; use landscape.line, which takes the weights as they are"
         )
     return found
 
@@ -259,8 +259,8 @@ def aligned(problem: MeanLoss, a: Tensor, b: Tensor, seed: int = 0) -> tuple[Ten
     if (by := change(problem, b, found)) > UNCHANGED:
         names = ", ".join(group.name for group in symmetry.groups)
         raise InputError(
-            f"b: permuting its units ({names}) changes the outputs by {by:.1g}, more than {UNCHANGED:g}; "
-            "these weights cannot be aligned"
+            f"b: permuting its units ({names}) changes the outputs by {by:.1g}, it must be at most "
+            f"{UNCHANGED:g}; use landscape.line, which takes the weights as they are"
         )
     return found, symmetry
 
