@@ -484,3 +484,28 @@ def test_an_optimizer_has_settled_before_its_data_is_learned() -> None:
     assert edge._of_limit(with_history(**history)).to_dict("records") == [
         {"step": 2, "loss": 0.5, "ratio": 1.5}
     ]
+
+
+def test_the_verdicts_on_rules_compare_seed_by_seed() -> None:
+    place = {"network": "MLP", "split": "iid", "seed": 0}
+    late = [
+        place
+        | {"rule": rule, "step": step, "spread_share": 0.6 * step / 2, "noise_share": 0.3, "alignment": a}
+        for rule, a in ((rules.PLAIN, 0.4), (rules.ADAPTIVE, 0.1))
+        for step in (1, 2)
+    ]
+    first, second, third = rules._judge_disagreement(pd.DataFrame(late))
+    assert (first.values, second.values, third.values) == ((2.0,), (2.0,), (0.25,))
+    table = pd.DataFrame(
+        place | {"split": split, "at": at, "rule": rule, rules.ERROR: error, rules.COSINE: cosine}
+        for split, more in ((rules.IID, 0.0), (rules.SKEWED, 1.0))
+        for at in (rules.SAMPLES, rules.BYTES)
+        for rule, error, cosine in (
+            ("SSGD", 9.0, 0.5), ("local SGD", 4.0, 0.5), (rules.MULOCO, 5.0, 0.3), (rules.DILOCO, 5.0, 0.1),
+            ("DPSGD AWC", 3.0 + 4 * more, 0.5), ("D²", 3.0 + more, 0.5),
+        )
+    )  # fmt: skip
+    effects = rules._judge_rules(table)
+    assert [effect.values for effect in effects] == [
+        (5.0,), (pytest.approx(0.2),), (5.0,), (pytest.approx(0.2),), (3.0,),
+    ]  # fmt: skip

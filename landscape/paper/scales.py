@@ -34,8 +34,9 @@ TIMED_SAMPLES, BUSY_SECONDS = (16, 512), 0.02
 FORECAST_SECONDS = 0.1  # of such a measurement, whose result is said in one or two digits (ours)
 # A measurement of λ_max along a run takes as long as so many gradients of its samples (ours; Figure 2(b)).
 SHARPNESS_PASSES = 30
-# One of the instruments, for each eigenvector, as these take most of the time (ours; Figure 2(b), k = 10).
-EIGENVECTOR_PASSES = 30
+# One of the instruments, for each eigenvector, as these take most of the time (ours; 17 with the MLP of
+# Figure 2(b), 15 with LeNet-5, k = 10).
+EIGENVECTOR_PASSES = 16
 
 
 @functools.cache

@@ -193,22 +193,21 @@ def _along(run: Ended) -> Rows:
     return table.assign(alignment=bent[at], random_share=random_share).astype({"step": int})
 
 
-def _late_ratio(rows: Rows, above: str, below: str) -> Any:
-    """The ratio of two columns by seed, each as its mean over the second half of the steps."""
-    late = rows[rows["step"] > rows["step"].max() / 2].groupby("seed")[[above, below]].mean()
-    return late[above] / late[below]
+def _late(rows: Rows) -> Rows:
+    """The rows of the second half of the steps."""
+    return rows[rows["step"] > rows["step"].max() / 2]
 
 
 def _judge_disagreement(rows: Rows) -> list[Effect]:
     """Each rule's share of the spread against that of the noise, and adaptive consensus against DPSGD."""
     effects = []
     for place, here in rows.groupby(PLACE, sort=False):
-        values = tuple(_late_ratio(here, "spread_share", "noise_share").tolist())
+        means = _late(here).groupby("seed")[["spread_share", "noise_share"]].mean()
         what = "share in the sharp space, the spread's / the noise's"
-        effects.append(Effect(", ".join(place), what, values, (1.0, np.inf), ratio=True))
+        both = means["spread_share"], means["noise_share"]
+        effects.append(effect_of(", ".join(place), what, *both, times=True))
     for (network, split), here in rows.groupby(PLACE[:2], sort=False):
-        late = here[here["step"] > here["step"].max() / 2]
-        means = late.groupby(["rule", "seed"], as_index=False)["alignment"].mean()
+        means = _late(here).groupby(["rule", "seed"], as_index=False)["alignment"].mean()
         what = f"tr(HC)/(λ_max tr C), {ADAPTIVE} / {PLAIN}"
         how: dict[str, Any] = {"times": True, "claimed": (0.0, 1.0), "rule": (ADAPTIVE, PLAIN)}
         effects.append(paired_effect(f"{network}, {split}", what, means, "alignment", **how))
@@ -224,7 +223,7 @@ def _disagreement(context: Context) -> Drawing:
         pictures[f"-{network.split()[0].lower()}" if pictures else ""] = _shares_picture(here, network)
     compared = []
     for place, here in rows.groupby(PLACE, sort=False):
-        late = here[here["step"] > here["step"].max() / 2].groupby("seed").mean(numeric_only=True)
+        late = _late(here).groupby("seed").mean(numeric_only=True)
         texts = ["{:.3g} ({:.3g} to {:.3g})".format(*_interval(late[name])) for name in SHOWN["shares"][:2]]
         texts.append(f"{late['random_share'].mean():.2g}")
         what = (
