@@ -157,6 +157,20 @@ def test_the_loss_change_is_that_of_the_step_of_w_a(
         assert sum(parts) == pytest.approx(row["loss_change"], abs=1e-15)
 
 
+def test_the_running_average_is_that_of_the_last_measured_weights(tiny: Path) -> None:
+    monitor = {"instruments": ["average"], "every": 5, "samples": 90, "window": 3}
+    trainer, end, saved = measured(values_of(tiny, monitor=monitor))
+    steps = [step for step in saved if step and step % 5 == 0]
+    means = [saved[step].mean(0) for step in steps[-3:]]
+    sample = trainer.monitor.run.sample.problem
+    wanted = landscape.average(sample, means)
+    row = {name: end.history[name][steps[-1] - 1] for name in trainer.monitor.columns}
+    assert row["average_loss"] == pytest.approx(wanted.loss[0], rel=1e-9)
+    assert row["average_gain"] == pytest.approx(sample.loss(means[-1]) - wanted.loss[0], rel=1e-6)
+    assert row["average_loss_low"] < wanted.exact[0] < row["average_loss_high"]
+    assert np.isnan(end.history["average_loss"][: steps[1]]).all()
+
+
 def test_a_recorder_measures_the_loss_change_of_its_steps(tmp_path: Path) -> None:
     (x, y), model = digits(), net()
     optimizer, loss = (
