@@ -33,9 +33,17 @@ from tests.test_training import quadratic
 
 NAMES = [
     "lambda-max", "batch-sharpness", "noise-scale", "disagreement", "noise-alignment", "worst-sharpness",
-    "average-sharpness",
+    "average-sharpness", "average",
 ]  # fmt: skip
-ALL: dict[str, Any] = {"instruments": NAMES, "every": 6, "draws": 3, "samples": 90, "k": 2, "rho": 0.05}
+ALL: dict[str, Any] = {
+    "instruments": NAMES,
+    "every": 6,
+    "draws": 3,
+    "samples": 90,
+    "k": 2,
+    "rho": 0.05,
+    "window": 2,
+}
 
 
 def values_of(tiny: Path, **changes: Any) -> dict[str, Any]:
@@ -451,7 +459,7 @@ def test_the_picture_has_a_row_more(tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("monitor", "words"),
     [
-        ({"instruments": ["batch-sharpnes"]}, "did you mean 'batch-sharpness'.*allowed: average-sharpness, batch-"),
+        ({"instruments": ["batch-sharpnes"]}, "did you mean 'batch-sharpness'.*allowed: average, average-sharpness, batch-"),
         ({"instruments": ["worst-sharpness"]}, "monitor.rho: missing"),
         ({"instruments": ["preconditioned-lambda-max"]}, "the optimizer 'sgd' has no diagonal preconditioner"),
         ({"instruments": "noise-scale"}, r"monitor.instruments: 'noise-scale' is not allowed, it must be list\[str\]"),
