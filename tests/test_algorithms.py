@@ -595,6 +595,24 @@ def test_single_workers_are_diloco_with_one_learner() -> None:
     torch.testing.assert_close(torch.stack(points), diloco, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("period", [1, 4, 7])
+def test_diloco_on_linear_regression_is_nesterovs_method_on_another_spectrum(period: int) -> None:
+    """In each eigendirection φ ← (1 + μ)(1 − g)φ − μ(1 − g)φ_old, g = ν(1 − (1 − αλ)^H)."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(30, 3, generator=draw).double(), torch.randn(30, generator=draw).double()
+    values, vectors = torch.linalg.eigh(x.T @ x / 30)
+    minimum = torch.linalg.lstsq(x, y).solution
+    nu, mu, lr = 0.7, 0.9, 0.3
+    options = {"period": period, "outer_lr": nu, "outer_momentum": mu}
+    path = drive("diloco", options, lambda w: (w @ x.T - y) @ x / 30, 12 * period, start(), lr)
+    g = nu * (1 - (1 - lr * values) ** period)
+    now = (start()[0] - minimum) @ vectors
+    old = now / (1 - g)  # without momentum yet
+    for w in path[::period, 0]:
+        torch.testing.assert_close((w - minimum) @ vectors, now, rtol=1e-9, atol=1e-12)
+        now, old = (1 + mu) * (1 - g) * now - mu * (1 - g) * old, now
+
+
 def falling(t: int) -> float:
     return 0.05 * 0.95 ** (t - 1)
 

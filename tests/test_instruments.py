@@ -163,6 +163,17 @@ def test_the_loss_change_is_that_of_the_step_of_w_a(
         assert row["directional_sharpness"] == pytest.approx(float(d @ h @ d / (d @ d)), rel=1e-8)
         parts = [row[f"loss_change_{part}"] for part in ("gradient", "curvature", "rest")]
         assert sum(parts) == pytest.approx(row["loss_change"], abs=1e-15)
+        layers = [value for name, value in row.items() if name.startswith("loss_change ")]
+        assert len(layers) > 1
+        assert sum(layers) == pytest.approx(parts[0] + parts[1], abs=1e-12)
+        slots, g, curved = (
+            sample.layout.groups("layer"),
+            problems.textbook_gradient(sample, before),
+            h @ d / 2,
+        )
+        for name, own in slots.items():
+            part = sum(float((g + curved)[s.place] @ d[s.place]) for s in own)
+            assert row[f"loss_change {name}"] == pytest.approx(part, abs=1e-9)
 
 
 def test_the_running_average_is_that_of_the_last_measured_weights(tiny: Path) -> None:

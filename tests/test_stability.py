@@ -190,6 +190,21 @@ def test_steps_between_averages_in_closed_form() -> None:
     assert max_period_step(4, **slow) == pytest.approx(2)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("period", [1, 3, 4, 15])
+@pytest.mark.parametrize(("outer_lr", "outer_momentum"), [(0.7, 0.9), (0.2, 0.5), (1.0, 0.0), (1.6, 0.9)])
+def test_diloco_in_closed_form(period: int, outer_lr: float, outer_momentum: float) -> None:
+    """Nesterov's limit on g = ν(1 − (1 − h)^H): 0 < g < 2(1 + μ)/(1 + 2μ)."""
+    r = 2 * (1 + outer_momentum) / (1 + 2 * outer_momentum) / outer_lr
+    if r < 1:
+        expected = 1 - (1 - r) ** (1 / period)
+    elif period % 2:
+        expected = 1 + (r - 1) ** (1 / period)
+    else:
+        expected = 2.0
+    found = max_period_step(period, outer="nesterov", outer_lr=outer_lr, outer_momentum=outer_momentum)
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_rates_that_keep_the_accessible_minima() -> None:
     far, near = Hyperparameters(delay=63), Hyperparameters(delay=31)
     assert lr_that_keeps_minima(0.1, near, far) == pytest.approx(0.1 * 63 / 127, rel=1e-3)  # ∝ 1/(2τ + 1)

@@ -8,7 +8,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tests.benchmarks import contour, curvature, distributed, harness, plan, report, tolerance, training
+from tests.benchmarks import (
+    contour,
+    curvature,
+    distributed,
+    earlier,
+    harness,
+    plan,
+    report,
+    tolerance,
+    training,
+)
 
 ALL = {
     "large": curvature.large,  # first: its peak of memory is that of the process
@@ -20,6 +30,7 @@ ALL = {
     "distributed": distributed.main,
     "plan": plan.main,
     "recorder": training.recorded,
+    "earlier": earlier.main,
     "report": report.main,
 }
 # Half an hour: only by name.

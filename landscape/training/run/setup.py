@@ -166,8 +166,12 @@ class DivergenceTest:
         recent = [row["consensus"] for row in rows[-PERSISTENT:]]
         if mean is None or len(recent) < PERSISTENT:
             return False
-        bound = self.bounds.consensus * max(float(inner(mean, mean)), self.start_norm2)
-        return all(spread > bound for spread in recent)
+
+        def exceed(norm2: float) -> bool:
+            return all(spread > self.bounds.consensus * norm2 for spread in recent)
+
+        # ‖w_a‖² costs a pass over memory, which is rarely needed.
+        return exceed(self.start_norm2) and exceed(float(inner(mean, mean)))
 
 
 def divergence_message(end: Checkpoint) -> str:
