@@ -37,7 +37,7 @@ from landscape.evaluation.grid import (
     provenance,
     setting,
 )
-from landscape.evaluation.paths import BLOCK_BYTES
+from landscape.evaluation.paths import BLOCK_BYTES, of_device
 from landscape.geometry.surfaces import barrier
 from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.layout import as_array
@@ -65,7 +65,7 @@ SURFACE_POINT, HESSIAN_POINT, LINE_POINT = 130, 300, 130
 
 def _contour_need(problem: Any, grid: Any, max_memory: Any, **_: Any) -> Need:
     """The moved weights and their outputs; or center and directions in one, and a block of points."""
-    blocks = 2 * BLOCK_BYTES if chain(problem) else 0
+    blocks = 2 * of_device(BLOCK_BYTES, problem.device) if chain(problem) else 0
     held = SURFACE_POINT * needs.points(grid)
     return needs.evaluated(problem, (4 if blocks else 2) + blocks / problem.weights.nbytes, held, max_memory)
 

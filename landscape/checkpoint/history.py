@@ -33,6 +33,8 @@ UNITS = {name: unit for name, (unit, _) in COLUMNS.items()}
 LATER = ("heterogeneity", "heterogeneity_se", "comm_burst")
 #: The columns of :class:`.LambdaMax`.
 MONITORED = ("lambda_max", "lambda_max_residual", "lr_lambda_max", "lr_lambda_limit", "spread_share")
+#: The columns of :class:`.LossChange` on single layers begin with this.
+OF_LAYER = "loss_change "
 
 History = dict[str, Array]
 # The least number of rows in a step file: a run that is resumed from it alone needs the last ten (for the

@@ -76,6 +76,11 @@ def _first_word(label: str) -> str:
     return re.split(r"[\s,]", label, maxsplit=1)[0].lower()
 
 
+def in_order(count: int) -> list[str]:
+    """``count`` colors from dark to light, of things that have an order, such as layers."""
+    return [to_hex(color) for color in matplotlib.colormaps["viridis"](np.linspace(0, 0.95, count))]
+
+
 def shades(color: str, count: int) -> list[str]:
     """``count`` shades of ``color``, the darkest first: settings of one algorithm."""
     if count == 1:

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
-from landscape.checkpoint.history import UNITS
+from landscape.checkpoint.history import OF_LAYER, UNITS
 from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
@@ -53,7 +53,9 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     figure, axes = panels(len(names) // 3, 3, 3.9, 2.75, names)
     for ax, column in zip(axes, filter(None, names), strict=True):
         name, scale = PANELS[column]
-        drawn = [_draw_runs(ax, *group, column, scale) for group in groups]
+        layers = layers_of(runs) if column == "loss_change" else {}
+        drawn = [_draw_layers(ax, runs[0], layers)] if layers else []
+        drawn = drawn or [_draw_runs(ax, *group, column, scale) for group in groups]
         unit = style.in_brackets(unit_of(column).replace(" ", "\N{NO-BREAK SPACE}"))
         label = textwrap.fill(f"{name}{unit}", WIDTH)
         ax.set(ylabel=label, xlabel="step", yscale=scale if any(drawn) else "linear")
@@ -68,9 +70,10 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
         elif column == "noise_scale":
             for batch in {r.learners * r.local_batch for r in runs if r.local_batch}:
                 ax.axhline(batch, color=style.OTHER, lw=0.9, ls=":", zorder=0)
-    wide = max(map(len, axes[0].get_legend_handles_labels()[1]), default=0) > 30
+    named = axes[1] if shown[:1] == ["loss_change"] else axes[0]  # the layers have a legend of their own
+    wide = max(map(len, named.get_legend_handles_labels()[1]), default=0) > 30
     heading = title or _finding(groups) or _run_title(runs)
-    return finish(figure, heading, _caption(runs), axes[:1], ncols=2 if wide else 4)
+    return finish(figure, heading, _caption(runs), [named], ncols=2 if wide else 4)
 
 
 #: Columns of the history that pictures and reports show -> (title, scale of the axis).
@@ -93,6 +96,7 @@ PANELS = {
     "gradient_share": ("share of the gradient along the top eigenvectors", "linear"),
     "disagreement_cost": ("½ tr(HC), what the spread costs", "log"),
     "noise_alignment": ("tr(HS)/tr S of minibatch gradients", "log"),
+    "loss_change": ("change of the loss in a step", "linear"),
     "loss_change_gradient": ("⟨g, d⟩ of a step of w_a", "linear"),
     "loss_change_curvature": ("½ dᵀHd of a step of w_a", "linear"),
     "directional_sharpness": ("curvature dᵀHd/‖d‖² along the step of w_a", "log"),
@@ -200,6 +204,25 @@ def recipe_keys(run: Checkpoint) -> dict[str, Any]:
             inner = value.items() if isinstance(value, dict) else [("", value)]
             flat |= {f"{key}.{k}" if k else key: v for k, v in inner}
     return flat
+
+
+def layers_of(runs: Sequence[Checkpoint]) -> dict[str, Array]:
+    """Layer -> its part of the change of the loss (T,) of one run; {} of several, or where not recorded."""
+    found = {} if len(runs) > 1 else {k: v for k, v in runs[0].history.items() if k.startswith(OF_LAYER)}
+    return {k.removeprefix(OF_LAYER): v for k, v in found.items() if np.isfinite(v).any()}
+
+
+def _draw_layers(ax: Axes, run: Checkpoint, layers: dict[str, Array]) -> bool:
+    """Stack the layers' parts of the change of the loss, falls below zero and rises above it, by step."""
+    values, whole = np.array(list(layers.values())), run.history["loss_change"]
+    shown = np.isfinite(values).all(0)
+    steps, values = run.history["step"][shown], values[:, shown]
+    for sign, labels in ((-1, [*layers]), (1, [])):
+        parts = sign * np.clip(sign * values, 0, None)
+        ax.stackplot(steps, parts, colors=style.in_order(len(layers)), labels=labels)
+    ax.plot(steps, whole[shown], color="#222222", lw=1.0, label="in all")
+    ax.legend(fontsize="x-small", ncols=2)
+    return True
 
 
 def _draw_rates(ax: Axes, runs: Sequence[Checkpoint]) -> None:

@@ -366,7 +366,7 @@ def _by_targets(rows: list[int], parts: Parts) -> list[int]:
     for _, each in named_tensors(targets):
         if each.is_complex() or each.dim() == 0 or bool((double(each) != double(each).round()).any()):
             continue  # of these no sum tells how many count
-        order = by_sample(double(each)).argsort().tolist()
+        order = by_sample(double(each)).argsort(stable=True).tolist()
         return [rows[i] for i in (*order[-2:], *order[:-2])]
     return rows
 

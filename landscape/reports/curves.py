@@ -12,7 +12,7 @@ import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.plots import style
-from landscape.plots.training import LIMITS, PANELS, column_of, unit_of
+from landscape.plots.training import LIMITS, PANELS, column_of, layers_of, unit_of
 from landscape.reports.contents import Run, SeedGroup, lines_of, seed_groups
 from landscape.reports.parts import Chart, Missing, Section, axis, listed, trace
 from landscape.results.shown import WINDOW, running_quartiles
@@ -116,6 +116,10 @@ def _chart(runs: Sequence[Run], column: str) -> Chart | None:
         shown.append(middle if many else y)
     if not traces:
         return None
+    layers = layers_of([run.checkpoint for run in runs]) if column == "loss_change" else {}
+    for (layer, y), color in zip(layers.items(), style.in_order(len(layers)), strict=True):
+        there, x = np.isfinite(y), runs[0].checkpoint.history["step"]
+        traces.append(trace("bar", layer, x=x[there], y=y[there], marker={"color": color}))
     yaxis = axis(unit)
     if log:
         yaxis |= _log_axis(np.concatenate([y[y > 0] for y in shown]))
@@ -136,7 +140,7 @@ def _chart(runs: Sequence[Run], column: str) -> Chart | None:
             line_beside = _trace(label, shown_for, _corners(x, y), own, 1.2, 0.9)
             traces.append(line_beside | {"legendgroup": "beside"})
     alt = f"{title} by step: {'; '.join(words)}."
-    layout = {"xaxis": axis("step"), "yaxis": yaxis}
+    layout = {"xaxis": axis("step"), "yaxis": yaxis, "barmode": "relative", "showlegend": bool(layers)}
     return Chart(f"curve-{column}", title, alt, {"data": traces, "layout": layout})
 
 

@@ -112,6 +112,7 @@ MORE: dict[str, Compute] = {
         at.problem, 50, max_steps=1000, max_rhat=9.0, nbeta=1.0
     ),
     "loss_change": lambda at: landscape.loss_change(at.problem, at.problem.weights, 0.9 * at.problem.weights),
+    "connect": lambda at: landscape.connect(at.problem, *at.weights[:2], points=3, steps=2),
     "compare": lambda at: landscape.compare(
         [at.problem, at.of(networks()["attention"])], quantities=["lambda-max"]
     ),

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -113,22 +113,34 @@ class Sample:
 
     def curvature(self, weights: Tensor) -> Callable[[Tensor], float]:
         """v ↦ vᵀHv for the Hessian at ``weights``, and a v (P,) that all processes have."""
+        parts = self.curvatures(weights, ((slice(None),),))
+        return lambda v: parts(v)[0]
+
+    def curvatures(
+        self, weights: Tensor, groups: Sequence[Sequence[slice]]
+    ) -> Callable[[Tensor], list[float]]:
+        """v ↦ Σ v_i (Hv)_i over each of ``groups`` of coordinates; NaN where the error is too large."""
+
+        def along(v: Tensor, image: Tensor) -> list[float]:
+            return [sum(float(double(v[p]) @ double(image[p])) for p in places) for places in groups]
+
         if self._options.derivatives == "differences":
             h = self._options.at(self.problem, weights)
 
-            def measured(v: Tensor) -> float:
+            def measured(v: Tensor) -> list[float]:
                 images, errors = h.verified(v[None])
-                value = float(double(v) @ double(images[0]))
-                return value if errors[0] * float(vector_norm(v)) <= RESIDUAL_TOL * abs(value) else math.nan
+                error, value = errors[0] * float(vector_norm(v)), float(double(v) @ double(images[0]))
+                resolved = error <= RESIDUAL_TOL * abs(value)
+                return along(v, images[0]) if resolved else [math.nan] * len(groups)
 
             return measured
         local = exact_products(self._local, weights)[0] if self._share else None
 
-        def along(v: Tensor) -> float:
+        def shared(v: Tensor) -> list[float]:
             product = local(v[None])[0] * self._share if local else torch.zeros_like(v)
-            return self._comm.total(float(double(v) @ double(product)))[0]
+            return self._comm.total(*along(v, product))
 
-        return along
+        return shared
 
     def search(
         self, weights: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None
@@ -311,6 +323,11 @@ class Instrument(ABC):
             _ = run.sample
 
     @property
+    def recorded(self) -> Mapping[str, str]:
+        """The columns that it records of its run: those of the class, and more where it says so."""
+        return self.columns
+
+    @property
     def key(self) -> str:
         """The name of its memory in checkpoints."""
         return f"monitor_{self.name}"
@@ -330,8 +347,8 @@ class Instrument(ABC):
 
     def row(self, *values: float) -> dict[str, float]:
         """The columns with ``values``, in the order of ``columns``; those without a value are left out."""
-        assert len(values) <= len(self.columns)
-        return dict(zip(self.columns, values, strict=False))
+        assert len(values) <= len(self.recorded)
+        return dict(zip(self.recorded, values, strict=False))
 
     @abstractmethod
     def measure(self, now: StepState) -> dict[str, float]:
@@ -392,12 +409,12 @@ class Monitoring:
             instrument: Instrument = registry.instruments[name](run)
             listed = settings.every if name in settings.instruments else 0
             self._instruments.append((instrument, (listed, settings.sharpness * (name == LAMBDA_MAX))))
-            for column in instrument.columns:
+            for column in instrument.recorded:
                 if column in taken:
                     raise InputError(
                         f"monitor.instruments: '{name}' has the column '{column}', which the algorithm has"
                     )
-            self.columns |= instrument.columns
+            self.columns |= instrument.recorded
 
     @property
     def turns(self) -> tuple[int, ...]:
@@ -440,7 +457,7 @@ class Monitoring:
             if any(every and now.step % every == 0 for every in intervals):
                 found = instrument.measure(now)
                 for name in found:
-                    if name not in instrument.columns:
+                    if name not in instrument.recorded:
                         raise OperationError(
                             f"monitor.instruments: '{instrument.name}' records the column '{name}', which "
                             "its class must declare with a unit in 'columns'"

@@ -7,11 +7,12 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from landscape.analysis.sharpness import sharpness
-from landscape.checkpoint.history import MONITORED, UNITS
+from landscape.checkpoint.history import MONITORED, OF_LAYER, UNITS
 from landscape.core import registry
 from landscape.core.devices import double, inner
 from landscape.core.errors import InputError, OperationError
@@ -22,6 +23,9 @@ from landscape.curvature.search import RESIDUAL_TOL
 from landscape.gradients.minibatches import MIN_COSTLY, Minibatches
 from landscape.problem.problem import Problem
 from landscape.training.instruments.base import Instrument, MeasuredRun, StepState, rounding
+
+# Layers of a model, or blocks, whose parts of a change of the loss are recorded: colors of a picture (ours).
+LAYERS = 12
 
 
 @registry.instruments.add("lambda-max")
@@ -147,7 +151,9 @@ class LossChange(Instrument):
     """L(w_a + d) − L(w_a) = ⟨g, d⟩ + ½ dᵀHd + rest of the step d that w_a made, on the run's sample.
 
     Any rule and optimizer: d is what w_a has moved. The last three columns of the loss add up to the first;
-    the sharpness is dᵀHd/‖d‖². See :func:`landscape.loss_change`, which has them by layer.
+    the sharpness is dᵀHd/‖d‖². A further column for each layer a, "loss_change LAYER", has its part
+    ⟨g_a, d_a⟩ + ½ d_aᵀ(Hd)_a of the gradient's and the curvature's terms; models with more than LAYERS have
+    those of their blocks, and with more of these none. See :func:`landscape.loss_change`.
     """
 
     name = "loss-change"
@@ -160,16 +166,28 @@ class LossChange(Instrument):
     }
     on_sample = on_step = True
 
+    def __init__(self, run: MeasuredRun) -> None:
+        super().__init__(run)
+        every = (run.problem.layout.groups(by) for by in ("layer", "block"))
+        self._groups = next((groups for groups in every if len(groups) <= LAYERS), {})
+
+    @property
+    def recorded(self) -> Mapping[str, str]:
+        return {**self.columns, **{f"{OF_LAYER}{name}": "nat" for name in self._groups}}
+
     def measure(self, now: StepState) -> dict[str, float]:
         if now.before is None:
             return {}
         step, sample = now.mean - now.before, self.run.sample
+        places = [(slice(None),), *([slot.place for slot in slots] for slots in self._groups.values())]
         change = sample.loss(now.mean) - sample.loss(now.before)
-        gradient = float(inner(sample.gradient(now.before), step))
-        curved = sample.curvature(now.before)(step)
+        g = sample.gradient(now.before)
+        gradients = np.array([sum(float(inner(g[p], step[p])) for p in place) for place in places])
+        halves = np.array(sample.curvatures(now.before, places)(step)) / 2
         square = float(inner(step, step))
-        sharpness = curved / square if square else math.nan
-        return self.row(change, gradient, curved / 2, change - gradient - curved / 2, sharpness)
+        sharpness = 2 * halves[0] / square if square else math.nan
+        parts = (gradients + halves).tolist()
+        return self.row(change, gradients[0], halves[0], change - parts[0], sharpness, *parts[1:])
 
 
 class _Rise(Instrument):
