@@ -128,15 +128,18 @@ def _interval(values: Any) -> tuple[float, float, float]:
     return estimate.value, *estimate.interval(CONFIDENCE)
 
 
+def _text(values: Any, form: str) -> str:
+    """The mean over the seeds ± half of the interval, or "–" where it is no number."""
+    mean, low, _ = _interval(values)
+    off = f" ± {mean - low:.1g}" if low < mean else ""
+    return f"{mean:{form}}{off}" if np.isfinite(mean) else "–"
+
+
 def _compared(rows: Rows) -> list[Compared]:
-    """A line for each network, split and rule: its numbers as mean ± half of the interval."""
+    """A line for each network, split and rule: its numbers."""
     lines = []
     for place, group in rows.groupby(PLACE, sort=False):
-        texts = []
-        for label, column, form, at in SHOWN["table"]:
-            mean, low, _ = _interval(select(group, at=at)[column])
-            off = f" ± {mean - low:.1g}" if low < mean else ""
-            texts.append(f"{label} {mean:{form}}{off}" if np.isfinite(mean) else f"{label} –")
+        texts = [f"{label} {_text(select(group, at=at)[c], form)}" for label, c, form, at in SHOWN["table"]]
         lines.append(Compared(", ".join(place), "; ".join(texts)))
     return lines
 
@@ -224,8 +227,8 @@ def _disagreement(context: Context) -> Drawing:
     compared = []
     for place, here in rows.groupby(PLACE, sort=False):
         late = _late(here).groupby("seed").mean(numeric_only=True)
-        texts = ["{:.3g} ({:.3g} to {:.3g})".format(*_interval(late[name])) for name in SHOWN["shares"][:2]]
-        texts.append(f"{late['random_share'].mean():.2g}")
+        names = (*SHOWN["shares"][:2], "random_share")
+        texts = [_text(late[name], ".2g") for name in names]
         what = (
             f"{', '.join(place)}: share in the sharp space of the spread; of the noise; of a random direction"
         )
