@@ -33,11 +33,7 @@ from tests.test_training import quadratic
 
 NAMES = [
     "lambda-max", "batch-sharpness", "noise-scale", "disagreement", "noise-alignment", "worst-sharpness",
-<<<<<<< HEAD
-    "average-sharpness", "noise-share", "path",
-=======
-    "average-sharpness", "average",
->>>>>>> main
+    "average-sharpness", "average", "noise-share", "path",
 ]  # fmt: skip
 ALL: dict[str, Any] = {
     "instruments": NAMES,
