@@ -9,6 +9,7 @@ from landscape import plugins as plugins
 from landscape.analysis.average import average as average
 from landscape.analysis.sharpness import batch_sharpness as batch_sharpness
 from landscape.analysis.compare import compare as compare
+from landscape.analysis.connection import connect as connect
 from landscape.analysis.grids import contour as contour
 from landscape.analysis.spectrum import curvature_table as curvature_table
 
@@ -67,6 +68,7 @@ from landscape.results.base import save as save
 from landscape.results.averages import WeightAverage as WeightAverage
 from landscape.results.comparison import Comparison as Comparison
 from landscape.results.curvature import BatchSharpness as BatchSharpness
+from landscape.results.connection import Connection as Connection
 from landscape.results.spectrum import CurvatureTable as CurvatureTable
 from landscape.results.spectrum import LossChange as LossChange
 from landscape.results.spectrum import Density as Density

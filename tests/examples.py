@@ -10,6 +10,7 @@ import torch
 
 import landscape
 from landscape.results.comparison import Comparison
+from landscape.results.connection import Connection
 from landscape.results.flatness import LearningCoefficient
 from landscape.results.grids import Surface
 from landscape.results.noise import Noise
@@ -128,6 +129,16 @@ def change() -> LossChange:
     )  # fmt: skip
 
 
+def connection() -> Connection:
+    """A barrier of 2, of which alignment removes three quarters, and the curve all."""
+    loss = np.array([[1.0, 3.0, 1.0], [1.0, 1.5, 1.0], [1.0, 1.0, 1.0]])
+    return Connection(
+        t=np.linspace(0, 1, 3), loss=loss, accuracy=1 - loss / 4, barrier=np.array([2.0, 0.5, 0.0]),
+        weights=np.zeros((4, 2)), distance=2.0, aligned_distance=1.0, groups=("0.weight",), sizes=np.array([5]),
+        fixed=(), largest_change=0.0, curve="bezier", steps=100, lr=1e-3, batch=128, **SETTING,
+    )  # fmt: skip
+
+
 def pairs() -> Eigenpairs:
     """The eigenvalues 2 and -1, the lowest one, of two parameters."""
     return Eigenpairs(
@@ -186,4 +197,5 @@ def namespace() -> dict[str, Any]:
         "density": density(),
         "table": table(),
         "change": change(),
+        "connection": connection(),
     }

@@ -253,6 +253,14 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
          "truth": Truth(on(lambda: problems.quadratic(SPECTRUM, rotate=False)),
                         {"loss": 0.5 * sum(SPECTRUM) * (1 + np.linspace(-0.5, 0.5, 5)) ** 2})},
     ),
+    "connect": (
+        numbered(lambda problem, **options: landscape.connect(problem, problem.weights, 0.5 * problem.weights, **options)),
+        {"points": 5, "steps": 3, "batch": 8, "bn_samples": 20},
+        {"memory": "landscape.connect, (problem, problem.weights, 0.5 * problem.weights), dict(points=3, steps=2)",
+         "refused": {"points": 2, "steps": -1, "curve": "no", "lr": 0.0, "batch": 0, "bn_samples": 1, "seed": -1}, "rtol": 1e-3,
+         "truth": Truth(on(lambda: problems.quadratic(SPECTRUM, rotate=False)),
+                        {"loss": 0.5 * sum(SPECTRUM) * np.stack([np.linspace(1, 0.5, 5) ** 2] * 3)}, options={"steps": 0})},
+    ),
     "contour": (
         of_plane(landscape.contour), {"grid": (3, 4), "span": 0.5},
         {"memory": "landscape.contour, (problem, plane, (3, 3))",
@@ -315,6 +323,7 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"scale": "match_rms_adamw", "groups": {"bias": {"name": "sgd", "momentum": 0.5}}},
         {"refused": {"momentum": -1.0, "iterations": 0}}),
     "adamw": ({}, {"reference": lambda p: torch.optim.AdamW(p, 0.01)}),
+    "steepest": ({"norm": "spectral"}, {"refused": {"norm": "nuclear"}}),
 }  # fmt: skip
 
 INSTRUMENTS: dict[str, dict[str, Any]] = {
@@ -325,9 +334,14 @@ INSTRUMENTS: dict[str, dict[str, Any]] = {
     "noise-scale": {"refused": {"every": 0}},
     "disagreement": {"refused": {"k": 0}},
     "noise-alignment": {},
+    "noise-share": {"refused": {"draws": 1}},
+    "path": {},
+    "generalized-sharpness": {
+        "changes": {"optimizer": {"name": "steepest", "norm": "spectral"}, "lr": 0.01}, "refused": {"optimizer": {"name": "sgd"}}},
     "worst-sharpness": {"refused": {"rho": -1.0}},
     "average-sharpness": {},
     "loss-change": {},
+    "average": {"monitor": {"window": 2}, "refused": {"window": 1}},
 }  # fmt: skip
 
 TOPOLOGIES = [
@@ -337,6 +351,9 @@ TOPOLOGIES = [
 ]  # fmt: skip
 
 COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "connect": (
+        ["{run}/step-0000005.h5", "{run}/last.h5", "--points", "3", "--steps", "2", "-o", "{folder}/c.h5"],
+        {"must be two": ["{run}"], "--curve": ["{run}", "{run}", "--curve", "no"]}),
     "info": (["{run}/last.h5"], {"none.h5": ["none.h5"]}),
     "plot": (["{run}", "-o", "{folder}/p.png"], {"none.h5": ["none.h5"], "p.gif": ["{run}", "-o", "{folder}/p.gif"]}),
     "recipes": (["digits-ssgd"], {"digits-sgd": ["digits-sgd"]}),
@@ -364,6 +381,8 @@ def is_checked(name: str, check: str) -> bool:
     """The drawings have a test of their own, and some rows are there for their truth and command alone."""
     if name in ("disagreement of drawn learners", "average sharpness"):
         return check in ("truth", "command")
+    if name == "connect":  # it estimates BatchNorm's statistics itself, at each point
+        return check not in ("batchnorm", "picture")
     return check != "picture" or name == "line"
 
 

@@ -21,6 +21,8 @@ from landscape.training.run.loop import Trainer
 WORDS = {"problem": "a Problem", "run": "a Checkpoint", "checkpoint": "a Checkpoint"}
 #: Arguments that functions cannot do without, for a model of 8 parameters.
 GIVEN: dict[str, Any] = {
+    "a": torch.zeros(8),
+    "b": torch.ones(8),
     "direction": torch.ones(8),
     "before": torch.zeros(8),
     "after": torch.ones(8),

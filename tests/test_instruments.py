@@ -33,9 +33,17 @@ from tests.test_training import quadratic
 
 NAMES = [
     "lambda-max", "batch-sharpness", "noise-scale", "disagreement", "noise-alignment", "worst-sharpness",
-    "average-sharpness",
+    "average-sharpness", "average", "noise-share", "path",
 ]  # fmt: skip
-ALL: dict[str, Any] = {"instruments": NAMES, "every": 6, "draws": 3, "samples": 90, "k": 2, "rho": 0.05}
+ALL: dict[str, Any] = {
+    "instruments": NAMES,
+    "every": 6,
+    "draws": 3,
+    "samples": 90,
+    "k": 2,
+    "rho": 0.05,
+    "window": 2,
+}
 
 
 def values_of(tiny: Path, **changes: Any) -> dict[str, Any]:
@@ -111,11 +119,24 @@ def test_the_columns_are_those_of_dense_matrices(tiny: Path, algorithm: dict[str
         result = landscape.disagreement(sample, weights, 2)
         assert row["spread_share_se"] == pytest.approx(result.standard_error, abs=0.01)
         assert row["disagreement_cost_se"] == pytest.approx(result.cost_error, rel=1e-6)
-        gradients = [
-            problems.textbook_gradient(whole.subset(i), mean) for i in drawn("noise-alignment", 1, 40)[:, 0]
-        ]
+        fresh = {
+            name: [problems.textbook_gradient(whole.subset(i), mean) for i in drawn(name, 1, 40)[:, 0]]
+            for name in ("noise-alignment", "noise-share")
+        }
+        gradients = fresh["noise-alignment"]
         expected = ratio([float(v @ h @ v) for v in gradients], [float(v @ v) for v in gradients])
         assert (row["noise_alignment"], row["noise_alignment_se"]) == pytest.approx(expected, rel=1e-8)
+        noise = torch.stack(fresh["noise-share"])
+        noise -= noise.mean(0)
+        share = float((noise @ vectors).square().sum() / noise.square().sum())
+        assert row["noise_share"] == pytest.approx(share, abs=0.02)
+        if step == 12:  # from the measurement after step 6
+            start = saved[6].mean(0)
+            way, slope = mean - start, problems.textbook_gradient(sample, start)
+            cosine = float(-(way @ slope) / (way.norm() * slope.norm()))
+            assert row["path_cosine"] == pytest.approx(cosine, rel=1e-8)
+        else:
+            assert np.isnan(row["path_cosine"])
         for kind in ("worst", "average"):
             seed = generator(trainer.recipe.seed, f"monitor_{kind}-sharpness", step).initial_seed()
             rise = landscape.sharpness(at, 0.05, kind, min_draws=3, max_draws=3, seed=seed)
@@ -166,6 +187,20 @@ def test_the_loss_change_is_that_of_the_step_of_w_a(
         for name, own in slots.items():
             part = sum(float((g + curved)[s.place] @ d[s.place]) for s in own)
             assert row[f"loss_change {name}"] == pytest.approx(part, abs=1e-9)
+
+
+def test_the_running_average_is_that_of_the_last_measured_weights(tiny: Path) -> None:
+    monitor = {"instruments": ["average"], "every": 5, "samples": 90, "window": 3}
+    trainer, end, saved = measured(values_of(tiny, monitor=monitor))
+    steps = [step for step in saved if step and step % 5 == 0]
+    means = [saved[step].mean(0) for step in steps[-3:]]
+    sample = trainer.monitor.run.sample.problem
+    wanted = landscape.average(sample, means)
+    row = {name: end.history[name][steps[-1] - 1] for name in trainer.monitor.columns}
+    assert row["average_loss"] == pytest.approx(wanted.loss[0], rel=1e-9)
+    assert row["average_gain"] == pytest.approx(sample.loss(means[-1]) - wanted.loss[0], rel=1e-6)
+    assert row["average_loss_low"] < wanted.exact[0] < row["average_loss_high"]
+    assert np.isnan(end.history["average_loss"][: steps[1]]).all()
 
 
 def test_a_recorder_measures_the_loss_change_of_its_steps(tmp_path: Path) -> None:
@@ -448,7 +483,7 @@ def test_the_picture_has_a_row_more(tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("monitor", "words"),
     [
-        ({"instruments": ["batch-sharpnes"]}, "did you mean 'batch-sharpness'.*allowed: average-sharpness, batch-"),
+        ({"instruments": ["batch-sharpnes"]}, "did you mean 'batch-sharpness'.*allowed: average, average-sharpness, batch-"),
         ({"instruments": ["worst-sharpness"]}, "monitor.rho: missing"),
         ({"instruments": ["preconditioned-lambda-max"]}, "the optimizer 'sgd' has no diagonal preconditioner"),
         ({"instruments": "noise-scale"}, r"monitor.instruments: 'noise-scale' is not allowed, it must be list\[str\]"),

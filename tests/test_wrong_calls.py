@@ -24,6 +24,7 @@ MORE: dict[str, dict[str, Any]] = {
     "between": {"weights": torch.randn(2, 8)},
     "contour": {"grid": 3},
     "line": {"direction": torch.ones(8)},
+    "connect": {"a": torch.ones(8), "b": torch.zeros(8), "points": 3, "steps": 1},
     "batch_sharpness": {"batch": 4},
     "noise_scale": {"batch": 4},
     "minima": {"delays": (0,), "rate_tol": 0.5},
@@ -88,11 +89,12 @@ def test_an_unknown_keyword_is_refused_with_the_name_of_the_function(name: str) 
         ("average", {"weights": OTHER}),
         ("top_eigenvalues", {"weights": OTHER[0]}),
         ("loss_change", {"after": OTHER[0]}),
+        ("connect", {"a": OTHER[0]}),
         ("HessianOperator", {"weights": OTHER[0]}),
     ],
 )
 def test_what_belongs_to_another_model_is_refused(name: str, option: dict[str, Any]) -> None:
-    refused("plane|direction|weights|after", lambda: called(name, **option))
+    refused("plane|direction|weights|after|^a:", lambda: called(name, **option))
 
 
 def test_a_plane_that_fits_in_part_is_refused() -> None:

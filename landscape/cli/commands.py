@@ -25,7 +25,7 @@ GROUPS = {
     for title, names in {
         "Begin": ("demo", "doctor", "fetch", "completion"),
         "Train": ("recipes", "train", "watch", "sweep", "plan", "topologies", "import"),
-        "Map the landscape": ("contour", "line", "basins", "average", "compare", "smoothing"),
+        "Map the landscape": ("contour", "line", "connect", "basins", "average", "compare", "smoothing"),
         "Measure curvature": ("spectrum", "hessian-grid", "batch-sharpness", "stability"),
         "Measure noise and learners": ("noise-scale",),
         "Experiments and papers": ("saddles", "figures"),

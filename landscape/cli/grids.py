@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import torch
 
+from landscape.analysis.connection import CURVES
+from landscape.analysis.connection import connect as compute_connection
 from landscape.analysis.grids import contour as compute_contour
 from landscape.analysis.grids import hessian_grid as compute_hessian_grid
 from landscape.analysis.grids import line as compute_line
@@ -38,6 +40,7 @@ from landscape.geometry.surfaces import basins as compute_basins
 from landscape.problem.problem import Problem
 from landscape.results import base
 from landscape.results.base import load_results
+from landscape.results.connection import Connection
 from landscape.results.grids import HessianGrid, Interpolated, Line, Plane, Surface
 
 KINDS = ("random", "between", "pca", "learners", "eigen")
@@ -345,6 +348,34 @@ def line(
         return compute_line(problem, direction, **settings)
 
     analysis.compute("line", [tuple(runs)], compute, kind, norm)
+
+
+@command(
+    analysis=analysis_options(
+        compute_connection, metavar="CKPT CKPT", split=False, curve={"type": Choice(CURVES)}
+    ),
+)
+def connect(analysis: Analysis) -> None:
+    """Compute the barrier between two checkpoints.
+
+    It is that on the line between their w_a, on the line after alignment, and along a curve.
+
+    Alignment permutes the hidden units of the second checkpoint, which leaves its function as it is, so that
+    it comes near to the first. The curve is trained on the training set, on which all losses are.
+
+    Example:
+        landscape connect runs/ss/last.h5 runs/dp/last.h5 --plot connection.png
+    """
+    if len(analysis.checkpoints) != 2:
+        raise InputError(f"CKPT: {len(analysis.checkpoints)} checkpoints are not allowed, it must be two")
+    runs = analysis.open()
+    same_network(runs)
+
+    def compute(run: Checkpoint, *others: Checkpoint, **settings: Any) -> Connection:
+        problem = run.problem()
+        return compute_connection(problem, *ends(problem, runs), **settings)
+
+    analysis.compute("connect", [tuple(runs)], compute)
 
 
 @command(

@@ -18,6 +18,7 @@ from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped_panels
 from landscape.plots.surface import CENTER, CMAP, LOWEST, POINT, LevelScale, color_bar, map_axes, scale
+from landscape.results.connection import PATHS, Connection
 from landscape.results.flatness import Basins
 from landscape.results.grids import HessianGrid, Line
 
@@ -105,6 +106,32 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
     usual = "Loss between two sets of weights; dotted: the straight line" if between else "Loss along a line"
     text = style.interpolation_note(results).removeprefix("; ").capitalize()
     return finish(figure, title or usual + shared, text, [top], ncols=1)
+
+
+@draws(Connection)
+def draw_connections(results: Sequence[Connection], title: str = "") -> Figure:
+    """Loss and, below it, accuracy on the line, the aligned line and the curve; a column for each result."""
+    names = ["loss", "accuracy"] if any(np.isfinite(r.accuracy).any() for r in results) else ["loss"]
+    whole = [f"{name} {k}" if len(results) > 1 else name for name in names for k in range(len(results))]
+    figure, axes = panels(
+        len(names), len(results), 4.6, 2.6, whole, whole[len(results) :], sharex=True, sharey="row"
+    )
+    for k, (r, name) in enumerate(zip(results, style.names_of(results, "pair"), strict=True)):
+        column = axes[k :: len(results)] if len(axes) > 1 else axes
+        for path, (label, color) in enumerate(zip(PATHS, ("#D55E00", "#0072B2", "#009E73"), strict=True)):
+            said = f"{label} (barrier {r.barrier[path]:.3g})" if len(results) == 1 else label
+            for ax, values in zip(column, (r.loss[path], 100 * r.accuracy[path]), strict=False):
+                ax.plot(r.t, np.where(np.isfinite(values), values, np.nan), color=color, label=said)
+        if len(results) > 1:
+            column[0].set_title(name)
+        column[-1].set_xlabel("t (0: a, 1: b)")
+    rows = zip((axes[0], *axes[len(results) :: len(results)]), ("loss", "accuracy"), strict=False)
+    for ax, quantity in rows:
+        unit = style.unit(Connection, "loss") if quantity == "loss" else " (%)"
+        ax.set_ylabel(f"{style.split_names(results)} {quantity}{unit}")
+    first = results[0]
+    text = f"Curve: {first.curve}; steps of t: {first.t[1]:.3g}; {style.samples_of(results)}."
+    return finish(figure, title or style.headline(results), text, [axes[0]], ncols=1)
 
 
 _SADDLE: dict[str, Any] = {**POINT, "marker": "X", "mfc": "#CC79A7", "ms": 7, "label": "its saddle"}

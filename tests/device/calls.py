@@ -94,6 +94,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "lars": {},
     "lamb": {},
     "muon": {"groups": {"bias": {"name": "sgd"}}},
+    "steepest": {"norm": "spectral"},
 }
 MORE: dict[str, Compute] = {
     "loss and gradient in batches": lambda at: in_batches(at).loss_and_gradient(),
@@ -112,6 +113,7 @@ MORE: dict[str, Compute] = {
         at.problem, 50, max_steps=1000, max_rhat=9.0, nbeta=1.0
     ),
     "loss_change": lambda at: landscape.loss_change(at.problem, at.problem.weights, 0.9 * at.problem.weights),
+    "connect": lambda at: landscape.connect(at.problem, *at.weights[:2], points=3, steps=2),
     "compare": lambda at: landscape.compare(
         [at.problem, at.of(networks()["attention"])], quantities=["lambda-max"]
     ),

@@ -129,6 +129,7 @@ def results() -> Mapping[str, Any]:
         "smoothing": made(Smoothing, lambda_max=2.0, draws=4),
         # These have a generator of their own: where they change, the pictures of the others stay.
         "label_counts": filled(np.random.default_rng(1), landscape.LabelCounts, counts=np.array([[40, 0, 3], [0, 25, 9]])),
+        "connection": filled(np.random.default_rng(4), landscape.Connection, t=np.linspace(0, 1, 5), curve="bezier"),
         "weight_average": filled(
             np.random.default_rng(3), landscape.WeightAverage, loss=two, low=two - 0.1, high=two + np.array([0.1, np.inf]),
             ratio=np.array([0.2, 2.0]), chosen=np.array([True, True, False]), level=0.9, bn="recalibrate",
