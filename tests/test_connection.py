@@ -214,7 +214,7 @@ def test_a_model_of_one_precision_is_refused() -> None:
 def test_a_plane_goes_through_the_aligned_weights() -> None:
     problem = problems.mlp()
     a = problem.weights
-    b = permuted(Symmetry.of(problem), a, 0) + 0.01 * torch.randn_like(a)
+    b = permuted(Symmetry.of(problem), a, 0) + 0.001 * torch.sin(torch.arange(len(a)).to(a))
     plane = landscape.between(problem, [a, b], align=True)
     near = torch.from_numpy(landscape.connect(problem, a, b, steps=0, points=3).weights[2])
     ends = plane.center + torch.from_numpy(plane.markers).to(a) @ plane.directions
