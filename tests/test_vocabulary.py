@@ -65,7 +65,6 @@ WORDS = {row[0].strip("`"): word_of(row[1], row[2]) for row in ROWS if len(row) 
 OWN = {
     "limits.lr_that_keeps_minima": "before after",
     "loss_change": "before after",
-    "between": "align",
     "connect": "a b curve",
     "average": "coefficients exact",
     "compare": "problems equal_loss planes rho_average preconditioner_of",
