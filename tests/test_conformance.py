@@ -336,6 +336,7 @@ INSTRUMENTS: dict[str, dict[str, Any]] = {
     "worst-sharpness": {"refused": {"rho": -1.0}},
     "average-sharpness": {},
     "loss-change": {},
+    "average": {"monitor": {"window": 2}, "refused": {"window": 1}},
 }  # fmt: skip
 
 TOPOLOGIES = [

@@ -33,9 +33,17 @@ from tests.test_training import quadratic
 
 NAMES = [
     "lambda-max", "batch-sharpness", "noise-scale", "disagreement", "noise-alignment", "worst-sharpness",
-    "average-sharpness",
+    "average-sharpness", "average",
 ]  # fmt: skip
-ALL: dict[str, Any] = {"instruments": NAMES, "every": 6, "draws": 3, "samples": 90, "k": 2, "rho": 0.05}
+ALL: dict[str, Any] = {
+    "instruments": NAMES,
+    "every": 6,
+    "draws": 3,
+    "samples": 90,
+    "k": 2,
+    "rho": 0.05,
+    "window": 2,
+}
 
 
 def values_of(tiny: Path, **changes: Any) -> dict[str, Any]:
@@ -166,6 +174,20 @@ def test_the_loss_change_is_that_of_the_step_of_w_a(
         for name, own in slots.items():
             part = sum(float((g + curved)[s.place] @ d[s.place]) for s in own)
             assert row[f"loss_change {name}"] == pytest.approx(part, abs=1e-9)
+
+
+def test_the_running_average_is_that_of_the_last_measured_weights(tiny: Path) -> None:
+    monitor = {"instruments": ["average"], "every": 5, "samples": 90, "window": 3}
+    trainer, end, saved = measured(values_of(tiny, monitor=monitor))
+    steps = [step for step in saved if step and step % 5 == 0]
+    means = [saved[step].mean(0) for step in steps[-3:]]
+    sample = trainer.monitor.run.sample.problem
+    wanted = landscape.average(sample, means)
+    row = {name: end.history[name][steps[-1] - 1] for name in trainer.monitor.columns}
+    assert row["average_loss"] == pytest.approx(wanted.loss[0], rel=1e-9)
+    assert row["average_gain"] == pytest.approx(sample.loss(means[-1]) - wanted.loss[0], rel=1e-6)
+    assert row["average_loss_low"] < wanted.exact[0] < row["average_loss_high"]
+    assert np.isnan(end.history["average_loss"][: steps[1]]).all()
 
 
 def test_a_recorder_measures_the_loss_change_of_its_steps(tmp_path: Path) -> None:
@@ -448,7 +470,7 @@ def test_the_picture_has_a_row_more(tiny: Path) -> None:
 @pytest.mark.parametrize(
     ("monitor", "words"),
     [
-        ({"instruments": ["batch-sharpnes"]}, "did you mean 'batch-sharpness'.*allowed: average-sharpness, batch-"),
+        ({"instruments": ["batch-sharpnes"]}, "did you mean 'batch-sharpness'.*allowed: average, average-sharpness, batch-"),
         ({"instruments": ["worst-sharpness"]}, "monitor.rho: missing"),
         ({"instruments": ["preconditioned-lambda-max"]}, "the optimizer 'sgd' has no diagonal preconditioner"),
         ({"instruments": "noise-scale"}, r"monitor.instruments: 'noise-scale' is not allowed, it must be list\[str\]"),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -439,6 +442,28 @@ def test_muon_is_torchs_up_to_bfloat16(scale: str) -> None:
         torchs.step()
     moved, expected = (weights - start)[0], torch.cat([p.detach().flatten() for p in parameters]) - start[0]
     assert float((moved - expected).norm() / expected.norm()) < 0.02
+
+
+@pytest.mark.slow
+def test_muon_with_adamw_on_a_two_layer_gpt(tmp_path: Path) -> None:
+    """The example: less loss than AdamW alone for each seed; the decomposition holds."""
+    example = Path(__file__).parents[1] / "examples" / "muon_gpt.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", example, tmp_path], capture_output=True, text=True, check=True
+    )
+    assert re.findall(r"^(\w+): training loss \d", done.stdout, re.MULTILINE) == ["adamw", "muon"]
+    found: dict[str, list[float]] = {"adamw": [], "muon": []}
+    for name, losses in found.items():
+        for seed in range(3):
+            history = landscape.load(tmp_path / f"{name}-{seed}").history
+            problems.assert_identity(history, rtol=1e-4)  # in float32
+            columns = np.array(
+                [history[c][49::50] for c in ("alpha_e", "grad_norm2", "displacement2", "delta")]
+            )
+            assert columns.shape == (4, 6)
+            assert np.isfinite(columns).all()
+            losses.append(float(history["loss"][-50:].mean()))
+    assert (np.array(found["muon"]) < np.array(found["adamw"])).all()
 
 
 def test_the_preconditioner_is_that_of_each_group() -> None:

@@ -20,7 +20,7 @@ from landscape.curvature.eigenvalues import exact_products
 from landscape.curvature.hessian import exact_only
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
-from landscape.evaluation.hull import LEVEL, Hull, Measured, Predicted
+from landscape.evaluation.hull import LENGTHS, LEVEL, Hull, Measured, Predicted
 from landscape.gradients.minibatches import placed
 from landscape.problem.batchnorm import SAMPLES, tracked
 from landscape.problem.problem import Problem, Run, problem_of
@@ -32,9 +32,9 @@ MEMBERS = 32
 
 
 def _average_need(problem: Any, weights: Any, **_: Any) -> Need:
-    """Members, deviations, gradient and product; a few matrices over the observations."""
+    """Members, deviations, gradient, product; a matrix over the observations for each length, and terms."""
     n = len(weights) if isinstance(weights, Sequence) else needs.rows(weights)
-    return needs.curved(problem, 2 * n + 4, 8 * 8 * (2 * min(n, MEMBERS) ** 2) ** 2)
+    return needs.curved(problem, 2 * n + 4, 8 * (len(LENGTHS) + 8) * (2 * min(n, MEMBERS) ** 2) ** 2)
 
 
 @numerics(1)

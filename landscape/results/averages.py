@@ -85,7 +85,7 @@ class WeightAverage(Measured):
             rows.append(Row("members chosen by prediction", ", ".join(members), note=note))
             rows += self._rows(asked, "chosen average")
         else:
-            note = "no average is predicted to be better than this member"
+            note = "no average is predicted to be better with certainty"
             rows.append(Row("members chosen by prediction", members[0], note=note))
         low, high = self.members_loss.min(), self.members_loss.max()
         rows.append(Row("losses of the members", f"{low:.6g} to {high:.6g}", unit="nat"))
@@ -109,10 +109,8 @@ class WeightAverage(Measured):
                 Row(f"{name} minus the members' mean", float(self.change[k]), float(half), "nat", mean),
             ]
         else:
-            far = (
-                f"the members are too far apart, each order corrects {self.ratio[k]:.2g} times the one before"
-            )
-            rows = [Row(title, "none", note=far)]
+            far = "the members are too far apart, each order corrects"
+            rows = [Row(title, "none", note=f"{far} {self.ratio[k]:.2g} times the one before")]
         if np.isfinite(self.exact[k]):
             rows.append(Row(f"exact loss of the {name}", float(self.exact[k]), 0.0, "nat"))
         return rows

@@ -91,6 +91,8 @@ class Monitor:
         draws: Minibatches that an instrument draws each time. Source: ours; a standard error from 16 is right
             to 18%.
         rho: Radius of "worst-sharpness" and "average-sharpness", which need one. Source: ours.
+        window: The last measured w_a whose mean is the average of "average". Source: ours; each costs a
+            gradient and a Hessian product each time.
     """
 
     sharpness: options.Natural = 0
@@ -100,6 +102,7 @@ class Monitor:
     every: options.Count = 50
     draws: options.Several = 16
     rho: options.NonNegative = 0.0
+    window: options.Several = 4
 
     def __post_init__(self) -> None:
         for name in self.instruments:
