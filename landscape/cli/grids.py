@@ -81,7 +81,7 @@ def chosen_groups(chosen: Chosen, runs: list[Checkpoint]) -> list[list[Checkpoin
     if kind != "random" and (norm != "none" or ignore is not None):
         raise InputError(f"--norm, --ignore: they are for random planes, '--plane {kind}' has none to scale")
     if chosen.align and kind != "between":
-        raise InputError(f"--align: it is for '--plane between', not for '--plane {kind}'")
+        raise InputError(f"--align: it is not allowed with '--plane {kind}', only with between")
     if kind == "random":
         same_layout(runs)
     if kind == "between":
