@@ -323,6 +323,7 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"scale": "match_rms_adamw", "groups": {"bias": {"name": "sgd", "momentum": 0.5}}},
         {"refused": {"momentum": -1.0, "iterations": 0}}),
     "adamw": ({}, {"reference": lambda p: torch.optim.AdamW(p, 0.01)}),
+    "steepest": ({"norm": "spectral"}, {"refused": {"norm": "nuclear"}}),
 }  # fmt: skip
 
 INSTRUMENTS: dict[str, dict[str, Any]] = {
@@ -333,6 +334,10 @@ INSTRUMENTS: dict[str, dict[str, Any]] = {
     "noise-scale": {"refused": {"every": 0}},
     "disagreement": {"refused": {"k": 0}},
     "noise-alignment": {},
+    "noise-share": {"refused": {"draws": 1}},
+    "path": {},
+    "generalized-sharpness": {
+        "changes": {"optimizer": {"name": "steepest", "norm": "spectral"}, "lr": 0.01}, "refused": {"optimizer": {"name": "sgd"}}},
     "worst-sharpness": {"refused": {"rho": -1.0}},
     "average-sharpness": {},
     "loss-change": {},

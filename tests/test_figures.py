@@ -19,11 +19,13 @@ import landscape
 from landscape import data
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import UNITS
+from landscape.core import registry
 from landscape.core.errors import OperationError
 from landscape.paper import figure, gallery, scales
 from landscape.paper.context import SCALES, Cell, Context, Ended, Point, Scale, identity
 from landscape.paper.figure import Compared, Drawing
-from landscape.paper.figures import communication, edge, landscapes
+from landscape.paper.figures import communication, edge, landscapes, rules
+from landscape.paper.record import POINTS
 from landscape.paper.verdicts import judged, outcome, rows_of, select
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import style
@@ -39,7 +41,7 @@ from tests.test_cli import one_line
 WANTED = {
     "fig1", "fig2a", "fig2b", "fig3", "fig4", "fig6", "fig7", *(f"table{k}" for k in range(1, 7)), "saddles",
     "runtime", "runtime-loopback", "smoothing", "lr-divergence", "local-sgd", "delay-boundary", "delay-minima", "edge", "edge-follows", "eq4",
-    "noise-split", "lamb", "learners-plane", "flatness", "edge-lazy", "instruments",
+    "noise-split", "lamb", "learners-plane", "flatness", "edge-lazy", "instruments", "rules", "disagreement", "edge-geometries",
 }  # fmt: skip
 
 
@@ -154,13 +156,15 @@ def test_an_estimate_counts_the_samples_of_all_that_runs_do(
     plain = small(steps=300, decompose=Decompose(every=0), evaluate=Evaluate(every=0))
     decomposed = dataclasses.replace(plain, decompose=Decompose(every=3, samples=60))
     measured = dataclasses.replace(plain, monitor=Monitor(sharpness=30, samples=10))
-    one, two, three, four = (
+    shown = dataclasses.replace(plain, monitor=Monitor(instruments=["path"], every=30, samples=10, k=2))
+    one, two, three, four, five = (
         scales.seconds_of(Context(tmp_path), runs, {})
-        for runs in ([plain], [plain, plain], [decomposed], [measured])
+        for runs in ([plain], [plain, plain], [decomposed], [measured], [shown])
     )
     assert (one, two) == (pytest.approx(300 * plain.batch / 1000), pytest.approx(2 * one))
     assert three - one == pytest.approx(300 * 60 / 3 / 1000)
     assert four - one == pytest.approx(300 / 30 * scales.SHARPNESS_PASSES * 10 / 1000)
+    assert five - one == pytest.approx(300 / 30 * scales.EIGENVECTOR_PASSES * 2 * 10 / 1000)
 
 
 def test_a_figure_without_runs_is_made_with_data_and_a_page(tmp_path: Path, command: Command) -> None:
@@ -412,3 +416,96 @@ def test_numbers_are_compared_by_setting_in_the_order_of_the_rows() -> None:
         Compared("x of SSGD (2.0)", "2.0 (1.0 to 3.0)", "1"),
         Compared("x of DPSGD (nan)", "5.0", "1"),
     ]
+
+
+# ---- Update rules side by side
+
+
+def test_all_update_rules_are_compared() -> None:
+    ours = {n for n in registry.algorithms if registry.algorithms[n].__module__.startswith("landscape.")}
+    for scale in SCALES:
+        cells = figure.get("rules").runs(scale)
+        assert {cell.recipe.algorithm["name"] for cell in cells} == ours
+        assert {cell.values["split"] for cell in cells} == {rules.IID, rules.SKEWED}
+        assert {cell.recipe.split.text for cell in cells} == {"iid", "dirichlet(0.1)"}
+        assert all(cell.recipe.steps <= POINTS for cell in cells)  # records have the bytes of each step
+
+
+def with_history(**columns: list[float]) -> Any:
+    steps = len(next(iter(columns.values())))
+    history = {name: np.full(steps, np.nan) for name in UNITS} | {"step": np.arange(1.0, steps + 1)}
+    history |= {name: np.array(values) for name, values in columns.items()}
+    model = {"name": "mlp", "options": {"widths": [9, 3]}}
+    end = SimpleNamespace(history=history, step=steps, diverged="", model=model)
+    recipe = SimpleNamespace(monitor=SimpleNamespace(k=3))
+    return SimpleNamespace(end=end, last=SimpleNamespace(recipe=recipe))
+
+
+def test_the_numbers_of_a_rule_are_those_of_its_history() -> None:
+    nan = float("nan")
+    run = with_history(
+        comm_bytes=[0, 0, 4000, 0, 0, 0, 2000, 0], lr=[0.5] * 8, alpha_e=[nan, 9, nan, 9, nan, 0.25, nan, 0.75],
+        grad_norm2=[4.0] * 8, displacement2=[1.0] * 8, delta=[nan, 9, nan, 9, nan, 2, nan, 6],
+        delta_2=[nan, 9, nan, 9, nan, 1, nan, 4], delta_cross=[nan, 9, nan, 9, nan, 0, nan, -1],
+        consensus=[9, 9, 9, 9, 1, 2, 4, 3], lr_lambda_max=[nan] * 5 + [1, nan, 3], lr_lambda_limit=[2.0] * 8,
+        train_loss=[3, nan, 2, nan, nan, 1, nan, nan], test_accuracy=[nan, 0.5, nan, nan, nan, nan, nan, 0.75],
+    )  # fmt: skip
+    found = rules._measured(run, 8)
+    expected = {
+        "megabytes": 0.006, "kilobytes_a_step": 0.75, "kilobytes_burst": 4.0, "steps_apart": 4, "consensus": 2.5,
+        "relative_rate": 1.0, "delta": 4.0, "delta_from_spread": 0.5, "step_cosine": 1.0, "of_limit": 1.0,
+        "train_loss": 1.0, "test_error_percent": 25.0,
+    }  # fmt: skip
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert np.isnan(found["path_cosine"])
+    early = rules._measured(run, 3)
+    assert (early["train_loss"], early["test_error_percent"], early["megabytes"]) == (2.0, 50.0, 0.004)
+
+
+def test_shares_are_compared_with_those_of_a_random_direction() -> None:
+    nan = float("nan")
+    run = with_history(
+        spread_share=[nan, 0.5, nan], noise_share=[0.3, 0.4, nan],
+        disagreement_cost=[nan, 0.25, nan], consensus=[1.0, 0.5, 1.0], lambda_max=[nan, 4.0, nan],
+    )  # fmt: skip
+    (row,) = rules._along(run).to_dict("records")
+    assert (row["step"], row["spread_share"], row["noise_share"]) == (2, 0.5, 0.4)
+    # 9 · 3 weights and 3 biases, k = 3; 2 · 0.25 / (0.5 · 4).
+    assert (row["random_share"], row["alignment"]) == (pytest.approx(0.1), pytest.approx(0.25))
+
+
+def test_an_optimizer_has_settled_before_its_data_is_learned() -> None:
+    rows = pd.DataFrame({"rule": "SSGD", "optimizer": "Adam", "seed": 0, "step": np.arange(10, 110, 10)})
+    rows["loss"], rows["ratio"] = [2.0] * 6 + [0.05] * 4, [0.1] * 3 + [0.9, 1.0, 1.4] + [9.0] * 4
+    assert edge._settled(rows)["step"].tolist() == [40, 50, 60]
+    (effect,) = edge._judge_geometries(rows)
+    assert (effect.where, effect.values) == ("Adam, SSGD", (1.0,))
+    history = {"lr_lambda_max": [np.nan, 3.0], "lr_lambda_limit": [np.nan, 2.0], "loss": [1.0, 0.5]}
+    assert edge._of_limit(with_history(**history)).to_dict("records") == [
+        {"step": 2, "loss": 0.5, "ratio": 1.5}
+    ]
+
+
+def test_the_verdicts_on_rules_compare_seed_by_seed() -> None:
+    place = {"network": "MLP", "split": "iid", "seed": 0}
+    late = [
+        place
+        | {"rule": rule, "step": step, "spread_share": 0.6 * step / 2, "noise_share": 0.3, "alignment": a}
+        for rule, a in ((rules.PLAIN, 0.4), (rules.ADAPTIVE, 0.1))
+        for step in (1, 2)
+    ]
+    first, second, third = rules._judge_disagreement(pd.DataFrame(late))
+    assert (first.values, second.values, third.values) == ((2.0,), (2.0,), (0.25,))
+    table = pd.DataFrame(
+        place | {"split": split, "at": at, "rule": rule, rules.ERROR: error, rules.COSINE: cosine}
+        for split, more in ((rules.IID, 0.0), (rules.SKEWED, 1.0))
+        for at in (rules.SAMPLES, rules.BYTES)
+        for rule, error, cosine in (
+            ("SSGD", 9.0, 0.5), ("local SGD", 4.0, 0.5), (rules.MULOCO, 5.0, 0.3), (rules.DILOCO, 5.0, 0.1),
+            ("DPSGD AWC", 3.0 + 4 * more, 0.5), ("D²", 3.0 + more, 0.5),
+        )
+    )  # fmt: skip
+    effects = rules._judge_rules(table)
+    assert [effect.values for effect in effects] == [
+        (5.0,), (pytest.approx(0.2),), (5.0,), (pytest.approx(0.2),), (3.0,),
+    ]  # fmt: skip

@@ -33,7 +33,7 @@ from tests.test_training import quadratic
 
 NAMES = [
     "lambda-max", "batch-sharpness", "noise-scale", "disagreement", "noise-alignment", "worst-sharpness",
-    "average-sharpness", "average",
+    "average-sharpness", "average", "noise-share", "path",
 ]  # fmt: skip
 ALL: dict[str, Any] = {
     "instruments": NAMES,
@@ -119,11 +119,24 @@ def test_the_columns_are_those_of_dense_matrices(tiny: Path, algorithm: dict[str
         result = landscape.disagreement(sample, weights, 2)
         assert row["spread_share_se"] == pytest.approx(result.standard_error, abs=0.01)
         assert row["disagreement_cost_se"] == pytest.approx(result.cost_error, rel=1e-6)
-        gradients = [
-            problems.textbook_gradient(whole.subset(i), mean) for i in drawn("noise-alignment", 1, 40)[:, 0]
-        ]
+        fresh = {
+            name: [problems.textbook_gradient(whole.subset(i), mean) for i in drawn(name, 1, 40)[:, 0]]
+            for name in ("noise-alignment", "noise-share")
+        }
+        gradients = fresh["noise-alignment"]
         expected = ratio([float(v @ h @ v) for v in gradients], [float(v @ v) for v in gradients])
         assert (row["noise_alignment"], row["noise_alignment_se"]) == pytest.approx(expected, rel=1e-8)
+        noise = torch.stack(fresh["noise-share"])
+        noise -= noise.mean(0)
+        share = float((noise @ vectors).square().sum() / noise.square().sum())
+        assert row["noise_share"] == pytest.approx(share, abs=0.02)
+        if step == 12:  # from the measurement after step 6
+            start = saved[6].mean(0)
+            way, slope = mean - start, problems.textbook_gradient(sample, start)
+            cosine = float(-(way @ slope) / (way.norm() * slope.norm()))
+            assert row["path_cosine"] == pytest.approx(cosine, rel=1e-8)
+        else:
+            assert np.isnan(row["path_cosine"])
         for kind in ("worst", "average"):
             seed = generator(trainer.recipe.seed, f"monitor_{kind}-sharpness", step).initial_seed()
             rise = landscape.sharpness(at, 0.05, kind, min_draws=3, max_draws=3, seed=seed)

@@ -33,7 +33,7 @@ from landscape.training.run.loop import Trainer
 # bytes (ours).
 POINTS, DIGITS, MAX_BYTES = 1000, 6, 1 << 24
 # Columns that follow from the recipe, or that say how busy a machine was.
-LEFT_OUT = ("step", "lr", "wall_s", "samples_per_s", "wait_s", "comm_bytes", "comm_rounds")
+LEFT_OUT = ("step", "lr", "wall_s", "samples_per_s", "wait_s", "comm_rounds")
 FINAL = ("loss", "train_loss", "test_loss", "test_accuracy", "consensus", "lr_lambda_max", "lr_lambda_limit")
 
 

@@ -34,6 +34,9 @@ TIMED_SAMPLES, BUSY_SECONDS = (16, 512), 0.02
 FORECAST_SECONDS = 0.1  # of such a measurement, whose result is said in one or two digits (ours)
 # A measurement of λ_max along a run takes as long as so many gradients of its samples (ours; Figure 2(b)).
 SHARPNESS_PASSES = 30
+# One of the instruments, for each eigenvector, as these take most of the time (ours; 17 with the MLP of
+# Figure 2(b), 15 with LeNet-5, k = 10).
+EIGENVECTOR_PASSES = 16
 
 
 @functools.cache
@@ -103,7 +106,7 @@ def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int) -> Recip
         own += [
             f"steps={max(20, base.steps // 50)}", "evaluate.every=10", "checkpoint.every=10",
             f"batch={min(base.batch, 60 * base.learners)}",
-            "model={name='mlp', widths=[64, 50, 50, 10]}", "data={name='digits'}", "monitor.samples=200",
+            "model={name='mlp', widths=[64, 50, 50, 10]}", "data.name='digits'", "monitor.samples=200",
             f"decompose.every={5 * bool(base.decompose.every)}",
             f"monitor.sharpness={10 * bool(base.monitor.sharpness)}",
             *(["monitor.every=10", "monitor.draws=2"] if base.monitor.instruments else []),
@@ -141,8 +144,8 @@ def seconds_of(context: Context, runs: Iterable[Recipe], known: dict[str, float]
 
     ``known`` has the kinds that were measured before, and those that are now.
 
-    Includes steps, evaluations, decompositions and λ_max (as passes over their samples), but no checkpoints
-    and no instruments.
+    Includes steps, evaluations, decompositions, λ_max and the instruments (as passes over their samples), but
+    no checkpoints.
     """
     total = 0.0
     for run in runs:
@@ -160,6 +163,10 @@ def seconds_of(context: Context, runs: Iterable[Recipe], known: dict[str, float]
             (run.decompose.samples or train, run.decompose.every),
             (test / 3, run.evaluate.every),
             (SHARPNESS_PASSES * (run.monitor.samples or train), run.monitor.sharpness),
+            (
+                EIGENVECTOR_PASSES * run.monitor.k * (run.monitor.samples or train),
+                run.monitor.every * bool(run.monitor.instruments),
+            ),
         )
         step = run.batch + sum(samples / every for samples, every in passes if every)
         total += run.steps * step * known[kind]

@@ -94,6 +94,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "lars": {},
     "lamb": {},
     "muon": {"groups": {"bias": {"name": "sgd"}}},
+    "steepest": {"norm": "spectral"},
 }
 MORE: dict[str, Compute] = {
     "loss and gradient in batches": lambda at: in_batches(at).loss_and_gradient(),

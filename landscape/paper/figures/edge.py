@@ -217,3 +217,69 @@ def _lazy(context: Context) -> Drawing:
     shared_legend(picture, axes[:1], ncols=3)
     what = "plateau of ηλ_max, gap {gap:.3g}, ω_min {omega_min:+.3g} ({setting})"
     return Drawing({"": picture}, rows, compare_with_paper(rows, what, LEVEL))
+
+
+# ---- Each optimizer at the edge of its own geometry
+
+# What a sharpness is divided by its limit, by the instrument that measured it.
+MEASURES = {
+    "lr_lambda_max": "lr_lambda_limit",
+    "lr_preconditioned_lambda_max": "lr_preconditioned_limit",
+    "lr_generalized_sharpness": "lr_generalized_limit",
+}
+# What counts as settled at the limit, where the paper says "around or above", and the training loss below
+# which cross-entropy is flat whatever the rate is (Cohen et al. 2021); both ours.
+SETTLED, LEARNED = (0.7, 1.3), 0.1
+
+
+def _of_limit(run: Ended) -> Rows:
+    """The sharpness over its limit at each step at which it was measured, and the loss there."""
+    history = run.end.history
+    none = np.full(len(history["step"]), np.nan)
+    ratios = [history.get(value, none) / history.get(limit, none) for value, limit in MEASURES.items()]
+    table = pd.DataFrame({"step": history["step"], "loss": history["loss"], "ratio": np.fmax.reduce(ratios)})
+    return table[np.isfinite(table["ratio"])].astype({"step": int})
+
+
+def _settled(rows: Rows) -> Rows:
+    """The second half of the steps up to which a run had not learned its data by heart."""
+    rows = rows[rows["loss"] > LEARNED]
+    last = rows.groupby(["rule", "optimizer", "seed"])["step"].transform("max")
+    return rows[rows["step"] > last / 2]
+
+
+def _judge_geometries(rows: Rows) -> list[Effect]:
+    """The median of each run, by rule and optimizer."""
+    effects = []
+    for (rule, optimizer), here in _settled(rows).groupby(["rule", "optimizer"], sort=False):
+        values = tuple(here.groupby("seed")["ratio"].median().tolist())
+        effects.append(Effect(f"{optimizer}, {rule}", "η × sharpness / limit", values, SETTLED, ratio=True))
+    return effects
+
+
+@figure("edge-geometries", _judge_geometries)
+def _geometries(context: Context) -> Drawing:
+    """A panel for each optimizer: seeds as thin lines, their median as a thick one, by rule."""
+    rows = context.table(_of_limit)
+    optimizers, rules = settings(rows, "optimizer"), settings(rows, "rule")
+    picture, axes = panels(2, len(optimizers) // 2, 3.0, 2.5, sharex=True, sharey=True)
+    for ax, optimizer in zip(axes, optimizers, strict=True):
+        ax.axhspan(*SETTLED, color="#DDDDDD", lw=0, zorder=0)
+        for rule in rules:
+            curves = select(rows, optimizer=optimizer, rule=rule).pivot_table("ratio", "step", "seed")
+            color = color_of(rule)
+            ax.plot(curves, color=color, lw=0.4, alpha=0.5)
+            ax.plot(curves.median(axis=1), color=color, lw=1.7)
+        ax.set_title(optimizer)
+    axes[0].set_ylim(0, 2.5)
+    for ax in axes[len(axes) // 2 :]:
+        ax.set_xlabel("step")
+    for ax in axes[:: len(axes) // 2]:
+        ax.set_ylabel("η × sharpness / limit")
+    handles = [handle(rule, color=color_of(rule), lw=1.8) for rule in rules]
+    picture.legend(handles=handles, loc="outside lower center", ncols=len(handles))
+    what = "η × sharpness / limit, {optimizer}, {rule}"
+    middle = (
+        _settled(rows).groupby(["optimizer", "rule", "seed"], sort=False, as_index=False)["ratio"].median()
+    )
+    return Drawing({"": picture}, rows, compare_with_paper(middle, what, "ratio"))

@@ -142,6 +142,25 @@ class Sample:
 
         return shared
 
+    def product(self, weights: Tensor) -> Callable[[Tensor], Tensor]:
+        """v ↦ Hv (P,) for the Hessian at ``weights``, and a v (P,) that all processes have.
+
+        Raises:
+            InputError: a model without second derivatives.
+        """
+        if self._options.derivatives == "differences":
+            raise InputError(
+                "monitor.instruments: products with vectors that are not drawn by the search need second "
+                "derivatives, which this model or its loss has not"
+            )
+        local = exact_products(self._local, weights)[0] if self._share else None
+
+        def product(v: Tensor) -> Tensor:
+            part = local(v[None])[0] * self._share if local else torch.zeros_like(v)
+            return self._comm.totals(double(part)).to(v) if self._comm.size > 1 else part
+
+        return product
+
     def search(
         self, weights: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None
     ) -> RitzPairs | None:
@@ -261,6 +280,8 @@ class MeasuredRun:
         learners, batch: n, and the samples of a step, all learners together; 0 where that is not known.
         stability_limit: the largest stable ηλ of the rule with its optimizer, None where it is not known.
         at_mean, synchronous: whether all learners take their gradients at w_a, or at another point together.
+        geometry: of the optimizer's steps, as of :attr:`.Optimizer.geometry`.
+        plain_limit: the largest stable ηλ of the rule with plain steps, None where it is not known.
         second: (step, learner, its point) -> a minibatch gradient (P,) of a learner of this process that is
             independent of its gradient in that step; None where the steps are another's.
         preconditioner: that of the optimizer at a moment, None where its state has none yet. Called with None
@@ -278,6 +299,8 @@ class MeasuredRun:
     at_mean: bool = True
     synchronous: bool = True
     second: Callable[[int, int, Tensor], Tensor] | None = None
+    geometry: tuple[str, bool] | None = None
+    plain_limit: float | None = None
 
     @property
     def limit(self) -> float:
@@ -547,5 +570,7 @@ def of_run(
         at_mean=rule.at_mean,
         synchronous=rule.synchronous,
         second=second,
+        geometry=optimizer.geometry,
+        plain_limit=rule.stability_limit(),
     )
     return Monitoring(setting, taken=rule.columns)

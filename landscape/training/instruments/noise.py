@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -164,14 +164,44 @@ class NoiseAlignment(Instrument):
     on_sample = on_minibatches = True
 
     def measure(self, now: StepState) -> dict[str, float]:
-        comm, draws = self.run.comm, self.run.monitor.draws
-        along, turns = self.run.sample.curvature(now.mean), range(draws)[comm.share(draws)]
-        minibatches = Minibatches(self.run.problem, self.run.batch, self.generator(now))
-        rows = np.zeros((draws, 2))
-        for k, (drawn,) in zip(range(draws), minibatches, strict=False):
-            gradient = on_all(comm, drawn.gradient(now.mean) if k in turns else None, now.mean)
-            rows[k] = along(gradient), float(double(gradient).square().sum())
-        return self.row(*statistics.ratio(rows[:, 0], rows[:, 1]))
+        along = self.run.sample.curvature(now.mean)
+        pairs = [(along(g), float(double(g).square().sum())) for g in _drawn(self, now)]
+        return self.row(*statistics.ratio(*np.array(pairs).T))
+
+
+@registry.instruments.add("noise-share")
+class NoiseShare(Instrument):
+    """The share of the gradient noise that lies along the ``monitor.k`` leading eigenvectors, at w_a.
+
+    tr(VᵀΣV)/tr Σ, from ``monitor.draws`` fresh minibatches of the total batch: what "disagreement" has of the
+    spread, for the noise that feeds it; of a random direction it would be k/P. Takes a gradient over each
+    minibatch, and the products of the eigenvectors, which "lambda-max" uses as well.
+    """
+
+    name = "noise-share"
+    columns: ClassVar[Mapping[str, str]] = {"noise_share": "1", "noise_share_se": "1"}
+    on_sample = on_minibatches = True
+
+    def measure(self, now: StepState) -> dict[str, float]:
+        pairs = self.run.sample.top(now.step, now.mean)
+        if pairs is None:
+            return {}
+        rows = double(torch.stack([*_drawn(self, now)]))
+        rows -= rows.mean(0)
+        squares = rows.square().sum(1).cpu().numpy()
+        if not squares.sum() > 0:  # no noise, or none that is finite
+            return {}
+        share, error = shares((rows @ double(pairs.vectors).T).square().cpu().numpy(), squares)
+        return self.row(float(share.sum()), float(error[-1]))
+
+
+def _drawn(instrument: Instrument, now: StepState) -> Iterator[Tensor]:
+    """The gradients (P,) of ``monitor.draws`` fresh minibatches at w_a, each on all processes."""
+    run, draws = instrument.run, instrument.run.monitor.draws
+    minibatches = Minibatches(run.problem, run.batch, instrument.generator(now))
+    turns = range(draws)[run.comm.share(draws)]
+    for k, (drawn,) in zip(range(draws), minibatches, strict=False):
+        yield on_all(run.comm, drawn.gradient(now.mean) if k in turns else None, now.mean)
 
 
 @registry.instruments.add("disagreement")

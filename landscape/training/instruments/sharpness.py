@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -23,6 +23,7 @@ from landscape.curvature.search import RESIDUAL_TOL
 from landscape.gradients.minibatches import MIN_COSTLY, Minibatches
 from landscape.problem.problem import Problem
 from landscape.training.instruments.base import Instrument, MeasuredRun, StepState, rounding
+from landscape.training.optimizer.steepest import steepest
 
 # Layers of a model, or blocks, whose parts of a change of the loss are recorded: colors of a picture (ours).
 LAYERS = 12
@@ -88,6 +89,89 @@ class PreconditionedLambdaMax(Instrument):
             return {}
         top = float(pairs.values[0])
         return self.row(top, float(pairs.residuals[0]), now.lr * top, seen.limit)
+
+
+# The instrument "generalized-sharpness" ends a search where the first-order gain left is below this share of
+# its value, or after so many products (ours).
+GAIN, ASCENT = 0.01, 100
+
+
+@registry.instruments.add("generalized-sharpness")
+class GeneralizedSharpness(Instrument):
+    """S = max dᵀHd over the unit ball of the norm of the optimizer's steps at w_a, and η S with its limit.
+
+    For "steepest" (Islamov et al. 2026, arXiv 2603.05002), whose limit is 2 for one learner; of normalized
+    steps η is α/‖g‖_*. For other rules the limit is theirs on ηλ with plain steps (ours): where H = vvᵀ, the
+    steps along v are those of plain SGD with S in place of λ.
+
+    S is the largest of several local maxima, each found by Frank–Wolfe steps with exact line search, and so a
+    lower bound: from that of the measurement before, from a random vector, and from the leading eigenvector,
+    with the norm "block" from its part in each parameter tensor.
+    """
+
+    name = "generalized-sharpness"
+    columns: ClassVar[Mapping[str, str]] = {
+        "generalized_sharpness": "nat",
+        "lr_generalized_sharpness": "1",
+        "lr_generalized_limit": "1",
+    }
+    on_sample = True
+
+    def __init__(self, run: MeasuredRun) -> None:
+        if run.geometry is None:
+            raise InputError(
+                "monitor.instruments: 'generalized-sharpness' is not allowed with this optimizer (allowed: "
+                "steepest); 'lambda-max' is the sharpness of sgd, 'preconditioned-lambda-max' that of adam"
+            )
+        super().__init__(run)
+        self._norm, self._normalized = run.geometry
+        self._near: Tensor | None = None
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        return {} if self._near is None else {self.key: self._near}
+
+    def restore(self, state: Tensor) -> None:
+        self._near = state.to(self.run.problem.weights)
+
+    def _aligned(self, v: Tensor) -> tuple[Tensor, float]:
+        """The direction of the unit ball with the largest product with ``v`` (P,), and this product."""
+        d, dual = steepest(self._norm, self.run.problem.layout, v[None])
+        return d[0], float(dual[0])
+
+    def measure(self, now: StepState) -> dict[str, float]:
+        pairs = self.run.sample.top(now.step, now.mean)
+        if pairs is None:
+            return {}
+        starts = [pairs.vectors[0], torch.randn(len(now.mean), generator=self.generator(now)).to(now.mean)]
+        if self._norm == "block":
+            parts = [torch.zeros_like(starts[0]) for _ in self.run.problem.layout.slots]
+            for part, slot in zip(parts, self.run.problem.layout.slots, strict=True):
+                part[slot.place] = starts[0][slot.place]
+            starts += parts
+        kept = [] if self._near is None else [self._near]
+        product = self.run.sample.product(now.mean)
+        found = [self._ascend(product, d) for d in [*kept, *(self._aligned(v)[0] for v in starts)]]
+        value, self._near = max(found, key=lambda pair: pair[0])
+        rate = now.lr
+        if self._normalized:
+            dual = self._aligned(self.run.sample.gradient(now.mean))[1]
+            rate = rate / dual if dual else math.nan
+        limit = math.nan if self.run.plain_limit is None else self.run.plain_limit
+        return self.row(value, rate * value, limit)
+
+    def _ascend(self, product: Callable[[Tensor], Tensor], d: Tensor) -> tuple[float, Tensor]:
+        """A local maximum of dᵀHd and its place in the ball, from ``d`` on."""
+        image, value = product(d), 0.0
+        for _ in range(ASCENT):
+            best, dual = self._aligned(image)
+            value = float(inner(d, image))
+            if dual - value <= GAIN * dual:
+                break
+            way, bent = best - d, product(best) - image
+            curve, gain = float(inner(way, bent)), dual - value
+            share = min(1.0, gain / -curve) if curve < 0 else 1.0
+            d, image = d + share * way, image + share * bent
+        return value, d
 
 
 @registry.instruments.add("batch-sharpness")
@@ -188,6 +272,37 @@ class LossChange(Instrument):
         sharpness = 2 * halves[0] / square if square else math.nan
         parts = (gradients + halves).tolist()
         return self.row(change, gradients[0], halves[0], change - parts[0], sharpness, *parts[1:])
+
+
+@registry.instruments.add("path")
+class Path(Instrument):
+    """cos(w_a(s) − w_a(t), ∇L(w_a(s))): how far the mean's way from step s to t points along −g at its start.
+
+    s is the step of the measurement before, so that ``monitor.every`` is the length of the way; with that of
+    a period it is the outer step of local SGD and DiLoCo. g is that of the run's sample.
+    """
+
+    name = "path"
+    columns: ClassVar[Mapping[str, str]] = {"path_cosine": "1"}
+    on_sample = True
+
+    def __init__(self, run: MeasuredRun) -> None:
+        super().__init__(run)
+        self._start: Tensor | None = None  # (2, P), w_a and g
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        return {} if self._start is None else {self.key: self._start}
+
+    def restore(self, state: Tensor) -> None:
+        self._start = state.to(self.run.problem.weights)
+
+    def measure(self, now: StepState) -> dict[str, float]:
+        start, self._start = self._start, torch.stack((now.mean, self.run.sample.gradient(now.mean)))
+        if start is None:
+            return {}
+        way, g = start[0] - now.mean, start[1]
+        norms = math.sqrt(float(inner(way, way)) * float(inner(g, g)))
+        return self.row(float(inner(way, g)) / norms) if norms > 0 else {}
 
 
 class _Rise(Instrument):

@@ -18,6 +18,7 @@ from landscape.training.optimizer import torch_optim
 from landscape.training.optimizer.base import LAMB, LARS, SGD, Optimizer
 from landscape.training.optimizer.groups import Grouped, Member, named, options_of
 from landscape.training.optimizer.muon import Muon
+from landscape.training.optimizer.steepest import Steepest
 from landscape.training.optimizer.torch_optim import TorchOptimizer
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "SGD",
     "Muon",
     "Optimizer",
+    "Steepest",
     "TorchOptimizer",
     "full_name",
     "make",

@@ -77,6 +77,8 @@ class Optimizer(ABC):
     #: form as in :attr:`heavy_ball`; Adam's m ← β m + (1 − β) g has c = 1 − β. None where
     #: :meth:`preconditioner` gives none.
     preconditioned: tuple[float, str, float] | None = None
+    #: (norm, normalized) of a step of steepest descent, as ``steepest`` has them; None if it is another kind.
+    geometry: tuple[str, bool] | None = None
 
     def __init__(self) -> None:
         self.layout = Layout(())
@@ -198,7 +200,7 @@ class LARS(Optimizer):
 
     def _ratios(self, points: Tensor, gradients: Tensor) -> Tensor:
         """The ratios r (n, slots)."""
-        w, g = _norms(self.layout, points), _norms(self.layout, gradients)
+        w, g = slot_norms(self.layout, points), slot_norms(self.layout, gradients)
         ratios = self.trust * w / (g + self.weight_decay * w)
         return torch.where((w > 0) & (g > 0), ratios, 1.0)
 
@@ -260,11 +262,11 @@ class LAMB(Optimizer):
 
     def _ratios(self, points: Tensor, s: Tensor) -> Tensor:
         """The ratios ‖p‖/‖s‖ (n, slots)."""
-        w, norms = _norms(self.layout, points), _norms(self.layout, s)
+        w, norms = slot_norms(self.layout, points), slot_norms(self.layout, s)
         return torch.where((w > 0) & (norms > 0), w / norms, 1.0)
 
 
-def _norms(layout: Layout, v: Tensor) -> Tensor:
+def slot_norms(layout: Layout, v: Tensor) -> Tensor:
     """(n, slots): the norm of each learner's part of each parameter tensor."""
     return torch.stack([vector_norm(v[:, s.offset : s.offset + s.size]).to(v) for s in layout.slots], dim=1)
 
