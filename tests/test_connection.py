@@ -211,6 +211,17 @@ def test_a_model_of_one_precision_is_refused() -> None:
         landscape.connect(problem, problem.weights, problem.weights)
 
 
+def test_a_plane_goes_through_the_aligned_weights() -> None:
+    problem = problems.mlp()
+    a = problem.weights
+    b = permuted(Symmetry.of(problem), a, 0) + 0.001 * torch.sin(torch.arange(len(a)).to(a))
+    plane = landscape.between(problem, [a, b], align=True)
+    near = torch.from_numpy(landscape.connect(problem, a, b, steps=0, points=3).weights[2])
+    ends = plane.center + torch.from_numpy(plane.markers).to(a) @ plane.directions
+    torch.testing.assert_close(ends, torch.stack((a, near)), rtol=0, atol=1e-12)
+    assert (near - a).norm() < 0.1 < (b - a).norm()
+
+
 @pytest.mark.parametrize("curve", ["bezier", "chain"])
 def test_curves_are_those_of_the_paper(curve: str) -> None:
     t, (a, b, bend) = np.linspace(0, 1, 9), np.random.default_rng(0).normal(size=(3, 1, 4))

@@ -37,6 +37,7 @@ from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.evaluation.grid import Execution, difference, reused_points
 from landscape.geometry.surfaces import AROUND
 from landscape.geometry.surfaces import basins as compute_basins
+from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.results import base
 from landscape.results.base import load_results
@@ -56,11 +57,14 @@ class Chosen:
         norm: Directions: none (i.i.d. normal, the paper's), filter or layer (Li et al. 2018).
         ignore: What random directions leave out: none, or bias+norm (bias and norm parameters). [default:
             bias+norm with --norm filter, else none]
+        align: With --plane between: the hidden units of the second CKPT and the third are permuted to match
+            the first.
     """
 
     kind: str = "random"
     norm: Literal["none", "filter", "layer"] = "none"
     ignore: str | None = None
+    align: bool = False
 
 
 PLANE = group(
@@ -76,6 +80,8 @@ def chosen_groups(chosen: Chosen, runs: list[Checkpoint]) -> list[list[Checkpoin
     kind, norm, ignore = chosen.kind, chosen.norm, chosen.ignore
     if kind != "random" and (norm != "none" or ignore is not None):
         raise InputError(f"--norm, --ignore: they are for random planes, '--plane {kind}' has none to scale")
+    if chosen.align and kind != "between":
+        raise InputError(f"--align: it is not allowed with '--plane {kind}', only with between")
     if kind == "random":
         same_layout(runs)
     if kind == "between":
@@ -95,7 +101,10 @@ def make_plane(chosen: Chosen, problem: Problem, group: list[Checkpoint], seed: 
         return random_plane(problem, norm=chosen.norm, seed=seed, ignore=chosen.ignore)
     try:
         if kind == "between":
-            return between(problem, [r.mean for r in group], titles(group), seed=seed)
+            names = [
+                f"{name}, aligned" if k and chosen.align else name for k, name in enumerate(titles(group))
+            ]
+            return between(problem, [r.mean for r in group], names, align=chosen.align, seed=seed)
         if kind == "pca":
             path = [*group[1:], run]
             return pca_plane(problem, [r.mean for r in path], [f"step {r.step:,}" for r in path])
@@ -203,7 +212,8 @@ def compute_on_grid(
     """
     team = processes.join()
     groups = chosen_groups(chosen, analysis.open())
-    path = analysis.path(groups[0][0], name, chosen.kind, chosen.norm, resumes=True)
+    aligned = ["aligned"] if chosen.align else []
+    path = analysis.path(groups[0][0], name, chosen.kind, *aligned, chosen.norm, resumes=True)
     origins = [analysis.about(*(group if chosen.kind == "between" else group[:1])) for group in groups]
     where = {"split": analysis.split, "dtype": analysis.dtype, "seed": analysis.seed}
     options = {**where, **analysis.settings, **vars(chosen)}
@@ -221,6 +231,11 @@ def compute_on_grid(
             for i, (group, progress) in enumerate(each(name, groups)):
                 problem, known = group[0].problem(), past[i]
                 analysis.say_other_data(group[:1])
+                if chosen.align and has_batchnorm(problem.model) and analysis.settings["bn"] == "center":
+                    raise InputError(
+                        "--align: the statistics of BatchNorm are not those of the aligned network; give "
+                        "--bn recalibrate"
+                    )
                 if chosen.kind == "eigen" and isinstance(known, Surface):
                     plane = known.plane(problem.weights)  # costly to find, and the same but for rounding
                 else:

@@ -199,7 +199,7 @@ def _wide(problem: MeanLoss) -> MeanLoss:
 
 @torch.no_grad()
 def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMPLES) -> float:
-    """The largest difference of the loss and the outputs at two weights, relative to the largest of them.
+    """The largest difference of the loss, and of the outputs, at two weights, each relative to the largest.
 
     On up to ``samples`` samples, in the widest precision, with the statistics of BatchNorm of each.
     """
@@ -208,20 +208,20 @@ def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMP
         problem = problem.subset(slice(count))
     wide = _wide(problem).with_batchnorm("recalibrate", max(2, count))
     both = [(wide.at(w), w) for w in (first.to(wide.weights), second.to(wide.weights))]
-    difference, size, done = 0.0, 0.0, 0.0
+    differences, sizes, done = [0.0, 0.0], [0.0, 0.0], 0.0  # of the loss, and of the outputs
     for x, y, weight, seed in wide.parts():
         values = []
         for at, w in both:
             with wide.evaluating(seed):
                 outputs = at.outputs(w, x)
                 values.append([wide.criterion(outputs, y), *seen(outputs)])
-        for p, q in zip(*values, strict=True):
-            difference = max(difference, float((p - q).abs().nan_to_num(torch.inf).max()))
-            size = max(size, float(p.abs().max()))
+        for k, (p, q) in enumerate(zip(*values, strict=True)):
+            differences[k] = max(differences[k], float((p - q).abs().nan_to_num(torch.inf).max()))
+            sizes[k] = max(sizes[k], float(p.abs().max()))
         done += weight
         if done >= count:
             break
-    return difference / size if size else difference
+    return max(d / size if size else d for d, size in zip(differences, sizes, strict=True))
 
 
 def matched(symmetry: Symmetry, a: Tensor, b: Tensor, seed: int) -> Tensor:

@@ -115,7 +115,7 @@ def regrouped(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis] | None:
 
 def _uniform(tensor: Tensor, dim: int) -> bool:
     """Test whether all entries along an axis are equal, so that no permutation changes the tensor."""
-    return bool((tensor == tensor.narrow(dim, 0, 1)).all())
+    return tensor.shape[dim] < 2 or bool((tensor == tensor.narrow(dim, 0, 1)).all())
 
 
 # Operations that give every entry its place back, besides those that PyTorch calls pointwise; softmax treats
@@ -144,6 +144,7 @@ _NEW = {
     "new_empty",
 }
 _REDUCTIONS = {"mean", "sum", "amax", "amin", "var", "std", "var_mean", "linalg_vector_norm", "logsumexp"}
+_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"}
 # Over the last axes alone, whose units have neighbors: the number of these axes stands in the name.
 _LOCAL = ("max_pool", "avg_pool", "_adaptive_avg_pool", "upsample")
 _ALONG = {"roll", "flip", "cumsum", "tril", "triu"}
@@ -237,13 +238,14 @@ class Axes:
         """The axes of the outputs of an operation; None where nothing is known of it."""
         func, given, tensors, _, outputs = step
         first = self.of(tensors[0])
-        random = torch.Tag.nondeterministic_seeded in func.tags
-        if not random and (torch.Tag.pointwise in func.tags or name in _SAME):
+        if torch.Tag.nondeterministic_seeded in func.tags or name.endswith("_backward"):
+            return None
+        if torch.Tag.pointwise in func.tags or name in _SAME:
             return [self._broadcast([self.of(t) for t in tensors], outputs[0].dim())]
         if name in ("view", "_unsafe_view", "_reshape_alias"):
             axes = regrouped(first, outputs[0].shape)
             return None if axes is None else [axes]
-        if name.endswith(("mm", "mv")) or name == "dot":
+        if name in _PRODUCTS:
             return [self._product(name, [self.of(t) for t in tensors])]
         if name == "convolution":
             return [self._convolution(given, [self.of(t) for t in tensors], outputs[0])]
@@ -322,10 +324,11 @@ class Axes:
         if sizes == {whole}:
             return [axes] * len(outputs)
         part = sizes.pop()
-        start = given.get("start") or 0
-        aligned = (name != "slice") or (start % part == 0 and given.get("step", 1) == 1)
-        found = regrouped([axes[place]], [whole // part, part]) if not sizes and not whole % part else None
-        if found is None or not aligned:
+        equal = not sizes and part > 0 and not whole % part
+        if name == "slice":
+            equal = equal and (given.get("start") or 0) % part == 0 and given.get("step", 1) == 1
+        found = regrouped([axes[place]], [whole // part, part]) if equal else None
+        if found is None:
             fix(axes[place], "taken apart")
             return [
                 [*axes[:place], _units(t.shape[place], "taken apart"), *axes[place + 1 :]] for t in outputs

@@ -30,8 +30,8 @@ class Connection(Measurement):
         groups: names of the parameters whose hidden units were permuted, each the first that has them.
         sizes: how many units each has.
         fixed: parameters whose units could not be permuted, with the reason.
-        largest_change: the largest difference of loss and outputs between b and the aligned b, relative to
-            the largest of them, in float64, on 1,000 samples.
+        largest_change: the largest difference of the loss, and of the outputs, between b and the aligned b,
+            each relative to the largest, in float64, on 1,000 samples.
         curve: "bezier" or "chain".
         steps, lr, batch: how the bend was trained.
         seed: of the order of the alignment and of the training of the bend.
