@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 from pathlib import Path
@@ -463,3 +464,21 @@ def test_equal_minima_are_told_apart_as_rarely_as_the_level_says(told: Any) -> N
     assert (shares[1:] >= 0.05 - 3 * 0.0141).all()
     if told is other_seeds:
         assert np.mean([other_seeds(seed, 0.2) for seed in range(240)]) > 0.8
+
+
+def test_distance_and_barrier_are_those_of_aligned_networks() -> None:
+    """A network with its units in another order is the same one; another network is not."""
+    problem = problems.mlp(widths=(6, 7, 3))
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(0))
+    first, bias, last, rest = torch.split(problem.weights, [42, 7, 21, 3])
+    parts = first.view(7, 6)[order].flatten(), bias[order], last.view(3, 7)[:, order].flatten(), rest
+    same, other = copy.copy(problem), problems.mlp(widths=(6, 7, 3), seed=1)
+    same.weights = torch.cat(parts)
+    other = Problem(other.model, other.criterion, problem.tensors, dtype=torch.float64)
+    result = landscape.compare([problem, same, other], quantities=["distance", "barrier"])
+    assert result.value[:, :2].max() <= 1e-12
+    found = landscape.connect(problem, problem.weights, other.weights, steps=0)
+    assert result.value[:, 2] == pytest.approx([found.aligned_distance, found.barrier[1]], rel=1e-9)
+    with pytest.raises(InputError, match="distance: it is another network than the first"):
+        landscape.compare([problem, problems.mlp()], quantities=["distance"])
+    assert "distance" not in landscape.compare([problem, same], 10, draws=2, planes=1).quantities

@@ -302,7 +302,8 @@ def compare(
             optimizer.
         batch: B, samples of the minibatches; default: the runs' total batch, if it is the same for all.
         quantities: their names, as ``landscape compare --help`` lists them; default: all that can be
-            measured.
+            measured, without "distance" and "barrier". These two are from the first problem, to each with its
+            hidden units aligned to it (:func:`landscape.connect`).
         model, data, loss, data_dir: what the files of the runs do not bring along, as
             :meth:`landscape.Checkpoint.problem` takes it; the same for all runs.
         equal_loss: take of each run the checkpoint whose training loss is nearest to the highest of all given
@@ -342,7 +343,7 @@ def compare(
     source |= {} if isinstance(loss, str) and loss == "data" else {"loss": loss}
     sides, entries, grouped = _entries(problems, source)
     chosen = [BY_NAME[choose("quantities", name, BY_NAME)] for name in dict.fromkeys(quantities)]
-    chosen = chosen or list(QUANTITIES)
+    chosen = chosen or [quantity for quantity in QUANTITIES if not quantity.by_name]
     for name, value in (("loss_tol", loss_tol), ("significance", significance)):
         positive(name, value)
     below_one("significance", significance)
@@ -353,11 +354,13 @@ def compare(
     if equal_loss:
         entries, target = _at_equal_loss(entries, loss_tol)
     sides = sides or _names(entries)
-    columns = []
+    columns, first = [], None
     for m, entry in enumerate(entries):
         own = int(np.random.SeedSequence((seed, m)).generate_state(1)[0]) if grouped else seed
         part = portion(progress, m / len(entries), (m + 1) / len(entries))
-        columns.append(_measured(Subject(entry.given, own), chosen, settings, part))
+        subject = Subject(entry.given, own, first)
+        first = first or subject
+        columns.append(_measured(subject, chosen, settings, part))
     side_of = [entry.side for entry in entries]
     rows = _rows(chosen, columns, bool(quantities), side_of, grouped)
     labels, (sources, digests) = [e.label for e in entries], zip(*(e.source() for e in entries), strict=True)

@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 from scipy.optimize import elementwise
+from torch import Tensor
 
+from landscape.analysis.connection import POINTS
+from landscape.analysis.grids import line
 from landscape.analysis.noise import noise_alignment, noise_scale
 from landscape.analysis.planes import random_plane
 from landscape.analysis.sharpness import batch_sharpness, sharpness
 from landscape.analysis.spread import K, disagreement
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.core.devices import double
+from landscape.core.devices import double, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import SPLIT, Count, Natural, Positive, Several, check_bounds, positive
@@ -27,6 +30,7 @@ from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
 from landscape.curvature.hessian import Preconditioner
 from landscape.curvature.trace import trace
 from landscape.evaluation.evaluate import Evaluator, evaluator
+from landscape.problem.alignment import aligned
 from landscape.problem.losses import correct_shares
 from landscape.problem.problem import Problem
 from landscape.results.curvature import Disagreement
@@ -187,17 +191,27 @@ class Subject:
     Attributes:
         test: gives the same on the test set; None where that is not known.
         seed: draws everything.
+        first: the subject to which distances are measured; None: this one.
     """
 
-    def __init__(self, given: Checkpoint | Problem, seed: int) -> None:
+    def __init__(self, given: Checkpoint | Problem, seed: int, first: Subject | None = None) -> None:
         run = self.run = given if isinstance(given, Checkpoint) else None
         self.problem = given if isinstance(given, Problem) else given.problem(SPLIT)
         self.test, self.seed = functools.partial(run.problem, "test") if run else None, seed
+        self.first = first or self
 
     @functools.cached_property
     def ends(self) -> ExtremeEigenvalues:
         """Both ends of the Hessian's spectrum."""
         return extreme_eigenvalues(self.problem, ENDS_TOL, search="exact", seed=self.seed)
+
+    @functools.cached_property
+    def aligned(self) -> Tensor:
+        """The weights, with their hidden units permuted to be near those of the first subject."""
+        a, b = self.first.problem, self.problem
+        if a.layout != b.layout:
+            raise InputError("distance: it is another network than the first, it must be the same")
+        return aligned(b, a.weights.to(b.weights), b.weights, self.seed)[0]
 
     def rounding(self, top: float) -> float:
         """The rounding error of eigenvalues whose largest magnitude is ``top``."""
@@ -229,6 +243,7 @@ class Quantity:
         over: what the draws are, such as "minibatches".
         flatter: −1 where small values mean a flat minimum, 1 where large ones do, 0 where it does not say.
         common: whether the draws of two subjects have the same random numbers.
+        by_name: whether it is measured only where it is asked for.
 
     Example:
         >>> BY_NAME["loss"].flatter
@@ -243,6 +258,7 @@ class Quantity:
     over: str = ""
     flatter: int = 0
     common: bool = True
+    by_name: bool = False
 
     @property
     def needs_batch(self) -> bool:
@@ -346,6 +362,20 @@ def _preconditioned(subject: Subject, settings: Settings, progress: Progress) ->
     return _largest(subject, float(pairs.values[0]), pairs.bounds[1])
 
 
+def _distance(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    """‖w − w_first‖, w with its hidden units in an order that brings it near; a bound on the least."""
+    return Measured(float(vector_norm(double(subject.aligned) - double(subject.first.problem.weights))))
+
+
+def _barrier(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    """The barrier on the line from the first subject's weights to these, aligned."""
+    ends = torch.stack((subject.first.problem.weights.to(subject.aligned), subject.aligned))
+    if torch.equal(*ends):
+        return Measured(0.0)
+    found = line(subject.problem, weights=ends, points=POINTS, bn="recalibrate", progress=progress)
+    return Measured(found.barrier)
+
+
 SE, BOUND, EXACT = "standard error", "bound", "exact"
 #: All quantities, in the order of the table. A new one is a line here, and a function above.
 QUANTITIES = (
@@ -363,5 +393,7 @@ QUANTITIES = (
     Quantity("noise-scale", "gradient noise scale", "samples", SE, _noise_scale, MINIBATCHES),
     Quantity("disagreement", "spread in the sharp space", "%", SE, _disagreement, "learners", common=False),
     Quantity("spread-cost", "½ tr(HC) of the spread", "nat", SE, _spread_cost, "learners", common=False),
+    Quantity("distance", "distance to the first, aligned", "distance", EXACT, _distance, by_name=True),
+    Quantity("barrier", "barrier to the first, aligned", "nat", EXACT, _barrier, by_name=True),
 )  # fmt: skip
 BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}

@@ -92,8 +92,8 @@ def double(tensor: Tensor) -> Tensor:
 
 # Numbers that are summed in their own precision: of more, PyTorch's norms and MKL's products on the CPU lose
 # digits, as they add small terms to few large sums. Of 124 million float32 numbers a norm is 1.3% too small,
-# and an inner product 3.6%; in parts of 2^18 both are right to 1.1e-6, in a third more time. The learners of a
-# small network are one part.
+# and an inner product 3.6%; in parts of 2^18 both are right to 1.1e-6, in a third more time. The
+# learners of a small network are one part.
 PART = 2**18
 # Elsewhere kernels sum as trees: on an H200 parts of 2^20 are as exact (3e-8), and 15 times as fast.
 ELSEWHERE = 2**20

@@ -269,11 +269,11 @@ class Comm:
 
     def combine(self, weights: Tensor, matrix: Array, plan_of: tuple[str, int] | None = None) -> Exchange:
         """:meth:`mix` by any ``matrix`` (n, n) whose rows sum to 1; ``plan_of`` names one that recurs."""
+        if averages_all(matrix):
+            mean = self.start_mean(weights) if self.size == 1 else self._start_mean(weights, "mixed")
+            return Exchange(weights, lambda: mean().expand_as(weights))
         if self.size == 1:
             return Exchange(weights, lambda: combine(weights, matrix))
-        if averages_all(matrix):
-            mean = self._start_mean(weights, "mixed")
-            return Exchange(weights, lambda: mean().expand_as(weights))
         plan = self._plans.get(plan_of) or Plan.of(matrix, self.bounds, self.rank)
         if plan_of:
             self._plans[plan_of] = plan
