@@ -479,6 +479,7 @@ def test_distance_and_barrier_are_those_of_aligned_networks() -> None:
     assert result.value[:, :2].max() <= 1e-12
     found = landscape.connect(problem, problem.weights, other.weights, steps=0)
     assert result.value[:, 2] == pytest.approx([found.aligned_distance, found.barrier[1]], rel=1e-9)
-    with pytest.raises(InputError, match="distance: it is another network than the first"):
-        landscape.compare([problem, problems.mlp()], quantities=["distance"])
+    apart = landscape.compare([problem, problems.mlp()], quantities=["distance"])
+    assert np.isnan(apart.value[0, 1])
+    assert "distance: it is another network than the first" in apart.notes[0]
     assert "distance" not in landscape.compare([problem, same], 10, draws=2, planes=1).quantities
