@@ -482,4 +482,4 @@ def test_distance_and_barrier_are_those_of_aligned_networks() -> None:
     apart = landscape.compare([problem, problems.mlp()], quantities=["distance"])
     assert np.isnan(apart.value[0, 1])
     assert "distance: it is another network than the first" in apart.notes[0]
-    assert "distance" not in landscape.compare([problem, same], 10, draws=2, planes=1).quantities
+    assert "distance" not in landscape.compare([problem, same], 10, draws=2, planes=2).quantities
