@@ -101,10 +101,18 @@ class Sample:
             self._found = step, pairs
         return self._found[1]
 
+    def loss_and_gradient(self, weights: Tensor) -> tuple[float, Tensor]:
+        """L and ∇L (P,) at ``weights`` over the sample."""
+        empty = 0.0, torch.zeros_like(weights)
+        loss, part = self._local.loss_and_gradient(weights) if self._share else empty
+        if self._comm.size == 1:
+            return loss, part
+        gradient = self._comm.totals(double(part) * self._share).to(weights)
+        return self._comm.total(loss * self._share)[0], gradient
+
     def gradient(self, weights: Tensor) -> Tensor:
         """∇L (P,) at ``weights`` over the sample."""
-        part = self._local.gradient(weights) * self._share if self._share else torch.zeros_like(weights)
-        return self._comm.totals(double(part)).to(weights) if self._comm.size > 1 else part
+        return self.loss_and_gradient(weights)[1]
 
     def loss(self, weights: Tensor) -> float:
         """L at ``weights`` (P,) over the sample."""

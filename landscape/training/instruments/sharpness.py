@@ -264,8 +264,8 @@ class LossChange(Instrument):
             return {}
         step, sample = now.mean - now.before, self.run.sample
         places = [(slice(None),), *([slot.place for slot in slots] for slots in self._groups.values())]
-        change = sample.loss(now.mean) - sample.loss(now.before)
-        g = sample.gradient(now.before)
+        start, g = sample.loss_and_gradient(now.before)
+        change = sample.loss(now.mean) - start
         gradients = np.array([sum(float(inner(g[p], step[p])) for p in place) for place in places])
         halves = np.array(sample.curvatures(now.before, places)(step)) / 2
         square = float(inner(step, step))
