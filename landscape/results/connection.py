@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from landscape.core.hdf5 import Array
-from landscape.results.base import Measurement
+from landscape.results.base import Measured
 from landscape.results.shown import Row
 
 #: The paths, in this order, and the weights on them.
@@ -16,7 +16,7 @@ PLACES = ("a", "b", "aligned b", "bend")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Connection(Measurement):
+class Connection(Measured):
     """Loss and accuracy on three paths from a to b, and their barriers.
 
     Attributes:
@@ -61,6 +61,7 @@ class Connection(Measurement):
     steps: int
     lr: float
     batch: int
+    seed: int
 
     @property
     def removed(self) -> float:
@@ -84,4 +85,4 @@ class Connection(Measurement):
             Row("permuted units", int(self.sizes.sum()), note=f"in {len(self.groups)} groups"),
             Row("change of the outputs by alignment", f"{self.largest_change:.1g}", note="relative"),
         ]
-        return [*rows, *(Row("not permuted", words) for words in self.fixed)]
+        return [*rows, Row("not permuted", "; ".join(self.fixed))] if self.fixed else rows
