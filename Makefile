@@ -114,7 +114,7 @@ $(READY): pyproject.toml constraints.txt
 	$(call environment,$(VENV),-e ".[$(TESTED)]" --group dev)
 
 $(PEERS)/ready: pyproject.toml constraints.txt
-	$(call environment,$(PEERS),-e ".[pyhessian]" --group bench)
+	$(call environment,$(PEERS),-e ".[pyhessian,report]" --group bench)
 
 $(TRUTH)/ready: pyproject.toml constraints.txt
 	$(call environment,$(TRUTH),-e ".[pyhessian]" --group truth)
