@@ -298,8 +298,6 @@ def parse_seeds(text: str) -> list[int]:
         match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part, re.ASCII)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or last - first >= 1000:
-            raise InputError(
-                f"--seeds: '{text}' is not allowed, it must be whole numbers such as 0-4 or 0,1,5"
-            )
+            raise InputError(f"--seeds: '{text}' is not allowed, it must be numbers such as 0-4 or 0,1,5")
         seeds += range(first, last + 1)
     return sorted(set(seeds))

@@ -86,9 +86,7 @@ def train(
     chosen = chosen_recipe(recipe, parsed(settings), allow_code)
     folder = output or (default_folder(chosen) if chosen else "")
     if not folder:
-        raise InputError(
-            "recipe: missing; give a name (see 'landscape recipes'), a .toml file, or -o DIR --resume"
-        )
+        raise InputError("recipe: missing; give a name (landscape recipes), a .toml file, or -o DIR --resume")
     about: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
     about["allow_code"] = allow_code
     if nproc > 1 or max_restarts:
@@ -292,8 +290,7 @@ def parse_search(text: str) -> tuple[str, float, float]:
         low = high = math.nan
     if not match or not 0 < low < high < math.inf:
         raise InputError(
-            f"--search: '{text}' is not allowed, it must be KEY=LO..HI with 0 < LO < HI, such as "
-            "algorithm.sigma=1e-5..10"
+            f"--search: '{text}' is not allowed, it must be KEY=LO..HI with 0 < LO < HI, such as lr=0.01..10"
         )
     return match[1], low, high
 

@@ -85,8 +85,7 @@ class Dataset:
             >>> len(data.load("digits").split("test")[1])
             360
         """
-        split: Split = getattr(self, choose("split", name, SPLITS))
-        return split
+        return getattr(self, choose("split", name, SPLITS))
 
 
 def data_root(data_dir: str | Path | None) -> Path:

@@ -282,8 +282,7 @@ class Context:
         key = digest(name, dict(options))
         if key not in self._data:
             self._data[key] = data.load(name, data_dir=self.data_dir, **options)
-        dataset: data.Dataset = self._data[key]
-        return dataset
+        return self._data[key]
 
     def problem(
         self, point: Point | Checkpoint, split: str = "test", learner: str | int = "mean", samples: int = 0
@@ -365,8 +364,7 @@ class Context:
         def make() -> R:
             problem, grid = self.problem(point, samples=settings.get("samples", 0)), settings["grid"]
             plane, name = random_plane(problem, norm=settings.get("norm", "none")), label or point.label
-            result: R = analysis(problem, plane, grid=(grid, grid), split="test", label=name, **options)
-            return result
+            return analysis(problem, plane, grid=(grid, grid), split="test", label=name, **options)
 
         return self.cached(kind, point, settings | {"label": label}, make, (analysis, random_plane))[0]
 

@@ -193,7 +193,7 @@ def render(page: Page) -> str:
     if charts or any(section.widget for section in page.sections):
         plotly = optional("plotly.offline", "a report", EXTRA).get_plotlyjs()
         scripts.insert(0, plotly.replace("</script", "<\\/script"))
-    text: str = template.render(
+    return template.render(
         page=page,
         version=__version__,
         data=markup.Markup(script_json(data_of(page))),
@@ -202,7 +202,6 @@ def render(page: Page) -> str:
         hashes=markup.Markup(" ".join(map(_source, scripts))),
         image=_image,
     )
-    return text
 
 
 def data_of(page: Page) -> dict[str, Any]:

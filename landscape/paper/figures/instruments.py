@@ -14,6 +14,7 @@ from landscape.paper.figures.edge import look_of, named, settings_legend
 from landscape.paper.scales import declared
 from landscape.paper.verdicts import Effect, Rows, select, settings
 from landscape.plots.picture import panels
+from landscape.plots.training import column_of
 
 # Windows of the noise scale that are drawn as one (ours): one alone does not resolve DPSGD's ‖g‖².
 WINDOWS = 3
@@ -24,10 +25,8 @@ COLUMNS: list[str] = SHOWN["columns"]
 
 def _measured(run: Ended) -> Rows:
     """A row for each step at which instruments measured; a record has no empty columns."""
-    history = run.end.history
-    at, none = np.isfinite(history["lambda_max"]), np.full(len(history["step"]), np.nan)
-    table = pd.DataFrame({column: history.get(column, none) for column in ("step", *COLUMNS)})[at]
-    return table.astype({"step": int})
+    table = pd.DataFrame({column: column_of(run.end, column) for column in ("step", *COLUMNS)})
+    return table[np.isfinite(run.end.history["lambda_max"])].astype({"step": int})
 
 
 def _late(rows: Rows) -> Rows:

@@ -17,6 +17,7 @@ from landscape.paper.scales import declared
 from landscape.paper.verdicts import CONFIDENCE, Effect, Rows, effect_of, paired_effect, select, settings
 from landscape.plots.picture import caption, panels, points, wrapped_panels
 from landscape.plots.style import color_of, log_axis
+from landscape.plots.training import column_of
 
 SHOWN: dict[str, Any] = declared()["rules_shown"]
 # The bytes at which rules are compared are those of SSGD in this share of its steps (ours).
@@ -43,9 +44,7 @@ def _sent(run: Ended) -> Array:
 
 def _derived(run: Ended) -> dict[str, Array]:
     """The columns of the history with those that follow from them; NaN where a column is not there."""
-    history = run.end.history
-    none = np.full(len(history["step"]), np.nan)
-    h = {name: history.get(name, none) for name in SHOWN["columns"]}
+    h = {name: column_of(run.end, name) for name in SHOWN["columns"]}
     return h | {
         "relative_rate": h["alpha_e"] / h["lr"],
         "step_cosine": h["alpha_e"] * np.sqrt(h["grad_norm2"] / h["displacement2"]),
