@@ -195,15 +195,15 @@ def changed(runs: Path) -> Path:
 # The words of a command that is refused, the exit code, and what the line must say; dp, ss: the last
 # checkpoints of the runs, NAME/: a changed one, out: a file that is not there.
 REFUSED: list[tuple[str, int, tuple[str, ...]]] = [
-    ("contour --plane between dp", 2, ("--plane between: 1 checkpoints", "two or three")),
-    ("contour --plane between dp ss dp ss", 2, ("4 checkpoints", "two or three")),
+    ("contour --plane between dp", 2, ("--plane between: 1 checkpoints", "2 or 3")),
+    ("contour --plane between dp ss dp ss", 2, ("4 checkpoints", "2 or 3")),
     ("contour --plane between dp dp", 1, ("equal, they must differ",)),
     ("contour --plane between dp other/", 1, ("other/last.h5: its layout of 83 weights", "is not that of")),
     ("contour --plane between dp infinite/", 1, ("NaN or infinite",)),
     ("contour --plane between dp model/", 1, ("model/last.h5", "its model mlp")),
     ("contour --plane between dp data/", 1, ("data/last.h5", "trained on other data")),
     ("contour dp other/", 1, ("share no directions",)),
-    ("contour --plane pca equal/", 1, ("equal/last.h5: 0 earlier step-*.h5", "at least 2")),
+    ("contour --plane pca equal/", 1, ("equal/last.h5: 0 earlier step-*.h5", "needs 2")),
     ("contour --plane pca early", 1, ("1 earlier", "at least 2")),
     ("contour --plane learners equal/", 1, ("equal/last.h5", "all 5 are equal")),
     ("contour --plane learner dp", 2, ("did you mean 'learners'",)),

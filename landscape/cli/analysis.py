@@ -248,13 +248,7 @@ class Analysis:
         model = self.source.model_spec
         if model is None:
             raise InputError(f"--model: missing; {path} has only weights, give the model that they belong to")
-        run = import_state(
-            path,
-            user_code.build_model("model", model),
-            name=model.name,
-            options=model.options,
-            message=common.message,
-        )
+        run = imported(path, model)
         run.path = path
         return run
 
@@ -316,6 +310,12 @@ class Analysis:
             self.say_other_data(job)  # when the problem has turned out to be one
             common.describe(results[-1])
         common.write(results, path, self.target.picture)
+
+
+def imported(states: Any, spec: user_code.Spec) -> Checkpoint:
+    """The weights in one or several files of other programs, of the model ``spec``."""
+    model = user_code.build_model("model", spec)
+    return import_state(states, model, name=spec.name, options=spec.options, message=common.message)
 
 
 def each(title: str, jobs: Sequence[Any]) -> Iterator[tuple[Any, Progress]]:

@@ -253,9 +253,7 @@ def _by_options() -> Iterator[None]:
 
 
 @command(
-    plane=PLANE,
-    processes=processes.OPTIONS,
-    analysis=analysis_options(grids.contour, grid={"default": "50"}),
+    plane=PLANE, processes=processes.OPTIONS, analysis=analysis_options(grids.contour, grid={"default": "50"})
 )
 def contour(plane: Chosen, processes: Processes, analysis: Analysis) -> None:
     """Draw the loss on a plane around each checkpoint.
@@ -347,7 +345,7 @@ def line(
 @command(
     analysis=analysis_options(
         connection.connect, metavar="CKPT CKPT", split=False, curve={"type": Choice(connection.CURVES)}
-    ),
+    )
 )
 def connect(analysis: Analysis) -> None:
     """Compute the barrier between two checkpoints.

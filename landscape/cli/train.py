@@ -171,12 +171,7 @@ def _row(name: str) -> dict[str, Any]:
 
 
 @command(
-    recipes={
-        "argument": True,
-        "metavar": "RECIPE…",
-        "required": True,
-        "shell_complete": names(recipe_names),
-    },
+    recipes={"argument": True, "metavar": "RECIPE…", "required": True, "shell_complete": names(recipe_names)},
     settings={"metavar": "KEY=V1,V2,…"},
     seeds={"metavar": "N-M,…"},
     search={"metavar": "KEY=LO..HI"},
@@ -256,19 +251,17 @@ def values_of(settings: Iterable[str]) -> dict[str, list[Any]]:
 
 def split(text: str) -> list[str]:
     """The parts of a text between commas outside brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'":
-            quote = letter
+    parts: list[str] = []
+    for piece in text.split(","):
+        if parts and (any(parts[-1].count(q) % 2 for q in "\"'") or _open(parts[-1])):
+            parts[-1] += f",{piece}"
         else:
-            depth += (letter in "([{") - (letter in ")]}")
-            if letter == "," and depth == 0:
-                parts.append("")
-                continue
-        parts[-1] += letter
+            parts.append(piece)
     return [part.strip() for part in parts]
+
+
+def _open(text: str) -> bool:
+    return any(text.count(start) > text.count(end) for start, end in ("()", "[]", "{}"))
 
 
 def best_values(key: str, best: list[dict[str, str]]) -> list[str]:

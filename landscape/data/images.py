@@ -78,14 +78,9 @@ def image_set(
         x = torch.from_numpy(pair[0]).float().div_(255).sub_(center).div_(scale)
         return x, torch.from_numpy(pair[1].astype(np.int64))
 
-    return Dataset(
-        tensors(train),
-        tensors(test),
-        torch.nn.functional.cross_entropy,
-        base.fingerprint((*train, *test, mean, std)),
-        classes,
-        crops_and_flips(train[0].shape[2], center, scale) if augment else None,
-    )
+    mark, loss = base.fingerprint((*train, *test, mean, std)), torch.nn.functional.cross_entropy
+    crops = crops_and_flips(train[0].shape[2], center, scale) if augment else None
+    return Dataset(tensors(train), tensors(test), loss, mark, classes, crops)
 
 
 def channel_moments(images: Array) -> tuple[Array, Array]:
@@ -290,14 +285,8 @@ def image_folder(
     files = [ImageFiles(root, pairs, size, border, mean, std) for pairs in listed.values()]
     streams = [ImageStream(f, torch.tensor([label for _, label in f.files]), workers) for f in files]
     mark = hashlib.sha256("".join(f.fingerprint() for f in files).encode()).hexdigest()
-    return Dataset(
-        streams[0],
-        streams[1],
-        torch.nn.functional.cross_entropy,
-        mark,
-        len(classes),
-        crops_and_flips(size, mean, std) if augment else None,
-    )
+    crops = crops_and_flips(size, mean, std) if augment else None
+    return Dataset(streams[0], streams[1], torch.nn.functional.cross_entropy, mark, len(classes), crops)
 
 
 FILE = Path(__file__).with_name("digits.csv.gz")

@@ -268,14 +268,9 @@ class Context:
 
     def _point(self, recipe: Recipe, end: Checkpoint, step: int) -> Point:
         rows = end.history["step"] <= step
-        return Point(
-            self.run_folder(recipe),
-            recipe,
-            step,
-            step * end.epoch / max(1, end.step),
-            f"{end.algorithm}, seed {end.seed}, step {step:,}",
-            {name: column[rows] for name, column in end.history.items()},
-        )
+        label, epoch = f"{end.algorithm}, seed {end.seed}, step {step:,}", step * end.epoch / max(1, end.step)
+        history = {name: column[rows] for name, column in end.history.items()}
+        return Point(self.run_folder(recipe), recipe, step, epoch, label, history)
 
     def dataset(self, name: str, options: Mapping[str, Any]) -> data.Dataset:
         """A data set, which is read once. OperationError for a missing one says what to download."""

@@ -163,6 +163,12 @@ def test_error(run: Checkpoint) -> float:
     return 100 * (1 - last(run, "test_accuracy"))
 
 
+def late(rows: Rows, *by: str) -> Rows:
+    """The rows in the second half of the steps: of each run, which the columns ``by`` tell apart, or all."""
+    last = rows.groupby(list(by))["step"].transform("max") if by else rows["step"].max()
+    return rows[rows["step"] > last / 2]
+
+
 def printed(table: str) -> Rows:
     """The numbers of a paper, all as text: the rows of numbers/TABLE.csv, such as "table3_cifar10"."""
     import pandas as pd

@@ -36,11 +36,8 @@ def figures_page(folder: Path) -> Page:
         OperationError: a damaged file, or a picture that cannot be read.
     """
     entries = gallery.entries_in(folder)
-    said = [
-        f"{len(entries)} figures and tables of the papers.",
-        gallery.counted(entries),
-        gallery.words("rules"),
-    ]
+    count = f"{len(entries)} figures and tables of the papers."
+    said = [count, gallery.counted(entries), gallery.words("rules")]
     if any(not entry["outcome"] for entry in entries.values()):
         said.append(gallery.words("smoke"))
     rows = tuple(

@@ -71,22 +71,15 @@ def _runtime(context: Context) -> Drawing:
     def costs(local_batch: int) -> Costs:
         return calibration.calibrate(recipe, 1, local_batch, data_dir=context.data_dir)
 
-    (result,) = context.cached(
-        RunTimes,
-        [],
-        {"workers": sizes["workers"], "recipe": identity(recipe)},
-        lambda: plan.predict(recipe, sizes["workers"], costs, machines, mixings=mixings),
-        (plan.predict,),
-    )
+    known = {"workers": sizes["workers"], "recipe": identity(recipe)}
+    make = functools.partial(plan.predict, recipe, sizes["workers"], costs, machines, mixings=mixings)
+    (result,) = context.cached(RunTimes, [], known, make, (plan.predict,))
     rows = _times(result).drop(columns="step_error")
     most = rows[(rows["workers"] == sizes["workers"][-1]) & rows["algorithm"].str.startswith("dpsgd")]
-    compared = [
-        Compared(
-            f"samples/s over SSGD's, {row.workers} workers, {row.algorithm} {row.mixing}",
-            f"{row.speedup_over_ssgd:.2f}",
-        )
-        for row in most.itertuples()
-    ]
+    compared = []
+    for row in most.itertuples():
+        what = f"samples/s over SSGD's, {row.workers} workers, {row.algorithm} {row.mixing}"
+        compared.append(Compared(what, f"{row.speedup_over_ssgd:.2f}"))
     odd = falls(result)
     busy = f"Its times fall with more workers for {', '.join(odd)}: they were measured badly." if odd else ""
     return Drawing({"": plots.draw([result])}, rows, compared, busy)

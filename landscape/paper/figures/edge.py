@@ -17,6 +17,7 @@ from landscape.paper.figure import (
     figure,
     handle,
     last,
+    late,
     mean_and_spread,
     test_error,
 )
@@ -243,9 +244,7 @@ def _of_limit(run: Ended) -> Rows:
 
 def _settled(rows: Rows) -> Rows:
     """The second half of the steps up to which a run had not learned its data by heart."""
-    rows = rows[rows["loss"] > LEARNED]
-    last = rows.groupby(["rule", "optimizer", "seed"])["step"].transform("max")
-    return rows[rows["step"] > last / 2]
+    return late(rows[rows["loss"] > LEARNED], "rule", "optimizer", "seed")
 
 
 def _judge_geometries(rows: Rows) -> list[Effect]:

@@ -12,7 +12,7 @@ from landscape import models
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import Estimate
 from landscape.paper.context import Context, Ended
-from landscape.paper.figure import Compared, Drawing, figure, handle
+from landscape.paper.figure import Compared, Drawing, figure, handle, late
 from landscape.paper.scales import declared
 from landscape.paper.verdicts import CONFIDENCE, Effect, Rows, effect_of, paired_effect, select, settings
 from landscape.plots.picture import caption, panels, points, wrapped_panels
@@ -156,12 +156,7 @@ def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
                 continue
             off = [[mean - low], [high - mean]] if np.isfinite(low) else None
             color = colors[rule]
-            look: dict[str, Any] = {
-                "mfc": color if split == IID else "white",
-                "ms": 4,
-                "lw": 0.8,
-                "capsize": 0,
-            }
+            look: Any = {"mfc": color if split == IID else "white", "ms": 4, "lw": 0.8, "capsize": 0}
             points(ax, mean, place + shift, None, color, xerr=off, **look)
         if scale == "log":
             log_axis(ax.xaxis)
@@ -195,21 +190,16 @@ def _along(run: Ended) -> Rows:
     return table.assign(alignment=bent[at], random_share=random_share).astype({"step": int})
 
 
-def _late(rows: Rows) -> Rows:
-    """The rows of the second half of the steps."""
-    return rows[rows["step"] > rows["step"].max() / 2]
-
-
 def _judge_disagreement(rows: Rows) -> list[Effect]:
     """Each rule's share of the spread against that of the noise, and adaptive consensus against DPSGD."""
     effects = []
     for place, here in rows.groupby(PLACE, sort=False):
-        means = _late(here).groupby("seed")[["spread_share", "noise_share"]].mean()
+        means = late(here).groupby("seed")[["spread_share", "noise_share"]].mean()
         what = "share in the sharp space, the spread's / the noise's"
         both = means["spread_share"], means["noise_share"]
         effects.append(effect_of(", ".join(place), what, *both, times=True))
     for (network, split), here in rows.groupby(PLACE[:2], sort=False):
-        means = _late(here).groupby(["rule", "seed"], as_index=False)["alignment"].mean()
+        means = late(here).groupby(["rule", "seed"], as_index=False)["alignment"].mean()
         what = f"tr(HC)/(λ_max tr C), {ADAPTIVE} / {PLAIN}"
         how: dict[str, Any] = {"times": True, "claimed": (0.0, 1.0), "rule": (ADAPTIVE, PLAIN)}
         effects.append(paired_effect(f"{network}, {split}", what, means, "alignment", **how))
@@ -225,9 +215,9 @@ def _disagreement(context: Context) -> Drawing:
         pictures[f"-{network.split()[0].lower()}" if pictures else ""] = _shares_picture(here, network)
     compared = []
     for place, here in rows.groupby(PLACE, sort=False):
-        late = _late(here).groupby("seed").mean(numeric_only=True)
+        half = late(here).groupby("seed").mean(numeric_only=True)
         names = (*SHOWN["shares"][:2], "random_share")
-        texts = [_text(late[name], ".2g") for name in names]
+        texts = [_text(half[name], ".2g") for name in names]
         what = (
             f"{', '.join(place)}: share in the sharp space of the spread; of the noise; of a random direction"
         )

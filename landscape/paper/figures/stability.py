@@ -83,14 +83,8 @@ def _boundary(context: Context) -> Drawing:
 def _judge_minima(rows: Rows) -> list[Effect]:
     what, claimed = "largest rate that stays / predicted", (0.8, 1.25)
     return [
-        Effect(
-            f"{form}, delay {tau:g}",
-            what,
-            tuple(by_seed(rows, "ratio", form=form, delay=tau)),
-            claimed,
-            ratio=True,
-        )
-        for form, tau in settings(rows, "form", "delay")
+        Effect(f"{form}, delay {tau:g}", what, tuple(by_seed(one, "ratio")), claimed, ratio=True)
+        for (form, tau), one in rows.groupby(["form", "delay"], sort=False)
     ]
 
 
