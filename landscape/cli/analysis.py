@@ -54,7 +54,7 @@ class GridType(click.ParamType):  # type: ignore[type-arg]  # no generic class i
         match = re.fullmatch(r"(\d+)(?:x(\d+))?", value)
         nx, ny = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if min(nx, ny) < 1:
-            raise InputError(f"--grid: '{value}' is not allowed, it must be K or KXxKY, numbers ≥ 1")
+            raise InputError(f"--grid: '{value}' is not allowed, it must be K or KXxKY ≥ 1, such as 51x25")
         return nx, ny
 
 
