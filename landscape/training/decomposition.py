@@ -220,7 +220,7 @@ class GradientEstimator:
         # As many groups at once as a chunk of the data has samples, which bounds the memory.
         at_once = problem.chunk // size if self._stack and len(groups) else 0
         if self._stack and at_once:
-            for part, out in zip(groups.split(at_once), rows.split(at_once), strict=True):
+            for part, out in zip(torch.split(groups, at_once), torch.split(rows, at_once), strict=True):
                 losses = self._stack.gradients(weights.expand_as(out), *problem.gather(part), out=out)
                 total += sum(losses.tolist())
         else:
