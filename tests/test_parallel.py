@@ -601,7 +601,7 @@ def test_rules_that_need_the_learning_rate_need_one() -> None:
         ]
         return model, torch.optim.SGD([*groups, {"params": [*model.first.parameters(), model.second.bias]}])
 
-    with pytest.raises(InputError, match="one learning rate for all parameter groups, they have"):
+    with pytest.raises(InputError, match="this algorithm needs a common one"):
         DecentralizedDataParallel(*with_rates(), "slowmo", period=2)
     model, optimizer = with_rates()
     step(DecentralizedDataParallel(model, optimizer, "local-sgd", period=2), optimizer)

@@ -216,10 +216,7 @@ class Rule(ABC):
             OperationError: for a ``purpose`` that the class does not declare.
         """
         if purpose not in self.purposes:
-            raise OperationError(
-                f"{type(self).__name__}: draws for '{purpose}', which its purposes do not declare "
-                f"({', '.join(self.purposes) or 'none'})"
-            )
+            raise OperationError(f"{type(self).__name__}: its purposes do not declare the draw '{purpose}'")
         return generator(self.seed, purpose, step, *learner)
 
     @property

@@ -192,8 +192,7 @@ class SGP(Rule):
             parts, _ = connected_components(self.fixed > 0, directed=True, connection="strong")
             if parts > 1:
                 raise InputError(
-                    f"algorithm.graph: {graph} is not strongly connected ({parts} components), what each "
-                    "learner sends must reach every other one"
+                    f"algorithm.graph: {graph} must be strongly connected, it has {parts} components"
                 )
         elif graph != "random":
             self.mixing = Mixing(graph, learners, seed, where="algorithm.graph")

@@ -38,30 +38,18 @@ class RunningAverage(Instrument):
         if run.monitor.window > MEMBERS:
             raise InputError(f"monitor.window: {run.monitor.window} is not allowed, at most {MEMBERS}")
         exact_only(run.sample.problem, f"monitor.instruments: '{self.name}'")
-        self._members: list[Tensor] = []
-
-    def state(self, step: int) -> dict[str, Tensor]:
-        return {self.key: torch.stack(self._members)} if self._members else {}
-
-    def restore(self, state: Tensor) -> None:
-        problem = self.run.sample.problem
-        self._members = [*state.to(problem.device, problem.dtype)]
 
     def measure(self, now: StepState) -> dict[str, float]:
         window = self.run.monitor.window
-        self._members = [*self._members, now.mean.clone()][-window:]
-        if len(self._members) < window:
-            return {}
-        found = torch.full((len(self.columns),), math.nan, dtype=torch.float64)
-        if self.run.comm.rank == 0:
-            try:
-                result = average(self.run.sample.problem, self._members, exact=False, progress=False)
-            except OperationError:  # weights that are equal or not finite: a run must not end for it
-                pass
-            else:
-                loss, ends = result.loss[0], (result.low[0], result.high[0])
-                found = torch.tensor([loss, *ends, result.members_loss[-1] - loss], dtype=torch.float64)
-        else:
-            found.zero_()
-        values = self.run.comm.totals(found).tolist()
-        return self.row(*values) if all(map(math.isfinite, values)) else {}
+        before = () if self.memory is None else self.memory
+        self.memory = members = torch.stack([*before, now.mean][-window:])
+        return self.row_of_first(lambda: self._predicted(members)) if len(members) == window else {}
+
+    def _predicted(self, members: Tensor) -> list[float]:
+        """The values of the columns for the average of ``members`` (m, P); NaN where there is none."""
+        try:
+            result = average(self.run.sample.problem, [*members], exact=False, progress=False)
+        except OperationError:  # weights that are equal or not finite: a run must not end for it
+            return [math.nan] * len(self.columns)
+        loss = result.loss[0]
+        return [loss, result.low[0], result.high[0], result.members_loss[-1] - loss]

@@ -73,18 +73,11 @@ class PreconditionedLambdaMax(Instrument):
     def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
         run.preconditioner(None)
-        self._near: Tensor | None = None
-
-    def state(self, step: int) -> dict[str, Tensor]:
-        return {} if self._near is None else {self.key: self._near}
-
-    def restore(self, state: Tensor) -> None:
-        self._near = state.to(self.run.problem.weights)
 
     def measure(self, now: StepState) -> dict[str, float]:
         seen = self.run.preconditioner(now)
-        pairs = None if seen is None else self.run.sample.search(now.mean, 1, self._near, seen)
-        self._near = None if pairs is None else pairs.vectors.sum(0)
+        pairs = None if seen is None else self.run.sample.search(now.mean, 1, self.memory, seen)
+        self.memory = None if pairs is None else pairs.vectors.sum(0)
         if seen is None or pairs is None:
             return {}
         top = float(pairs.values[0])
@@ -125,13 +118,6 @@ class GeneralizedSharpness(Instrument):
             )
         super().__init__(run)
         self._norm, self._normalized = run.geometry
-        self._near: Tensor | None = None
-
-    def state(self, step: int) -> dict[str, Tensor]:
-        return {} if self._near is None else {self.key: self._near}
-
-    def restore(self, state: Tensor) -> None:
-        self._near = state.to(self.run.problem.weights)
 
     def _aligned(self, v: Tensor) -> tuple[Tensor, float]:
         """The direction of the unit ball with the largest product with ``v`` (P,), and this product."""
@@ -148,10 +134,10 @@ class GeneralizedSharpness(Instrument):
             for part, slot in zip(parts, self.run.problem.layout.slots, strict=True):
                 part[slot.place] = starts[0][slot.place]
             starts += parts
-        kept = [] if self._near is None else [self._near]
+        kept = [] if self.memory is None else [self.memory]
         product = self.run.sample.product(now.mean)
         found = [self._ascend(product, d) for d in [*kept, *(self._aligned(v)[0] for v in starts)]]
-        value, self._near = max(found, key=lambda pair: pair[0])
+        value, self.memory = max(found, key=lambda pair: pair[0])
         rate = now.lr
         if self._normalized:
             dual = self._aligned(self.run.sample.gradient(now.mean))[1]
@@ -286,18 +272,8 @@ class Path(Instrument):
     columns: ClassVar[Mapping[str, str]] = {"path_cosine": "1"}
     on_sample = True
 
-    def __init__(self, run: MeasuredRun) -> None:
-        super().__init__(run)
-        self._start: Tensor | None = None  # (2, P), w_a and g
-
-    def state(self, step: int) -> dict[str, Tensor]:
-        return {} if self._start is None else {self.key: self._start}
-
-    def restore(self, state: Tensor) -> None:
-        self._start = state.to(self.run.problem.weights)
-
-    def measure(self, now: StepState) -> dict[str, float]:
-        start, self._start = self._start, torch.stack((now.mean, self.run.sample.gradient(now.mean)))
+    def measure(self, now: StepState) -> dict[str, float]:  # its memory is w_a and g, (2, P)
+        start, self.memory = self.memory, torch.stack((now.mean, self.run.sample.gradient(now.mean)))
         if start is None:
             return {}
         way, g = start[0] - now.mean, start[1]
@@ -320,17 +296,16 @@ class _Rise(Instrument):
             raise InputError(f"monitor.rho: missing, '{self.name}' is the rise of the loss within it")
 
     def measure(self, now: StepState) -> dict[str, float]:
-        found = torch.zeros(len(self.columns), dtype=torch.float64)
-        if self.run.comm.rank == 0:
-            problem = copy.copy(self.run.sample.problem)
-            problem.weights, draws = now.mean, self.run.monitor.draws
-            result = sharpness(
-                problem, self.run.monitor.rho, self.kind, min_draws=min(MIN_COSTLY, draws), max_draws=draws,
-                seed=self.generator(now).initial_seed(),
-            )  # fmt: skip
-            found += torch.tensor([result.value, result.standard_error][: len(found)])
-        values = self.run.comm.totals(found).tolist()
-        return self.row(*values) if all(map(math.isfinite, values)) else {}
+        return self.row_of_first(lambda: self._rise(now))
+
+    def _rise(self, now: StepState) -> list[float]:
+        problem = copy.copy(self.run.sample.problem)
+        problem.weights, draws = now.mean, self.run.monitor.draws
+        result = sharpness(
+            problem, self.run.monitor.rho, self.kind, min_draws=min(MIN_COSTLY, draws), max_draws=draws,
+            seed=self.generator(now).initial_seed(),
+        )  # fmt: skip
+        return [result.value, result.standard_error][: len(self.columns)]
 
 
 @registry.instruments.add("worst-sharpness")

@@ -128,8 +128,7 @@ class FlatParameters(Tracked):
             for p in group["params"]:
                 if id(p) not in own:
                     raise InputError(
-                        f"optimizer: its parameter of shape {tuple(p.shape)} is not the model's; give the "
-                        "optimizer of model.parameters(), made after the last change of the model"
+                        f"optimizer: its parameter of shape {tuple(p.shape)} is not the model's; give that of model.parameters()"
                     )
         for name, p in self.trained.items():
             if id(p) not in optimized:
@@ -191,8 +190,7 @@ class DefaultGroup(Processes):
         backends = str(dist.get_backend_config()) if size > 1 else ""
         if device.type == "cuda" and "nccl" not in backends and size > 1:
             raise InputError(
-                f"model: it is on {device}, the process group exchanges by {backends}; call "
-                "init_process_group('nccl'), or leave the model on the CPU"
+                f"model: it is on {device}, the process group is {backends}; call init_process_group('nccl')"
             )
 
     @contextlib.contextmanager

@@ -103,8 +103,7 @@ class DecentralizedDataParallel(nn.Module):
         rule = algorithms.make(algorithm, options, learners=size, seed=seed)
         if rule.measured:
             raise InputError(
-                "algorithm.schedule: 'measured' is not allowed here, its workers need a server; use "
-                "landscape train --nproc"
+                "algorithm.schedule: 'measured' is not allowed here; use landscape train --nproc"
             )
         self._algorithm = {"name": algorithm} | {k: v for k, v in options.items() if v is not None}
         if rule.uses_peak_lr:
@@ -302,8 +301,7 @@ class DecentralizedDataParallel(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise InputError(
-            "DecentralizedDataParallel: it cannot be copied or pickled, it belongs to its optimizer and "
-            "processes; copy its .module, or save its state_dict()"
+            "DecentralizedDataParallel: it cannot be copied or pickled; use its .module or state_dict()"
         )
 
 

@@ -190,8 +190,7 @@ def _check_batch(batch: int) -> None:
     """Raise InputError unless BatchNorm can have the statistics of so many samples."""
     if batch < 2:
         raise InputError(
-            f"batch: {batch} is not allowed with BatchNorm in the model, it must be how many samples are in "
-            "the loop's minibatches, at least 2"
+            f"batch: {batch} is not allowed with BatchNorm, it must be that of the loop's minibatches, ≥ 2"
         )
 
 
@@ -218,8 +217,7 @@ def _check_data(name: str, data: Any) -> None:
     """Raise InputError for a DataLoader with workers that last: a pass over it would end the user's own."""
     if isinstance(data, DataLoader) and data.persistent_workers:
         raise InputError(
-            f"{name}: a DataLoader with persistent_workers=True is not allowed, a pass of the recorder would "
-            "restart that of the loop; give one of its own, without"
+            f"{name}: a DataLoader with persistent_workers=True is not allowed; give one of its own, without"
         )
 
 
@@ -290,7 +288,6 @@ class Parameters(Tracked):
             if name in theirs:  # of BatchNorm under its batch's own statistics there are none
                 if theirs[name].shape != tensor.shape:
                     raise InputError(
-                        f"model: its buffer '{name}' had shape {tuple(theirs[name].shape)}, now "
-                        f"{tuple(tensor.shape)}; a recorder needs the first one"
+                        f"model: its buffer '{name}' must keep its shape, now {tuple(tensor.shape)}"
                     )
                 theirs[name].copy_(tensor)

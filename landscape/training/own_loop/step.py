@@ -75,8 +75,7 @@ class Stepper:
             return
         if self.group.size == 1 and loop.has_group() and dist.get_world_size() > 1:
             raise InputError(
-                "DecentralizedDataParallel: it was made before the process group, and has one learner; call "
-                "init_process_group first"
+                "DecentralizedDataParallel: made before the process group; call init_process_group first"
             )
         with self._plainly():
             self.parameters.check()
@@ -103,8 +102,7 @@ class Stepper:
             closure = any(callable(given) for given in (*args, *keywords.values()))
             if closure and self.rule.synchronous and self.comm.size > 1:
                 raise InputError(
-                    "optimizer: step(closure) is not allowed in a synchronous step, whose gradients are "
-                    "averaged before it; call backward first, and step() without a closure"
+                    "optimizer: step(closure) is not allowed in a synchronous step; call backward(), step()"
                 )
             self._rate = self._rate_of_step()
             self._gradients.prepare(self.rule.synchronous)
@@ -117,8 +115,7 @@ class Stepper:
         if len(rates) != 1:
             given = ", ".join(f"{rate:g}" for rate in sorted(rates)) or "none"
             raise InputError(
-                f"optimizer: this algorithm needs one learning rate for all parameter groups, they have "
-                f"{given}; give all of them the same"
+                f"optimizer: its parameter groups have the rates {given}, this algorithm needs a common one"
             )
         return rates.pop()
 
@@ -142,8 +139,7 @@ class Stepper:
         """Raise InputError where ``what`` is called within a step, when the parameters are not w_j."""
         if self.begun:
             raise InputError(
-                f"{what}: not allowed between a forward pass in training mode and optimizer.step(); call it "
-                "after the step"
+                f"{what}: not allowed between a forward pass and optimizer.step(); call it after the step"
             )
 
 

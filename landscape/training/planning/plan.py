@@ -402,7 +402,6 @@ def local_batch(recipe: Recipe, learners: int, scaling: Scaling) -> int:
         return recipe.local_batch
     if recipe.batch % learners:
         raise InputError(
-            f"scaling: 'total' is not allowed, {learners} learners do not divide the batch of "
-            f"{recipe.batch}; choose other workers, or another batch"
+            f"scaling: 'total' is not allowed, {learners} learners do not divide the batch of {recipe.batch}"
         )
     return recipe.batch // learners

@@ -268,8 +268,7 @@ def _resumed(
         return checkpoint, _checked_recipe(stored, recipe, folder)
     if stored.names_code and not allow_code:
         raise OperationError(
-            f"{folder}: its recipe names code (MODULE:NAME), which is run only with allow_code=True; "
-            "or give the recipe again with resume=True"
+            f"{folder}: its recipe names code; give allow_code=True, or the recipe again with resume=True"
         )
     return checkpoint, stored
 
@@ -292,8 +291,7 @@ def _checked_recipe(stored: Recipe, given: Recipe, folder: Path) -> Recipe:
     for path, matrix in given.matrices.items():
         if not np.array_equal(stored.matrices[path], matrix):
             raise OperationError(
-                f"{folder}: {path} holds another matrix than its run began with; leave the recipe out to go "
-                "on with the run's own"
+                f"{folder}: {path} holds another matrix than its run's; leave the recipe out to use that"
             )
     return given
 
