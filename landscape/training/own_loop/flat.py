@@ -123,15 +123,15 @@ class FlatParameters(Tracked):
                 raise _refusal(name, reason, "tied weights must be one Parameter under both names")
 
     def _check_optimizer(self) -> None:
-        own, optimized = {id(p) for p in self._known.values()}, set(self._groups)
-        for group in self.optimizer.param_groups:
-            for p in group["params"]:
-                if id(p) not in own:
-                    raise InputError(
-                        f"optimizer: its parameter of shape {tuple(p.shape)} is not the model's; give that of model.parameters()"
-                    )
+        own = {id(p) for p in self._known.values()}
+        given = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if foreign := [p for p in given if id(p) not in own]:
+            shape = tuple(foreign[0].shape)
+            raise InputError(
+                f"optimizer: its parameter of shape {shape} is not the model's; use its parameters()"
+            )
         for name, p in self.trained.items():
-            if id(p) not in optimized:
+            if id(p) not in self._groups:
                 raise InputError(f"optimizer: parameter '{name}' is not in it; add it, or freeze it")
 
     def check(self) -> None:
