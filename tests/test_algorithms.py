@@ -28,7 +28,7 @@ from landscape.training.algorithms.dpsgd import SGP
 from landscape.training.algorithms.partial import Sparta, StreamingDiLoCo
 from landscape.training.algorithms.ssgd import SSGD
 from landscape.training.decomposition import Decomposer, GradientEstimator
-from landscape.training.optimizer import SGD
+from landscape.training.optimizer.base import SGD
 from landscape.training.processes.comm import Comm
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe

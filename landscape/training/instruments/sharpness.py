@@ -1,4 +1,4 @@
-"""Sharpness along a run: λ_max, plain and preconditioned, over minibatches, and as a rise of the loss."""
+"""Sharpness along a run: λ_max in several forms, a rise of the loss, and the loss of an average."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.analysis.average import MEMBERS, average
 from landscape.analysis.sharpness import sharpness
 from landscape.checkpoint.history import MONITORED, OF_LAYER, UNITS
 from landscape.core import registry
@@ -18,7 +19,7 @@ from landscape.core.devices import double, inner
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import mean_and_error
-from landscape.curvature.hessian import gradient_curvature
+from landscape.curvature.hessian import exact_only, gradient_curvature
 from landscape.curvature.search import RESIDUAL_TOL
 from landscape.gradients.minibatches import MIN_COSTLY, Minibatches
 from landscape.problem.problem import Problem
@@ -322,3 +323,43 @@ class AverageSharpness(_Rise):
 
     name, kind = "average-sharpness", "average"
     columns: ClassVar[Mapping[str, str]] = {"average_sharpness": "nat", "average_sharpness_se": "nat"}
+
+
+@registry.instruments.add("average")
+class RunningAverage(Instrument):
+    """The loss of the mean of the last ``monitor.window`` measured w_a (LAWA), predicted; rank 0 predicts it.
+
+    It is on the run's sample, with the ends of a 90% interval. The gain is the loss at w_a now minus the
+    predicted loss: where it is above 0, to stop here and average is predicted to be better than to stop here.
+    See :func:`landscape.average`. NaN until there are so many, and where there is no prediction.
+    """
+
+    name = "average"
+    columns: ClassVar[dict[str, str]] = {
+        "average_loss": "nat",
+        "average_loss_low": "nat",
+        "average_loss_high": "nat",
+        "average_gain": "nat",
+    }
+    on_sample = True
+
+    def __init__(self, run: MeasuredRun) -> None:
+        super().__init__(run)
+        if run.monitor.window > MEMBERS:
+            raise InputError(f"monitor.window: {run.monitor.window} is not allowed, at most {MEMBERS}")
+        exact_only(run.sample.problem, f"monitor.instruments: '{self.name}'")
+
+    def measure(self, now: StepState) -> dict[str, float]:
+        window = self.run.monitor.window
+        before = () if self.memory is None else self.memory
+        self.memory = members = torch.stack([*before, now.mean][-window:])
+        return self.row_of_first(lambda: self._predicted(members)) if len(members) == window else {}
+
+    def _predicted(self, members: Tensor) -> list[float]:
+        """The values of the columns for the average of ``members`` (m, P); NaN where there is none."""
+        try:
+            result = average(self.run.sample.problem, [*members], exact=False, progress=False)
+        except OperationError:  # weights that are equal or not finite: a run must not end for it
+            return [math.nan] * len(self.columns)
+        loss = result.loss[0]
+        return [loss, result.low[0], result.high[0], result.members_loss[-1] - loss]

@@ -19,7 +19,7 @@ from landscape.core.errors import InputError
 from landscape.core.options import check_keywords, choose
 from landscape.problem.layout import Layout
 from landscape.training.optimizer.base import Optimizer
-from landscape.training.optimizer.muon import check_matrices
+from landscape.training.optimizer.steepest import check_matrices
 
 PREFIX = "torch:"
 #: The name in a checkpoint of the number of steps since the state was new, (n, 1): while it is 0 the other
