@@ -118,7 +118,7 @@ class StreamingDiLoCo(Rule):
         layers = [*Layout(self.layout.slots or numbers).groups("layer").values()]
         if count > len(layers):
             raise InputError(
-                f"algorithm.fragments: {count} is not allowed, it must be ≤ this model's {len(layers)} layers"
+                f"algorithm.fragments: {count} is not allowed, it must be ≤ the {len(layers)} layers here"
             )
         self.tensors = [[slot for layer in layers[p::count] for slot in layer] for p in range(count)]
         places = torch.arange(size, device=weights.device)

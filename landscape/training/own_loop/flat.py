@@ -170,8 +170,17 @@ def plain(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
+def kind(t: Tensor) -> str:
+    """The precision and the shape of a parameter or buffer, and whether it is trained, in words."""
+    return f"{_precision(t)} of shape {tuple(t.shape)}{'' if t.requires_grad else ', not trained'}"
+
+
+def _precision(t: Tensor) -> str:
+    return str(t.dtype).removeprefix("torch.")
+
+
 def _kind(p: Tensor) -> str:
-    return f"{str(p.dtype).removeprefix('torch.')} on {p.device}"
+    return f"{_precision(p)} on {p.device}"
 
 
 def _refusal(name: str, change: str, remedy: str = REMEDY) -> InputError:
@@ -317,7 +326,7 @@ class OptimizerState:
         """The state for a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""
         mine = {f"{name}.{key}": storable(value) for name, key, value in self._named()}
         kinds: dict[str, list[Any]] = {}
-        own = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in mine.items()}
+        own = {name: [_precision(t), list(t.shape)] for name, t in mine.items()}
         for theirs in self._group.gathered(own):
             kinds |= theirs
         device = self._parameters.device

@@ -16,7 +16,14 @@ from landscape.core.errors import InputError
 from landscape.core.options import Natural, check_type, positive
 from landscape.problem.layout import independent_copy
 from landscape.training import algorithms
-from landscape.training.own_loop.flat import DefaultGroup, FlatParameters, check_module, plain, rank_and_size
+from landscape.training.own_loop.flat import (
+    DefaultGroup,
+    FlatParameters,
+    check_module,
+    kind,
+    plain,
+    rank_and_size,
+)
 from landscape.training.own_loop.step import Stepper, average_buffers, load, save
 
 _wrapped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -132,11 +139,7 @@ class DecentralizedDataParallel(nn.Module):
             "average_buffers": str(average_buffers),
             "optimizer": type(parameters.optimizer).__name__,
             **{f"algorithm.{key}": str(value) for key, value in self._algorithm.items()},
-            **{
-                f"model: '{plain(name)}'": f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}"
-                f"{'' if t.requires_grad else ', not trained'}"
-                for name, t in tensors.items()
-            },
+            **{f"model: '{plain(name)}'": kind(t) for name, t in tensors.items()},
         }
         if difference := group.difference(facts):
             raise InputError(difference)

@@ -26,6 +26,7 @@ from landscape.training.own_loop.flat import (
     DefaultGroup,
     Tracked,
     check_module,
+    kind,
     preconditioner,
     rank_and_size,
     stability_limit,
@@ -245,34 +246,20 @@ class Parameters(Tracked):
         names = {theirs: ours for pair in pairs for (theirs, _), (ours, _) in pair}
         super().__init__(module, problem.layout, lambda name: names.get(name, name))
         self._device, self._dtype = problem.device, problem.dtype
-        self._precisions = {name: p.dtype for name, p in self.named().items()}
+        self._kinds = {name: kind(p) for name, p in self.named().items()}
 
     def check(self) -> None:
         """Raise InputError that names a parameter which is not what it was."""
-        now = self.named()
-        known = {slot.name: slot.shape for slot in self.layout.slots}
-        for name in {**known, **now}:
-            if change := self._change(name, known.get(name), now.get(name)):
+        now = {name: kind(p) for name, p in self.named().items()}
+        for name in {**self._kinds, **now}:
+            before, after = (kinds.get(name, "missing") for kinds in (self._kinds, now))
+            if before != after:
                 raise InputError(
-                    f"model: parameter '{name}' {change}; a recorder follows the parameters that it was made "
-                    "with: close it, and make a new one in another folder"
+                    f"model: parameter '{name}' was {before}, now {after}; a recorder follows the parameters "
+                    "that it was made with: close it, and make a new one in another folder"
                 )
-        if [*known] != [name for name, p in now.items() if p.requires_grad]:
+        if [*self._kinds] != [*now]:
             raise InputError("model: the order of its parameters has changed, a recorder needs the first one")
-
-    def _change(self, name: str, shape: tuple[int, ...] | None, p: nn.Parameter | None) -> str:
-        before = self._precisions.get(name)
-        if p is None:
-            return "is gone"
-        if before is None:
-            return "was added"
-        if p.dtype != before:
-            return f"was {str(before).removeprefix('torch.')}, now {str(p.dtype).removeprefix('torch.')}"
-        if p.requires_grad != (shape is not None):
-            return "was frozen" if p.requires_grad is False else "was frozen before, now it is trained"
-        if shape is not None and tuple(p.shape) != shape:
-            return f"had shape {shape}, now {tuple(p.shape)}"
-        return ""
 
     @torch.no_grad()
     def flat(self) -> Tensor:
