@@ -29,8 +29,7 @@ from landscape.testing import check_optimizer
 from landscape.testing.checks import same_bits
 from landscape.training import optimizer
 from landscape.training.optimizer import torch_optim
-from landscape.training.optimizer.base import SGD, Optimizer
-from landscape.training.optimizer.groups import role_of
+from landscape.training.optimizer.base import SGD, Optimizer, role_of
 from landscape.training.recipes import recipe
 from landscape.training.recipes.schedule import Schedule
 from landscape.training.run import launch

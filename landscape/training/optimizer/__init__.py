@@ -15,8 +15,7 @@ from typing import Any
 from landscape.core.options import check_type, choose
 from landscape.core.registry import optimizers
 from landscape.training.optimizer import torch_optim
-from landscape.training.optimizer.base import Optimizer
-from landscape.training.optimizer.groups import Grouped, Member, named, options_of
+from landscape.training.optimizer.base import Grouped, Member, Optimizer, named, options_of
 from landscape.training.optimizer.torch_optim import TorchOptimizer
 
 GROUPS = "groups"  # the key of the table of groups

@@ -138,10 +138,8 @@ class FlatParameters(Tracked):
         """Raise InputError where the trained parameters are no longer the same; others may come and go."""
         now = self.named()
         for name, p in {**self._known, **now}.items():
-            before = self._known.get(name)
-            if now.get(name) is not before and (name in self.trained or p.requires_grad):
-                change = "added" if before is None else "replaced" if name in now else "removed"
-                raise _refusal(name, f"was {change}")
+            if now.get(name) is not self._known.get(name) and (name in self.trained or p.requires_grad):
+                raise _refusal(name, "was added, replaced or removed")
             if p.requires_grad and name not in self.trained:
                 raise _refusal(name, "was frozen, now it is trained")
         self._known = now

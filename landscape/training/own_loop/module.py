@@ -274,7 +274,7 @@ class DecentralizedDataParallel(nn.Module):
             0
         """
         self._stepper.idle("load_checkpoint")
-        with torch.no_grad():
+        with torch.no_grad(), self._stepper.group.together():  # an error on one rank is one on all
             load(self._stepper, Path(path), self._algorithm)
         return self.steps
 

@@ -514,10 +514,7 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
+        (self.close if kind is None else self.abort)()
 
     def __repr__(self) -> str:
         state = f"rank {self._rank}, which does not record" if self._idle else f"step {self.steps:,}"

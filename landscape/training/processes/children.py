@@ -44,14 +44,11 @@ class FolderStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def _write(self, name: str, text: str) -> Path:
-        path = self.folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
-        path.write_text(text, encoding="utf-8")
-        return path
-
     def set(self, name: str, text: str) -> None:
         """Write ``text``."""
-        os.replace(self._write(name, text), self.folder / name)
+        path = self.folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
+        path.write_text(text, encoding="utf-8")
+        os.replace(path, self.folder / name)
 
     def get(self, name: str) -> str:
         """The text; "" if there is none."""
@@ -62,14 +59,9 @@ class FolderStore:
 
     def first(self, name: str, text: str) -> bool:
         """Write ``text`` if there is none yet, and say whether it is ``text`` then."""
-        path = self._write(name, text)
-        try:
-            os.link(path, self.folder / name)
-        except FileExistsError:
-            return self.get(name) == text
-        finally:
-            path.unlink()
-        return True
+        with contextlib.suppress(FileExistsError), open(self.folder / name, "x", encoding="utf-8") as file:
+            file.write(text)
+        return self.get(name) == text
 
 
 def launcher_store() -> FolderStore | None:
