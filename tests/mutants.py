@@ -37,7 +37,7 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
         ("training/topology/mixing.py", "product = m @ product", "product = m"),
     ],
     RULES: [
-        ("training/algorithms/ssgd.py", "directions, alpha=lr,", "directions, alpha=2 * lr,"),
+        ("training/algorithms/ssgd.py", "(weights), directions, alpha=lr,", "(weights), directions, alpha=2 * lr,"),
         ("training/algorithms/dpsgd.py", 'directions - self.state["direction"]', "directions"),
         ("training/algorithms/dpsgd.py", 'weights - self.state["stepped"]', "weights - weights"),
         ("training/algorithms/local_sgd.py", "mixed - anchor, alpha", "mixed - new, alpha"),
@@ -52,7 +52,7 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
         ("training/algorithms/ssgd.py", "max_stable_step(0,", "max_stable_step(1,"),
         ("training/algorithms/ssgd.py", "+ self.sigma * draw", "+ self.sigma**2 * draw"),
         ("training/algorithms/dpsgd.py", "self._mixed(), directions, alpha=lr", "self._mixed(), directions, alpha=2 * lr"),
-        ("training/algorithms/dpsgd.py", "torch.sub(weights, directions, alpha=lr)", "torch.sub(weights, directions, alpha=lr / 2)"),
+        ("training/algorithms/dpsgd.py", "torch.sub(weights, directions, alpha=lr)\n        return", "torch.sub(weights, directions, alpha=lr / 2)\n        return"),
         ("training/algorithms/dpsgd.py", 'if self.order == "awc" else max_stable', 'if self.order == "atc" else max_stable'),
         ("training/algorithms/dpsgd.py", "(1 + self._mixed_buffers)", "(1 - self._mixed_buffers)"),
         ("training/algorithms/local_sgd.py", "(step - self.first) % self.period == 0", "step % self.period == 0"),

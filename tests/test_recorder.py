@@ -487,7 +487,7 @@ def shrink(model: Net) -> None:
             lambda model: model.register_module("head", nn.Linear(36, 11).double()),
             r"'head.weight' was float64 of shape \(10, 36\), now float64 of shape \(11, 36\)",
         ),
-        (lambda model: model.float(), "'conv.weight' was float64 of shape .*, now float32 of"),
+        (lambda model: model.float(), "was float64 of shape .*, now float32 of"),
         (
             lambda model: model.head.bias.requires_grad_(False),
             r"'head.bias' was .*, now float64 of shape \(10,\), not trained",
