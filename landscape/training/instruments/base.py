@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -317,6 +317,19 @@ class MeasuredRun:
         return Sample(self.monitor, self.problem, self.comm, self.seed)
 
 
+Kind = TypeVar("Kind", bound="Instrument")
+
+
+def instrument(name: str) -> Callable[[type[Kind]], type[Kind]]:
+    """A decorator that adds a class to the registry, and gives it its ``name``."""
+
+    def add(kind: type[Kind]) -> type[Kind]:
+        kind.name = name
+        return registry.instruments.add(name)(kind)
+
+    return add
+
+
 class Instrument(ABC):
     """Measures a run every so many steps; ``measure`` gives one number for each of ``columns``.
 
@@ -333,8 +346,8 @@ class Instrument(ABC):
 
     #: The name in the registry.
     name = ""
-    #: The history's columns: name -> unit.
-    columns: ClassVar[Mapping[str, str]] = {}
+    #: The history's columns: name -> unit. One of a run may have more than its class.
+    columns: Mapping[str, str] = {}
     #: Whether it takes the Hessian on the run's sample: it then refuses a model that has none.
     on_sample = False
     #: Whether it draws minibatches, and so must know the samples of a step.
@@ -352,11 +365,6 @@ class Instrument(ABC):
             )
         if self.on_sample:
             _ = run.sample
-
-    @property
-    def recorded(self) -> Mapping[str, str]:
-        """The columns that it records of its run: those of the class, and more where it says so."""
-        return self.columns
 
     @property
     def key(self) -> str:
@@ -379,10 +387,10 @@ class Instrument(ABC):
 
     def row(self, *values: float) -> dict[str, float]:
         """The columns with ``values``, in the order of ``columns``; those without a value are left out."""
-        assert len(values) <= len(self.recorded)
-        return dict(zip(self.recorded, values, strict=False))
+        assert len(values) <= len(self.columns)
+        return dict(zip(self.columns, values, strict=False))
 
-    def row_of_first(self, numbers: Callable[[], Sequence[float]]) -> dict[str, float]:
+    def _row_of_first(self, numbers: Callable[[], Sequence[float]]) -> dict[str, float]:
         """The columns with the ``numbers`` of rank 0, which alone computes; none where one is not finite."""
         comm = self.run.comm
         own = numbers() if comm.rank == 0 else [0.0] * len(self.columns)
@@ -440,12 +448,12 @@ class Monitoring:
             listed = settings.every if name in settings.instruments else 0
             intervals = listed, settings.sharpness if name == LAMBDA_MAX else 0
             self._instruments.append((instrument, tuple(filter(None, intervals))))
-            for column in instrument.recorded:
+            for column in instrument.columns:
                 if column in taken:
                     raise InputError(
                         f"monitor.instruments: '{name}' has the column '{column}', which the algorithm has"
                     )
-            self.columns |= instrument.recorded
+            self.columns |= instrument.columns
 
     @property
     def turns(self) -> tuple[int, ...]:
@@ -483,7 +491,7 @@ class Monitoring:
         now = StepState(step, lr, weights, points, mean, start)
         for instrument in self.due(step):
             found = instrument.measure(now)
-            if undeclared := [name for name in found if name not in instrument.recorded]:
+            if undeclared := [name for name in found if name not in instrument.columns]:
                 raise OperationError(
                     f"monitor.instruments: 'columns' of '{instrument.name}' must declare '{undeclared[0]}'"
                 )

@@ -135,11 +135,7 @@ class Comm:
         if self.size == 1:
             return lambda: average(rows)
         total = self.buffer(use, rows[0])
-        # Divided before the exchange: one pass over memory less where a process has one learner.
-        if len(rows) == 1:
-            torch.div(rows[0], self.learners, out=total)
-        else:
-            torch.sum(rows, 0, out=total).div_(self.learners)
+        torch.sum(rows, 0, out=total).div_(self.learners)
         with self._naming():
             work = dist.all_reduce(total, async_op=True)
         return lambda: self._finished([work], total)
@@ -221,16 +217,10 @@ class Comm:
         Each process keeps its :meth:`share` of the columns, as in :meth:`part_sum`. Sums over its own
         learners are in float64.
         """
-        if len(rows) == 1:
-            buffer = self.buffer("sent", rows[0])
-            total = rows[0] if minus is None else torch.sub(rows[0], minus[0], out=buffer)
-        else:
-            exact = torch.zeros(rows.shape[1:], dtype=torch.float64, device=float64_device(rows.device))
-            for j, row in enumerate(rows):
-                exact += (row if minus is None else row - minus[j]).to(exact.device)
-            total = exact.to(rows)
-        # With one process the sum is the caller's tensor, which must not be divided in place.
-        return total / self.learners if self.size == 1 else self.part_sum(total, use).div_(self.learners)
+        exact = torch.zeros(rows.shape[1:], dtype=torch.float64, device=float64_device(rows.device))
+        for j, row in enumerate(rows):
+            exact += (row if minus is None else row - minus[j]).to(exact.device)
+        return self.part_sum(exact.to(rows), use).div_(self.learners)
 
     def parts(self, vectors: Tensor, count: int) -> Tensor:
         """(count, P_share): of ``count`` vectors (P,) the coordinates that are this process's :meth:`share`.
