@@ -191,24 +191,22 @@ class Sample:
                 return find_eigenpairs(lambda v: _finite(part(v)), start, high=count)
             return None
 
-        def shared(v: Tensor, going: float = 1.0) -> Tensor:
-            """H ``v`` for the ``v`` of rank 0, which all ranks receive; they stop if ``going`` is 0."""
+        def shared(v: Tensor, going: float = 1.0) -> Tensor | None:
+            """H ``v`` for the ``v`` of rank 0, which all ranks receive; None, to stop, if ``going`` is 0."""
             sent = torch.cat((double(v), v.new_tensor([going], dtype=torch.float64)))
             sent = self._comm.totals(sent if self._comm.rank == 0 else torch.zeros_like(sent))
             if not sent[-1]:
-                raise _StoppedError
+                return None
             return self._comm.totals(double(part(sent[:-1].to(weights)))).to(weights)
 
         pairs: RitzPairs | None = None
         if self._comm.rank == 0:
             with contextlib.suppress(_NotFiniteError):
                 pairs = find_eigenpairs(lambda v: _finite(shared(v)), start, high=count)
-            with contextlib.suppress(_StoppedError):
-                shared(start, going=0.0)
+            shared(start, going=0.0)
         else:
-            with contextlib.suppress(_StoppedError):
-                while True:
-                    shared(start)
+            while shared(start) is not None:
+                pass
         return self._broadcast(pairs, count, weights)
 
     def _broadcast(self, pairs: RitzPairs | None, count: int, weights: Tensor) -> RitzPairs | None:
@@ -227,12 +225,8 @@ class _NotFiniteError(Exception):
     """A Hessian with NaN or infinities has no eigenvalues."""
 
 
-class _StoppedError(Exception):
-    """Rank 0 needs no further products."""
-
-
-def _finite(product: Tensor) -> Tensor:
-    if not bool(torch.isfinite(product).all()):
+def _finite(product: Tensor | None) -> Tensor:
+    if product is None or not bool(torch.isfinite(product).all()):
         raise _NotFiniteError
     return product
 

@@ -476,7 +476,14 @@ def topologies(
             if mixings is not None:
                 raise
             continue
-        found[spec] = _properties(mixing, 4 * parameters)
+        vectors = np.mean([mixing.degree(t) for t in range(1, max(1, len(mixing.cycle)) + 1)])
+        found[spec] = {
+            "gap": mixing.gap,
+            "omega_min": mixing.omega_min,
+            "limit": mixing.stability_limit,
+            "rounds": mixing.rounds,
+            "bytes": 4 * parameters * float(vectors),
+        }
         graphs[spec] = mixing.cycle or [mixing.matrix(t) for t in range(1, 4)]
     if picture is not None:
         if not graphs:
@@ -488,15 +495,3 @@ def topologies(
 def default_mixings() -> list[str]:
     """The mixings that :func:`topologies` compares by default."""
     return [*planned_topologies(), *EXAMPLES]
-
-
-def _properties(mixing: Mixing, size: int) -> Properties:
-    """The numbers of a topology, for weights of ``size`` bytes."""
-    vectors = np.mean([mixing.degree(t) for t in range(1, max(1, len(mixing.cycle)) + 1)])
-    return {
-        "gap": mixing.gap,
-        "omega_min": mixing.omega_min,
-        "limit": mixing.stability_limit,
-        "rounds": mixing.rounds,
-        "bytes": size * float(vectors),
-    }
