@@ -138,7 +138,8 @@ def _run_in_group(trainer: Trainer, folder: Path, group: Group) -> Checkpoint:
     """Run ``trainer``, that of one of several processes, with a log."""
     hooks = trainer.hooks
     with log_to(folder / "logs" / f"rank-{group.rank}.log") as log:
-        who = f"rank {group.rank} of {group.size}, {trainer.describe_part()}"
+        part, local = type(trainer).__name__.lower(), trainer.comm.local
+        who = f"rank {group.rank} of {group.size}, {part} of learners {local.start} to {local.stop - 1}"
         log(f"{who}, on {group.device}; {where()}; {group.backend}")
         tell, save = hooks.message, hooks.save
 

@@ -143,7 +143,7 @@ class Trainer:
         self.buffers = Buffers(self.train, self.test, self.comm, recipe.seed, recipe.evaluate.bn_samples)
         if checkpoint:
             self.buffers.restore(checkpoint.buffers)
-        check_compatibility(recipe, self.model, dataset, (self.train, self.test), self.stack, self.buffers)
+        check_compatibility(recipe, self.model, dataset, self.train, self.stack, self.buffers)
         self.parts = setup.divided(recipe, dataset, self.train, checkpoint)
         augment = getattr(dataset, "augment", None)
         self.minibatches = setup.Sampler(recipe, self.train, augment, self.parts)
@@ -321,10 +321,6 @@ class Trainer:
         buffers = {name: rows.clone() for name, rows in self.buffers.local.items()}
         return self.optimizer.state, self.rule.state, self.rule.shared, buffers
 
-    def describe_part(self) -> str:
-        """The learners of this process, in words for logs."""
-        return f"learners {self.comm.local.start} to {self.comm.local.stop - 1}"
-
     def checkpoint(self) -> Checkpoint:
         """The present state of the run, in copies: later steps overwrite the run's memory."""
         recipe = self.recipe
@@ -428,9 +424,6 @@ class Server(_Part):
         self._under_way: dict[int, Future[Tensor]] = {}
         self._delivered = self._message()
 
-    def describe_part(self) -> str:
-        return f"the server of {self.workers}"
-
     def run(self) -> Checkpoint:
         end = super().run()
         for k in range(self.workers):
@@ -477,9 +470,6 @@ class Server(_Part):
 
 class Worker(_Part):
     """Rank k + 1: gradients at the weights that the server sends."""
-
-    def describe_part(self) -> str:
-        return f"worker {self.group.rank - 1} of {self.workers}"
 
     def run(self) -> Checkpoint:
         """Deliver until the server's last step; the end has the server's last weights, and no history."""

@@ -381,12 +381,12 @@ def check_compatibility(
     recipe: Recipe,
     model: Spec,
     dataset: Dataset | UserData,
-    problems: tuple[Problem, Problem],
+    train: Problem,
     stack: Stack,
     buffers: Buffers,
 ) -> None:
-    """Raise InputError where model, data (``problems``: train, test) and device are not compatible."""
-    train, samples = problems[0], recipe.decompose.samples
+    """Raise InputError where model, data (``train``) and device are not compatible."""
+    samples = recipe.decompose.samples
     if samples % GROUPS:
         raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")
     on_gpu = train.device.type == "cuda"
