@@ -217,10 +217,16 @@ class Comm:
         Each process keeps its :meth:`share` of the columns, as in :meth:`part_sum`. Sums over its own
         learners are in float64.
         """
-        exact = torch.zeros(rows.shape[1:], dtype=torch.float64, device=float64_device(rows.device))
-        for j, row in enumerate(rows):
-            exact += (row if minus is None else row - minus[j]).to(exact.device)
-        return self.part_sum(exact.to(rows), use).div_(self.learners)
+        if len(rows) == 1:  # nothing to add up, and no memory for a sum in float64
+            buffer = self.buffer("sent", rows[0])
+            total = rows[0] if minus is None else torch.sub(rows[0], minus[0], out=buffer)
+        else:
+            exact = torch.zeros(rows.shape[1:], dtype=torch.float64, device=float64_device(rows.device))
+            for j, row in enumerate(rows):
+                exact += (row if minus is None else row - minus[j]).to(exact.device)
+            total = exact.to(rows)
+        # With one process the sum is the caller's tensor, which must not be divided in place.
+        return total / self.learners if self.size == 1 else self.part_sum(total, use).div_(self.learners)
 
     def parts(self, vectors: Tensor, count: int) -> Tensor:
         """(count, P_share): of ``count`` vectors (P,) the coordinates that are this process's :meth:`share`.
