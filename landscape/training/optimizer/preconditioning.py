@@ -90,7 +90,8 @@ class StatePreconditioner:
         momentum = self._optimizer.preconditioned
         if momentum is None:
             raise InputError(
-                f"{where}: '{self.name}' has no preconditioner (allowed: adam, adamw, rmsprop, lars, lamb)"
+                f"{where}: the optimizer '{self.name}' has no preconditioner (allowed: adam, adamw, rmsprop, "
+                "lars, lamb)"
             )
         m, form, factor = momentum
         limit = recipe.rule().stability_limit(m, form)
