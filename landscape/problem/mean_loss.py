@@ -18,7 +18,7 @@ from landscape.core.memory import Need, bounded, with_saved_bytes
 from landscape.problem import batchnorm as bn_policies
 from landscape.problem.batches import call, count_samples, fixed_randomness, own_outputs, recomputes
 from landscape.problem.batchnorm import SAMPLES, BatchNormPolicy
-from landscape.problem.data import Data
+from landscape.problem.data import ACTIVATION_BYTES, SMALL_BYTES, SMALL_CHUNK, Data
 from landscape.problem.layout import Layout, backward, gradients, placed
 from landscape.problem.losses import correct, placed_loss
 
@@ -29,13 +29,6 @@ Penalty = Callable[[dict[str, Tensor]], Tensor]
 # Samples evaluated at once, at most. Measured on 2 cores with a 784-50-50-10 MLP: 1,000 to 10,000 lie within
 # 10% of each other, 2,000 is the fastest. Large networks are bounded by ACTIVATION_BYTES instead.
 MAX_CHUNK = 2000
-# The activations of one chunk, saved for its backward pass. On 2 cores ResNet-18 evaluates fastest at 50 to
-# 100 images of 50, 100, 200 and 400; this bound gives it 56.
-ACTIVATION_BYTES = 2**28
-# On a CPU the system clears the memory of larger chunks anew for each of them. LeNet-5 evaluates 1.7 times as
-# fast with 585 images at once, which is this bound, as with 2,000. No fewer than SMALL_CHUNK samples for it,
-# which then count more: two convolutions of 16 and 32 channels are 1.8 times as fast with 256 as with 1,455.
-SMALL_BYTES, SMALL_CHUNK = 2**25, 256
 
 
 class MeanLoss:

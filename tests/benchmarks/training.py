@@ -28,8 +28,9 @@ def main() -> None:
     six_learners("noise-scale every 50 steps", 0.95, ["monitor.instruments=['noise-scale']"])
     six_learners("loss-change every 50 steps", 0.97, ["monitor.instruments=['loss-change']"])
     estimated = ["decompose.every=10", "decompose.samples=512"]
-    six_learners("every 10th step decomposed, g of 512 samples", 0.95, [*estimated, "decompose.split=false"])
-    six_learners("the same with the terms of Eq. 4", 0.9, estimated)
+    what = "every 10th step decomposed, g of 512 samples"
+    six_learners(what, 0.95, [*estimated, "decompose.split=false"])
+    six_learners(f"{what}, with the terms of Eq. 4", 0.9, estimated)
     convolutional()
 
 
