@@ -134,7 +134,7 @@ def saddles(
 
     Example:
         >>> import landscape
-        >>> only = {"dimension": (), "noise": (), "settings": {"steps": 200}}
+        >>> only = {"dimension": (), "noise": (), "settings": {"steps": 50}}
         >>> (result,) = landscape.saddles(range(6), lr=[0.2, 0.4], **only)
         >>> result.algorithms, result.times.shape
         (('ssgd', 'ssgd*', 'dpsgd'), (3, 2, 6))
