@@ -241,8 +241,7 @@ CASES: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 @pytest.mark.parametrize(
     ("name", "own"),
-    [("tensors", False), ("between", False), ("loader", False), ("tensors", True), ("batches", True),
-     ("batches", None), ("between", None)],
+    [("between", False), ("loader", False), ("tensors", True), ("batches", None)],
 )  # fmt: skip
 def test_the_samples_that_count_decide(name: str, own: bool | None) -> None:
     """The numbers are those of the samples with a target alone; nothing is NaN."""
