@@ -198,7 +198,7 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
     "smoothing": (
         of_learners(landscape.smoothing), {"draws": 2, "k": 2},
         {"memory": "landscape.smoothing, (problem, weights), dict(draws=2, k=1, residual_tol=0.3)",
-         "refused": {"draws": 1, "k": 0, "seed": -1}, "rtol": 1e-3, "command": ("smoothing", "--draws", "2")},
+         "refused": {"draws": 1, "k": 0, "seed": -1}, "rtol": 1e-3},
     ),
     "extreme-eigenvalues": (
         up_to_sign(landscape.extreme_eigenvalues), {"residual_tol": 1e-7},
