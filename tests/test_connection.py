@@ -119,7 +119,7 @@ KINDS: dict[str, tuple[Callable[[], Problem], list[int]]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=slow_but(["MLP", "BatchNorm", "grouped", "ResNet", "LSTM", "GPT"], KINDS))
+@pytest.fixture(params=slow_but(["MLP", "BatchNorm", "grouped", "GroupNorm", "ResNet", "LSTM", "GPT"], KINDS))
 def kind(request: pytest.FixtureRequest) -> tuple[Problem, Symmetry]:
     torch.manual_seed(0)
     make, sizes = KINDS[request.param]

@@ -248,6 +248,12 @@ def test_bfloat16_is_refused_with_float64(tiny: Path) -> None:
     assert end.history["test_loss"][-1] == pytest.approx(exact.history["test_loss"][-1], rel=0.05)
 
 
+def test_info_names_the_state_of_the_optimizer(command: Command, tiny: Path, tmp_path: Path) -> None:
+    settings = ("--set", "optimizer.momentum=0.9", "--set", "steps=2")
+    assert command("train", tiny, *settings, "-o", tmp_path / "a", "-q")[0] == 0
+    assert "optimizer state: momentum (4, 83)" in command("info", tmp_path / "a" / "last.h5")[1]
+
+
 def each_by_torch(trainer: Trainer, kind: type[torch.optim.Optimizer], options: dict[str, Any]) -> Tensor:
     """(n, P): each learner a module under an optimizer of torch's own; then w_j ← Σ_k M_jk w_k + (step_j)."""
     r = trainer.recipe
