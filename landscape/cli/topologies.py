@@ -7,8 +7,8 @@ from typing import Any
 from landscape.cli import common
 from landscape.cli.completion import names
 from landscape.cli.options import command
-from landscape.training.planning.topologies import default_mixings
-from landscape.training.planning.topologies import topologies as compare
+from landscape.training.planning.plan import default_mixings
+from landscape.training.planning.plan import topologies as compare
 from landscape.training.topology.mixing import forms
 
 
@@ -18,11 +18,7 @@ from landscape.training.topology.mixing import forms
     parameters={"metavar": "P"},
 )
 def topologies(
-    *,
-    mixings: tuple[str, ...],
-    learners: int = 8,
-    parameters: int = 1_000_000,
-    picture: str | None = None,
+    *, mixings: tuple[str, ...], learners: int = 8, parameters: int = 1_000_000, picture: str | None = None
 ) -> None:
     """List the topologies, or compare some, for so many learners.
 

@@ -29,10 +29,9 @@ from landscape.training.recipes import recipe, table_recipes
 from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.recipe import names as recipe_names
 from landscape.training.recipes.settings import key_and_value, parse_value, parsed
-from landscape.training.run.launch import launch
+from landscape.training.run.launch import chosen_recipe, default_folder, in_processes, launch
 from landscape.training.run.loop import Hooks
 from landscape.training.run.setup import DivergedError, divergence_message
-from landscape.training.run.train import chosen_recipe, default_folder, in_processes
 
 
 @command(
@@ -86,9 +85,7 @@ def train(
     chosen = chosen_recipe(recipe, parsed(settings), allow_code)
     folder = output or (default_folder(chosen) if chosen else "")
     if not folder:
-        raise InputError(
-            "recipe: missing; give a name (see 'landscape recipes'), a .toml file, or -o DIR --resume"
-        )
+        raise InputError("recipe: missing; give a name (landscape recipes), a .toml file, or -o DIR --resume")
     about: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
     about["allow_code"] = allow_code
     if nproc > 1 or max_restarts:
@@ -173,12 +170,7 @@ def _row(name: str) -> dict[str, Any]:
 
 
 @command(
-    recipes={
-        "argument": True,
-        "metavar": "RECIPE…",
-        "required": True,
-        "shell_complete": names(recipe_names),
-    },
+    recipes={"argument": True, "metavar": "RECIPE…", "required": True, "shell_complete": names(recipe_names)},
     settings={"metavar": "KEY=V1,V2,…"},
     seeds={"metavar": "N-M,…"},
     search={"metavar": "KEY=LO..HI"},
@@ -258,19 +250,17 @@ def values_of(settings: Iterable[str]) -> dict[str, list[Any]]:
 
 def split(text: str) -> list[str]:
     """The parts of a text between commas outside brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'":
-            quote = letter
+    parts: list[str] = []
+    for piece in text.split(","):
+        if parts and (any(parts[-1].count(q) % 2 for q in "\"'") or _open(parts[-1])):
+            parts[-1] += f",{piece}"
         else:
-            depth += (letter in "([{") - (letter in ")]}")
-            if letter == "," and depth == 0:
-                parts.append("")
-                continue
-        parts[-1] += letter
+            parts.append(piece)
     return [part.strip() for part in parts]
+
+
+def _open(text: str) -> bool:
+    return any(text.count(start) > text.count(end) for start, end in ("()", "[]", "{}"))
 
 
 def best_values(key: str, best: list[dict[str, str]]) -> list[str]:
@@ -292,8 +282,7 @@ def parse_search(text: str) -> tuple[str, float, float]:
         low = high = math.nan
     if not match or not 0 < low < high < math.inf:
         raise InputError(
-            f"--search: '{text}' is not allowed, it must be KEY=LO..HI with 0 < LO < HI, such as "
-            "algorithm.sigma=1e-5..10"
+            f"--search: '{text}' is not allowed, it must be KEY=LO..HI with 0 < LO < HI, such as lr=0.01..10"
         )
     return match[1], low, high
 
@@ -305,17 +294,10 @@ def table(result: Sweep) -> str:
     head = [*varying, "seeds", "test loss", "test error %", "best %", "diverged", "s"]
     lines = [head]
     for i, (row, seeds) in enumerate(zip(rows, result.seed_lists, strict=True)):
-        lines.append(
-            [
-                *(row[k] for k in varying),
-                str(len(seeds)),
-                _pm(result.test_loss[i], result.test_loss_std[i], ".4g", ".2g"),
-                _pm(result.test_error[i], result.test_error_std[i], ".2f", ".2f"),
-                f"{result.best_test_error[i]:.2f}",
-                f"{result.diverged[i]:.0f}",
-                f"{result.seconds[i]:.1f}",
-            ]
-        )
+        loss = _pm(result.test_loss[i], result.test_loss_std[i], ".4g", ".2g")
+        error = _pm(result.test_error[i], result.test_error_std[i], ".2f", ".2f")
+        others = f"{result.best_test_error[i]:.2f}", f"{result.diverged[i]:.0f}", f"{result.seconds[i]:.1f}"
+        lines.append([*(row[k] for k in varying), str(len(seeds)), loss, error, *others])
     return common.columns(lines)
 
 

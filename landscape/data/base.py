@@ -23,12 +23,16 @@ from torch import Tensor
 from landscape.core import hdf5
 from landscape.core.errors import OperationError
 from landscape.core.files import folder_lock
-from landscape.core.options import choose
+from landscape.core.options import SPLITS, choose
 from landscape.core.progress import progress_bar
 from landscape.problem.batches import Stream
 
 Split = tuple[Tensor, Tensor] | Stream
-SPLITS = ("train", "test")
+
+
+def samples_of(split: Split) -> int:
+    """The number of samples of a split."""
+    return split.samples if isinstance(split, Stream) else len(split[1])
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,7 @@ class Dataset:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        sizes = [
-            f"{part.samples if isinstance(part, Stream) else len(part[1]):,} {name}"
-            for name, part in (("train", self.train), ("test", self.test))
-        ]
+        sizes = [f"{samples_of(self.split(name)):,} {name}" for name in SPLITS]
         classes = f"; {self.classes} classes" if self.classes else ""
         return f"Dataset({', '.join(sizes)}{classes})"
 
@@ -85,8 +86,7 @@ class Dataset:
             >>> len(data.load("digits").split("test")[1])
             360
         """
-        split: Split = getattr(self, choose("split", name, SPLITS))
-        return split
+        return getattr(self, choose("split", name, SPLITS))
 
 
 def data_root(data_dir: str | Path | None) -> Path:
@@ -142,11 +142,8 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(folder_lock(folder))
         except (OSError, OperationError) as error:
-            words = str(error)
-            if isinstance(error, OSError):
-                other = "LANDSCAPE_CACHE may name another folder"
-                words = f"{folder}: cannot be used as cache ({error.strerror}); {other}"
-            warnings.warn(f"{words}; nothing is cached", stacklevel=2)
+            remedy = "; LANDSCAPE_CACHE may name another folder" if isinstance(error, OSError) else ""
+            warnings.warn(f"{error}{remedy}; nothing is cached", stacklevel=2)
             return _contiguous(make)
         stored = folder / f"{name}-{digest.hexdigest()[:24]}.h5"
         arrays = _read(stored)
@@ -187,8 +184,6 @@ def file_stat(root: Path, path: str) -> os.stat_result:
 
 def _read(path: Path) -> Arrays | None:
     """The arrays in ``path``; None if it is not there, or not whole."""
-    if not path.exists():
-        return None
     try:
         with hdf5.reading(path, SCHEMA, warn=False) as file:
             return {key: np.asarray(file[key]) for key in file} if hdf5.has_checksum(path) else None

@@ -158,12 +158,8 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
         f"{style.samples_of(results)}; dotted: λ_max and λ_min of the whole, whose trace is {whole}; error "
         "bars: residuals, and one standard error of the shares."
     )
-    return finish(
-        figure,
-        title or f"Where the curvature is: blocks of the {matrix}",
-        text,
-        [shares] * (len(results) > 1),
-    )
+    usual = f"Where the curvature is: blocks of the {matrix}"
+    return finish(figure, title or usual, text, [shares] * (len(results) > 1))
 
 
 @draws(LossChange)
@@ -343,13 +339,10 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     rate.plot(place, [r.lr for r in results], "k_", ms=26, mew=2, label=r"$\alpha$")
     rate.plot(place, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
     _draw_spread(spread, results)
+    steep = "sharpness; dashes: steepest gradient change"
     for ax, head, label in (
         (rate, "learning rates", "rate"),
-        (
-            sharpness,
-            "sharpness; dashes: steepest gradient change",
-            f"$\\lambda_{{max}}${style.unit(Smoothing, 'lambda_max')}",
-        ),
+        (sharpness, steep, f"$\\lambda_{{max}}${style.unit(Smoothing, 'lambda_max')}"),
         (loss, "loss", f"{style.loss_of(results)}{style.unit(Smoothing, 'loss')}"),
         (spread, "the spread", "share of the spread along it"),
     ):

@@ -142,9 +142,8 @@ _NAMES = {"center": "center", "lowest": "lowest point"}
 def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
     """Contours in distances, the borders of basins, and below the widths of the region around one point."""
     chosen = scale([r.loss for r in results])
-    figure, axes, below = stacked_panels(
-        len(results), 5.0 if len(results) == 1 else 3.9, {"basins": 4.4, "widths": 1.9}
-    )
+    width = 5.0 if len(results) == 1 else 3.9
+    figure, axes, below = stacked_panels(len(results), width, {"basins": 4.4, "widths": 1.9})
     for ax, r in zip(axes, results, strict=True):
         _draw_panel(ax, r, chosen)
     label = f"{style.split_names(results)} loss{style.unit(Basins, 'loss')}"
@@ -186,11 +185,8 @@ def _draw_widths(ax: Axes, r: Basins, color: str) -> None:
     for width, name, lw in zip(r.width.T, ("longer axis", "shorter axis"), (2.0, 1.1), strict=True):
         ax.plot(r.rise, np.where(r.cut, np.nan, width), color=color, lw=lw, label=f"{name} of the region")
         ax.plot(r.rise, np.where(r.cut, width, np.nan), color=color, lw=lw, ls=":")
-    ax.set(
-        xlabel=f"rise above the {_NAMES[r.around]}{style.unit(Basins, 'rise')}",
-        xlim=(0, float(r.rise[-1])),
-        ylim=(0, None),
-    )
+    ax.set_xlabel(f"rise above the {_NAMES[r.around]}{style.unit(Basins, 'rise')}")
+    ax.set(xlim=(0, float(r.rise[-1])), ylim=(0, None))
 
 
 def _basins_finding(results: Sequence[Basins]) -> str:

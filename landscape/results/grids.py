@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.results.base import Measured
+from landscape.results.base import Measured, no_values
 from landscape.results.flatness import Basins
 from landscape.results.shown import Row, SurfaceCheck
 from landscape.results.spectrum import ExtremeEigenvalues
@@ -58,7 +58,7 @@ class Plane:
     axes: tuple[str, ...] = ("step along direction 1", "step along direction 2")
     markers: Array = field(default_factory=lambda: np.zeros((0, 2)))
     labels: tuple[str, ...] = ()
-    explained: Array = field(default_factory=lambda: np.zeros(0))
+    explained: Array = field(default_factory=no_values)
     weights: Tensor | None = None
 
     def __repr__(self) -> str:
@@ -106,16 +106,15 @@ class Interpolated(Measured):
 
     interpolation_tol: str = ""
     columns: Annotated[tuple[str, ...], "column"] = ()
-    stated_error: Annotated[Array, "column"] = field(default_factory=lambda: np.zeros(0))
-    largest_error: Annotated[Array, "column"] = field(default_factory=lambda: np.zeros(0))
+    stated_error: Annotated[Array, "column"] = field(default_factory=no_values)
+    largest_error: Annotated[Array, "column"] = field(default_factory=no_values)
     checks: int = 0
     log_columns: Annotated[tuple[str, ...], "log_column"] = ()
 
     @property
     def exact(self) -> Array:
         """``done`` of the subclass, where it has its place among the fields."""
-        done: Array = vars(self)["done"]
-        return done
+        return vars(self)["done"]
 
     def nested(self) -> Self:
         """The finest grid of every 2ᵏ-th point that is complete: the picture of an unfinished computation.
@@ -249,8 +248,8 @@ class Surface(Interpolated):
     axes: Annotated[tuple[str, ...], "direction"] = ("step along direction 1", "step along direction 2")
     markers: Annotated[Array, "marker direction"] = field(default_factory=lambda: np.zeros((0, 2)))
     labels: Annotated[tuple[str, ...], "marker"] = ()
-    marker_loss: Annotated[Array, "marker", "nat"] = field(default_factory=lambda: np.zeros(0))
-    explained: Array = field(default_factory=lambda: np.zeros(0))
+    marker_loss: Annotated[Array, "marker", "nat"] = field(default_factory=no_values)
+    explained: Array = field(default_factory=no_values)
 
     def __post_init__(self) -> None:
         if self.autocast == "model":  # as files of 0.17 say it
@@ -324,8 +323,7 @@ class Surface(Interpolated):
         """
         # By name, as plot() does: a result does not depend on what is computed from it.
         geometry = importlib.import_module("landscape.geometry.surfaces")
-        found: Basins = geometry.basins(self, rises, least=least, around=around)
-        return found
+        return geometry.basins(self, rises, least=least, around=around)
 
     def check(self, eigenvalues: ExtremeEigenvalues | None = None) -> SurfaceCheck:
         """Findings on whether a picture of the surface shows what it seems to, and what to try where not.
@@ -350,8 +348,7 @@ class Surface(Interpolated):
             ['directions']
         """
         geometry = importlib.import_module("landscape.geometry.check")  # by name, as basins
-        found: SurfaceCheck = geometry.check(self, eigenvalues)
-        return found
+        return geometry.check(self, eigenvalues)
 
     def describe(self) -> list[Row]:
         loss = self.loss[np.isfinite(self.loss)]
@@ -512,8 +509,7 @@ class HessianGrid(Interpolated):
     def usable(self) -> Array:
         """(ny, nx): where the eigenvalues converged, or are interpolated between exact points."""
         interpolated = ~self.done if "ratio" in self.columns else np.zeros_like(self.done)
-        found: Array = self.converged.astype(bool) | interpolated
-        return found
+        return self.converged.astype(bool) | interpolated
 
     def __post_init__(self) -> None:
         if self.done.size == 0:

@@ -28,7 +28,7 @@ from landscape.results.base import Provenance
 from landscape.results.training import LEVEL, Escape, Minima, Stability, median_rank
 from landscape.training import algorithms as rules
 from landscape.training.experiments.continued import operating_point
-from landscape.training.optimizer import SGD
+from landscape.training.optimizer.base import SGD
 from landscape.training.optimizer.preconditioning import preconditioner
 from landscape.training.own_loop.flat import read_settings
 from landscape.training.recipes.recipe import read, recipe_of
@@ -134,10 +134,10 @@ def saddles(
 
     Example:
         >>> import landscape
-        >>> only = {"dimension": (), "noise": (), "settings": {"steps": 200}}
-        >>> (result,) = landscape.saddles(range(6), lr=[0.2, 0.4], **only)
+        >>> only = {"dimension": (), "noise": (), "settings": {"steps": 50}}
+        >>> (result,) = landscape.saddles(range(6), lr=[0.4], **only)
         >>> result.algorithms, result.times.shape
-        (('ssgd', 'ssgd*', 'dpsgd'), (3, 2, 6))
+        (('ssgd', 'ssgd*', 'dpsgd'), (3, 1, 6))
     """
     median_rank(len(seeds), LEVEL)
     values = {"dimension": dimension, "noise": noise, "lr": lr}
