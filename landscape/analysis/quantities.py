@@ -211,7 +211,7 @@ class Subject:
         a, b = self.first.problem, self.problem
         if a.layout != b.layout:
             raise InputError("distance: it is another network than the first, it must be the same")
-        return aligned(b, a.weights.to(b.weights), b.weights, self.seed)[0]
+        return aligned(b, a.weights.to(b.weights), b.weights, seed=self.seed)[0]
 
     def rounding(self, top: float) -> float:
         """The rounding error of eigenvalues whose largest magnitude is ``top``."""
