@@ -175,7 +175,7 @@ class Step(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a pass has an activation: operand ``operand`` of operation ``number``, which is ``func``."""
+    """The place of an activation in a pass: operand ``operand`` of operation ``number``, ``func``."""
 
     number: int
     operand: int
@@ -184,7 +184,7 @@ class Place(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What tells it from others."""
+        """A name that no other place has."""
         return f"operand {self.operand} of operation {self.number}, {self.func}"
 
 
