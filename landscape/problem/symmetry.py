@@ -438,7 +438,7 @@ def _plainly(problem: MeanLoss) -> Iterator[None]:
 
 
 class Trace(NamedTuple):
-    """What one pass says of a model.
+    """The axes that one pass of a model shows.
 
     Attributes:
         parameters: the axes of each.
