@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from operator import mul
@@ -192,36 +192,20 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [t for _, t in named_tensors(tree if isinstance(tree, (tuple, list)) else [tree])]
 
 
-class _Pass(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Numbers the operations inside; those that PyTorch adds for outputs that are kept have no number."""
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records the operations inside, in order."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.number = 0
+        self.steps = list[Step]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         names = [argument.name for argument in func._schema.arguments]
         given = dict(zip(names, args, strict=False)) | (kwargs or {})
         tensors = _tensors([given.get(name) for name in names])
-        self.number += func is not torch.ops.aten.detach.default
-        return self.seen(func, given, tensors, lambda: func(*args, **(kwargs or {})))
-
-    def seen(self, func: Any, given: dict[str, Any], tensors: list[Tensor], run: Callable[[], Any]) -> Any:
-        """Do what the pass is for with an operation, and ``run`` it."""
-        raise NotImplementedError
-
-
-class Recorder(_Pass):  # type: ignore[no-untyped-call]
-    """Records the operations inside, in order."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.steps = list[Step]()
-
-    def seen(self, func: Any, given: dict[str, Any], tensors: list[Tensor], run: Callable[[], Any]) -> Any:
         shapes = [t.shape for t in tensors]  # before an operation that changes it in place
-        out = run()
-        self.steps.append(Step(self.number, func, given, tensors, shapes, _tensors(out)))
+        out = func(*args, **(kwargs or {}))
+        self.steps.append(Step(len(self.steps), func, given, tensors, shapes, _tensors(out)))
         return out
 
     def needed(self, results: Sequence[Tensor]) -> list[Step]:
@@ -233,26 +217,6 @@ class Recorder(_Pass):  # type: ignore[no-untyped-call]
                 wanted |= {id(t) for t in step.tensors}
                 found.append(step)
         return found[::-1]
-
-
-class Reader(_Pass):  # type: ignore[no-untyped-call]
-    """Copies the activations at some places of a pass that has the recorded operations.
-
-    Attributes:
-        found: name of a place -> activation.
-    """
-
-    def __init__(self, places: Collection[Place]) -> None:
-        super().__init__()
-        self._places, self.found = places, dict[str, Tensor]()
-
-    def seen(self, func: Any, given: dict[str, Any], tensors: list[Tensor], run: Callable[[], Any]) -> Any:
-        for place in self._places:
-            if (place.number, place.func) == (self.number, func) and tensors[
-                place.operand
-            ].shape == place.shape:
-                self.found[place.name] = tensors[place.operand].clone()
-        return run()
 
 
 class Axes:
@@ -387,8 +351,6 @@ class Axes:
         if "group" in name:
             size = math.prod(space.size for space in leaves(x[1]))
             unify(x[1], (*_units(given["group"]), *_units(size // given["group"])))
-            for axis in x[2:]:
-                fix(axis, PLACES)
         for axes in others:
             if "layer" in name or "rms" in name:
                 self._broadcast([x[-len(axes) :], axes], len(axes))
@@ -499,15 +461,18 @@ def activations(problem: MeanLoss, weights: Tensor, x: Any, places: Collection[P
         InputError: the pass is not that which was traced.
     """
     x, _ = problem.data.leaves(x, None)
-    parameters, reader = problem.layout.leaves(weights), Reader(places)
-    with _plainly(problem), reader:
+    parameters, recorder, found = problem.layout.leaves(weights), Recorder(), dict[str, Tensor]()
+    with _plainly(problem), recorder:
         problem.call(parameters, x)
-    if len(reader.found) < len(places):
-        raise InputError(
-            "align: 'activations' is not allowed for this model, whose operations are others from pass to "
-            "pass; 'weights' is"
-        )
-    return reader.found
+    for place in places:
+        step = recorder.steps[place.number] if place.number < len(recorder.steps) else None
+        if step is None or step.func is not place.func or step.tensors[place.operand].shape != place.shape:
+            raise InputError(
+                "align: 'activations' is not allowed for this model, whose operations change from pass to "
+                "pass; 'weights' is"
+            )
+        found[place.name] = step.tensors[place.operand]
+    return found
 
 
 def seen(outputs: Any) -> list[Tensor]:
