@@ -131,13 +131,10 @@ def connect(
     """
     problem = problem_of(problem)
     choose("curve", curve, CURVES)
-    for name, value, least in (
-        ("points", points, 3),
-        ("steps", steps, 0),
-        ("batch", batch, 1),
-        ("seed", seed, 0),
-    ):
-        positive(name, value, least=least)
+    positive("points", points, least=3)
+    positive("batch", batch, least=1)
+    for name, value in (("steps", steps), ("seed", seed)):
+        positive(name, value, least=0)
     positive("lr", lr)
     a, b = (_end(problem, name, w) for name, w in (("a", a), ("b", b)))
     report, measured = taken(progress), problem.with_batchnorm("recalibrate", bn_samples)

@@ -204,6 +204,7 @@ class Subject:
         self.problem = given if isinstance(given, Problem) else given.problem(SPLIT)
         self.test, self.seed = functools.partial(run.problem, "test") if run else None, seed
         self.first = first or self
+        self._line: Line | None
 
     @functools.cached_property
     def ends(self) -> ExtremeEigenvalues:
@@ -221,9 +222,11 @@ class Subject:
     def from_first(self, progress: Progress) -> Line | None:
         """The line from the first subject's weights to these, aligned, once; None where they are the same."""
         if not hasattr(self, "_line"):
-            ends = torch.stack((self.first.problem.weights.to(self.aligned), self.aligned))
-            how = {"points": POINTS, "bn": "recalibrate", "progress": progress}
-            self._line = None if torch.equal(*ends) else line(self.problem, weights=ends, **how)
+            ends, self._line = torch.stack((self.first.problem.weights.to(self.aligned), self.aligned)), None
+            if not torch.equal(*ends):
+                self._line = line(
+                    self.problem, None, POINTS, weights=ends, bn="recalibrate", progress=progress
+                )
         return self._line
 
     def rounding(self, top: float) -> float:

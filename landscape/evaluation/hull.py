@@ -110,10 +110,8 @@ class Hull:
         # The losses of single members are known.
         single, wide = (a == 1).any(1), np.abs(m.offsets).max()
         total = np.where(single, a @ m.losses, loss) + a @ m.offsets
-        below, above = (
-            np.where(single, 0.0, np.hypot(np.hypot(part, remainder), wide))
-            for part in (loss - low, high - loss)
-        )
+        beyond = np.hypot(remainder, wide)
+        below, above = (np.where(single, 0.0, np.hypot(part, beyond)) for part in (loss - low, high - loss))
         return Predicted(total, total - below, total + above, np.where(single, 0.0, ratio))
 
 

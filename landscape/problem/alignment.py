@@ -82,7 +82,7 @@ class Symmetry:
         groups: the units that may be permuted.
         fixed: a parameter whose units keep their places -> why, where neither the data nor the outputs nor
             their places in an image or a block give them their numbers.
-        read: where activations are read.
+        read: where activations are read; the text of a place is the name of its activation.
     """
 
     layout: Layout
@@ -97,7 +97,7 @@ class Symmetry:
         few = problem.on(problem.data.few(TRIED))
         trace = traced(_wide(few))
         flat = {name: spaces(axes) for name, axes in trace.parameters.items()}
-        read = {place.name: spaces(axes) for place, axes in trace.activations.items()}
+        read = {str(place): spaces(axes) for place, axes in trace.activations.items()}
         shapes = {name: tuple(space.size for space in each) for name, each in (flat | read).items()}
         groups, fixed = [], dict[str, str]()
         for space in dict.fromkeys(space for each in flat.values() for space in each):
@@ -118,10 +118,10 @@ class Symmetry:
 
     def of_activations(self) -> Symmetry:
         """The same without units that no activation has, such as those between two factors of a matrix."""
-        names = {place.name for place in self.read}
+        names = {*map(str, self.read)}
         lacking = {g.name: "no activation has them" for g in self.groups if names.isdisjoint(g.places)}
         groups = tuple(g for g in self.groups if g.name not in lacking)
-        read = tuple(place for place in self.read if any(place.name in g.places for g in groups))
+        read = tuple(place for place in self.read if any(str(place) in g.places for g in groups))
         return replace(self, groups=groups, fixed={**self.fixed, **lacking}, read=read)
 
     @cached_property
@@ -149,9 +149,7 @@ def _group(space: Space, parameters: Mapping[str, list[Space]], read: Mapping[st
     owners = {name: each for name, each in parameters.items() if space in each}
     apart = all(map(nested, owners.values()))
     owners |= {name: each for name, each in read.items() if space in each and (nested(each) or not apart)}
-    places = {
-        name: tuple(k for k, other in enumerate(each) if other is space) for name, each in owners.items()
-    }
+    places = {name: tuple(k for k, s in enumerate(each) if s is space) for name, each in owners.items()}
     within = {name: each.index(outer) for name, each in owners.items()} if apart and outer else {}
     return Group(next(iter(owners)), space.size, places, space, within)
 
@@ -180,24 +178,26 @@ def _tried(few: MeanLoss, symmetry: Symmetry) -> Symmetry:
     alike in all blocks where they cannot be permuted in each.
     """
     weights = moved(few)
-    if change(few, weights, permuted(symmetry, weights, 0)) <= UNCHANGED:
+
+    def keeps(*groups: Group) -> bool:
+        other = permuted(replace(symmetry, groups=groups), weights, 0)
+        return change(few, weights, other) <= UNCHANGED
+
+    if keeps(*symmetry.groups):
         return symmetry
-    kept, fixed = [], dict(symmetry.fixed)
+    kept, fixed = list[Group](), dict(symmetry.fixed)
     for group in symmetry.groups:
-        for tried in dict.fromkeys((group, replace(group, outer={}) if group.outer else group)):
-            alone = replace(symmetry, groups=(tried,))
-            if change(few, weights, permuted(alone, weights, 0)) <= UNCHANGED:
-                kept.append(tried)
-                break
+        variants = (group, replace(group, outer={})) if group.outer else (group,)
+        if found := next(filter(keeps, variants), None):
+            kept.append(found)
         else:
             fixed[group.name] = "its permutation changes the outputs"
-    found = replace(symmetry, groups=tuple(kept), fixed=fixed)
-    if change(few, weights, permuted(found, weights, 0)) > UNCHANGED:
+    if not keeps(*kept):
         raise InputError(
             f"model: permutations of the units of {', '.join(g.name for g in kept)} each leave the outputs "
             "as they are, but not all together; use landscape.line, which takes the weights as they are"
         )
-    return found
+    return replace(symmetry, groups=tuple(kept), fixed=fixed)
 
 
 def _wide(problem: MeanLoss) -> MeanLoss:
@@ -314,16 +314,15 @@ def _activations(problem: MeanLoss, symmetry: Symmetry, ends: Sequence[Tensor]) 
     for w in ends:
         at, w = wide.at(w.to(wide.weights)), w.to(wide.weights)
         passes = [activations(at, w, x, symmetry.read) for x in inputs]
-        found.append(
-            {p.name: _standardized(symmetry, p, [each[p.name] for each in passes]) for p in symmetry.read}
-        )
+        names = map(str, symmetry.read)
+        found.append({name: _standardized(symmetry, name, [each[name] for each in passes]) for name in names})
     return found
 
 
-def _standardized(symmetry: Symmetry, place: Place, parts: Sequence[Tensor]) -> Tensor:
+def _standardized(symmetry: Symmetry, name: str, parts: Sequence[Tensor]) -> Tensor:
     """The blocks of an activation, with all parts along the last axis; each unit with mean 0 and norm 1."""
-    blocks = torch.stack([part.reshape(symmetry.shapes[place.name]) for part in parts], -1)
-    units = {dim for group in symmetry.groups for dim in group.places.get(place.name, ())}
+    blocks = torch.stack([part.reshape(symmetry.shapes[name]) for part in parts], -1)
+    units = {dim for group in symmetry.groups for dim in group.places.get(name, ())}
     over = [dim for dim in range(blocks.dim()) if dim not in units]
     centered = blocks - blocks.mean(over, keepdim=True)
     size, whole = (torch.linalg.vector_norm(t, dim=over, keepdim=True) for t in (centered, blocks))

@@ -12,7 +12,7 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import mul
 from typing import Any, NamedTuple
@@ -140,11 +140,6 @@ def viewed(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
     return found
 
 
-def _uniform(tensor: Tensor, dim: int) -> bool:
-    """Test whether all entries along an axis are equal, so that no permutation changes the tensor."""
-    return tensor.shape[dim] < 2 or bool((tensor == tensor.narrow(dim, 0, 1)).all())
-
-
 # Operations that give every entry its place back, besides those that PyTorch calls pointwise; softmax treats
 # the entries of its axis alike.
 _SAME = {"_softmax", "_log_softmax", "_safe_softmax", "copy_", "lift_fresh", "fill_", "zero_"}
@@ -181,11 +176,6 @@ class Place(NamedTuple):
     operand: int
     func: Any
     shape: torch.Size
-
-    @property
-    def name(self) -> str:
-        """A name that no other place has."""
-        return f"operand {self.operand} of operation {self.number}, {self.func}"
 
 
 def _tensors(tree: Any) -> list[Tensor]:
@@ -237,8 +227,10 @@ class Axes:
         """The axes of a tensor."""
         if id(tensor) in self.known:
             return self.known[id(tensor)]
-        reasons = ["" if _uniform(tensor, dim) else "a constant" for dim in range(tensor.dim())]
-        return [_units(n, reason) for n, reason in zip(tensor.shape, reasons, strict=True)]
+        return [
+            _units(n, "a constant" if n > 1 and bool((tensor != tensor.narrow(dim, 0, 1)).any()) else "")
+            for dim, n in enumerate(tensor.shape)
+        ]
 
     def fix(self, tensors: Sequence[Tensor], reason: str) -> None:
         """All units of these tensors must keep their places."""
@@ -274,7 +266,7 @@ class Axes:
             return [self._broadcast(operands, outputs[0].dim())]
         if name in _VIEWS | _TURNS and outputs[0].dtype == step.tensors[0].dtype:
             others = {key: value for key, value in given.items() if key != "self"}
-            return [viewed(first, view) for view in _tensors(func(_contiguous(step.shapes[0]), **others))]
+            return [viewed(first, view) for view in _tensors(func(torch.empty(step.shapes[0]), **others))]
         if name in _PRODUCTS:
             return [self._product(operands)]
         if name == "convolution":
@@ -292,12 +284,18 @@ class Axes:
             return [kept] * len(outputs)
         if name == "glu":  # the product of two halves
             dim = given.get("dim", -1)
-            return [viewed(first, _contiguous(step.shapes[0]).chunk(2, dim)[0])]
+            return [viewed(first, torch.empty(step.shapes[0]).chunk(2, dim)[0])]
         if name in ("cat", "stack"):
             place = given.get("dim", 0) % outputs[0].dim()
             return [self._joined(operands, place, outputs[0], stacked=name == "stack")]
         moved = _moved(name, given, dims or range(len(first)), len(first))
-        return None if moved is None else [self._where(first, moved, t) for t in outputs]
+        if moved is None:
+            return None
+        for k in moved:
+            fix(first[k], PLACES)
+        return [
+            [_units(n, PLACES) if k in moved else first[k] for k, n in enumerate(t.shape)] for t in outputs
+        ]
 
     def _joined(self, operands: list[list[Axis]], place: int, out: Tensor, *, stacked: bool) -> list[Axis]:
         """The axes of tensors that are put one after another along the axis ``place``."""
@@ -358,21 +356,10 @@ class Axes:
                 unify(x[1], axes[0])
         return x
 
-    def _where(self, axes: Sequence[Axis], moved: Collection[int], out: Tensor) -> list[Axis]:
-        """The axes of an operation that moves units along some of them."""
-        for k in moved:
-            fix(axes[k], PLACES)
-        return [_units(n, PLACES) if k in moved else axes[k] for k, n in enumerate(out.shape)]
-
 
 def _listed(dims: Any, count: int) -> list[int]:
     """Numbers of axes, from 0 on; [] where none is given."""
     return [k % count for k in ([dims] if isinstance(dims, int) else dims or [])] if count else []
-
-
-def _contiguous(shape: Sequence[int]) -> Tensor:
-    """A tensor for the strides of its views; its numbers are never touched."""
-    return torch.empty(shape)
 
 
 def _moved(name: str, given: Mapping[str, Any], dims: Collection[int], count: int) -> Collection[int] | None:
@@ -389,14 +376,13 @@ def _moved(name: str, given: Mapping[str, Any], dims: Collection[int], count: in
 @contextmanager
 def _plainly(problem: MeanLoss) -> Iterator[None]:
     """A pass in which neither fused attention nor a library's recurrent layer hides what it does to axes."""
-    with ExitStack() as stack:
-        fast = torch.backends.mha.get_fastpath_enabled()
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
-        torch.backends.mha.set_fastpath_enabled(False)
-        stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(problem.evaluating(0))
-        yield
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.backends.cudnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH), problem.evaluating(0):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 class Trace(NamedTuple):
@@ -419,43 +405,35 @@ def traced(problem: MeanLoss) -> Trace:
     """
     x, y = problem.data.leaves(*next(problem.data.chunks())[:2])
     weights = problem.layout.leaves(problem.weights)
-    statistics = {*buffer_names(problem.model)}
+    buffers = dict(problem.model.named_buffers())
     recorder, axes = Recorder(), Axes()
     with _plainly(problem), recorder:
         outputs = problem.call(weights, x)
         loss = problem.criterion(outputs, y)
-    for weight in weights.values():
-        axes.start(weight)
-    for name, buffer in problem.model.named_buffers():
-        if name in statistics:
-            axes.start(buffer)
+    for tensor in (*weights.values(), *(buffers[name] for name in buffer_names(problem.model))):
+        axes.start(tensor)
     for tensor in _tensors([x, y]):
         axes.start(tensor, DATA)
     ends, of_data = seen(outputs), {id(t) for t in _tensors([x, y])}
-    operands = dict[tuple[int, torch.Size], tuple[Place, list[Axis], list[Axis]]]()
     for step in recorder.needed([loss, *ends]):
-        before = [axes.known.get(id(t), []) for t in step.tensors]
         axes.follow(step)
         axes.fix([t for t in step.outputs if any(t is end for end in ends)], OUTPUTS)
-        if of_data.isdisjoint(map(id, step.tensors)):
-            continue
-        made = [axis for t in step.outputs for axis in axes.known.get(id(t), [])]
+        if not of_data.isdisjoint(map(id, step.tensors)):
+            of_data |= {id(t) for t in step.outputs}
+    read = dict[tuple[int, torch.Size], tuple[Place, list[Axis]]]()
+    for step in recorder.steps:
+        made = {space for t in step.outputs for space in spaces(axes.known.get(id(t), []))}
         for k, t in enumerate(step.tensors):
-            if id(t) in of_data:  # the same numbers, which several operations take, are read once
-                place = Place(step.number, k, step.func, step.shapes[k])
-                operands.setdefault((t.data_ptr(), t.shape), (place, before[k], made))
-        of_data |= {id(t) for t in step.outputs}
-    summed = {
-        place: own
-        for place, own, made in operands.values()
-        if any(not space.reason for space in {*spaces(own)} - {*spaces(made)})
-    }
-    return Trace({name: axes.known[id(weight)] for name, weight in weights.items()}, summed)
+            own = axes.known.get(id(t), []) if id(t) in of_data else []
+            if any(not space.reason for space in {*spaces(own)} - made):
+                # The same numbers, which several operations take, are read once.
+                read.setdefault((t.data_ptr(), t.shape), (Place(step.number, k, step.func, t.shape), own))
+    return Trace({name: axes.known[id(weight)] for name, weight in weights.items()}, dict(read.values()))
 
 
 @torch.no_grad()
 def activations(problem: MeanLoss, weights: Tensor, x: Any, places: Collection[Place]) -> dict[str, Tensor]:
-    """The activations at some places of a pass over inputs with ``weights`` (P,).
+    """The activations at some places, by the text of the place, of a pass over inputs with ``weights`` (P,).
 
     Raises:
         InputError: the pass is not that which was traced.
@@ -471,7 +449,7 @@ def activations(problem: MeanLoss, weights: Tensor, x: Any, places: Collection[P
                 "align: 'activations' is not allowed for this model, whose operations change from pass to "
                 "pass; 'weights' is"
             )
-        found[place.name] = step.tensors[place.operand]
+        found[str(place)] = step.tensors[place.operand]
     return found
 
 

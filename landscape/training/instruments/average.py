@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from typing import ClassVar
 
 import torch
@@ -52,16 +53,11 @@ class RunningAverage(Instrument):
         self._members = [*self._members, now.mean.clone()][-window:]
         if len(self._members) < window:
             return {}
-        found = torch.full((len(self.columns),), math.nan, dtype=torch.float64)
+        found = torch.zeros(len(self.columns), dtype=torch.float64)
         if self.run.comm.rank == 0:
-            try:
-                result = average(self.run.sample.problem, self._members, exact=False, progress=False)
-            except OperationError:  # weights that are equal or not finite: a run must not end for it
-                pass
-            else:
-                loss, ends = result.loss[0], (result.low[0], result.high[0])
-                found = torch.tensor([loss, *ends, result.members_loss[-1] - loss], dtype=torch.float64)
-        else:
-            found.zero_()
+            found += math.nan
+            with suppress(OperationError):  # weights that are equal or not finite: a run must not end for it
+                r = average(self.run.sample.problem, self._members, exact=False, progress=False)
+                found = found.new_tensor([r.loss[0], r.low[0], r.high[0], r.members_loss[-1] - r.loss[0]])
         values = self.run.comm.totals(found).tolist()
         return self.row(*values) if all(map(math.isfinite, values)) else {}
