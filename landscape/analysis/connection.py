@@ -53,10 +53,10 @@ def shares(curve: str, t: Any) -> tuple[Any, Any]:
 def _connect_need(problem: Any, align: Any, **_: Any) -> Need:
     """The ends, the bend, Adam's state and gradients; of the alignment, four vectors in float64.
 
-    Activations of both networks, and a copy, are in float64, too.
+    Activations of both networks, and a copy, are in float64, too, for half of the samples of a chunk.
     """
-    read = 3 * needs.double(problem) * (align == "activations")
-    return needs.need(problem, 14 + 8 * needs.double(problem), 3 + read)
+    read = 1.5 * needs.double(problem) * (align == "activations")
+    return needs.need(problem, 12 + 8 * needs.double(problem), 3 + read)
 
 
 @numerics(1)
