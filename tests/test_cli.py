@@ -17,7 +17,6 @@ import pytest
 import torch
 from matplotlib import pyplot
 from matplotlib.backend_bases import FigureManagerBase
-from matplotlib.figure import Figure
 from torch import nn
 
 import landscape
@@ -268,13 +267,6 @@ def test_what_is_refused_is_one_line(
     assert {path.name for path in tmp_path.iterdir()} == {"file", "cut.h5"}
 
 
-def test_recipes_lists_and_prints(command: Command) -> None:
-    code, out, _ = command("recipes")
-    assert code == 0
-    assert [line.split()[0] for line in out.splitlines() if " n = " in line] == recipe.built_in()
-    assert 'mixing = "ring(2)"' in command("recipes", "mnist-fig2b-dpsgd")[1]
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_no_permission(tmp_path: Path, runs: Path, command: Command) -> None:
     folder = tmp_path / "locked"
@@ -508,18 +500,6 @@ def test_pictures_show_themselves_and_leave_nothing_open(
     figure.show()
     assert shown == [figure]
     assert pyplot.get_fignums() == before
-
-
-def test_pictures_in_axes_of_a_users_own(copy: Path) -> None:
-    problem = landscape.load(copy / "last.h5").problem()
-    surface = landscape.contour(problem, landscape.random_plane(problem), 3, split="train", label="here")
-    own = Figure()
-    axes = own.subplots(1, 2)
-    assert surface.plot(ax=axes[0]) is own
-    assert (axes[0].has_data(), axes[1].has_data(), own.get_suptitle()) == (True, False, "")
-    assert "here" in axes[0].get_title()
-    with pytest.raises(InputError, match="ax: its projection is 'rectilinear'"):
-        surface.plot(style="surface", ax=axes[1])
 
 
 def test_one_number_is_a_square_grid() -> None:
