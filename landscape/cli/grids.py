@@ -87,8 +87,8 @@ def make_plane(chosen: Chosen, problem: Problem, group: list[Checkpoint], seed: 
         return planes.random_plane(problem, norm=chosen.norm, seed=seed, ignore=chosen.ignore)
     try:
         if kind == "between":
-            first, *others = titles(group)
-            names = [first, *(name if chosen.align == "none" else f"{name}, aligned" for name in others)]
+            aligned = ", aligned" * (chosen.align != "none")
+            names = [name + aligned * bool(k) for k, name in enumerate(titles(group))]
             return planes.between(problem, [r.mean for r in group], names, align=chosen.align, seed=seed)
         if kind == "pca":
             path = [*group[1:], run]
