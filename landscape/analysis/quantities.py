@@ -204,7 +204,6 @@ class Subject:
         self.problem = given if isinstance(given, Problem) else given.problem(SPLIT)
         self.test, self.seed = functools.partial(run.problem, "test") if run else None, seed
         self.first = first or self
-        self._line: Line | None
 
     @functools.cached_property
     def ends(self) -> ExtremeEigenvalues:
@@ -219,15 +218,13 @@ class Subject:
             raise InputError("distance: it is another network than the first, it must be the same")
         return aligned(b, a.weights.to(b.weights), b.weights, seed=self.seed)[0]
 
-    def from_first(self, progress: Progress) -> Line | None:
-        """The line from the first subject's weights to these, aligned, once; None where they are the same."""
-        if not hasattr(self, "_line"):
-            ends, self._line = torch.stack((self.first.problem.weights.to(self.aligned), self.aligned)), None
-            if not torch.equal(*ends):
-                self._line = line(
-                    self.problem, None, POINTS, weights=ends, bn="recalibrate", progress=progress
-                )
-        return self._line
+    @functools.cached_property
+    def from_first(self) -> Line | None:
+        """The line from the first subject's weights to these, aligned; None where they are the same."""
+        ends = torch.stack((self.first.problem.weights.to(self.aligned), self.aligned))
+        if torch.equal(*ends):
+            return None
+        return line(self.problem, None, POINTS, weights=ends, bn="recalibrate", progress=False)
 
     def rounding(self, top: float) -> float:
         """The rounding error of eigenvalues whose largest magnitude is ``top``."""
@@ -385,13 +382,12 @@ def _distance(subject: Subject, settings: Settings, progress: Progress) -> Measu
 
 def _barrier(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     """The barrier on the line from the first subject's weights to these, aligned."""
-    found = subject.from_first(progress)
-    return Measured(found.barrier if found else 0.0)
+    return Measured(subject.from_first.barrier if subject.from_first else 0.0)
 
 
 def _same_basin(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     """1 where the error has no barrier above :data:`UNSTABLE` on the same line, else 0."""
-    found = subject.from_first(progress)
+    found = subject.from_first
     if found and not np.isfinite(found.accuracy).all():
         raise OperationError("same-basin: the data has no class labels")
     return Measured(float(not found or barrier(found.t, 1 - found.accuracy) <= UNSTABLE))

@@ -121,8 +121,7 @@ class Symmetry:
         names = {*map(str, self.read)}
         lacking = {g.name: "no activation has them" for g in self.groups if names.isdisjoint(g.places)}
         groups = tuple(g for g in self.groups if g.name not in lacking)
-        read = tuple(place for place in self.read if any(str(place) in g.places for g in groups))
-        return replace(self, groups=groups, fixed={**self.fixed, **lacking}, read=read)
+        return replace(self, groups=groups, fixed={**self.fixed, **lacking})
 
     @cached_property
     def inner(self) -> dict[Group, list[Group]]:
@@ -180,8 +179,7 @@ def _tried(few: MeanLoss, symmetry: Symmetry) -> Symmetry:
     weights = moved(few)
 
     def keeps(*groups: Group) -> bool:
-        other = permuted(replace(symmetry, groups=groups), weights, 0)
-        return change(few, weights, other) <= UNCHANGED
+        return change(few, weights, permuted(replace(symmetry, groups=groups), weights, 0)) <= UNCHANGED
 
     if keeps(*symmetry.groups):
         return symmetry
@@ -249,8 +247,7 @@ def matched(symmetry: Symmetry, a: Tensor, b: Tensor, seed: int, read: Sequence[
     goal, blocks = symmetry.blocks(a.to(wide)), symmetry.blocks(b.to(wide))
     if read:
         goal, blocks = read[0], blocks | read[1]
-    generator = torch.Generator().manual_seed(seed)
-    better = True
+    generator, better = torch.Generator().manual_seed(seed), True
     while better:
         better = False
         for k in torch.randperm(len(symmetry.groups), generator=generator).tolist():

@@ -161,7 +161,6 @@ JOINED, APART = "joined with others", "taken apart"
 class Step(NamedTuple):
     """An operation of a forward pass: its arguments by name, and the tensors in them with their shapes."""
 
-    number: int
     func: Any
     given: dict[str, Any]
     tensors: list[Tensor]
@@ -195,7 +194,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = _tensors([given.get(name) for name in names])
         shapes = [t.shape for t in tensors]  # before an operation that changes it in place
         out = func(*args, **(kwargs or {}))
-        self.steps.append(Step(len(self.steps), func, given, tensors, shapes, _tensors(out)))
+        self.steps.append(Step(func, given, tensors, shapes, _tensors(out)))
         return out
 
     def needed(self, results: Sequence[Tensor]) -> list[Step]:
@@ -404,13 +403,11 @@ def traced(problem: MeanLoss) -> Trace:
     What numbers the outputs keeps its place, and so does what the loss takes apart.
     """
     x, y = problem.data.leaves(*next(problem.data.chunks())[:2])
-    weights = problem.layout.leaves(problem.weights)
-    buffers = dict(problem.model.named_buffers())
-    recorder, axes = Recorder(), Axes()
+    weights, recorder, axes = problem.layout.leaves(problem.weights), Recorder(), Axes()
     with _plainly(problem), recorder:
         outputs = problem.call(weights, x)
         loss = problem.criterion(outputs, y)
-    for tensor in (*weights.values(), *(buffers[name] for name in buffer_names(problem.model))):
+    for tensor in (*weights.values(), *map(problem.model.get_buffer, buffer_names(problem.model))):
         axes.start(tensor)
     for tensor in _tensors([x, y]):
         axes.start(tensor, DATA)
@@ -421,13 +418,13 @@ def traced(problem: MeanLoss) -> Trace:
         if not of_data.isdisjoint(map(id, step.tensors)):
             of_data |= {id(t) for t in step.outputs}
     read = dict[tuple[int, torch.Size], tuple[Place, list[Axis]]]()
-    for step in recorder.steps:
+    for number, step in enumerate(recorder.steps):
         made = {space for t in step.outputs for space in spaces(axes.known.get(id(t), []))}
         for k, t in enumerate(step.tensors):
             own = axes.known.get(id(t), []) if id(t) in of_data else []
             if any(not space.reason for space in {*spaces(own)} - made):
                 # The same numbers, which several operations take, are read once.
-                read.setdefault((t.data_ptr(), t.shape), (Place(step.number, k, step.func, t.shape), own))
+                read.setdefault((t.data_ptr(), t.shape), (Place(number, k, step.func, t.shape), own))
     return Trace({name: axes.known[id(weight)] for name, weight in weights.items()}, dict(read.values()))
 
 
