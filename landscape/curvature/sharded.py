@@ -112,15 +112,6 @@ class ShardedHessian(SymmetricOperator):
         self.size = sum(self.differences.sizes)
         self.dtype, self.device = problem.dtype, self.problem.chosen[0].local.device
 
-    def _images(self, rows: Tensor) -> Tensor:
-        return torch.stack([self.differences.product(row) for row in rows]).to(rows)
-
-    def verified(self, rows: Tensor) -> tuple[Tensor, list[float]]:
-        """The products with the rows, and bounds on the lengths of their errors."""
-        self.products += len(rows)
-        images, errors = zip(*map(self.differences.measured, rows), strict=True)
-        return torch.stack(images).to(rows), list(errors)
-
     def to_scipy(self) -> Any:
         """InputError: SciPy takes inner products of one rank's part."""
         raise InputError(

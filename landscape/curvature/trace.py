@@ -119,7 +119,7 @@ def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None
     """
     positive("draws", draws, least=1)
     positive("steps", steps, least=1)
-    (products, h), like = chosen.exact, chosen.start()
+    h, like = chosen.operator, chosen.start()
     generator = torch.Generator().manual_seed(chosen.seed)
     size = h.ranks.size(like)
     steps = min(steps, size)
@@ -130,7 +130,7 @@ def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None
         nonlocal spent
         spent += len(vectors)
         report(min(1.0, spent / (draws * steps)))
-        return products(vectors)
+        return h.of_rows(vectors)
 
     rules: list[tuple[Array, Array]] = []
     for i in range(0, draws, at_once):
@@ -153,7 +153,7 @@ def doubt_of(h: SymmetricOperator) -> Doubt | None:
 
     def doubt(rows: Tensor) -> float:
         rows = rows[:MEASURED]
-        quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
+        quick, (images, errors) = h.of_rows(rows), h.verified(rows)
         off = h.ranks.total((double(quick - images) * double(rows)).sum(1)).abs().cpu()
         return float((off + torch.tensor(errors) * h.ranks.norm(rows).cpu()).mean())
 
@@ -162,12 +162,12 @@ def doubt_of(h: SymmetricOperator) -> Doubt | None:
 
 def _error_of(chosen: Matrix) -> float:
     """The largest error of products by differences with random vectors of norm 1; 0 of exact ones."""
-    h, seed = chosen.exact[1], chosen.seed
+    h, seed = chosen.operator, chosen.seed
     if h.derivatives == "exact":
         return 0.0
     rows = torch.stack([start_vector(h, s) for s in (seed, seed + 1)])
     rows = rows / h.ranks.norm(rows).to(rows)[:, None]
-    quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
+    quick, (images, errors) = h.of_rows(rows), h.verified(rows)
     return float(h.ranks.norm(quick - images).max()) + max(errors)
 
 
@@ -297,7 +297,7 @@ def trace_of(chosen: Matrix, products: int, progress: Progress | None) -> Trace:
         at = chosen.given, chosen.weights
         draws = peers.trace_samples(*at, products=products, seed=seed)
         return Trace(**chosen.about, **_sampled(draws, products))
-    h = chosen.exact[1]
+    h = chosen.operator
     options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress}
     options |= {"doubt": doubt_of(h), "ranks": h.ranks}
-    return Trace(**chosen.about, **hutchpp(chosen.exact[0], chosen.start(), **options))
+    return Trace(**chosen.about, **hutchpp(h.of_rows, chosen.start(), **options))
