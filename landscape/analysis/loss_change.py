@@ -19,7 +19,7 @@ from landscape.core.registry import numerics
 from landscape.curvature.double_backward import in_full_precision
 from landscape.curvature.eigenvalues import Matrix
 from landscape.evaluation import needs
-from landscape.problem.layout import put
+from landscape.problem.layout import cut, put
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.spectrum import WHOLE, LossChange
@@ -110,7 +110,7 @@ def loss_change(
 
     between, error = np.zeros((len(groups), len(groups))), 0.0
     for k, slots in enumerate(groups.values()):
-        part = put(torch.zeros_like(step), slots, torch.cat([step[slot.place] for slot in slots]))
+        part = put(torch.zeros_like(step), slots, cut(step, slots))
         images, errors = h.verified(part[None])
         error += errors[0] * norm / 2
         between[k] = np.array(along(images[0])) / 2

@@ -33,7 +33,7 @@ from landscape.curvature.search import (
 )
 from landscape.evaluation import needs
 from landscape.gradients.minibatches import stream
-from landscape.problem.layout import Slot
+from landscape.problem.layout import Slot, cut, put
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.spectrum import (
@@ -185,17 +185,12 @@ class Block:
     known_trace: float
     doubt: float
 
-    def of(self, rows: Tensor) -> Tensor:
-        """The numbers of ``rows`` (n, P) that belong to the block, (n, P')."""
-        return torch.cat([rows[:, s.offset : s.offset + s.size] for s in self.slots], 1)
-
     def remove_known(self, rows: Tensor) -> None:
         """Project ``rows`` (n, P) on what is orthogonal to the Ritz vectors, in place."""
-        own = self.of(rows)
+        own = cut(rows, self.slots)
         for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
             own -= inner(own, self.known).to(own) @ self.known
-        for slot, piece in zip(self.slots, torch.split(own, [s.size for s in self.slots], 1), strict=True):
-            rows[:, slot.offset : slot.offset + slot.size] = piece
+        put(rows, self.slots, own)
 
 
 def at_once(problem: Any) -> int:
@@ -350,7 +345,7 @@ def _traces(
         samples.append(_inner(blocks, z, images))
         if first == 0 and h.derivatives == "differences":  # the others have the same distribution
             sure, most = h.verified(z[:1])
-            sizes = np.array([float(vector_norm(block.of(z[:1]))) for block in blocks])
+            sizes = np.array([float(vector_norm(cut(z[:1], block.slots))) for block in blocks])
             off += np.abs(_inner(blocks, z[:1], images[:1] - sure)[0]) + most[0] * sizes
         progress((first + len(z)) / draws)
     own = np.concatenate(samples) + np.array([block.known_trace for block in blocks])
@@ -370,6 +365,6 @@ def _traces(
 
 def _inner(blocks: Sequence[Block], rows: Tensor, images: Tensor) -> Array:
     """z_bᵀ(Hz)_b of each row z and block b, (n, blocks)."""
-    found = [(double(block.of(rows)) * double(block.of(images))).sum(1) for block in blocks]
+    found = [(double(cut(rows, block.slots)) * double(cut(images, block.slots))).sum(1) for block in blocks]
     table: Array = torch.stack(found, 1).cpu().numpy()
     return table

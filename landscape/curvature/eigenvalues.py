@@ -84,7 +84,7 @@ class Approximation:
 
 
 @torch.no_grad()
-def cheapest(problem: Problem, weights: Tensor, is_chain: bool, one: ChainHessian | None) -> Approximation:
+def cheapest(problem: Problem, weights: Tensor, is_chain: bool) -> Approximation:
     """The samples with most of the curvature at ``weights``, and the faster precision.
 
     All samples where the problem is regularized: the penalty is no mean over samples. ``one``: the products
@@ -99,8 +99,7 @@ def cheapest(problem: Problem, weights: Tensor, is_chain: bool, one: ChainHessia
     missing = torch.zeros(problem.samples, device=problem.device)
     for at in weights:
         outputs = ((problem.outputs(at, x), y) for x, y, _ in problem.chunks())
-        known = [(c.z[0].T, c.y) for c in one.chunks] if one else outputs
-        parts = [1 - z.softmax(1).gather(1, y[:, None]).squeeze(1) for z, y in known]
+        parts = [1 - z.softmax(1).gather(1, y[:, None]).squeeze(1) for z, y in outputs]
         # A NaN of one point does not spread to others.
         missing += torch.cat(parts).float().nan_to_num(nan=1.0)
     most, order = missing.sort(descending=True)
@@ -199,7 +198,7 @@ def eigenpairs(
     whole = Approximation(problem, problem.dtype)
     small = problem.layout.size < MIN_PARAMETERS or wanted.residual_tol < MIN_RESIDUAL_TOL
     cheaper = search == "auto" and not small and problem.separable
-    chosen = cheapest(problem, weights, is_chain, one) if cheaper else whole
+    chosen = cheapest(problem, weights, is_chain) if cheaper else whole
 
     def found(at: Tensor, starts: list[Tensor], near: Approximation) -> list[RitzPairs]:
         """Search at ``at`` with products of ``near``; verify and refine with exact ones."""

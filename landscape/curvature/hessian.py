@@ -21,7 +21,7 @@ from landscape.curvature import differences, double_backward
 from landscape.curvature.operators import Products, SymmetricOperator
 from landscape.evaluation.needs import GRAPH_BYTES, UNLIKE, difference_bytes, lacks_second
 from landscape.problem.batches import AGAIN, aligned, recomputes
-from landscape.problem.layout import check_recording, differentiable, gradients
+from landscape.problem.layout import check_recording, cut, differentiable, gradients, put
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.problem.sharded import on_ranks
 
@@ -266,8 +266,8 @@ class HessianOperator(SymmetricOperator):
                 "weights: they were changed in place after the operator was made, call hessian() again"
             )
         sizes, total = [slot.size for slot in self.slots], torch.zeros_like(rows)
-        split = [torch.split(row, sizes) for row in rows]
-        every = [[p.to(a).view(a.shape) for p, a in zip(v, self._active, strict=True)] for v in split]
+        split = (zip(torch.split(row, sizes), self._active, strict=True) for row in rows)
+        every = [[piece.to(a).view(a.shape) for piece, a in pairs] for pairs in split]
         last = len(every) - 1
         for chunk, share, keep in self._chunks():
             for i, vectors in enumerate(every):
@@ -277,12 +277,9 @@ class HessianOperator(SymmetricOperator):
                     for image, part in zip(torch.split(total[i], sizes), parts, strict=True):
                         image.add_(part.flatten().to(rows), alpha=share)  # no copy of the whole
         for penalty in self._penalties:
-            for image, pieces in zip(total, split, strict=True):
-                whole = rows.new_zeros(self.problem.layout.size)
-                for slot, piece in zip(self.slots, pieces, strict=True):
-                    whole[slot.offset : slot.offset + slot.size] = piece
-                product = penalty(whole.to(penalty.weights)).to(rows)
-                image += torch.cat([product[slot.offset : slot.offset + slot.size] for slot in self.slots])
+            for image, row in zip(total, rows, strict=True):
+                whole = put(rows.new_zeros(self.problem.layout.size), self.slots, row)
+                image += cut(penalty(whole.to(penalty.weights)).to(rows), self.slots)
         return total
 
     def _chunks(self) -> Iterator[tuple[Chunk, float, bool]]:
@@ -554,8 +551,7 @@ class Preconditioner:
         size = problem.layout.size
         if self.diagonal.shape != (size,):
             raise InputError(f"precondition: shape {tuple(self.diagonal.shape)}, it must be {(size,)}")
-        slots = problem.layout.select(part)
-        chosen = torch.cat([self.diagonal[s.offset : s.offset + s.size] for s in slots])
+        chosen = cut(self.diagonal, problem.layout.select(part))
         return double(chosen.to(problem.device)).rsqrt()
 
 
