@@ -474,24 +474,20 @@ class _Smoothed:
         The error is that of the part along the mean difference of gradients; where it is of the norm's size,
         the norm is too large.
         """
-        values, errors = np.zeros(len(lengths)), np.zeros(len(lengths))
-        if not len(lengths):
-            return values, errors
+        found: list[tuple[float, float]] = []
 
         def smooth(w: Tensor, i: int) -> Tensor:
             d = self.shift(i)
             return double((self.problem.gradient(w + d) + self.problem.gradient(w - d)) / 2)
 
-        before = [smooth(route[0], i) for i in range(self.draws)]
-        for t in range(len(lengths)):
-            after = [smooth(route[t + 1], i) for i in range(self.draws)]
+        before = [smooth(route[0], i) for i in range(self.draws)] if len(lengths) else []
+        for w, length in zip(route[1:], lengths.tolist(), strict=True):
+            after = [smooth(w, i) for i in range(self.draws)]
             changes = [b - a for a, b in zip(before, after, strict=True)]
             change = torch.stack(changes).mean(0)
             size = float(vector_norm(change))
             parts = np.array([float(inner(c, change)) / size if size else 0.0 for c in changes])
-            values[t], errors[t] = (
-                size / float(lengths[t]),
-                statistics.standard_error(parts) / float(lengths[t]),
-            )
+            found.append((size / length, statistics.standard_error(parts) / length))
             before = after
+        values, errors = np.array(found).reshape(-1, 2).T
         return values, errors
