@@ -178,7 +178,7 @@ def _measure(
     losses, offsets, slopes, bends = np.zeros(n), np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
     for i, w in enumerate(weights):
         losses[i], gradient = curved.loss_and_gradient(w)
-        image = fast_hessian(curved, w).of_rows((w - spread.mean)[None])
+        image = fast_hessian(curved, w)(w - spread.mean)[None]
         slopes[i], bends[i] = spread.products(torch.cat([gradient[None], image])).T.cpu().numpy()
         offsets[i] = evaluated.loss(w) - losses[i] if evaluated is not curved else 0.0
         if not all(np.isfinite(part).all() for part in (losses[i], offsets[i], slopes[i], bends[i])):

@@ -123,7 +123,7 @@ class Langevin:
     def draws(self) -> Array:
         """(3, chains, DRAWS), means of equal numbers of steps of all that were taken."""
         numbers = np.concatenate(self._numbers, 2)
-        return numbers.reshape(*numbers.shape[:2], DRAWS, -1).mean(3)  # type: ignore[no-any-return]
+        return numbers.reshape(*numbers.shape[:2], DRAWS, -1).mean(3)
 
 
 # γ of the experiments on MNIST with the package of the method's authors (devinterp).

@@ -341,7 +341,7 @@ def _traces(
         z = ALONE.signs(like, min(step, draws - first), generator)
         for block in blocks:
             block.remove_known(z)
-        images = h.of_rows(z)
+        images = (h @ z.T).T
         samples.append(_inner(blocks, z, images))
         if first == 0 and h.derivatives == "differences":  # the others have the same distribution
             sure, most = h.verified(z[:1])
@@ -366,5 +366,4 @@ def _traces(
 def _inner(blocks: Sequence[Block], rows: Tensor, images: Tensor) -> Array:
     """z_bᵀ(Hz)_b of each row z and block b, (n, blocks)."""
     found = [(double(cut(rows, block.slots)) * double(cut(images, block.slots))).sum(1) for block in blocks]
-    table: Array = torch.stack(found, 1).cpu().numpy()
-    return table
+    return torch.stack(found, 1).cpu().numpy()

@@ -73,7 +73,7 @@ def _summary(array: np.ndarray[Any, Any]) -> dict[str, Any]:
     """Shape and range of a large array."""
     finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
     ends = {"min": finite.min(), "max": finite.max()} if array.dtype.kind in "fiu" and finite.size else {}
-    return plain({"shape": list(array.shape), **ends})  # type: ignore[no-any-return]
+    return plain({"shape": list(array.shape), **ends})
 
 
 def of_result(result: Result) -> dict[str, Any]:

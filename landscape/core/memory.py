@@ -98,7 +98,7 @@ def memory_in_use(device: torch.device) -> int:
         True
     """
     if own := _of_module(device, "memory_reserved"):
-        return own(device)  # type: ignore[no-any-return]
+        return own(device)
     statm = Path("/proc/self/statm")
     if statm.exists():
         import resource
@@ -191,7 +191,7 @@ def available_memory(device: torch.device) -> int:
         True
     """
     if own := _of_module(device, "mem_get_info"):
-        return own(device)[0]  # type: ignore[no-any-return]
+        return own(device)[0]
     free = [sys.maxsize]
     meminfo = Path("/proc/meminfo")
     if meminfo.exists() and (found := re.search(r"MemAvailable:\s+(\d+) kB", meminfo.read_text())):

@@ -32,6 +32,7 @@ from landscape.curvature.operators import (
     SymmetricMatrix,
     SymmetricOperator,
     as_operator,
+    row_products,
 )
 from landscape.curvature.search import (
     MAX_PRODUCTS,
@@ -215,7 +216,7 @@ def eigenpairs(
             def products(rows: Tensor, running: list[int]) -> Tensor:
                 return stacked([each[i](v).mul_(share) for i, v in zip(running, rows, strict=True)])
 
-            verifying = (h.of_rows for h in (each if exact else (options.at(problem, t) for t in at)))
+            verifying = (row_products(h) for h in (each if exact else (options.at(problem, t) for t in at)))
         results = run_in_lockstep([search_eigenpairs(s, wanted) for s in starts], products, done)
         exact_ones, tol = zip(results, verifying, strict=True), wanted.residual_tol
         refined = (verify_and_refine(r, h, tol) for r, h in exact_ones)

@@ -407,7 +407,7 @@ class HessianOptions:
     def at(self, problem: Problem, weights: Tensor | None = None) -> HessianOperator:
         """The matrix of ``problem`` at ``weights`` (P,)."""
         if on_ranks(problem):
-            return problem.hessian(weights)  # type: ignore[no-any-return]
+            return problem.hessian(weights)
         h = HessianOperator(
             problem, weights, matrix=self.matrix, part=self.part, derivatives=self.derivatives
         )

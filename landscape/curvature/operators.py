@@ -106,11 +106,6 @@ class SymmetricOperator:
     arithmetic: str = ""
     differences: Any = None
 
-    def of_rows(self, rows: Tensor) -> Tensor:
-        """The products with vectors (m, size), one a row, as rows."""
-        found: Tensor = (self @ rows.T).T
-        return found
-
     def verified(self, rows: Tensor) -> tuple[Tensor, list[float]]:
         """The products with several vectors, and the largest errors that they may have.
 
@@ -130,7 +125,7 @@ class SymmetricOperator:
             ([[1.0, 0.0], [0.0, 9.0]], True)
         """
         if self.differences is None:
-            return self.of_rows(rows), [0.0] * len(rows)
+            return (self @ rows.T).T, [0.0] * len(rows)
         self.products += len(rows)
         images, errors = zip(*map(self.differences.measured, rows), strict=True)
         return torch.stack(images).to(rows), list(errors)
@@ -262,3 +257,8 @@ def as_operator(given: Any) -> SymmetricOperator | None:
         return given
     is_matrix = hasattr(given, "shape") and hasattr(type(given), "__matmul__")
     return GivenOperator(given) if is_matrix else None
+
+
+def row_products(operator: SymmetricOperator) -> Products:
+    """The products of ``operator`` with vectors that are rows, (k, size) -> (k, size)."""
+    return lambda rows: (operator @ rows.T).T

@@ -37,8 +37,7 @@ SECOND_SHARE, MIN_SECOND = 0.5, 10
 
 def ranks_of(problem: Any) -> Ranks:
     """The processes that hold the vectors of a problem or an operator."""
-    found: Ranks = getattr(problem.hessian() if on_ranks(problem) else problem, "ranks", ALONE)
-    return found
+    return getattr(problem.hessian() if on_ranks(problem) else problem, "ranks", ALONE)
 
 
 def start_vector(problem: Any, seed: int, size: int | None = None) -> Tensor:
@@ -61,8 +60,7 @@ def start_vector(problem: Any, seed: int, size: int | None = None) -> Tensor:
 
 def warm_start(near: Tensor, first: Tensor, ranks: Ranks = ALONE) -> Tensor:
     """(P,), the start of a search near ``near``, with as much of ``first``, which misses no eigenvector."""
-    start: Tensor = near.to(first) / ranks.norm(near) + first / ranks.norm(first)
-    return start
+    return near.to(first) / ranks.norm(near) + first / ranks.norm(first)
 
 
 class SecondStart(NamedTuple):
@@ -428,7 +426,7 @@ def search_operator(
         return images
 
     search, measured = search_eigenpairs(start, replace(wanted, ranks=h.ranks)), h.differences is not None
-    result = run_in_lockstep([search], lambda v, _: h.of_rows(v), done)[0]
+    result = run_in_lockstep([search], lambda v, _: (h @ v.T).T, done)[0]
     pairs = verify_and_refine(result, verified, wanted.residual_tol, errors if measured else None)
     return replace(pairs, search=h.arithmetic * measured), result
 

@@ -130,7 +130,7 @@ def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None
         nonlocal spent
         spent += len(vectors)
         report(min(1.0, spent / (draws * steps)))
-        return h.of_rows(vectors)
+        return (h @ vectors.T).T
 
     rules: list[tuple[Array, Array]] = []
     for i in range(0, draws, at_once):
@@ -153,7 +153,7 @@ def doubt_of(h: SymmetricOperator) -> Doubt | None:
 
     def doubt(rows: Tensor) -> float:
         rows = rows[:MEASURED]
-        quick, (images, errors) = h.of_rows(rows), h.verified(rows)
+        quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
         off = h.ranks.total((double(quick - images) * double(rows)).sum(1)).abs().cpu()
         return float((off + torch.tensor(errors) * h.ranks.norm(rows).cpu()).mean())
 
@@ -167,7 +167,7 @@ def _error_of(chosen: Matrix) -> float:
         return 0.0
     rows = torch.stack([start_vector(h, s) for s in (seed, seed + 1)])
     rows = rows / h.ranks.norm(rows).to(rows)[:, None]
-    quick, (images, errors) = h.of_rows(rows), h.verified(rows)
+    quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
     return float(h.ranks.norm(quick - images).max()) + max(errors)
 
 
@@ -300,4 +300,4 @@ def trace_of(chosen: Matrix, products: int, progress: Progress | None) -> Trace:
     h = chosen.operator
     options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress}
     options |= {"doubt": doubt_of(h), "ranks": h.ranks}
-    return Trace(**chosen.about, **hutchpp(h.of_rows, chosen.start(), **options))
+    return Trace(**chosen.about, **hutchpp(lambda rows: (h @ rows.T).T, chosen.start(), **options))

@@ -303,8 +303,7 @@ class Stack:
 
     def _all(self, model: nn.Module, values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
         """The losses (n,) of all learners at once, each with its ``values`` and minibatch."""
-        losses: Tensor = torch.vmap(functools.partial(self._loss, model))(values, x, y)
-        return losses
+        return torch.vmap(functools.partial(self._loss, model))(values, x, y)
 
     def _loss(self, model: nn.Module, values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
         with self._autocast():

@@ -139,8 +139,7 @@ def draws(
         rows = torch.stack([numbers() for _ in range(count)])
         collected = _collected(data, rows.flatten(), samples)
         for part in torch.arange(rows.numel()).view(rows.shape):
-            x, y = data.place(take(collected, part))
-            yield x, y
+            yield data.place(take(collected, part))
 
 
 def _collected(data: Data, numbers: Tensor, samples: int) -> tuple[Any, Any]:
@@ -157,7 +156,7 @@ def _collected(data: Data, numbers: Tensor, samples: int) -> tuple[Any, Any]:
     if done != samples:
         raise InputError(f"data: a pass over its batches has {done} samples, the first had {samples}")
     x, y = concatenate(parts)
-    return take((x, y), order.argsort())  # type: ignore[no-any-return]
+    return take((x, y), order.argsort())
 
 
 # Groups of draws, each of which is left out once for the standard error, which they give to 13%, 1/√(2·31);

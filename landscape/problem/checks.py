@@ -246,8 +246,7 @@ def _more(problem: MeanLoss, batch: tuple[Any, Any], x: Any) -> tuple[Any, Any]:
     resident = problem.data.resident
     if resident is None or problem.data.samples <= AT_ONCE or not takes(problem, x):
         return resident or batch
-    x, y = take(resident, slice(AT_ONCE))
-    return x, y
+    return take(resident, slice(AT_ONCE))
 
 
 def writes(before: Any, after: Any) -> bool:

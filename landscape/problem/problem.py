@@ -341,7 +341,7 @@ def problem_of(given: Any, *, sharded: bool = False) -> Problem:
     """
     found = of_run(given)
     expect("problem", found, Problem, *[ShardedProblem] * sharded)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 # Modules that act on each number by itself, so that any leading or trailing dimensions may be added.
