@@ -30,13 +30,11 @@ from landscape.training.algorithms.ssgd import SSGD
 from landscape.training.decomposition import Decomposer, GradientEstimator
 from landscape.training.optimizer import SGD
 from landscape.training.processes.comm import Comm
-from landscape.training.processes.process_group import Group
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import _NUMBERED, RESERVED, _stream, generator
 from landscape.training.topology.mixing import Mixing
-from tests.groups import together
 from tests.problems import assert_identity
 from tests.test_conformance import RULES
 
@@ -231,14 +229,6 @@ def test_decoupled_diloco_with_all_learners_and_the_mean_is_streaming_diloco() -
     options = {"period": 5, "fragments": 3, "delay": 2}
     one = drive("decoupled-diloco", options | {"merge": "mean"}, G, 30, start(), momentum=0.5)
     torch.testing.assert_close(one, drive("streaming-diloco", options, G, 30, start(), momentum=0.5))
-
-
-def test_one_fragment_without_delay_is_diloco_and_the_whole_as_part_is_an_average() -> None:
-    options = {"period": 4, "outer_lr": 0.6, "outer_momentum": 0.8}
-    one = drive("streaming-diloco", options | {"fragments": 1}, G, 30, start(), momentum=0.5)
-    torch.testing.assert_close(one, drive("diloco", options, G, 30, start(), momentum=0.5))
-    every = drive("sparta", {"share": 1.0}, G, 10, start(), momentum=0.5)
-    torch.testing.assert_close(every, drive("local-sgd", {"period": 1}, G, 10, start(), momentum=0.5))
 
 
 def test_parts_of_a_network_are_drawn_alike_and_fragments_are_its_layers() -> None:
@@ -583,36 +573,6 @@ def test_single_workers_by_hand(
     torch.testing.assert_close(path, by_hand(step(momentum), 20), rtol=1e-9, atol=1e-12)
 
 
-def test_single_workers_are_diloco_with_one_learner() -> None:
-    """SNOO is; the points of GPA's gradients are, for K = 1 (Nesterov's method in its two forms)."""
-    one, slope = start(1), slopes(1)
-    options = {"period": 4, "outer_lr": 0.7, "outer_momentum": 0.9}
-    diloco = drive("diloco", options, slope, 25, one, momentum=0.5)
-    torch.testing.assert_close(drive("snoo", options, slope, 25, one, momentum=0.5), diloco, rtol=0, atol=0)
-    points: list[Tensor] = []
-    drive("gpa", {"mu_x": 0.9, "mu_y": 0.9}, lambda y: points.append(y) or slope(y), 25, one)  # type: ignore[func-returns-value]
-    diloco = drive("diloco", {"period": 1, "outer_lr": 1 - 0.9, "outer_momentum": 0.9}, slope, 24, one)
-    torch.testing.assert_close(torch.stack(points), diloco, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("period", [1, 4, 7])
-def test_diloco_on_linear_regression_is_nesterovs_method_on_another_spectrum(period: int) -> None:
-    """In each eigendirection φ ← (1 + μ)(1 − g)φ − μ(1 − g)φ_old, g = ν(1 − (1 − αλ)^H)."""
-    draw = torch.Generator().manual_seed(0)
-    x, y = torch.randn(30, 3, generator=draw).double(), torch.randn(30, generator=draw).double()
-    values, vectors = torch.linalg.eigh(x.T @ x / 30)
-    minimum = torch.linalg.lstsq(x, y).solution
-    nu, mu, lr = 0.7, 0.9, 0.3
-    options = {"period": period, "outer_lr": nu, "outer_momentum": mu}
-    path = drive("diloco", options, lambda w: (w @ x.T - y) @ x / 30, 12 * period, start(), lr)
-    g = nu * (1 - (1 - lr * values) ** period)
-    now = (start()[0] - minimum) @ vectors
-    old = now / (1 - g)  # without momentum yet
-    for w in path[::period, 0]:
-        torch.testing.assert_close((w - minimum) @ vectors, now, rtol=1e-9, atol=1e-12)
-        now, old = (1 + mu) * (1 - g) * now - mu * (1 - g) * old, now
-
-
 def falling(t: int) -> float:
     return 0.05 * 0.95 ** (t - 1)
 
@@ -660,34 +620,6 @@ def test_rules_that_end_at_the_minimum_of_the_mean_loss(name: str, mixing: str, 
     w = drive(name, {"mixing": mixing}, pulled, 2000, start(), 0.01)[-1]
     assert bool(pulled(mean(w)).mean(0).abs().max() < 1e-9) == exact
     assert bool((w - w.mean(0)).abs().max() < 1e-9) == exact
-
-
-@pytest.mark.slow
-def test_rules_for_data_that_differ_beat_dpsgd_there_and_nowhere_else() -> None:
-    """The training loss of w_a over DPSGD's, five seeds of the digits, with 95% intervals."""
-    common = {"mixing": "lazy(0.75, ring(1))"}
-    rules = {"dpsgd": {"order": "atc"}, "gradient-tracking": {"order": "atc"}, "d2": {}}
-    values = {
-        "name": "split",
-        "learners": 8,
-        "batch": 256,
-        "lr": 0.2,
-        "steps": 600,
-        "decompose": {"every": 0},
-    }
-    values |= {"model": {"name": "mlp", "widths": [64, 32, 10]}, "evaluate": {"every": 0}}
-
-    def log_loss(rule: str, split: str, seed: int) -> float:
-        chosen = {"algorithm": {"name": rule, **common, **rules[rule]}, "seed": seed}
-        trainer = Trainer(recipe.from_values(values | chosen | {"data": {"name": "digits", "split": split}}))
-        return math.log(trainer.train.evaluate(trainer.run().mean)[0])
-
-    for split, differ in (("dirichlet(0.1)", True), ("iid", False)):
-        found = {rule: np.array([log_loss(rule, split, seed) for seed in range(5)]) for rule in rules}
-        for rule in ("gradient-tracking", "d2"):
-            ratio = found[rule] - found["dpsgd"]
-            width = 2.776 * ratio.std(ddof=1) / math.sqrt(5)  # Student's t with four degrees of freedom
-            assert ratio.mean() + width < -0.1 if differ else abs(ratio).max() < 0.02
 
 
 @pytest.mark.parametrize(
@@ -740,21 +672,15 @@ def train(algorithm: dict[str, Any], **changes: Any) -> Checkpoint:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ({"name": "slowmo", "period": 4, "slow_momentum": 0.0}, {"name": "local-sgd", "period": 4}),
         ({"name": "local-sgd", "period": 1}, {"name": "ssgd"}),
         ({"name": "local-sgd", "period": 9, "start": 30}, {"name": "ssgd"}),
-        ({"name": "slowmo", "period": 30, "mixing": "ring(1)"}, {"name": "dpsgd", "mixing": "ring(1)"}),
         ({"name": "diloco", "period": 4, "outer_lr": 1.0, "outer_momentum": 0.0},
          {"name": "local-sgd", "period": 4}),
         ({"name": "async-sgd", "delay": 0}, {"name": "ssgd"}),
         ({"name": "ad-psgd", "delay": 0}, {"name": "dpsgd", "mixing": "random-matching"}),
         ({"name": "sgp", "graph": "ring(1)"}, {"name": "dpsgd", "mixing": "ring(1)", "order": "atc"}),
         ({"name": "dsgd-ac", "mixing": "ring(1)"}, {"name": "dpsgd", "mixing": "ring(1)"}),
-        ({"name": "d2", "mixing": "full"}, {"name": "ssgd"}),
-        ({"name": "gpa", "mu_x": 0.0}, {"name": "ssgd"}),
         ({"name": "sparseloco", "period": 4, "share": 1.0}, {"name": "local-sgd", "period": 4}),
-        ({"name": "noloco", "period": 4, "outer_lr": 1.0, "outer_momentum": 0.0, "mixing": "full"},
-         {"name": "local-sgd", "period": 4}),
     ],
 )  # fmt: skip
 def test_rules_that_are_the_same(one: dict[str, Any], other: dict[str, Any]) -> None:
@@ -908,48 +834,6 @@ def test_a_run_says_what_is_known_of_its_limit(
     said = recipe.from_values(SMALL | {"algorithm": algorithm, "optimizer": optimizer}).describe()
     assert said.endswith(words)
     assert bool(said) == bool(words)
-
-
-def against_post_local(group: Group) -> list[float]:
-    """The largest difference of our learner from torch's after 24 steps, for two settings of torch's warm-up.
-
-    Six synchronous steps, then periods of four, momentum 0.8.
-    """
-    # Here, not above: the second warns when imported, of torch.jit.
-    from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-    from torch.distributed.optim import PostLocalSGDOptimizer
-
-    values = SMALL | {"learners": 2, "optimizer": {"name": "sgd", "momentum": 0.8}}
-    chosen = recipe.from_values(values | {"algorithm": {"name": "local-sgd", "period": 4, "start": 6}})
-    trainer = Trainer(chosen, group=group)
-    assert trainer.train.tensors is not None
-    x, y = trainer.train.tensors
-    ends = []
-    for warmup in (6 + 4 - 1, 6):
-        model = landscape.models.build("mlp", widths=[6, 8, 3], activation="tanh").double()
-        torch.nn.utils.vector_to_parameters(trainer.train.weights.clone(), model.parameters())
-        local = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8)
-        optimizer = PostLocalSGDOptimizer(local, PeriodicModelAverager(period=4, warmup_steps=warmup))
-        for t in range(1, 25):
-            rows = torch.randint(len(y), (2, 20), generator=generator(0, "batch", t))[group.rank]
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-            if t <= 6:  # what torch's communication hook does for the first start_localSGD_iter steps
-                for p in model.parameters():
-                    assert p.grad is not None
-                    torch.distributed.all_reduce(p.grad)
-                    p.grad /= 2
-            optimizer.step()
-        ends.append(torch.nn.utils.parameters_to_vector(model.parameters()).detach())
-    ours = trainer.run().weights[0]
-    return [float((ours - theirs).abs().max()) for theirs in ends]
-
-
-@pytest.mark.slow
-def test_post_local_sgd_is_torchs_but_for_when_it_first_averages() -> None:
-    for same, documented in together(2, against_post_local):
-        assert same < 1e-12
-        assert documented > 1e-6  # as torch documents it: averages after *one* local step, then every four
 
 
 def test_another_rules_state_is_refused() -> None:

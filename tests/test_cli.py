@@ -17,7 +17,6 @@ import pytest
 import torch
 from matplotlib import pyplot
 from matplotlib.backend_bases import FigureManagerBase
-from matplotlib.figure import Figure
 from torch import nn
 
 import landscape
@@ -195,16 +194,16 @@ def changed(runs: Path) -> Path:
 # The words of a command that is refused, the exit code, and what the line must say; dp, ss: the last
 # checkpoints of the runs, NAME/: a changed one, out: a file that is not there.
 REFUSED: list[tuple[str, int, tuple[str, ...]]] = [
-    ("contour --plane between dp", 2, ("--plane between: 1 checkpoints", "two or three")),
-    ("contour --plane between dp ss dp ss", 2, ("4 checkpoints", "two or three")),
+    ("contour --plane between dp", 2, ("--plane between: 1 checkpoints", "2 or 3")),
+    ("contour --plane between dp ss dp ss", 2, ("4 checkpoints", "2 or 3")),
     ("contour --plane between dp dp", 1, ("equal, they must differ",)),
     ("contour --plane between dp other/", 1, ("other/last.h5: its layout of 83 weights", "is not that of")),
     ("contour --plane between dp infinite/", 1, ("NaN or infinite",)),
     ("contour --plane between dp model/", 1, ("model/last.h5", "its model mlp")),
     ("contour --plane between dp data/", 1, ("data/last.h5", "trained on other data")),
     ("contour dp other/", 1, ("share no directions",)),
-    ("contour --plane pca equal/", 1, ("equal/last.h5: 0 earlier step-*.h5", "at least 2")),
-    ("contour --plane pca early", 1, ("1 earlier", "at least 2")),
+    ("contour --plane pca equal/", 1, ("equal/last.h5: 0 earlier step-*.h5", "needs 2")),
+    ("contour --plane pca early", 1, ("1 earlier", "needs 2")),
     ("contour --plane learners equal/", 1, ("equal/last.h5", "all 5 are equal")),
     ("contour --plane learner dp", 2, ("did you mean 'learners'",)),
     ("contour --plane pca dp --norm filter", 2, ("random planes", "pca")),
@@ -216,7 +215,7 @@ REFUSED: list[tuple[str, int, tuple[str, ...]]] = [
     ("line dp data/", 1, ("data/last.h5", "trained on other data")),
     ("line dp infinite/", 1, ("infinite/last.h5", "NaN or infinite")),
     ("line dp ss dp", 2, ("3 checkpoints", "one or two")),
-    ("line dp ss --span 1", 2, ("--span", "one CKPT")),
+    ("line dp ss --span 1", 2, ("--span", "two CKPT")),
     ("contour dp --grid 4y4", 2, ("--grid", "51x25")),
     ("contour dp --span nan", 2, ("span", "nan")),
     ("contour dp --span wide", 2, ("--span", "'wide'")),
@@ -266,13 +265,6 @@ def test_what_is_refused_is_one_line(
         given += ["-o", "new.h5"]
     one_line(command(*given), code, *said)
     assert {path.name for path in tmp_path.iterdir()} == {"file", "cut.h5"}
-
-
-def test_recipes_lists_and_prints(command: Command) -> None:
-    code, out, _ = command("recipes")
-    assert code == 0
-    assert [line.split()[0] for line in out.splitlines() if " n = " in line] == recipe.built_in()
-    assert 'mixing = "ring(2)"' in command("recipes", "mnist-fig2b-dpsgd")[1]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -508,18 +500,6 @@ def test_pictures_show_themselves_and_leave_nothing_open(
     figure.show()
     assert shown == [figure]
     assert pyplot.get_fignums() == before
-
-
-def test_pictures_in_axes_of_a_users_own(copy: Path) -> None:
-    problem = landscape.load(copy / "last.h5").problem()
-    surface = landscape.contour(problem, landscape.random_plane(problem), 3, split="train", label="here")
-    own = Figure()
-    axes = own.subplots(1, 2)
-    assert surface.plot(ax=axes[0]) is own
-    assert (axes[0].has_data(), axes[1].has_data(), own.get_suptitle()) == (True, False, "")
-    assert "here" in axes[0].get_title()
-    with pytest.raises(InputError, match="ax: its projection is 'rectilinear'"):
-        surface.plot(style="surface", ax=axes[1])
 
 
 def test_one_number_is_a_square_grid() -> None:

@@ -520,19 +520,19 @@ def test_what_a_file_cannot_hold_is_refused(
 def test_idx_files_take_no_more_than_they_should(tmp_path: Path) -> None:
     path = tmp_path / FILES[0]
     path.write_bytes(b"\0\0\x08\x04" + (65536).to_bytes(4, "big") * 4 + bytes(9))
-    with pytest.raises(OperationError, match=f"{FILES[0]}: its header promises"):
+    with pytest.raises(OperationError, match=f"{FILES[0]}: is no whole IDX file"):
         read_idx(path)
     packed = path.with_suffix(".gz")
-    for shape, words in (((9, 3, 3), "more bytes"), ((1 << 20, 99, 99), "promises")):
+    for shape in ((9, 3, 3), (1 << 20, 99, 99)):
         sizes = b"".join(size.to_bytes(4, "big") for size in shape)
         packed.write_bytes(gzip.compress(b"\0\0\x08\3" + sizes + bytes(20 << 20), 1))
-        with pytest.raises(OperationError, match=words):
+        with pytest.raises(OperationError, match="is no whole IDX file"):
             read_idx(packed)
     packed.unlink()
     for i, name in enumerate(FILES):
         array = np.zeros((12, 2, 2), np.uint8) if i % 2 == 0 else np.arange(12, dtype=np.uint8)
         (tmp_path / name).write_bytes(samples.idx(array))
-    with pytest.raises(OperationError, match="labels .* go up to 11, allowed: 0…9"):
+    with pytest.raises(OperationError, match=r"labels \(12,\), up to 11; .* up to 9; download"):
         data.load("mnist", data_dir=tmp_path)
 
 

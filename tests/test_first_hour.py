@@ -1,4 +1,4 @@
-"""The first hour with the package: scripts that were written from names alone, and five people's hours, run."""
+"""The first hour with the package, of five people, run."""
 
 from __future__ import annotations
 
@@ -16,21 +16,10 @@ from typing import Any
 
 import pytest
 
-from tests.first_hour.from_names import TASKS
 from tests.first_hour.roles import ROLES, TRAINING, Hour
 from tests.test_documents import in_folder, run_command
 
 __all__ = ["in_folder"]  # the fixture
-
-
-def test_three_tasks_for_each_of_six_parts() -> None:
-    assert len(TASKS) == 18
-    assert all(task.__doc__ for task in TASKS.values())
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_a_script_from_names_runs(name: str, tmp_path: Path) -> None:
-    TASKS[name](tmp_path)
 
 
 def play(hour: Hour, monkeypatch: pytest.MonkeyPatch) -> None:

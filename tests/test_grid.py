@@ -256,7 +256,7 @@ def test_processes_that_are_not_allowed_are_one_line(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     code, _, err = command("contour", run / "last.h5", "-o", out, "--nproc", "2")
-    assert (code, err) == (2, "landscape: --nproc: 2 is not allowed here, torchrun has started 4 processes\n")
+    assert (code, err) == (2, "landscape: --nproc: 2 is not allowed, torchrun started 4 processes\n")
 
 
 @pytest.mark.slow

@@ -116,9 +116,9 @@ def test_damaged_or_missing_cifar_files_are_one_line(tmp_path: Path) -> None:
     third = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
     whole = third.read_bytes()
     for raw, word in (
-        (whole[:-5], "no multiple of 3073"),
+        (whole[:-5], "images of 3073"),
         (b"", "holds 0 bytes"),
-        (b"\xff" + whole[1:], "255"),
+        (b"\xff" + whole[1:], "labels up to 9"),
     ):
         third.write_bytes(raw)
         refused("cifar10", str(third), word, data_dir=tmp_path)

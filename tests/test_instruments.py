@@ -258,44 +258,6 @@ def test_the_noise_scale_of_a_window_is_that_of_its_gradients(tiny: Path) -> Non
         assert (row["trace"], row["norm2"]) == pytest.approx((np.mean(traces), np.mean(norms)), rel=1e-9)
 
 
-TRUTH = 2 * 0.5**2  # tr Σ of the noise below, in two coordinates, whatever the weights
-
-
-def noisy(algorithm: dict[str, Any], seed: int = 0, **changes: Any) -> recipe.Recipe:
-    values: dict[str, Any] = {
-        "data": {"name": "quadratic", "dimension": 2, "gradient_std": 0.5},
-        "monitor": {"instruments": ["noise-scale"], "every": 400},
-        "decompose": {"every": 1},
-        "algorithm": algorithm,
-        "seed": seed,
-    }
-    return quadratic(**(values | changes))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("algorithm", "changes"),
-    [
-        ({"name": "ssgd"}, {}),
-        ({"name": "dpsgd", "mixing": "ring(1)"}, {}),
-        (
-            {"name": "ssgd"},
-            {"learners": 1, "steps": 1600, "monitor": {"instruments": ["noise-scale"], "every": 1600}},
-        ),
-    ],
-    ids=["ssgd", "dpsgd", "one learner"],
-)
-def test_both_parts_are_unbiased_whatever_the_spread(
-    algorithm: dict[str, Any], changes: dict[str, Any]
-) -> None:
-    """On a quadratic tr Σ is known, and ‖g‖² of the mean is recorded exactly at each step."""
-    history = Trainer(noisy(algorithm, **changes)).run().history
-    row = {name: column[-1] for name, column in history.items()}
-    assert abs(row["noise_trace"] - TRUTH) < 4 * row["noise_trace_se"] < TRUTH
-    exact = history["grad_norm2"].mean()
-    assert abs(row["noise_norm2"] - exact) < 4 * row["noise_norm2_se"]
-
-
 def test_learners_that_agree_have_no_shares(tiny: Path) -> None:
     values = values_of(tiny, algorithm={"name": "dpsgd", "order": "atc"}, steps=6, dtype="float32")
     row = {name: column[-1] for name, column in Trainer(recipe.from_values(values)).run().history.items()}

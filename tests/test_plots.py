@@ -374,6 +374,7 @@ def test_lines_show_loss_accuracy_and_barrier() -> None:
         (lambda s: plots.draw([s, s], ax=axes_of_ones_own()), r"ax: .* give axes=.* of surface 0, surface 1"),
         (lambda s: plots.draw(s, axes={"profil": axes_of_ones_own()}), "axes: 'profil'.*'profile'"),
         (lambda s: plots.draw(s, axes={"surface": 3}), "axes: 3 is not allowed, it must be axes"),
+        (lambda s: plots.draw([s], style="surface", ax=axes_of_ones_own()), "ax: its projection is 'rectilinear'"),
         (lambda s: plots.draw(s, ax=axes_of_ones_own(), axes={"surface": axes_of_ones_own()}), "only one"),
         (lambda s: plots.draw(s, visuals={"capt": False}), "visuals: 'capt'.*'caption'"),
         (lambda s: plots.draw(s, visuals={"title": None}), "visuals: 'title': None is not allowed"),

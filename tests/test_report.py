@@ -39,7 +39,6 @@ from landscape.results.shown import in_words
 from landscape.results.spectrum import Spectrum
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
-from tests.benchmarks import report as benchmark
 from tests.conftest import Command
 from tests.fuzz import samples
 from tests.test_cli import one_line
@@ -450,10 +449,3 @@ def test_the_gallery_as_one_page(tmp_path: Path, command: Command) -> None:
     assert entry["command"] in shown.text
     assert shown.tags.count("img") == len(entry["pictures"])
     assert len(shown.scripts) == 2  # without Plotly: there is nothing for it to draw
-
-
-@pytest.mark.slow
-def test_many_surfaces_and_a_long_run_take_less_than_ten_seconds(tmp_path: Path) -> None:
-    paths = benchmark.make(tmp_path)
-    assert benchmark.seconds(paths, tmp_path / "p.html") < benchmark.MOST
-    assert (tmp_path / "p.html").stat().st_size < MOST_BYTES

@@ -23,7 +23,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import landscape
 from landscape import HessianOperator, InputError, Problem
 from landscape.curvature.hessian import MATRICES
-from landscape.curvature.operators import ALONE
 from landscape.curvature.search import find_eigenpairs
 from landscape.data.synthetic import mean_output
 from landscape.problem.layout import Layout
@@ -345,39 +344,6 @@ def test_the_trace_is_unbiased_and_its_error_bar_honest() -> None:
     again = landscape.trace(a, 45, seed=3)
     assert (again.value, again.standard_error) == (found[3].value, found[3].standard_error)
     np.testing.assert_array_equal(again.draws, found[3].draws)
-
-
-SPECTRA = {
-    "1/i": 1 / np.arange(1.0, 121),
-    "1/i²": 1 / np.arange(1.0, 121) ** 2,
-    "ten outliers": np.concatenate((np.linspace(2, 10, 10), np.linspace(-0.1, 0.3, 110))),
-    "even": np.linspace(-0.8, 1.2, 120),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("products", [6, 12, 15, 30])
-def test_intervals_of_the_trace_cover_it(products: int) -> None:
-    covered = {}
-    for name, values in SPECTRA.items():
-        spectrum = torch.from_numpy(values)
-        generator = torch.Generator().manual_seed(products)
-        q = torch.linalg.qr(torch.randn(120, 120, dtype=torch.float64, generator=generator)).Q
-        h, found = (q * spectrum) @ q.T, []
-        for seed in range(1000):
-            low, high = landscape.trace(h, products, seed=seed).interval()
-            found.append(low <= float(spectrum.sum()) <= high)
-        covered[name] = float(np.mean(found))
-    print(f"{products} products:", ", ".join(f"{name} {share:.1%}" for name, share in covered.items()))
-    assert 0.93 <= np.mean(list(covered.values())) <= 0.97
-    assert min(covered.values()) >= 0.91
-
-
-def test_the_signs_of_the_trace_are_signs() -> None:
-    like = torch.zeros(50, dtype=torch.float64)
-    drawn = ALONE.signs(like, 4, torch.Generator().manual_seed(0))
-    assert drawn.shape == (4, 50)
-    assert drawn.unique().tolist() == [-1.0, 1.0]
 
 
 def test_each_probe_is_exact_in_its_full_krylov_space() -> None:

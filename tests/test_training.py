@@ -492,11 +492,14 @@ class Sites(torch.nn.Module):
     [
         ({"data.split": "dirichlet"}, "data.split: 'dirichlet' is not allowed .allowed: iid, dirichlet"),
         ({"data.split": "labels(x)"}, "data.split: 'labels.x.' is not allowed .allowed: iid"),
-        ({"data.split": "dirichlet(-1)"}, "data.split: 'dirichlet.-1.' is not allowed, its numbers must"),
+        (
+            {"data.split": "dirichlet(-1)"},
+            "data.split: 'dirichlet.-1.' is not allowed .*numbers must be above 0",
+        ),
         ({"data.split": 3}, "data.split: 3 is not allowed, it must be str"),
-        ({"data.split": "labels(1.5)"}, "must be a whole number"),
+        ({"data.split": "labels(1.5)"}, "COUNT whole"),
         ({"data.split": "labels(4)"}, "4 learners can have from 1 to 3 of 3 labels"),
-        ({"data.split": "sizes(0.5, 0.5)"}, "must have 4 shares, one a learner, whose sum is 1"),
+        ({"data.split": "sizes(0.5, 0.5)"}, "of SHARE 4, one a learner, with the sum 1"),
         ({"data.split": "sizes(0.97, 0.01, 0.01, 0.01)"}, "gives learner 1 2 of 200 samples, fewer than its"),
         ({"data.split": "dirichlet(0.1)", "batch": 180}, "minibatch of 45 in each of 1000 draws"),
         ({"data.split": "by(site)"}, "the data has no such column .allowed: label"),

@@ -113,7 +113,7 @@ def test_states(run: Path, tmp_path: Path, command: Command) -> None:
     code, _, err = command("watch", tmp_path / "none")
     assert (code, len(err.splitlines())) == (1, 1)
     assert "no such folder" in err
-    assert "a folder without a run" in command("watch", tmp_path)[2]
+    assert "holds no run" in command("watch", tmp_path)[2]
     assert "it must be" in command("watch", run, "--every", "0")[2]
     with Lock(tmp_path) as lock:
         lock.acquire()

@@ -25,12 +25,11 @@ from landscape.checkpoint.user_code import UserData, as_data, is_user_defined, t
 from landscape.core import hdf5
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import SPLIT, parse_toml
-from landscape.core.registry import optional
 from landscape.data.base import Dataset
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import Layout, Slot, average
 from landscape.problem.problem import Loss, Problem
-from landscape.results.base import EXTRA, Provenance
+from landscape.results.base import Provenance
 from landscape.results.shown import Row, Shown
 
 if TYPE_CHECKING:
@@ -126,19 +125,18 @@ class Checkpoint(Shown):
         return [first, *drift, *history.describe(self.history)]
 
     def to_dataframe(self) -> pd.DataFrame:
-        """The history as a table of pandas (the extra "frames").
+        """The history as a table of pandas.
 
         Returns:
             A DataFrame with a row for each step, NaN where nothing was recorded; units are in ``attrs``.
-
-        Raises:
-            OperationError: pandas is not installed.
 
         Example:
             >>> "test_loss" in run.to_dataframe()
             True
         """
-        frame: pd.DataFrame = optional("pandas", "to_dataframe", EXTRA).DataFrame(self.history)
+        import pandas as pd  # only here: a checkpoint is read without it
+
+        frame = pd.DataFrame(self.history)
         frame.attrs = {"label": self.label, "units": self.units}
         return frame
 

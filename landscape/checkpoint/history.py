@@ -98,7 +98,7 @@ def recent(history: History, step: int, every: int) -> History:
     return {name: column[first:] for name, column in history.items()} if first else history
 
 
-def latest(history: History, column: str) -> float:
+def latest(history: Mapping[str, Array], column: str) -> float:
     """The last number that was recorded in a column; NaN if there is none."""
     known = history.get(column, np.zeros(0))
     known = known[np.isfinite(known)]

@@ -19,21 +19,8 @@ import torch
 from landscape.checkpoint import run_folder, user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.foreign_weights import SUFFIXES, import_state
-from landscape.cli import commands, common
+from landscape.cli import commands, common, options
 from landscape.cli.completion import Choice
-from landscape.cli.options import (
-    SHARED,
-    Group,
-    ListType,
-    Settings,
-    command,
-    described,
-    group,
-    is_plain,
-    option,
-    options_of,
-    plain,
-)
 from landscape.core import registry
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
@@ -67,15 +54,13 @@ class GridType(click.ParamType):  # type: ignore[type-arg]  # no generic class i
         match = re.fullmatch(r"(\d+)(?:x(\d+))?", value)
         nx, ny = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
         if min(nx, ny) < 1:
-            raise InputError(
-                f"--grid: '{value}' is not allowed, it must be K or KXxKY with numbers ≥ 1, such as 51x25"
-            )
+            raise InputError(f"--grid: '{value}' is not allowed, it must be K or KXxKY ≥ 1, such as 51x25")
         return nx, ny
 
 
 #: What a signature and its Args do not say of a parameter of an analysis, by its name: what click is told, as
 #: of the options that commands share. A command adds to it, or replaces it.
-TABLE: Mapping[str, Settings] = {
+TABLE: Mapping[str, options.Settings] = {
     "grid": {"type": GridType(), "help": "Points: K, or KXxKY such as 51x25."},
     "span": {"help": "x and y run over [−span, span]. [default: 0.1, or what shows all markers]"},
     "interpolation_tol": {
@@ -127,7 +112,7 @@ OF_ONE: Mapping[str, dict[str, Any]] = {
     "noise": {"split": False, "draws": {"help": "Draws of n minibatches."}},
     "noise-alignment": {"split": False, "search": None},
     "sharpness": {
-        "rho": {"metavar": "ρ,…", "type": ListType(float, "0.05,0.1"), "required": True},
+        "rho": {"metavar": "ρ,…", "type": options.ListType(float, "0.05,0.1"), "required": True},
         "kind": {"type": Choice(("worst", "average"))},
         "variant": "kind",
     },
@@ -224,7 +209,7 @@ def _left_out(spec: user_code.Spec, typed: dict[str, Any], known: dict[str, Any]
     return spec.name == known["name"] and spec.options != known["options"] and same
 
 
-SOURCE = group(
+SOURCE = options.group(
     Source,
     **{name: {"metavar": "NAME"} for name in ("model", "data", "loss")},
     randomness={"metavar": "refuse|seed|N"},
@@ -263,13 +248,7 @@ class Analysis:
         model = self.source.model_spec
         if model is None:
             raise InputError(f"--model: missing; {path} has only weights, give the model that they belong to")
-        run = import_state(
-            path,
-            user_code.build_model("model", model),
-            name=model.name,
-            options=model.options,
-            message=common.message,
-        )
+        run = imported(path, model)
         run.path = path
         return run
 
@@ -333,6 +312,12 @@ class Analysis:
         common.write(results, path, self.target.picture)
 
 
+def imported(states: Any, spec: user_code.Spec) -> Checkpoint:
+    """The weights in one or several files of other programs, of the model ``spec``."""
+    model = user_code.build_model("model", spec)
+    return import_state(states, model, name=spec.name, options=spec.options, message=common.message)
+
+
 def each(title: str, jobs: Sequence[Any]) -> Iterator[tuple[Any, Progress]]:
     """``jobs`` with one progress bar: each with the function that takes the share of it that is done."""
 
@@ -353,8 +338,8 @@ def analysis_options(
     problem: bool = True,
     metavar: str = "CKPT…",
     required: bool = True,
-    **own: Settings | None,
-) -> Group:
+    **own: options.Settings | None,
+) -> options.Group:
     """The options of an analysis command, which it gets as one Analysis.
 
     Args:
@@ -370,23 +355,25 @@ def analysis_options(
     names = dict.fromkeys(
         parameter.name
         for parameter in inspect.signature(function).parameters.values()
-        if parameter.name not in _GIVEN and parameter.default is not parameter.empty and is_plain(parameter)
+        if parameter.name not in _GIVEN
+        and parameter.default is not parameter.empty
+        and options.is_plain(parameter)
     )
     known_of = {
         name: {**TABLE.get(name, {}), **known}
         for name in {**names, **own}
         if (known := own.get(name, {})) is not None
     }
-    limit = [option("max_memory")] if problem else []
-    return group(
+    limit = [options.option("max_memory")] if problem else []
+    return options.group(
         Analysis,
-        checkpoints=SHARED["files"] | {"metavar": metavar, "required": required},
-        settings=Group(dict, options_of(function, **known_of)),
+        checkpoints=options.SHARED["files"] | {"metavar": metavar, "required": required},
+        settings=options.Group(dict, options.options_of(function, **known_of)),
         split={} if split else None,
-        seed={"help": described(function).get("seed", "Draws the directions.")} if seed else None,
+        seed={"help": options.described(function).get("seed", "Draws the directions.")} if seed else None,
         dtype={} if problem else None,
-        target=Group(common.TARGET.make, [*limit, *common.TARGET.options]),
-        source=SOURCE if problem else Group(Source, [option("data_dir")]),
+        target=options.Group(common.TARGET.make, [*limit, *common.TARGET.options]),
+        source=SOURCE if problem else options.Group(Source, [options.option("data_dir")]),
     )
 
 
@@ -410,7 +397,7 @@ def __getattr__(name: str) -> click.Command:
     function, title = getattr(import_module(module), name), name.replace("_", "-")
     own = dict(OF_ONE.get(title, {}))
     variant = own.pop("variant", None)
-    several = [key for key, known in own.items() if isinstance((known or {}).get("type"), ListType)]
+    several = [key for key, known in own.items() if isinstance((known or {}).get("type"), options.ListType)]
 
     taken = inspect.signature(function).parameters
     left_out = {"seed", "progress"} - {*taken}
@@ -427,13 +414,11 @@ def __getattr__(name: str) -> click.Command:
 
     texts = re.split(r"^(?:Args|Returns|Raises|Example):\n", inspect.getdoc(function) or "", flags=re.M)
     values = "".join(f" --{key} 0.1" for key in several)
-    run.__name__, run.__doc__ = (
-        name,
-        (f"{plain(texts[0])}\n\nExample:\n    landscape {title} runs/ss runs/dp{values} --plot {title}.png"),
-    )
-    made: click.Command = command(title, analysis=analysis_options(function, seed="seed" in taken, **own))(
-        run
-    )
+    example = f"landscape {title} runs/ss runs/dp{values} --plot {title}.png"
+    run.__name__, run.__doc__ = name, f"{options.plain(texts[0])}\n\nExample:\n    {example}"
+    made: click.Command = options.command(
+        title, analysis=analysis_options(function, seed="seed" in taken, **own)
+    )(run)
     globals()[name] = made  # once: Sphinx changes the signatures of what it has documented
     return made
 

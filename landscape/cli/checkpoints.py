@@ -10,15 +10,13 @@ import numpy as np
 
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
-from landscape.checkpoint.foreign_weights import import_state as compute_import_state
 from landscape.checkpoint.history import latest
 from landscape.cli import common, run_summary
-from landscape.cli.analysis import SOURCE, Source
+from landscape.cli.analysis import SOURCE, Source, imported
 from landscape.cli.options import SHARED, command
 from landscape.cli.output import values
 from landscape.core.errors import InputError, OperationError
-from landscape.core.options import ends_in
-from landscape.data.base import SPLITS
+from landscape.core.options import SPLITS, ends_in
 from landscape.training.recipes.recipe import recipe_of
 
 
@@ -55,13 +53,7 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
     ends_in("-o", path, [".h5"])
     if path.exists():
         raise OperationError(f"-o: {path} exists already, it is not overwritten; give another name")
-    checkpoint = compute_import_state(
-        states,
-        user_code.build_model("model", model),
-        name=model.name,
-        options=model.options,
-        message=common.message,
-    )
+    checkpoint = imported(states, model)
     checkpoint.path = path
     if data:
         checkpoint.data = _evaluated(checkpoint, source, data)
@@ -74,25 +66,20 @@ def _evaluated(checkpoint: Checkpoint, source: Source, spec: user_code.Spec) -> 
     """The entry of the data in the checkpoint; loss and accuracy on each split are printed."""
     data, sizes = source.user_data, dict.fromkeys(SPLITS, 0)
     splits = [name for name in sizes if not isinstance(data, user_code.UserData) or name in data.splits]
-    found: dict[str, tuple[float, float, int]] = {}
+    found: dict[str, dict[str, float]] = {}
     with common.progress_bar("evaluation") as bar:
         for k, split in enumerate(splits):
             problem = source.of(checkpoint, "cpu", split).problem()
+            loss, accuracy = problem.evaluate()
             sizes[split] = problem.samples
-            found[split] = (*problem.evaluate(), problem.samples)
+            found[split] = {"loss": loss, "accuracy": accuracy, "samples": problem.samples}
             bar((k + 1) / len(splits))
-    for split, numbers in found.items():
-        common.values(describe(split, *numbers))
-    names = ("loss", "accuracy", "samples")
-    common.values("", splits={split: dict(zip(names, each, strict=True)) for split, each in found.items()})
+    for split, of in found.items():  # so that a user sees whether the weights are right
+        right = "" if math.isnan(of["accuracy"]) else f", accuracy {100 * of['accuracy']:.2f}%"
+        common.values(f"{split}: loss {of['loss']:.6g}{right} ({of['samples']:,} samples)")
+    common.values("", splits=found)
     mark = data.fingerprint if data else ""
     return {"name": spec.name, "options": spec.options, **sizes, "fingerprint": mark}
-
-
-def describe(split: str, loss: float, accuracy: float, samples: int) -> str:
-    """One line with loss and accuracy of the imported weights, so that a user sees whether they are right."""
-    right = "" if accuracy != accuracy else f", accuracy {100 * accuracy:.2f}%"
-    return f"{split}: loss {loss:.6g}{right} ({samples:,} samples)"
 
 
 MOST = 8  # tensors of the optimizer's state that are listed (ours)

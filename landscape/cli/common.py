@@ -79,9 +79,9 @@ def columns(rows: Iterable[Sequence[str]], *, left: bool = False) -> str:
     return "\n".join("  ".join(map(align, row, widths)).rstrip() for row in table)
 
 
-def progress_bar(title: str, quiet: bool = False) -> AbstractContextManager[Progress]:
+def progress_bar(title: str) -> AbstractContextManager[Progress]:
     """The progress of one piece of work, on stderr; none with -q."""
-    return progress.progress_bar(title, quiet or output.current().silent)
+    return progress.progress_bar(title, output.current().silent)
 
 
 def write(made: Sequence[base.Result], path: Path, picture: str | None) -> None:

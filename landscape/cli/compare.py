@@ -97,8 +97,7 @@ def grouped(runs: Sequence[Checkpoint], text: str) -> dict[str, list[Checkpoint]
         match = re.fullmatch(r"\s*([^=]*[^=\s])\s*=\s*([1-9]\d{0,5})\s*", word)
         if not match or match[1] in found:
             raise InputError(
-                f"--groups: '{text}' is not allowed, it must be recipe, or NAME=COUNT,… with different names "
-                "and numbers ≥ 1, such as SSGD=3,DPSGD=3"
+                f"--groups: '{text}' is not allowed, it must be recipe, or as SSGD=3,DPSGD=3, each name once"
             )
         found[match[1]] = list(runs[done : done + int(match[2])])
         done += int(match[2])

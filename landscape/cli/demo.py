@@ -171,13 +171,7 @@ def _film(folder: Path, progress: Progress) -> Path:
 
 def findings(runs: Runs, surfaces: dict[str, list[Surface]], noises: list[Noise]) -> list[str]:
     """Five sentences with their numbers; both the numbers and what is said of them come from the results."""
-    return [
-        _edge(runs),
-        _sharpness(runs),
-        _noise(runs, noises[0]),
-        _flatness(surfaces),
-        _test_error(runs),
-    ]
+    return [_edge(runs), _sharpness(runs), _noise(runs, noises[0]), _flatness(surfaces), _test_error(runs)]
 
 
 def _edge(runs: Runs) -> str:

@@ -18,14 +18,12 @@ from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.results.flatness import Smoothing
-from landscape.training.experiments.continued import PATH_STEPS, effective_rate, mean_path
-from landscape.training.experiments.escapes import saddles as compute_saddles
-from landscape.training.experiments.escapes import stability as compute_stability
+from landscape.training.experiments import continued, escapes
 from landscape.training.recipes.settings import parsed
 
 
 @command(analysis=analysis_options(compute_smoothing, lr=None, alpha_e=None, k={}))
-def smoothing(*, steps: int = PATH_STEPS, analysis: Analysis) -> None:
+def smoothing(*, steps: int = continued.PATH_STEPS, analysis: Analysis) -> None:
     """Smooth the loss over the spread of the learners.
 
     It is smoothed around w_a of each CKPT; its sharpness is measured, too.
@@ -51,8 +49,10 @@ def smoothing(*, steps: int = PATH_STEPS, analysis: Analysis) -> None:
         if steps and not_built_in:
             common.message(f"{run.label}: no further steps, --steps needs built-in model and data")
         device = pick_device(analysis.device)
-        route = None if not_built_in or not steps else mean_path(run, steps, device, source.data_dir)
-        rate = effective_rate(run)
+        route = (
+            None if not_built_in or not steps else continued.mean_path(run, steps, device, source.data_dir)
+        )
+        rate = continued.effective_rate(run)
         return compute_smoothing(run, trajectory=route, alpha_e=rate, **settings)
 
     analysis.compute("smoothing", analysis.open(), compute)
@@ -65,7 +65,7 @@ Limits = list[dict[str, float]]  # a row for each delay: "delay", and a value fo
 @command(
     from_form={"type": Choice(limits.FORMS)},
     analysis=analysis_options(
-        compute_stability, metavar="[CKPT…]", required=False, lr=None, own_limit=None, own_delay=None
+        escapes.stability, metavar="[CKPT…]", required=False, lr=None, own_limit=None, own_delay=None
     ),
 )
 def stability(
@@ -130,7 +130,7 @@ def stability(
     if lr is not None or noise:
         raise InputError("--lr, --noise: not allowed with a CKPT, which has its own learning rate")
 
-    compute = functools.partial(compute_stability, precondition=precondition)
+    compute = functools.partial(escapes.stability, precondition=precondition)
     analysis.compute("stability", analysis.open(), compute)
 
 
@@ -153,7 +153,7 @@ _SADDLES = ("dimension", "noise", "lr", "sigma")
 
 @command(
     seeds={"metavar": "N-M,…"},
-    varied=Group(dict, options_of(compute_saddles, *_SADDLES)),
+    varied=Group(dict, options_of(escapes.saddles, *_SADDLES)),
     target=group(common.Target, output={"default": "saddles.h5", "help": "Result file."}),
 )
 def saddles(
@@ -176,7 +176,7 @@ def saddles(
     """
     path = target.path(Path())
     with common.progress_bar("saddles") as bar:
-        results = compute_saddles(parse_seeds(seeds), **varied, settings=parsed(settings), progress=bar)
+        results = escapes.saddles(parse_seeds(seeds), **varied, settings=parsed(settings), progress=bar)
     for result in results:
         common.describe(result)
     common.write(results, path, target.picture)

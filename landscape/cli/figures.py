@@ -12,7 +12,7 @@ import click
 
 from landscape.cli import common, processes
 from landscape.cli.completion import Choice, names
-from landscape.cli.options import FOLDER, command, group
+from landscape.cli.options import FOLDER, command
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import printable
 from landscape.core.options import quantity
@@ -25,41 +25,27 @@ from landscape.training.recipes.recipe import Recipe
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Folders:
-    """The folders of the gallery, the runs and the records, and the choice to delete weights.
-
-    Args:
-        output: Folder for the gallery.
-        runs: Folder for runs, with weights.
-        records: Folder for the records of runs and for analyses, which are enough to draw. What is there is
-            not computed again, on whatever machine it was. [default: records in the gallery]
-        prune: Delete the weights of each run that ends here once its record is written, but for figures of
-            this scale that are drawn from weights.
-    """
-
-    output: str = "figures"
-    runs: str = "figure-runs"
-    records: str | None
-    prune: bool
-
-
 @command(
     names={"argument": True, "metavar": "[NAME…]", "shell_complete": names(scales.names)},
     every={"flag": "--all"},
     scale={"type": Choice(SCALES)},
     budget={"metavar": "TIME"},
-    folders=group(Folders, output=FOLDER, runs=FOLDER, records=FOLDER),
+    output=FOLDER,
+    runs=FOLDER,
+    records=FOLDER,
     jobs=processes.JOBS,
 )
 def figures(
     *,
     names: tuple[str, ...],
     every: bool,
-    scale: str = "laptop",
+    scale: Scale = "laptop",
     budget: str | None,
     dry_run: bool,
-    folders: Folders,
+    output: str = "figures",
+    runs: str = "figure-runs",
+    records: str | None,
+    prune: bool,
     jobs: processes.Jobs,
 ) -> None:
     """Make the papers' figures and tables, or list them.
@@ -77,6 +63,12 @@ def figures(
         scale: smoke (bundled data, seconds), laptop (real data, two cores) or paper (its own setting).
         budget: Stop after so long, such as 6h or 90min; the same command goes on. [default: no limit]
         dry_run: Print the runs and data that are needed, and about how long they take.
+        output: Folder for the gallery.
+        runs: Folder for runs, with weights.
+        records: Folder for the records of runs and for analyses, which are enough to draw. What is there is
+            not computed again, on whatever machine it was. [default: records in the gallery]
+        prune: Delete the weights of each run that ends here once its record is written, but for figures of
+            this scale that are drawn from weights.
 
     Example:
         landscape figures fig2a fig2b --scale laptop --jobs 2 -o figures
@@ -92,17 +84,17 @@ def figures(
             figures=[{"name": each.name, "where": each.where, "title": each.title} for each in entries],
         )
         return
-    output = Path(folders.output)
+    place = Path(output)
     context = Context(
-        Path(folders.runs),
-        _scale(scale),
+        Path(runs),
+        scale,
         jobs.device,
         jobs.data_dir,
         Pool() if dry_run else jobs.executor(),
         message=lambda line: common.message(f"  {line}"),
-        records=Path(folders.records) if folders.records else output / "records",
+        records=Path(records) if records else place / "records",
         until=time.time() + seconds,
-        kept=figure.with_weights(map(figure.get, figure.names()), _scale(scale)) if folders.prune else None,
+        kept=figure.with_weights(map(figure.get, figure.names()), scale) if prune else None,
     )
     skipped, waiting, done = [], [], list[dict[str, Any]]()
     timed: dict[str, float] = {}  # of the kinds of runs that a dry run has timed
@@ -111,7 +103,7 @@ def figures(
             if dry_run:
                 done.append(_plan(entry, context, timed))
             else:
-                made, ended = _make(entry, context, output)
+                made, ended = _make(entry, context, place)
                 done += made
                 waiting += [] if ended else [entry.name]
             common.values("", figures=done)
@@ -120,10 +112,10 @@ def figures(
                 raise
             skipped.append(entry.name)
             click.echo(f"{entry.name}: skipped: {printable(error)}", err=True)
-    if not dry_run and any(output.glob("*.json")):
-        common.files(gallery.page(output))
+    if not dry_run and any(place.glob("*.json")):
+        common.files(gallery.page(place))
         if every:
-            _report(output)
+            _report(place)
     if waiting:
         common.message(f"--budget: {budget} are used; the same command goes on with {', '.join(waiting)}")
     if skipped:
@@ -136,10 +128,6 @@ def _report(folder: Path) -> None:
     from landscape.reports.page import figures_page
 
     report.finish(lambda: figures_page(folder), folder / "report.html")
-
-
-def _scale(name: str) -> Scale:
-    return next(scale for scale in SCALES if scale == name)
 
 
 def _plan(entry: Figure, context: Context, known: dict[str, float]) -> dict[str, Any]:

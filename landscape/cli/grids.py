@@ -11,20 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from landscape.analysis.connection import CURVES
-from landscape.analysis.connection import connect as compute_connection
-from landscape.analysis.grids import contour as compute_contour
-from landscape.analysis.grids import hessian_grid as compute_hessian_grid
-from landscape.analysis.grids import line as compute_line
-from landscape.analysis.planes import (
-    IGNORES,
-    NORMS,
-    between,
-    eigen_plane,
-    learners_plane,
-    pca_plane,
-    random_plane,
-)
+from landscape.analysis import connection, grids, planes
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.result_file import ConflictError, ResultFile
@@ -35,8 +22,7 @@ from landscape.cli.options import ListType, command, group
 from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.evaluation.grid import Execution, difference, reused_points
-from landscape.geometry.surfaces import AROUND
-from landscape.geometry.surfaces import basins as compute_basins
+from landscape.geometry import surfaces
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.results import base
@@ -70,8 +56,8 @@ class Chosen:
 PLANE = group(
     Chosen,
     kind={"flag": "--plane", "type": Choice(KINDS)},
-    norm={"type": Choice(NORMS)},
-    ignore={"type": Choice(IGNORES)},
+    norm={"type": Choice(planes.NORMS)},
+    ignore={"type": Choice(planes.IGNORES)},
 )
 
 
@@ -86,9 +72,7 @@ def chosen_groups(chosen: Chosen, runs: list[Checkpoint]) -> list[list[Checkpoin
         same_layout(runs)
     if kind == "between":
         if len(runs) not in (2, 3):
-            raise InputError(
-                f"--plane between: {len(runs)} checkpoints are not allowed, it takes two or three"
-            )
+            raise InputError(f"--plane between: {len(runs)} checkpoints are not allowed, it takes 2 or 3")
         same_network(runs)
         return [runs]
     return [[run, *trajectory(run)] if kind == "pca" else [run] for run in runs]
@@ -98,19 +82,19 @@ def make_plane(chosen: Chosen, problem: Problem, group: list[Checkpoint], seed: 
     """The plane around the problem of a group's checkpoint; errors name its file."""
     kind, run = chosen.kind, group[0]
     if kind == "random":
-        return random_plane(problem, norm=chosen.norm, seed=seed, ignore=chosen.ignore)
+        return planes.random_plane(problem, norm=chosen.norm, seed=seed, ignore=chosen.ignore)
     try:
         if kind == "between":
             names = [
                 f"{name}, aligned" if k and chosen.align else name for k, name in enumerate(titles(group))
             ]
-            return between(problem, [r.mean for r in group], names, align=chosen.align, seed=seed)
+            return planes.between(problem, [r.mean for r in group], names, align=chosen.align, seed=seed)
         if kind == "pca":
             path = [*group[1:], run]
-            return pca_plane(problem, [r.mean for r in path], [f"step {r.step:,}" for r in path])
+            return planes.pca_plane(problem, [r.mean for r in path], [f"step {r.step:,}" for r in path])
         if kind == "learners":
-            return learners_plane(problem, run.weights)
-        return eigen_plane(problem, seed=seed)
+            return planes.learners_plane(problem, run.weights)
+        return planes.eigen_plane(problem, seed=seed)
     except LandscapeError as error:
         raise OperationError(f"{run.path}: {error}") from error
 
@@ -137,9 +121,7 @@ def same_network(runs: list[Checkpoint]) -> None:
                 f"{first.path}, {first.model['name']} {first.model['options']}"
             )
         if run.data["fingerprint"] != first.data["fingerprint"]:
-            raise OperationError(
-                f"{run.path}: trained on other data than {first.path}; both must have the same"
-            )
+            raise OperationError(f"{run.path}: trained on other data than {first.path}, it must be the same")
 
 
 def trajectory(run: Checkpoint) -> list[Checkpoint]:
@@ -152,8 +134,7 @@ def trajectory(run: Checkpoint) -> list[Checkpoint]:
     earlier = [by_step[step] for step in sorted(by_step) if step < run.step]
     if len(earlier) < 2:
         raise OperationError(
-            f"{run.path}: {len(earlier)} earlier step-*.h5 in its folder, '--plane pca' needs at least 2 "
-            "(see checkpoint.every)"
+            f"{run.path}: {len(earlier)} earlier step-*.h5 beside it, --plane pca needs 2 (checkpoint.every)"
         )
     same_network([run, *earlier])
     return earlier
@@ -272,9 +253,7 @@ def _by_options() -> Iterator[None]:
 
 
 @command(
-    plane=PLANE,
-    processes=processes.OPTIONS,
-    analysis=analysis_options(compute_contour, grid={"default": "50"}),
+    plane=PLANE, processes=processes.OPTIONS, analysis=analysis_options(grids.contour, grid={"default": "50"})
 )
 def contour(plane: Chosen, processes: Processes, analysis: Analysis) -> None:
     """Draw the loss on a plane around each checkpoint.
@@ -295,14 +274,14 @@ def contour(plane: Chosen, processes: Processes, analysis: Analysis) -> None:
     Example:
         landscape contour runs/ss/last.h5 runs/dp/last.h5 --norm filter --span 1 --plot both.png
     """
-    compute_on_grid(analysis, plane, processes, "contour", Surface, compute_contour)
+    compute_on_grid(analysis, plane, processes, "contour", Surface, grids.contour)
 
 
 @command(
     plane=PLANE,
     processes=processes.OPTIONS,
     analysis=analysis_options(
-        compute_hessian_grid,
+        grids.hessian_grid,
         grid={"default": "4"},
         max_products={"help": "Hessian-vector products per point, at most."},
     ),
@@ -315,14 +294,14 @@ def hessian_grid(plane: Chosen, processes: Processes, analysis: Analysis) -> Non
     Example:
         landscape hessian-grid runs/dp/step-0000250.h5 --grid 4 --plot ratio.png
     """
-    compute_on_grid(analysis, plane, processes, "hessian", HessianGrid, compute_hessian_grid)
+    compute_on_grid(analysis, plane, processes, "hessian", HessianGrid, grids.hessian_grid)
 
 
 @command(
-    norm={"type": Choice(NORMS)},
-    ignore={"type": Choice(IGNORES)},
+    norm={"type": Choice(planes.NORMS)},
+    ignore={"type": Choice(planes.IGNORES)},
     analysis=analysis_options(
-        compute_line,
+        grids.line,
         metavar="CKPT [CKPT]",
         method=None,
         span={"help": "One CKPT: t runs over [−span, span]. [default: 0.1]"},
@@ -347,9 +326,7 @@ def line(
     if count > 2:
         raise InputError(f"CKPT: {count} checkpoints are not allowed, it must be one or two")
     if count == 2 and (analysis.settings["span"] is not None or norm != "none" or ignore is not None):
-        raise InputError(
-            "--span, --norm, --ignore: they are for one CKPT; a line between two has none to set"
-        )
+        raise InputError("--span, --norm, --ignore: not allowed with two CKPT, only with one")
     runs = analysis.open()
     same_network(runs)
     kind = "between" if len(runs) == 2 else "random"
@@ -358,17 +335,17 @@ def line(
         problem = run.problem()
         if others:
             first, last = titles(runs)
-            return compute_line(problem, weights=ends(problem, runs), labels=(first, last), **settings)
-        direction = random_plane(problem, norm=norm, seed=seed, ignore=ignore).directions[0]
-        return compute_line(problem, direction, **settings)
+            return grids.line(problem, weights=ends(problem, runs), labels=(first, last), **settings)
+        direction = planes.random_plane(problem, norm=norm, seed=seed, ignore=ignore).directions[0]
+        return grids.line(problem, direction, **settings)
 
     analysis.compute("line", [tuple(runs)], compute, kind, norm)
 
 
 @command(
     analysis=analysis_options(
-        compute_connection, metavar="CKPT CKPT", split=False, curve={"type": Choice(CURVES)}
-    ),
+        connection.connect, metavar="CKPT CKPT", split=False, curve={"type": Choice(connection.CURVES)}
+    )
 )
 def connect(analysis: Analysis) -> None:
     """Compute the barrier between two checkpoints.
@@ -388,7 +365,7 @@ def connect(analysis: Analysis) -> None:
 
     def compute(run: Checkpoint, *others: Checkpoint, **settings: Any) -> Connection:
         problem = run.problem()
-        return compute_connection(problem, *ends(problem, runs), **settings)
+        return connection.connect(problem, *ends(problem, runs), **settings)
 
     analysis.compute("connect", [tuple(runs)], compute)
 
@@ -396,7 +373,7 @@ def connect(analysis: Analysis) -> None:
 @command(
     rises={"flag": "--rise", "metavar": "NATS,…", "type": ListType(float, "0.01,0.1")},
     least={"metavar": "NATS"},
-    around={"type": Choice(AROUND)},
+    around={"type": Choice(surfaces.AROUND)},
     target=common.TARGET,
 )
 def basins(
@@ -420,10 +397,10 @@ def basins(
     Example:
         landscape basins runs/dp/last-contour.h5 --rise 0.05 --plot basins.png
     """
-    surfaces = [surface for file in files for surface in _surfaces(Path(file))]
     first = Path(files[0])
     path = target.path(first.with_name(f"{first.stem}-basins.h5"))
-    results = [compute_basins(surface, rises, least=least, around=around) for surface in surfaces]
+    given = [surface for file in files for surface in _surfaces(Path(file))]
+    results = [surfaces.basins(surface, rises, least=least, around=around) for surface in given]
     for result in results:
         common.describe(result)
     common.write(results, path, target.picture)
@@ -434,11 +411,7 @@ def _surfaces(path: Path) -> list[Surface]:
     found = load_results(path)
     for surface in found:
         if not isinstance(surface, Surface):
-            raise OperationError(
-                f"{path}: holds a {surface.schema}, a surface of landscape contour is needed"
-            )
+            raise OperationError(f"{path}: holds a {surface.schema}, a surface is needed")
         if not surface.done.all() and not surface.columns:
-            raise OperationError(
-                f"{path}: is not finished, run its command again to compute the other points"
-            )
+            raise OperationError(f"{path}: is not finished; its command, run again, computes the rest")
     return [surface for surface in found if isinstance(surface, Surface)]

@@ -115,7 +115,7 @@ def _table(by: str, analysis: Analysis, others: Mapping[str, Any]) -> None:
             "help": "‖g‖²: whole (of all data, exact), or draws (from pairs of minibatches, no pass over all "
             "data).",
         },
-    ),
+    )
 )
 def noise_scale(no_learners: bool, analysis: Analysis) -> None:
     """Estimate the gradient noise scale tr Σ/‖g‖².

@@ -14,6 +14,7 @@ import click
 
 from landscape.cli.completion import Choice, paths
 from landscape.core.errors import InputError
+from landscape.core.options import SPLITS
 
 Settings = Mapping[str, Any]
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
@@ -35,12 +36,6 @@ def _devices() -> Choice:
     return Choice(DEVICES)
 
 
-def _splits() -> Choice:
-    from landscape.data.base import SPLITS
-
-    return Choice(SPLITS)
-
-
 #: Options that several commands share: what click is told of them, and ``flag``, the option where it is not
 #: the name, or ``argument``.
 SHARED: Mapping[str, dict[str, Any]] = {
@@ -51,7 +46,7 @@ SHARED: Mapping[str, dict[str, Any]] = {
         "required": True,
         "shell_complete": paths("file"),
     },
-    "split": {"type": _splits, "help": "Part of the data."},
+    "split": {"type": Choice(SPLITS), "help": "Part of the data."},
     "seed": {"default": 0},
     "dtype": {"type": Choice(("float32", "float64")), "help": "Precision."},
     "output": {
@@ -97,8 +92,8 @@ FOLDER: dict[str, Any] = {"metavar": "DIR", "shell_complete": paths("dir")}
 def option(name: str, **settings: Any) -> click.Parameter:
     """The option, or argument, ``name``, of which click is told ``settings`` and what ``SHARED`` has."""
     known = {**SHARED.get(name, {}), **settings}
-    if known.get("type") in (_devices, _splits):
-        known["type"] = known["type"]()
+    if known.get("type") is _devices:
+        known["type"] = _devices()
     flags = known.pop("flag", f"--{name.replace('_', '-')}")
     if known.pop("argument", False):
         if known.pop("multiple", False):
@@ -298,8 +293,6 @@ def parse_seeds(text: str) -> list[int]:
         match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part, re.ASCII)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if first > last or last - first >= 1000:
-            raise InputError(
-                f"--seeds: '{text}' is not allowed, it must be whole numbers such as 0-4 or 0,1,5"
-            )
+            raise InputError(f"--seeds: '{text}' is not allowed, it must be numbers such as 0-4 or 0,1,5")
         seeds += range(first, last + 1)
     return sorted(set(seeds))

@@ -96,9 +96,9 @@ def values(text: str, **entries: Any) -> None:
         click.echo("\n".join(map(printable, text.split("\n"))))
 
 
-def message(text: str, quiet: bool = False) -> None:
+def message(text: str) -> None:
     """Print lines for the user on stderr; none with -q."""
-    if not (quiet or current().silent):
+    if not current().silent:
         click.echo("\n".join(map(printable, text.split("\n"))), err=True)
 
 

@@ -81,9 +81,7 @@ class Processes:
             size, rank = number("WORLD_SIZE", 1), number("RANK", 0)
             output.current().muted = rank > 0
             if self.nproc not in (1, size):
-                raise InputError(
-                    f"--nproc: {self.nproc} is not allowed here, torchrun has started {size} processes"
-                )
+                raise InputError(f"--nproc: {self.nproc} is not allowed, torchrun started {size} processes")
             if self.cluster:
                 raise InputError(f"--cluster: not allowed under torchrun, which has started {size} processes")
             return Team(rank, self.timeout)

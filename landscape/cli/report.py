@@ -23,10 +23,7 @@ from landscape.results.grids import Surface
 from landscape.results.spectrum import Spectrum
 
 
-@command(
-    output={"metavar": "F.html"},
-    source=Group(dict, [*SOURCE.options, option("device")]),
-)
+@command(output={"metavar": "F.html"}, source=Group(dict, [*SOURCE.options, option("device")]))
 def report(
     *,
     files: tuple[str, ...],

@@ -18,11 +18,7 @@ from landscape.training.topology.mixing import forms
     parameters={"metavar": "P"},
 )
 def topologies(
-    *,
-    mixings: tuple[str, ...],
-    learners: int = 8,
-    parameters: int = 1_000_000,
-    picture: str | None = None,
+    *, mixings: tuple[str, ...], learners: int = 8, parameters: int = 1_000_000, picture: str | None = None
 ) -> None:
     """List the topologies, or compare some, for so many learners.
 

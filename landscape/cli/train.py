@@ -86,9 +86,7 @@ def train(
     chosen = chosen_recipe(recipe, parsed(settings), allow_code)
     folder = output or (default_folder(chosen) if chosen else "")
     if not folder:
-        raise InputError(
-            "recipe: missing; give a name (see 'landscape recipes'), a .toml file, or -o DIR --resume"
-        )
+        raise InputError("recipe: missing; give a name (landscape recipes), a .toml file, or -o DIR --resume")
     about: dict[str, Any] = {"resume": resume, "force": force, "device": device, "data_dir": data_dir}
     about["allow_code"] = allow_code
     if nproc > 1 or max_restarts:
@@ -173,12 +171,7 @@ def _row(name: str) -> dict[str, Any]:
 
 
 @command(
-    recipes={
-        "argument": True,
-        "metavar": "RECIPE…",
-        "required": True,
-        "shell_complete": names(recipe_names),
-    },
+    recipes={"argument": True, "metavar": "RECIPE…", "required": True, "shell_complete": names(recipe_names)},
     settings={"metavar": "KEY=V1,V2,…"},
     seeds={"metavar": "N-M,…"},
     search={"metavar": "KEY=LO..HI"},
@@ -258,19 +251,17 @@ def values_of(settings: Iterable[str]) -> dict[str, list[Any]]:
 
 def split(text: str) -> list[str]:
     """The parts of a text between commas outside brackets and quotes."""
-    parts, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "\"'":
-            quote = letter
+    parts: list[str] = []
+    for piece in text.split(","):
+        if parts and (any(parts[-1].count(q) % 2 for q in "\"'") or _open(parts[-1])):
+            parts[-1] += f",{piece}"
         else:
-            depth += (letter in "([{") - (letter in ")]}")
-            if letter == "," and depth == 0:
-                parts.append("")
-                continue
-        parts[-1] += letter
+            parts.append(piece)
     return [part.strip() for part in parts]
+
+
+def _open(text: str) -> bool:
+    return any(text.count(start) > text.count(end) for start, end in ("()", "[]", "{}"))
 
 
 def best_values(key: str, best: list[dict[str, str]]) -> list[str]:
@@ -292,8 +283,7 @@ def parse_search(text: str) -> tuple[str, float, float]:
         low = high = math.nan
     if not match or not 0 < low < high < math.inf:
         raise InputError(
-            f"--search: '{text}' is not allowed, it must be KEY=LO..HI with 0 < LO < HI, such as "
-            "algorithm.sigma=1e-5..10"
+            f"--search: '{text}' is not allowed, it must be KEY=LO..HI with 0 < LO < HI, such as lr=0.01..10"
         )
     return match[1], low, high
 

@@ -171,9 +171,7 @@ def look(folder: Path) -> Status:
     last = folder / "last.h5"
     if not last.exists():
         if not written and not (folder / "recipe.toml").exists():
-            raise OperationError(
-                f"{folder}: a folder without a run; that of landscape train or a Recorder is needed"
-            )
+            raise OperationError(f"{folder}: holds no run; that of landscape train or a Recorder is needed")
         return Status(folder, None, 0, "waiting" if written else "stopped", math.nan, math.nan)
     age = max(0.0, time.time() - last.stat().st_mtime)
     end = Checkpoint.load(last, learners=lambda n: slice(0))

@@ -24,6 +24,8 @@ from landscape.core.errors import InputError, LandscapeError
 # analyses use it, too, so that results of two commands can be compared. The contours in the papers are of the
 # test loss: the papers' figures set that themselves, elsewhere it is --split test.
 SPLIT = "train"
+#: All splits of a data set.
+SPLITS = ("train", "test")
 
 
 def choose(where: str, name: str, allowed: Iterable[str]) -> str:

@@ -23,12 +23,16 @@ from torch import Tensor
 from landscape.core import hdf5
 from landscape.core.errors import OperationError
 from landscape.core.files import folder_lock
-from landscape.core.options import choose
+from landscape.core.options import SPLITS, choose
 from landscape.core.progress import progress_bar
 from landscape.problem.batches import Stream
 
 Split = tuple[Tensor, Tensor] | Stream
-SPLITS = ("train", "test")
+
+
+def samples_of(split: Split) -> int:
+    """The number of samples of a split."""
+    return split.samples if isinstance(split, Stream) else len(split[1])
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,7 @@ class Dataset:
     columns: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        sizes = [
-            f"{part.samples if isinstance(part, Stream) else len(part[1]):,} {name}"
-            for name, part in (("train", self.train), ("test", self.test))
-        ]
+        sizes = [f"{samples_of(self.split(name)):,} {name}" for name in SPLITS]
         classes = f"; {self.classes} classes" if self.classes else ""
         return f"Dataset({', '.join(sizes)}{classes})"
 
@@ -85,8 +86,7 @@ class Dataset:
             >>> len(data.load("digits").split("test")[1])
             360
         """
-        split: Split = getattr(self, choose("split", name, SPLITS))
-        return split
+        return getattr(self, choose("split", name, SPLITS))
 
 
 def data_root(data_dir: str | Path | None) -> Path:

@@ -78,14 +78,9 @@ def image_set(
         x = torch.from_numpy(pair[0]).float().div_(255).sub_(center).div_(scale)
         return x, torch.from_numpy(pair[1].astype(np.int64))
 
-    return Dataset(
-        tensors(train),
-        tensors(test),
-        torch.nn.functional.cross_entropy,
-        base.fingerprint((*train, *test, mean, std)),
-        classes,
-        crops_and_flips(train[0].shape[2], center, scale) if augment else None,
-    )
+    mark, loss = base.fingerprint((*train, *test, mean, std)), torch.nn.functional.cross_entropy
+    crops = crops_and_flips(train[0].shape[2], center, scale) if augment else None
+    return Dataset(tensors(train), tensors(test), loss, mark, classes, crops)
 
 
 def channel_moments(images: Array) -> tuple[Array, Array]:
@@ -116,9 +111,7 @@ def decode(path: Path, size: int, border: float) -> Array:
         # For some other formats, such as EPS, Pillow would start programs.
         with open_regular(path, MAX_BYTES) as file, Image.open(file, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise OperationError(
-                    f"{path}: has {image.width} × {image.height} pixels, at most {MAX_PIXELS:,} are read"
-                )
+                raise OperationError(f"{path}: has {image.size} pixels, at most {MAX_PIXELS:,} are read")
             whole = image.convert("RGB")
             if size and (border or whole.size != (size, size)):
                 whole = ImageOps.fit(whole, (size, size), Image.Resampling.BILINEAR, bleed=border)
@@ -212,9 +205,7 @@ def listing(root: Path) -> tuple[list[str], dict[str, list[tuple[str, int]]]]:
             odd = sorted(set(names) ^ set(classes))
             raise OperationError(f"{root}: train and test have different classes ({', '.join(odd[:5])})")
         if len(names) < 2:
-            raise OperationError(
-                f"{root / split}: holds {len(names)} folders of images, one a class is needed"
-            )
+            raise OperationError(f"{root / split}: has {len(names)} folders of images, one a class is needed")
         classes, files_of_split[split] = names, []
         for label, name in enumerate(names):
             files = [file for file in listed[name] if file.lower().endswith(SUFFIXES)]
@@ -294,14 +285,8 @@ def image_folder(
     files = [ImageFiles(root, pairs, size, border, mean, std) for pairs in listed.values()]
     streams = [ImageStream(f, torch.tensor([label for _, label in f.files]), workers) for f in files]
     mark = hashlib.sha256("".join(f.fingerprint() for f in files).encode()).hexdigest()
-    return Dataset(
-        streams[0],
-        streams[1],
-        torch.nn.functional.cross_entropy,
-        mark,
-        len(classes),
-        crops_and_flips(size, mean, std) if augment else None,
-    )
+    crops = crops_and_flips(size, mean, std) if augment else None
+    return Dataset(streams[0], streams[1], torch.nn.functional.cross_entropy, mark, len(classes), crops)
 
 
 FILE = Path(__file__).with_name("digits.csv.gz")
@@ -350,26 +335,16 @@ def read_idx(path: Path) -> np.ndarray[Any, Any]:
     """
     with open_regular(path, MAX_BYTES) as packed:
         try:
-            file = gzip.GzipFile(fileobj=packed) if path.suffix == ".gz" else packed
-            start = file.read(4)
-            sizes = file.read(4 * start[3]) if len(start) == 4 else b""
-            if start[:3] != b"\x00\x00\x08" or len(start) < 4 or len(sizes) < 4 * start[3]:
-                raise OperationError(
-                    f"{path}: not an IDX file of unsigned bytes (it starts with {start.hex()})"
-                )
-            shape = tuple(int(n) for n in np.frombuffer(sizes, ">u4"))
-            count = math.prod(shape)
-            if max(shape, default=0) > MAX_BYTES or count > MAX_BYTES:
-                raise OperationError(
-                    f"{path}: its header promises {shape}, at most {MAX_BYTES:,} bytes are read"
-                )
-            raw = file.read(count + 1)
+            raw = (gzip.GzipFile(fileobj=packed) if path.suffix == ".gz" else packed).read(MAX_BYTES + 1)
         except (OSError, EOFError, zlib.error) as error:
             raise OperationError(f"{path}: cannot be read ({error}); download it again") from error
-    if len(raw) != count:
-        size = "more" if len(raw) > count else len(raw)
-        raise OperationError(f"{path}: holds {size} bytes where its header says {count}; download it again")
-    return np.frombuffer(raw, np.uint8).reshape(shape)
+    head = 4 + 4 * raw[3] if len(raw) > 3 else 4
+    shape = [int.from_bytes(raw[k : k + 4]) for k in range(4, head, 4)]
+    if not raw.startswith(b"\x00\x00\x08") or len(raw) != head + math.prod(shape):
+        raise OperationError(
+            f"{path}: is no whole IDX file of unsigned bytes, of at most {MAX_BYTES:,}; download it again"
+        )
+    return np.frombuffer(raw, np.uint8)[head:].reshape(shape)
 
 
 def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
@@ -385,18 +360,10 @@ def _load(name: str, samples: int, data_dir: str | Path | None) -> Dataset:
             )
         arrays.append(read_idx(path))
     for images, labels, file in ((arrays[0], arrays[1], FILES[0]), (arrays[2], arrays[3], FILES[2])):
-        if images.ndim != 3 or labels.shape != images.shape[:1]:
+        if images.ndim != 3 or not images.size or labels.shape != images.shape[:1] or labels.max() >= CLASSES:
             raise OperationError(
-                f"data {name}: {file} has shape {images.shape} and its labels {labels.shape}; "
-                "they must be (N, height, width) and (N,)"
-            )
-        if images.size == 0:
-            raise OperationError(
-                f"data {name}: {file} holds no pixel, shape {images.shape}; download it again"
-            )
-        if labels.max() >= CLASSES:
-            raise OperationError(
-                f"data {name}: the labels of {file} go up to {labels.max()}, allowed: 0…{CLASSES - 1}; "
+                f"data {name}: {file} has shape {images.shape} and its labels {labels.shape}, up to "
+                f"{labels.max(initial=0)}; they must be (N, height, width) and (N,), up to {CLASSES - 1}; "
                 "download them again"
             )
     train, test = ((a.reshape(len(a), -1), b) for a, b in (arrays[:2], arrays[2:]))
@@ -436,15 +403,13 @@ def read_binary(path: Path, labels: int, classes: int) -> tuple[Array, Array]:
     """(images (N, 3, 32, 32) uint8, labels (N,) uint8) of one binary file; OperationError if damaged."""
     raw = np.frombuffer(bytearray(read_regular(path, MAX_BYTES)), np.uint8)
     record = labels + PIXELS
-    if len(raw) == 0 or len(raw) % record:
-        raise OperationError(f"{path}: holds {len(raw)} bytes, no multiple of {record}; download it again")
-    rows = raw.reshape(-1, record)
-    y = rows[:, labels - 1].copy()
-    if y.max() >= classes:
+    if not len(raw) or len(raw) % record or raw[labels - 1 :: record].max() >= classes:
         raise OperationError(
-            f"{path}: holds the label {y.max()}, allowed: 0…{classes - 1}; download it again"
+            f"{path}: holds {len(raw)} bytes; it must hold images of {record} with labels up to "
+            f"{classes - 1}; download it again"
         )
-    return rows[:, labels:].reshape(-1, 3, 32, 32), y
+    rows = raw.reshape(-1, record)
+    return rows[:, labels:].reshape(-1, 3, 32, 32), rows[:, labels - 1].copy()
 
 
 def _smaller(images: Array, times: int) -> Array:

@@ -68,20 +68,16 @@ def parse(text: str, learners: int) -> Split:
         numbers = tuple(float(number) for number in (inside or "").split(","))
     except ValueError:
         numbers = ()
-    if kind not in ("dirichlet", "labels", "sizes") or not numbers:
-        raise InputError(f"data.split: '{text}' is not allowed (allowed: {FORMS})")
-    if not all(math.isfinite(v) and v > 0 for v in numbers):
-        raise InputError(f"data.split: '{text}' is not allowed, its numbers must be finite and above 0")
+    right = len(numbers) == (learners if kind == "sizes" else 1) and all(0 < v < math.inf for v in numbers)
     if kind == "sizes":
-        if len(numbers) != learners or abs(sum(numbers) - 1) > 1e-6:
-            raise InputError(
-                f"data.split: '{text}' is not allowed, it must have {learners} shares, one a learner, "
-                "whose sum is 1"
-            )
-    elif len(numbers) > 1:
-        raise InputError(f"data.split: '{text}' is not allowed, {kind} must have one number in brackets")
-    if kind == "labels" and numbers[0] != int(numbers[0]):
-        raise InputError(f"data.split: '{text}' is not allowed, the number of labels must be a whole number")
+        right = right and abs(sum(numbers) - 1) <= 1e-6
+    elif kind == "labels":
+        right = right and numbers[0].is_integer()
+    if not right or kind not in ("dirichlet", "labels", "sizes"):
+        raise InputError(
+            f"data.split: '{text}' is not allowed (allowed: {FORMS}; numbers must be above 0, COUNT whole, "
+            f"and of SHARE {learners}, one a learner, with the sum 1)"
+        )
     return Split(text, kind, numbers)
 
 

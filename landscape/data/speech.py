@@ -57,8 +57,7 @@ def read_wav(path: Path, rate: int) -> Array:
         )
     if not raw or len(raw) != promised:
         raise OperationError(f"{path}: holds {len(raw)} bytes of sound where its header says {promised}")
-    sound: Array = np.frombuffer(raw, "<i2").astype(np.float32) / 2**15
-    return sound
+    return np.frombuffer(raw, "<i2").astype(np.float32) / 2**15
 
 
 def mel_filters(mels: int, bins: int, rate: int) -> Array:
@@ -69,8 +68,7 @@ def mel_filters(mels: int, bins: int, rate: int) -> Array:
     edges = 700 * np.expm1(np.linspace(0, np.log1p(rate / 2 / 700), mels + 2))
     rising = (np.linspace(0, rate / 2, bins) - edges[:-2, None]) / np.diff(edges)[:-1, None]
     falling = (edges[2:, None] - np.linspace(0, rate / 2, bins)) / np.diff(edges)[1:, None]
-    triangles: Array = np.maximum(0, np.minimum(rising, falling))
-    return triangles
+    return np.maximum(0, np.minimum(rising, falling))
 
 
 def log_mel(sound: Array, rate: int, mels: int) -> Array:
@@ -99,8 +97,7 @@ def windows(frames: int, length: int) -> Array:
     """
     count = -(-frames // length)
     starts = np.round(np.linspace(0, max(0, frames - length), count)).astype(np.int64)
-    indices: Array = np.minimum(starts[:, None] + np.arange(length), frames - 1)
-    return indices
+    return np.minimum(starts[:, None] + np.arange(length), frames - 1)
 
 
 def frame_set(
@@ -276,9 +273,7 @@ def speech_list(
     order = sorted(set(words), key=lambda word: (-words.count(word), word))
     for file, label in rows["test"]:
         if label not in order:
-            raise OperationError(
-                f"{root / 'test.csv'}: {file} has the label '{label}', which train.csv has not"
-            )
+            raise OperationError(f"{root}/test.csv: {file} has the label '{label}', which train.csv has not")
     train, test = ([(f, order.index(label)) for f, label in rows[s]] for s in ("train", "test"))
     features = Features(rate, mels, context, positions, frames, imbalance)
     return _speech(root.name, root, train, test, len(order), features)

@@ -152,8 +152,7 @@ class FineGrid:
         from scipy import ndimage  # only here: it would slow down every import
 
         parts, _ = ndimage.label(self.loss <= self.reference + rise, NEIGHBORS)
-        own: Array = parts == parts[self._start]
-        return own
+        return parts == parts[self._start]
 
     def region(self, rise: float) -> tuple[float, float, Array, bool]:
         """Area, volume, widths (2,) of the region up to ``rise``, and whether the edge of the grid cuts it.
@@ -200,8 +199,7 @@ def _refined(grid: Array) -> Array:
 def _cells(grid: Array) -> Array:
     """The length of the axis that each point of ``grid`` stands for."""
     steps = np.diff(grid)
-    cells: Array = (np.append(0, steps) + np.append(steps, 0)) / 2
-    return cells
+    return (np.append(0, steps) + np.append(steps, 0)) / 2
 
 
 def _touches_edge(inside: Array) -> bool:
@@ -268,9 +266,7 @@ def _start(surface: Surface, around: str, lowest: Sequence[float]) -> Sequence[f
     beside = [np.flatnonzero(np.abs(grid) < np.diff(grid).max()) for grid in (surface.y, surface.x)]
     inside = all(grid[0] <= 0 <= grid[-1] for grid in (surface.x, surface.y))
     if not inside or not np.isfinite(surface.loss[np.ix_(*beside)]).all():
-        raise OperationError(
-            f"around: '{around}' is not on the grid, or its loss is not finite; give 'lowest'"
-        )
+        raise OperationError(f"around: '{around}' is not on the grid, or its loss not finite; give 'lowest'")
     return 0.0, 0.0
 
 

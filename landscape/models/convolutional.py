@@ -52,8 +52,7 @@ class Residual(nn.Module):
         self.body, self.shortcut, self.after = body, shortcut, after or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.after(self.body(x) + self.shortcut(x))
-        return out
+        return self.after(self.body(x) + self.shortcut(x))
 
 
 class Branches(nn.Module):
@@ -77,8 +76,7 @@ class SqueezeExcite(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        gated: Tensor = x * self.gate(x.mean((2, 3), keepdim=True))
-        return gated
+        return x * self.gate(x.mean((2, 3), keepdim=True))
 
 
 class Head(nn.Sequential):
@@ -204,8 +202,7 @@ class _PreActivation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.first(x)
-        out: Tensor = self.body(h) + (x if self.shortcut is None else self.shortcut(h))
-        return out
+        return self.body(h) + (x if self.shortcut is None else self.shortcut(h))
 
 
 @registry.models.add("senet-18")
@@ -412,8 +409,7 @@ def network(name: str) -> Callable[..., nn.Module]:
             classes: Number of classes. Source: ImageNet's.
         """
         factory = getattr(optional("torchvision.models", f"model '{name}'", EXTRA), NETWORKS[name])
-        model: nn.Module = factory(weights=None, num_classes=classes)
-        return model
+        return factory(weights=None, num_classes=classes)
 
     return build
 

@@ -268,22 +268,16 @@ class Context:
 
     def _point(self, recipe: Recipe, end: Checkpoint, step: int) -> Point:
         rows = end.history["step"] <= step
-        return Point(
-            self.run_folder(recipe),
-            recipe,
-            step,
-            step * end.epoch / max(1, end.step),
-            f"{end.algorithm}, seed {end.seed}, step {step:,}",
-            {name: column[rows] for name, column in end.history.items()},
-        )
+        label, epoch = f"{end.algorithm}, seed {end.seed}, step {step:,}", step * end.epoch / max(1, end.step)
+        history = {name: column[rows] for name, column in end.history.items()}
+        return Point(self.run_folder(recipe), recipe, step, epoch, label, history)
 
     def dataset(self, name: str, options: Mapping[str, Any]) -> data.Dataset:
         """A data set, which is read once. OperationError for a missing one says what to download."""
         key = digest(name, dict(options))
         if key not in self._data:
             self._data[key] = data.load(name, data_dir=self.data_dir, **options)
-        dataset: data.Dataset = self._data[key]
-        return dataset
+        return self._data[key]
 
     def problem(
         self, point: Point | Checkpoint, split: str = "test", learner: str | int = "mean", samples: int = 0
@@ -365,8 +359,7 @@ class Context:
         def make() -> R:
             problem, grid = self.problem(point, samples=settings.get("samples", 0)), settings["grid"]
             plane, name = random_plane(problem, norm=settings.get("norm", "none")), label or point.label
-            result: R = analysis(problem, plane, grid=(grid, grid), split="test", label=name, **options)
-            return result
+            return analysis(problem, plane, grid=(grid, grid), split="test", label=name, **options)
 
         return self.cached(kind, point, settings | {"label": label}, make, (analysis, random_plane))[0]
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.checkpoint.history import latest
 from landscape.core import registry
 from landscape.core.options import check_keywords
 from landscape.paper import scales
@@ -137,8 +138,7 @@ def names() -> list[str]:
 
 def get(name: str) -> Figure:
     """The figure called ``name``. InputError names the nearest one."""
-    entry: Figure = registry.figures[name]
-    return entry
+    return registry.figures[name]
 
 
 def with_weights(figures: Iterable[Figure], scale: Scale) -> set[str]:
@@ -155,14 +155,18 @@ def handle(label: str, **look: Any) -> Any:
 
 def last(run: Checkpoint | Point, column: str) -> float:
     """The last number of a column of the history; NaN if it has none."""
-    values = run.history[column]
-    recorded = values[np.isfinite(values)]
-    return float(recorded[-1]) if len(recorded) else float("nan")
+    return latest(run.history, column)
 
 
 def test_error(run: Checkpoint) -> float:
     """Test error of w_a where it was last evaluated, in %."""
     return 100 * (1 - last(run, "test_accuracy"))
+
+
+def late(rows: Rows, *by: str) -> Rows:
+    """The rows in the second half of the steps: of each run, which the columns ``by`` tell apart, or all."""
+    last = rows.groupby(list(by))["step"].transform("max") if by else rows["step"].max()
+    return rows[rows["step"] > last / 2]
 
 
 def printed(table: str) -> Rows:

@@ -17,8 +17,8 @@ from typing import Any
 
 from landscape.core.devices import pick_device
 from landscape.core.options import check_keywords, parse_toml
+from landscape.data.base import samples_of
 from landscape.paper.context import SCALES, Cell, Context, Scale, digest
-from landscape.problem.batches import Stream
 from landscape.training.planning.calibration import calibrate
 from landscape.training.recipes import recipe
 from landscape.training.recipes.recipe import Recipe
@@ -155,18 +155,13 @@ def seconds_of(context: Context, runs: Iterable[Recipe], known: dict[str, float]
             known[kind] = seconds_a_sample(context, run)
         spec = run.spec("data")
         whole = context.dataset(spec.name, spec.options)
-        train, test = (
-            split.samples if isinstance(split, Stream) else len(split[1])
-            for split in (whole.train, whole.test)
-        )
+        train, test = samples_of(whole.train), samples_of(whole.test)
+        measured, monitor = run.monitor.samples or train, run.monitor
         passes = (  # samples, and every how many steps; without a backward pass a third
             (run.decompose.samples or train, run.decompose.every),
             (test / 3, run.evaluate.every),
-            (SHARPNESS_PASSES * (run.monitor.samples or train), run.monitor.sharpness),
-            (
-                EIGENVECTOR_PASSES * run.monitor.k * (run.monitor.samples or train),
-                run.monitor.every * bool(run.monitor.instruments),
-            ),
+            (SHARPNESS_PASSES * measured, monitor.sharpness),
+            (EIGENVECTOR_PASSES * monitor.k * measured, monitor.every * bool(monitor.instruments)),
         )
         step = run.batch + sum(samples / every for samples, every in passes if every)
         total += run.steps * step * known[kind]

@@ -158,12 +158,8 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
         f"{style.samples_of(results)}; dotted: λ_max and λ_min of the whole, whose trace is {whole}; error "
         "bars: residuals, and one standard error of the shares."
     )
-    return finish(
-        figure,
-        title or f"Where the curvature is: blocks of the {matrix}",
-        text,
-        [shares] * (len(results) > 1),
-    )
+    usual = f"Where the curvature is: blocks of the {matrix}"
+    return finish(figure, title or usual, text, [shares] * (len(results) > 1))
 
 
 @draws(LossChange)

@@ -146,8 +146,7 @@ def drawing_of(kind: type) -> Callable[..., Figure]:
     """
     for base in kind.__mro__:
         if base.__name__ in drawings:
-            drawing: Callable[..., Figure] = drawings[base.__name__]
-            return drawing
+            return drawings[base.__name__]
     raise InputError(
         f"results: a {kind.__name__} has no drawing (allowed: {', '.join(drawings.names())}); register one "
         "with landscape.plugins.draws"

@@ -186,11 +186,8 @@ def _draw_widths(ax: Axes, r: Basins, color: str) -> None:
     for width, name, lw in zip(r.width.T, ("longer axis", "shorter axis"), (2.0, 1.1), strict=True):
         ax.plot(r.rise, np.where(r.cut, np.nan, width), color=color, lw=lw, label=f"{name} of the region")
         ax.plot(r.rise, np.where(r.cut, width, np.nan), color=color, lw=lw, ls=":")
-    ax.set(
-        xlabel=f"rise above the {_NAMES[r.around]}{style.unit(Basins, 'rise')}",
-        xlim=(0, float(r.rise[-1])),
-        ylim=(0, None),
-    )
+    ax.set_xlabel(f"rise above the {_NAMES[r.around]}{style.unit(Basins, 'rise')}")
+    ax.set(xlim=(0, float(r.rise[-1])), ylim=(0, None))
 
 
 def _basins_finding(results: Sequence[Basins]) -> str:

@@ -96,8 +96,7 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     for r, name, color in style.labeled(results, "result"):
         _draw_power(power, r, color, name)
     power.set(
-        xlabel=f"eigenvalue $\\lambda_i$ of the Hessian{style.unit(NoiseAlignment, 'values')}",
-        yscale="log",
+        xlabel=f"eigenvalue $\\lambda_i$ of the Hessian{style.unit(NoiseAlignment, 'values')}", yscale="log"
     )
     power.set_ylabel(f"variance of the gradient along $v_i${style.unit(NoiseAlignment, 'covariance')}")
     style.log_axis(power.xaxis)
@@ -112,10 +111,8 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     curvature.plot(place + 0.25, top, "_", color="#D55E00", ms=18, mew=2.5, label="$\\lambda_{max}$")
     categories(curvature, style.names_of(results, "result"))
     curvature.margins(x=0.3)
-    curvature.set(
-        ylim=(min(0.0, *(r.ias for r in results), 0.0), None),
-        ylabel=f"curvature{style.unit(NoiseAlignment, 'ias')}",
-    )
+    curvature.set_ylim(min(0.0, *(r.ias for r in results)), None)
+    curvature.set_ylabel(f"curvature{style.unit(NoiseAlignment, 'ias')}")
     curvature.legend(fontsize=8)
     text = (
         f"{style.samples_of(results)}, H over all of them; {style.rows_of(results, 'minibatches')}, drawn "
@@ -152,11 +149,8 @@ def draw_critical_batch(results: Sequence[CriticalBatch], title: str = "") -> Fi
         if np.isfinite(r.value):
             ax.axvline(r.value, color=color, ls="--", lw=1.2)
     ax.axhline(allowed, color="#444444", lw=1.0, ls=":", label="allowed")
-    ax.set(
-        xscale="log",
-        xlabel=f"batch{style.unit(CriticalBatch, 'batch')}",
-        ylabel="rise of the training loss (%)",
-    )
+    ax.set(xscale="log", ylabel="rise of the training loss (%)")
+    ax.set_xlabel(f"batch{style.unit(CriticalBatch, 'batch')}")
     # Linear up to what is allowed: far above the critical batch the loss is many times as large.
     ax.set_yscale("symlog", linthresh=allowed)
     ax.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))

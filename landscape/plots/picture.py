@@ -159,9 +159,7 @@ class OwnAxes:
         if self.where == "ax":
             main = [name for name in named if name not in beside]
             if len(main) > 1:
-                raise InputError(
-                    f"ax: this picture has several panels; give axes={{NAME: …}} of {', '.join(named)}"
-                )
+                raise InputError(f"ax: there are several panels; give axes={{NAME: …}} of {', '.join(named)}")
             given = {main[0]: given[""]}
         for name, ax in given.items():
             choose(self.where, name, named)
@@ -286,9 +284,9 @@ def numbered(name: str, count: int) -> list[str]:
     return [name] if count == 1 else [f"{name} {k}" for k in range(count)]
 
 
-def leading(axes: Sequence[Any], count: int = 1) -> Sequence[Any]:
+def leading(axes: Sequence[Any]) -> Sequence[Any]:
     """The first of ``axes``, which alone have the labels of a row or column; all where the user gave them."""
-    return axes[:count] if _OWN.get() is None else axes
+    return axes[:1] if _OWN.get() is None else axes
 
 
 def wrapped_panels(

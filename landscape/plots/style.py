@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,9 @@ CYCLE = tuple(f"C{k}" for k in range(7))  # of matplotlib, as style.mplstyle has
 _SETTINGS = str(Path(__file__).with_name("style.mplstyle"))
 
 
-@contextlib.contextmanager
-def style() -> Iterator[None]:
+def style() -> AbstractContextManager[None]:
     """A context in which matplotlib draws with the settings of ``style.mplstyle``."""
-    with matplotlib.style.context(_SETTINGS):
-        yield
+    return matplotlib.style.context(_SETTINGS)
 
 
 def color_of(algorithm: str) -> str:

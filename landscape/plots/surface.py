@@ -357,11 +357,6 @@ class _Distances(ticker.MaxNLocator):
         return np.asarray(super().tick_values(vmin * self.length, vmax * self.length)) / self.length
 
 
-def _number(value: float) -> str:
-    """A number of an axis with a minus sign, as matplotlib writes it."""
-    return f"{value:.3g}".replace("-", "\N{MINUS SIGN}")
-
-
 def _axis_labels(r: Surface) -> tuple[str, str]:
     """The labels of the two axes of a surface."""
     if r.kind == "between":
@@ -385,7 +380,9 @@ def label_axes(ax: Axes, r: Surface) -> None:
     for axis, length, label in zip((ax.xaxis, ax.yaxis), lengths, _axis_labels(r), strict=True):
         if 0 < length < LARGEST:
             axis.set_major_locator(_Distances(length))
-            axis.set_major_formatter(ticker.FuncFormatter(lambda v, _, by=length: _number(v * by)))
+            axis.set_major_formatter(
+                ticker.FuncFormatter(lambda v, _, by=length: f"{v * by:.3g}".replace("-", "−"))
+            )
         axis.set_label_text(label)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -62,12 +63,8 @@ def _delay_axes(ax: Axes, r: Stability | Minima, largest: int) -> None:
     style.ticks_at(ax.xaxis, r.delay, [str(tau) for tau in r.delay])
     about = f"$\\lambda_{{max}}$ = {r.lambda_max:.4g} ({r.split or 'data'})"
     ax.set_title(f"{style.paper_name(r.label) or 'minimum'}\n{about}")
-    ax.set(
-        xlim=(-0.3, largest * 1.2),
-        yscale="log",
-        xlabel=f"delay τ{style.unit(type(r), 'delay')}",
-        ylabel="learning rate η",
-    )
+    ax.set(xlim=(-0.3, largest * 1.2), yscale="log", ylabel="learning rate η")
+    ax.set_xlabel(f"delay τ{style.unit(type(r), 'delay')}")
 
 
 @draws(LabelCounts)
@@ -232,11 +229,8 @@ def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
     # All topologies are DPSGD's: shades of its color, each with a marker of its own.
     names = list(dict.fromkeys(m for r in results for m in r.mixing if m))
     tones = dict(zip(names, style.shades(style.color_of("dpsgd"), max(1, len(names))), strict=False))
-    panel_names = [
-        name
-        for pair in zip(*(numbered(o, len(results)) for o in ("awc", "atc")), strict=True)
-        for name in pair
-    ]
+    pairs = zip(*(numbered(order, len(results)) for order in ("awc", "atc")), strict=True)
+    panel_names = [*itertools.chain.from_iterable(pairs)]
     figure, axes = panels(len(results), 2, 4.6, 4.0, panel_names, sharey="row")
     for k, r in enumerate(results):
         lines: dict[tuple[str, str], list[int]] = {}

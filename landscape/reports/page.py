@@ -36,11 +36,8 @@ def figures_page(folder: Path) -> Page:
         OperationError: a damaged file, or a picture that cannot be read.
     """
     entries = gallery.entries_in(folder)
-    said = [
-        f"{len(entries)} figures and tables of the papers.",
-        gallery.counted(entries),
-        gallery.words("rules"),
-    ]
+    count = f"{len(entries)} figures and tables of the papers."
+    said = [count, gallery.counted(entries), gallery.words("rules")]
     if any(not entry["outcome"] for entry in entries.values()):
         said.append(gallery.words("smoke"))
     rows = tuple(
@@ -193,7 +190,7 @@ def render(page: Page) -> str:
     if charts or any(section.widget for section in page.sections):
         plotly = optional("plotly.offline", "a report", EXTRA).get_plotlyjs()
         scripts.insert(0, plotly.replace("</script", "<\\/script"))
-    text: str = template.render(
+    return template.render(
         page=page,
         version=__version__,
         data=markup.Markup(script_json(data_of(page))),
@@ -202,7 +199,6 @@ def render(page: Page) -> str:
         hashes=markup.Markup(" ".join(map(_source, scripts))),
         image=_image,
     )
-    return text
 
 
 def data_of(page: Page) -> dict[str, Any]:

@@ -206,14 +206,14 @@ class Result(shown.Shown):
             without coordinates. All fields that are no arrays are in ``attrs``.
 
         Raises:
-            OperationError: pandas is not installed.
             InputError: a dimension that the result does not have.
 
         Example:
             >>> escape.to_dataframe().groupby("values").times.mean().tolist()
             [2.5, 8.5]
         """
-        pandas = optional("pandas", "to_dataframe", EXTRA)
+        import pandas as pd  # only here: reading a result needs none
+
         named = self._arrays()
         sizes = {d: n for names, value in named.values() for d, n in zip(names, value.shape, strict=True)}
         wanted = (dims or self.table).split()
@@ -224,13 +224,9 @@ class Result(shown.Shown):
             for d in wanted
             if d not in named and (d in self.labels_of or len(wanted) > 1)  # the index of a table counts rows
         }
-        columns: dict[str, Array] = {}
-        for name, (names, value) in (places | named).items():
-            if set(names) <= set(wanted):
-                ordered = value.transpose(sorted(range(len(names)), key=lambda i: wanted.index(names[i])))
-                spread = ordered.reshape([sizes[d] if d in names else 1 for d in wanted])
-                columns[name] = np.broadcast_to(spread, [sizes[d] for d in wanted]).ravel()
-        frame: pd.DataFrame = pandas.DataFrame(columns)
+        at = dict(zip(wanted, np.indices([sizes[d] for d in wanted]).reshape(len(wanted), -1), strict=True))
+        chosen = {name: each for name, each in (places | named).items() if {*each[0]} <= {*wanted}}
+        frame = pd.DataFrame({n: value[tuple(at[d] for d in of)] for n, (of, value) in chosen.items()})
         frame.attrs = self._attributes()
         return frame
 
@@ -288,9 +284,7 @@ class Result(shown.Shown):
         """
         results = load_results(path)
         if len(results) != 1 or not isinstance(results[0], cls):
-            raise OperationError(
-                f"{path}: holds {len(results)} {results[0].schema}, one {cls.schema} is needed"
-            )
+            raise OperationError(f"{path}: holds {len(results)} {results[0].schema}, give one {cls.schema}")
         return results[0]
 
     def _write(self, group: h5py.Group) -> None:

@@ -146,8 +146,7 @@ class Comparison(Result):
         wide = np.where(np.isfinite(self.freedom), self.freedom, 1e9)  # the limit of the distribution
         factor = t_quantile(INTERVAL, np.maximum(wide, 1))
         drawn = np.array([kind == "standard error" for kind in self.kinds])[:, None]
-        half: Array = np.where(drawn, factor * self.error, self.error)
-        return half
+        return np.where(drawn, factor * self.error, self.error)
 
     def describe(self) -> list[Row]:
         rows = []

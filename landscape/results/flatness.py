@@ -305,8 +305,7 @@ class LearningCoefficient(Measurement):
     @property
     def chain_values(self) -> Array:
         """(chains,), λ̂ of each chain."""
-        values: Array = (self.rise - self.heating)[:, self.burn_in :].mean(1)
-        return values
+        return (self.rise - self.heating)[:, self.burn_in :].mean(1)
 
     @property
     def uncorrected(self) -> float:
@@ -448,8 +447,7 @@ class Basins(Sourced):
     @property
     def equivalent_width(self) -> Array:
         """(R,), the diameter of the circle with the region's area."""
-        width: Array = 2 * np.sqrt(self.area / np.pi)
-        return width
+        return 2 * np.sqrt(self.area / np.pi)
 
     def describe(self) -> list[Row]:
         rows = [Row("basins", len(self.minimum), note=f"of a persistence of {self.least:.3g} nat and more")]

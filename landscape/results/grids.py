@@ -114,8 +114,7 @@ class Interpolated(Measured):
     @property
     def exact(self) -> Array:
         """``done`` of the subclass, where it has its place among the fields."""
-        done: Array = vars(self)["done"]
-        return done
+        return vars(self)["done"]
 
     def nested(self) -> Self:
         """The finest grid of every 2ᵏ-th point that is complete: the picture of an unfinished computation.
@@ -324,8 +323,7 @@ class Surface(Interpolated):
         """
         # By name, as plot() does: a result does not depend on what is computed from it.
         geometry = importlib.import_module("landscape.geometry.surfaces")
-        found: Basins = geometry.basins(self, rises, least=least, around=around)
-        return found
+        return geometry.basins(self, rises, least=least, around=around)
 
     def check(self, eigenvalues: ExtremeEigenvalues | None = None) -> SurfaceCheck:
         """Findings on whether a picture of the surface shows what it seems to, and what to try where not.
@@ -350,8 +348,7 @@ class Surface(Interpolated):
             ['directions']
         """
         geometry = importlib.import_module("landscape.geometry.check")  # by name, as basins
-        found: SurfaceCheck = geometry.check(self, eigenvalues)
-        return found
+        return geometry.check(self, eigenvalues)
 
     def describe(self) -> list[Row]:
         loss = self.loss[np.isfinite(self.loss)]
@@ -512,8 +509,7 @@ class HessianGrid(Interpolated):
     def usable(self) -> Array:
         """(ny, nx): where the eigenvalues converged, or are interpolated between exact points."""
         interpolated = ~self.done if "ratio" in self.columns else np.zeros_like(self.done)
-        found: Array = self.converged.astype(bool) | interpolated
-        return found
+        return self.converged.astype(bool) | interpolated
 
     def __post_init__(self) -> None:
         if self.done.size == 0:

@@ -459,5 +459,4 @@ class CriticalBatch(Measurement):
 def _rise(loss: Array) -> Array:
     """(K,), the means over the seeds above the first, relative to it."""
     mean = loss.mean(1)
-    rise: Array = mean / mean[0] - 1
-    return rise
+    return mean / mean[0] - 1

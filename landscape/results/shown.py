@@ -305,8 +305,7 @@ class Shown:
         """
         # By name: a result does not depend on what draws it, and matplotlib is imported only here.
         plots = importlib.import_module("landscape.plots")
-        figure: Figure = plots.draw([self], path, style=style, ax=ax, **options)
-        return figure
+        return plots.draw([self], path, style=style, ax=ax, **options)
 
 
 @dataclass(frozen=True)

@@ -310,8 +310,7 @@ class Density(MatrixResult):
         total = np.zeros(len(at))
         for node, mass in zip(self.nodes.ravel(), self.masses.ravel(), strict=True):
             total += mass * np.exp(-0.5 * ((at - node) / width) ** 2)
-        scaled: Array = total / (len(self.nodes) * width * np.sqrt(2 * np.pi))
-        return scaled
+        return total / (len(self.nodes) * width * np.sqrt(2 * np.pi))
 
     def width(self) -> float:
         """The default width of :meth:`broadened`: 1% of the range of the nodes (ours).

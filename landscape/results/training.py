@@ -157,8 +157,7 @@ class Minima(Sourced):
     @property
     def boundary(self) -> Array:
         """(3, K): the geometric mean of ``stays`` and ``leaves``, an estimate of the largest stable rate."""
-        middle: Array = np.sqrt(self.stays * self.leaves)
-        return middle
+        return np.sqrt(self.stays * self.leaves)
 
     def describe(self) -> list[Row]:
         names = limit_names(self.delay, self.momentum)
@@ -325,8 +324,7 @@ def texts(table: Sequence[Any]) -> Array:
 
 def _strings(table: Array) -> list[Any]:
     """The reverse of :func:`texts`, as lists."""
-    strings: list[Any] = np.char.decode(table, "utf-8").tolist()
-    return strings
+    return np.char.decode(table, "utf-8").tolist()
 
 
 @dataclass(frozen=True)
@@ -443,7 +441,6 @@ class Sweep(Result):
             A DataFrame with a row for each setting.
 
         Raises:
-            OperationError: pandas is not installed.
             InputError: a dimension that the result does not have.
 
         Example:

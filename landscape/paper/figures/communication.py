@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import ticker
 
 from landscape import plots
 from landscape.core.errors import OperationError
@@ -25,7 +24,7 @@ from landscape.paper.context import Context, Ended, identity
 from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, mean_and_spread, test_error
 from landscape.paper.verdicts import Effect, Rows, paired_effect, settings
 from landscape.plots.picture import panels, shared_legend
-from landscape.plots.style import color_of
+from landscape.plots.style import color_of, ticks_at
 from landscape.results import base
 from landscape.results.training import RunTimes
 from landscape.training.planning import calibration, plan
@@ -72,22 +71,15 @@ def _runtime(context: Context) -> Drawing:
     def costs(local_batch: int) -> Costs:
         return calibration.calibrate(recipe, 1, local_batch, data_dir=context.data_dir)
 
-    (result,) = context.cached(
-        RunTimes,
-        [],
-        {"workers": sizes["workers"], "recipe": identity(recipe)},
-        lambda: plan.predict(recipe, sizes["workers"], costs, machines, mixings=mixings),
-        (plan.predict,),
-    )
+    known = {"workers": sizes["workers"], "recipe": identity(recipe)}
+    make = functools.partial(plan.predict, recipe, sizes["workers"], costs, machines, mixings=mixings)
+    (result,) = context.cached(RunTimes, [], known, make, (plan.predict,))
     rows = _times(result).drop(columns="step_error")
     most = rows[(rows["workers"] == sizes["workers"][-1]) & rows["algorithm"].str.startswith("dpsgd")]
-    compared = [
-        Compared(
-            f"samples/s over SSGD's, {row.workers} workers, {row.algorithm} {row.mixing}",
-            f"{row.speedup_over_ssgd:.2f}",
-        )
-        for row in most.itertuples()
-    ]
+    compared = []
+    for row in most.itertuples():
+        what = f"samples/s over SSGD's, {row.workers} workers, {row.algorithm} {row.mixing}"
+        compared.append(Compared(what, f"{row.speedup_over_ssgd:.2f}"))
     odd = falls(result)
     busy = f"Its times fall with more workers for {', '.join(odd)}: they were measured badly." if odd else ""
     return Drawing({"": plots.draw([result])}, rows, compared, busy)
@@ -187,8 +179,7 @@ def _loopback(context: Context) -> Drawing:
         reach = [middle - low, high - middle]
         ax.errorbar(shown, middle, reach, capsize=3, label=f"{rule}, measured", **look)
     ax.set(xscale="log", yscale="log", xlabel="processes", ylabel="time per step (s)")
-    ax.set_xticks(shown, map(str, shown))
-    ax.xaxis.set_minor_locator(ticker.NullLocator())
+    ticks_at(ax.xaxis, shown, [*map(str, shown)])
     shared_legend(picture, [ax], ncols=3)
     what = "predicted / measured time per step, {algorithm}, {processes} processes"
     return Drawing({"": picture}, rows, compare_with_paper(rows, what, "predicted_over_measured"))

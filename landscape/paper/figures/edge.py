@@ -17,13 +17,15 @@ from landscape.paper.figure import (
     figure,
     handle,
     last,
+    late,
     mean_and_spread,
     test_error,
 )
 from landscape.paper.figures.landscapes import median_rise
 from landscape.paper.verdicts import Effect, Rows, by_seed, effect_of, paired_effect, select, settings
 from landscape.plots.picture import panels, shared_legend
-from landscape.plots.style import color_of, decimal_labels, shades
+from landscape.plots.style import color_of, log_axis, shades
+from landscape.plots.training import column_of
 from landscape.training.topology.mixing import Mixing
 
 MIXINGS = ("full", "ring(2)", "ring(1)")
@@ -162,9 +164,9 @@ def _follows(context: Context) -> Drawing:
             look = {"color": color, "marker": markers[rate], "mfc": "none" if atc else color}
             ax.plot(group["lambda_max_nat"], group[quantity], ls="none", ms=5, **look)
         sharpness = r"$\lambda_{max}$ of $w_a$, second half of training (nat)"
-        ax.set(xscale="log", yscale="log", xlabel=sharpness, ylabel=label)
-        decimal_labels(ax.xaxis)
-        decimal_labels(ax.yaxis)
+        ax.set(xlabel=sharpness, ylabel=label)
+        log_axis(ax.xaxis)
+        log_axis(ax.yaxis)
     gray = [handle(f"α = {rate:g}", marker=marker, ls="none") for rate, marker in markers.items()]
     gray.append(handle("ATC order", marker="o", mfc="none", ls="none"))
     settings_legend(picture, *gray, columns=4, marker="o", ls="none")
@@ -235,17 +237,14 @@ SETTLED, LEARNED = (0.7, 1.3), 0.1
 def _of_limit(run: Ended) -> Rows:
     """The sharpness over its limit at each step at which it was measured, and the loss there."""
     history = run.end.history
-    none = np.full(len(history["step"]), np.nan)
-    ratios = [history.get(value, none) / history.get(limit, none) for value, limit in MEASURES.items()]
+    ratios = [column_of(run.end, value) / column_of(run.end, limit) for value, limit in MEASURES.items()]
     table = pd.DataFrame({"step": history["step"], "loss": history["loss"], "ratio": np.fmax.reduce(ratios)})
     return table[np.isfinite(table["ratio"])].astype({"step": int})
 
 
 def _settled(rows: Rows) -> Rows:
     """The second half of the steps up to which a run had not learned its data by heart."""
-    rows = rows[rows["loss"] > LEARNED]
-    last = rows.groupby(["rule", "optimizer", "seed"])["step"].transform("max")
-    return rows[rows["step"] > last / 2]
+    return late(rows[rows["loss"] > LEARNED], "rule", "optimizer", "seed")
 
 
 def _judge_geometries(rows: Rows) -> list[Effect]:

@@ -9,36 +9,30 @@ import numpy as np
 import pandas as pd
 
 from landscape.paper.context import Context, Ended
-from landscape.paper.figure import Compared, Drawing, figure, handle
+from landscape.paper.figure import Compared, Drawing, figure, handle, late
 from landscape.paper.figures.edge import look_of, named, settings_legend
 from landscape.paper.scales import declared
 from landscape.paper.verdicts import Effect, Rows, select, settings
 from landscape.plots.picture import panels
+from landscape.plots.training import column_of
 
 # Windows of the noise scale that are drawn as one (ours): one alone does not resolve DPSGD's ‖g‖².
 WINDOWS = 3
 SHOWN = declared()["instruments_shown"]
 # The columns of the CSV after the step.
 COLUMNS: list[str] = SHOWN["columns"]
+_RUN = "batch", "setting", "seed"
 
 
 def _measured(run: Ended) -> Rows:
     """A row for each step at which instruments measured; a record has no empty columns."""
-    history = run.end.history
-    at, none = np.isfinite(history["lambda_max"]), np.full(len(history["step"]), np.nan)
-    table = pd.DataFrame({column: history.get(column, none) for column in ("step", *COLUMNS)})[at]
-    return table.astype({"step": int})
-
-
-def _late(rows: Rows) -> Rows:
-    """The second half of each run."""
-    last = rows.groupby(["batch", "setting", "seed"])["step"].transform("max")
-    return rows[rows["step"] > last / 2]
+    table = pd.DataFrame({column: column_of(run.end, column) for column in ("step", *COLUMNS)})
+    return table[np.isfinite(run.end.history["lambda_max"])].astype({"step": int})
 
 
 def _ends(rows: Rows) -> Rows:
     """Medians over the second half of all seeds, by batch and setting; the noise scale is that of means."""
-    groups = _late(rows).groupby(["batch", "setting"], sort=False)
+    groups = late(rows, *_RUN).groupby(["batch", "setting"], sort=False)
     ends = groups[COLUMNS].median()
     ends["noise_scale"] = _ratio(groups[["noise_trace", "noise_norm2"]].mean())
     return ends.assign(limit=groups["lr_lambda_limit"].max())
@@ -51,11 +45,11 @@ def _ratio(means: Rows) -> Any:
 
 def _judge(rows: Rows) -> list[Effect]:
     """At the smallest batch, by how much batch sharpness is nearer to the limit than λ_max, by setting."""
-    effects, late = [], _late(rows)
+    effects, half = [], late(rows, *_RUN)
     what = "how much nearer batch sharpness is to the limit than λ_max (logarithm of the ratio)"
     columns, low = ["lr_lambda_max", "lr_batch_sharpness", "lr_lambda_limit"], rows["batch"].min()
     for name in settings(rows, "setting"):
-        middle = select(late, batch=low, setting=name).groupby("seed")[columns].median()
+        middle = select(half, batch=low, setting=name).groupby("seed")[columns].median()
         with np.errstate(invalid="ignore"):  # a negative one has no ratio to the limit: not tested
             off = np.abs(np.log(middle[columns[:2]].div(middle[columns[2]], axis=0)))
         gains = tuple((off[columns[0]] - off[columns[1]]).tolist())

@@ -156,16 +156,12 @@ def _flatness(context: Context) -> Drawing:
     def measure(run: Ended) -> list[dict[str, Any]]:
         target = max(lost[rule, run.end.seed] for rule in ("ssgd", "dpsgd"))
         equal = min(run.points, key=lambda point: abs(np.log(last(point, "train_loss") / target)))
-        return [
-            {
-                "point": when,
-                "directions": label,
-                "step": point.step,
-                RISE: median_rise(context.contour(point, **how)),
-            }
-            for when, point in {"end": run.last, "equal loss": equal}.items()
-            for label, how in _MEASURES.items()
-        ]
+        found = []
+        for when, point in {"end": run.last, "equal loss": equal}.items():
+            for label, how in _MEASURES.items():
+                rise = median_rise(context.contour(point, **how))
+                found.append({"point": when, "directions": label, "step": point.step, RISE: rise})
+        return found
 
     rows = context.table(measure)
     effects = _judge_flatness(rows)
@@ -217,12 +213,11 @@ def _planes(context: Context) -> Drawing:
     rows = context.table(measure)
     of_mean = rows.assign(of_mean=rows[_LOSSES[0]] / rows[_LOSSES[1]])
     what = "loss of a learner / loss of the mean, {when}"
-    return Drawing(
-        {"": plots.draw(surfaces[: len(_WHEN)])},
-        rows,
+    picture, compared = (
+        plots.draw(surfaces[: len(_WHEN)]),
         compare_with_paper(of_mean, what, "of_mean", form=".3g"),
-        "The picture is of the first seed.",
     )
+    return Drawing({"": picture}, rows, compared, "The picture is of the first seed.")
 
 
 def _learners_surface(context: Context, point: Point) -> Surface:

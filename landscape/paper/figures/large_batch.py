@@ -120,15 +120,11 @@ _LINES = {"SSGD": "-", "SSGD*": "--", "DPSGD": "-."}
 def _judge_1(rows: Rows) -> list[Effect]:
     """DPSGD against both others."""
     names = {"lstm": "LSTM", "efficientnet-b0": "EfficientNet-B0", "senet-18": "SENet-18"}
-    return [
-        gain(
-            f"{names[model]}, DPSGD less {other}",
-            quantity,
-            *(ends(rows, "value", quantity, model=model, algorithm=a) for a in ("DPSGD", other)),
-        )
-        for model, quantity in _QUANTITIES.items()
-        for other in ("SSGD", "SSGD*")
-    ]
+    effects = []
+    for (model, quantity), other in itertools.product(_QUANTITIES.items(), ("SSGD", "SSGD*")):
+        both = (ends(rows, "value", quantity, model=model, algorithm=a) for a in ("DPSGD", other))
+        effects.append(gain(f"{names[model]}, DPSGD less {other}", quantity, *both))
+    return effects
 
 
 @figure("fig1", _judge_1)
@@ -236,17 +232,11 @@ def _table1(context: Context) -> Drawing:
 def judge_batches(rows: Rows) -> list[Effect]:
     """Batch 1024 against each larger one, at the same rate."""
     rows, what = rows[rows["seed"].notna()], "test accuracy (points)"
-    return [
-        paired_effect(
-            f"{network}, batch 1024 less {batch}",
-            what,
-            rows,
-            "ours",
-            network=network,
-            at=("batch 1024", f"batch {batch}"),
-        )
-        for network, batch in itertools.product(settings(rows, "network"), (2048, 4096, 8192))
-    ]
+    effects = []
+    for network, batch in itertools.product(settings(rows, "network"), (2048, 4096, 8192)):
+        where, both = f"{network}, batch 1024 less {batch}", ("batch 1024", f"batch {batch}")
+        effects.append(paired_effect(where, what, rows, "ours", network=network, at=both))
+    return effects
 
 
 def judge_pairs(rows: Rows, quantity: str, small: str = "") -> list[Effect]:
@@ -290,14 +280,10 @@ def _add(
         rows = context.table(measure)
         place, own = ["algorithm", "at", "network"], ["ours", "lr", "batch", "diverged", "paper"]
         groups = rows.groupby([*place, "batch", "paper"], sort=False, dropna=False)["ours"]
-        compared = [
-            Compared(
-                used(f"{a}, {at}, {network}".removeprefix(", "), batch),
-                value_text(ours.mean(), ours.std()),
-                f"{number:.2f}",
-            )
-            for (a, at, network, batch, number), ours in groups
-        ]
+        compared = []
+        for (a, at, network, batch, number), ours in groups:
+            what = used(f"{a}, {at}, {network}".removeprefix(", "), batch)
+            compared.append(Compared(what, value_text(ours.mean(), ours.std()), f"{number:.2f}"))
         return Drawing({}, rows[[*place, "seed", *own]], compared)
 
     pairs = functools.partial(judge_pairs, quantity=quantity, small=small)

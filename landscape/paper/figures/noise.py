@@ -194,11 +194,8 @@ def _smoothing(context: Context) -> Drawing:
         ]
 
     rows = context.table(measure).drop(columns="seed")
-    compared = [
-        Compared(
-            f"λ_max smoothed / λ_max, {r.checkpoint}",
-            f"{r.lambda_smoothed / r.lambda_max:.3f} ± {r.standard_error / abs(r.lambda_max):.3f}",
-        )
-        for r in rows.itertuples()
-    ]
+    compared = []
+    for r in rows.itertuples():
+        ours = f"{r.lambda_smoothed / r.lambda_max:.3f} ± {r.standard_error / abs(r.lambda_max):.3f}"
+        compared.append(Compared(f"λ_max smoothed / λ_max, {r.checkpoint}", ours))
     return Drawing({"": plots.draw(first)}, rows, compared)

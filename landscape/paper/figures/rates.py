@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import ticker
 
 from landscape.paper.context import Context, Ended
 from landscape.paper.figure import Compared, Drawing, figure, mean_and_spread, test_error
@@ -15,7 +14,7 @@ from landscape.paper.figures.edge import limit_of, look_of, named
 from landscape.paper.figures.large_batch import classes
 from landscape.paper.verdicts import Effect, Numbers, Rows, by_seed, difference, effect_of, select, settings
 from landscape.plots.picture import panels, shared_legend
-from landscape.plots.style import color_of, decimal_labels, shades
+from landscape.plots.style import color_of, log_axis, shades, ticks_at
 
 ERROR, SHARPNESS = "test_error_percent", "largest_lr_lambda_max"
 
@@ -114,14 +113,13 @@ def _draw_task(above: Any, below: Any, rows: Rows) -> None:
     shown = sorted(settings(rows, "lr"))
     for ax in (above, below):
         ax.set_xscale("log")
-        ax.set_xticks(shown, [f"{rate:g}" for rate in shown])
-        ax.xaxis.set_minor_locator(ticker.NullLocator())
-    above.set(yscale="log", title=rows["task"].iloc[0])
+        ticks_at(ax.xaxis, shown, [f"{rate:g}" for rate in shown])
+    above.set_title(rows["task"].iloc[0])
+    log_axis(above.yaxis)
     if (rows[SHARPNESS] > 0).any():
         below.set_yscale("log")
     else:
         below.text(0.5, 0.5, "not measured", ha="center", va="center", transform=below.transAxes)
-    decimal_labels(above.yaxis)
     below.set_xlabel("learning rate α")
 
 
@@ -157,9 +155,9 @@ def _lamb(context: Context) -> Drawing:
         color, label = look_of(name)[0], f"{named(name.replace(' AWC', ''))}, {kind}"
         look: Any = {"color": color, "marker": marker, "mfc": "none" if kind == "SGD" else color}
         _draw(ax, select(rows, optimizer=kind, setting=name), ERROR, label=label, **look)
-    ax.set(xscale="log", yscale="log", xlabel="learning rate", ylabel="test error of $w_a$ (%)")
-    decimal_labels(ax.xaxis)
-    decimal_labels(ax.yaxis)
+    ax.set(xlabel="learning rate", ylabel="test error of $w_a$ (%)")
+    log_axis(ax.xaxis)
+    log_axis(ax.yaxis)
     picture.legend(loc="outside lower center", ncols=2)
     compared = [
         Compared(f"test error (%) of {name}, {kind}, best rate", mean_and_spread(errors.tolist()))

@@ -12,11 +12,12 @@ from landscape import models
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import Estimate
 from landscape.paper.context import Context, Ended
-from landscape.paper.figure import Compared, Drawing, figure, handle
+from landscape.paper.figure import Compared, Drawing, figure, handle, late
 from landscape.paper.scales import declared
 from landscape.paper.verdicts import CONFIDENCE, Effect, Rows, effect_of, paired_effect, select, settings
 from landscape.plots.picture import caption, panels, points, wrapped_panels
 from landscape.plots.style import color_of, log_axis
+from landscape.plots.training import column_of
 
 SHOWN: dict[str, Any] = declared()["rules_shown"]
 # The bytes at which rules are compared are those of SSGD in this share of its steps (ours).
@@ -43,9 +44,7 @@ def _sent(run: Ended) -> Array:
 
 def _derived(run: Ended) -> dict[str, Array]:
     """The columns of the history with those that follow from them; NaN where a column is not there."""
-    history = run.end.history
-    none = np.full(len(history["step"]), np.nan)
-    h = {name: history.get(name, none) for name in SHOWN["columns"]}
+    h = {name: column_of(run.end, name) for name in SHOWN["columns"]}
     return h | {
         "relative_rate": h["alpha_e"] / h["lr"],
         "step_cosine": h["alpha_e"] * np.sqrt(h["grad_norm2"] / h["displacement2"]),
@@ -157,12 +156,7 @@ def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
                 continue
             off = [[mean - low], [high - mean]] if np.isfinite(low) else None
             color = colors[rule]
-            look: dict[str, Any] = {
-                "mfc": color if split == IID else "white",
-                "ms": 4,
-                "lw": 0.8,
-                "capsize": 0,
-            }
+            look: Any = {"mfc": color if split == IID else "white", "ms": 4, "lw": 0.8, "capsize": 0}
             points(ax, mean, place + shift, None, color, xerr=off, **look)
         if scale == "log":
             log_axis(ax.xaxis)
@@ -196,21 +190,16 @@ def _along(run: Ended) -> Rows:
     return table.assign(alignment=bent[at], random_share=random_share).astype({"step": int})
 
 
-def _late(rows: Rows) -> Rows:
-    """The rows of the second half of the steps."""
-    return rows[rows["step"] > rows["step"].max() / 2]
-
-
 def _judge_disagreement(rows: Rows) -> list[Effect]:
     """Each rule's share of the spread against that of the noise, and adaptive consensus against DPSGD."""
     effects = []
     for place, here in rows.groupby(PLACE, sort=False):
-        means = _late(here).groupby("seed")[["spread_share", "noise_share"]].mean()
+        means = late(here).groupby("seed")[["spread_share", "noise_share"]].mean()
         what = "share in the sharp space, the spread's / the noise's"
         both = means["spread_share"], means["noise_share"]
         effects.append(effect_of(", ".join(place), what, *both, times=True))
     for (network, split), here in rows.groupby(PLACE[:2], sort=False):
-        means = _late(here).groupby(["rule", "seed"], as_index=False)["alignment"].mean()
+        means = late(here).groupby(["rule", "seed"], as_index=False)["alignment"].mean()
         what = f"tr(HC)/(λ_max tr C), {ADAPTIVE} / {PLAIN}"
         how: dict[str, Any] = {"times": True, "claimed": (0.0, 1.0), "rule": (ADAPTIVE, PLAIN)}
         effects.append(paired_effect(f"{network}, {split}", what, means, "alignment", **how))
@@ -226,9 +215,9 @@ def _disagreement(context: Context) -> Drawing:
         pictures[f"-{network.split()[0].lower()}" if pictures else ""] = _shares_picture(here, network)
     compared = []
     for place, here in rows.groupby(PLACE, sort=False):
-        late = _late(here).groupby("seed").mean(numeric_only=True)
+        half = late(here).groupby("seed").mean(numeric_only=True)
         names = (*SHOWN["shares"][:2], "random_share")
-        texts = [_text(late[name], ".2g") for name in names]
+        texts = [_text(half[name], ".2g") for name in names]
         what = (
             f"{', '.join(place)}: share in the sharp space of the spread; of the noise; of a random direction"
         )

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib import ticker
 
 from landscape import limits, plots
 from landscape.paper.context import Context, Ended
 from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, printed, summary
 from landscape.paper.verdicts import Effect, Rows, by_seed, paired_effect, select, settings
 from landscape.plots.picture import panels
+from landscape.plots.style import ticks_at
 from landscape.plots.tables import without_bridge
 from landscape.results.training import Escape, Minima
 from landscape.training.experiments.escapes import minima, saddles
@@ -65,8 +65,8 @@ def _boundary(context: Context) -> Drawing:
     line = [np.pi / (2 * tau + 1) for tau in DELAYS[1:]]
     ax.plot(DELAYS[1:], line, color="#777777", lw=0.9, ls=":", label="π/(2τ + 1)")
     ax.set_xscale("symlog", base=2, linthresh=1)
-    ax.set_xticks(shown := [0, 1, 2, 4, 8, 16, 32, 64], map(str, shown))
-    ax.xaxis.set_minor_locator(ticker.NullLocator())
+    shown = [0, 1, 2, 4, 8, 16, 32, 64]
+    ticks_at(ax.xaxis, shown, [*map(str, shown)])
     ax.set(xlabel="delay τ (steps)", ylabel="largest stable ηλ", yscale="log")
     picture.legend(loc="outside lower center", ncols=2)
     compared = list[Compared]()
@@ -83,14 +83,8 @@ def _boundary(context: Context) -> Drawing:
 def _judge_minima(rows: Rows) -> list[Effect]:
     what, claimed = "largest rate that stays / predicted", (0.8, 1.25)
     return [
-        Effect(
-            f"{form}, delay {tau:g}",
-            what,
-            tuple(by_seed(rows, "ratio", form=form, delay=tau)),
-            claimed,
-            ratio=True,
-        )
-        for form, tau in settings(rows, "form", "delay")
+        Effect(f"{form}, delay {tau:g}", what, tuple(by_seed(one, "ratio")), claimed, ratio=True)
+        for (form, tau), one in rows.groupby(["form", "delay"], sort=False)
     ]
 
 
