@@ -18,9 +18,8 @@ from landscape.core import registry
 from landscape.core.devices import double, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.curvature.eigenvalues import eigenpairs, fast_hessian
-from landscape.curvature.hessian import FULL_HESSIAN, HessianOptions, Preconditioner
-from landscape.curvature.operators import row_products
+from landscape.curvature.eigenvalues import eigenpairs, exact_products
+from landscape.curvature.hessian import HessianOptions, Preconditioner
 from landscape.curvature.search import (
     RESIDUAL_TOL,
     RitzPairs,
@@ -143,7 +142,7 @@ class Sample:
                 return along(v, images[0]) if resolved else [math.nan] * len(groups)
 
             return measured
-        local = row_products(fast_hessian(self._local, weights)) if self._share else None
+        local = exact_products(self._local, weights)[0] if self._share else None
 
         def shared(v: Tensor) -> list[float]:
             product = local(v[None])[0] * self._share if local else torch.zeros_like(v)
@@ -162,7 +161,7 @@ class Sample:
                 "monitor.instruments: products with vectors that are not drawn by the search need second "
                 "derivatives, which this model or its loss has not"
             )
-        local = row_products(fast_hessian(self._local, weights)) if self._share else None
+        local = exact_products(self._local, weights)[0] if self._share else None
 
         def product(v: Tensor) -> Tensor:
             part = local(v[None])[0] * self._share if local else torch.zeros_like(v)
@@ -186,8 +185,9 @@ class Sample:
             options = replace(self._options, precondition=precondition)
             found = eigenpairs(self.problem, weights[None], start, SearchOptions(high=count), options)[0]
             return found if bool(torch.isfinite(found.values).all()) else None
-        scaled = replace(FULL_HESSIAN, precondition=precondition)
-        local = row_products(fast_hessian(self._local, weights, scaled)) if self._share else None
+        local = exact_products(self._local, weights)[0] if self._share else None
+        if local is not None and precondition is not None:
+            local = precondition.around(local, self.problem)
         if self._comm.size == 1:
             assert local is not None
             with contextlib.suppress(_NotFiniteError):
