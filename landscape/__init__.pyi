@@ -99,8 +99,8 @@ from landscape.results.training import Stability as Stability
 from landscape.results.training import Sweep as Sweep
 from landscape.training.recipes.recipe import Recipe as Recipe
 from landscape.training.recipes.recipe import recipes as recipes
-from landscape.training.planning.topologies import topologies as topologies
-from landscape.training.run.train import train as train
+from landscape.training.planning.plan import topologies as topologies
+from landscape.training.run.launch import train as train
 
 from landscape.training.experiments.escapes import saddles as saddles
 from landscape.training.experiments.sweep import sweep as sweep

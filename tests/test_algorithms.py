@@ -28,7 +28,7 @@ from landscape.training.algorithms.dpsgd import SGP
 from landscape.training.algorithms.partial import Sparta, StreamingDiLoCo
 from landscape.training.algorithms.ssgd import SSGD
 from landscape.training.decomposition import Decomposer, GradientEstimator
-from landscape.training.optimizer import SGD
+from landscape.training.optimizer.base import SGD
 from landscape.training.processes.comm import Comm
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
@@ -637,7 +637,9 @@ def test_d2_refuses_mixing_for_which_it_is_unstable_or_unknown(mixing: str, why:
 
 def test_push_sum_refuses_a_graph_that_is_not_strongly_connected(tmp_path: Path) -> None:
     np.savetxt(tmp_path / "p.csv", [[1, 0.5, 0], [0, 0.5, 0.5], [0, 0, 0.5]], delimiter=",")
-    with pytest.raises(InputError, match=r"algorithm.graph: .*p.csv is not strongly connected \(3 comp"):
+    with pytest.raises(
+        InputError, match=r"algorithm.graph: .*p.csv must be strongly connected, it has 3 comp"
+    ):
         SGP(3, 0, str(tmp_path / "p.csv"))
 
 

@@ -304,7 +304,7 @@ def test_a_diverged_run_keeps_the_statistics_of_its_last_finite_state() -> None:
         ),
         ({"accumulate": 12}, "batch: 1 sample a learner at a time"),
         ({"model": {"name": "tests.nets:Counting"}}, "model: its buffer 'calls' changes in training"),
-        ({"decompose": {"samples": 32}}, "BatchNorm needs at least 16 batches of 12 samples"),
+        ({"decompose": {"samples": 32}}, "it must be ≥ 16 × 12"),
         ({"evaluate": {"bn_samples": 1}}, "evaluate.bn_samples: 1 is not allowed"),
         ({"model": {"name": "tests.nets:none"}}, "has no 'none'"),
         ({"data": {"name": "digits"}}, "model and data do not fit"),

@@ -352,18 +352,10 @@ def test_jobs_are_done_and_the_one_that_fails_is_named() -> None:
         children.Pool(1, timeout=3.0).run("signal:raise_signal", [[signal.SIGSTOP]], found.__setitem__)
 
 
-def test_folders_of_killed_processes_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    left, foreign = tmp_path / "landscape-processes-left", tmp_path / "landscape-processes-new"
-    for folder in (left, foreign):
-        folder.mkdir()
-    os.utime(left, (0, 0))
-    with Children() as one:
-        os.utime(one.folder, (0, 0))
-        with Children() as two:
-            assert one.folder.is_dir()  # it is locked
-            assert two.folder.stat().st_mode & 0o077 == 0
-    assert [p.name for p in tmp_path.iterdir()] == [foreign.name]
+def test_the_folder_of_processes_is_private_and_goes_with_them() -> None:
+    with Children() as started:
+        assert started.folder.stat().st_mode & 0o077 == 0
+    assert not started.folder.exists()
 
 
 # Locks.

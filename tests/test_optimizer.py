@@ -29,7 +29,7 @@ from landscape.testing import check_optimizer
 from landscape.testing.checks import same_bits
 from landscape.training import optimizer
 from landscape.training.optimizer import torch_optim
-from landscape.training.optimizer.groups import role_of
+from landscape.training.optimizer.base import SGD, Optimizer, role_of
 from landscape.training.recipes import recipe
 from landscape.training.recipes.schedule import Schedule
 from landscape.training.run import launch
@@ -61,7 +61,7 @@ def chosen(tiny: Path, **changes: Any) -> recipe.Recipe:
     return recipe.from_values(values | changes)
 
 
-def trajectory(chosen: optimizer.Optimizer, gradients: Tensor, weights: Tensor, lr: float = 0.1) -> Tensor:
+def trajectory(chosen: Optimizer, gradients: Tensor, weights: Tensor, lr: float = 0.1) -> Tensor:
     """Weights (n, P) after w ← w − lr u with these gradients (steps, n, P)."""
     chosen.start(problems.conv().layout, weights)
     for t, g in enumerate(gradients, 1):
@@ -555,12 +555,12 @@ def test_short_names_are_torchs_classes(tiny: Path) -> None:
 
 
 def test_sgd_and_a_plugins_name_stay_theirs(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(optimizer.make("sgd", {}), optimizer.SGD)
+    assert isinstance(optimizer.make("sgd", {}), SGD)
     assert {"adam", "adamw", "lamb", "sgd"} <= set(optimizer.names())
     torchs = optimizer.make("torch:SGD", {"momentum": 0.9, "nesterov": True})
     assert (torchs.heavy_ball, torchs.linear) == ((0.9, "nesterov"), True)
 
-    class Mine(optimizer.SGD):
+    class Mine(SGD):
         pass
 
     monkeypatch.setattr(registry.optimizers, "_entries", dict(registry.optimizers._entries))
@@ -738,7 +738,5 @@ def test_the_preconditioner_by_command_and_what_it_refuses(
     with pytest.raises(OperationError, match="step 0"):
         landscape.preconditioner(run, run.problem())
     theirs = dataclasses.replace(run, algorithm="recorded", recipe="")
-    with pytest.raises(
-        OperationError, match=r"landscape train did not make it.*give a landscape.Preconditioner"
-    ):
+    with pytest.raises(OperationError, match=r"no run of landscape train; give a landscape.Preconditioner"):
         landscape.preconditioner(theirs, run.problem())

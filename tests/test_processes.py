@@ -27,10 +27,9 @@ from landscape.training.decomposition import GradientEstimator
 from landscape.training.processes import process_group
 from landscape.training.processes.comm import Comm, Plan, _bounds
 from landscape.training.processes.process_group import Group, LostProcessError
-from landscape.training.processes.server import Server, Worker
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
-from landscape.training.run.loop import Trainer
+from landscape.training.run.loop import Server, Trainer, Worker
 from tests.conftest import Command, slow_but, wait_for
 from tests.groups import free_port, together
 from tests.problems import assert_identity

@@ -362,7 +362,7 @@ def test_what_cannot_be_started_from_is_said_in_a_line(
             "last.h5: its weights do not fit the model",
         ),
         ([f"init.checkpoint={tmp_path}/none.h5"], 1, "none.h5"),
-        ([f"init.checkpoint={first}", "init.sha256='00ff'"], 1, "the recipe's init.sha256 is 00ff"),
+        ([f"init.checkpoint={first}", "init.sha256='00ff'"], 1, "init.sha256 is 00ff"),
         (["init.sha256='00ff'"], 2, "init.sha256: not allowed without init.checkpoint"),
         (["sampling=all"], 2, "sampling: 'all' is not allowed with batch 40, it must be 200"),
         (["sampling=some"], 2, "sampling: 'some' is not allowed"),

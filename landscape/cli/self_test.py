@@ -26,7 +26,7 @@ from landscape.curvature import eigenvalues, trace
 from landscape.curvature.hessian import HessianOperator
 from landscape.problem.problem import Problem
 from landscape.training.own_loop.recorder import Recorder
-from landscape.training.run.train import train
+from landscape.training.run.launch import train
 
 SETTINGS: Mapping[str, Any] = {
     "steps": 6, "batch": 100, "lr": 0.2, "model.widths": [64, 8, 10], "decompose.every": 2,

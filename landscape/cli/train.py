@@ -29,10 +29,9 @@ from landscape.training.recipes import recipe, table_recipes
 from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.recipe import names as recipe_names
 from landscape.training.recipes.settings import key_and_value, parse_value, parsed
-from landscape.training.run.launch import launch
+from landscape.training.run.launch import chosen_recipe, default_folder, in_processes, launch
 from landscape.training.run.loop import Hooks
 from landscape.training.run.setup import DivergedError, divergence_message
-from landscape.training.run.train import chosen_recipe, default_folder, in_processes
 
 
 @command(

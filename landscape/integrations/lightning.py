@@ -97,8 +97,7 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
         self._stepping = False
         if not self._session.within:
             raise InputError(
-                "LandscapeCallback: the optimizer made a step that Lightning does not know of; call step() "
-                "on what self.optimizers() gives"
+                "LandscapeCallback: a step went past Lightning; call step() on what self.optimizers() gives"
             )
         self._session.after()
 
@@ -111,8 +110,7 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
             )
         if strategy.handles_gradient_accumulation:
             raise InputError(
-                f"LandscapeCallback: {type(strategy).__name__} is not allowed, it makes steps of its own; a "
-                "single device or DDP is needed"
+                f"LandscapeCallback: {type(strategy).__name__} is not allowed, a single device or DDP is"
             )
         if is_sharded(trainer.lightning_module):
             raise InputError(
@@ -124,10 +122,7 @@ class LandscapeCallback(Recorded, *_bases()):  # type: ignore[misc]
                 return
             if any(kind.__name__ in AVERAGING for kind in type(callback).__mro__):
                 name = type(callback).__name__
-                raise InputError(
-                    f"LandscapeCallback: it must come before {name} in the Trainer's callbacks, which puts "
-                    "other weights into the module at the end"
-                )
+                raise InputError(f"LandscapeCallback: it must come before {name} in the Trainer's callbacks")
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Measure what a step needs before it is made: after backward, before gradients are clipped."""
@@ -230,10 +225,7 @@ def _loss_of_step(module: Any, batch: Any) -> Tensor:
 
 
 def _no_trainer(module: Any) -> Any:
-    raise InputError(
-        "loss: training_step uses the trainer, without which its loss cannot be evaluated; give loss=…, of "
-        "the outputs of forward, with data=…"
-    )
+    raise InputError("loss: training_step uses the trainer; give loss=…, of forward's outputs, and data=…")
 
 
 def _indices(module: Any) -> int:

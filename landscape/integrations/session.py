@@ -303,15 +303,13 @@ def in_order(name: str, loader: torch_data.DataLoader[Any], *, whole: bool, even
     dataset, collate = loader.dataset, loader.collate_fn
     if isinstance(dataset, torch_data.IterableDataset) or not hasattr(dataset, "__len__"):
         raise InputError(
-            f"{name}: a {type(dataset).__name__} has no length, the samples cannot be read again in order; "
-            f"give {name}=…, such as a list of batches"
+            f"{name}: a {type(dataset).__name__} has no length; give {name}=…, such as a list of batches"
         )
     batches = _batch_sampler(loader)
     sampler = getattr(batches, "sampler", batches)
     if not isinstance(sampler, EVEN) and type(sampler).__name__ not in even:
         raise InputError(
-            f"{name}: a {type(sampler).__name__} may weigh samples or leave some out, so that the loss that "
-            f"is trained is not known; give {name}=…, the samples that it is the mean over"
+            f"{name}: a {type(sampler).__name__} may weigh samples or leave some out; give {name}=…"
         )
     size = batch_size(loader) or None
     if whole and size is None:

@@ -59,8 +59,7 @@ class AsyncSGD(Rule):
         self.measured = schedule == "measured"
         if self.measured and learners > 1:
             raise InputError(
-                f"learners: {learners} is not allowed with algorithm.schedule 'measured', it must be 1: the "
-                f"workers are the {delay + 1} that algorithm.delay says"
+                f"learners: {learners} is not allowed with algorithm.schedule 'measured', it must be 1"
             )
         self.delay, self.schedule = delay, schedule
         self.shifted, self.staleness_aware = shifted, staleness_aware
@@ -96,8 +95,7 @@ class AsyncSGD(Rule):
         if self.measured:
             if self.deliver is None:
                 raise InputError(
-                    "algorithm.schedule: 'measured' is not allowed in one process; landscape train --nproc "
-                    f"{self.delay + 2} starts a server and {self.delay + 1} workers"
+                    f"algorithm.schedule: 'measured' is not allowed in one process (--nproc {self.delay + 2})"
                 )
             self.shared = self.shared | {"last": torch.tensor(self.deliver())}
         self._worker = self.worker(step)
@@ -132,13 +130,11 @@ class AsyncSGD(Rule):
 
     def stability_limit(self, momentum: float = 0.0, form: str = "ordinary") -> float | None:
         """The limit is one in mean square for the random schedule, and unknown for the measured one."""
-        if self.measured and self.delay:
+        drawn = self.schedule == "random" and self.delay
+        plain = not (self.shifted or momentum or self.staleness_aware)
+        if (self.measured and self.delay) or (self.shifted and momentum) or (drawn and not plain):
             return None
-        if (self.shifted and momentum) or (
-            self.schedule == "random" and (self.shifted or momentum or self.staleness_aware) and self.delay
-        ):
-            return None
-        if self.schedule == "random" and self.delay:
+        if drawn:
             return max_random_delay_step(self.delay + 1)
         m, kind = (self.shifted, "shifted") if self.shifted else (momentum, form)
         return max_stable_step(self.delay, m, kind) * (max(1, self.delay) if self.staleness_aware else 1)

@@ -50,7 +50,7 @@ class Rule(ABC):
     synchronous = False
     #: Whether that point is the mean of the weights.
     at_mean = False
-    #: Whether gradients come from processes at their own pace (``landscape.training.processes.server``).
+    #: Whether gradients come from processes at their own pace (``landscape.training.run.loop``).
     measured = False
     #: Whether :meth:`finish` uses lr as the factor of the directions only, so that a displacement with lr = 1
     #: gives the same weights. A rule that does not say so is given the learning rate of the step.
@@ -216,10 +216,7 @@ class Rule(ABC):
             OperationError: for a ``purpose`` that the class does not declare.
         """
         if purpose not in self.purposes:
-            raise OperationError(
-                f"{type(self).__name__}: draws for '{purpose}', which its purposes do not declare "
-                f"({', '.join(self.purposes) or 'none'})"
-            )
+            raise OperationError(f"{type(self).__name__}: its purposes do not declare the draw '{purpose}'")
         return generator(self.seed, purpose, step, *learner)
 
     @property

@@ -110,8 +110,7 @@ def critical_batch(
     steps = [round(total / batch) for batch in batches]
     if steps[-1] < LEAST_STEPS:
         raise InputError(
-            f"trained_samples: {total} is not allowed, {LEAST_STEPS} steps of batch {batches[-1]} are "
-            f"{LEAST_STEPS * batches[-1]}"
+            f"trained_samples: {total} is not allowed, it must be at least {LEAST_STEPS * batches[-1]}"
         )
     loss, report = np.empty((len(batches), seeds)), taken(progress)
     for done, (k, s) in enumerate(np.ndindex(loss.shape)):
@@ -146,8 +145,8 @@ def _batches(recipe: Recipe, factors: Sequence[float]) -> list[int]:
     for batch in exact:
         if batch != round(batch) or round(batch) % (recipe.learners * recipe.accumulate):
             raise InputError(
-                f"factors: {batch / recipe.batch:g} is not allowed, a batch of {batch:g} cannot be shared by "
-                f"{recipe.learners} learners"
+                f"factors: {batch / recipe.batch:g} is not allowed, {recipe.learners} learners cannot share "
+                f"a batch of {batch:g}"
             )
     return [round(batch) for batch in exact]
 

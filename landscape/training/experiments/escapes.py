@@ -28,7 +28,7 @@ from landscape.results.base import Provenance
 from landscape.results.training import LEVEL, Escape, Minima, Stability, median_rank
 from landscape.training import algorithms as rules
 from landscape.training.experiments.continued import operating_point
-from landscape.training.optimizer import SGD
+from landscape.training.optimizer.base import SGD
 from landscape.training.optimizer.preconditioning import preconditioner
 from landscape.training.own_loop.flat import read_settings
 from landscape.training.recipes.recipe import read, recipe_of

@@ -43,30 +43,17 @@ MAX_NAME = 150
 Execute = Callable[[Sequence[TrainingJob], Ended, Progress], None]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The results of a run; see :class:`landscape.results.training.Sweep`."""
-
-    test_loss: float
-    test_error: float
-    best_test_error: float
-    diverged: bool
-    seconds: float
-
-    @classmethod
-    def of(cls, end: Checkpoint) -> Outcome:
-        """The outcome of a finished run."""
-        if not end.step:
-            return cls(math.nan, math.nan, math.nan, bool(end.diverged), 0.0)
-        history = end.history
-        errors = 100 * (1 - history["test_accuracy"])
-        best = float(np.nanmin(errors)) if np.isfinite(errors).any() else math.nan
-        last = {name: float(column[-1]) for name, column in history.items()}
-        return cls(last["test_loss"], float(errors[-1]), best, bool(end.diverged), last["wall_s"])
-
-    def __str__(self) -> str:
-        error = "" if math.isnan(self.test_error) else f", test error {self.test_error:.2f}%"
-        return f"{'diverged, ' * self.diverged}test loss {self.test_loss:.4g}{error}, {self.seconds:.1f} s"
+def outcome_of(end: Checkpoint) -> dict[str, float]:
+    """The results of a finished run, by the names of :class:`landscape.results.training.Sweep`."""
+    last = {name: float(column[-1]) for name, column in end.history.items() if len(column)}
+    errors = 100 * (1 - end.history.get("test_accuracy", np.zeros(0)))
+    return {
+        "test_loss": last.get("test_loss", math.nan),
+        "test_error": float(errors[-1]) if len(errors) else math.nan,
+        "best_test_error": float(np.nanmin(errors)) if np.isfinite(errors).any() else math.nan,
+        "diverged": float(bool(end.diverged)),
+        "seconds": last.get("wall_s", 0.0),
+    }
 
 
 def canonical(value: Any) -> str:
@@ -140,7 +127,7 @@ class Runner:
     message: Callable[[str], None] = lambda line: None
     progress: Progress = lambda runs: None
     done: int = field(default=0, init=False)
-    outcomes: dict[Setting, dict[int, Outcome]] = field(default_factory=dict, init=False)
+    outcomes: dict[Setting, dict[int, dict[str, float]]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.table, self.keys = self.folder / "sweep.h5", ["recipe", *self.keys]
@@ -171,7 +158,7 @@ class Runner:
             folder = self._run_folder(setting, seed)
             end = launch.ended(recipe, folder)
             if end:
-                self.outcomes.setdefault(setting, {})[seed] = Outcome.of(end)
+                self.outcomes.setdefault(setting, {})[seed] = outcome_of(end)
                 self.done += 1
             else:
                 self.outcomes.get(setting, {}).pop(seed, None)
@@ -183,7 +170,9 @@ class Runner:
             outcome = _outcome(run.folder / "last.h5")
             self.outcomes.setdefault(setting, {})[seed] = outcome
             self.done += 1
-            self.message(f"{run.folder.relative_to(self.folder)}: {outcome}")
+            error = f", test error {outcome['test_error']:.2f}%" * math.isfinite(outcome["test_error"])
+            words = f"{'diverged, ' * bool(outcome['diverged'])}test loss {outcome['test_loss']:.4g}{error}"
+            self.message(f"{run.folder.relative_to(self.folder)}: {words}, {outcome['seconds']:.1f} s")
             self.progress(self.done)
             self.save()
 
@@ -194,8 +183,8 @@ class Runner:
     def score(self, setting: Setting) -> tuple[int, float]:
         """(number of diverged seeds, mean final test loss of all); lower is better."""
         outcomes = [self.outcomes[setting][seed] for seed in self.seeds]
-        loss = float(np.mean([o.test_loss for o in outcomes]))
-        return sum(o.diverged for o in outcomes), loss if loss < math.inf else math.inf
+        loss = float(np.mean([o["test_loss"] for o in outcomes]))
+        return int(sum(o["diverged"] for o in outcomes)), loss if loss < math.inf else math.inf
 
     def result(self) -> Sweep:
         """The table now: sorted by its columns, numbers before words."""
@@ -207,7 +196,7 @@ class Runner:
         rows = sorted((s for s, outcomes in self.outcomes.items() if outcomes), key=order)
         arrays: dict[str, Any] = {name: np.full(len(rows), math.nan) for name in COLUMNS}
         for row, setting in enumerate(rows):
-            outcomes = [vars(outcome) for outcome in self.outcomes[setting].values()]
+            outcomes = [*self.outcomes[setting].values()]
             for name in outcomes[0]:
                 values = np.array([outcome[name] for outcome in outcomes], dtype=np.float64)
                 with np.errstate(invalid="ignore", over="ignore"):  # a diverged run's loss may be infinite
@@ -227,8 +216,8 @@ class Runner:
             result.to_csv(self.table.with_suffix(".csv"))
 
 
-def _outcome(path: Path) -> Outcome:
-    return Outcome.of(Checkpoint.load(path, learners=lambda n: slice(0)))
+def _outcome(path: Path) -> dict[str, float]:
+    return outcome_of(Checkpoint.load(path, learners=lambda n: slice(0)))
 
 
 def _rank(text: str) -> tuple[int, float, str]:

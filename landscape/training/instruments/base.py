@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -142,13 +142,8 @@ class Sample:
                 return along(v, images[0]) if resolved else [math.nan] * len(groups)
 
             return measured
-        local = exact_products(self._local, weights)[0] if self._share else None
-
-        def shared(v: Tensor) -> list[float]:
-            product = local(v[None])[0] * self._share if local else torch.zeros_like(v)
-            return self._comm.total(*along(v, product))
-
-        return shared
+        part = self._part(weights)
+        return lambda v: self._comm.total(*along(v, part(v)))
 
     def product(self, weights: Tensor) -> Callable[[Tensor], Tensor]:
         """v ↦ Hv (P,) for the Hessian at ``weights``, and a v (P,) that all processes have.
@@ -158,16 +153,21 @@ class Sample:
         """
         if self._options.derivatives == "differences":
             raise InputError(
-                "monitor.instruments: products with vectors that are not drawn by the search need second "
-                "derivatives, which this model or its loss has not"
+                "monitor.instruments: one needs second derivatives, which this model or its loss has not"
             )
-        local = exact_products(self._local, weights)[0] if self._share else None
+        part = self._part(weights)
+        return lambda v: self._comm.totals(double(part(v))).to(v) if self._comm.size > 1 else part(v)
 
-        def product(v: Tensor) -> Tensor:
-            part = local(v[None])[0] * self._share if local else torch.zeros_like(v)
-            return self._comm.totals(double(part)).to(v) if self._comm.size > 1 else part
-
-        return product
+    def _part(
+        self, weights: Tensor, precondition: Preconditioner | None = None
+    ) -> Callable[[Tensor], Tensor]:
+        """v ↦ this process's part of Hv (P,), exact; the parts of all processes add up to it."""
+        if not self._share:
+            return torch.zeros_like
+        products = exact_products(self._local, weights)[0]
+        if precondition is not None:
+            products = precondition.around(products, self.problem)
+        return lambda v: products(v[None])[0] * self._share
 
     def search(
         self, weights: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None
@@ -185,34 +185,28 @@ class Sample:
             options = replace(self._options, precondition=precondition)
             found = eigenpairs(self.problem, weights[None], start, SearchOptions(high=count), options)[0]
             return found if bool(torch.isfinite(found.values).all()) else None
-        local = exact_products(self._local, weights)[0] if self._share else None
-        if local is not None and precondition is not None:
-            local = precondition.around(local, self.problem)
+        part = self._part(weights, precondition)
         if self._comm.size == 1:
-            assert local is not None
             with contextlib.suppress(_NotFiniteError):
-                return find_eigenpairs(lambda v: _finite(local(v[None])[0]), start, high=count)
+                return find_eigenpairs(lambda v: _finite(part(v)), start, high=count)
             return None
 
-        def shared(v: Tensor, going: float = 1.0) -> Tensor:
-            """H ``v`` for the ``v`` of rank 0, which all ranks receive; they stop if ``going`` is 0."""
+        def shared(v: Tensor, going: float = 1.0) -> Tensor | None:
+            """H ``v`` for the ``v`` of rank 0, which all ranks receive; None, to stop, if ``going`` is 0."""
             sent = torch.cat((double(v), v.new_tensor([going], dtype=torch.float64)))
             sent = self._comm.totals(sent if self._comm.rank == 0 else torch.zeros_like(sent))
             if not sent[-1]:
-                raise _StoppedError
-            product = local(sent[None, :-1].to(weights))[0] * self._share if local else sent[:-1] * 0
-            return self._comm.totals(double(product)).to(weights)
+                return None
+            return self._comm.totals(double(part(sent[:-1].to(weights)))).to(weights)
 
         pairs: RitzPairs | None = None
         if self._comm.rank == 0:
             with contextlib.suppress(_NotFiniteError):
                 pairs = find_eigenpairs(lambda v: _finite(shared(v)), start, high=count)
-            with contextlib.suppress(_StoppedError):
-                shared(start, going=0.0)
+            shared(start, going=0.0)
         else:
-            with contextlib.suppress(_StoppedError):
-                while True:
-                    shared(start)
+            while shared(start) is not None:
+                pass
         return self._broadcast(pairs, count, weights)
 
     def _broadcast(self, pairs: RitzPairs | None, count: int, weights: Tensor) -> RitzPairs | None:
@@ -231,12 +225,8 @@ class _NotFiniteError(Exception):
     """A Hessian with NaN or infinities has no eigenvalues."""
 
 
-class _StoppedError(Exception):
-    """Rank 0 needs no further products."""
-
-
-def _finite(product: Tensor) -> Tensor:
-    if not bool(torch.isfinite(product).all()):
+def _finite(product: Tensor | None) -> Tensor:
+    if product is None or not bool(torch.isfinite(product).all()):
         raise _NotFiniteError
     return product
 
@@ -321,6 +311,19 @@ class MeasuredRun:
         return Sample(self.monitor, self.problem, self.comm, self.seed)
 
 
+Kind = TypeVar("Kind", bound="Instrument")
+
+
+def instrument(name: str) -> Callable[[type[Kind]], type[Kind]]:
+    """A decorator that adds a class to the registry, and gives it its ``name``."""
+
+    def add(kind: type[Kind]) -> type[Kind]:
+        kind.name = name
+        return registry.instruments.add(name)(kind)
+
+    return add
+
+
 class Instrument(ABC):
     """Measures a run every so many steps; ``measure`` gives one number for each of ``columns``.
 
@@ -337,8 +340,8 @@ class Instrument(ABC):
 
     #: The name in the registry.
     name = ""
-    #: The history's columns: name -> unit.
-    columns: ClassVar[Mapping[str, str]] = {}
+    #: The history's columns: name -> unit. One of a run may have more than its class.
+    columns: Mapping[str, str] = {}
     #: Whether it takes the Hessian on the run's sample: it then refuses a model that has none.
     on_sample = False
     #: Whether it draws minibatches, and so must know the samples of a step.
@@ -348,15 +351,14 @@ class Instrument(ABC):
 
     def __init__(self, run: MeasuredRun) -> None:
         self.run = run
-        if self.on_minibatches:
-            self.needs_batch()
+        #: What it remembers from one measurement to the next, the same on all processes; None: nothing yet.
+        self.memory: Tensor | None = None
+        if self.on_minibatches and not run.batch:
+            raise InputError(
+                f"monitor.instruments: '{self.name}' needs the samples of a minibatch; give batch="
+            )
         if self.on_sample:
             _ = run.sample
-
-    @property
-    def recorded(self) -> Mapping[str, str]:
-        """The columns that it records of its run: those of the class, and more where it says so."""
-        return self.columns
 
     @property
     def key(self) -> str:
@@ -368,18 +370,26 @@ class Instrument(ABC):
 
         It goes into checkpoints: with it a resumed run gives the bits of one that never stopped.
         """
-        return {}
+        return {} if self.memory is None else {self.key: self.memory}
 
-    def restore(self, state: Tensor) -> None:  # noqa: B027 - most remember nothing
+    def restore(self, state: Tensor) -> None:
         """Take the tensor of :meth:`state` from a checkpoint; not called where that has none."""
+        self.memory = state.to(self.run.problem.weights)
 
     def see(self, gradients: Gradients) -> None:  # noqa: B027 - most instruments see no steps
         """Take the gradients of a step; called for every step."""
 
     def row(self, *values: float) -> dict[str, float]:
         """The columns with ``values``, in the order of ``columns``; those without a value are left out."""
-        assert len(values) <= len(self.recorded)
-        return dict(zip(self.recorded, values, strict=False))
+        assert len(values) <= len(self.columns)
+        return dict(zip(self.columns, values, strict=False))
+
+    def _row_of_first(self, numbers: Callable[[], Sequence[float]]) -> dict[str, float]:
+        """The columns with the ``numbers`` of rank 0, which alone computes; none where one is not finite."""
+        comm = self.run.comm
+        own = numbers() if comm.rank == 0 else [0.0] * len(self.columns)
+        values = comm.totals(torch.tensor(own, dtype=torch.float64)).tolist()
+        return self.row(*values) if all(map(math.isfinite, values)) else {}
 
     @abstractmethod
     def measure(self, now: StepState) -> dict[str, float]:
@@ -388,15 +398,6 @@ class Instrument(ABC):
     def generator(self, now: StepState, part: str = "") -> torch.Generator:
         """A generator of this instrument's draws at ``now``; ``part`` names one of several uses."""
         return generator(self.run.seed, f"{self.key} {part}".rstrip(), now.step)
-
-    def needs_batch(self) -> int:
-        """The samples of a step; InputError where they are not known."""
-        if not self.run.batch:
-            raise InputError(
-                f"monitor.instruments: '{self.name}' needs the samples of a minibatch, which are not known; "
-                "give batch="
-            )
-        return self.run.batch
 
 
 def rounding(mean: Tensor) -> float:
@@ -433,35 +434,33 @@ class Monitoring:
     def __init__(self, run: MeasuredRun, taken: Iterable[str] = ()) -> None:
         self.run, settings = run, run.monitor
         names = dict.fromkeys(([LAMBDA_MAX] if settings.sharpness else []) + list(settings.instruments))
-        #: Each instrument with the intervals at which it measures; 0: never.
-        self._instruments: list[tuple[Instrument, tuple[int, int]]] = []
+        #: Each instrument with the intervals at which it measures.
+        self._instruments: list[tuple[Instrument, tuple[int, ...]]] = []
         self.columns: dict[str, str] = {}
         for name in names:
             instrument: Instrument = registry.instruments[name](run)
             listed = settings.every if name in settings.instruments else 0
-            self._instruments.append((instrument, (listed, settings.sharpness * (name == LAMBDA_MAX))))
-            for column in instrument.recorded:
+            intervals = listed, settings.sharpness if name == LAMBDA_MAX else 0
+            self._instruments.append((instrument, tuple(filter(None, intervals))))
+            for column in instrument.columns:
                 if column in taken:
                     raise InputError(
                         f"monitor.instruments: '{name}' has the column '{column}', which the algorithm has"
                     )
-            self.columns |= instrument.recorded
+            self.columns |= instrument.columns
 
     @property
     def turns(self) -> tuple[int, ...]:
         """The intervals at which something is measured."""
-        return tuple(every for _, intervals in self._instruments for every in intervals if every)
+        return tuple(every for _, intervals in self._instruments for every in intervals)
 
-    def due(self, step: int) -> bool:
-        """Say whether something is measured after ``step``."""
-        return any(step % every == 0 for every in self.turns)
+    def due(self, step: int) -> list[Instrument]:
+        """The instruments that measure after ``step``."""
+        return [i for i, intervals in self._instruments if any(step % every == 0 for every in intervals)]
 
     def needs_before(self, step: int) -> bool:
         """Say whether an instrument that is due after ``step`` needs the weights before it."""
-        return any(
-            instrument.on_step and any(every and step % every == 0 for every in intervals)
-            for instrument, intervals in self._instruments
-        )
+        return any(instrument.on_step for instrument in self.due(step))
 
     def see(self, step: int, points: Tensor, rows: Tensor) -> None:
         """Show the instruments the gradients of a step; arguments as of :class:`.Gradients`."""
@@ -484,16 +483,13 @@ class Monitoring:
         mean = self.run.comm.mean(weights)
         points = mean.expand_as(weights) if self.run.at_mean else weights
         now = StepState(step, lr, weights, points, mean, start)
-        for instrument, intervals in self._instruments:
-            if any(every and now.step % every == 0 for every in intervals):
-                found = instrument.measure(now)
-                for name in found:
-                    if name not in instrument.recorded:
-                        raise OperationError(
-                            f"monitor.instruments: '{instrument.name}' records the column '{name}', which "
-                            "its class must declare with a unit in 'columns'"
-                        )
-                columns |= found
+        for instrument in self.due(step):
+            found = instrument.measure(now)
+            if undeclared := [name for name in found if name not in instrument.columns]:
+                raise OperationError(
+                    f"monitor.instruments: 'columns' of '{instrument.name}' must declare '{undeclared[0]}'"
+                )
+            columns |= found
         return columns
 
     def state(self, step: int) -> dict[str, Tensor]:

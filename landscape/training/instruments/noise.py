@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from landscape.analysis.spread import half_mean, shares
 from landscape.checkpoint.history import UNITS
-from landscape.core import registry, statistics
+from landscape.core import statistics
 from landscape.core.devices import double, inner
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
@@ -23,6 +22,7 @@ from landscape.training.instruments.base import (
     Instrument,
     MeasuredRun,
     StepState,
+    instrument,
     on_all,
     rounding,
 )
@@ -31,7 +31,7 @@ from landscape.training.instruments.base import (
 SHARE = 40
 
 
-@registry.instruments.add("noise-scale")
+@instrument("noise-scale")
 class NoiseScale(Instrument):
     """tr Σ/‖g‖² (McCandlish et al. 2018, arXiv:1812.06162), each part averaged over a window of steps.
 
@@ -50,8 +50,7 @@ class NoiseScale(Instrument):
     and a sum of two numbers, too.
     """
 
-    name = "noise-scale"
-    columns: ClassVar[Mapping[str, str]] = {
+    columns: Mapping[str, str] = {
         "noise_scale": "samples",
         "noise_scale_se": "samples",
         "noise_scale_low": "samples",
@@ -150,7 +149,7 @@ class NoiseScale(Instrument):
         return self.row(scale.value, error, *scale.interval(), *parts)
 
 
-@registry.instruments.add("noise-alignment")
+@instrument("noise-alignment")
 class NoiseAlignment(Instrument):
     """tr(HS)/tr S at w_a, S the second moment of minibatch gradients: the interaction-aware sharpness.
 
@@ -159,8 +158,7 @@ class NoiseAlignment(Instrument):
     sample.
     """
 
-    name = "noise-alignment"
-    columns: ClassVar[Mapping[str, str]] = {"noise_alignment": "nat", "noise_alignment_se": "nat"}
+    columns: Mapping[str, str] = {"noise_alignment": "nat", "noise_alignment_se": "nat"}
     on_sample = on_minibatches = True
 
     def measure(self, now: StepState) -> dict[str, float]:
@@ -169,7 +167,7 @@ class NoiseAlignment(Instrument):
         return self.row(*statistics.ratio(*np.array(pairs).T))
 
 
-@registry.instruments.add("noise-share")
+@instrument("noise-share")
 class NoiseShare(Instrument):
     """The share of the gradient noise that lies along the ``monitor.k`` leading eigenvectors, at w_a.
 
@@ -178,8 +176,7 @@ class NoiseShare(Instrument):
     minibatch, and the products of the eigenvectors, which "lambda-max" uses as well.
     """
 
-    name = "noise-share"
-    columns: ClassVar[Mapping[str, str]] = {"noise_share": "1", "noise_share_se": "1"}
+    columns: Mapping[str, str] = {"noise_share": "1", "noise_share_se": "1"}
     on_sample = on_minibatches = True
 
     def measure(self, now: StepState) -> dict[str, float]:
@@ -204,7 +201,7 @@ def _drawn(instrument: Instrument, now: StepState) -> Iterator[Tensor]:
         yield on_all(run.comm, drawn.gradient(now.mean) if k in turns else None, now.mean)
 
 
-@registry.instruments.add("disagreement")
+@instrument("disagreement")
 class Disagreement(Instrument):
     """The spread and the gradient in the space of the ``monitor.k`` largest eigenvalues, and ½ tr(HC).
 
@@ -214,8 +211,7 @@ class Disagreement(Instrument):
     "lambda-max" uses as well, and one for each learner.
     """
 
-    name = "disagreement"
-    columns: ClassVar[Mapping[str, str]] = {
+    columns: Mapping[str, str] = {
         "spread_share": UNITS["spread_share"],
         "spread_share_se": "1",
         "gradient_share": "1",

@@ -1,4 +1,4 @@
-"""Sharpness along a run: λ_max, plain and preconditioned, over minibatches, and as a rise of the loss."""
+"""Sharpness along a run: λ_max in several forms, a rise of the loss, and the loss of an average."""
 
 from __future__ import annotations
 
@@ -11,33 +11,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.analysis.average import MEMBERS, average
 from landscape.analysis.sharpness import sharpness
 from landscape.checkpoint.history import MONITORED, OF_LAYER, UNITS
-from landscape.core import registry
 from landscape.core.devices import double, inner
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import mean_and_error
-from landscape.curvature.hessian import gradient_curvature
+from landscape.curvature.hessian import exact_only, gradient_curvature
 from landscape.curvature.search import RESIDUAL_TOL
 from landscape.gradients.minibatches import MIN_COSTLY, Minibatches
 from landscape.problem.problem import Problem
-from landscape.training.instruments.base import Instrument, MeasuredRun, StepState, rounding
+from landscape.training.instruments.base import Instrument, MeasuredRun, StepState, instrument, rounding
 from landscape.training.optimizer.steepest import steepest
 
 # Layers of a model, or blocks, whose parts of a change of the loss are recorded: colors of a picture (ours).
 LAYERS = 12
 
 
-@registry.instruments.add("lambda-max")
+@instrument("lambda-max")
 class LambdaMax(Instrument):
     """λ_max of ∇²L at w_a, lr·λ_max, the rule's limit, and the share of the spread along top eigenvectors.
 
     It is also measured every ``monitor.sharpness`` steps.
     """
 
-    name = "lambda-max"
-    columns: ClassVar[Mapping[str, str]] = {column: UNITS[column] for column in MONITORED}
+    columns: Mapping[str, str] = {column: UNITS[column] for column in MONITORED}
     on_sample = True
 
     def measure(self, now: StepState) -> dict[str, float]:
@@ -54,15 +53,14 @@ class LambdaMax(Instrument):
         return self.row(top, float(pairs.residuals[0]), now.lr * top, self.run.limit, share)
 
 
-@registry.instruments.add("preconditioned-lambda-max")
+@instrument("preconditioned-lambda-max")
 class PreconditionedLambdaMax(Instrument):
     """λ_max of P^{-1/2} H P^{-1/2} at w_a, P the optimizer's preconditioner there, with its own limit.
 
     P and the limit are those of :func:`landscape.preconditioner`: of the learners' mean state.
     """
 
-    name = "preconditioned-lambda-max"
-    columns: ClassVar[Mapping[str, str]] = {
+    columns: Mapping[str, str] = {
         "preconditioned_lambda_max": "nat",
         "preconditioned_lambda_max_residual": "nat",
         "lr_preconditioned_lambda_max": "1",
@@ -73,18 +71,11 @@ class PreconditionedLambdaMax(Instrument):
     def __init__(self, run: MeasuredRun) -> None:
         super().__init__(run)
         run.preconditioner(None)
-        self._near: Tensor | None = None
-
-    def state(self, step: int) -> dict[str, Tensor]:
-        return {} if self._near is None else {self.key: self._near}
-
-    def restore(self, state: Tensor) -> None:
-        self._near = state.to(self.run.problem.weights)
 
     def measure(self, now: StepState) -> dict[str, float]:
         seen = self.run.preconditioner(now)
-        pairs = None if seen is None else self.run.sample.search(now.mean, 1, self._near, seen)
-        self._near = None if pairs is None else pairs.vectors.sum(0)
+        pairs = None if seen is None else self.run.sample.search(now.mean, 1, self.memory, seen)
+        self.memory = None if pairs is None else pairs.vectors.sum(0)
         if seen is None or pairs is None:
             return {}
         top = float(pairs.values[0])
@@ -96,7 +87,7 @@ class PreconditionedLambdaMax(Instrument):
 GAIN, ASCENT = 0.01, 100
 
 
-@registry.instruments.add("generalized-sharpness")
+@instrument("generalized-sharpness")
 class GeneralizedSharpness(Instrument):
     """S = max dᵀHd over the unit ball of the norm of the optimizer's steps at w_a, and η S with its limit.
 
@@ -109,8 +100,7 @@ class GeneralizedSharpness(Instrument):
     with the norm "block" from its part in each parameter tensor.
     """
 
-    name = "generalized-sharpness"
-    columns: ClassVar[Mapping[str, str]] = {
+    columns: Mapping[str, str] = {
         "generalized_sharpness": "nat",
         "lr_generalized_sharpness": "1",
         "lr_generalized_limit": "1",
@@ -125,13 +115,6 @@ class GeneralizedSharpness(Instrument):
             )
         super().__init__(run)
         self._norm, self._normalized = run.geometry
-        self._near: Tensor | None = None
-
-    def state(self, step: int) -> dict[str, Tensor]:
-        return {} if self._near is None else {self.key: self._near}
-
-    def restore(self, state: Tensor) -> None:
-        self._near = state.to(self.run.problem.weights)
 
     def _aligned(self, v: Tensor) -> tuple[Tensor, float]:
         """The direction of the unit ball with the largest product with ``v`` (P,), and this product."""
@@ -148,10 +131,10 @@ class GeneralizedSharpness(Instrument):
             for part, slot in zip(parts, self.run.problem.layout.slots, strict=True):
                 part[slot.place] = starts[0][slot.place]
             starts += parts
-        kept = [] if self._near is None else [self._near]
+        kept = [] if self.memory is None else [self.memory]
         product = self.run.sample.product(now.mean)
         found = [self._ascend(product, d) for d in [*kept, *(self._aligned(v)[0] for v in starts)]]
-        value, self._near = max(found, key=lambda pair: pair[0])
+        value, self.memory = max(found, key=lambda pair: pair[0])
         rate = now.lr
         if self._normalized:
             dual = self._aligned(self.run.sample.gradient(now.mean))[1]
@@ -174,7 +157,7 @@ class GeneralizedSharpness(Instrument):
         return value, d
 
 
-@registry.instruments.add("batch-sharpness")
+@instrument("batch-sharpness")
 class BatchSharpness(Instrument):
     """E[gᵀHg/‖g‖²] (arXiv:2412.20553), over ``monitor.draws`` fresh minibatches of the training set.
 
@@ -183,8 +166,7 @@ class BatchSharpness(Instrument):
     product over its minibatch. NaN where a gradient is zero or not finite.
     """
 
-    name = "batch-sharpness"
-    columns: ClassVar[Mapping[str, str]] = {
+    columns: Mapping[str, str] = {
         "batch_sharpness": "nat",
         "batch_sharpness_se": "nat",
         "lr_batch_sharpness": "1",
@@ -230,7 +212,7 @@ def _curvature(minibatch: Problem, weights: Tensor) -> float:
     return value if error <= RESIDUAL_TOL * abs(value) else math.nan
 
 
-@registry.instruments.add("loss-change")
+@instrument("loss-change")
 class LossChange(Instrument):
     """L(w_a + d) − L(w_a) = ⟨g, d⟩ + ½ dᵀHd + rest of the step d that w_a made, on the run's sample.
 
@@ -240,8 +222,7 @@ class LossChange(Instrument):
     those of their blocks, and with more of these none. See :func:`landscape.loss_change`.
     """
 
-    name = "loss-change"
-    columns: ClassVar[Mapping[str, str]] = {
+    columns: Mapping[str, str] = {
         "loss_change": "nat",
         "loss_change_gradient": "nat",
         "loss_change_curvature": "nat",
@@ -254,10 +235,7 @@ class LossChange(Instrument):
         super().__init__(run)
         every = (run.problem.layout.groups(by) for by in ("layer", "block"))
         self._groups = next((groups for groups in every if len(groups) <= LAYERS), {})
-
-    @property
-    def recorded(self) -> Mapping[str, str]:
-        return {**self.columns, **{f"{OF_LAYER}{name}": "nat" for name in self._groups}}
+        self.columns = {**self.columns, **{f"{OF_LAYER}{name}": "nat" for name in self._groups}}
 
     def measure(self, now: StepState) -> dict[str, float]:
         if now.before is None:
@@ -274,7 +252,7 @@ class LossChange(Instrument):
         return self.row(change, gradients[0], halves[0], change - parts[0], sharpness, *parts[1:])
 
 
-@registry.instruments.add("path")
+@instrument("path")
 class Path(Instrument):
     """cos(w_a(s) − w_a(t), ∇L(w_a(s))): how far the mean's way from step s to t points along −g at its start.
 
@@ -282,22 +260,11 @@ class Path(Instrument):
     a period it is the outer step of local SGD and DiLoCo. g is that of the run's sample.
     """
 
-    name = "path"
-    columns: ClassVar[Mapping[str, str]] = {"path_cosine": "1"}
+    columns: Mapping[str, str] = {"path_cosine": "1"}
     on_sample = True
 
-    def __init__(self, run: MeasuredRun) -> None:
-        super().__init__(run)
-        self._start: Tensor | None = None  # (2, P), w_a and g
-
-    def state(self, step: int) -> dict[str, Tensor]:
-        return {} if self._start is None else {self.key: self._start}
-
-    def restore(self, state: Tensor) -> None:
-        self._start = state.to(self.run.problem.weights)
-
-    def measure(self, now: StepState) -> dict[str, float]:
-        start, self._start = self._start, torch.stack((now.mean, self.run.sample.gradient(now.mean)))
+    def measure(self, now: StepState) -> dict[str, float]:  # its memory is w_a and g, (2, P)
+        start, self.memory = self.memory, torch.stack((now.mean, self.run.sample.gradient(now.mean)))
         if start is None:
             return {}
         way, g = start[0] - now.mean, start[1]
@@ -320,30 +287,68 @@ class _Rise(Instrument):
             raise InputError(f"monitor.rho: missing, '{self.name}' is the rise of the loss within it")
 
     def measure(self, now: StepState) -> dict[str, float]:
-        found = torch.zeros(len(self.columns), dtype=torch.float64)
-        if self.run.comm.rank == 0:
-            problem = copy.copy(self.run.sample.problem)
-            problem.weights, draws = now.mean, self.run.monitor.draws
-            result = sharpness(
-                problem, self.run.monitor.rho, self.kind, min_draws=min(MIN_COSTLY, draws), max_draws=draws,
-                seed=self.generator(now).initial_seed(),
-            )  # fmt: skip
-            found += torch.tensor([result.value, result.standard_error][: len(found)])
-        values = self.run.comm.totals(found).tolist()
-        return self.row(*values) if all(map(math.isfinite, values)) else {}
+        return self._row_of_first(lambda: self._rise(now))
+
+    def _rise(self, now: StepState) -> list[float]:
+        problem = copy.copy(self.run.sample.problem)
+        problem.weights, draws = now.mean, self.run.monitor.draws
+        result = sharpness(
+            problem, self.run.monitor.rho, self.kind, min_draws=min(MIN_COSTLY, draws), max_draws=draws,
+            seed=self.generator(now).initial_seed(),
+        )  # fmt: skip
+        return [result.value, result.standard_error][: len(self.columns)]
 
 
-@registry.instruments.add("worst-sharpness")
+@instrument("worst-sharpness")
 class WorstSharpness(_Rise):
     """The largest rise of the loss for ‖δ/|w|‖ ≤ ρ, in nats; a lower bound."""
 
-    name, kind = "worst-sharpness", "worst"
-    columns: ClassVar[Mapping[str, str]] = {"worst_sharpness": "nat"}
+    kind = "worst"
+    columns: Mapping[str, str] = {"worst_sharpness": "nat"}
 
 
-@registry.instruments.add("average-sharpness")
+@instrument("average-sharpness")
 class AverageSharpness(_Rise):
     """The mean rise of the loss for δ/|w| ~ N(0, ρ²), in nats, over ``monitor.draws`` pairs ±δ."""
 
-    name, kind = "average-sharpness", "average"
-    columns: ClassVar[Mapping[str, str]] = {"average_sharpness": "nat", "average_sharpness_se": "nat"}
+    kind = "average"
+    columns: Mapping[str, str] = {"average_sharpness": "nat", "average_sharpness_se": "nat"}
+
+
+@instrument("average")
+class RunningAverage(Instrument):
+    """The loss of the mean of the last ``monitor.window`` measured w_a (LAWA), predicted; rank 0 predicts it.
+
+    It is on the run's sample, with the ends of a 90% interval. The gain is the loss at w_a now minus the
+    predicted loss: where it is above 0, to stop here and average is predicted to be better than to stop here.
+    See :func:`landscape.average`. NaN until there are so many, and where there is no prediction.
+    """
+
+    columns: Mapping[str, str] = {
+        "average_loss": "nat",
+        "average_loss_low": "nat",
+        "average_loss_high": "nat",
+        "average_gain": "nat",
+    }
+    on_sample = True
+
+    def __init__(self, run: MeasuredRun) -> None:
+        super().__init__(run)
+        if run.monitor.window > MEMBERS:
+            raise InputError(f"monitor.window: {run.monitor.window} is not allowed, at most {MEMBERS}")
+        exact_only(run.sample.problem, f"monitor.instruments: '{self.name}'")
+
+    def measure(self, now: StepState) -> dict[str, float]:
+        window = self.run.monitor.window
+        before = () if self.memory is None else self.memory
+        self.memory = members = torch.stack([*before, now.mean][-window:])
+        return self._row_of_first(lambda: self._predicted(members)) if len(members) == window else {}
+
+    def _predicted(self, members: Tensor) -> list[float]:
+        """The values of the columns for the average of ``members`` (m, P); NaN where there is none."""
+        try:
+            result = average(self.run.sample.problem, [*members], exact=False, progress=False)
+        except OperationError:  # weights that are equal or not finite: a run must not end for it
+            return [math.nan] * len(self.columns)
+        loss = result.loss[0]
+        return [loss, result.low[0], result.high[0], result.members_loss[-1] - loss]

@@ -15,25 +15,8 @@ from typing import Any
 from landscape.core.options import check_type, choose
 from landscape.core.registry import optimizers
 from landscape.training.optimizer import torch_optim
-from landscape.training.optimizer.base import LAMB, LARS, SGD, Optimizer
-from landscape.training.optimizer.groups import Grouped, Member, named, options_of
-from landscape.training.optimizer.muon import Muon
-from landscape.training.optimizer.steepest import Steepest
+from landscape.training.optimizer.base import Grouped, Member, Optimizer, named, options_of
 from landscape.training.optimizer.torch_optim import TorchOptimizer
-
-__all__ = [
-    "LAMB",
-    "LARS",
-    "SGD",
-    "Muon",
-    "Optimizer",
-    "Steepest",
-    "TorchOptimizer",
-    "full_name",
-    "make",
-    "names",
-    "options",
-]
 
 GROUPS = "groups"  # the key of the table of groups
 

@@ -52,8 +52,7 @@ def preconditioner(
     expect("run", run, Checkpoint)
     if not run.has_recipe:
         raise OperationError(
-            f"{run.path or 'run'}: landscape train did not make it, so that its optimizer is "
-            "not known; give a landscape.Preconditioner"
+            f"{run.path or 'run'}: no run of landscape train; give a landscape.Preconditioner"
         )
     made = StatePreconditioner(recipe_of(run), problem, "precondition")
     if run.step < 1:
@@ -91,8 +90,8 @@ class StatePreconditioner:
         momentum = self._optimizer.preconditioned
         if momentum is None:
             raise InputError(
-                f"{where}: the optimizer '{self.name}' has no diagonal preconditioner (allowed: adam, "
-                "adamw, rmsprop, lars, lamb)"
+                f"{where}: the optimizer '{self.name}' has no preconditioner (allowed: adam, adamw, rmsprop, "
+                "lars, lamb)"
             )
         m, form, factor = momentum
         limit = recipe.rule().stability_limit(m, form)

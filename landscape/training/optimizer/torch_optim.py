@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import inspect
 import types
@@ -19,7 +18,7 @@ from landscape.core.errors import InputError
 from landscape.core.options import check_keywords, choose
 from landscape.problem.layout import Layout
 from landscape.training.optimizer.base import Optimizer
-from landscape.training.optimizer.muon import check_matrices
+from landscape.training.optimizer.steepest import check_matrices
 
 PREFIX = "torch:"
 #: The name in a checkpoint of the number of steps since the state was new, (n, 1): while it is 0 the other
@@ -170,7 +169,6 @@ class TorchOptimizer(Optimizer):
             for view in layout.views(row).values()
         ]
         self._optimizer = self._build(self._parameters)
-        self._new = [copy.deepcopy(dict(self._optimizer.state.get(p, {}))) for p in self._parameters]
         trial = [nn.Parameter(torch.zeros_like(p)) for p in self._parameters[: len(layout.slots)]]
         #: Of each name the parameter tensors that have one, by number, and its shape there.
         self._shapes: dict[str, dict[int, torch.Size]] = {}
@@ -187,10 +185,11 @@ class TorchOptimizer(Optimizer):
 
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
         state = {key: tensor.clone() for key, tensor in self.state.items()}
-        started = bool(state[UPDATES].any())
-        optimizer, slots = self._optimizer, len(self.layout.slots)
+        started, slots = bool(state[UPDATES].any()), len(self.layout.slots)
+        if not started:  # its state is the one that the class begins with
+            self._optimizer = self._build(self._parameters)
+        optimizer = self._optimizer
         self._copies.copy_(points)
-        optimizer.state.clear()
         optimizer.param_groups[0]["lr"] = lr
         views: list[dict[str, Tensor]] = [{} for _ in self._parameters]
         for key, shapes in self._shapes.items():
@@ -199,17 +198,15 @@ class TorchOptimizer(Optimizer):
                 for (slot, shape), part in zip(shapes.items(), parts, strict=True):
                     views[j * slots + slot][key] = part.view(shape)
         gradient_views = [g for row in gradients for g in self.layout.views(row).values()]
-        for parameter, gradient, view, new in zip(
-            self._parameters, gradient_views, views, self._new, strict=True
-        ):
+        for parameter, gradient, view in zip(self._parameters, gradient_views, views, strict=True):
             parameter.grad = gradient
-            optimizer.state[parameter] = dict(view) if started else copy.deepcopy(new)
+            if started:
+                optimizer.state[parameter] = dict(view)
         optimizer.step()
         for parameter, view in zip(self._parameters, views, strict=True):
             parameter.grad = None
             for key, tensor in view.items():
-                if optimizer.state[parameter][key] is not tensor:
-                    tensor.copy_(optimizer.state[parameter][key])
+                tensor.copy_(optimizer.state[parameter][key])  # nothing where it is the same tensor
         state[UPDATES] += 1
         self.state = state
         if not lr:  # the step is none, whatever its direction

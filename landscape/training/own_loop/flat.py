@@ -123,26 +123,23 @@ class FlatParameters(Tracked):
                 raise _refusal(name, reason, "tied weights must be one Parameter under both names")
 
     def _check_optimizer(self) -> None:
-        own, optimized = {id(p) for p in self._known.values()}, set(self._groups)
-        for group in self.optimizer.param_groups:
-            for p in group["params"]:
-                if id(p) not in own:
-                    raise InputError(
-                        f"optimizer: its parameter of shape {tuple(p.shape)} is not the model's; give the "
-                        "optimizer of model.parameters(), made after the last change of the model"
-                    )
+        own = {id(p) for p in self._known.values()}
+        given = [p for group in self.optimizer.param_groups for p in group["params"]]
+        if foreign := [p for p in given if id(p) not in own]:
+            shape = tuple(foreign[0].shape)
+            raise InputError(
+                f"optimizer: its parameter of shape {shape} is not the model's; use its parameters()"
+            )
         for name, p in self.trained.items():
-            if id(p) not in optimized:
+            if id(p) not in self._groups:
                 raise InputError(f"optimizer: parameter '{name}' is not in it; add it, or freeze it")
 
     def check(self) -> None:
         """Raise InputError where the trained parameters are no longer the same; others may come and go."""
         now = self.named()
         for name, p in {**self._known, **now}.items():
-            before = self._known.get(name)
-            if now.get(name) is not before and (name in self.trained or p.requires_grad):
-                change = "added" if before is None else "replaced" if name in now else "removed"
-                raise _refusal(name, f"was {change}")
+            if now.get(name) is not self._known.get(name) and (name in self.trained or p.requires_grad):
+                raise _refusal(name, "was added, replaced or removed")
             if p.requires_grad and name not in self.trained:
                 raise _refusal(name, "was frozen, now it is trained")
         self._known = now
@@ -171,8 +168,17 @@ def plain(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
+def kind(t: Tensor) -> str:
+    """The precision and the shape of a parameter or buffer, and whether it is trained, in words."""
+    return f"{_precision(t)} of shape {tuple(t.shape)}{'' if t.requires_grad else ', not trained'}"
+
+
+def _precision(t: Tensor) -> str:
+    return str(t.dtype).removeprefix("torch.")
+
+
 def _kind(p: Tensor) -> str:
-    return f"{str(p.dtype).removeprefix('torch.')} on {p.device}"
+    return f"{_precision(p)} on {p.device}"
 
 
 def _refusal(name: str, change: str, remedy: str = REMEDY) -> InputError:
@@ -191,8 +197,7 @@ class DefaultGroup(Processes):
         backends = str(dist.get_backend_config()) if size > 1 else ""
         if device.type == "cuda" and "nccl" not in backends and size > 1:
             raise InputError(
-                f"model: it is on {device}, the process group exchanges by {backends}; call "
-                "init_process_group('nccl'), or leave the model on the CPU"
+                f"model: it is on {device}, the process group is {backends}; call init_process_group('nccl')"
             )
 
     @contextlib.contextmanager
@@ -319,7 +324,7 @@ class OptimizerState:
         """The state for a checkpoint: "PARAMETER.NAME" -> (1, …), the same names and shapes on all ranks."""
         mine = {f"{name}.{key}": storable(value) for name, key, value in self._named()}
         kinds: dict[str, list[Any]] = {}
-        own = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in mine.items()}
+        own = {name: [_precision(t), list(t.shape)] for name, t in mine.items()}
         for theirs in self._group.gathered(own):
             kinds |= theirs
         device = self._parameters.device

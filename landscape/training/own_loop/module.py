@@ -16,7 +16,14 @@ from landscape.core.errors import InputError
 from landscape.core.options import Natural, check_type, positive
 from landscape.problem.layout import independent_copy
 from landscape.training import algorithms
-from landscape.training.own_loop.flat import DefaultGroup, FlatParameters, check_module, plain, rank_and_size
+from landscape.training.own_loop.flat import (
+    DefaultGroup,
+    FlatParameters,
+    check_module,
+    kind,
+    plain,
+    rank_and_size,
+)
 from landscape.training.own_loop.step import Stepper, average_buffers, load, save
 
 _wrapped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
@@ -103,8 +110,7 @@ class DecentralizedDataParallel(nn.Module):
         rule = algorithms.make(algorithm, options, learners=size, seed=seed)
         if rule.measured:
             raise InputError(
-                "algorithm.schedule: 'measured' is not allowed here, its workers need a server; use "
-                "landscape train --nproc"
+                "algorithm.schedule: 'measured' is not allowed here; use landscape train --nproc"
             )
         self._algorithm = {"name": algorithm} | {k: v for k, v in options.items() if v is not None}
         if rule.uses_peak_lr:
@@ -133,11 +139,7 @@ class DecentralizedDataParallel(nn.Module):
             "average_buffers": str(average_buffers),
             "optimizer": type(parameters.optimizer).__name__,
             **{f"algorithm.{key}": str(value) for key, value in self._algorithm.items()},
-            **{
-                f"model: '{plain(name)}'": f"{str(t.dtype).removeprefix('torch.')} of shape {tuple(t.shape)}"
-                f"{'' if t.requires_grad else ', not trained'}"
-                for name, t in tensors.items()
-            },
+            **{f"model: '{plain(name)}'": kind(t) for name, t in tensors.items()},
         }
         if difference := group.difference(facts):
             raise InputError(difference)
@@ -272,7 +274,7 @@ class DecentralizedDataParallel(nn.Module):
             0
         """
         self._stepper.idle("load_checkpoint")
-        with torch.no_grad():
+        with torch.no_grad(), self._stepper.group.together():  # an error on one rank is one on all
             load(self._stepper, Path(path), self._algorithm)
         return self.steps
 
@@ -302,8 +304,7 @@ class DecentralizedDataParallel(nn.Module):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise InputError(
-            "DecentralizedDataParallel: it cannot be copied or pickled, it belongs to its optimizer and "
-            "processes; copy its .module, or save its state_dict()"
+            "DecentralizedDataParallel: it cannot be copied or pickled; use its .module or state_dict()"
         )
 
 

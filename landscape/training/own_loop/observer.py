@@ -5,20 +5,32 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from landscape.checkpoint.checkpoint import storable
 from landscape.core.devices import kept_randomness
 from landscape.core.errors import InputError, LandscapeError
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Loss, Problem
+from landscape.problem.shards import whole
 from landscape.training.decomposition import Gradient, GradientEstimator, fixed_batches, step_columns
 from landscape.training.instruments.base import MeasuredRun, Monitoring
-from landscape.training.own_loop.flat import Tracked, check_module, preconditioner, stability_limit
+from landscape.training.own_loop.flat import (
+    DefaultGroup,
+    Tracked,
+    check_module,
+    kind,
+    preconditioner,
+    rank_and_size,
+    stability_limit,
+)
 from landscape.training.processes.comm import Comm
 from landscape.training.recipes.recipe import Monitor, build_table
 
@@ -190,8 +202,7 @@ def _check_batch(batch: int) -> None:
     """Raise InputError unless BatchNorm can have the statistics of so many samples."""
     if batch < 2:
         raise InputError(
-            f"batch: {batch} is not allowed with BatchNorm in the model, it must be how many samples are in "
-            "the loop's minibatches, at least 2"
+            f"batch: {batch} is not allowed with BatchNorm, it must be that of the loop's minibatches, ≥ 2"
         )
 
 
@@ -218,8 +229,7 @@ def _check_data(name: str, data: Any) -> None:
     """Raise InputError for a DataLoader with workers that last: a pass over it would end the user's own."""
     if isinstance(data, DataLoader) and data.persistent_workers:
         raise InputError(
-            f"{name}: a DataLoader with persistent_workers=True is not allowed, a pass of the recorder would "
-            "restart that of the loop; give one of its own, without"
+            f"{name}: a DataLoader with persistent_workers=True is not allowed; give one of its own, without"
         )
 
 
@@ -236,34 +246,20 @@ class Parameters(Tracked):
         names = {theirs: ours for pair in pairs for (theirs, _), (ours, _) in pair}
         super().__init__(module, problem.layout, lambda name: names.get(name, name))
         self._device, self._dtype = problem.device, problem.dtype
-        self._precisions = {name: p.dtype for name, p in self.named().items()}
+        self._kinds = {name: kind(p) for name, p in self.named().items()}
 
     def check(self) -> None:
         """Raise InputError that names a parameter which is not what it was."""
-        now = self.named()
-        known = {slot.name: slot.shape for slot in self.layout.slots}
-        for name in {**known, **now}:
-            if change := self._change(name, known.get(name), now.get(name)):
+        now = {name: kind(p) for name, p in self.named().items()}
+        for name in {**self._kinds, **now}:
+            before, after = (kinds.get(name, "missing") for kinds in (self._kinds, now))
+            if before != after:
                 raise InputError(
-                    f"model: parameter '{name}' {change}; a recorder follows the parameters that it was made "
-                    "with: close it, and make a new one in another folder"
+                    f"model: parameter '{name}' was {before}, now {after}; a recorder follows the parameters "
+                    "that it was made with: close it, and make a new one in another folder"
                 )
-        if [*known] != [name for name, p in now.items() if p.requires_grad]:
+        if [*self._kinds] != [*now]:
             raise InputError("model: the order of its parameters has changed, a recorder needs the first one")
-
-    def _change(self, name: str, shape: tuple[int, ...] | None, p: nn.Parameter | None) -> str:
-        before = self._precisions.get(name)
-        if p is None:
-            return "is gone"
-        if before is None:
-            return "was added"
-        if p.dtype != before:
-            return f"was {str(before).removeprefix('torch.')}, now {str(p.dtype).removeprefix('torch.')}"
-        if p.requires_grad != (shape is not None):
-            return "was frozen" if p.requires_grad is False else "was frozen before, now it is trained"
-        if shape is not None and tuple(p.shape) != shape:
-            return f"had shape {shape}, now {tuple(p.shape)}"
-        return ""
 
     @torch.no_grad()
     def flat(self) -> Tensor:
@@ -290,7 +286,89 @@ class Parameters(Tracked):
             if name in theirs:  # of BatchNorm under its batch's own statistics there are none
                 if theirs[name].shape != tensor.shape:
                     raise InputError(
-                        f"model: its buffer '{name}' had shape {tuple(theirs[name].shape)}, now "
-                        f"{tuple(tensor.shape)}; a recorder needs the first one"
+                        f"model: its buffer '{name}' must keep its shape, now {tuple(tensor.shape)}"
                     )
                 theirs[name].copy_(tensor)
+
+
+class ShardedObserver(Observer):
+    """It measures a module whose parameters are DTensors, itself and no copy as :class:`.Observer` does.
+
+    Args and errors as there; all ranks make the same calls. Refused in one line is what would need the whole
+    model in one process: samples drawn anew, BatchNorm's own batches, and other instruments than λ_max.
+    """
+
+    def __init__(
+        self, module: nn.Module, loss: Loss | None, data: Any, test: Any, *, samples: int,
+        monitor: Mapping[str, Any], batch: int, processes: int, seed: int, optimizer: Any, **how: Any,
+    ) -> None:  # fmt: skip
+        table = build_table(Monitor, {"samples": 0, **monitor}, "monitor.")
+        refused = {
+            "samples": samples,
+            "monitor.samples": table.samples,
+            "monitor.instruments": table.instruments,
+            "randomness": how.pop("randomness") != "refuse",
+            "model: BatchNorm": has_batchnorm(module),
+        }
+        for name, given in refused.items():
+            if given:
+                raise InputError(f"{name}: not allowed in a recorder of a sharded model")
+        self._data, self._device = (data, test), next(module.parameters()).device
+        self._start = None
+        with self._undisturbed():
+            self._shards: Any = Problem(module, loss, data, **how)
+            self.train = self._objective = self._shards
+            self.test = None if test is None else Problem(module, loss, test, **how)
+            self.parameters = ShardedParameters(module, self.train)
+            self.monitor = self._monitoring(table, seed, 0, optimizer)
+        self._group = DefaultGroup(*rank_and_size(), self._device)
+
+    def start(self, step: int) -> None:
+        with self._undisturbed():
+            loss, g = self.train.loss_and_gradient()
+        comm: Any = SimpleNamespace(totals=self._shards.total)
+        self._start = self.parameters.flat(), Gradient(loss, g[None], comm)
+
+    def state(self, step: int) -> dict[str, Tensor]:
+        self._group.step = step  # which an error of the exchange that follows names
+        return {}  # vectors of this rank
+
+    def agreed(self, due: bool) -> bool:
+        return bool(self._shards.gathered(torch.tensor(float(due))).any())
+
+    def together(self) -> contextlib.AbstractContextManager[None]:
+        return self._group.together()
+
+
+class ShardedParameters(Parameters):
+    """The module's trainable parameters, as the vector (n,) of this rank."""
+
+    def __init__(self, module: nn.Module, problem: Problem) -> None:
+        super().__init__(module, problem)
+        self.problem = problem
+
+    def flat(self) -> Tensor:
+        return self.problem.weights
+
+    def show(self, copy: nn.Module) -> None:
+        """Change nothing, as there is no copy."""
+
+    @torch.no_grad()
+    def recorded(self) -> Tensor:
+        """θ (1, P) in the CPU's memory of rank 0, gathered parameter by parameter; (1, 0) on the others."""
+        first = dist.get_rank() == 0
+        theta = torch.empty(1, self.layout.size if first else 0, dtype=self._dtype)
+        views = list(self.layout.views(theta[0]).values()) if first else []
+        for k, parameter in enumerate(self.trained()):
+            part = whole(parameter)
+            if first:
+                views[k].copy_(part)
+        return theta
+
+    def kept(self) -> dict[str, Tensor]:
+        found = {}
+        for name, tensor in self.rest(saved=True).items():
+            part = whole(tensor)
+            if dist.get_rank() == 0:
+                found[name] = storable(part)[None].to("cpu", copy=True)
+        return found

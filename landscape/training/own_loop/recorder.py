@@ -32,9 +32,8 @@ from landscape.problem.problem import Loss
 from landscape.problem.shards import is_sharded
 from landscape.training.decomposition import GROUPS
 from landscape.training.own_loop import flat as loop
-from landscape.training.own_loop.observer import Observer
+from landscape.training.own_loop.observer import Observer, ShardedObserver
 from landscape.training.own_loop.scalars import open_writer, writer_names
-from landscape.training.own_loop.sharded import ShardedObserver
 from landscape.training.run.launch import check_folder, last_sound
 from landscape.training.run.setup import History, due
 
@@ -515,10 +514,7 @@ class Recorder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
+        (self.close if kind is None else self.abort)()
 
     def __repr__(self) -> str:
         state = f"rank {self._rank}, which does not record" if self._idle else f"step {self.steps:,}"

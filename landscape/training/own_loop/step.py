@@ -75,8 +75,7 @@ class Stepper:
             return
         if self.group.size == 1 and loop.has_group() and dist.get_world_size() > 1:
             raise InputError(
-                "DecentralizedDataParallel: it was made before the process group, and has one learner; call "
-                "init_process_group first"
+                "DecentralizedDataParallel: made before the process group; call init_process_group first"
             )
         with self._plainly():
             self.parameters.check()
@@ -103,8 +102,7 @@ class Stepper:
             closure = any(callable(given) for given in (*args, *keywords.values()))
             if closure and self.rule.synchronous and self.comm.size > 1:
                 raise InputError(
-                    "optimizer: step(closure) is not allowed in a synchronous step, whose gradients are "
-                    "averaged before it; call backward first, and step() without a closure"
+                    "optimizer: step(closure) is not allowed in a synchronous step; call backward(), step()"
                 )
             self._rate = self._rate_of_step()
             self._gradients.prepare(self.rule.synchronous)
@@ -113,14 +111,10 @@ class Stepper:
         """The learning rate for the rule; 1 where only its product with the directions matters."""
         if self.rule.lr_is_factor:
             return 1.0
-        rates = {float(group["lr"]) for group in self.parameters.optimizer.param_groups if "lr" in group}
-        if len(rates) != 1:
-            given = ", ".join(f"{rate:g}" for rate in sorted(rates)) or "none"
-            raise InputError(
-                f"optimizer: this algorithm needs one learning rate for all parameter groups, they have "
-                f"{given}; give all of them the same"
-            )
-        return rates.pop()
+        rate = loop.rate(self.parameters.optimizer)
+        if math.isnan(rate):
+            raise InputError("optimizer: this algorithm needs one learning rate for all parameter groups")
+        return rate
 
     def _after(self, optimizer: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """Finish the step, right after the optimizer's."""
@@ -142,8 +136,7 @@ class Stepper:
         """Raise InputError where ``what`` is called within a step, when the parameters are not w_j."""
         if self.begun:
             raise InputError(
-                f"{what}: not allowed between a forward pass in training mode and optimizer.step(); call it "
-                "after the step"
+                f"{what}: not allowed between a forward pass and optimizer.step(); call it after the step"
             )
 
 
@@ -254,8 +247,11 @@ def save(stepper: Stepper, path: Path, algorithm: Mapping[str, Any], seed: int) 
     """
     parameters, comm, rule = stepper.parameters, stepper.comm, stepper.rule
     with stepper.group.together():
-        if comm.rank == 0:
-            _check_writable(path)
+        if comm.rank == 0:  # before the others begin to send
+            ends_in("path", path, [".h5"])
+            files.make_folder(path.parent)
+            if path.is_dir():
+                raise OperationError(f"{path}: is a folder, a file is needed")
     momentum = loop.heavy_ball(parameters.optimizer)
     limit = rule.stability_limit(*momentum) if momentum else None
     state = Checkpoint(
@@ -306,14 +302,9 @@ def load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     """Take weights, buffers, and the states of optimizer and rule from a file of :func:`save`.
 
     Raises:
-        OperationError: on every rank where one cannot read the file, or it does not fit.
+        OperationError: for a file that cannot be read, or does not fit.
         InputError: for a file of another algorithm, or of another number of learners.
     """
-    with stepper.group.together():
-        _load(stepper, path, algorithm)
-
-
-def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     comm, parameters, rule = stepper.comm, stepper.parameters, stepper.rule
     learners: list[int] = []
 
@@ -347,11 +338,3 @@ def _load(stepper: Stepper, path: Path, algorithm: Mapping[str, Any]) -> None:
     for name, tensor in rest.items():
         tensor.copy_(run.buffers[name][0])
     stepper.steps = run.step
-
-
-def _check_writable(path: Path) -> None:
-    """Raise LandscapeError where ``path`` cannot be written, before the others begin to send."""
-    ends_in("path", path, [".h5"])
-    files.make_folder(path.parent)
-    if path.is_dir():
-        raise OperationError(f"{path}: is a folder, a file is needed")

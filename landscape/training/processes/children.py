@@ -14,7 +14,6 @@ import json
 import os
 import pkgutil
 import select
-import shutil
 import signal
 import socket
 import subprocess
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol, Self
 
 from landscape.core.errors import InputError, LandscapeError, OperationError, explain
-from landscape.core.files import HAS_LOCKS, lock_descriptor
+from landscape.core.files import HAS_LOCKS
 from landscape.training.processes import boot
 
 # Interval of the checks of the children (s), short enough not to delay a short command noticeably.
@@ -37,7 +36,6 @@ CHECK_INTERVAL = 0.05
 FOLDER = "landscape-processes-"
 #: The environment variable with the folder of the store, for the processes that ``--nproc`` started.
 STORE = "LANDSCAPE_STORE"
-LOCKED_WITHIN = 60.0  # a new folder is locked within this time (s)
 
 
 class FolderStore:
@@ -46,14 +44,11 @@ class FolderStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def _write(self, name: str, text: str) -> Path:
-        path = self.folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
-        path.write_text(text, encoding="utf-8")
-        return path
-
     def set(self, name: str, text: str) -> None:
         """Write ``text``."""
-        os.replace(self._write(name, text), self.folder / name)
+        path = self.folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
+        path.write_text(text, encoding="utf-8")
+        os.replace(path, self.folder / name)
 
     def get(self, name: str) -> str:
         """The text; "" if there is none."""
@@ -64,14 +59,9 @@ class FolderStore:
 
     def first(self, name: str, text: str) -> bool:
         """Write ``text`` if there is none yet, and say whether it is ``text`` then."""
-        path = self._write(name, text)
-        try:
-            os.link(path, self.folder / name)
-        except FileExistsError:
-            return self.get(name) == text
-        finally:
-            path.unlink()
-        return True
+        with contextlib.suppress(FileExistsError), open(self.folder / name, "x", encoding="utf-8") as file:
+            file.write(text)
+        return self.get(name) == text
 
 
 def launcher_store() -> FolderStore | None:
@@ -113,14 +103,12 @@ class Children:
     def __init__(self) -> None:
         if not HAS_LOCKS:
             raise InputError("processes: this system has no processes that share sockets; use 1")
-        _sweep()
         self.all: list[Child] = []
         try:
-            self.folder = Path(tempfile.mkdtemp(prefix=FOLDER))
-            self._lock = os.open(self.folder, os.O_RDONLY)
+            self._private = tempfile.TemporaryDirectory(prefix=FOLDER, ignore_cleanup_errors=True)
         except OSError as error:
             raise OperationError(f"TMPDIR: no folder for temporary files ({error.strerror})") from error
-        lock_descriptor(self._lock, wait=True)
+        self.folder = Path(self._private.name)
         self._checked = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -177,8 +165,7 @@ class Children:
                 if stream:
                     with contextlib.suppress(OSError):
                         stream.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self._lock)
+        self._private.cleanup()
 
 
 def signal_name(number: int) -> str:
@@ -200,22 +187,6 @@ def threads_each(processes: int, threads: int | None) -> dict[str, str]:
         return {}
     share = str(max(1, threads // processes))
     return {"OMP_NUM_THREADS": share, "MKL_NUM_THREADS": share}
-
-
-def _sweep() -> None:
-    """Remove the folders of processes that were killed: they are this user's, and their locks are free."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
-        try:
-            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            state = os.fstat(handle)
-            old = state.st_uid == os.getuid() and time.time() - state.st_mtime > LOCKED_WITHIN
-            if old and lock_descriptor(handle):
-                shutil.rmtree(folder, ignore_errors=True)
-        finally:
-            os.close(handle)
 
 
 # How long a process may show no sign of life, and any exchange of a group may take (s): the default of

@@ -356,13 +356,11 @@ def worker_device(name: str) -> torch.device:
         if number("WORLD_SIZE", 1, 1) == 1:
             return device
         raise InputError(
-            f"device: '{name}' is {device.type} here, which several processes cannot share; use cpu, or "
-            "one process"
+            f"device: '{name}' is {device.type} here, which several processes cannot share; use cpu"
         )
     if max(processes, local + 1) > gpus:
         raise InputError(
-            f"device: '{name}' is not allowed, {processes} processes here need a GPU each and there are "
-            f"{gpus}; start fewer, or use cpu"
+            f"device: '{name}' is not allowed, {processes} processes need a GPU each of {gpus}; use cpu"
         )
     torch.cuda.set_device(local)
     return torch.device("cuda", local)

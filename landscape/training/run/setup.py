@@ -84,8 +84,7 @@ class History:
         for name in values:
             if name not in self.units:
                 raise OperationError(
-                    f"algorithm.name: '{self.algorithm}' records the column '{name}', which its class must "
-                    "declare with a unit in 'columns'"
+                    f"algorithm.name: 'columns' of '{self.algorithm}' must declare '{name}' with a unit"
                 )
         row |= values
 
@@ -315,8 +314,7 @@ def read(recipe: Recipe) -> tuple[Recipe, Checkpoint | None]:
     start, digest = Checkpoint.load(path), hdf5.sha256(path)
     if expected and digest != expected:
         raise OperationError(
-            f"init.checkpoint: {path} has SHA-256 {digest[:12]}…, the recipe's init.sha256 is "
-            f"{expected[:12]}…"
+            f"init.checkpoint: {path} has SHA-256 {digest[:12]}…, init.sha256 is {expected[:12]}…"
         )
     return dataclasses.replace(recipe, init=dataclasses.replace(recipe.init, sha256=digest)), start
 
@@ -383,12 +381,12 @@ def check_compatibility(
     recipe: Recipe,
     model: Spec,
     dataset: Dataset | UserData,
-    problems: tuple[Problem, Problem],
+    train: Problem,
     stack: Stack,
     buffers: Buffers,
 ) -> None:
-    """Raise InputError where model, data (``problems``: train, test) and device are not compatible."""
-    train, samples = problems[0], recipe.decompose.samples
+    """Raise InputError where model, data (``train``) and device are not compatible."""
+    samples = recipe.decompose.samples
     if samples % GROUPS:
         raise InputError(f"decompose.samples: {samples} is not allowed, it must be a multiple of {GROUPS}")
     on_gpu = train.device.type == "cuda"
@@ -397,8 +395,7 @@ def check_compatibility(
     micro = recipe.local_batch // recipe.accumulate
     if has_batchnorm(train.model) and 0 < samples < GROUPS * micro:
         raise InputError(
-            f"decompose.samples: {samples} is not allowed, BatchNorm needs at least {GROUPS} batches of "
-            f"{micro} samples"
+            f"decompose.samples: {samples} is not allowed with BatchNorm, it must be ≥ {GROUPS} × {micro}"
         )
     if isinstance(dataset, Dataset):
         first, y = train.gather(torch.zeros(1, dtype=torch.long))
@@ -415,8 +412,7 @@ def check_compatibility(
         buffers.check(stack.training_model, micro)
     if recipe.sampling == "all" and recipe.batch != train.samples:
         raise InputError(
-            f"sampling: 'all' is not allowed with batch {recipe.batch}, it must be "
-            f"{train.samples}, the samples of the training set"
+            f"sampling: 'all' is not allowed with batch {recipe.batch}, it must be {train.samples} samples"
         )
 
 

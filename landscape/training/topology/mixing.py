@@ -245,8 +245,7 @@ class Mixing:
     def __init__(self, spec: str, learners: int, seed: int, where: str = "algorithm.mixing") -> None:
         if learners > MAX_LEARNERS:
             raise InputError(
-                f"{where}: '{spec}' is not allowed with {learners} learners, at most {MAX_LEARNERS:,} are "
-                "allowed: their matrix has n² numbers"
+                f"{where}: '{spec}' is not allowed with {learners} learners, at most {MAX_LEARNERS:,} are"
             )
         self.spec, self.learners, self.seed = spec, learners, seed
         #: The matrices (n, n) float64 that the steps go through in turn; none if each step draws its own.
