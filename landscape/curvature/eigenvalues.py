@@ -248,12 +248,6 @@ def fast_hessian(
     return h
 
 
-def exact_products(problem: Problem, weights: Tensor | None = None) -> tuple[Products, HessianOperator]:
-    """The products of :func:`fast_hessian` with vectors that are rows, and the matrix."""
-    h = fast_hessian(problem, weights)
-    return row_products(h), h
-
-
 def _in_lockstep(h: ChainHessian, share: float, dtype: torch.dtype) -> Callable[[Tensor, list[int]], Tensor]:
     """``share`` of the products of the searches still running; the weights of the others are dropped."""
     present: list[int] = []
