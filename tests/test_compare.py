@@ -243,6 +243,8 @@ def test_bounds_that_overlap_and_rounding_do_not_tell_apart() -> None:
     same = landscape.compare([problem, permuted(problem, 1)], quantities=["loss", "trace"])
     assert not same.significant.any()
     assert "(exact)" in cell(same, 1, 0)
+    fewer = landscape.compare([problem, bowl(samples=100)], quantities=["loss"])
+    assert "data of different size (200, 100 samples)" in fewer.notes
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from landscape.analysis.connection import shares
 from landscape.gradients.minibatches import Minibatches, stream
 from landscape.problem.alignment import Symmetry, change, matched, permuted
 from tests import problems
+from tests.conftest import slow_but
 
 
 class Residual(nn.Module):
@@ -118,7 +119,7 @@ KINDS: dict[str, tuple[Callable[[], Problem], list[int]]] = {
 }  # fmt: skip
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=slow_but(["MLP", "BatchNorm", "grouped", "GroupNorm", "ResNet", "LSTM", "GPT"], KINDS))
 def kind(request: pytest.FixtureRequest) -> tuple[Problem, Symmetry]:
     torch.manual_seed(0)
     make, sizes = KINDS[request.param]

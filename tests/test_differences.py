@@ -177,7 +177,7 @@ QUICK = ("ReLU, LayerNorm", "attention, once differentiable", "bfloat16 weights,
 
 
 @pytest.mark.parametrize("name", slow_but(QUICK, certified.NETWORKS))
-@pytest.mark.parametrize("seed", slow_but((0, 1), range(10)))
+@pytest.mark.parametrize("seed", slow_but((0,), range(10)))
 @pytest.mark.filterwarnings("ignore::landscape.ProblemWarning")
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad:UserWarning")
 def test_networks_of_today_are_within_their_stated_errors(name: str, seed: int) -> None:

@@ -48,6 +48,7 @@ import landscape.cli
 from landscape.cli.commands import GROUPS
 from landscape.core import registry
 from tests import notebooks
+from tests.conftest import slow_but
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
 
@@ -409,9 +410,7 @@ def test_documents_and_examples_import_public_names_only() -> None:
     assert {_id(path): names for path in paths if (names := private(path.read_text()))} == {}
 
 
-@pytest.mark.parametrize(
-    "name", ["own_cnn", "paper_figure", pytest.param("decentralized_sgd", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", slow_but(["own_cnn"], ["own_cnn", "paper_figure", "decentralized_sgd"]))
 def test_a_notebook_runs(name: str, in_folder: Path) -> None:
     path = notebooks.NOTEBOOKS / f"{name}.ipynb"
     assert private("\n".join(notebooks.code(path))) == []

@@ -34,7 +34,7 @@ from landscape.training.planning.plan import Costs, Machines
 from landscape.training.recipes import recipe
 from landscape.training.recipes.recipe import Decompose, Evaluate, Monitor, Recipe
 from landscape.training.recipes.table_recipes import NETWORKS
-from tests.conftest import Command
+from tests.conftest import Command, slow_but
 from tests.test_cli import one_line
 
 # Of the papers: a figure for each of theirs, and what is listed as the papers' claims and ours.
@@ -45,9 +45,6 @@ WANTED = {
 }  # fmt: skip
 
 
-SLOW = ("laptop", "paper")  # the runs of one scale are like those of another
-
-
 def test_every_figure_is_listed(command: Command) -> None:
     code, out, _ = command("figures")
     assert code == 0
@@ -55,7 +52,8 @@ def test_every_figure_is_listed(command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    "scale", [pytest.param(s, marks=pytest.mark.slow) if s in SLOW else s for s in SCALES]
+    "scale",
+    slow_but(["smoke"], SCALES),  # the runs of one scale are like those of another
 )
 def test_the_runs_of_every_figure_can_be_written_down(scale: Scale) -> None:
     for name in figure.names():
@@ -421,14 +419,14 @@ def test_numbers_are_compared_by_setting_in_the_order_of_the_rows() -> None:
 # ---- Update rules side by side
 
 
-def test_all_update_rules_are_compared() -> None:
+@pytest.mark.parametrize("scale", slow_but(["smoke"], SCALES))
+def test_all_update_rules_are_compared(scale: Scale) -> None:
     ours = {n for n in registry.algorithms if registry.algorithms[n].__module__.startswith("landscape.")}
-    for scale in SCALES:
-        cells = figure.get("rules").runs(scale)
-        assert {cell.recipe.algorithm["name"] for cell in cells} == ours
-        assert {cell.values["split"] for cell in cells} == {rules.IID, rules.SKEWED}
-        assert {cell.recipe.split.text for cell in cells} == {"iid", "dirichlet(0.1)"}
-        assert all(cell.recipe.steps <= POINTS for cell in cells)  # records have the bytes of each step
+    cells = figure.get("rules").runs(scale)
+    assert {cell.recipe.algorithm["name"] for cell in cells} == ours
+    assert {cell.values["split"] for cell in cells} == {rules.IID, rules.SKEWED}
+    assert {cell.recipe.split.text for cell in cells} == {"iid", "dirichlet(0.1)"}
+    assert all(cell.recipe.steps <= POINTS for cell in cells)  # records have the bytes of each step
 
 
 def with_history(**columns: list[float]) -> Any:

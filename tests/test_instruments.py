@@ -286,22 +286,6 @@ def test_the_preconditioner_is_that_of_the_optimizers_state(tiny: Path, name: st
     assert row["lr_preconditioned_limit"] == pytest.approx(seen.limit)
 
 
-@pytest.mark.slow
-def test_with_batchnorm_and_dropout_all_is_measured() -> None:
-    monitor = ALL | {"instruments": ["batch-sharpness", "noise-scale", "disagreement"]}
-    changes: dict[str, Any] = {
-        "monitor": monitor,
-        "steps": 30,
-        "model": {"name": "tests.nets:norm_net", "dropout": 0.3},
-    }
-    end = Trainer(recipe.from_values(BASE | changes)).run()
-    for name in ("batch_sharpness", "learner_batch_sharpness", "noise_trace", "gradient_share"):
-        assert np.isfinite(end.history[name]).any()
-    off = Trainer(recipe.from_values(BASE | changes | {"monitor": {}})).run()
-    assert torch.equal(end.weights, off.weights)
-    assert all(torch.equal(end.buffers[name], off.buffers[name]) for name in off.buffers)
-
-
 def test_an_instrument_of_ones_own_declares_its_columns(tiny: Path) -> None:
     class Norm(Instrument):
         name = "norm"

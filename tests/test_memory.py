@@ -46,26 +46,6 @@ def run(code: str) -> list[float]:
     return [float(word) for word in done.stdout.split()]
 
 
-SMALL = """
-model = landscape.models.build("mlp", widths=[50, 40, 10])
-problem = landscape.Problem(model, nn.functional.cross_entropy, (torch.randn(300, 50), torch.arange(300) % 10))
-plane = landscape.random_plane(problem)
-rows = {"batched": 200, "pointwise": 5, "folded": 5}
-for path in rows:
-    landscape.contour(problem, plane, grid=(10, 10), method=path)
-first = peak()
-for path in rows:
-    landscape.contour(problem, plane, grid=(200, rows[path]), method=path)
-print(peak() - first)
-"""
-
-
-@pytest.mark.slow
-def test_more_points_cost_no_more_memory() -> None:
-    """40,000 points in place of 100: their coordinates and values take 5 MiB, all weights would take 400."""
-    assert run(SMALL)[0] < 16 * MIB
-
-
 BOUND = """
 if {kind!r} == "mlp":
     model = landscape.models.build("mlp", widths=[300, 1500, 1500, 10])

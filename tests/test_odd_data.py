@@ -232,7 +232,6 @@ def masked(outputs: Tensor, targets: tuple[Tensor, Tensor]) -> Tensor:
 
 
 CASES: dict[str, Callable[[Tensor, Tensor], Any]] = {
-    "tensors": lambda x, y: (x, y),
     "batches": lambda x, y: [(x[:20], y[:20]), (x[20:], y[20:])],
     "between": lambda x, y: [(x[:9], y[:9]), (x[20:30], y[20:30]), (x[9:20], y[9:20]), (x[30:], y[30:])],
     "loader": lambda x, y: DataLoader(TensorDataset(x, y), batch_size=10),
@@ -241,8 +240,7 @@ CASES: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 @pytest.mark.parametrize(
     ("name", "own"),
-    [("tensors", False), ("between", False), ("loader", False), ("tensors", True), ("batches", True),
-     ("batches", None), ("between", None)],
+    [("between", False), ("loader", False), ("tensors", True), ("batches", None)],
 )  # fmt: skip
 def test_the_samples_that_count_decide(name: str, own: bool | None) -> None:
     """The numbers are those of the samples with a target alone; nothing is NaN."""

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import landscape
-from landscape import InputError, OperationError, plots
+from landscape import InputError, OperationError
 from landscape.core import registry
 from landscape.gradients.learners import Stack
 from landscape.gradients.minibatches import stream
@@ -140,7 +140,7 @@ def test_layerwise_optimizers_are_the_textbooks(name: str, zero: str) -> None:
     assert bool(torch.isfinite(found).all())
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", slow_but(["nesterov", "lars", "adamw"], OPTIMIZERS))
 @pytest.mark.parametrize("n", slow_but([4], [1, 4]))
 def test_ssgd_and_atc_with_a_complete_graph_are_large_batch_sgd(tiny: Path, name: str, n: int) -> None:
     """As one learner on the joint minibatch; what is not linear in the gradient under SSGD only."""
@@ -248,19 +248,10 @@ def test_bfloat16_is_refused_with_float64(tiny: Path) -> None:
     assert end.history["test_loss"][-1] == pytest.approx(exact.history["test_loss"][-1], rel=0.05)
 
 
-def test_on_the_command_line(command: Command, tiny: Path, tmp_path: Path) -> None:
-    settings = ("--set", "optimizer.momentum=0.9", "--set", "learners=5", "--set", "steps=2")
-    code, _, err = command("train", tiny, *settings, "-o", tmp_path / "a")
-    assert code == 0
-    assert "5 learners × 8 samples, sgd, lr 0.2" in err
-    assert "optimizer state: momentum (5, 83)" in command("info", tmp_path / "a" / "last.h5")[1]
-    assert "stable while lr·λ_max" in command("recipes", tiny)[2]
-
-
-def test_a_run_of_one_learner_can_be_looked_at(tiny: Path) -> None:
-    end = Trainer(chosen(tiny, learners=1, algorithm={"name": "ssgd"})).run()
-    assert np.nanmax(end.history["consensus"]) == np.nanmax(end.history["delta_2_full"]) == 0
-    assert plots.draw([end]).axes
+def test_info_names_the_state_of_the_optimizer(command: Command, tiny: Path, tmp_path: Path) -> None:
+    settings = ("--set", "optimizer.momentum=0.9", "--set", "steps=2")
+    assert command("train", tiny, *settings, "-o", tmp_path / "a", "-q")[0] == 0
+    assert "optimizer state: momentum (4, 83)" in command("info", tmp_path / "a" / "last.h5")[1]
 
 
 def each_by_torch(trainer: Trainer, kind: type[torch.optim.Optimizer], options: dict[str, Any]) -> Tensor:
@@ -586,9 +577,7 @@ def diagonal(size: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     "name",
-    slow_but(
-        ["saddle", "mlp tanh", "conv", "structured", "masked classes"], [*problems.ALL, *problems.STRUCTURED]
-    ),
+    slow_but(["saddle", "mlp tanh", "structured"], [*problems.ALL, *problems.STRUCTURED]),
 )
 def test_eigenvalues_and_all_else_are_those_of_the_dense_matrix(name: str) -> None:
     problem = {**problems.ALL, **problems.STRUCTURED}[name]()

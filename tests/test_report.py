@@ -435,6 +435,7 @@ def test_missing_numbers_are_null(tmp_path: Path, runs: Path) -> None:
     save([dataclasses.replace(grid, ratio=nothing, lambda_max=nothing)], tmp_path / "g.h5")
     given = contents.read([tmp_path / "s.h5", tmp_path / "g.h5"])
     assert analyses.data(given)["surfaces"] == []  # nothing to draw, and no error
+    assert len(analyses.data(contents.read([surface]))["surfaces"]) == 1  # of a result that has no file
     assert analyses.other_sections(given)[0].tables[0].rows[0][1].text == "–"
 
 

@@ -23,6 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import landscape
 from landscape import HessianOperator, InputError, Problem
 from landscape.curvature.hessian import MATRICES
+from landscape.curvature.operators import ALONE
 from landscape.curvature.search import find_eigenpairs
 from landscape.data.synthetic import mean_output
 from landscape.problem.layout import Layout
@@ -344,6 +345,13 @@ def test_the_trace_is_unbiased_and_its_error_bar_honest() -> None:
     again = landscape.trace(a, 45, seed=3)
     assert (again.value, again.standard_error) == (found[3].value, found[3].standard_error)
     np.testing.assert_array_equal(again.draws, found[3].draws)
+
+
+def test_the_signs_of_the_trace_are_signs() -> None:
+    like = torch.zeros(50, dtype=torch.float64)
+    drawn = ALONE.signs(like, 4, torch.Generator().manual_seed(0))
+    assert drawn.shape == (4, 50)
+    assert drawn.unique().tolist() == [-1.0, 1.0]
 
 
 def test_each_probe_is_exact_in_its_full_krylov_space() -> None:

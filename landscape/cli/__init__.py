@@ -15,7 +15,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from types import FrameType
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn
 
 import click
 from click.shell_completion import CompletionItem
@@ -167,12 +167,7 @@ def _run() -> int:
 
 
 def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any, **__: Any
 ) -> None:
     """A warning as one line, with its place in the code only with -v; none with -q."""
     shown = output.current()

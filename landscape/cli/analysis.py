@@ -416,9 +416,8 @@ def __getattr__(name: str) -> click.Command:
     values = "".join(f" --{key} 0.1" for key in several)
     example = f"landscape {title} runs/ss runs/dp{values} --plot {title}.png"
     run.__name__, run.__doc__ = name, f"{options.plain(texts[0])}\n\nExample:\n    {example}"
-    made: click.Command = options.command(
-        title, analysis=analysis_options(function, seed="seed" in taken, **own)
-    )(run)
+    given = analysis_options(function, seed="seed" in taken, **own)
+    made: click.Command = options.command(title, analysis=given)(run)
     globals()[name] = made  # once: Sphinx changes the signatures of what it has documented
     return made
 

@@ -45,13 +45,11 @@ def smoothing(*, steps: int = continued.PATH_STEPS, analysis: Analysis) -> None:
 
     def compute(run: Checkpoint, **settings: Any) -> Smoothing:
         # A recipe in a file may name a user's code, which a file must never run.
-        not_built_in = not run.has_recipe or source.model or source.data or source.loss
-        if steps and not_built_in:
+        built_in = run.has_recipe and not (source.model or source.data or source.loss)
+        if steps and not built_in:
             common.message(f"{run.label}: no further steps, --steps needs built-in model and data")
         device = pick_device(analysis.device)
-        route = (
-            None if not_built_in or not steps else continued.mean_path(run, steps, device, source.data_dir)
-        )
+        route = continued.mean_path(run, steps, device, source.data_dir) if steps and built_in else None
         rate = continued.effective_rate(run)
         return compute_smoothing(run, trajectory=route, alpha_e=rate, **settings)
 
@@ -107,22 +105,18 @@ def stability(
     if not analysis.checkpoints:
         if analysis.target.picture or analysis.target.output or precondition:
             raise InputError("--plot, -o: not allowed without a CKPT, nor --precondition")
-        stable = rows(
-            chosen, momentum, lambda tau, m, form: limits.max_stable_step(tau, m, form, noise / batch)
-        )
+        stable = rows(chosen, momentum, functools.partial(limits.max_stable_step, noise=noise / batch))
         heads = [HEADS[0], *(f"{h}, m = {momentum:g}" for h in HEADS[1:])]
         title = f"largest stable lr·λ_max{' in mean square' if noise else ''}"
         common.values(table(title, stable, ".4f", heads), limits=stable)
         if lr is not None:
             before = limits.Hyperparameters(from_delay, from_momentum, from_form, from_batch)
 
-            kept = rows(
-                chosen,
-                momentum,
-                lambda tau, m, form: limits.lr_that_keeps_minima(
-                    lr, before, limits.Hyperparameters(tau, m, form, batch), noise
-                ),
-            )
+            def rate(tau: int, m: float, form: str) -> float:
+                after = limits.Hyperparameters(tau, m, form, batch)
+                return limits.lr_that_keeps_minima(lr, before, after, noise)
+
+            kept = rows(chosen, momentum, rate)
             base = f"lr {lr:g} with delay {from_delay}, momentum {from_momentum:g} ({from_form})"
             title = f"learning rates with the minima of {base}{f', batch {from_batch}' if noise else ''}"
             common.values(table(title, kept, ".4g"), rates=kept)

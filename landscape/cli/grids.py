@@ -85,9 +85,8 @@ def make_plane(chosen: Chosen, problem: Problem, group: list[Checkpoint], seed: 
         return planes.random_plane(problem, norm=chosen.norm, seed=seed, ignore=chosen.ignore)
     try:
         if kind == "between":
-            names = [
-                f"{name}, aligned" if k and chosen.align else name for k, name in enumerate(titles(group))
-            ]
+            aligned = ", aligned" * chosen.align
+            names = [name + aligned * bool(k) for k, name in enumerate(titles(group))]
             return planes.between(problem, [r.mean for r in group], names, align=chosen.align, seed=seed)
         if kind == "pca":
             path = [*group[1:], run]

@@ -114,9 +114,8 @@ def _compare(device: torch.device) -> None:
             rows.append(row)
             bar(len(rows) / len(calls()))
             state = row.error or ("ok" if row.same else "DIFFERS")
-            common.values(
-                f"| {row.call} | {row.difference:.1e} | {row.allowed:.0e} | {row.ratio:.2g} | {state} |"
-            )
+            numbers = f"{row.difference:.1e} | {row.allowed:.0e} | {row.ratio:.2g}"
+            common.values(f"| {row.call} | {numbers} | {state} |")
     common.values("", device=str(device), calls=[dataclasses.asdict(row) for row in rows])
     if wrong := [row.call for row in rows if not row.same]:
         raise OperationError(f"doctor: {device} differs from the CPU in: {', '.join(wrong)}")
@@ -215,9 +214,7 @@ def fetch(names: tuple[str, ...], data_dir: str | None, mirror: str | None, forc
         landscape fetch mnist cifar10 --data-dir ~/data
     """
     if not names:
-        known = [
-            {"name": name, "megabytes": each.size, "from": each.mirrors} for name, each in SOURCES.items()
-        ]
+        known = [{"name": name, "megabytes": s.size, "from": s.mirrors} for name, s in SOURCES.items()]
         lines = [f"{name:14} {each.size:4} MB from {each.mirrors[0]}" for name, each in SOURCES.items()]
         common.values("\n".join(lines), data_sets=known)
         return

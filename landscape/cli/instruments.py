@@ -19,7 +19,6 @@ from landscape.cli.analysis import Analysis, analysis_options, say_cost
 from landscape.cli.completion import Choice
 from landscape.cli.options import command, numbers
 from landscape.core.errors import InputError
-from landscape.core.options import positive
 from landscape.curvature.hessian import MATRICES
 from landscape.curvature.peers import ENGINES
 from landscape.gradients.minibatches import known_batch
@@ -134,9 +133,8 @@ def noise_scale(no_learners: bool, analysis: Analysis) -> None:
         landscape noise-scale runs/dp/step-0000100.h5 runs/dp/last.h5 --plot noise-scale.png
     """
     runs = analysis.open()
-    check_learners(
-        ((run, known_batch(analysis.settings["batch"] or run.batch or None)) for run in runs), no_learners
-    )
+    batch = analysis.settings["batch"]
+    check_learners([(run, known_batch(batch or run.batch or None)) for run in runs], no_learners)
 
     def compute(run: Checkpoint, **settings: Any) -> NoiseScale:
         weights = gradient_points(run) if run.learners > 1 and not no_learners else None
@@ -180,15 +178,9 @@ def batch_sharpness(batch: str | None, no_learners: bool, no_lambda_max: bool, a
 
     def compute(run: Checkpoint, size: int, **settings: Any) -> BatchSharpness:
         rate, rule_limit, _ = operating_point(run)
-        return compute_batch_sharpness(
-            run,
-            size,
-            weights=run.weights if run.learners > 1 and not no_learners else None,
-            lr=rate,
-            limit=rule_limit,
-            quantities=() if no_lambda_max else ("lambda-max",),
-            **settings,
-        )
+        settings["weights"] = run.weights if run.learners > 1 and not no_learners else None
+        settings["quantities"] = () if no_lambda_max else ("lambda-max",)
+        return compute_batch_sharpness(run, size, lr=rate, limit=rule_limit, **settings)
 
     analysis.compute("batch-sharpness", jobs, compute)
 
@@ -196,7 +188,6 @@ def batch_sharpness(batch: str | None, no_learners: bool, no_lambda_max: bool, a
 def check_learners(jobs: Iterable[tuple[Checkpoint, int]], no_learners: bool) -> None:
     """InputError where a batch cannot be shared evenly by the learners of its run."""
     for run, size in jobs:
-        positive("batch", size, least=1)
         if not no_learners and size % run.learners:
             raise InputError(
                 f"--batch: {size} is no multiple of the {run.learners} learners of {run.path}; choose "

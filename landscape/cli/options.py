@@ -163,9 +163,8 @@ def options_of(function: Callable[..., Any], *names: str, **own: Settings) -> li
     ``own`` tells click comes before.
     """
     parameters, said = inspect.signature(function).parameters, described(function)
-    return [
-        _option(parameters[name], said.get(name), own.get(name, {})) for name in dict.fromkeys((*names, *own))
-    ]
+    every = dict.fromkeys((*names, *own))
+    return [_option(parameters[name], said.get(name), own.get(name, {})) for name in every]
 
 
 def _option(parameter: inspect.Parameter, said: str | None, own: Settings) -> click.Parameter:

@@ -294,17 +294,10 @@ def table(result: Sweep) -> str:
     head = [*varying, "seeds", "test loss", "test error %", "best %", "diverged", "s"]
     lines = [head]
     for i, (row, seeds) in enumerate(zip(rows, result.seed_lists, strict=True)):
-        lines.append(
-            [
-                *(row[k] for k in varying),
-                str(len(seeds)),
-                _pm(result.test_loss[i], result.test_loss_std[i], ".4g", ".2g"),
-                _pm(result.test_error[i], result.test_error_std[i], ".2f", ".2f"),
-                f"{result.best_test_error[i]:.2f}",
-                f"{result.diverged[i]:.0f}",
-                f"{result.seconds[i]:.1f}",
-            ]
-        )
+        loss = _pm(result.test_loss[i], result.test_loss_std[i], ".4g", ".2g")
+        error = _pm(result.test_error[i], result.test_error_std[i], ".2f", ".2f")
+        others = f"{result.best_test_error[i]:.2f}", f"{result.diverged[i]:.0f}", f"{result.seconds[i]:.1f}"
+        lines.append([*(row[k] for k in varying), str(len(seeds)), loss, error, *others])
     return common.columns(lines)
 
 

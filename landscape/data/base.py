@@ -142,11 +142,8 @@ def cached(name: str, root: Path, files: Sequence[str], settings: str, make: Cal
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(folder_lock(folder))
         except (OSError, OperationError) as error:
-            words = str(error)
-            if isinstance(error, OSError):
-                other = "LANDSCAPE_CACHE may name another folder"
-                words = f"{folder}: cannot be used as cache ({error.strerror}); {other}"
-            warnings.warn(f"{words}; nothing is cached", stacklevel=2)
+            remedy = "; LANDSCAPE_CACHE may name another folder" if isinstance(error, OSError) else ""
+            warnings.warn(f"{error}{remedy}; nothing is cached", stacklevel=2)
             return _contiguous(make)
         stored = folder / f"{name}-{digest.hexdigest()[:24]}.h5"
         arrays = _read(stored)
@@ -187,8 +184,6 @@ def file_stat(root: Path, path: str) -> os.stat_result:
 
 def _read(path: Path) -> Arrays | None:
     """The arrays in ``path``; None if it is not there, or not whole."""
-    if not path.exists():
-        return None
     try:
         with hdf5.reading(path, SCHEMA, warn=False) as file:
             return {key: np.asarray(file[key]) for key in file} if hdf5.has_checksum(path) else None

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from landscape._version import __version__
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import open_regular, replacing, within
-from landscape.core.progress import Progress
+from landscape.core.progress import Progress, portion
 
 # Seconds without an answer, bytes that are read at once, and the slowest download: bytes per second (ours).
 TIMEOUT, BLOCK, PACE = 30.0, 1 << 18, 2e4
@@ -128,7 +128,7 @@ def fetch(
         _extract(root / source.archive.name, source, missing, root)
     elif missing:
         for k, file in enumerate(missing):
-            done = lambda share, k=k: progress((k + share) / len(missing))  # noqa: E731
+            done = portion(progress, k / len(missing), (k + 1) / len(missing))
             _download(mirrors, file, folder / file.name, done, message)
     return {path or folder / file.name: path is None for file, path in kept.items()}
 

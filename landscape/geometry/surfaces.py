@@ -402,9 +402,8 @@ def profile(surface: Surface) -> Profile:
     """The loss against the distance from the center: quartiles over all directions of the plane."""
     angle = np.arange(DIRECTIONS) / DIRECTIONS * 2 * np.pi
     circle = np.stack([np.cos(angle), np.sin(angle)])
-    steps = np.linalg.solve(
-        np.linalg.cholesky(gram(surface)).T, circle
-    )  # coordinates of points at distance 1
+    # The coordinates of points at distance 1.
+    steps = np.linalg.solve(np.linalg.cholesky(gram(surface)).T, circle)
     with np.errstate(divide="ignore"):
         reach = [
             np.where(s > 0, grid[-1], grid[0]) / np.where(s == 0, np.nan, s)

@@ -219,9 +219,8 @@ def page(folder: Path) -> Path:
 def found(entries: dict[str, dict[str, Any]]) -> str:
     """Our findings about the papers: the sentences of figures.toml whose figures have these outcomes."""
     outcomes = {name: entry["outcome"] for name, entry in entries.items()}
-    return " ".join(
-        each["text"] for each in scales.declared()["findings"] if each["rests"].items() <= outcomes.items()
-    )
+    every = scales.declared()["findings"]
+    return " ".join(each["text"] for each in every if each["rests"].items() <= outcomes.items())
 
 
 def overview(entries: dict[str, dict[str, Any]], folder: str = "") -> list[str]:

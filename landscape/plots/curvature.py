@@ -339,13 +339,10 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     rate.plot(place, [r.lr for r in results], "k_", ms=26, mew=2, label=r"$\alpha$")
     rate.plot(place, [r.alpha_e for r in results], "kx", ms=8, mew=2, label=r"$\alpha_e$")
     _draw_spread(spread, results)
+    steep = "sharpness; dashes: steepest gradient change"
     for ax, head, label in (
         (rate, "learning rates", "rate"),
-        (
-            sharpness,
-            "sharpness; dashes: steepest gradient change",
-            f"$\\lambda_{{max}}${style.unit(Smoothing, 'lambda_max')}",
-        ),
+        (sharpness, steep, f"$\\lambda_{{max}}${style.unit(Smoothing, 'lambda_max')}"),
         (loss, "loss", f"{style.loss_of(results)}{style.unit(Smoothing, 'loss')}"),
         (spread, "the spread", "share of the spread along it"),
     ):

@@ -142,9 +142,8 @@ _NAMES = {"center": "center", "lowest": "lowest point"}
 def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
     """Contours in distances, the borders of basins, and below the widths of the region around one point."""
     chosen = scale([r.loss for r in results])
-    figure, axes, below = stacked_panels(
-        len(results), 5.0 if len(results) == 1 else 3.9, {"basins": 4.4, "widths": 1.9}
-    )
+    width = 5.0 if len(results) == 1 else 3.9
+    figure, axes, below = stacked_panels(len(results), width, {"basins": 4.4, "widths": 1.9})
     for ax, r in zip(axes, results, strict=True):
         _draw_panel(ax, r, chosen)
     label = f"{style.split_names(results)} loss{style.unit(Basins, 'loss')}"

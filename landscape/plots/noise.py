@@ -95,9 +95,8 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     figure, (power, curvature) = panels(1, 2, 4.6, 3.8, ["power", "curvature"])
     for r, name, color in style.labeled(results, "result"):
         _draw_power(power, r, color, name)
-    power.set(
-        xlabel=f"eigenvalue $\\lambda_i$ of the Hessian{style.unit(NoiseAlignment, 'values')}", yscale="log"
-    )
+    power.set_xlabel(f"eigenvalue $\\lambda_i$ of the Hessian{style.unit(NoiseAlignment, 'values')}")
+    power.set_yscale("log")
     power.set_ylabel(f"variance of the gradient along $v_i${style.unit(NoiseAlignment, 'covariance')}")
     style.log_axis(power.xaxis)
     place = np.arange(len(results))

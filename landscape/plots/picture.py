@@ -88,9 +88,8 @@ class Picture(Figure):
 
     def suptitle(self, t: str, **options: Any) -> Text:
         """Set the title as matplotlib does, with lines broken where the picture ends."""
-        wrapper = textwrap.TextWrapper(
-            int(TITLE_CHARACTERS * self.get_size_inches()[0]), break_on_hyphens=False
-        )
+        width = int(TITLE_CHARACTERS * self.get_size_inches()[0])
+        wrapper = textwrap.TextWrapper(width, break_on_hyphens=False)
 
         # A formula is not broken: its dollar signs must stay on one line.
         lines = [line if "$" in line else wrapper.fill(line) for line in t.split("\n")]

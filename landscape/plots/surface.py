@@ -380,9 +380,8 @@ def label_axes(ax: Axes, r: Surface) -> None:
     for axis, length, label in zip((ax.xaxis, ax.yaxis), lengths, _axis_labels(r), strict=True):
         if 0 < length < LARGEST:
             axis.set_major_locator(_Distances(length))
-            axis.set_major_formatter(
-                ticker.FuncFormatter(lambda v, _, by=length: f"{v * by:.3g}".replace("-", "−"))
-            )
+            shown = ticker.FuncFormatter(lambda v, _, by=length: f"{v * by:.3g}".replace("-", "−"))
+            axis.set_major_formatter(shown)
         axis.set_label_text(label)
 
 

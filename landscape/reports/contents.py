@@ -109,9 +109,7 @@ def read(given: Any) -> Contents:
         place = one.path if isinstance(one, Checkpoint) else one
         if not isinstance(place, (str, Path)):
             shown = "a run without a file" if place is None else f"a {type(one).__name__}"
-            raise InputError(
-                f"runs: {shown} is not allowed, it must be a run with a file, a result or a path"
-            )
+            raise InputError(f"runs: {shown} is not allowed, give a run with a file, a result or a path")
         path = run_folder.checkpoint_in(Path(place))
         load(path, _schema(path))
         for other in sorted(Path(place).glob("*.h5")) if Path(place).is_dir() else ():

@@ -157,9 +157,8 @@ def _band(
     if len(several) < FEWEST:
         return []
     if column in _NOISY:
-        at, (low, middle, high) = running_quartiles(
-            *(np.concatenate(part) for part in zip(*several, strict=True))
-        )
+        steps, values = (np.concatenate(part) for part in zip(*several, strict=True))
+        at, (low, middle, high) = running_quartiles(steps, values)
     else:
         at = functools.reduce(np.intersect1d, [x for x, _ in several])
         together = np.array([y[np.isin(x, at)] for x, y in several])

@@ -322,6 +322,16 @@ class Result(shown.Shown):
         return cls(**values)
 
 
+def no_values() -> Array:
+    """The default of an array (n,) that a result may lack."""
+    return np.zeros(0)
+
+
+def no_rows() -> Array:
+    """The default of an array (n, m) that a result may lack."""
+    return np.zeros((0, 0))
+
+
 def _optional(field: dataclasses.Field[Any]) -> bool:
     return (field.default, field.default_factory) != (dataclasses.MISSING, dataclasses.MISSING)
 

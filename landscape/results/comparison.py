@@ -160,15 +160,11 @@ class Comparison(Result):
 def table_of(comparison: Comparison) -> list[list[str]]:
     """A row for each quantity: name, numbers of the sides, what their errors are over, verdict."""
     c = comparison
-    return [
-        [
-            heading(c, q),
-            *(cell(c, q, s) for s in range(len(c.sides))),
-            c.over[q] or ("99% bound" if c.kinds[q] == "bound" else "–"),
-            verdict(c, q),
-        ]
-        for q in range(len(c.quantities))
-    ]
+    table = []
+    for q in range(len(c.quantities)):
+        over = c.over[q] or ("99% bound" if c.kinds[q] == "bound" else "–")
+        table.append([heading(c, q), *(cell(c, q, s) for s in range(len(c.sides))), over, verdict(c, q)])
+    return table
 
 
 def heading(comparison: Comparison, quantity: int) -> str:
@@ -207,9 +203,8 @@ def verdict(comparison: Comparison, quantity: int) -> str:
         return f"none significant{_evidence(c, quantity, known, least=True)}"
     if len(significant) == len(pairs):
         order = sorted(range(len(c.sides)), key=lambda s: _rank(c, quantity, s))
-        return (
-            f"all significant: {' < '.join(c.sides[s] for s in order)}{_evidence(c, quantity, significant)}"
-        )
+        ordered = " < ".join(c.sides[s] for s in order)
+        return f"all significant: {ordered}{_evidence(c, quantity, significant)}"
     if len(pairs) > NAMED_PAIRS:
         return f"{len(significant)} of {len(pairs)} pairs significant{_evidence(c, quantity, significant)}"
     word = " flatter than " if c.flatter[quantity] else " below "

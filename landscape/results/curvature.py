@@ -11,12 +11,8 @@ import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import Estimate, standard_error
-from landscape.results.base import Measurement
+from landscape.results.base import Measurement, no_rows
 from landscape.results.shown import Row, converged, eigenvalue, interval, percent
-
-
-def _no_draws() -> Array:
-    return np.zeros((0, 0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +59,8 @@ class BatchSharpness(Measurement):
     relative_error: Annotated[float, "1"]
     converged: bool
     local_batch: Annotated[int, "samples"] = 0
-    learner_curvature: Annotated[Array, "learner_draw learner", "nat"] = field(default_factory=_no_draws)
-    learner_norm2: Annotated[Array, "learner_draw learner", "nat2"] = field(default_factory=_no_draws)
+    learner_curvature: Annotated[Array, "learner_draw learner", "nat"] = field(default_factory=no_rows)
+    learner_norm2: Annotated[Array, "learner_draw learner", "nat2"] = field(default_factory=no_rows)
     derivatives: str = "exact"
     product_error: Annotated[float, "nat"] = 0.0
 

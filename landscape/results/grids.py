@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 import numpy as np
 
 from landscape.core.hdf5 import Array
-from landscape.results.base import Measured
+from landscape.results.base import Measured, no_values
 from landscape.results.flatness import Basins
 from landscape.results.shown import Row, SurfaceCheck
 from landscape.results.spectrum import ExtremeEigenvalues
@@ -58,7 +58,7 @@ class Plane:
     axes: tuple[str, ...] = ("step along direction 1", "step along direction 2")
     markers: Array = field(default_factory=lambda: np.zeros((0, 2)))
     labels: tuple[str, ...] = ()
-    explained: Array = field(default_factory=lambda: np.zeros(0))
+    explained: Array = field(default_factory=no_values)
     weights: Tensor | None = None
 
     def __repr__(self) -> str:
@@ -106,8 +106,8 @@ class Interpolated(Measured):
 
     interpolation_tol: str = ""
     columns: Annotated[tuple[str, ...], "column"] = ()
-    stated_error: Annotated[Array, "column"] = field(default_factory=lambda: np.zeros(0))
-    largest_error: Annotated[Array, "column"] = field(default_factory=lambda: np.zeros(0))
+    stated_error: Annotated[Array, "column"] = field(default_factory=no_values)
+    largest_error: Annotated[Array, "column"] = field(default_factory=no_values)
     checks: int = 0
     log_columns: Annotated[tuple[str, ...], "log_column"] = ()
 
@@ -248,8 +248,8 @@ class Surface(Interpolated):
     axes: Annotated[tuple[str, ...], "direction"] = ("step along direction 1", "step along direction 2")
     markers: Annotated[Array, "marker direction"] = field(default_factory=lambda: np.zeros((0, 2)))
     labels: Annotated[tuple[str, ...], "marker"] = ()
-    marker_loss: Annotated[Array, "marker", "nat"] = field(default_factory=lambda: np.zeros(0))
-    explained: Array = field(default_factory=lambda: np.zeros(0))
+    marker_loss: Annotated[Array, "marker", "nat"] = field(default_factory=no_values)
+    explained: Array = field(default_factory=no_values)
 
     def __post_init__(self) -> None:
         if self.autocast == "model":  # as files of 0.17 say it

@@ -12,7 +12,7 @@ import numpy as np
 from landscape.core import statistics
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import Estimate
-from landscape.results.base import Measurement, Sourced
+from landscape.results.base import Measurement, Sourced, no_values
 from landscape.results.shown import Row, converged, eigenvalue, interval, percent, rows_of_each
 
 
@@ -146,9 +146,7 @@ class NoiseScale(Measurement):
     learners: int = 0
     local_batch: Annotated[int, "samples"] = 0
     learner_draws: int = 0
-    learner_estimates: Annotated[Array, "learner_replicate", "samples"] = field(
-        default_factory=lambda: np.zeros(0)
-    )
+    learner_estimates: Annotated[Array, "learner_replicate", "samples"] = field(default_factory=no_values)
     learner_trace: Annotated[float, "nat2"] = np.nan
     learner_trace_error: Annotated[float, "nat2"] = np.nan
     learner_norm2: Annotated[float, "nat2"] = np.nan
@@ -309,7 +307,7 @@ class NoiseAlignment(Measurement):
     products: int
     converged: bool
     relative_error: float
-    estimates: Annotated[Array, "draw", "nat"] = field(default_factory=lambda: np.zeros(0))
+    estimates: Annotated[Array, "draw", "nat"] = field(default_factory=no_values)
 
     @property
     def value(self) -> float:
@@ -328,9 +326,7 @@ class NoiseAlignment(Measurement):
 
     def describe(self) -> list[Row]:
         scatter = f"scatter around the line {self.gamma_scatter:.1e}"
-        missed = (
-            "an eigenvalue is not" if self.draws_converged else "standard error not reached, raise max_draws"
-        )
+        missed = "an eigenvalue is not" if self.draws_converged else "the error is not, raise max_draws"
         eigenvalues = zip(self.values, self.residuals, strict=True)
         names = [f"C_{i}{i}" for i in range(1, len(self.values) + 1)]
         of_noise = [f"{100 * share:.3g}% of the noise" for share in self.shares]

@@ -159,9 +159,8 @@ def text_of(result: Any, most: int = 0) -> str:
     label = " ".join(str(getattr(result, "label", "")).split())
     split = f": {result.split} loss" if getattr(result, "split", "") else ""
     shown = [row for row in rows if not most or row.value == row.value]
-    if (
-        most and len(shown) + (len(shown) < len(rows)) >= most
-    ):  # that a tolerance was missed is never left out
+    # That a tolerance was missed is never left out.
+    if most and len(shown) + (len(shown) < len(rows)) >= most:
         missed = [row for row in shown[most - 2 :] if row.value == "NO"]
         shown = shown[: most - 2 - len(missed)] + missed
     width = max((len(row.name) for row in shown), default=0)

@@ -11,7 +11,7 @@ import numpy as np
 from landscape.core.hdf5 import Array
 from landscape.core.options import positive
 from landscape.core.statistics import Estimate, mean_and_error
-from landscape.results.base import Measured
+from landscape.results.base import Measured, no_rows, no_values
 from landscape.results.shown import Row, converged, eigenvalue, in_words, interval, limit_in_words
 
 # Standard deviation of the Gaussians of a density, relative to the range of the nodes (ours: as fine as a
@@ -26,14 +26,6 @@ WHOLE = "all"
 # Of the n − 1 degrees of freedom of a trace's n draws, which are quadratic forms and skewed: by
 # simulation (docs/explanation/checks.md).
 FREEDOM = 0.8
-
-
-def _empty() -> Array:
-    return np.zeros(0)
-
-
-def _no_draws() -> Array:
-    return np.zeros((0, 0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +103,8 @@ class Eigenvalues(MatrixResult):
 
     table: ClassVar[str] = "rank"
 
-    values: Annotated[Array, "rank", "nat"] = field(default_factory=_empty)
-    residuals: Annotated[Array, "rank", "nat"] = field(default_factory=_empty)
+    values: Annotated[Array, "rank", "nat"] = field(default_factory=no_values)
+    residuals: Annotated[Array, "rank", "nat"] = field(default_factory=no_values)
     lowest: int = 0
     converged: bool = True
     residual_tol: float = np.nan
@@ -225,7 +217,7 @@ class Trace(MatrixResult):
 
     value: Annotated[float, "nat"]
     standard_error: Annotated[float, "nat"]
-    draws: Annotated[Array, "draw", "nat"] = field(default_factory=_empty)
+    draws: Annotated[Array, "draw", "nat"] = field(default_factory=no_values)
 
     @property
     def freedom(self) -> float:
@@ -359,8 +351,8 @@ class Spectrum(Eigenvalues):
     trace: Annotated[float, "nat"] = np.nan
     trace_error: Annotated[float, "nat"] = np.nan
     trace_freedom: Annotated[float, "1"] = np.nan
-    nodes: Annotated[Array, "draw node", "nat"] = field(default_factory=_no_draws)
-    masses: Annotated[Array, "draw node", "1"] = field(default_factory=_no_draws)
+    nodes: Annotated[Array, "draw node", "nat"] = field(default_factory=no_rows)
+    masses: Annotated[Array, "draw node", "1"] = field(default_factory=no_rows)
 
     @classmethod
     def of(cls, *parts: MatrixResult) -> Self:
@@ -545,17 +537,14 @@ class LossChange(MatrixResult):
         return 2 / (self.step_lr * self.critical_multiple) if self.critical_multiple else np.inf
 
     def describe(self) -> list[Row]:
+        above = "of the step: the loss rises above its start"
         rows = [
             Row("loss change", self.loss_change, unit="nat"),
             Row("gradient", float(self.gradient[0]), unit="nat"),
             Row("curvature", float(self.curvature[0]), self.product_error or np.nan, "nat"),
             Row("rest", self.rest, unit="nat"),
             Row("directional sharpness", self.sharpness, unit="nat"),
-            Row(
-                "critical multiple",
-                self.critical_multiple,
-                note="of the step: the loss rises above its start",
-            ),
+            Row("critical multiple", self.critical_multiple, note=above),
         ]
         if np.isfinite(self.step_lr):
             rows.append(Row("critical sharpness", self.critical_sharpness, unit="nat"))

@@ -392,12 +392,11 @@ class Sweep(Result):
         setting = ", ".join(f"{key} = {value}" for key, value in self.rows[best].items())
         seeds = len(self.seed_lists[best])
         spread = f"±: standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
+        error = float(self.test_error[best]), float(self.test_error_std[best])
         return [
             Row("best setting", setting, note=f"of {len(self.rows)}"),
             Row("its test loss", float(self.test_loss[best]), float(self.test_loss_std[best]), "nat", spread),
-            Row(
-                "its test error", float(self.test_error[best]), float(self.test_error_std[best]), "%", spread
-            ),
+            Row("its test error", *error, "%", spread),
             Row("runs that diverged", int(self.diverged.sum()), note=f"of {sum(map(len, self.seed_lists))}"),
         ]
 
@@ -558,14 +557,10 @@ class RunTimes(Result):
         return f"{network}\n{rate}, {1e6 * self.latency:.3g} µs{slow}"
 
     def describe(self) -> list[Row]:
-        at_most = self.workers.max()
-        return [
-            Row(
-                f"step, {' '.join(filter(None, (self.algorithm[i], self.mixing[i])))}, {at_most:,} workers",
-                float(self.step_s[i]),
-                float(self.step_error[i]),
-                "s",
-                f"{self.speedup[i]:.3g} times the rate of SSGD, efficiency {self.efficiency[i]:.0%}",
-            )
-            for i in np.flatnonzero(self.workers == at_most)
-        ]
+        rows, most = [], self.workers.max()
+        for i in np.flatnonzero(self.workers == most):
+            name = " ".join(filter(None, (self.algorithm[i], self.mixing[i])))
+            note = f"{self.speedup[i]:.3g} times the rate of SSGD, efficiency {self.efficiency[i]:.0%}"
+            seconds = float(self.step_s[i]), float(self.step_error[i])
+            rows.append(Row(f"step, {name}, {most:,} workers", *seconds, "s", note))
+        return rows

@@ -123,7 +123,7 @@ def installed(name: str) -> Any:
         return None
 
 
-MADE = {"name": "synthetic", "samples": 60_000, "dimension": 784, "classes": 10}
+MADE = {"name": "synthetic", "samples": few(60_000, 3000), "dimension": 784, "classes": 10}
 
 
 def mnist() -> dict[str, Any]:

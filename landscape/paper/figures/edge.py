@@ -156,9 +156,8 @@ def _follows(context: Context) -> Drawing:
     rows = context.table(measure)
     markers = dict(zip(settings(rows, "lr"), "os^", strict=True))
     picture, axes = panels(1, 2, 5.2, 3.9)
-    for ax, (quantity, label) in zip(
-        axes, ((ERROR, "test error (%)"), (RISE, "median rise of the loss (nat)")), strict=True
-    ):
+    both = (ERROR, "test error (%)"), (RISE, "median rise of the loss (nat)")
+    for ax, (quantity, label) in zip(axes, both, strict=True):
         for (rate, name), group in rows.groupby(["lr", "setting"], sort=False):
             color, atc = look_of(name)
             look = {"color": color, "marker": markers[rate], "mfc": "none" if atc else color}
@@ -278,7 +277,5 @@ def _geometries(context: Context) -> Drawing:
     handles = [handle(rule, color=color_of(rule), lw=1.8) for rule in rules]
     picture.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     what = "η × sharpness / limit, {optimizer}, {rule}"
-    middle = (
-        _settled(rows).groupby(["optimizer", "rule", "seed"], sort=False, as_index=False)["ratio"].median()
-    )
-    return Drawing({"": picture}, rows, compare_with_paper(middle, what, "ratio"))
+    runs = _settled(rows).groupby(["optimizer", "rule", "seed"], sort=False, as_index=False)
+    return Drawing({"": picture}, rows, compare_with_paper(runs["ratio"].median(), what, "ratio"))

@@ -300,9 +300,8 @@ def _grids(
         lost = rows[~rows[count]].groupby(["model", "algorithm"], sort=False).size()
         missed = ", ".join(f"{n} of {model} with {a}" for (model, a), n in lost.items())
         remarks.append(f"Points that did not converge do not count: {missed}.")
-    return Drawing(
-        {"": picture}, rows, compare_with_paper(by_run, what, value, form=".3g"), " ".join(remarks)
-    )
+    compared = compare_with_paper(by_run, what, value, form=".3g")
+    return Drawing({"": picture}, rows, compared, " ".join(remarks))
 
 
 def _judge_3(rows: Rows) -> list[Effect]:

@@ -142,16 +142,10 @@ def _smoothed(context: Context, point: Point) -> Smoothing:
 
     def make() -> Smoothing:
         run = point.load()
-        return smoothing(
-            context.problem(run, "train", samples=samples),
-            run.weights,
-            draws=draws,
-            trajectory=continued.mean_path(run, continued.PATH_STEPS, data_dir=context.data_dir),
-            lr=run.lr,
-            alpha_e=continued.effective_rate(run),
-            split="train",
-            label=point.label,
-        )
+        problem, rate = context.problem(run, "train", samples=samples), continued.effective_rate(run)
+        path = continued.mean_path(run, continued.PATH_STEPS, data_dir=context.data_dir)
+        known: Any = {"lr": run.lr, "alpha_e": rate, "split": "train", "label": point.label}
+        return smoothing(problem, run.weights, draws=draws, trajectory=path, **known)
 
     by = (smoothing, continued.mean_path)
     return context.cached(Smoothing, point, {"pairs": draws, "samples": samples}, make, by)[0]

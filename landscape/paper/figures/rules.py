@@ -148,16 +148,14 @@ def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
     rules, shown = settings(rows, "rule"), SHOWN["panels"]
     picture, axes = panels(1, len(shown), 2.15, 0.27 * len(rules) + 1.3, sharey=True)
     for ax, (column, label, scale, at) in zip(axes, shown, strict=True):
-        for (place, rule), (split, shift) in itertools.product(
-            enumerate(rules), ((IID, -0.17), (SKEWED, 0.17))
-        ):
+        for (place, rule), split in itertools.product(enumerate(rules), (IID, SKEWED)):
             mean, low, high = _interval(select(rows, rule=rule, split=split, at=at)[column])
             if not np.isfinite(mean) or (scale == "log" and not mean > 0):
                 continue
             off = [[mean - low], [high - mean]] if np.isfinite(low) else None
             color = colors[rule]
             look: Any = {"mfc": color if split == IID else "white", "ms": 4, "lw": 0.8, "capsize": 0}
-            points(ax, mean, place + shift, None, color, xerr=off, **look)
+            points(ax, mean, place + (0.17 if split == SKEWED else -0.17), None, color, xerr=off, **look)
         if scale == "log":
             log_axis(ax.xaxis)
         elif scale == "symlog":

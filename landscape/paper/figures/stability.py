@@ -93,35 +93,25 @@ def _delay_minima(context: Context) -> Drawing:
     """Full-batch training with delay, close to a trained minimum: the largest rate that stays there."""
     results, sizes = list[Minima](), dict(context.sizes)
 
-    def measure(run: Ended) -> list[dict[str, Any]]:
+    def measure(run: Ended) -> Rows:
         point = run.last
         decay = float(point.recipe.optimizer["weight_decay"])
 
         def make() -> Minima:
             problem = context.problem(point, "train")
-            return minima(
-                problem,
-                sizes["delays"],
-                weight_decay=decay,
-                rate_tol=sizes["tol"],
-                split="train",
-                label=point.label,
-            )
+            about: Any = {"split": "train", "label": point.label}
+            return minima(problem, sizes["delays"], weight_decay=decay, rate_tol=sizes["tol"], **about)
 
         (found,) = context.cached(Minima, point, sizes, make, (minima,))
         results.append(found)
         forms = ("no momentum", f"momentum {found.momentum:g}", f"shifted momentum {found.momentum:g}")
-        return [
-            {
-                "delay": int(tau),
-                "form": form,
-                "largest_lr_that_stays": float(found.boundary[f, k]),
-                "predicted_lr": float(found.predicted[f, k]),
-                "ratio": float(found.boundary[f, k] / found.predicted[f, k]),
-            }
-            for f, form in enumerate(forms)
-            for k, tau in enumerate(found.delay)
-        ]
+        columns = {
+            "delay": np.tile(found.delay, len(forms)),
+            "form": np.repeat(forms, len(found.delay)),
+            "largest_lr_that_stays": found.boundary.ravel(),
+            "predicted_lr": found.predicted.ravel(),
+        }
+        return pd.DataFrame(columns).assign(ratio=(found.boundary / found.predicted).ravel())
 
     rows = context.table(measure)
     what = "largest rate that stays / predicted, {form}"

@@ -134,10 +134,10 @@ def saddles(
 
     Example:
         >>> import landscape
-        >>> only = {"dimension": (), "noise": (), "settings": {"steps": 200}}
-        >>> (result,) = landscape.saddles(range(6), lr=[0.2, 0.4], **only)
+        >>> only = {"dimension": (), "noise": (), "settings": {"steps": 50}}
+        >>> (result,) = landscape.saddles(range(6), lr=[0.4], **only)
         >>> result.algorithms, result.times.shape
-        (('ssgd', 'ssgd*', 'dpsgd'), (3, 2, 6))
+        (('ssgd', 'ssgd*', 'dpsgd'), (3, 1, 6))
     """
     median_rank(len(seeds), LEVEL)
     values = {"dimension": dimension, "noise": noise, "lr": lr}
