@@ -1,6 +1,6 @@
 """Thirty averages of weights: is the exact loss inside the 90% interval of ``landscape.average``?
 
-``python -m tests.averages`` trains the members (about ten minutes on two cores, with MNIST and CIFAR-10 in LANDSCAPE_DATA), and
+``python -m tests.averages`` trains the members (five minutes on one core, with MNIST and CIFAR-10 in LANDSCAPE_DATA), and
 writes the table of docs/explanation/averages.md. None of these sets was used to build the prediction, whose length
 scales were chosen on other seeds, networks and schedules.
 """

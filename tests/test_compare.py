@@ -477,10 +477,12 @@ def test_distance_and_barrier_are_those_of_aligned_networks() -> None:
     same, other = copy.copy(problem), problems.mlp(widths=(6, 7, 3), seed=1)
     same.weights = torch.cat(parts)
     other = Problem(other.model, other.criterion, problem.tensors, dtype=torch.float64)
-    result = landscape.compare([problem, same, other], quantities=["distance", "barrier"])
-    assert result.value[:, :2].max() <= 1e-12
+    result = landscape.compare([problem, same, other], quantities=["distance", "barrier", "same-basin"])
+    assert result.value[:2, :2].max() <= 1e-12
     found = landscape.connect(problem, problem.weights, other.weights, steps=0)
-    assert result.value[:, 2] == pytest.approx([found.aligned_distance, found.barrier[1]], rel=1e-9)
+    assert result.value[:2, 2] == pytest.approx([found.aligned_distance, found.barrier[1]], rel=1e-9)
+    rise = landscape.barrier(found.t, 1 - found.accuracy[1])
+    assert result.value[2].tolist() == [1, 1, rise <= 0.02]
     apart = landscape.compare([problem, problems.mlp()], quantities=["distance"])
     assert np.isnan(apart.value[0, 1])
     assert "distance: it is another network than the first" in apart.notes[0]

@@ -260,7 +260,7 @@ ANALYSES: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, Any]]] =
         numbered(lambda problem, **options: landscape.connect(problem, problem.weights, 0.5 * problem.weights, **options)),
         {"points": 5, "steps": 3, "batch": 8, "bn_samples": 20},
         {"memory": "landscape.connect, (problem, problem.weights, 0.5 * problem.weights), dict(points=3, steps=2)",
-         "refused": {"points": 2, "steps": -1, "curve": "no", "lr": 0.0, "batch": 0, "bn_samples": 1, "seed": -1}, "rtol": 1e-3,
+         "refused": {"points": 2, "steps": -1, "curve": "no", "align": "no", "lr": 0.0, "batch": 0, "bn_samples": 1, "seed": -1}, "rtol": 1e-3,
          "truth": Truth(on(lambda: problems.quadratic(SPECTRUM, rotate=False)),
                         {"loss": 0.5 * sum(SPECTRUM) * np.stack([np.linspace(1, 0.5, 5) ** 2] * 3)}, options={"steps": 0})},
     ),

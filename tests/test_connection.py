@@ -16,7 +16,7 @@ import landscape
 from landscape import InputError, Problem
 from landscape.analysis.connection import shares
 from landscape.gradients.minibatches import Minibatches, stream
-from landscape.problem.alignment import Symmetry, change, matched, permuted
+from landscape.problem.alignment import Symmetry, _activations, aligned, change, matched, permuted
 from tests import problems
 from tests.conftest import slow_but
 
@@ -140,6 +140,77 @@ def test_planted_permutations_leave_the_function_and_are_found_again(kind: tuple
             assert change(problem, problem.weights, b) < 1e-12
 
 
+def test_planted_permutations_are_found_again_by_activations(kind: tuple[Problem, Symmetry]) -> None:
+    problem, symmetry = kind
+    read = symmetry.of_activations()
+    assert read.groups == symmetry.groups
+    for seed in range(5):
+        b = permuted(symmetry, problem.weights, seed)
+        activations = _activations(problem, read, (problem.weights, b))
+        assert torch.equal(matched(read, problem.weights, b, seed, activations), problem.weights)
+
+
+def test_units_are_matched_by_the_correlations_of_activations() -> None:
+    problem = problems.mlp(widths=(6, 5, 3))
+    a, b = torch.randn(2, problem.layout.size, dtype=torch.float64)
+    found, symmetry = aligned(problem, a, b, "activations")
+    x = problem.data.resident[0]  # type: ignore[index]
+    views = [problem.layout.views(w) for w in (a, b)]
+    units = [torch.tanh(x @ v["1.weight"].T + v["1.bias"]) for v in views]
+    table = np.corrcoef(*(each.T.numpy() for each in units))[:5, 5:]
+    best = max(itertools.permutations(range(5)), key=lambda order: table[range(5), order].sum())
+    index = torch.tensor(best)
+    (group,) = symmetry.groups
+    blocks = symmetry.blocks(b)
+    assert torch.equal(found, symmetry.flat(blocks | group.permute(blocks, index)))
+
+
+class LowRank(nn.Module):
+    """A matrix of two factors, whose product is taken before it meets the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(4, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.a @ self.b).T
+
+
+def test_units_without_activations_keep_their_places_and_are_named() -> None:
+    problem = on(LowRank(), 3)
+    assert [group.size for group in Symmetry.of(problem).groups] == [4]
+    b = permuted(Symmetry.of(problem), problem.weights, 0)
+    found = landscape.connect(problem, problem.weights, b, align="activations", points=3, steps=0)
+    assert found.fixed == ("a: no activation has them",)
+    assert (found.weights[2] == b.numpy()).all()
+    assert landscape.connect(problem, problem.weights, b, points=3, steps=0).aligned_distance == 0
+
+
+class Fickle(nn.Module):
+    """Has one operation more where its weights are large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f, self.g = nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.g((self.f(x) * 1 if self.g.bias.norm() > 9 else self.f(x)).tanh())
+
+
+def test_activations_of_other_operations_are_refused() -> None:
+    problem = Problem(Fickle(), F.cross_entropy, (torch.randn(9, 3), torch.randint(3, (9,))))
+    a, b = problem.weights, problem.weights + 9
+    landscape.connect(problem, a, b, points=3, steps=0)
+    with pytest.raises(InputError, match="align: 'activations' is not allowed .* 'weights' is"):
+        landscape.connect(problem, a, b, align="activations", points=3, steps=0)
+
+
+def pairs_of(x: Tensor) -> Tensor:
+    """Every other number of blocks, as rotary positions take them, and a part of the rest."""
+    x = torch.stack((x[:, 1::2], x[:, ::2]), 2).flatten(1)
+    return x.unflatten(1, (3, 4)).transpose(1, 2).flatten(1)[:, :6]
+
+
 def test_no_permutation_of_one_group_is_better() -> None:
     torch.manual_seed(1)
     problem = problems.mlp(widths=(3, 5, 4, 3))
@@ -176,6 +247,14 @@ class Unseen(nn.Module):
     ("layer", "inputs", "sizes", "fixed"),
     [
         (Unseen(), 5, [4], {"0.weight": "its permutation changes the outputs", "4.weight": "a constant"}),
+        (Part(nn.Linear(5, 12), pairs_of), 6, [5, 5, 3, 4], {}),
+        (
+            Part(nn.Identity(), lambda h: h.unfold(1, 3, 1).flatten(1)),
+            9,
+            [5, 4],
+            {"2.weight": "operation unfold"},
+        ),
+        (Part(nn.Identity(), lambda h: h[:, 1:4]), 3, [5, 4], {"2.weight": "taken apart"}),
         (Part(nn.Identity(), lambda h: h.sort(1)[0]), 5, [5, 4], {"2.weight": "operation sort"}),
         (Part(nn.Identity(), lambda h: torch.cat((h, h), 1)), 10, [5, 4], {"2.weight": "joined with others"}),
     ],
@@ -216,7 +295,7 @@ def test_a_plane_goes_through_the_aligned_weights() -> None:
     problem = problems.mlp()
     a = problem.weights
     b = permuted(Symmetry.of(problem), a, 0) + 0.001 * torch.sin(torch.arange(len(a)).to(a))
-    plane = landscape.between(problem, [a, b], align=True)
+    plane = landscape.between(problem, [a, b], align="weights")
     near = torch.from_numpy(landscape.connect(problem, a, b, steps=0, points=3).weights[2])
     ends = plane.center + torch.from_numpy(plane.markers).to(a) @ plane.directions
     torch.testing.assert_close(ends, torch.stack((a, near)), rtol=0, atol=1e-12)

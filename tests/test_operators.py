@@ -15,7 +15,7 @@ import landscape
 from landscape import InputError
 from landscape.problem.problem import Problem
 from tests import problems
-from tests.dense import dense_hessian
+from tests.dense import dense, dense_hessian
 
 KINDS: dict[str, Callable[[], Problem]] = {"chain": problems.mlp, "conv": problems.conv}
 
@@ -39,6 +39,37 @@ def test_a_block_of_vectors_has_the_products_of_its_columns(
     torch.testing.assert_close(h @ block, columns, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(h(block), columns, rtol=1e-10, atol=1e-12)
     assert h.products == 9
+
+
+# Arguments of a convolution of 4 channels, and how many dimensions it has.
+CONVOLUTIONS: dict[str, tuple[int, dict[str, Any]]] = {
+    "1d, in groups, without bias": (1, {"groups": 2, "bias": False}),
+    "2d, with stride and padding": (2, {"stride": 2, "padding": (1, 0)}),
+    "2d, dilated, each channel by itself": (2, {"dilation": 2, "groups": 4}),
+    "2d, padded to the same size": (2, {"padding": "same"}),
+    "3d": (3, {"padding": 1, "stride": (1, 2, 1)}),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_products_of_convolutions_are_those_of_pytorchs_own_derivatives(name: str) -> None:
+    dimensions, options = CONVOLUTIONS[name]
+    made = getattr(torch.nn, f"Conv{dimensions}d")
+    torch.manual_seed(0)
+    layers = made(2, 4, 3, padding=1), torch.nn.Tanh(), made(4, 4, 3, **options), torch.nn.Flatten()
+    model = torch.nn.Sequential(*layers).double()
+    x = torch.randn(3, 2, *[5] * dimensions, dtype=torch.float64)
+    y = torch.randn_like(model(x))
+    problem = landscape.Problem(model, lambda a, b: (a - b).pow(4).mean(), (x, y))
+    hessian = dense(model, lambda: (model(x) - y).pow(4).mean())[2]
+    jacobian = torch.func.jacrev(lambda theta: problem.outputs(theta, x).flatten())(problem.weights)
+    curved = 12 * (model(x) - y).detach().flatten().square() / y.numel()
+    for matrix, whole in (("hessian", hessian), ("gauss-newton", jacobian.T @ (curved[:, None] * jacobian))):
+        for part in (None, "0.bias", "2.weight"):
+            h = problem.hessian(matrix=matrix, part=part)
+            own = torch.cat([torch.arange(len(whole))[slot.place] for slot in problem.layout.select(part)])
+            block = h @ torch.eye(h.size, dtype=torch.float64)
+            torch.testing.assert_close(block, whole[own][:, own], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("matrix", ["hessian", "gauss-newton"])

@@ -22,6 +22,7 @@ from landscape.checkpoint.history import LEAST, HistoryWarning
 from landscape.checkpoint.user_code import as_data
 from landscape.core import hdf5
 from landscape.data import parts as division
+from landscape.gradients.learners import Stack
 from landscape.testing.checks import RECIPE, same_bits
 from landscape.training.decomposition import GradientEstimator
 from landscape.training.processes.comm import Comm
@@ -448,6 +449,40 @@ def test_the_estimate_of_heterogeneity_is_unbiased_and_knows_its_error() -> None
     value, error = np.array([[d["heterogeneity"], d["heterogeneity_se"]] for d in drawn]).T
     assert abs(value.mean() - truth) < 4 * value.std() / 80**0.5
     assert 0.8 < np.sqrt((error**2).mean()) / value.std() < 1.25
+
+
+@pytest.mark.parametrize(
+    ("chunk", "decay", "at_once"), [(2000, 0.0, 16), (20, 0.0, 3), (5, 0.0, 0), (2000, 0.1, 0)]
+)
+def test_groups_of_samples_at_once_give_the_estimates_of_a_pass_each(
+    chunk: int, decay: float, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(60, 4, dtype=torch.float64), torch.randint(3, (60,))
+    model = landscape.models.build("mlp", widths=[4, 5, 3]).double()
+    loss = torch.nn.functional.cross_entropy
+    problem = landscape.Problem(model, loss, (x, y), dtype=torch.float64, weight_decay=decay)
+    problem.data.chunk_size, passes = chunk, []
+    parts = division.Parts.drawn(division.parse("sizes(0.6, 0.4)", 2), problem, {}, 2, 5, 1)
+    estimator = GradientEstimator(problem, Comm(2), 96, 0)
+    gradients = Stack.gradients
+
+    def counted(self: Stack, weights: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        passes.append(len(weights))
+        return gradients(self, weights, *args, **options)
+
+    monkeypatch.setattr(Stack, "gradients", counted)
+    g = estimator.at(problem.weights, 3)
+    assert max(passes, default=0) == at_once
+    draw = generator(0, "decompose", 3)
+    each = [problem.subset(i).loss_and_gradient() for i in torch.randint(60, (16, 6), generator=draw)]
+    torch.testing.assert_close(g.rows, torch.stack([row for _, row in each]), rtol=1e-12, atol=1e-12)
+    assert g.loss == pytest.approx(sum(value for value, _ in each) / 16, rel=1e-12)
+    found = estimator.heterogeneity(problem.weights, 3, g, parts)
+    torch.testing.assert_close(g.rows, torch.stack([row for _, row in each]), rtol=1e-12, atol=1e-12)
+    monkeypatch.setattr(GradientEstimator, "_stack", None)
+    alone = dataclasses.replace(estimator).heterogeneity(problem.weights, 3, g, parts)
+    assert found == pytest.approx(alone, rel=1e-9)
 
 
 def test_the_parts_of_a_split_are_what_its_name_says() -> None:

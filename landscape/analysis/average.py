@@ -20,7 +20,7 @@ from landscape.curvature.eigenvalues import fast_hessian
 from landscape.curvature.hessian import exact_only
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
-from landscape.evaluation.hull import LENGTHS, LEVEL, Hull, Measured, Predicted
+from landscape.evaluation.hull import LENGTHS, LEVEL, Hull, Measured
 from landscape.gradients.minibatches import placed
 from landscape.problem.batchnorm import SAMPLES, tracked
 from landscape.problem.problem import Problem, Run, problem_of
@@ -101,9 +101,10 @@ def average(
     """
     problem = in_full_precision(problem_of(problem))
     if isinstance(weights, (list, tuple)) and all(isinstance(w, Tensor) for w in weights):
-        if len({w.shape for w in weights}) > 1:
-            shapes = ", ".join(str(tuple(w.shape)) for w in weights)
-            raise InputError(f"weights: shapes {shapes}, all must be ({problem.layout.size},)")
+        if len(shapes := {str(tuple(w.shape)) for w in weights}) > 1:
+            raise InputError(
+                f"weights: shapes {', '.join(sorted(shapes))}, all must be ({problem.layout.size},)"
+            )
         weights = torch.stack(list(weights)) if weights else None
     weights = placed(problem, weights, least=2)  # type: ignore[arg-type]
     n = len(weights)
@@ -114,16 +115,16 @@ def average(
     asked = _shares(coefficients, n)
     exact_only(problem, "average")
     evaluated, curved = _with_statistics(problem, bn_samples)
-    measured, offsets = _measure(evaluated, curved, weights, portion(progress, 0, 0.9))
-    members = _Members(Hull(measured), measured.losses, offsets)
-    averages = np.vstack([asked, chosen := members.choose()])
-    found = members(averages)
+    measured = _measure(evaluated, curved, weights, portion(progress, 0, 0.9))
+    hull, members_loss = Hull(measured), measured.losses + measured.offsets
+    averages = np.vstack([asked, chosen := _greedy(hull, members_loss)])
+    found = hull(averages)
     losses = np.full(len(averages), np.nan)
     for k, row in enumerate(averages if exact else []):
         losses[k] = evaluated.loss(torch.from_numpy(row).to(weights) @ weights)
     taken(progress)(1.0)
     return WeightAverage(
-        members_loss=measured.losses + offsets,
+        members_loss=members_loss,
         coefficients=averages,
         loss=found.loss,
         low=found.low,
@@ -166,10 +167,8 @@ def _with_statistics(problem: Problem, bn_samples: int) -> tuple[Problem, Proble
     return problem if own else problem.with_batchnorm("recalibrate", bn_samples), trained
 
 
-def _measure(
-    evaluated: Problem, curved: Problem, weights: Tensor, progress: Progress
-) -> tuple[Measured, Array]:
-    """Measure the members by ``curved``; with it the losses by ``evaluated`` minus those, (n,)."""
+def _measure(evaluated: Problem, curved: Problem, weights: Tensor, progress: Progress) -> Measured:
+    """Measure the members by ``curved``; offsets are the losses by ``evaluated`` minus those."""
     n, spread = len(weights), Spread(weights)
     if not 0 < spread.consensus < np.inf:
         raise OperationError(
@@ -187,34 +186,18 @@ def _measure(
             )
         progress((i + 1) / n)
     rounding = float(torch.finfo(curved.dtype).eps * np.abs(losses).max())
-    return Measured(spread.gram.cpu().numpy(), losses, slopes, bends, rounding), offsets
+    return Measured(spread.gram.cpu().numpy(), losses, offsets, slopes, bends, rounding)
 
 
-class _Members:
-    """Predictions for averages of members: ``hull``, with the linear ``offsets`` (n,) and members exact."""
-
-    def __init__(self, hull: Hull, losses: Array, offsets: Array) -> None:
-        self._hull, self._losses, self._offsets = hull, losses, offsets
-
-    def __call__(self, averages: Array) -> Predicted:
-        """The losses of the rows of ``averages`` (K, n)."""
-        found, wide = self._hull(averages), np.abs(self._offsets).max()
-        alone, known = (averages == 1).any(1), averages @ (self._losses + self._offsets)
-        loss = found.loss + averages @ self._offsets
-        low = loss - np.hypot(found.loss - found.low, wide)
-        high = loss + np.hypot(found.high - found.loss, wide)
-        loss, low, high = (np.where(alone, known, value) for value in (loss, low, high))
-        return Predicted(loss, low, high, np.where(alone, 0.0, found.ratio))
-
-    def choose(self) -> Array:
-        """The coefficients (n,) of the uniform average of the members that are chosen one after another."""
-        order = np.argsort(self._losses + self._offsets, kind="stable")
-        best: Array = np.eye(len(order))[order[0]]
-        lowest = float(self(best[None]).loss[0])
-        for j in order[1:]:
-            trial = ((best > 0) | (np.arange(len(order)) == j)).astype(np.float64)
-            trial /= trial.sum()
-            found = self(trial[None])
-            if found.loss[0] < lowest and found.high[0] < trial @ (self._losses + self._offsets):
-                best, lowest = trial, float(found.loss[0])
-        return best
+def _greedy(hull: Hull, losses: Array) -> Array:
+    """The coefficients (n,) of the uniform average of the members that are chosen one after another."""
+    order = np.argsort(losses, kind="stable")
+    best: Array = np.eye(len(order))[order[0]]
+    lowest = losses[order[0]]
+    for j in order[1:]:
+        trial = ((best > 0) | (np.arange(len(order)) == j)).astype(np.float64)
+        trial /= trial.sum()
+        found = hull(trial[None])
+        if found.loss[0] < lowest and found.high[0] < trial @ losses:
+            best, lowest = trial, found.loss[0]
+    return best

@@ -302,8 +302,9 @@ def compare(
             optimizer.
         batch: B, samples of the minibatches; default: the runs' total batch, if it is the same for all.
         quantities: their names, as ``landscape compare --help`` lists them; default: all that can be
-            measured, without "distance" and "barrier". These two are from the first problem, to each with its
-            hidden units aligned to it (:func:`landscape.connect`).
+            measured, without "distance", "barrier" and "same-basin" (1 where the error rises by at most 2
+            percentage points on the line, Frankle et al. 2020). These are from the first problem, to each
+            with its hidden units aligned to it by weights (:func:`landscape.connect`).
         model, data, loss, data_dir: what the files of the runs do not bring along, as
             :meth:`landscape.Checkpoint.problem` takes it; the same for all runs.
         equal_loss: take of each run the checkpoint whose training loss is nearest to the highest of all given

@@ -50,9 +50,13 @@ def shares(curve: str, t: Any) -> tuple[Any, Any]:
     return beyond, 1 - np.abs(2 * t - 1)
 
 
-def _connect_need(problem: Any, **_: Any) -> Need:
-    """The ends, the bend, Adam's state and gradients; of the alignment, four vectors in float64."""
-    return needs.need(problem, 14 + 8 * needs.double(problem), 3)
+def _connect_need(problem: Any, align: Any, **_: Any) -> Need:
+    """The ends, the bend, Adam's state and gradients; of the alignment, four vectors in float64.
+
+    Activations of both networks, and a copy, are in float64, too, for half of the samples of a chunk.
+    """
+    read = 1.5 * needs.double(problem) * (align == "activations")
+    return needs.need(problem, 12 + 8 * needs.double(problem), 3 + read)
 
 
 @numerics(1)
@@ -64,6 +68,7 @@ def connect(
     b: Tensor,
     curve: Literal["bezier", "chain"] = "bezier",
     *,
+    align: Literal["weights", "activations"] = "weights",
     points: int = POINTS,
     steps: int = STEPS,
     lr: float = LR,
@@ -78,7 +83,8 @@ def connect(
 
     Hidden units have no order: permuting them gives other weights of the same function (Entezari et al.
     2022). The permutations of this model are found by tracing one pass of it and are tried on it; those of b
-    that bring it near to a are then found by matching weights (Ainsworth et al. 2023, Algorithm 1). The curve
+    that bring it near to a are then found by matching weights (Ainsworth et al. 2023, Algorithm 1) or the
+    correlations of activations (Li et al. 2015). The curve
     leads from a to the aligned b by a bend, which is trained on the mean loss over t uniform in [0, 1]
     (Garipov et al. 2018, Eq. 2), by Adam with constant steps that fall linearly to zero in the second half.
 
@@ -89,6 +95,8 @@ def connect(
         problem: the loss; or a run, on its training set.
         a, b: (P,), weights of this model.
         curve: "bezier", quadratic, or "chain", two straight lines that meet in the bend.
+        align: what units are matched by: "weights", or "activations", their correlations over up to 1,000
+            samples, at the operations that sum over the units.
         points: of each path, at equal distances of t, at least 3. Barriers and highest losses are the largest
             at these points.
         steps: of the training of the bend, each on one minibatch at one t. With 0 it stays in the middle, so
@@ -123,17 +131,14 @@ def connect(
     """
     problem = problem_of(problem)
     choose("curve", curve, CURVES)
-    for name, value, least in (
-        ("points", points, 3),
-        ("steps", steps, 0),
-        ("batch", batch, 1),
-        ("seed", seed, 0),
-    ):
-        positive(name, value, least=least)
+    positive("points", points, least=3)
+    positive("batch", batch, least=1)
+    for name, value in (("steps", steps), ("seed", seed)):
+        positive(name, value, least=0)
     positive("lr", lr)
     a, b = (_end(problem, name, w) for name, w in (("a", a), ("b", b)))
     report, measured = taken(progress), problem.with_batchnorm("recalibrate", bn_samples)
-    near, symmetry = aligned(problem, a, b, seed)
+    near, symmetry = aligned(problem, a, b, align, seed)
     report(0.1)
     batch = min(batch, problem.samples)
     minibatches = Minibatches(problem, batch, stream(seed, 0))
@@ -162,6 +167,7 @@ def connect(
         fixed=tuple(f"{name}: {reason}" for name, reason in symmetry.fixed.items()),
         largest_change=change(problem, b, near),
         curve=curve,
+        align=align,
         steps=steps,
         lr=float(lr),
         batch=batch,

@@ -18,7 +18,7 @@ from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL
 from landscape.evaluation import needs
-from landscape.problem.alignment import aligned
+from landscape.problem.alignment import BY, aligned
 from landscape.problem.layout import Slot, average
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.problem.sharded import on_ranks
@@ -118,7 +118,7 @@ def between(
     weights: Sequence[Tensor] | Tensor,
     labels: Sequence[str] = (),
     *,
-    align: bool = False,
+    align: Literal["none", "weights", "activations"] = "none",
     seed: int = 0,
 ) -> Plane:
     """The plane through three weight vectors, or through two and along a random direction.
@@ -131,7 +131,7 @@ def between(
         problem: its parameters; or a run.
         weights: two or three vectors (P,), such as the means of checkpoints.
         labels: their names; default w0, w1, w2.
-        align: permute the hidden units of the second and third to match the first, as
+        align: unless "none", permute the hidden units of the second and third to match the first by this, as
             :func:`landscape.connect` does; their functions stay the same. With BatchNorm the losses must
             then be taken with statistics that are estimated at each point (``bn="recalibrate"``).
         seed: of two vectors only, draws the normal vector whose part orthogonal to w1 − w0 is the second
@@ -157,8 +157,8 @@ def between(
         raise InputError(f"between: {len(weights)} weight vectors are not allowed, it takes two or three")
     names = labels or [f"w{k}" for k in range(len(weights))]
     rows = _rows(problem, weights, names)
-    if align:
-        rows = torch.stack([rows[0], *(aligned(problem, rows[0], row, seed)[0] for row in rows[1:])])
+    if choose("align", align, ("none", *BY)) != "none":
+        rows = torch.stack([rows[0], *(aligned(problem, rows[0], row, align, seed)[0] for row in rows[1:])])
     first = rows[1] - rows[0]
     limit = _rounding(problem, rows)
     if first.norm() <= limit:

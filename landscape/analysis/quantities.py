@@ -30,11 +30,12 @@ from landscape.curvature.eigenvalues import extreme_eigenvalues, top_eigenvalues
 from landscape.curvature.hessian import Preconditioner
 from landscape.curvature.trace import trace
 from landscape.evaluation.evaluate import Evaluator, evaluator
+from landscape.geometry.surfaces import barrier
 from landscape.problem.alignment import aligned
 from landscape.problem.losses import correct_shares
 from landscape.problem.problem import Problem
 from landscape.results.curvature import Disagreement
-from landscape.results.grids import SPAN
+from landscape.results.grids import SPAN, Line
 from landscape.results.spectrum import ExtremeEigenvalues
 
 # Directions in each plane, at equal angles (ours): the area of an ellipse is then right within 0.03% for axes
@@ -123,6 +124,10 @@ ENDS_TOL = 1e-3
 # Roundings of λ_max that products of the Hessian have at most (ours; as in the search).
 ROUNDINGS = 100
 
+# Networks whose error rises by at most so much between them are linearly connected (Frankle et al. 2020,
+# section 2).
+UNSTABLE = 0.02
+
 Preconditioning = Callable[[Checkpoint, Problem], Preconditioner]
 
 
@@ -199,6 +204,7 @@ class Subject:
         self.problem = given if isinstance(given, Problem) else given.problem(SPLIT)
         self.test, self.seed = functools.partial(run.problem, "test") if run else None, seed
         self.first = first or self
+        self._line: Line | None
 
     @functools.cached_property
     def ends(self) -> ExtremeEigenvalues:
@@ -211,7 +217,17 @@ class Subject:
         a, b = self.first.problem, self.problem
         if a.layout != b.layout:
             raise InputError("distance: it is another network than the first, it must be the same")
-        return aligned(b, a.weights.to(b.weights), b.weights, self.seed)[0]
+        return aligned(b, a.weights.to(b.weights), b.weights, seed=self.seed)[0]
+
+    def from_first(self, progress: Progress) -> Line | None:
+        """The line from the first subject's weights to these, aligned, once; None where they are the same."""
+        if not hasattr(self, "_line"):
+            ends, self._line = torch.stack((self.first.problem.weights.to(self.aligned), self.aligned)), None
+            if not torch.equal(*ends):
+                self._line = line(
+                    self.problem, None, POINTS, weights=ends, bn="recalibrate", progress=progress
+                )
+        return self._line
 
     def rounding(self, top: float) -> float:
         """The rounding error of eigenvalues whose largest magnitude is ``top``."""
@@ -369,11 +385,16 @@ def _distance(subject: Subject, settings: Settings, progress: Progress) -> Measu
 
 def _barrier(subject: Subject, settings: Settings, progress: Progress) -> Measured:
     """The barrier on the line from the first subject's weights to these, aligned."""
-    ends = torch.stack((subject.first.problem.weights.to(subject.aligned), subject.aligned))
-    if torch.equal(*ends):
-        return Measured(0.0)
-    found = line(subject.problem, weights=ends, points=POINTS, bn="recalibrate", progress=progress)
-    return Measured(found.barrier)
+    found = subject.from_first(progress)
+    return Measured(found.barrier if found else 0.0)
+
+
+def _same_basin(subject: Subject, settings: Settings, progress: Progress) -> Measured:
+    """1 where the error has no barrier above :data:`UNSTABLE` on the same line, else 0."""
+    found = subject.from_first(progress)
+    if found and not np.isfinite(found.accuracy).all():
+        raise OperationError("same-basin: the data has no class labels")
+    return Measured(float(not found or barrier(found.t, 1 - found.accuracy) <= UNSTABLE))
 
 
 SE, BOUND, EXACT = "standard error", "bound", "exact"
@@ -395,5 +416,6 @@ QUANTITIES = (
     Quantity("spread-cost", "½ tr(HC) of the spread", "nat", SE, _spread_cost, "learners", common=False),
     Quantity("distance", "distance to the first, aligned", "distance", EXACT, _distance, by_name=True),
     Quantity("barrier", "barrier to the first, aligned", "nat", EXACT, _barrier, by_name=True),
+    Quantity("same-basin", "in the basin of the first, aligned", "1", EXACT, _same_basin, by_name=True),
 )  # fmt: skip
 BY_NAME = {quantity.name: quantity for quantity in QUANTITIES}

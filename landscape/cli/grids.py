@@ -23,6 +23,7 @@ from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.evaluation.grid import Execution, difference, reused_points
 from landscape.geometry import surfaces
+from landscape.problem.alignment import BY
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.results import base
@@ -43,14 +44,14 @@ class Chosen:
         norm: Directions: none (i.i.d. normal, the paper's), filter or layer (Li et al. 2018).
         ignore: What random directions leave out: none, or bias+norm (bias and norm parameters). [default:
             bias+norm with --norm filter, else none]
-        align: With --plane between: the hidden units of the second CKPT and the third are permuted to match
-            the first.
+        align: With --plane between: none, or what the hidden units of the second CKPT and the third are
+            matched by when they are permuted to be near the first: weights or activations.
     """
 
     kind: str = "random"
     norm: Literal["none", "filter", "layer"] = "none"
     ignore: str | None = None
-    align: bool = False
+    align: Literal["none", "weights", "activations"] = "none"
 
 
 PLANE = group(
@@ -58,6 +59,7 @@ PLANE = group(
     kind={"flag": "--plane", "type": Choice(KINDS)},
     norm={"type": Choice(planes.NORMS)},
     ignore={"type": Choice(planes.IGNORES)},
+    align={"type": Choice(("none", *BY))},
 )
 
 
@@ -66,7 +68,7 @@ def chosen_groups(chosen: Chosen, runs: list[Checkpoint]) -> list[list[Checkpoin
     kind, norm, ignore = chosen.kind, chosen.norm, chosen.ignore
     if kind != "random" and (norm != "none" or ignore is not None):
         raise InputError(f"--norm, --ignore: they are for random planes, '--plane {kind}' has none to scale")
-    if chosen.align and kind != "between":
+    if chosen.align != "none" and kind != "between":
         raise InputError(f"--align: it is not allowed with '--plane {kind}', only with between")
     if kind == "random":
         same_layout(runs)
@@ -85,7 +87,7 @@ def make_plane(chosen: Chosen, problem: Problem, group: list[Checkpoint], seed: 
         return planes.random_plane(problem, norm=chosen.norm, seed=seed, ignore=chosen.ignore)
     try:
         if kind == "between":
-            aligned = ", aligned" * chosen.align
+            aligned = ", aligned" * (chosen.align != "none")
             names = [name + aligned * bool(k) for k, name in enumerate(titles(group))]
             return planes.between(problem, [r.mean for r in group], names, align=chosen.align, seed=seed)
         if kind == "pca":
@@ -192,7 +194,7 @@ def compute_on_grid(
     """
     team = processes.join()
     groups = chosen_groups(chosen, analysis.open())
-    aligned = ["aligned"] if chosen.align else []
+    aligned = [] if chosen.align == "none" else ["aligned", chosen.align]
     path = analysis.path(groups[0][0], name, chosen.kind, *aligned, chosen.norm, resumes=True)
     origins = [analysis.about(*(group if chosen.kind == "between" else group[:1])) for group in groups]
     where = {"split": analysis.split, "dtype": analysis.dtype, "seed": analysis.seed}
@@ -211,7 +213,8 @@ def compute_on_grid(
             for i, (group, progress) in enumerate(each(name, groups)):
                 problem, known = group[0].problem(), past[i]
                 analysis.say_other_data(group[:1])
-                if chosen.align and has_batchnorm(problem.model) and analysis.settings["bn"] == "center":
+                center = has_batchnorm(problem.model) and analysis.settings["bn"] == "center"
+                if center and chosen.align != "none":
                     raise InputError(
                         "--align: the statistics of BatchNorm are not those of the aligned network; give "
                         "--bn recalibrate"
@@ -343,8 +346,12 @@ def line(
 
 @command(
     analysis=analysis_options(
-        connection.connect, metavar="CKPT CKPT", split=False, curve={"type": Choice(connection.CURVES)}
-    )
+        connection.connect,
+        metavar="CKPT CKPT",
+        split=False,
+        curve={"type": Choice(connection.CURVES)},
+        align={"type": Choice(BY)},
+    ),
 )
 def connect(analysis: Analysis) -> None:
     """Compute the barrier between two checkpoints.

@@ -10,7 +10,6 @@ Student's t distribution.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +36,9 @@ class Measured:
 
     Attributes:
         gram: (n, n), ⟨Δw_i, Δw_j⟩.
-        losses: (n,), L(w_i).
+        losses: (n,), L(w_i), of which the slopes and bends are.
+        offsets: (n,), what is added to these losses; between the vectors it is interpolated, and the largest
+            is part of the interval.
         slopes: (n, n), ⟨∇L(w_i), Δw_j⟩.
         bends: (n, n), ⟨∇²L(w_i) Δw_i, Δw_j⟩.
         rounding: the rounding error of a loss.
@@ -45,6 +46,7 @@ class Measured:
 
     gram: Array
     losses: Array
+    offsets: Array
     slopes: Array
     bends: Array
     rounding: float
@@ -105,9 +107,12 @@ class Hull:
         with np.errstate(divide="ignore", invalid="ignore"):
             ratio = np.nan_to_num(rest / np.abs(halves).sum(1), nan=0.0, posinf=np.inf)
             remainder = np.where(ratio < 1, rest * ratio / (1 - ratio), np.inf)
-        return Predicted(
-            loss, loss - np.hypot(loss - low, remainder), loss + np.hypot(high - loss, remainder), ratio
-        )
+        # The losses of single members are known.
+        single, wide = (a == 1).any(1), np.abs(m.offsets).max()
+        total = np.where(single, a @ m.losses, loss) + a @ m.offsets
+        beyond = np.hypot(remainder, wide)
+        below, above = (np.where(single, 0.0, np.hypot(part, beyond)) for part in (loss - low, high - loss))
+        return Predicted(total, total - below, total + above, np.where(single, 0.0, ratio))
 
 
 class _Process:
@@ -144,43 +149,31 @@ def _covariance(a: _Block, b: _Block, length: float) -> Array:
     """(m_a, m_b), the derivatives of exp(−s), s = ‖x − y‖²/2ℓ², along a's directions in x and b's in y.
 
     By Faà di Bruno's formula it is the sum over the partitions of the directions into sets of one or two of
-    the products of (−1) times the derivatives of s, of which there are no higher ones.
+    the products of (−1) times the derivatives of s, of which there are no higher ones: the first direction
+    stands alone, or with one of the others.
     """
     x, y = a.points / length, b.points / length
     squares = (x**2).sum(1)[:, None] + (y**2).sum(1) - 2 * x @ y.T
-    first, second = [u / length for u in a.directions], [v / length for v in b.directions]
-    slopes = [(u * x).sum(1)[:, None] - u @ y.T for u in first]
-    slopes += [(v * y).sum(1) - x @ v.T for v in second]
-    count = len(first)
+    us, vs = [u / length for u in a.directions], [v / length for v in b.directions]
+    slopes = [(u * x).sum(1)[:, None] - u @ y.T for u in us] + [(v * y).sum(1) - x @ v.T for v in vs]
+    count = len(us)
 
     def bend(i: int, j: int) -> Any:
         if j < count:
-            return (first[i] * first[j]).sum(1)[:, None]
-        if i >= count:
-            return (second[i - count] * second[j - count]).sum(1)
-        return -first[i] @ second[j - count].T
+            return (us[i] * us[j]).sum(1)[:, None]
+        return (vs[i - count] * vs[j - count]).sum(1) if i >= count else -us[i] @ vs[j - count].T
 
-    total = np.zeros(squares.shape)
-    for parts in _partitions(list(range(len(slopes)))):
-        term = np.ones(squares.shape)
-        for part in parts:
-            term *= -(slopes[part[0]] if len(part) == 1 else bend(*part))
-        total += term
-    total *= np.exp(-np.maximum(squares, 0.0) / 2)
-    return total
+    def products(left: list[int]) -> Any:
+        if not left:
+            return 1.0
+        first, *others = left
+        total = -slopes[first] * products(others)
+        for k in others:
+            total = total - bend(first, k) * products([other for other in others if other != k])
+        return total
 
-
-def _partitions(items: list[int]) -> Iterator[list[tuple[int, ...]]]:
-    """The partitions of increasing ``items`` into sets of one or two."""
-    if not items:
-        yield []
-        return
-    first, rest = items[0], items[1:]
-    for parts in _partitions(rest):
-        yield [(first,), *parts]
-    for i, other in enumerate(rest):
-        for parts in _partitions(rest[:i] + rest[i + 1 :]):
-            yield [(first, other), *parts]
+    found: Array = np.exp(-np.maximum(squares, 0.0) / 2) * products([*range(len(slopes))])
+    return found
 
 
 def _quadratic(block: _Block) -> Array:

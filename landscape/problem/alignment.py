@@ -5,7 +5,8 @@ The function stays the same: the groups of units are found by :mod:`.symmetry` a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -15,17 +16,22 @@ from torch import Tensor
 
 from landscape.core.devices import widest_dtype
 from landscape.core.errors import InputError
+from landscape.core.options import choose
 from landscape.problem.batchnorm import SAMPLES
 from landscape.problem.checks import moved
 from landscape.problem.layout import Layout
 from landscape.problem.mean_loss import MeanLoss
-from landscape.problem.symmetry import NATURAL, Space, leaves, seen, traced
+from landscape.problem.symmetry import NATURAL, Place, Space, activations, seen, spaces, traced
 
 # The largest relative change of outputs that counts as rounding (the issue's; in float64 it is far below).
 UNCHANGED = 1e-5
 # Samples on which groups are tried (ours: statistics of BatchNorm need several).
 TRIED = 32
+# What a network's activations take at most, in bytes, and the share of a unit's activations by which they
+# differ at least where it is not dead (ours).
+READ_BYTES, ALIVE = 2**28, 1e-6
 Blocks = dict[str, Tensor]
+BY = ("weights", "activations")
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,9 +41,9 @@ class Group:
     Attributes:
         name: the first parameter that has them.
         size: how many.
-        places: parameter -> the axes, of its blocks, that run over them.
+        places: parameter or activation -> the axes, of its blocks, that run over them.
         space: what :mod:`.symmetry` found.
-        outer: parameter -> the axis of the blocks in each of which they may be permuted in another way, as
+        outer: the same -> the axis of the blocks in each of which they may be permuted in another way, as
             the numbers of a head may in each head; empty where there is none.
     """
 
@@ -53,9 +59,9 @@ class Group:
         ``index`` is (size,), or (blocks, size) with ``outer``.
         """
         found = {}
-        for name, dims in self.places.items():
+        for name in [name for name in self.places if name in blocks]:
             tensor = blocks[name]
-            for dim in dims:
+            for dim in self.places[name]:
                 if not self.outer:
                     tensor = tensor.index_select(dim, index)
                     continue
@@ -72,47 +78,51 @@ class Symmetry:
 
     Attributes:
         layout: the parameters' places in θ.
-        shapes: parameter -> its shape in blocks.
+        shapes: parameter or activation -> its shape in blocks.
         groups: the units that may be permuted.
         fixed: a parameter whose units keep their places -> why, where neither the data nor the outputs nor
             their places in an image or a block give them their numbers.
+        read: where activations are read; the text of a place is the name of its activation.
     """
 
     layout: Layout
     shapes: Mapping[str, tuple[int, ...]]
     groups: tuple[Group, ...]
     fixed: Mapping[str, str]
+    read: tuple[Place, ...] = ()
 
     @classmethod
     def of(cls, problem: MeanLoss) -> Symmetry:
         """The symmetry of a problem's model, tried on the model: see :func:`_tried`."""
-        axes = {name: [leaves(axis) for axis in each] for name, each in traced(_wide(problem)).items()}
-        flat = {name: [space for axis in each for space in axis] for name, each in axes.items()}
-        shapes = {name: tuple(space.size for space in spaces) for name, spaces in flat.items()}
-        spaces = dict.fromkeys(space for each in flat.values() for space in each)
+        few = problem.on(problem.data.few(TRIED))
+        trace = traced(_wide(few))
+        flat = {name: spaces(axes) for name, axes in trace.parameters.items()}
+        read = {str(place): spaces(axes) for place, axes in trace.activations.items()}
+        shapes = {name: tuple(space.size for space in each) for name, each in (flat | read).items()}
         groups, fixed = [], dict[str, str]()
-        for space in spaces:
-            places = {
-                name: tuple(k for k, other in enumerate(each) if other is space)
-                for name, each in flat.items()
-                if space in each
-            }
-            first = next(iter(places))
-            if space.reason:
-                if space.reason not in NATURAL:
-                    fixed.setdefault(first, space.reason)
-                continue
-            groups.append(Group(first, space.size, places, space, _outer(space, flat, places)))
-        return _tried(problem, cls(problem.layout, shapes, tuple(groups), fixed))
+        for space in dict.fromkeys(space for each in flat.values() for space in each):
+            group = _group(space, flat, read)
+            if not space.reason:
+                groups.append(group)
+            elif space.reason not in NATURAL:
+                fixed.setdefault(group.name, space.reason)
+        return _tried(few, cls(problem.layout, shapes, tuple(groups), fixed, tuple(trace.activations)))
 
     def blocks(self, weights: Tensor) -> Blocks:
         """Parameter -> its part of ``weights`` (P,) in blocks."""
-        views = self.layout.views(weights)
-        return {name: views[name].reshape(shape) for name, shape in self.shapes.items()}
+        return {name: view.reshape(self.shapes[name]) for name, view in self.layout.views(weights).items()}
 
     def flat(self, blocks: Blocks) -> Tensor:
         """Weights (P,) from :meth:`blocks`."""
         return torch.cat([blocks[slot.name].flatten() for slot in self.layout.slots])
+
+    def of_activations(self) -> Symmetry:
+        """The same without units that no activation has, such as those between two factors of a matrix."""
+        names = {*map(str, self.read)}
+        lacking = {g.name: "no activation has them" for g in self.groups if names.isdisjoint(g.places)}
+        groups = tuple(g for g in self.groups if g.name not in lacking)
+        read = tuple(place for place in self.read if any(str(place) in g.places for g in groups))
+        return replace(self, groups=groups, fixed={**self.fixed, **lacking}, read=read)
 
     @cached_property
     def inner(self) -> dict[Group, list[Group]]:
@@ -125,60 +135,69 @@ def _outer_of(space: Space) -> Space | None:
     return found[0] if len(found) == 1 and found[0] is not space else None
 
 
-def _outer(
-    space: Space, flat: Mapping[str, list[Space]], places: Mapping[str, tuple[int, ...]]
-) -> dict[str, int]:
-    """The place of the space in whose units this one repeats, if each parameter that has one has both."""
+def _group(space: Space, parameters: Mapping[str, list[Space]], read: Mapping[str, list[Space]]) -> Group:
+    """The units of a space, in parameters and activations.
+
+    They may be permuted in another way in each unit of the space in which theirs repeats, if each parameter
+    that has one has both; activations that have not are left out.
+    """
     outer = _outer_of(space)
-    if outer is None or any(len(places[name]) > 1 or flat[name].count(outer) != 1 for name in places):
-        return {}
-    return {name: flat[name].index(outer) for name in places}
 
+    def nested(each: list[Space]) -> bool:
+        return outer is not None and each.count(space) == each.count(outer) == 1
 
-def _drawn(group: Group, blocks: Blocks, generator: torch.Generator) -> Tensor:
-    """A random permutation for each block."""
-    if not group.outer:
-        return torch.randperm(group.size, generator=generator)
-    name, place = next(iter(group.outer.items()))
-    return torch.stack(
-        [torch.randperm(group.size, generator=generator) for _ in range(blocks[name].shape[place])]
-    )
+    owners = {name: each for name, each in parameters.items() if space in each}
+    apart = all(map(nested, owners.values()))
+    owners |= {name: each for name, each in read.items() if space in each and (nested(each) or not apart)}
+    places = {name: tuple(k for k, s in enumerate(each) if s is space) for name, each in owners.items()}
+    within = {name: each.index(outer) for name, each in owners.items()} if apart and outer else {}
+    return Group(next(iter(owners)), space.size, places, space, within)
 
 
 def permuted(symmetry: Symmetry, weights: Tensor, seed: int) -> Tensor:
-    """``weights`` (P,) with the units of every group permuted at random: other weights, the same function."""
+    """``weights`` (P,) with the units of every group permuted at random: other weights, the same function.
+
+    Each unit moves, in one cycle: a permutation that is the identity by chance would try nothing. Of units in
+    blocks those of the first stay, so that permutations which must be alike in all blocks show.
+    """
     generator, blocks = torch.Generator().manual_seed(seed), symmetry.blocks(weights)
     for group in symmetry.groups:
-        blocks |= group.permute(blocks, _drawn(group, blocks, generator).to(weights.device))
+        lead = [blocks[name].shape[place] for name, place in group.outer.items() if name == group.name]
+        order = torch.rand(*lead, group.size, generator=generator).argsort(-1)
+        index = order.scatter(-1, order, order.roll(1, -1))
+        if lead:
+            index[0] = torch.arange(group.size)
+        blocks |= group.permute(blocks, index.to(weights.device))
     return symmetry.flat(blocks)
 
 
-def _tried(problem: MeanLoss, symmetry: Symmetry) -> Symmetry:
+def _tried(few: MeanLoss, symmetry: Symmetry) -> Symmetry:
     """The symmetry without what changes the outputs when it is permuted at random.
 
     All groups at once, at weights at random; where that fails, each by itself: units of blocks are permuted
     alike in all blocks where they cannot be permuted in each.
     """
-    few = problem.on(problem.data.few(TRIED))
     weights = moved(few)
-    if change(few, weights, permuted(symmetry, weights, 0)) <= UNCHANGED:
+
+    def keeps(*groups: Group) -> bool:
+        other = permuted(replace(symmetry, groups=groups), weights, 0)
+        return change(few, weights, other) <= UNCHANGED
+
+    if keeps(*symmetry.groups):
         return symmetry
-    kept, fixed = [], dict(symmetry.fixed)
+    kept, fixed = list[Group](), dict(symmetry.fixed)
     for group in symmetry.groups:
-        for tried in dict.fromkeys((group, replace(group, outer={}) if group.outer else group)):
-            alone = replace(symmetry, groups=(tried,))
-            if change(few, weights, permuted(alone, weights, 0)) <= UNCHANGED:
-                kept.append(tried)
-                break
+        variants = (group, replace(group, outer={})) if group.outer else (group,)
+        if found := next(filter(keeps, variants), None):
+            kept.append(found)
         else:
             fixed[group.name] = "its permutation changes the outputs"
-    found = replace(symmetry, groups=tuple(kept), fixed=fixed)
-    if change(few, weights, permuted(found, weights, 0)) > UNCHANGED:
+    if not keeps(*kept):
         raise InputError(
             f"model: permutations of the units of {', '.join(g.name for g in kept)} each leave the outputs "
             "as they are, but not all together; use landscape.line, which takes the weights as they are"
         )
-    return found
+    return replace(symmetry, groups=tuple(kept), fixed=fixed)
 
 
 def _wide(problem: MeanLoss) -> MeanLoss:
@@ -224,59 +243,105 @@ def change(problem: MeanLoss, first: Tensor, second: Tensor, samples: int = SAMP
     return max(d / size if size else d for d, size in zip(differences, sizes, strict=True))
 
 
-def matched(symmetry: Symmetry, a: Tensor, b: Tensor, seed: int) -> Tensor:
-    """``b`` (P,) permuted as :func:`aligned` says."""
+def matched(symmetry: Symmetry, a: Tensor, b: Tensor, seed: int, read: Sequence[Blocks] = ()) -> Tensor:
+    """``b`` (P,) permuted as :func:`aligned` says; ``read`` are activations of a and b."""
     wide = widest_dtype(a.device)
-    fixed, blocks = symmetry.blocks(a.to(wide)), symmetry.blocks(b.to(wide))
+    goal, blocks = symmetry.blocks(a.to(wide)), symmetry.blocks(b.to(wide))
+    if read:
+        goal, blocks = read[0], blocks | read[1]
     generator = torch.Generator().manual_seed(seed)
     better = True
     while better:
         better = False
         for k in torch.randperm(len(symmetry.groups), generator=generator).tolist():
             group = symmetry.groups[k]
-            new = _improved(group, symmetry.inner[group], fixed, blocks)
-            gain = sum(float(((t - blocks[name]) * fixed[name]).sum()) for name, t in new.items())
-            scale = sum(float((t * fixed[name]).abs().sum()) for name, t in new.items())
+            new = _improved(group, symmetry.inner[group], goal, blocks)
+            compared = [(t, blocks[name], goal[name]) for name, t in new.items() if name in goal]
+            gain = sum(float(((t - before) * wanted).sum()) for t, before, wanted in compared)
+            scale = sum(float((t * wanted).abs().sum()) for t, _, wanted in compared)
             if gain > 1e-9 * scale:
                 blocks |= new
                 better = True
     return symmetry.flat(blocks).to(b)
 
 
-def aligned(problem: MeanLoss, a: Tensor, b: Tensor, seed: int = 0) -> tuple[Tensor, Symmetry]:
+def aligned(
+    problem: MeanLoss, a: Tensor, b: Tensor, by: str = "weights", seed: int = 0
+) -> tuple[Tensor, Symmetry]:
     """``b`` (P,) with its hidden units permuted to be near ``a`` (P,), and what was permuted.
 
-    Matching of weights by coordinate descent (Ainsworth et al. 2023, Algorithm 1): the permutation of one
-    group at a time that maximizes ⟨a, b⟩ with the others held fixed, until none raises it. Units that repeat
-    in blocks, such as the numbers of attention heads, are matched within each pair of blocks before these
-    are. A step is taken only where ⟨a, b⟩ is larger after it.
+    Coordinate descent (Ainsworth et al. 2023, Algorithm 1): the permutation of one group at a time that
+    maximizes ⟨a, b⟩ with the others held fixed, until none raises it. Units that repeat in blocks, such as
+    the numbers of attention heads, are matched within each pair of blocks before these are. A step is taken
+    only where ⟨a, b⟩ is larger after it. With ``by="activations"``, a and b in it are the standardized
+    activations of both networks on the same samples in place of their weights, so that it is the sum of the
+    correlations of units (Li et al. 2015, section 3).
 
     Raises:
         InputError: the aligned weights compute another function than ``b``.
     """
-    symmetry = Symmetry.of(problem)
-    found = matched(symmetry, a, b, seed)
-    if (by := change(problem, b, found)) > UNCHANGED:
+    symmetry, read = Symmetry.of(problem), list[Blocks]()
+    if choose("align", by, BY) == "activations":
+        symmetry = symmetry.of_activations()
+        read = _activations(problem, symmetry, (a, b)) if symmetry.groups else []
+    found = matched(symmetry, a, b, seed, read)
+    if (moved_by := change(problem, b, found)) > UNCHANGED:
         names = ", ".join(group.name for group in symmetry.groups)
         raise InputError(
-            f"b: permuting its units ({names}) changes the outputs by {by:.1g}, it must be at most "
+            f"b: permuting its units ({names}) changes the outputs by {moved_by:.1g}, it must be at most "
             f"{UNCHANGED:g}; use landscape.line, which takes the weights as they are"
         )
     return found, symmetry
 
 
+@torch.no_grad()
+def _activations(problem: MeanLoss, symmetry: Symmetry, ends: Sequence[Tensor]) -> list[Blocks]:
+    """The activations of networks (P,) on the same samples, each unit's with mean 0 and norm 1.
+
+    On up to SAMPLES samples, drawn at random where they have numbers, as many as READ_BYTES hold; BatchNorm
+    has statistics that are estimated at each network.
+    """
+    wide = _wide(problem).with_batchnorm("recalibrate")
+    few = wide.data.few(TRIED)
+    inputs = [next(few.chunks())[0]]
+    if problem.indexed and not problem.data.mixes:
+        numbers = sum(math.prod(place.shape) for place in symmetry.read)
+        most = max(few.samples, READ_BYTES * few.samples // (numbers * wide.weights.itemsize))
+        order = torch.randperm(problem.samples, generator=torch.Generator().manual_seed(0))
+        parts = torch.split(order[: min(SAMPLES, most)], few.samples)
+        inputs = [wide.gather(part)[0] for part in parts if len(part) == few.samples]
+    found = []
+    for w in ends:
+        at, w = wide.at(w.to(wide.weights)), w.to(wide.weights)
+        passes = [activations(at, w, x, symmetry.read) for x in inputs]
+        names = map(str, symmetry.read)
+        found.append({name: _standardized(symmetry, name, [each[name] for each in passes]) for name in names})
+    return found
+
+
+def _standardized(symmetry: Symmetry, name: str, parts: Sequence[Tensor]) -> Tensor:
+    """The blocks of an activation, with all parts along the last axis; each unit with mean 0 and norm 1."""
+    blocks = torch.stack([part.reshape(symmetry.shapes[name]) for part in parts], -1)
+    units = {dim for group in symmetry.groups for dim in group.places.get(name, ())}
+    over = [dim for dim in range(blocks.dim()) if dim not in units]
+    centered = blocks - blocks.mean(over, keepdim=True)
+    size, whole = (torch.linalg.vector_norm(t, dim=over, keepdim=True) for t in (centered, blocks))
+    return torch.where(size > ALIVE * whole, centered / size, 0.0)
+
+
 def _improved(group: Group, inner: list[Group], a: Blocks, b: Blocks) -> Blocks:
     """The blocks of ``b`` that have units of the group, with these matched to those of ``a``."""
+    own = [name for name in group.places if name in a]
     if group.outer:
-        return group.permute(b, _assigned(_similar_within(group, a, b)))
+        return group.permute(b, _assigned(_similar(group, own, a, b, "inr,ikr->ink")))
     score = next(iter(a.values())).new_zeros(group.size, group.size)
-    indices, own = dict[Group, Tensor](), {*group.places}
+    indices = dict[Group, Tensor]()
     for child in inner:
-        names = own & {*child.places}
-        own -= names
+        names = [name for name in own if name in child.places]
+        own = [name for name in own if name not in names]
         if not names:
             continue
-        pairs = _similar_across(child, names, a, b)
+        pairs = _similar(child, names, a, b, "inr,jkr->ijnk")
         indices[child] = _assigned(pairs.flatten(0, 1)).view(pairs.shape[:3])
         score = score + pairs.take_along_dim(indices[child][..., None], -1).sum((-1, -2))
     for name in own:
@@ -294,20 +359,11 @@ def _rows(tensor: Tensor, *dims: int) -> Tensor:
     return tensor.movedim(dims, tuple(range(len(dims))))[..., None].flatten(len(dims))
 
 
-def _similar_within(group: Group, a: Blocks, b: Blocks) -> Tensor:
-    """(blocks, size, size), the inner products of units of a with those of b in the same block."""
-    return sum(
-        _rows(a[name], place, dims[0]) @ _rows(b[name], place, dims[0]).mT
-        for (name, dims), place in zip(group.places.items(), group.outer.values(), strict=True)
-    )  # type: ignore[return-value]
-
-
-def _similar_across(group: Group, names: set[str], a: Blocks, b: Blocks) -> Tensor:
-    """(blocks, blocks, size, size), the same for all pairs of blocks, in some parameters."""
+def _similar(group: Group, names: Sequence[str], a: Blocks, b: Blocks, pairs: str) -> Tensor:
+    """The inner products of the units of a and b in some blocks, as the equation says for which pairs."""
     dims = {name: (group.outer[name], group.places[name][0]) for name in names}
-    return sum(
-        torch.einsum("inr,jkr->ijnk", _rows(a[name], *d), _rows(b[name], *d)) for name, d in dims.items()
-    )  # type: ignore[return-value]
+    tables = [torch.einsum(pairs, _rows(a[name], *d), _rows(b[name], *d)) for name, d in dims.items()]
+    return torch.stack(tables).sum(0)
 
 
 def _assigned(scores: Tensor) -> Tensor:

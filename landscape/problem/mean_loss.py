@@ -18,7 +18,7 @@ from landscape.core.memory import Need, bounded, with_saved_bytes
 from landscape.problem import batchnorm as bn_policies
 from landscape.problem.batches import call, count_samples, fixed_randomness, own_outputs, recomputes
 from landscape.problem.batchnorm import SAMPLES, BatchNormPolicy
-from landscape.problem.data import Data
+from landscape.problem.data import ACTIVATION_BYTES, SMALL_BYTES, SMALL_CHUNK, Data
 from landscape.problem.layout import Layout, backward, gradients, placed
 from landscape.problem.losses import correct, placed_loss
 
@@ -29,9 +29,6 @@ Penalty = Callable[[dict[str, Tensor]], Tensor]
 # Samples evaluated at once, at most. Measured on 2 cores with a 784-50-50-10 MLP: 1,000 to 10,000 lie within
 # 10% of each other, 2,000 is the fastest. Large networks are bounded by ACTIVATION_BYTES instead.
 MAX_CHUNK = 2000
-# The activations of one chunk, saved for its backward pass. On 2 cores ResNet-18 evaluates fastest at 50 to
-# 100 images of 50, 100, 200 and 400; this bound gives it 56.
-ACTIVATION_BYTES = 2**28
 
 
 class MeanLoss:
@@ -398,7 +395,10 @@ class MeanLoss:
     def chunk(self) -> int:
         """Samples of resident data evaluated at once, from the bytes that one saves for its backward pass."""
         if self.data.chunk_size is None:
-            self.data.chunk_size = max(1, min(MAX_CHUNK, ACTIVATION_BYTES // self.sample_bytes))
+            size = ACTIVATION_BYTES // self.sample_bytes
+            if self.device.type == "cpu" and not self.draws:  # each chunk has random numbers of its own
+                size = min(size, max(SMALL_CHUNK, SMALL_BYTES // self.sample_bytes))
+            self.data.chunk_size = max(1, min(MAX_CHUNK, size))
         return self.data.chunk_size
 
     def chunks(self) -> Iterator[tuple[Any, Any, float]]:

@@ -8,11 +8,13 @@ The operations are PyTorch's own (ATen), not layers: whatever a model is written
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import mul
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from landscape.core.errors import InputError
 from landscape.problem.batches import named_tensors
 from landscape.problem.batchnorm import buffer_names
 from landscape.problem.mean_loss import MeanLoss
@@ -70,6 +73,11 @@ def leaves(axis: Sequence[Space]) -> list[Space]:
     return [leaf for space in axis for leaf in space.leaves()]
 
 
+def spaces(axes: Sequence[Axis]) -> list[Space]:
+    """Those of several axes, one axis after another."""
+    return [space for axis in axes for space in leaves(axis)]
+
+
 def fix(axis: Sequence[Space], reason: str) -> None:
     """The units of the axis must keep their places."""
     for space in leaves(axis):
@@ -94,70 +102,84 @@ def unify(first: Sequence[Space], second: Sequence[Space]) -> None:
         large.split(small.size)
 
 
-def regrouped(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis] | None:
-    """The axes of a tensor that is viewed as ``shape``; None where they cross the borders of blocks."""
-    left, found = leaves([space for axis in axes for space in axis]), list[Axis]()
-    for size in shape:
-        axis, needed = list[Space](), size
-        while needed > 1 and left:
-            space = left[0]
-            if needed % space.size == 0:
-                axis.append(left.pop(0))
-                needed //= space.size
-            elif space.size % needed == 0:
-                space.split(needed)
-                left = leaves(left)
-            else:
-                return None
-        found.append(tuple(axis))
+def viewed(axes: Sequence[Axis], view: Tensor) -> list[Axis]:
+    """The axes of a view of a contiguous tensor with these axes: its strides say which entries it has.
+
+    A space is split where the view has blocks of it, or one place of each block. What the view leaves out
+    keeps its place, and so do the units of an axis that goes across the borders of blocks.
+    """
+    found = list[Axis]()
+
+    def spaced() -> list[tuple[Space, int]]:
+        """The spaces from the last on, each with the distance of its units."""
+        last_first = spaces(axes)[::-1]
+        steps = itertools.accumulate((space.size for space in last_first), mul, initial=1)
+        return list(zip(last_first, steps, strict=False))
+
+    def has_border(at: int) -> bool:
+        """Test whether a space begins at this distance, and if blocks of one do, split it."""
+        for space, step in spaced():
+            if step < at < step * space.size:
+                if at % step or space.size % (at // step):
+                    return False
+                space.split(space.size * step // at)
+        return True
+
+    for size, step in zip(view.shape, view.stride(), strict=True):
+        if size < 2 or step == 0:
+            found.append(_units(size))  # of size 1, or repeated
+            continue
+        end = step * size
+        whole_blocks = has_border(step) and has_border(end) and view.storage_offset() // step % size == 0
+        inside = [space for space, at in spaced() if at < end and step < at * space.size]
+        if not whole_blocks:
+            fix(inside, APART)
+        found.append(tuple(inside[::-1]) if whole_blocks else _units(size, APART))
+    left = {*spaces(axes)} - {*spaces(found)}
+    fix([*left], ONE_BY_ONE)
     return found
-
-
-def _uniform(tensor: Tensor, dim: int) -> bool:
-    """Test whether all entries along an axis are equal, so that no permutation changes the tensor."""
-    return tensor.shape[dim] < 2 or bool((tensor == tensor.narrow(dim, 0, 1)).all())
 
 
 # Operations that give every entry its place back, besides those that PyTorch calls pointwise; softmax treats
 # the entries of its axis alike.
-_SAME = {
-    "_softmax",
-    "_log_softmax",
-    "_safe_softmax",
-    "alias",
-    "detach",
-    "copy_",
-    "lift_fresh",
-    "fill_",
-    "zero_",
-}
+_SAME = {"_softmax", "_log_softmax", "_safe_softmax", "copy_", "lift_fresh", "fill_", "zero_"}
 _SAME |= {"_prelu_kernel", "hardswish", "hardtanh"}
 # Tensors made like others, whose values do not come from these.
-_NEW = {
-    "zeros_like",
-    "ones_like",
-    "full_like",
-    "empty_like",
-    "new_zeros",
-    "new_ones",
-    "new_full",
-    "new_empty",
-}
+_NEW = {f"{kind}_like" for kind in ("zeros", "ones", "full", "empty")}
+_NEW |= {f"new_{kind}" for kind in ("zeros", "ones", "full", "empty")}
+_VIEWS = {"view", "_unsafe_view", "expand", "permute", "transpose", "t", "unsqueeze", "squeeze", "alias"}
+_VIEWS |= {"select", "unbind", "slice", "split", "unsafe_split", "split_with_sizes", "detach"}
+_TURNS = {"transpose_", "t_", "squeeze_", "unsqueeze_"}  # in place
 _REDUCTIONS = {"mean", "sum", "amax", "amin", "var", "std", "var_mean", "linalg_vector_norm", "logsumexp"}
 _PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"}
+_NORMS = ("native_", "cudnn_", "_native_", "_batch", "_fused", "miopen")
 # Over the last axes alone, whose units have neighbors: the number of these axes stands in the name.
 _LOCAL = ("max_pool", "avg_pool", "_adaptive_avg_pool", "upsample")
-_ALONG = {"roll", "flip", "cumsum", "tril", "triu"}
+JOINED, APART = "joined with others", "taken apart"
 
 
 class Step(NamedTuple):
     """An operation of a forward pass: its arguments by name, and the tensors in them with their shapes."""
 
+    number: int
     func: Any
     given: dict[str, Any]
     tensors: list[Tensor]
     shapes: list[torch.Size]
     outputs: list[Tensor]
+
+
+class Place(NamedTuple):
+    """The place of an activation in a pass: operand ``operand`` of operation ``number``, ``func``."""
+
+    number: int
+    operand: int
+    func: Any
+    shape: torch.Size
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [t for _, t in named_tensors(tree if isinstance(tree, (tuple, list)) else [tree])]
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -170,11 +192,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         names = [argument.name for argument in func._schema.arguments]
         given = dict(zip(names, args, strict=False)) | (kwargs or {})
-        tensors = [t for _, t in named_tensors([given.get(name) for name in names])]
+        tensors = _tensors([given.get(name) for name in names])
         shapes = [t.shape for t in tensors]  # before an operation that changes it in place
         out = func(*args, **(kwargs or {}))
-        outputs = [t for _, t in named_tensors(out if isinstance(out, (tuple, list)) else [out])]
-        self.steps.append(Step(func, given, tensors, shapes, outputs))
+        self.steps.append(Step(len(self.steps), func, given, tensors, shapes, _tensors(out)))
         return out
 
     def needed(self, results: Sequence[Tensor]) -> list[Step]:
@@ -206,8 +227,10 @@ class Axes:
         """The axes of a tensor."""
         if id(tensor) in self.known:
             return self.known[id(tensor)]
-        reasons = ["" if _uniform(tensor, dim) else "a constant" for dim in range(tensor.dim())]
-        return [_units(n, reason) for n, reason in zip(tensor.shape, reasons, strict=True)]
+        return [
+            _units(n, "a constant" if n > 1 and bool((tensor != tensor.narrow(dim, 0, 1)).any()) else "")
+            for dim, n in enumerate(tensor.shape)
+        ]
 
     def fix(self, tensors: Sequence[Tensor], reason: str) -> None:
         """All units of these tensors must keep their places."""
@@ -217,124 +240,75 @@ class Axes:
 
     def follow(self, step: Step) -> None:
         """Give the outputs of an operation their axes, and unite what it numbers alike."""
-        func, _, tensors, _, outputs = step
-        name = func.overloadpacket.__name__
-        if name in _NEW or not any(id(t) in self.known for t in tensors):
+        name = step.func.overloadpacket.__name__
+        if name in _NEW or not any(id(t) in self.known for t in step.tensors):
             return  # constants
-        turned = name in ("transpose_", "t_", "squeeze_", "unsqueeze_")
-        axes = self._made(name.rstrip("_") if turned else name, step) or []
+        axes = self._made(name, step) or []
         if not axes:
-            self.fix(tensors, f"operation {name}")
-        for k, t in enumerate(outputs):
+            self.fix(step.tensors, f"operation {name}")
+        for k, t in enumerate(step.outputs):
             if k >= len(axes):
                 self.start(t, f"operation {name}")
                 continue
-            if id(t) in self.known and not turned:  # written to in place
+            if id(t) in self.known and name not in _TURNS:  # written to in place
                 for before, now in zip(self.known[id(t)], axes[k], strict=True):
                     unify(before, now)
             self.known[id(t)] = list(axes[k])
 
     def _made(self, name: str, step: Step) -> list[list[Axis]] | None:
         """The axes of the outputs of an operation; None where nothing is known of it."""
-        func, given, tensors, _, outputs = step
-        first = self.of(tensors[0])
+        func, given, outputs = step.func, step.given, step.outputs
+        operands = [self.of(t) for t in step.tensors]
+        first = operands[0]
         if torch.Tag.nondeterministic_seeded in func.tags or name.endswith("_backward"):
             return None
         if torch.Tag.pointwise in func.tags or name in _SAME:
-            return [self._broadcast([self.of(t) for t in tensors], outputs[0].dim())]
-        if name in ("view", "_unsafe_view", "_reshape_alias"):
-            axes = regrouped(first, outputs[0].shape)
-            return None if axes is None else [axes]
+            return [self._broadcast(operands, outputs[0].dim())]
+        if name in _VIEWS | _TURNS and outputs[0].dtype == step.tensors[0].dtype:
+            others = {key: value for key, value in given.items() if key != "self"}
+            return [viewed(first, view) for view in _tensors(func(torch.empty(step.shapes[0]), **others))]
         if name in _PRODUCTS:
-            return [self._product(name, [self.of(t) for t in tensors])]
+            return [self._product(operands)]
         if name == "convolution":
-            return [self._convolution(given, [self.of(t) for t in tensors], outputs[0])]
-        if "norm" in name and name.startswith(
-            ("native_", "cudnn_", "_native_", "_batch", "_fused", "miopen")
-        ):
-            return [self._norm(name, given, [self.of(t) for t in tensors])]
+            return [self._convolution(given, operands, outputs[0])]
+        if "norm" in name and name.startswith(_NORMS):
+            return [self._norm(name, given, operands)]
         if name == "embedding":
             fix(first[0], DATA)
-            return [[*self.of(tensors[1]), first[1]]]
-        if name.startswith(_LOCAL):
-            places = {"1d": 1, "2d": 2, "3d": 3}[re.search(r"\dd", name)[0]]  # type: ignore[index]
-            local = [k >= len(first) - places for k in range(len(first))]
-            return [self._where(first, local, t) for t in outputs]
-        if name == "constant_pad_nd":
-            pads = list(given["pad"]) + [0] * (2 * len(first) - len(given["pad"]))
-            padded = [any(pads[2 * k : 2 * k + 2]) for k in range(len(first))][::-1]
-            return [self._where(first, padded, outputs[0])]
-        return self._moved(name, step)
-
-    def _moved(self, name: str, step: Step) -> list[list[Axis]] | None:
-        """The same of operations that move axes, drop them, or take parts of them."""
-        _, given, tensors, (shape, *_), outputs = step
-        axes, count = list(self.of(tensors[0])), len(shape)
-        dims = _listed(given.get("dim", given.get("dims")), count)
-        if name in ("permute", "transpose", "t"):
-            order = _listed(given.get("dims"), count) or list(range(count))
-            if name != "permute":
-                i, j = (0, count - 1) if name == "t" else (given["dim0"] % count, given["dim1"] % count)
-                order[i], order[j] = order[j], order[i]
-            return [[axes[k] for k in order]]
-        if name == "unsqueeze":
-            axes.insert(given["dim"] % (count + 1), ())
-            return [axes]
-        if name == "squeeze":
-            gone = {k for k in dims or range(count) if shape[k] == 1}
-            return [[axis for k, axis in enumerate(axes) if k not in gone]]
-        if name == "expand":
-            whole = [()] * (outputs[0].dim() - count) + axes
-            return [[axis or _units(n) for n, axis in zip(outputs[0].shape, whole, strict=True)]]
+            return [[*operands[1], first[1]]]
+        dims = _listed(given.get("dim", given.get("dims")), len(first))
         if name in _REDUCTIONS:
-            gone = set(dims or range(count))
-            kept = [() if k in gone else axis for k, axis in enumerate(axes)]
+            kept = [() if not dims or k in dims else axis for k, axis in enumerate(first)]
             if not given.get("keepdim", False):
-                kept = [axis for k, axis in enumerate(kept) if k not in gone]
+                kept = [axis for k, axis in enumerate(kept) if dims and k not in dims]
             return [kept] * len(outputs)
-        if name in ("select", "unbind"):
-            place = given.get("dim", 0) % count
-            fix(axes.pop(place), ONE_BY_ONE)
-            return [axes] * len(outputs)
-        if name in ("slice", "split", "unsafe_split", "split_with_sizes", "glu"):
-            return self._parts(name, given, axes, tensors[0], outputs)
+        if name == "glu":  # the product of two halves
+            dim = given.get("dim", -1)
+            return [viewed(first, torch.empty(step.shapes[0]).chunk(2, dim)[0])]
         if name in ("cat", "stack"):
             place = given.get("dim", 0) % outputs[0].dim()
-            if name == "stack":
-                others = [[*self.of(t)[:place], (), *self.of(t)[place:]] for t in tensors]
-            else:
-                others = [self.of(t) for t in tensors if t.dim() == count]
-                for each in others:
-                    fix(each[place], "joined with others")
-                others = [[*each[:place], (), *each[place + 1 :]] for each in others]
-            axes = self._broadcast(others, outputs[0].dim())
-            axes[place] = _units(outputs[0].shape[place], "joined with others")
-            return [axes]
-        if name in _ALONG:
-            along = {count - 1, count - 2} if name in ("tril", "triu") else set(dims or range(count))
-            return [self._where(axes, [k in along for k in range(count)], outputs[0])]
-        return None
+            return [self._joined(operands, place, outputs[0], stacked=name == "stack")]
+        moved = _moved(name, given, dims or range(len(first)), len(first))
+        if moved is None:
+            return None
+        for k in moved:
+            fix(first[k], PLACES)
+        return [
+            [_units(n, PLACES) if k in moved else first[k] for k, n in enumerate(t.shape)] for t in outputs
+        ]
 
-    def _parts(
-        self, name: str, given: dict[str, Any], axes: list[Axis], tensor: Tensor, outputs: list[Tensor]
-    ) -> list[list[Axis]]:
-        """Equal parts of an axis, which are a space of their own, or unequal ones, which are fixed."""
-        place = given.get("dim", -1 if name == "glu" else 0) % tensor.dim()
-        whole, sizes = tensor.shape[place], {t.shape[place] for t in outputs}
-        if sizes == {whole}:
-            return [axes] * len(outputs)
-        part = sizes.pop()
-        equal = not sizes and part > 0 and not whole % part
-        if name == "slice":
-            equal = equal and (given.get("start") or 0) % part == 0 and given.get("step", 1) == 1
-        found = regrouped([axes[place]], [whole // part, part]) if equal else None
-        if found is None:
-            fix(axes[place], "taken apart")
-            return [
-                [*axes[:place], _units(t.shape[place], "taken apart"), *axes[place + 1 :]] for t in outputs
-            ]
-        fix(found[0], ONE_BY_ONE)
-        return [[*axes[:place], found[1], *axes[place + 1 :]]] * len(outputs)
+    def _joined(self, operands: list[list[Axis]], place: int, out: Tensor, *, stacked: bool) -> list[Axis]:
+        """The axes of tensors that are put one after another along the axis ``place``."""
+        parts = [[*axes] for axes in operands if len(axes) == out.dim() - stacked]
+        for axes in parts:
+            if stacked:
+                axes.insert(place, ())
+            else:
+                fix(axes[place], JOINED)
+                axes[place] = ()
+        whole = self._broadcast(parts, out.dim())
+        whole[place] = _units(out.shape[place], JOINED)
+        return whole
 
     def _broadcast(self, operands: Sequence[Sequence[Axis]], count: int) -> list[Axis]:
         """The axes of operands that are put side by side from the last one on."""
@@ -345,7 +319,7 @@ class Axes:
                 axes[-k] = axes[-k] or axis
         return axes
 
-    def _product(self, name: str, operands: list[list[Axis]]) -> list[Axis]:
+    def _product(self, operands: list[list[Axis]]) -> list[Axis]:
         """A product of matrices (and stacks of them), with what is added to it."""
         a, b = operands[-2:]
         unify(a[-1], b[-1 if len(b) == 1 else -2])
@@ -375,8 +349,6 @@ class Axes:
         if "group" in name:
             size = math.prod(space.size for space in leaves(x[1]))
             unify(x[1], (*_units(given["group"]), *_units(size // given["group"])))
-            for axis in x[2:]:
-                fix(axis, PLACES)
         for axes in others:
             if "layer" in name or "rms" in name:
                 self._broadcast([x[-len(axes) :], axes], len(axes))
@@ -384,53 +356,101 @@ class Axes:
                 unify(x[1], axes[0])
         return x
 
-    def _where(self, axes: Sequence[Axis], changed: Sequence[bool], out: Tensor) -> list[Axis]:
-        """The axes of an operation that moves units along those that are ``changed``."""
-        for axis, moved in zip(axes, changed, strict=True):
-            if moved:
-                fix(axis, PLACES)
-        new = [_units(n, PLACES) for n in out.shape]
-        return [n if moved else axis for axis, moved, n in zip(axes, changed, new, strict=True)]
-
 
 def _listed(dims: Any, count: int) -> list[int]:
     """Numbers of axes, from 0 on; [] where none is given."""
     return [k % count for k in ([dims] if isinstance(dims, int) else dims or [])] if count else []
 
 
+def _moved(name: str, given: Mapping[str, Any], dims: Collection[int], count: int) -> Collection[int] | None:
+    """The axes of ``count`` along which an operation moves units; None where nothing is known of it."""
+    if name.startswith(_LOCAL):
+        return range(count - int(re.search(r"(\d)d", name)[1]), count)  # type: ignore[index]
+    if name == "constant_pad_nd":
+        return {count - 1 - k // 2 for k, pad in enumerate(given["pad"]) if pad}
+    if name in ("tril", "triu"):
+        return range(count - 2, count)
+    return dims if name in ("roll", "flip", "cumsum") else None
+
+
+@contextmanager
+def _plainly(problem: MeanLoss) -> Iterator[None]:
+    """A pass in which neither fused attention nor a library's recurrent layer hides what it does to axes."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.backends.cudnn.flags(enabled=False), sdpa_kernel(SDPBackend.MATH), problem.evaluating(0):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+class Trace(NamedTuple):
+    """The axes that one pass of a model shows.
+
+    Attributes:
+        parameters: the axes of each.
+        activations: the axes of what an operation takes and sums over units that may be permuted.
+    """
+
+    parameters: dict[str, list[Axis]]
+    activations: dict[Place, list[Axis]]
+
+
 @torch.no_grad()
-def traced(problem: MeanLoss) -> dict[str, list[Axis]]:
-    """Name of a parameter -> its axes, from one pass of the model and the loss over the first samples.
+def traced(problem: MeanLoss) -> Trace:
+    """The axes of parameters and activations, from one pass of the model and the loss over its first chunk.
 
     What numbers the outputs keeps its place, and so does what the loss takes apart.
     """
-    x, y = problem.data.leaves(*problem.data.first())
+    x, y = problem.data.leaves(*next(problem.data.chunks())[:2])
     weights = problem.layout.leaves(problem.weights)
-    statistics = {*buffer_names(problem.model)}
+    buffers = dict(problem.model.named_buffers())
     recorder, axes = Recorder(), Axes()
-    with ExitStack() as stack:
-        # Neither fused attention nor a recurrent layer of a library says what it does to its axes.
-        fast = torch.backends.mha.get_fastpath_enabled()
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
-        torch.backends.mha.set_fastpath_enabled(False)
-        stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-        stack.enter_context(problem.evaluating(0))
-        stack.enter_context(recorder)
+    with _plainly(problem), recorder:
         outputs = problem.call(weights, x)
         loss = problem.criterion(outputs, y)
-    for weight in weights.values():
-        axes.start(weight)
-    for name, buffer in problem.model.named_buffers():
-        if name in statistics:
-            axes.start(buffer)
-    for _, tensor in named_tensors((x, y)):
+    for tensor in (*weights.values(), *(buffers[name] for name in buffer_names(problem.model))):
+        axes.start(tensor)
+    for tensor in _tensors([x, y]):
         axes.start(tensor, DATA)
-    ends = seen(outputs)
+    ends, of_data = seen(outputs), {id(t) for t in _tensors([x, y])}
     for step in recorder.needed([loss, *ends]):
         axes.follow(step)
         axes.fix([t for t in step.outputs if any(t is end for end in ends)], OUTPUTS)
-    return {name: axes.known[id(weight)] for name, weight in weights.items()}
+        if not of_data.isdisjoint(map(id, step.tensors)):
+            of_data |= {id(t) for t in step.outputs}
+    read = dict[tuple[int, torch.Size], tuple[Place, list[Axis]]]()
+    for step in recorder.steps:
+        made = {space for t in step.outputs for space in spaces(axes.known.get(id(t), []))}
+        for k, t in enumerate(step.tensors):
+            own = axes.known.get(id(t), []) if id(t) in of_data else []
+            if any(not space.reason for space in {*spaces(own)} - made):
+                # The same numbers, which several operations take, are read once.
+                read.setdefault((t.data_ptr(), t.shape), (Place(step.number, k, step.func, t.shape), own))
+    return Trace({name: axes.known[id(weight)] for name, weight in weights.items()}, dict(read.values()))
+
+
+@torch.no_grad()
+def activations(problem: MeanLoss, weights: Tensor, x: Any, places: Collection[Place]) -> dict[str, Tensor]:
+    """The activations at some places, by the text of the place, of a pass over inputs with ``weights`` (P,).
+
+    Raises:
+        InputError: the pass is not that which was traced.
+    """
+    x, _ = problem.data.leaves(x, None)
+    parameters, recorder, found = problem.layout.leaves(weights), Recorder(), dict[str, Tensor]()
+    with _plainly(problem), recorder:
+        problem.call(parameters, x)
+    for place in places:
+        step = recorder.steps[place.number] if place.number < len(recorder.steps) else None
+        if step is None or step.func is not place.func or step.tensors[place.operand].shape != place.shape:
+            raise InputError(
+                "align: 'activations' is not allowed for this model, whose operations change from pass to "
+                "pass; 'weights' is"
+            )
+        found[str(place)] = step.tensors[place.operand]
+    return found
 
 
 def seen(outputs: Any) -> list[Tensor]:

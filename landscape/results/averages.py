@@ -76,27 +76,22 @@ class WeightAverage(Measured):
         asked = len(self.loss) - 1
         names = ["average"] if asked == 1 else [f"average {k}" for k in range(min(asked, MANY))]
         rows = [row for k, name in enumerate(names) for row in self._rows(k, name)]
-        members, left = (
-            [label for label, chosen in zip(self.labels, self.chosen, strict=True) if chosen == wanted]
+        chosen, left = (
+            [label for label, taken in zip(self.labels, self.chosen, strict=True) if taken == wanted]
             for wanted in (True, False)
         )
-        if len(members) > 1:
-            note = f"without {', '.join(left)}" if left else "all"
-            rows.append(Row("members chosen by prediction", ", ".join(members), note=note))
-            rows += self._rows(asked, "chosen average")
-        else:
-            note = "no average is predicted to be better with certainty"
-            rows.append(Row("members chosen by prediction", members[0], note=note))
+        several = len(chosen) > 1
+        note = f"without {', '.join(left)}" if left else "all"
+        note = note if several else "no average is predicted to be better with certainty"
+        rows.append(Row("members chosen by prediction", ", ".join(chosen), note=note))
+        rows += self._rows(asked, "chosen average") if several else []
         low, high = self.members_loss.min(), self.members_loss.max()
         rows.append(Row("losses of the members", f"{low:.6g} to {high:.6g}", unit="nat"))
         if self.batchnorm:
             own = f"from {self.bn_samples:,} samples" if self.bn == "recalibrate" else "those of each batch"
             rows.append(Row("BatchNorm statistics", "estimated again at each average", note=own))
-        return [
-            *rows,
-            Row("Hessian products", self.products, note="one a member"),
-            Row("samples", self.samples),
-        ]
+        products = Row("Hessian products", self.products, note="one a member")
+        return [*rows, products, Row("samples", self.samples)]
 
     def _rows(self, k: int, name: str) -> list[Row]:
         """The predicted loss of an average, its change, and its exact loss where that is known."""

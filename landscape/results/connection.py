@@ -33,6 +33,7 @@ class Connection(Measured):
         largest_change: the largest difference of the loss, and of the outputs, between b and the aligned b,
             each relative to the largest, in float64, on 1,000 samples.
         curve: "bezier" or "chain".
+        align: what units were matched by, "weights" or "activations".
         steps, lr, batch: how the bend was trained.
         seed: of the order of the alignment and of the training of the bend.
 
@@ -62,6 +63,7 @@ class Connection(Measured):
     lr: float
     batch: int
     seed: int
+    align: str = "weights"
 
     @property
     def removed(self) -> float:
@@ -72,7 +74,7 @@ class Connection(Measured):
     def describe(self) -> list[Row]:
         step = f"largest of t in steps of {self.t[1] - self.t[0]:.3g}"
         trained = f"{self.curve}, {self.steps:,} steps"
-        notes = step, f"{self.removed:.0%} of it removed", trained
+        notes = step, f"{self.removed:.0%} of it removed, matched by {self.align}", trained
         rows = [
             Row(f"barrier on the {name}", float(value), unit="nat", note=note)
             for name, value, note in zip(PATHS, self.barrier, notes, strict=True)

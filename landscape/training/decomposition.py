@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -156,12 +157,8 @@ class GradientEstimator:
             return Gradient(comm.total(loss * weight)[0], exact[None], comm)
         draw = generator(self.seed, "decompose", step)
         indices = torch.randint(problem.samples, (GROUPS, self.samples // GROUPS), generator=draw)
-        groups = indices[comm.share(GROUPS)].to(problem.device)
-        rows, losses = weights.new_empty(len(groups), len(weights)), 0.0
-        for row, group in zip(rows, groups, strict=True):
-            loss, row[:] = _summed(problem, weights, _cut(group, batch or len(group)), len(group))
-            losses += loss
-        return Gradient(comm.total(losses)[0] / GROUPS, comm.parts(rows, GROUPS), comm)
+        total, rows = self._estimates(weights, indices[comm.share(GROUPS)], "estimates")
+        return Gradient(comm.total(total)[0] / GROUPS, rows, comm)
 
     def heterogeneity(self, weights: Tensor, step: int, g: Gradient, parts: Parts) -> dict[str, float]:
         """n⁻¹ Σ_j ‖∇L_j − ∇L‖² at ``weights`` = w_a (P,), L_j the loss on the ``parts`` of learner j.
@@ -212,10 +209,31 @@ class GradientEstimator:
         comm, draw = self.comm, generator(self.seed, "heterogeneity", step, learner)
         size = max(self.samples // (GROUPS * n), self.batch, 1)
         drawn = own[torch.randint(len(own), (GROUPS, size), generator=draw)][comm.share(GROUPS)]
-        rows = weights.new_empty(len(drawn), len(weights))
-        for row, group in zip(rows, drawn.to(self.problem.device), strict=True):
-            row[:] = _summed(self.problem, weights, _cut(group, self.batch or len(group)), len(group))[1]
-        return comm.parts(rows, GROUPS)
+        return self._estimates(weights, drawn, "estimates of ∇L_j")[1]
+
+    def _estimates(self, weights: Tensor, groups: Tensor, use: str) -> tuple[float, Tensor]:
+        """The gradients on all GROUPS groups of samples, (GROUPS, P_share), of which ``groups`` (k, size) are
+        this process's, and the sum of the losses of these; valid until the next of the same ``use``.
+        """
+        problem, size, groups = self.problem, groups.shape[1], groups.to(self.problem.device)
+        rows, total = self.comm.buffer(use, weights.expand(len(groups), -1)), 0.0
+        # As many groups at once as a chunk of the data has samples, which bounds the memory.
+        at_once = problem.chunk // size if self._stack and len(groups) else 0
+        if self._stack and at_once:
+            for part, out in zip(torch.split(groups, at_once), torch.split(rows, at_once), strict=True):
+                losses = self._stack.gradients(weights.expand_as(out), *problem.gather(part), out=out)
+                total += sum(losses.tolist())
+        else:
+            for row, group in zip(rows, groups, strict=True):
+                loss, row[:] = _summed(problem, weights, _cut(group, self.batch or size), size)
+                total += loss
+        return total, self.comm.parts(rows, GROUPS)
+
+    @functools.cached_property
+    def _stack(self) -> Stack | None:
+        """Gradients of several groups at once; None where the model is no chain, or has a penalty besides."""
+        stack = Stack(self.problem)
+        return None if stack.layers is None or self.problem.regularised else stack
 
 
 def fixed_batches(samples: int, batch: int, seed: int) -> tuple[Tensor, ...]:

@@ -25,8 +25,12 @@ BATCH = few(512, 32)
 
 def main() -> None:
     small()
-    instrument("noise-scale", 0.95)
-    instrument("loss-change", 0.97)
+    six_learners("noise-scale every 50 steps", 0.95, ["monitor.instruments=['noise-scale']"])
+    six_learners("loss-change every 50 steps", 0.97, ["monitor.instruments=['loss-change']"])
+    estimated = ["decompose.every=10", "decompose.samples=512"]
+    what = "every 10th step decomposed, g of 512 samples"
+    six_learners(what, 0.95, [*estimated, "decompose.split=false"])
+    six_learners(f"{what}, with the terms of Eq. 4", 0.9, estimated)
     convolutional()
 
 
@@ -79,23 +83,23 @@ def fifty_steps(run: Trainer) -> None:
         run._step(run.step + 1)
 
 
-def instrument(name: str, need: float) -> None:
-    """Steps of Figure 2's network that are not decomposed, with an instrument and without."""
+def six_learners(what: str, need: float, settings: list[str]) -> None:
+    """Steps of Figure 2's network with ``settings`` that measure, against those that only train."""
     table = mnist()
     for rule in ("ssgd", "dpsgd"):
         runs = []
-        for instruments in ([name], []):
+        for measured in (settings, []):
             chosen = recipe.read(
                 "mnist-fig2b-dpsgd",
                 [f"algorithm={{name='{rule}'}}", "decompose.every=0", "evaluate.every=0",
-                 f"steps={10**6}", f"monitor.instruments={instruments}"],
+                 f"steps={10**6}", "monitor.instruments=[]", *measured],
             )  # fmt: skip
             runs.append(Trainer(dataclasses.replace(chosen, data=table), device=DEVICE))
 
-        measured, plain = (functools.partial(fifty_steps, run) for run in runs)
+        with_, without = (functools.partial(fifty_steps, run) for run in runs)
         compare(
-            f"training, 784-50-50-10, 6 learners of {rule.upper()}, batch 1998, {name} every 50 steps",
-            measured, plain, rounds=15, need=need,
+            f"training, 784-50-50-10, 6 learners of {rule.upper()}, batch 1998, {what}",
+            with_, without, rounds=15, need=need,
         )  # fmt: skip
 
 
