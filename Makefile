@@ -17,7 +17,7 @@ OUTDATED := -W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning
 # The tests start many processes, which would compile the package each time where this is set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-all test-integrations test-lowest ordinary-uses truth figures figures-smoke bench bench-smoke fuzz chaos lint docs coverage package clean
+.PHONY: demo test test-all test-integrations test-lowest battery-huggingface ordinary-uses truth figures figures-smoke bench bench-smoke fuzz chaos lint docs coverage package clean
 
 demo: $(READY)  ## train on the bundled digits and draw the landscape around what comes out
 	$(BIN)/landscape demo -o demo
@@ -30,6 +30,9 @@ test-all: $(READY)  ## the slow ones, too
 
 test-integrations: $(INTEGRATIONS)/ready  ## the callbacks, with the real Lightning and Hugging Face packages
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m pytest -m "" tests/integrations
+
+battery-huggingface: $(INTEGRATIONS)/ready  ## GPT-2, BERT, ViT, Llama, T5, CLIP against dense references; nothing is downloaded
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m pytest -m "" tests/battery/test_huggingface.py
 
 ordinary-uses: $(INTEGRATIONS)/ready  ## first uses as people write them, held against references; writes their page in docs/
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(INTEGRATIONS)/bin/python -m tests.ordinary > ordinary-uses.tmp
