@@ -68,7 +68,7 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
     PRODUCTS: [
         ("curvature/hessian.py", "alpha=share", "alpha=1.0"),
         ("curvature/hessian.py", "self.loss_gradient, self.z, jvp", "self.loss_gradient, self.z, 2 * jvp"),
-        ("curvature/operators.py", "self.products += len(rows)", "self.products += 2 * len(rows)"),
+        ("curvature/operators.py", "len(rows)\n        images = self._images", "2 * len(rows)\n        images = self._images"),
         ("curvature/hessian.py", "gradients(self.gradient, [self.weights], v, keep=True)[0]", "-gradients(self.gradient, [self.weights], v, keep=True)[0]"),
         ("curvature/operators.py", "mul_(2).sub_(1)", "mul_(2).sub_(0.9)"),
         ("curvature/trace.py", "products - 2 * rank", "products - 3 * rank"),
@@ -85,9 +85,9 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
     ],
     FILES: [
         ("core/hdf5_check.py", "if depth > DEPTH:", "if depth > 99 * DEPTH:"),
-        ("core/hdf5_check.py", "if kind != h5py.h5l.TYPE_HARD:", "if False:"),
-        ("core/hdf5_check.py", "if layout == h5py.h5d.VIRTUAL:", "if False:"),
-        ("core/hdf5_check.py", "if made.get_external_count():", "if False:"),
+        ("core/hdf5_check.py", "if group.links.get_info(name).type != h5py.h5l.TYPE_HARD:", "if False:"),
+        ("core/hdf5_check.py", "layout == h5py.h5d.VIRTUAL or made.", "made."),
+        ("core/hdf5_check.py", " or made.get_external_count():", ":"),
         ("core/hdf5_check.py", " or filters.count(code) > 1", ""),
         ("core/hdf5_check.py", "if not inside or chunk.filter_mask or", "if chunk.filter_mask or"),
         ("core/hdf5_check.py", "if size != stored:", "if False:"),

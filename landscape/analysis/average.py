@@ -16,7 +16,7 @@ from landscape.core.memory import Need, bounded
 from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
 from landscape.core.registry import numerics
 from landscape.curvature.double_backward import in_full_precision
-from landscape.curvature.eigenvalues import exact_products
+from landscape.curvature.eigenvalues import fast_hessian
 from landscape.curvature.hessian import exact_only
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
@@ -177,8 +177,7 @@ def _measure(evaluated: Problem, curved: Problem, weights: Tensor, progress: Pro
     losses, offsets, slopes, bends = np.zeros(n), np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
     for i, w in enumerate(weights):
         losses[i], gradient = curved.loss_and_gradient(w)
-        products, _ = exact_products(curved, w)
-        image = products((w - spread.mean)[None])
+        image = fast_hessian(curved, w)(w - spread.mean)[None]
         slopes[i], bends[i] = spread.products(torch.cat([gradient[None], image])).T.cpu().numpy()
         offsets[i] = evaluated.loss(w) - losses[i] if evaluated is not curved else 0.0
         if not all(np.isfinite(part).all() for part in (losses[i], offsets[i], slopes[i], bends[i])):

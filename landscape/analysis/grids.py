@@ -6,7 +6,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar, Unpack, cast
+from typing import Any, Literal, TypeVar, Unpack
 
 import numpy as np
 import torch
@@ -149,11 +149,11 @@ def contour(
     own, made_of = _setting(problem, plane, bn, autocast), provenance(problem)
     same = _source(about) | own | {"center": plane.center, "directions": plane.directions}
     same |= {} if method == "auto" else {"method": method}
-    transport = _Transport(Surface, at, same, made_of, into, execution or Execution())
-    previous = transport.previous
+    execution = execution or Execution()
+    previous, save = _resumed(Surface, at, same, made_of, into, execution)
     if previous is not None:
         if at.take(previous, previous.done):
-            return transport.end(previous)
+            return _ended(previous, into)
         plane = previous.plane(problem.weights)  # the same numbers: the one given may differ by rounding
         method = previous.method if at.same else method
     run = evaluator(problem, plane.center, plane.directions, at.first, method=method, autocast=autocast)
@@ -163,13 +163,13 @@ def contour(
     def surface() -> Surface:
         return Surface(span=span, autocast_error=error, **at.fields(), **fields, **about)
 
-    dispatch = transport.dispatch(surface, taken(progress), least=run.block)
+    dispatch = _dispatch(execution, save, surface, progress=taken(progress), least=run.block)
     fields |= at.complete(run, dispatch, ("loss",), ("accuracy",), plane.seed)
     if autocast is None:
         confirm(run, plane.center, plane.directions, at.points, at.exact("loss"))
     else:
         error = _autocast_error(problem, plane, at)
-    return transport.end(surface())
+    return _ended(surface(), into)
 
 
 def _check_sharded(problem: Any, into: ResultFile | None, execution: Execution | None) -> None:
@@ -178,51 +178,51 @@ def _check_sharded(problem: Any, into: ResultFile | None, execution: Execution |
         raise InputError("into, execution: not allowed with a sharded model, whose ranks share each point")
 
 
-class _Transport(Generic[R]):
-    """The way of a result from the earlier one, if any, to the file and the processes of a call.
+def _resumed(
+    kind: type[R],
+    at: Grid,
+    same: Mapping[str, Any],
+    made_of: Sequence[str],
+    into: ResultFile | None,
+    execution: Execution,
+) -> tuple[R | None, Callable[[R], None] | None]:
+    """The earlier result that a call goes on with, and the function that saves an unfinished one, if any.
 
     ``same`` are the fields that an earlier one has equal, and ``made_of`` its provenance.
     """
 
-    def __init__(
-        self,
-        kind: type[R],
-        at: Grid,
-        same: Mapping[str, Any],
-        made_of: Sequence[str],
-        into: ResultFile | None,
-        execution: Execution,
-    ) -> None:
-        def differs(result: R) -> str:
-            return difference(result, same) or changed(result.provenance, made_of, at.dtype)
+    def differs(result: R) -> str:
+        return difference(result, same) or changed(result.provenance, made_of, at.dtype)
 
-        self._execution, self._into, self._save = execution, into, execution.save
-        self.previous: R | None = None
-        if into is None:
-            if execution.previous is not None:
-                expect("execution.previous", execution.previous, kind)
-                self.previous = cast(R, execution.previous)
-                if reason := differs(self.previous):
-                    raise MismatchError(reason)
-            return
-        if not isinstance(into, ResultFile):
-            words = f"into: a {type(into).__name__} is not allowed, it must be a ResultFile"
-            raise InputError(words, f"landscape.open({str(into)!r}, 'a')")
-        if execution.previous is not None or execution.save is not None:
-            raise InputError("execution: previous and save are not allowed with into, which stands for both")
-        self.previous = into.earlier(kind, differs, same.get("source_sha256", ""), at.x, at.y)
-        self._save = functools.partial(into.put, finished=False)
+    previous: Any = execution.previous
+    if into is None:
+        if previous is not None:
+            expect("execution.previous", previous, kind)
+            if reason := differs(previous):
+                raise MismatchError(reason)
+        return previous, execution.save
+    if not isinstance(into, ResultFile):
+        words = f"into: a {type(into).__name__} is not allowed, it must be a ResultFile"
+        raise InputError(words, f"landscape.open({str(into)!r}, 'a')")
+    if previous is not None or execution.save is not None:
+        raise InputError("execution: previous and save are not allowed with into, which stands for both")
+    earlier = into.earlier(kind, differs, same.get("source_sha256", ""), at.x, at.y)
+    return earlier, functools.partial(into.put, finished=False)
 
-    def dispatch(self, unfinished: Callable[[], R], progress: Progress | None, **division: int) -> Dispatch:
-        save, at = self._save, self._execution
-        saved = (lambda: save(unfinished())) if save else None
-        return Dispatch(save=saved, group=at.group, cluster=at.cluster, progress=progress, **division)
 
-    def end(self, result: R) -> R:
-        """Write the finished result, and return it."""
-        if self._into is not None:
-            self._into.put(result, finished=True)
-        return result
+def _dispatch(
+    execution: Execution, save: Callable[[R], None] | None, unfinished: Callable[[], R], **division: Any
+) -> Dispatch:
+    """How the points are divided, and how ``unfinished()`` is saved."""
+    saved = (lambda: save(unfinished())) if save else None
+    return Dispatch(save=saved, group=execution.group, cluster=execution.cluster, **division)
+
+
+def _ended(result: R, into: ResultFile | None) -> R:
+    """Write the finished result, and return it."""
+    if into is not None:
+        into.put(result, finished=True)
+    return result
 
 
 def _setting(problem: Problem, plane: Plane, bn: str, autocast: str | None) -> dict[str, Any]:
@@ -451,23 +451,23 @@ def hessian_grid(
     options = HessianOptions(derivatives=HessianOptions(derivatives=derivatives).at(problem).derivatives)
     fields = _fields(problem, plane, residual_tol, search) | {"derivatives": options.derivatives}
     made_of = provenance(problem)
-    transport = _Transport(HessianGrid, at, _source(about) | fields, made_of, into, execution or Execution())
-    if (previous := transport.previous) is not None:
+    execution = execution or Execution()
+    previous, save = _resumed(HessianGrid, at, _source(about) | fields, made_of, into, execution)
+    if previous is not None:
         # With other limits a point that did not converge is searched again.
         usable = previous.done & (previous.converged | (previous.max_products == max_products))
         if at.take(previous, usable):
-            return transport.end(previous)
+            return _ended(previous, into)
     fields |= {"max_products": max_products, "provenance": made_of}
 
     def result() -> HessianGrid:
         return HessianGrid(span=span, **at.fields(), **fields, **about)
 
     at_once = points_at_once(problem, options)
-    dispatch = transport.dispatch(result, taken(progress), block=at_once)
-    fields |= at.complete(
-        _ends_at(problem, plane, wanted, options, search, at_once), dispatch, VALUES, (), plane.seed
-    )
-    return transport.end(result())
+    dispatch = _dispatch(execution, save, result, progress=taken(progress), block=at_once)
+    ends = _ends_at(problem, plane, wanted, options, search, at_once)
+    fields |= at.complete(ends, dispatch, VALUES, (), plane.seed)
+    return _ended(result(), into)
 
 
 def _fields(problem: Problem, plane: Plane, residual_tol: float, search: str) -> dict[str, Any]:

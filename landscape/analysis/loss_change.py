@@ -19,7 +19,7 @@ from landscape.core.registry import numerics
 from landscape.curvature.double_backward import in_full_precision
 from landscape.curvature.eigenvalues import Matrix
 from landscape.evaluation import needs
-from landscape.problem.layout import put
+from landscape.problem.layout import cut, put
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.spectrum import WHOLE, LossChange
@@ -99,7 +99,7 @@ def loss_change(
         problem, 0, about, weights=before, matrix="hessian", part=None, derivatives=derivatives,
         max_memory=max_memory,
     )  # fmt: skip
-    products, h = chosen.exact
+    h = chosen.operator
     start, g = problem.loss_and_gradient(before)
     report = taken(progress)
     places = [[slot.place for slot in slots] for slots in groups.values()]
@@ -110,13 +110,10 @@ def loss_change(
 
     between, error = np.zeros((len(groups), len(groups))), 0.0
     for k, slots in enumerate(groups.values()):
-        part = put(torch.zeros_like(step), slots, torch.cat([step[slot.place] for slot in slots]))
-        if h.derivatives == "exact":
-            image = products(part[None])[0]
-        else:
-            images, errors = h.verified(part[None])
-            image, error = images[0], error + errors[0] * norm / 2
-        between[k] = np.array(along(image)) / 2
+        part = put(torch.zeros_like(step), slots, cut(step, slots))
+        images, errors = h.verified(part[None])
+        error += errors[0] * norm / 2
+        between[k] = np.array(along(images[0])) / 2
         report((k + 1) / (len(groups) + 1))
     between = (between + between.T) / 2
     gradient, curvature = np.array(along(g)), between.sum(1)

@@ -19,9 +19,9 @@ from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
 from landscape.core.registry import numerics
-from landscape.curvature.eigenvalues import exact_products, top_eigenvalues
+from landscape.curvature.eigenvalues import fast_hessian, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, exact_only
-from landscape.curvature.operators import Products
+from landscape.curvature.operators import Products, row_products
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.gradients.learners import Stack
@@ -383,7 +383,7 @@ def noise_alignment(
     pairs = top_eigenvalues(
         problem, k, derivatives="exact", search=search, seed=seed, progress=portion(progress, 0, 0.5)
     )
-    products, _ = exact_products(problem)
+    products = row_products(fast_hessian(problem))
     gradient = double(problem.gradient())
     terms = _terms_in_curvature(problem, products, gradient, torch.from_numpy(pairs.vectors).to(gradient))
     rows, drawing = np.zeros((0, 4 + k)), portion(progress, 0.5, 1)

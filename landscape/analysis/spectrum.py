@@ -18,16 +18,22 @@ from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, ProgressOption, portion, shows_progress
 from landscape.core.registry import numerics
 from landscape.core.statistics import mean_and_error
-from landscape.curvature import search as searches
 from landscape.curvature import trace as traces
 from landscape.curvature.eigenvalues import Matrix, ends_need, top_need
 from landscape.curvature.hessian import Part, Preconditioner
 from landscape.curvature.lanczos import combine, small_eigh
 from landscape.curvature.operators import ALONE, SymmetricMatrix
-from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, RitzPairs, SearchOptions
+from landscape.curvature.search import (
+    MAX_PRODUCTS,
+    RESIDUAL_TOL,
+    RitzPairs,
+    SearchOptions,
+    SearchResult,
+    search_operator,
+)
 from landscape.evaluation import needs
 from landscape.gradients.minibatches import stream
-from landscape.problem.layout import Slot
+from landscape.problem.layout import Slot, cut, put
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.spectrum import (
@@ -179,17 +185,12 @@ class Block:
     known_trace: float
     doubt: float
 
-    def of(self, rows: Tensor) -> Tensor:
-        """The numbers of ``rows`` (n, P) that belong to the block, (n, P')."""
-        return torch.cat([rows[:, s.offset : s.offset + s.size] for s in self.slots], 1)
-
     def remove_known(self, rows: Tensor) -> None:
         """Project ``rows`` (n, P) on what is orthogonal to the Ritz vectors, in place."""
-        own = self.of(rows)
+        own = cut(rows, self.slots)
         for _ in range(2):  # twice, as in Lanczos: once leaves rounding errors of the removed part
             own -= inner(own, self.known).to(own) @ self.known
-        for slot, piece in zip(self.slots, torch.split(own, [s.size for s in self.slots], 1), strict=True):
-            rows[:, slot.offset : slot.offset + slot.size] = piece
+        put(rows, self.slots, own)
 
 
 def at_once(problem: Any) -> int:
@@ -277,13 +278,14 @@ def curvature_table(
     groups = problem.layout.groups(by)
     own: dict[str, Any] = {"weights": weights, "matrix": matrix, "max_memory": max_memory}
     whole = Matrix.of(problem, seed, about, **own, part=None, derivatives=derivatives)
-    if whole.exact[1].derivatives == "differences":  # so are its blocks, of which some may have no kinks
+    if whole.operator.derivatives == "differences":  # so are its blocks, of which some may have no kinks
         derivatives = "differences"
 
-    def searched(chosen: Matrix, number: int) -> tuple[RitzPairs, searches.SearchResult]:
+    def searched(chosen: Matrix, number: int) -> tuple[RitzPairs, SearchResult]:
         """The search of a row, each an equal share of the work."""
         share = portion(progress, number / (len(groups) + 2), (number + 1) / (len(groups) + 2))
-        return _both_ends(chosen, SearchOptions(1, 1, residual_tol, max_products, share))
+        wanted = SearchOptions(1, 1, residual_tol, max_products, share)
+        return search_operator(chosen.operator, chosen.start(), wanted)
 
     found, blocks = [searched(whole, 0)[0]], list[Block]()
     for number, slots in enumerate(groups.values(), 1):
@@ -316,31 +318,13 @@ def ends_of(found: Sequence[RitzPairs]) -> dict[str, Array]:
     return columns
 
 
-def _both_ends(chosen: Matrix, wanted: SearchOptions) -> tuple[RitzPairs, searches.SearchResult]:
-    """λ_max and λ_min by exact products, and the search, with its last basis."""
-    products, h = chosen.exact
-    errors: list[float] = []
-
-    def verified(rows: Tensor) -> Tensor:
-        if h.derivatives == "exact":
-            return products(rows)
-        images, found = h.verified(rows)
-        errors.extend(found)
-        return images
-
-    search = searches.search_eigenpairs(chosen.start(), wanted)
-    result = searches.run_in_lockstep([search], lambda v, _: products(v))[0]
-    measured = errors if h.derivatives == "differences" else None
-    return searches.verify_and_refine(result, verified, wanted.residual_tol, measured), result
-
-
-def _block(chosen: Matrix, slots: tuple[Slot, ...], result: searches.SearchResult, count: int) -> Block:
+def _block(chosen: Matrix, slots: tuple[Slot, ...], result: SearchResult, count: int) -> Block:
     """The block with the ``count`` Ritz vectors of its search that have most of the trace."""
     values, turn = small_eigh(result.t)
     largest = np.argsort(-np.abs(values))[: count if np.isfinite(values).all() else 0]
     known = result.basis.new_empty(len(largest), result.basis.shape[1])
     combine(result.basis, turn[:, largest].T, known)
-    doubt = traces.doubt_of(chosen.exact[1])
+    doubt = traces.doubt_of(chosen.operator)
     return Block(slots, known, float(values[largest].sum()), len(known) * doubt(known) if doubt else 0.0)
 
 
@@ -351,18 +335,17 @@ def _traces(
 
     ``errors``: of the products by differences with eigenvectors.
     """
-    products, h = whole.exact
-    like, generator = whole.start(), stream(whole.seed, 1)
+    h, like, generator = whole.operator, whole.start(), stream(whole.seed, 1)
     step, samples, off = at_once(whole.given), [], np.array([block.doubt for block in blocks])
     for first in range(0, draws, step):
         z = ALONE.signs(like, min(step, draws - first), generator)
         for block in blocks:
             block.remove_known(z)
-        images = products(z)
+        images = (h @ z.T).T
         samples.append(_inner(blocks, z, images))
         if first == 0 and h.derivatives == "differences":  # the others have the same distribution
             sure, most = h.verified(z[:1])
-            sizes = np.array([float(vector_norm(block.of(z[:1]))) for block in blocks])
+            sizes = np.array([float(vector_norm(cut(z[:1], block.slots))) for block in blocks])
             off += np.abs(_inner(blocks, z[:1], images[:1] - sure)[0]) + most[0] * sizes
         progress((first + len(z)) / draws)
     own = np.concatenate(samples) + np.array([block.known_trace for block in blocks])
@@ -382,6 +365,5 @@ def _traces(
 
 def _inner(blocks: Sequence[Block], rows: Tensor, images: Tensor) -> Array:
     """z_bᵀ(Hz)_b of each row z and block b, (n, blocks)."""
-    found = [(double(block.of(rows)) * double(block.of(images))).sum(1) for block in blocks]
-    table: Array = torch.stack(found, 1).cpu().numpy()
-    return table
+    found = [(double(cut(rows, block.slots)) * double(cut(images, block.slots))).sum(1) for block in blocks]
+    return torch.stack(found, 1).cpu().numpy()

@@ -26,7 +26,7 @@ from landscape.core.options import positive
 from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
 from landscape.core.registry import numerics
 from landscape.curvature.chain_hessian import ChainHessian
-from landscape.curvature.eigenvalues import exact_products, points_at_once, top_eigenvalues
+from landscape.curvature.eigenvalues import fast_hessian, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, HessianOptions, exact_only
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, find_eigenpairs, start_vector, warm_start
 from landscape.evaluation import needs
@@ -178,10 +178,10 @@ class Spread:
 
         One Hessian product at a time, so that their memory does not grow with n.
         """
-        products, h = exact_products(problem, self.mean, HessianOptions(derivatives=derivatives))
+        h = fast_hessian(problem, self.mean, HessianOptions(derivatives=derivatives))
         columns, off = [], []
         for row in self._rows:
-            image, errors = (products(row[None]), [0.0]) if derivatives == "exact" else h.verified(row[None])
+            image, errors = h.verified(row[None])
             columns.append(self.products(image))
             off.append(errors[0] * float(vector_norm(row)))
         return (torch.cat(columns, 1) @ self._centered).diagonal().numpy(), float(np.mean(off))
@@ -351,9 +351,9 @@ def smoothing(
     search, count = portion(progress, 0, 0.3), min(k, len(mean))
     eigen = top_eigenvalues(problem, count, residual_tol, weights=mean, seed=seed, progress=search)
     vectors = torch.from_numpy(eigen.vectors).to(mean.device)
-    products, _ = exact_products(problem, mean)
+    h = fast_hessian(problem, mean)
     along = double(spread @ vectors.T).square().sum(0) / len(weights)
-    trace_hs = sum(float(double(s) @ double(products(s[None])[0])) for s in spread) / len(weights)
+    trace_hs = sum(float(double(s) @ double(h(s))) for s in spread) / len(weights)
     route = mean[None] if trajectory is None else trajectory.to(mean)
     lengths = double(route[1:] - route[:-1]).norm(dim=1)
     gradients = [double(problem.gradient(w)) for w in route] if len(route) > 1 else []
@@ -474,24 +474,20 @@ class _Smoothed:
         The error is that of the part along the mean difference of gradients; where it is of the norm's size,
         the norm is too large.
         """
-        values, errors = np.zeros(len(lengths)), np.zeros(len(lengths))
-        if not len(lengths):
-            return values, errors
+        found: list[tuple[float, float]] = []
 
         def smooth(w: Tensor, i: int) -> Tensor:
             d = self.shift(i)
             return double((self.problem.gradient(w + d) + self.problem.gradient(w - d)) / 2)
 
-        before = [smooth(route[0], i) for i in range(self.draws)]
-        for t in range(len(lengths)):
-            after = [smooth(route[t + 1], i) for i in range(self.draws)]
+        before = [smooth(route[0], i) for i in range(self.draws)] if len(lengths) else []
+        for w, length in zip(route[1:], lengths.tolist(), strict=True):
+            after = [smooth(w, i) for i in range(self.draws)]
             changes = [b - a for a, b in zip(before, after, strict=True)]
             change = torch.stack(changes).mean(0)
             size = float(vector_norm(change))
             parts = np.array([float(inner(c, change)) / size if size else 0.0 for c in changes])
-            values[t], errors[t] = (
-                size / float(lengths[t]),
-                statistics.standard_error(parts) / float(lengths[t]),
-            )
+            found.append((size / length, statistics.standard_error(parts) / length))
             before = after
+        values, errors = np.array(found).reshape(-1, 2).T
         return values, errors

@@ -167,8 +167,7 @@ def load_loss(where: str, text: str) -> Loss | None:
     if not callable(made):
         kind = type(made).__name__
         raise InputError(f"{where}: {spec.name} gives a {kind}, it must be loss(outputs, targets)")
-    loss: Loss = made
-    return loss
+    return made
 
 
 @dataclass(frozen=True)

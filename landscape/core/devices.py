@@ -113,8 +113,7 @@ def inner(a: Tensor, b: Tensor) -> Tensor:
     """
     length = part_length(a.device)
     if a.shape[-1] <= length:
-        found: Tensor = a @ (b.mT if b.dim() > 1 else b)
-        return found
+        return a @ (b.mT if b.dim() > 1 else b)
     parts = torch.split(a, length, -1)
     pairs = zip(parts, parts if b is a else torch.split(b, length, -1), strict=True)
     return _sum([x @ (y.mT if y.dim() > 1 else y) for x, y in pairs])
@@ -129,8 +128,7 @@ def vector_norm(v: Tensor) -> Tensor:
     """
     length = part_length(v.device)
     if v.shape[-1] <= length:
-        found: Tensor = torch.linalg.vector_norm(v, dim=-1)
-        return found
+        return torch.linalg.vector_norm(v, dim=-1)
     return _sum([torch.linalg.vector_norm(x, dim=-1).square() for x in torch.split(v, length, -1)]).sqrt()
 
 

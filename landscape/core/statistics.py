@@ -221,8 +221,7 @@ def t_quantile(level: float, freedom: Array | float) -> Array:
     """
     from scipy.stats import t  # only here: it would slow down every import
 
-    wide: Array = t.ppf((1 + level) / 2, freedom)
-    return wide
+    return t.ppf((1 + level) / 2, freedom)
 
 
 def error_of(without: Array) -> Array:
@@ -234,8 +233,7 @@ def error_of(without: Array) -> Array:
         1.528
     """
     n = len(without)
-    error: Array = np.sqrt((n - 1) / n * ((without - without.mean(0)) ** 2).sum(0))
-    return error
+    return np.sqrt((n - 1) / n * ((without - without.mean(0)) ** 2).sum(0))
 
 
 def ratio(above: Array, below: Array) -> tuple[float, float]:
@@ -259,8 +257,7 @@ def ratio_estimates(above: Array, below: Array) -> Array:
         [0.5, 1.5]
     """
     value, without = _ratios(above, below)
-    estimates: Array = value + (len(without) - 1) * (without.mean() - without)
-    return estimates
+    return value + (len(without) - 1) * (without.mean() - without)
 
 
 def _ratios(above: Array, below: Array) -> tuple[float, Array]:

@@ -198,8 +198,7 @@ class Differences:
     def _squares(self, v: Tensor) -> list[float]:
         """The squared lengths of the parts of ``v`` (P',) by slot."""
         own = torch.stack([piece.square().sum() for piece in torch.split(v, self.sizes)])
-        found: list[float] = self.ranks.total(own).tolist()
-        return found
+        return self.ranks.total(own).tolist()
 
     def _middle(self, g: Gradient) -> int:
         return min(MIDDLE.get(g.coarse, 0) - COARSEST, len(g.steps()) - 2)

@@ -22,7 +22,7 @@ from landscape.core.devices import double, widest_dtype
 from landscape.core.errors import InputError, LandscapeError, ProblemWarning
 from landscape.core.options import expect
 from landscape.problem.batches import own_outputs, recomputes
-from landscape.problem.checks import moved
+from landscape.problem.checks import graph_nodes, moved
 from landscape.problem.layout import Slot, backward, differentiable, gradients, placed, put
 from landscape.problem.problem import Problem
 
@@ -265,20 +265,11 @@ def check_graph(gradients: Sequence[Tensor]) -> None:
 
     PyTorch makes its results constants, whose derivatives would count as zero.
     """
-    seen = {part.grad_fn for part in gradients}
-    queue = list(seen)
-    while queue:
-        node = queue.pop()
-        if node is None:
-            continue
-        if node.name() == "torch::autograd::Error":
-            raise NoSecondDerivative(
-                "model or loss: one of its operations is marked once_differentiable, so that it has no "
-                f"second derivative{WHAT_TO_DO}"
-            )
-        new = {below for below, _ in node.next_functions} - seen
-        seen |= new
-        queue += new
+    if any(node.name() == "torch::autograd::Error" for node in graph_nodes(gradients)):
+        raise NoSecondDerivative(
+            "model or loss: one of its operations is marked once_differentiable, so that it has no second "
+            f"derivative{WHAT_TO_DO}"
+        )
 
 
 def _slope(problem: Problem, at: Tensor, slots: Sequence[Slot]) -> tuple[float, Tensor]:

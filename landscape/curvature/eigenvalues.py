@@ -39,10 +39,10 @@ from landscape.curvature.search import (
     RESIDUAL_TOL,
     RitzPairs,
     SearchOptions,
-    find_eigenpairs,
     ranks_of,
     run_in_lockstep,
     search_eigenpairs,
+    search_operator,
     stacked,
     start_vector,
     verify_and_refine,
@@ -85,7 +85,7 @@ class Approximation:
 
 
 @torch.no_grad()
-def cheapest(problem: Problem, weights: Tensor, is_chain: bool, one: ChainHessian | None) -> Approximation:
+def cheapest(problem: Problem, weights: Tensor, is_chain: bool) -> Approximation:
     """The samples with most of the curvature at ``weights``, and the faster precision.
 
     All samples where the problem is regularized: the penalty is no mean over samples. ``one``: the products
@@ -100,8 +100,7 @@ def cheapest(problem: Problem, weights: Tensor, is_chain: bool, one: ChainHessia
     missing = torch.zeros(problem.samples, device=problem.device)
     for at in weights:
         outputs = ((problem.outputs(at, x), y) for x, y, _ in problem.chunks())
-        known = [(c.z[0].T, c.y) for c in one.chunks] if one else outputs
-        parts = [1 - z.softmax(1).gather(1, y[:, None]).squeeze(1) for z, y in known]
+        parts = [1 - z.softmax(1).gather(1, y[:, None]).squeeze(1) for z, y in outputs]
         # A NaN of one point does not spread to others.
         missing += torch.cat(parts).float().nan_to_num(nan=1.0)
     most, order = missing.sort(descending=True)
@@ -185,12 +184,13 @@ def eigenpairs(
     first = options.at(problem, weights[0])
     if first.derivatives == "differences":
         every_point = [first, *(options.at(problem, w) for w in weights[1:])]
-        return [_by_differences(h, start, wanted, options, done) for h in every_point]
+        pairs = [search_operator(h, start, wanted, done)[0] for h in every_point]
+        suffix = ", preconditioned" * bool(options.precondition)
+        return [replace(each, search=each.search + suffix) for each in pairs]
     del first
     if options.precondition:
-        products, _ = exact_products(problem, weights[0], options)
-        pairs = find_eigenpairs(lambda v: products(v[None])[0], start, **vars(wanted))
-        return [replace(pairs, search="exact, preconditioned")]
+        found_one, _ = search_operator(fast_hessian(problem, weights[0], options), start, wanted, done)
+        return [replace(found_one, search="exact, preconditioned")]
     problem = in_full_precision(problem)
     weights, matrix = weights.to(problem.weights), options.matrix
     saved = _chain_bytes(problem, weights[0], options)
@@ -199,7 +199,7 @@ def eigenpairs(
     whole = Approximation(problem, problem.dtype)
     small = problem.layout.size < MIN_PARAMETERS or wanted.residual_tol < MIN_RESIDUAL_TOL
     cheaper = search == "auto" and not small and problem.separable
-    chosen = cheapest(problem, weights, is_chain, one) if cheaper else whole
+    chosen = cheapest(problem, weights, is_chain) if cheaper else whole
 
     def found(at: Tensor, starts: list[Tensor], near: Approximation) -> list[RitzPairs]:
         """Search at ``at`` with products of ``near``; verify and refine with exact ones."""
@@ -212,9 +212,11 @@ def eigenpairs(
             verifying = [one] if one else (ChainHessian(problem, t[None], matrix=matrix) for t in at)
         else:
             each = [options.at(near.problem, t) for t in at]
-            products = _one_by_one(each, share)
-            whole_data = each if exact else (options.at(problem, t) for t in at)
-            verifying = (row_products(h) for h in whole_data)
+
+            def products(rows: Tensor, running: list[int]) -> Tensor:
+                return stacked([each[i](v).mul_(share) for i, v in zip(running, rows, strict=True)])
+
+            verifying = (row_products(h) for h in (each if exact else (options.at(problem, t) for t in at)))
         results = run_in_lockstep([search_eigenpairs(s, wanted) for s in starts], products, done)
         exact_ones, tol = zip(results, verifying, strict=True), wanted.residual_tol
         refined = (verify_and_refine(r, h, tol) for r, h in exact_ones)
@@ -229,57 +231,21 @@ def eigenpairs(
     return every
 
 
-def _by_differences(
-    h: Any,
-    start: Tensor,
-    wanted: SearchOptions,
-    options: HessianOptions,
-    done: Callable[[], None],
-) -> RitzPairs:
-    """Eigenvalues by differences of gradients, whose errors are measured for the vectors that are found."""
-    if options.precondition:
-        h.differences.root = options.precondition.root(h.problem, options.part)
-    errors: list[float] = []
-
-    def verified(vectors: Tensor) -> Tensor:
-        images, found = h.verified(vectors)
-        errors.extend(found)
-        exact: Tensor = images
-        return exact
-
-    wanted = replace(wanted, ranks=h.ranks)
-    search = search_eigenpairs(start, wanted)
-    result = run_in_lockstep([search], lambda v, _: (h @ v.T).T, done)[0]
-    pairs = verify_and_refine(result, verified, wanted.residual_tol, errors)
-    return replace(pairs, search=h.arithmetic + ", preconditioned" * bool(options.precondition))
-
-
-def exact_products(
+def fast_hessian(
     problem: Problem, weights: Tensor | None = None, options: HessianOptions = FULL_HESSIAN
-) -> tuple[Products, HessianOperator]:
-    """The products of the matrix at θ with vectors (k, P), or (k, P') for a part, and the matrix.
+) -> HessianOperator:
+    """The matrix at θ, with the fast products of a chain of linear layers where they serve.
 
     Raises InputError as :class:`landscape.HessianOperator`.
     """
     h = options.at(problem, weights)
-    if h.derivatives == "differences":
-        if options.precondition:
-            h.differences.root = options.precondition.root(problem, options.part)
-        return row_products(h), h
-    problem = in_full_precision(problem)
-    at = (problem.weights if weights is None else weights).to(problem.dtype)
-    saved = _chain_bytes(problem, at, options)
-    products: Products = row_products(h)
-    if saved is not None and saved <= min(GRAPH_BYTES, spare()):
-        products = ChainHessian(problem, at[None], matrix=options.matrix)
-    if options.precondition:
-        products = options.precondition.around(products, problem, options.part)
-    return products, h
-
-
-def _one_by_one(each: list[HessianOperator], share: float) -> Callable[[Tensor, list[int]], Tensor]:
-    """``share`` of the products of the searches still running."""
-    return lambda v, running: stacked([each[i](row).mul_(share) for i, row in zip(running, v, strict=True)])
+    if h.derivatives == "exact":
+        problem = in_full_precision(problem)
+        at = (problem.weights if weights is None else weights).to(problem.dtype)
+        saved = _chain_bytes(problem, at, options)
+        if saved is not None and saved <= min(GRAPH_BYTES, spare()):
+            h.fast = ChainHessian(problem, at[None], matrix=options.matrix)
+    return h
 
 
 def _in_lockstep(h: ChainHessian, share: float, dtype: torch.dtype) -> Callable[[Tensor, list[int]], Tensor]:
@@ -361,18 +327,16 @@ class Matrix:
         return start_vector(self.given, self.seed, self.size)
 
     @functools.cached_property
-    def exact(self) -> tuple[Products, SymmetricOperator]:
-        """Its products with vectors that are rows, with all samples; and the operator that they are of."""
+    def operator(self) -> SymmetricOperator:
+        """The matrix, with products of all samples."""
         if isinstance(self.given, SymmetricOperator):
-            return row_products(self.given), self.given
-        return exact_products(self.given, self.weights, self.options)
+            return self.given
+        return fast_hessian(self.given, self.weights, self.options)
 
     def search(self, start: Tensor, wanted: SearchOptions, search: str = "auto") -> dict[str, Any]:
         """The fields of a result with the eigenvalues that are ``wanted``, see :func:`eigenpairs`."""
-        if isinstance(self.given, SymmetricOperator) and self.given.derivatives == "differences":
-            found = _by_differences(self.given, start, wanted, self.options, lambda: None)
-        elif isinstance(self.given, SymmetricOperator):
-            found = find_eigenpairs(lambda v: self.exact[0](v[None])[0], start, **vars(wanted))
+        if isinstance(self.given, SymmetricOperator):
+            found, _ = search_operator(self.given, start, wanted)
         elif self.about["engine"] == "pyhessian":
             found = self._by_pyhessian(self.given, wanted)
         else:

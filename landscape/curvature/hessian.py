@@ -21,7 +21,7 @@ from landscape.curvature import differences, double_backward
 from landscape.curvature.operators import Products, SymmetricOperator
 from landscape.evaluation.needs import GRAPH_BYTES, UNLIKE, difference_bytes, lacks_second
 from landscape.problem.batches import AGAIN, aligned, recomputes
-from landscape.problem.layout import check_recording, differentiable, gradients
+from landscape.problem.layout import check_recording, cut, differentiable, gradients, put
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.problem.sharded import on_ranks
 
@@ -209,24 +209,21 @@ class HessianOperator(SymmetricOperator):
         self.slots = problem.layout.select(part)
         self.size = sum(slot.size for slot in self.slots)
         self.derivatives, self._graph_bytes = derivatives, graph_bytes
+        self.fast: Products | None = None  # in place of graphs
+        self.root: Tensor | None = None  # the products are those of diag(root) H diag(root)
         known = (UNLIKE, *(slot.name for slot in self.slots))
-        if (
-            matrix != "hessian"
-            or derivatives == "exact"
-            or not (derivatives == "differences" or known in problem.checked)
-        ):
+        exactly = matrix != "hessian" or derivatives == "exact"
+        if exactly or not (derivatives == "differences" or known in problem.checked):
             try:
                 self._take_exact(problem, weights)
             except double_backward.NoSecondDerivative as error:
-                if matrix != "hessian" or derivatives == "exact":
+                if exactly:
                     raise
                 if not lacks_second(problem):  # else the call under way has counted them
                     require_besides("differences of gradients", problem.device, difference_bytes(problem))
                 problem.checked[known] = True
-                words = (
-                    f"{str(error).split(';')[0]}; products are differences of gradients, with their errors"
-                )
-                warnings.warn(words, ProblemWarning, stacklevel=3)
+                words = "products are differences of gradients, with their errors"
+                warnings.warn(f"{str(error).split(';')[0]}; {words}", ProblemWarning, stacklevel=3)
             else:
                 return
         at = problem.weights if weights is None else weights.to(problem.dtype)
@@ -256,41 +253,21 @@ class HessianOperator(SymmetricOperator):
         check_symmetric(problem, weights, self)
         self.derivatives = "exact"
 
-    def verified(self, rows: Tensor) -> tuple[Tensor, list[float]]:
-        """The products with several vectors, and the largest errors that they may have.
-
-        Args:
-            rows: vectors (m, size), one a row.
-
-        Returns:
-            (images (m, size), errors): the length of an image's error is at most the error of that row, as it
-            was measured for differences of gradients; 0 for exact products.
-
-        Example:
-            >>> import torch, landscape
-            >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
-            >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
-            >>> images, errors = problem.hessian(derivatives="differences").verified(torch.eye(2))
-            >>> images.round(decimals=3).tolist(), max(errors) < 1e-6
-            ([[1.0, 0.0], [0.0, 9.0]], True)
-        """
-        if self.derivatives == "exact":
-            return (self @ rows.T).T, [0.0] * len(rows)
-        self.products += len(rows)
-        images, errors = zip(*map(self.differences.measured, rows), strict=True)
-        return torch.stack(images).to(rows), list(errors)
-
     def _images(self, rows: Tensor) -> Tensor:
-        """The products with the rows; the sum over the chunks is in the precision of the rows."""
         if self.derivatives == "differences":
-            return torch.stack([self.differences.product(row) for row in rows]).to(rows)
+            return super()._images(rows)
+        product = self.fast or self._by_graphs
+        return product(rows) if self.root is None else self.root.to(rows) * product(self.root.to(rows) * rows)
+
+    def _by_graphs(self, rows: Tensor) -> Tensor:
+        """The products with the rows; the sum over the chunks is in the precision of the rows."""
         if self._shared and self._shared[0]._version != self._shared[1]:
             raise OperationError(
                 "weights: they were changed in place after the operator was made, call hessian() again"
             )
         sizes, total = [slot.size for slot in self.slots], torch.zeros_like(rows)
-        split = [torch.split(row, sizes) for row in rows]
-        every = [[p.to(a).view(a.shape) for p, a in zip(v, self._active, strict=True)] for v in split]
+        split = (zip(torch.split(row, sizes), self._active, strict=True) for row in rows)
+        every = [[piece.to(a).view(a.shape) for piece, a in pairs] for pairs in split]
         last = len(every) - 1
         for chunk, share, keep in self._chunks():
             for i, vectors in enumerate(every):
@@ -300,12 +277,9 @@ class HessianOperator(SymmetricOperator):
                     for image, part in zip(torch.split(total[i], sizes), parts, strict=True):
                         image.add_(part.flatten().to(rows), alpha=share)  # no copy of the whole
         for penalty in self._penalties:
-            for image, pieces in zip(total, split, strict=True):
-                whole = rows.new_zeros(self.problem.layout.size)
-                for slot, piece in zip(self.slots, pieces, strict=True):
-                    whole[slot.offset : slot.offset + slot.size] = piece
-                product = penalty(whole.to(penalty.weights)).to(rows)
-                image += torch.cat([product[slot.offset : slot.offset + slot.size] for slot in self.slots])
+            for image, row in zip(total, rows, strict=True):
+                whole = put(rows.new_zeros(self.problem.layout.size), self.slots, row)
+                image += cut(penalty(whole.to(penalty.weights)).to(rows), self.slots)
         return total
 
     def _chunks(self) -> Iterator[tuple[Chunk, float, bool]]:
@@ -422,7 +396,7 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
 class HessianOptions:
     """The choice of a matrix, by options of :class:`landscape.HessianOperator` with these names.
 
-    With ``precondition`` the matrix of a search, but not that of :meth:`at`, is P^{-1/2} H P^{-1/2}.
+    With ``precondition`` it is P^{-1/2} H P^{-1/2}.
     """
 
     matrix: Literal["hessian", "gauss-newton"] = "hessian"
@@ -434,8 +408,12 @@ class HessianOptions:
         """The matrix of ``problem`` at ``weights`` (P,)."""
         if on_ranks(problem):
             return problem.hessian(weights)
-        options = {"matrix": self.matrix, "part": self.part, "derivatives": self.derivatives}
-        return HessianOperator(problem, weights, **options)  # type: ignore[arg-type]
+        h = HessianOperator(
+            problem, weights, matrix=self.matrix, part=self.part, derivatives=self.derivatives
+        )
+        if self.precondition:
+            (h.differences or h).root = self.precondition.root(problem, self.part)
+        return h
 
 
 FULL_HESSIAN = HessianOptions(derivatives="exact")
@@ -573,8 +551,7 @@ class Preconditioner:
         size = problem.layout.size
         if self.diagonal.shape != (size,):
             raise InputError(f"precondition: shape {tuple(self.diagonal.shape)}, it must be {(size,)}")
-        slots = problem.layout.select(part)
-        chosen = torch.cat([self.diagonal[s.offset : s.offset + s.size] for s in slots])
+        chosen = cut(self.diagonal, problem.layout.select(part))
         return double(chosen.to(problem.device)).rsqrt()
 
 

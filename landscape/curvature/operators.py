@@ -83,7 +83,7 @@ class SymmetricOperator:
     """A real symmetric matrix A (size, size), known by its products with vectors.
 
     ``A @ v`` takes a vector (size,) or a block of vectors (size, m), and so does ``A(v)``. A subclass
-    computes the products in :meth:`_images`.
+    computes the products in :meth:`_images`, or has ``differences``.
 
     Attributes:
         matrix: what it is, such as "hessian".
@@ -92,6 +92,8 @@ class SymmetricOperator:
         products: the number of products so far; a block counts as its m vectors.
         ranks: the processes that hold its vectors.
         derivatives: "exact", or "differences" of gradients, whose errors :meth:`verified` measures.
+        arithmetic: the precision of the products, in words.
+        differences: the products, where they are these.
     """
 
     matrix: str
@@ -101,15 +103,32 @@ class SymmetricOperator:
     products: int = 0
     ranks: Ranks = ALONE
     derivatives: str = "exact"
+    arithmetic: str = ""
+    differences: Any = None
 
     def verified(self, rows: Tensor) -> tuple[Tensor, list[float]]:
-        """The products with the rows (m, size), and bounds on the lengths of their errors: 0 if exact.
+        """The products with several vectors, and the largest errors that they may have.
+
+        Args:
+            rows: vectors (m, size), one a row.
+
+        Returns:
+            (images (m, size), errors): the length of an image's error is at most the error of that row, as it
+            was measured for differences of gradients; 0 for exact products.
 
         Example:
-            >>> as_operator(np.eye(2)).verified(torch.eye(2))[1]
-            [0.0, 0.0]
+            >>> import torch, landscape
+            >>> x, y = torch.diag(torch.tensor([1.0, 3.0])), torch.zeros(2, 1)
+            >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
+            >>> images, errors = problem.hessian(derivatives="differences").verified(torch.eye(2))
+            >>> images.round(decimals=3).tolist(), max(errors) < 1e-6
+            ([[1.0, 0.0], [0.0, 9.0]], True)
         """
-        return (self @ rows.T).T, [0.0] * len(rows)
+        if self.differences is None:
+            return (self @ rows.T).T, [0.0] * len(rows)
+        self.products += len(rows)
+        images, errors = zip(*map(self.differences.measured, rows), strict=True)
+        return torch.stack(images).to(rows), list(errors)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -118,7 +137,7 @@ class SymmetricOperator:
 
     def _images(self, rows: Tensor) -> Tensor:
         """The products with the rows of ``rows``, (m, size) -> (m, size)."""
-        raise NotImplementedError
+        return torch.stack([self.differences.product(row) for row in rows]).to(rows)
 
     def __matmul__(self, v: Any) -> Any:
         """The product with a vector (size,) or a block (size, m), a tensor or an array as ``v`` is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -37,8 +37,7 @@ SECOND_SHARE, MIN_SECOND = 0.5, 10
 
 def ranks_of(problem: Any) -> Ranks:
     """The processes that hold the vectors of a problem or an operator."""
-    found: Ranks = getattr(problem.hessian() if on_ranks(problem) else problem, "ranks", ALONE)
-    return found
+    return getattr(problem.hessian() if on_ranks(problem) else problem, "ranks", ALONE)
 
 
 def start_vector(problem: Any, seed: int, size: int | None = None) -> Tensor:
@@ -61,8 +60,7 @@ def start_vector(problem: Any, seed: int, size: int | None = None) -> Tensor:
 
 def warm_start(near: Tensor, first: Tensor, ranks: Ranks = ALONE) -> Tensor:
     """(P,), the start of a search near ``near``, with as much of ``first``, which misses no eigenvector."""
-    start: Tensor = near.to(first) / ranks.norm(near) + first / ranks.norm(first)
-    return start
+    return near.to(first) / ranks.norm(near) + first / ranks.norm(first)
 
 
 class SecondStart(NamedTuple):
@@ -414,6 +412,23 @@ def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> 
     inside = result.wanted.ranks.inner(result.basis, gap).to(gap)
     weights = torch.from_numpy(turn @ np.diag(1 / away - beyond) @ turn.T).to(gap) @ inside
     return torch.addmv(gap, result.basis.T, weights, beta=beyond)
+
+
+def search_operator(
+    h: SymmetricOperator, start: Tensor, wanted: SearchOptions, done: Callable[[], None] = lambda: None
+) -> tuple[RitzPairs, SearchResult]:
+    """:func:`search_eigenpairs` for a matrix: the pairs, with measured errors of products, and the search."""
+    errors: list[float] = []
+
+    def verified(rows: Tensor) -> Tensor:
+        images, found = h.verified(rows)
+        errors.extend(found)
+        return images
+
+    search, measured = search_eigenpairs(start, replace(wanted, ranks=h.ranks)), h.differences is not None
+    result = run_in_lockstep([search], lambda v, _: (h @ v.T).T, done)[0]
+    pairs = verify_and_refine(result, verified, wanted.residual_tol, errors if measured else None)
+    return replace(pairs, search=h.arithmetic * measured), result
 
 
 def find_eigenpairs(product: Product, start: Tensor, **wanted: Any) -> RitzPairs:

@@ -52,8 +52,7 @@ class ShardedRanks(Ranks):
         own[: len(r)] = r
         factors = self.problem.gathered(own)
         turn = torch.linalg.qr(factors.flatten(0, 1))[0].view_as(factors)[dist.get_rank()]
-        found: Tensor = q @ turn[: len(r)]
-        return found.T
+        return (q @ turn[: len(r)]).T
 
 
 class ShardedGradient(Gradient):
@@ -65,8 +64,7 @@ class ShardedGradient(Gradient):
         self.weights = problem.weights if weights is None else weights
 
     def __call__(self, step: Tensor | None = None) -> Tensor:
-        found: Tensor = self.problem.gradient(self.weights if step is None else self.weights + step)
-        return found
+        return self.problem.gradient(self.weights if step is None else self.weights + step)
 
 
 class ShardedDifferences(Differences):
@@ -85,8 +83,7 @@ class ShardedDifferences(Differences):
         self.arithmetic = f"differences of gradients on {problem.ranks} ranks"
 
     def _masked(self, v: Tensor) -> Tensor:
-        found: Tensor = self.problem.along_weights(v.to(self.problem.dtype, copy=True))
-        return found
+        return self.problem.along_weights(v.to(self.problem.dtype, copy=True))
 
 
 class ShardedHessian(SymmetricOperator):
@@ -111,15 +108,6 @@ class ShardedHessian(SymmetricOperator):
         self.ranks, self.arithmetic = self.differences.ranks, self.differences.arithmetic
         self.size = sum(self.differences.sizes)
         self.dtype, self.device = problem.dtype, self.problem.chosen[0].local.device
-
-    def _images(self, rows: Tensor) -> Tensor:
-        return torch.stack([self.differences.product(row) for row in rows]).to(rows)
-
-    def verified(self, rows: Tensor) -> tuple[Tensor, list[float]]:
-        """The products with the rows, and bounds on the lengths of their errors."""
-        self.products += len(rows)
-        images, errors = zip(*map(self.differences.measured, rows), strict=True)
-        return torch.stack(images).to(rows), list(errors)
 
     def to_scipy(self) -> Any:
         """InputError: SciPy takes inner products of one rank's part."""

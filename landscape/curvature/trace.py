@@ -119,7 +119,7 @@ def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None
     """
     positive("draws", draws, least=1)
     positive("steps", steps, least=1)
-    (products, h), like = chosen.exact, chosen.start()
+    h, like = chosen.operator, chosen.start()
     generator = torch.Generator().manual_seed(chosen.seed)
     size = h.ranks.size(like)
     steps = min(steps, size)
@@ -130,7 +130,7 @@ def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None
         nonlocal spent
         spent += len(vectors)
         report(min(1.0, spent / (draws * steps)))
-        return products(vectors)
+        return (h @ vectors.T).T
 
     rules: list[tuple[Array, Array]] = []
     for i in range(0, draws, at_once):
@@ -162,7 +162,7 @@ def doubt_of(h: SymmetricOperator) -> Doubt | None:
 
 def _error_of(chosen: Matrix) -> float:
     """The largest error of products by differences with random vectors of norm 1; 0 of exact ones."""
-    h, seed = chosen.exact[1], chosen.seed
+    h, seed = chosen.operator, chosen.seed
     if h.derivatives == "exact":
         return 0.0
     rows = torch.stack([start_vector(h, s) for s in (seed, seed + 1)])
@@ -297,7 +297,7 @@ def trace_of(chosen: Matrix, products: int, progress: Progress | None) -> Trace:
         at = chosen.given, chosen.weights
         draws = peers.trace_samples(*at, products=products, seed=seed)
         return Trace(**chosen.about, **_sampled(draws, products))
-    h = chosen.exact[1]
+    h = chosen.operator
     options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress}
     options |= {"doubt": doubt_of(h), "ranks": h.ranks}
-    return Trace(**chosen.about, **hutchpp(chosen.exact[0], chosen.start(), **options))
+    return Trace(**chosen.about, **hutchpp(lambda rows: (h @ rows.T).T, chosen.start(), **options))

@@ -154,8 +154,7 @@ class Interpolant:
         It is c_i divided by the inverse's diagonal (Rippa, Advances in Computational Mathematics 11, 1999).
         """
         n = len(self._at)
-        found: Array = coefficients[:n] / np.diagonal(self._inverse)[:n]
-        return found
+        return coefficients[:n] / np.diagonal(self._inverse)[:n]
 
     def __call__(self, coefficients: Array, at: Array) -> Array:
         """The values (K,) at the points ``at`` (K, d)."""
@@ -171,8 +170,7 @@ class Interpolant:
 
 
 def _product(matrix: Array, vector: Array) -> Array:
-    product: Array = (torch.from_numpy(matrix) @ torch.from_numpy(vector)).numpy()
-    return product
+    return (torch.from_numpy(matrix) @ torch.from_numpy(vector)).numpy()
 
 
 # All numbers here are ours, from the surfaces of tests/surfaces.py and others of the same families.
@@ -275,8 +273,7 @@ class _Fit:
 
     def fitted(self, places: Array) -> Array:
         """The values at ``places``, or their logarithms."""
-        found: Array = self._through(self._coefficients, self._at[places]) + self._middle
-        return found
+        return self._through(self._coefficients, self._at[places]) + self._middle
 
     def predict(self, places: Array) -> Array:
         """The values at ``places``."""
@@ -299,8 +296,7 @@ class _Fit:
         (N,), is scaled to the smaller hole around the point.
         """
         holes = np.minimum(distance[:, None] / spacing[nearest], 1.0)
-        found: Array = (self._missed[nearest] * holes**self._through.order).max(1)
-        return found
+        return (self._missed[nearest] * holes**self._through.order).max(1)
 
 
 class _Grid:
@@ -526,8 +522,7 @@ def _checked(
 
 def _finite(columns: Mapping[str, Array], deciding: Sequence[str]) -> Array:
     """The points (K,) at which all columns that decide are finite."""
-    found: Array = np.all([np.isfinite(columns[name]) for name in deciding], axis=0)
-    return found
+    return np.all([np.isfinite(columns[name]) for name in deciding], axis=0)
 
 
 def _checks(shape: Sequence[int]) -> int:

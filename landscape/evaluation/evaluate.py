@@ -171,9 +171,7 @@ def _by_points(
     bounded = replace(loss, problem=parts)
     if folded is None:
         return "pointwise", 1, bounded.pointwise, parts
-    tensors = problem.tensors
-    keep = tensors is not None and weights + low + 2 * tensors[0].nbytes < budget.remaining
-    return "folded", 1, loss.with_penalty(paths.folded_totals(bounded, folded, keep=keep)), parts
+    return "folded", 1, loss.with_penalty(paths.folded_totals(bounded, folded)), parts
 
 
 def confirm(run: Evaluator, center: Tensor, directions: Tensor, points: Tensor, values: Array) -> None:

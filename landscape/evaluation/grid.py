@@ -364,8 +364,7 @@ def _missing(done: Array, block: int) -> Array:
 def _points(blocks: Array, block: int, places: Array) -> Array:
     """The points in these blocks of ``block`` of the ``places``."""
     numbers = (blocks[:, None] * block + np.arange(block)).ravel()
-    found: Array = places[numbers[numbers < len(places)]]
-    return found
+    return places[numbers[numbers < len(places)]]
 
 
 def _gather(arrays: Mapping[str, Array], facts: list[Any], group: dist.ProcessGroup) -> list[_Part]:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import math
-import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -19,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
@@ -74,122 +71,66 @@ def block_size(
     return chunk, int(max(1, min(own(MAX_BLOCK), count, own(BLOCK_BYTES) // point, by_memory)))
 
 
-class _Memory:
-    """Memory for the outputs of layers, in turn one of two pieces, which every block uses again.
-
-    Fresh memory of this size comes from the system page by page, and takes as long as the arithmetic.
-    """
-
-    def __init__(self, like: Tensor) -> None:
-        self._pieces = [like.new_empty(0), like.new_empty(0)]
-
-    def take(self, *shape: int) -> Tensor:
-        """Memory of ``shape``, other than that taken last."""
-        self._pieces.reverse()
-        size = math.prod(shape)
-        if len(self._pieces[0]) < size:
-            self._pieces[0] = self._pieces[0].new_empty(size)
-        return self._pieces[0][:size].view(shape)
-
-
-class _Blocks:
-    """The parts of the batched path: the first layer's products, and a block of points for them."""
-
-    def __init__(self, loss: PlaneLoss, layers: list[Layer]) -> None:
-        problem = self.problem = loss.problem
-        first, *self.later = layers
-        assert isinstance(first, LinearLayer)
-        assert problem.tensors is not None
-        self.first, (self.x, self.y) = first, problem.tensors
-        # Center and directions, (3, *shape) each.
-        self.views = problem.layout.views(torch.stack((loss.center, *loss.directions)))
-        last = next(layer for layer in reversed(layers) if isinstance(layer, LinearLayer))
-        y, outputs = self.y, self.views[last.weight].shape[1]
-        classes = y.dim() == 1 and not y.is_floating_point() and outputs > 1
-        # (samples,) classes that count as right; None: accuracy has no meaning.
-        self.labels = y.long() if classes and bool(((y >= 0) & (y < outputs)).all()) else None
-
-    def products(self, i: int, chunk: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """W·x, U·x, V·x (3, out, samples) of the chunk at ``i``, its targets and labels."""
-        x, y = self.x[i : i + chunk], self.y[i : i + chunk]
-        weights = self.views[self.first.weight].flatten(0, 1)  # (3·out, in)
-        labels = None if self.labels is None else self.labels[i : i + chunk]
-        return (weights @ x.flatten(1).T).view(3, -1, len(x)), y, labels
-
-    def run(
-        self,
-        c: Tensor,
-        products: Tensor,
-        targets: Tensor,
-        labels: Tensor | None,
-        memory: _Memory,
-    ) -> tuple[Tensor, Tensor]:
-        """Mean losses (k,) and hits (k,) of the points c (k, 3) on one chunk; layers write to ``memory``."""
-
-        def place(outputs: int) -> Tensor:  # (k, outputs, samples)
-            return memory.take(len(c), outputs, products.shape[2])
-
-        def at_points(name: str) -> Tensor:  # (k, *shape)
-            return (c @ self.views[name].flatten(1)).view(len(c), *self.views[name].shape[1:])
-
-        a, b = c[:, 1, None, None], c[:, 2, None, None]
-        h = torch.addcmul(products[0], a, products[1], out=place(products.shape[1])).addcmul_(b, products[2])
-        if self.first.bias:
-            h += at_points(self.first.bias).unsqueeze(-1)
-        for layer in self.later:
-            if isinstance(layer, LinearLayer):
-                w, out = at_points(layer.weight), place(self.views[layer.weight].shape[1])
-                if layer.bias:
-                    h = torch.baddbmm(at_points(layer.bias).unsqueeze(-1), w, h, out=out)
-                else:
-                    h = torch.bmm(w, h, out=out)
-            elif type(layer) is nn.ReLU:
-                h = h.relu_()
-            else:
-                h = layer(h)
-        losses = stacked_losses(self.problem.criterion, h, targets.expand(len(c), *targets.shape))
-        return losses, _correct(h, labels)
-
-    def totals(self, size: tuple[int, int]) -> Totals:
-        """The sums in chunks of samples and blocks of points of ``size``, all blocks in the same memory."""
-        problem, samples, (chunk, block) = self.problem, self.problem.samples, size
-        memory = _Memory(problem.weights)
-
-        def totals(points: Tensor, progress: Progress) -> Tensor:
-            rest = -len(points) % block  # the last point again, so that all blocks have one shape
-            padded = torch.cat((points, points[-1:].expand(rest, 2)))
-            coords = torch.cat((torch.ones(len(padded), 1), padded), 1).to(problem.device, problem.dtype)
-            total = torch.zeros(len(padded), 2, dtype=torch.float64, device=float64_device(problem.device))
-            for i in range(0, samples, chunk):
-                shared, yc, labels = self.products(i, chunk)
-                for k in range(0, len(padded), block):
-                    means, hits = self.run(coords[k : k + block], shared, yc, labels, memory)
-                    total[k : k + block, 0] += double(means) * len(yc)
-                    total[k : k + block, 1] += hits.to(total.device)
-                    progress((i + len(yc) * (k + block) / len(padded)) / samples)
-                del shared  # before the next products, which take as much
-            return total[: len(points)]
-
-        return totals
-
-
 @torch.no_grad()
 def batched(loss: PlaneLoss, layers: list[Layer], size: tuple[int, int]) -> Totals:
     """The totals of a chain's ``layers``, in chunks of samples and blocks of points of ``size``."""
-    return _Blocks(loss, layers).totals(size)
+    problem, samples, (chunk, block) = loss.problem, loss.problem.samples, size
+    first, *later = layers
+    assert isinstance(first, LinearLayer)
+    assert problem.tensors is not None
+    x, y = problem.tensors
+    # Center and directions, (3, *shape) each.
+    views = problem.layout.views(torch.stack((loss.center, *loss.directions)))
+    last = next(layer for layer in reversed(layers) if isinstance(layer, LinearLayer))
+    outputs = views[last.weight].shape[1]
+    classes = y.dim() == 1 and not y.is_floating_point() and outputs > 1
+    # (samples,) classes that count as right; None: accuracy has no meaning.
+    labels = y.long() if classes and bool(((y >= 0) & (y < outputs)).all()) else None
+
+    def run(c: Tensor, products: Tensor, part: slice) -> tuple[Tensor, Tensor]:
+        """Mean losses (k,) and hits (k,) of the points c (k, 3) on a chunk with W·x, U·x, V·x (3, out, B)."""
+
+        def at_points(name: str) -> Tensor:  # (k, *shape)
+            return (c @ views[name].flatten(1)).view(len(c), *views[name].shape[1:])
+
+        a, b = c[:, 1, None, None], c[:, 2, None, None]
+        h = torch.addcmul(products[0], a, products[1]).addcmul_(b, products[2])
+        if first.bias:
+            h += at_points(first.bias).unsqueeze(-1)
+        for layer in later:
+            if not isinstance(layer, LinearLayer):
+                h = h.relu_() if type(layer) is nn.ReLU else layer(h)
+            elif layer.bias:
+                h = torch.baddbmm(at_points(layer.bias).unsqueeze(-1), at_points(layer.weight), h)
+            else:
+                h = torch.bmm(at_points(layer.weight), h)
+        losses = stacked_losses(problem.criterion, h, y[part].expand(len(c), *y[part].shape))
+        return losses, _correct(h, None if labels is None else labels[part])
+
+    def totals(points: Tensor, progress: Progress) -> Tensor:
+        rest = -len(points) % block  # the last point again, so that all blocks have one shape
+        padded = torch.cat((points, points[-1:].expand(rest, 2)))
+        coords = torch.cat((torch.ones(len(padded), 1), padded), 1).to(problem.device, problem.dtype)
+        total = torch.zeros(len(padded), 2, dtype=torch.float64, device=float64_device(problem.device))
+        for i in range(0, samples, chunk):
+            part = slice(i, i + chunk)
+            products = (views[first.weight].flatten(0, 1) @ x[part].flatten(1).T).view(3, -1, len(x[part]))
+            for k in range(0, len(padded), block):
+                means, hits = run(coords[k : k + block], products, part)
+                total[k : k + block, 0] += double(means) * len(x[part])
+                total[k : k + block, 1] += hits.to(total.device)
+                progress((i + len(x[part]) * (k + block) / len(padded)) / samples)
+            del products  # before the next ones, which take as much
+        return total[: len(points)]
+
+    return totals
 
 
 def _correct(outputs: Tensor, labels: Tensor | None) -> Tensor:
     """The number (K,) of samples that each of outputs (K, C, samples) gets right; NaN without ``labels``."""
     if labels is None:
         return torch.full((len(outputs),), torch.nan, device=outputs.device)
-    # argmax along a middle dimension is 40 times slower than amax on a CPU: it serves where
-    # outputs tie. To see that, a GPU would have to be waited for.
-    if not outputs.is_cuda:
-        best = outputs == outputs.amax(1, keepdim=True)
-        if int(best.sum()) == best[:, 0].numel():
-            return best.gather(1, labels.expand(len(best), 1, -1)).sum((1, 2))
-    return (outputs.argmax(1) == labels).sum(1)
+    return (outputs.max(1).indices == labels).sum(1)  # on CPUs argmax along a middle dimension is slow
 
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -206,8 +147,8 @@ class Pair(NamedTuple):
 class FoldedForward:
     """``forward(views, x)``: the model's outputs at the weights ``views`` (name -> tensor), BatchNorm folded.
 
-    ``dtype`` is that of the arithmetic inside; outputs come back in float32 or wider. 4-D weights, and inputs
-    by :meth:`inputs`, are laid out channels last, which CPUs and GPUs convolve fastest.
+    ``dtype`` is that of the arithmetic inside; outputs come back in float32 or wider. 4-D weights and
+    inputs are laid out channels last, which CPUs and GPUs convolve fastest.
     """
 
     def __init__(
@@ -228,10 +169,6 @@ class FoldedForward:
         other._dtype = dtype
         return other
 
-    def inputs(self, x: Any) -> Any:
-        """``x`` in the memory layout and precision of this forward; once for all points."""
-        return tree_map(self._lay_out, x)
-
     def _lay_out(self, x: Tensor) -> Tensor:
         x = x.to(self._dtype) if x.is_floating_point() else x
         return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
@@ -248,8 +185,8 @@ class FoldedForward:
         return {name: self._lay_out(value) for name, value in tensors.items()}
 
     def __call__(self, weights: dict[str, Tensor], x: Any) -> Any:
-        """The outputs at :meth:`weights` for :meth:`inputs`."""
-        out = call(self._graph, weights, x)
+        """The outputs at :meth:`weights` for the inputs ``x``."""
+        out = call(self._graph, weights, tree_map(self._lay_out, x))
         return out.float() if isinstance(out, Tensor) and out.itemsize < 4 else out
 
 
@@ -284,7 +221,6 @@ def fold(model: nn.Module, dtype: torch.dtype) -> FoldedForward | None:
     for node in graph.graph.nodes:
         if node.op == "call_method" and node.target == "view":
             node.target = "reshape"  # the same numbers, and it takes what lies channels last
-    _in_place(graph, modules)
     graph.recompile()
     return FoldedForward(graph, pairs, dtype, {id(p) for p in model.parameters() if p.requires_grad})
 
@@ -310,40 +246,6 @@ def _pair(graph: fx.GraphModule, modules: dict[str, nn.Module], node: fx.Node) -
         if tied or touched != 1 or hooked or list(module.children()):
             return None
     return pair
-
-
-def _in_place(graph: fx.GraphModule, modules: dict[str, nn.Module]) -> None:
-    """Sums and ReLU overwrite the output of a convolution or sum that nothing else uses.
-
-    That saves 5 to 8% of ResNet-18's time on 2 cores: fresh memory costs more than the arithmetic.
-    """
-
-    def free_output(source: object) -> bool:
-        if not isinstance(source, fx.Node) or len(source.users) != 1:
-            return False
-        convolved = source.op == "call_module" and type(modules[str(source.target)]) in CONVOLUTIONS
-        return convolved or source.target in (operator.add, _sum)
-
-    def replace(node: fx.Node, function: Callable[..., Tensor], *args: fx.node.Argument) -> None:
-        with graph.graph.inserting_after(node):
-            node.replace_all_uses_with(graph.graph.call_function(function, args))
-        graph.graph.erase_node(node)
-
-    for node in list(graph.graph.nodes):
-        module = modules.get(str(node.target)) if node.op == "call_module" else None
-        if node.target is operator.add:
-            free = [arg for arg in node.args if free_output(arg)]
-            if free:
-                replace(node, _sum, free[0], node.args[node.args[0] is free[0]])
-        elif (type(module) is nn.ReLU or node.target in (F.relu, torch.relu)) and free_output(node.args[0]):
-            replace(node, torch.relu_, node.args[0])
-
-
-def _sum(target: Any, other: Any) -> Any:
-    """target + other, in the memory of ``target`` where it fits."""
-    tensors = isinstance(target, Tensor) and isinstance(other, Tensor)
-    alike = tensors and (other.shape, other.dtype) == (target.shape, target.dtype)
-    return target.add_(other) if alike else target + other
 
 
 # Distance from the center of the two displaced points of a comparison, as a share of the center's norm
@@ -428,18 +330,17 @@ class PlaneLoss:
         return False
 
 
-def folded_totals(loss: PlaneLoss, folded: FoldedForward, *, keep: bool = False) -> Totals:
-    """The totals by a folded network. ``keep``: a copy of the data in its memory layout is kept."""
+def folded_totals(loss: PlaneLoss, folded: FoldedForward) -> Totals:
+    """The totals by a folded network."""
     problem = loss.problem
-    laid_out = [(folded.inputs(x), y, count) for x, y, count in problem.chunks()] if keep else None
 
     def totals(points: Tensor, progress: Progress) -> Tensor:
         total = torch.zeros(len(points), 2, dtype=torch.float64, device=float64_device(problem.device))
         theta = torch.empty_like(loss.center)
         for k, (a, b) in enumerate(points.tolist()):
             weights = folded.weights(problem.layout.views(loss.move(a, b, theta)))
-            for x, y, count in laid_out or problem.chunks():
-                outputs = folded(weights, folded.inputs(x))
+            for x, y, count in problem.chunks():
+                outputs = folded(weights, x)
                 total[k, 0] += double(problem.criterion(outputs, y)) * count
                 total[k, 1] += correct(outputs, y, problem.criterion).to(total.device)
             progress((k + 1) / len(points))

@@ -108,7 +108,6 @@ class Stack:
         crash = any(1 < c.in_channels < 8 and {*c.kernel_size} == {1} < {1, *c.stride} for c in convolutions)
         self._channels_last = bool(convolutions) and not crash
         self._verified: set[GradientPath] = {"loop"}
-        self._written: tuple[Tensor | None, dict[str, Tensor]] = None, {}
 
     def _path(self, x: Any) -> GradientPath:
         """The path of gradients on minibatches like ``x``."""
@@ -287,9 +286,7 @@ class Stack:
         """The losses (n,) of a chain; their backward pass writes the gradients to ``out``, if given."""
         assert self.layers is not None
         views = self.problem.layout.views(weights)
-        if out is not None and self._written[0] is not out:  # the same memory in each step of a run
-            self._written = out, self.problem.layout.views(out)
-        grads = {} if out is None else self._written[1]
+        grads = {} if out is None else self.problem.layout.views(out)
         dtype = self._dtype(weights)
         h = x.flatten(2).transpose(1, 2)  # features before samples: gradients come out as the weights lie
         with self._autocast():
@@ -306,8 +303,7 @@ class Stack:
 
     def _all(self, model: nn.Module, values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
         """The losses (n,) of all learners at once, each with its ``values`` and minibatch."""
-        losses: Tensor = torch.vmap(functools.partial(self._loss, model))(values, x, y)
-        return losses
+        return torch.vmap(functools.partial(self._loss, model))(values, x, y)
 
     def _loss(self, model: nn.Module, values: dict[str, Tensor], x: Any, y: Any) -> Tensor:
         with self._autocast():

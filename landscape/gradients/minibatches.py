@@ -139,8 +139,7 @@ def draws(
         rows = torch.stack([numbers() for _ in range(count)])
         collected = _collected(data, rows.flatten(), samples)
         for part in torch.arange(rows.numel()).view(rows.shape):
-            x, y = data.place(take(collected, part))
-            yield x, y
+            yield data.place(take(collected, part))
 
 
 def _collected(data: Data, numbers: Tensor, samples: int) -> tuple[Any, Any]:

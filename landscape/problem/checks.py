@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -246,8 +246,7 @@ def _more(problem: MeanLoss, batch: tuple[Any, Any], x: Any) -> tuple[Any, Any]:
     resident = problem.data.resident
     if resident is None or problem.data.samples <= AT_ONCE or not takes(problem, x):
         return resident or batch
-    x, y = take(resident, slice(AT_ONCE))
-    return x, y
+    return take(resident, slice(AT_ONCE))
 
 
 def writes(before: Any, after: Any) -> bool:
@@ -337,25 +336,24 @@ def check_random(problem: MeanLoss, x: Any, y: Any) -> None:
             )
 
 
+def graph_nodes(tensors: Iterable[Tensor]) -> Iterator[Any]:
+    """The nodes of the graph that ``tensors`` were computed by."""
+    queue = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    seen = set(queue)
+    while queue:
+        node = queue.pop()
+        yield node
+        new = {below for below, _ in node.next_functions if below is not None} - seen
+        seen |= new
+        queue += new
+
+
 def leaves(value: Any) -> list[Tensor]:
     """The tensors that require gradients and that ``value`` was computed from."""
-    variables: dict[int, Tensor] = {}
-    functions = []
-    for _, tensor in named_tensors(value):
-        if tensor.grad_fn is not None:
-            functions.append(tensor.grad_fn)
-        elif tensor.requires_grad:
-            variables[id(tensor)] = tensor
-    seen = set(functions)
-    while functions:
-        function = functions.pop()
-        variable = getattr(function, "variable", None)
-        if variable is not None:
-            variables[id(variable)] = variable
-        new = {f for f, _ in function.next_functions if f is not None} - seen
-        seen |= new
-        functions += new
-    return list(variables.values())
+    tensors = [tensor for _, tensor in named_tensors(value)]
+    variables = [tensor for tensor in tensors if tensor.is_leaf and tensor.requires_grad]
+    variables += [node.variable for node in graph_nodes(tensors) if hasattr(node, "variable")]
+    return list({id(variable): variable for variable in variables}.values())
 
 
 def check_leaves(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> Tensor:

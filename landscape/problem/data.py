@@ -221,8 +221,7 @@ class Data:
         if not self.leaf_inputs:
             return x, y
         fresh = {id(t): t.detach().requires_grad_() for _, t in named_tensors(x) if t.is_floating_point()}
-        x, y = tree_map(lambda tensor: fresh.get(id(tensor), tensor), (x, y))
-        return x, y
+        return tree_map(lambda tensor: fresh.get(id(tensor), tensor), (x, y))
 
     @property
     def tensors(self) -> tuple[Tensor, Tensor] | None:
@@ -239,8 +238,7 @@ class Data:
         """
         self._terms_in = terms_in or self._terms_in
         if self.resident is not None:
-            x, y = take(self.resident, slice(2))
-            return x, y
+            return take(self.resident, slice(2))
         batches = self.pairs()
         first = next(batches, None)
         if first is None:
@@ -248,8 +246,7 @@ class Data:
         counted = (b for b in itertools.chain([first], batches) if float(self._terms_in(*b).sum()) > 0)
         x, y = next(counted, first)
         self.leaf_inputs |= _require_gradients(x)
-        x, y = self.place((x, y))
-        return x, y
+        return self.place((x, y))
 
     def pick(self, x: Any, y: Any, count: int = PROBE) -> tuple[Any, Any]:
         """At most ``count`` samples for checks, on the device; ``x``, ``y``: what :meth:`first` gives.
@@ -271,8 +268,7 @@ class Data:
             if count not in self._known:
                 every = self._whole or (None, None)
                 self._known[count] = self._that_count(_different(every[1], self.samples, count), *every)
-            picked: Tensor = self._known[count]
-            return picked
+            return self._known[count]
         try:
             length = count_samples(x, y, alike=True)
         except LandscapeError:
@@ -300,8 +296,7 @@ class Data:
         """The samples numbered ``rows`` of all, or of the batch (x, y) where samples have no numbers."""
         if self.indexed:
             return self._gather(rows)
-        x, y = take((x, y), rows.to(self.device))
-        return x, y
+        return take((x, y), rows.to(self.device))
 
     def _that_count(self, picked: Tensor, x: Any, y: Any) -> Tensor:
         """The numbers ``picked`` among the samples (x, y), the last replaced where none of them counts."""
@@ -373,8 +368,7 @@ class Data:
             return
         assert self.chunk_size is not None  # Problem.chunks sets it
         for i in range(0, self.samples, self.chunk_size):
-            x, y = take(self.resident, slice(i, i + self.chunk_size))
-            yield x, y
+            yield take(self.resident, slice(i, i + self.chunk_size))
 
     @property
     def indexed(self) -> bool:
@@ -403,8 +397,7 @@ class Data:
             whole = self.place(self.batches.gather(flat.cpu()))
         else:
             raise InputError("data: drawing minibatches needs (x, y) tensors, not an iterable of batches")
-        x, y = tree_map(lambda t: t.view(*indices.shape, *t.shape[1:]), whole)
-        return x, y
+        return tree_map(lambda t: t.view(*indices.shape, *t.shape[1:]), whole)
 
     def subset(self, indices: Tensor | slice) -> Data:
         """The samples ``indices`` (repeats allowed; a slice copies nothing). Not of batches."""

@@ -212,8 +212,7 @@ class Parts:
     def samples(self, rows: Sequence[int]) -> tuple[Any, Any]:
         """Inputs and targets of some samples."""
         samples = self.data.samples_at(torch.tensor(list(rows)), *self._batch)
-        x, y = self.problem.data.place(samples)
-        return x, y
+        return self.problem.data.place(samples)
 
     @property
     def targets(self) -> Any:

@@ -92,8 +92,7 @@ class Piece:
         copies = DTensor.from_local(
             whole, like.device_mesh, [Replicate()] * like.device_mesh.ndim, run_check=False
         )
-        cut: Tensor = copies.redistribute(placements=like.placements).to_local()
-        return cut
+        return copies.redistribute(placements=like.placements).to_local()
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ from landscape.core import registry
 from landscape.core.devices import double, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.curvature.eigenvalues import eigenpairs, exact_products
-from landscape.curvature.hessian import HessianOptions, Preconditioner
+from landscape.curvature.eigenvalues import eigenpairs, fast_hessian
+from landscape.curvature.hessian import FULL_HESSIAN, HessianOptions, Preconditioner
 from landscape.curvature.search import (
     RESIDUAL_TOL,
     RitzPairs,
@@ -164,10 +164,8 @@ class Sample:
         """v ↦ this process's part of Hv (P,), exact; the parts of all processes add up to it."""
         if not self._share:
             return torch.zeros_like
-        products = exact_products(self._local, weights)[0]
-        if precondition is not None:
-            products = precondition.around(products, self.problem)
-        return lambda v: products(v[None])[0] * self._share
+        h = fast_hessian(self._local, weights, replace(FULL_HESSIAN, precondition=precondition))
+        return lambda v: h(v) * self._share
 
     def search(
         self, weights: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None
