@@ -8,9 +8,10 @@ TRUTH := .venv-truth
 INTEGRATIONS := .venv-integrations
 LOWEST := .venv-lowest
 PACKAGING := .venv-package
-# The extras that the tests use.
+# The extras that the tests use, and below those of the benchmarks; a comma in a call would divide it.
 TESTED := frames,report,pyhessian,bayes,cluster
 TRAINERS := $(TESTED),lightning,huggingface
+COMPARED := pyhessian,report
 # Old packages use what newer ones of their own dependencies deprecate; elsewhere every warning is an error.
 OUTDATED := -W ignore::DeprecationWarning -W ignore::PendingDeprecationWarning
 
@@ -114,7 +115,7 @@ $(READY): pyproject.toml constraints.txt
 	$(call environment,$(VENV),-e ".[$(TESTED)]" --group dev)
 
 $(PEERS)/ready: pyproject.toml constraints.txt
-	$(call environment,$(PEERS),-e ".[pyhessian,report]" --group bench)
+	$(call environment,$(PEERS),-e ".[$(COMPARED)]" --group bench)
 
 $(TRUTH)/ready: pyproject.toml constraints.txt
 	$(call environment,$(TRUTH),-e ".[pyhessian]" --group truth)

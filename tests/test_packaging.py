@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -62,3 +64,16 @@ def test_every_pinned_version_is_allowed() -> None:
     for one in (Requirement(line) for lines in lists for line in lines if isinstance(line, str)):
         if pin := pins.get(one.name.lower()):
             assert pin in one.specifier, one.name
+
+
+@pytest.mark.skipif(
+    not (shutil.which("make") and shutil.which("bash")), reason="make or bash is not installed"
+)
+def test_the_environments_of_the_makefile_are_commands_of_a_shell() -> None:
+    names = re.findall(r"^\$\((\w+)\)/ready:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    folders = dict(re.findall(r"^(\w+) := (\.venv\S*)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert len(names) > 4
+    for name in names:
+        make = ["make", "--always-make", "--dry-run", f"{folders[name]}/ready"]
+        recipe = subprocess.run(make, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        assert subprocess.run(["bash", "-n"], input=recipe, text=True).returncode == 0, name
