@@ -187,7 +187,7 @@ def check_type(kind: Any, where: str, depth: int = 0) -> None:
         for part in members(kind):
             check_type(part, where, 1)
         return
-    raise UnsoundError(f"{where}: holds neither numbers nor texts of a usual form, which is all that is read")
+    raise UnsoundError(f"{where}: must hold numbers or texts of a usual form, and nothing else")
 
 
 def check(file: h5py.File, length: int) -> None:
