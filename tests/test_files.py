@@ -97,7 +97,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
         lambda f: f.create_dataset(W, (4, 83), "f4", external=[("secret", 0, h5py.h5f.UNLIMITED)]), "another file"),
     "external link": (lambda f: f.__setitem__(W, h5py.ExternalLink("other.h5", "/weights")), "another file"),
     "soft link": (lambda f: f.__setitem__(W, h5py.SoftLink("/rule/x")), "soft link"),
-    "references": (lambda f: f.create_dataset(W, data=np.array([f.ref] * 4, dtype=h5py.ref_dtype)), "neither"),
+    "references": (lambda f: f.create_dataset(W, data=np.array([f.ref] * 4, dtype=h5py.ref_dtype)), "must hold numbers"),
     "filter": (unknown_filter, "filter 299"),
     "missing chunks": (lambda f: f.create_dataset(W, (4, 83), "f4", chunks=(1, 83)), "more than the file holds"),
     "10^12 elements": (lambda f: f.create_dataset(W, (10**6, 10**6), "f4"), "are there"),
