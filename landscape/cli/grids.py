@@ -44,14 +44,14 @@ class Chosen:
         norm: Directions: none (i.i.d. normal, the paper's), filter or layer (Li et al. 2018).
         ignore: What random directions leave out: none, or bias+norm (bias and norm parameters). [default:
             bias+norm with --norm filter, else none]
-        align: With --plane between: none, or what the hidden units of the second CKPT and the third are
-            matched by when they are permuted to be near the first: weights or activations.
+        align: With --plane between: permute the hidden units of the second CKPT and the third to be near the
+            first, matched by weights or activations. [default: not permuted]
     """
 
     kind: str = "random"
     norm: Literal["none", "filter", "layer"] = "none"
     ignore: str | None = None
-    align: Literal["none", "weights", "activations"] = "none"
+    align: Literal["weights", "activations"] | None = None
 
 
 PLANE = group(
@@ -59,7 +59,7 @@ PLANE = group(
     kind={"flag": "--plane", "type": Choice(KINDS)},
     norm={"type": Choice(planes.NORMS)},
     ignore={"type": Choice(planes.IGNORES)},
-    align={"type": Choice(("none", *BY))},
+    align={"type": Choice(BY)},
 )
 
 
@@ -68,7 +68,7 @@ def chosen_groups(chosen: Chosen, runs: list[Checkpoint]) -> list[list[Checkpoin
     kind, norm, ignore = chosen.kind, chosen.norm, chosen.ignore
     if kind != "random" and (norm != "none" or ignore is not None):
         raise InputError(f"--norm, --ignore: they are for random planes, '--plane {kind}' has none to scale")
-    if chosen.align != "none" and kind != "between":
+    if chosen.align and kind != "between":
         raise InputError(f"--align: it is not allowed with '--plane {kind}', only with between")
     if kind == "random":
         same_layout(runs)
@@ -87,9 +87,10 @@ def make_plane(chosen: Chosen, problem: Problem, group: list[Checkpoint], seed: 
         return planes.random_plane(problem, norm=chosen.norm, seed=seed, ignore=chosen.ignore)
     try:
         if kind == "between":
-            aligned = ", aligned" * (chosen.align != "none")
+            aligned = ", aligned" * bool(chosen.align)
             names = [name + aligned * bool(k) for k, name in enumerate(titles(group))]
-            return planes.between(problem, [r.mean for r in group], names, align=chosen.align, seed=seed)
+            weights, align = [r.mean for r in group], chosen.align or "none"
+            return planes.between(problem, weights, names, align=align, seed=seed)
         if kind == "pca":
             path = [*group[1:], run]
             return planes.pca_plane(problem, [r.mean for r in path], [f"step {r.step:,}" for r in path])
@@ -194,7 +195,7 @@ def compute_on_grid(
     """
     team = processes.join()
     groups = chosen_groups(chosen, analysis.open())
-    aligned = [] if chosen.align == "none" else ["aligned", chosen.align]
+    aligned = ["aligned", chosen.align] if chosen.align else []
     path = analysis.path(groups[0][0], name, chosen.kind, *aligned, chosen.norm, resumes=True)
     origins = [analysis.about(*(group if chosen.kind == "between" else group[:1])) for group in groups]
     where = {"split": analysis.split, "dtype": analysis.dtype, "seed": analysis.seed}
@@ -214,7 +215,7 @@ def compute_on_grid(
                 problem, known = group[0].problem(), past[i]
                 analysis.say_other_data(group[:1])
                 center = has_batchnorm(problem.model) and analysis.settings["bn"] == "center"
-                if center and chosen.align != "none":
+                if center and chosen.align:
                     raise InputError(
                         "--align: the statistics of BatchNorm are not those of the aligned network; give "
                         "--bn recalibrate"
