@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.core import registry
-from landscape.core.options import Positive, Several
+from landscape.core.options import Positive, Several, positive
 from landscape.core.registry import optional
+
+Side = Annotated[int, functools.partial(positive, least=16)]  # pixels, of images that LeNet-5 takes
 
 
 def scaled(channels: int, width: float) -> int:
@@ -113,13 +115,18 @@ def staged(
 
 
 @registry.models.add("lenet-5")
-def lenet5(classes: Several = 10, width: Positive = 1.0) -> nn.Sequential:
-    """LeNet-5 (LeCun et al. 1998) for (B, 3, 32, 32), with ReLU and max-pooling in place of the originals."""
+def lenet5(classes: Several = 10, width: Positive = 1.0, size: Side = 32) -> nn.Sequential:
+    """LeNet-5 (LeCun et al. 1998) for (B, 3, size, size), with ReLU and max-pooling in place of the originals.
+
+    Args:
+        size: Height and width of the images, at least 16. Unit: pixels. Source: LeCun et al. 1998.
+    """
     a, b, c, d = (scaled(n, width) for n in (6, 16, 120, 84))
+    side = ((size - 4) // 2 - 4) // 2  # two convolutions of 5 × 5, each halved
     return nn.Sequential(
         nn.Conv2d(3, a, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(a, b, 5), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Linear(b * 25, c), nn.ReLU(), nn.Linear(c, d), nn.ReLU(), nn.Linear(d, classes),
+        nn.Flatten(), nn.Linear(b * side**2, c), nn.ReLU(), nn.Linear(c, d), nn.ReLU(), nn.Linear(d, classes),
     )  # fmt: skip
 
 
