@@ -278,6 +278,12 @@ def test_the_digits_in_other_forms_are_the_same_digits() -> None:
     np.testing.assert_array_equal(image[0][:, 2, 3::4, 2::4], x)
     np.testing.assert_array_equal(frames[0], x)
     np.testing.assert_array_equal(frames[1], np.repeat(np.asarray(flat[1])[:, None], 8, 1))
+    tokens = data.load("digits", form="tokens")
+    assert tokens.classes == 17
+    pixels = np.column_stack([tokens.train[0][:, :1], tokens.train[1]])
+    np.testing.assert_array_equal(tokens.train[0], pixels[:, :-1])
+    np.testing.assert_array_equal(pixels.reshape(-1, 8, 8), 16 * x)
+    np.testing.assert_array_equal(tokens.columns["label"], flat[1])
     with pytest.raises(landscape.InputError, match=r"data\.form: 'round'"):
         data.load("digits", form="round")
 
@@ -295,6 +301,23 @@ def test_every_figure_can_be_estimated(
     assert [line.partition(":")[0] for line in out.splitlines()] == figure.names()
     assert "e+" not in out
     assert "delay-boundary: 0 of 0 runs to train, about no time" in out
+
+
+def test_the_time_of_long_steps_is_extrapolated_from_short_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    timed = []
+
+    def measured(plain: Recipe, held: int, local: int, **options: Any) -> Costs:
+        timed.append(local)
+        return Costs(0.015 + 0.0005 * local, 0.0, 0.0, 0.0, 0.0, 1, 4, True)
+
+    monkeypatch.setattr(scales, "calibrate", measured)
+    for local in (8, 64, 300):
+        run = recipe.read("digits-dpsgd", ["learners=2", f"batch={2 * local}"])
+        seconds = scales.seconds_a_sample(Context(tmp_path), run)
+        assert seconds == pytest.approx((0.015 + 0.0005 * local) / local)
+    assert timed == [8, 16, 64, 16, 64]
 
 
 def _grid(ratio: list[float], converged: list[bool], label: str) -> landscape.HessianGrid:

@@ -22,9 +22,9 @@ SIZES: dict[str, tuple[float, int]] = {
     "efficientnet-b0": (11.11, 2_912_089), "senet-18": (42.95, 0), "vgg-19": (76.45, 0), "resnet-18": (42.63, 0),
     "densenet-121": (26.54, 0), "mobilenet": (12.27, 0), "mobilenet-v2": (8.76, 0), "shufflenet-v2": (4.82, 0),
     "googlenet": (23.52, 6_166_250), "resnext-29": (34.82, 0), "lstm": (164.62, 43_154_944),
-    "lenet-5": (0.0, 62_006), "resnet-20": (0.0, 269_722),
+    "lenet-5": (0.0, 62_006), "resnet-20": (0.0, 269_722), "gpt": (0.0, 124_439_808),
 }  # fmt: skip
-CIFAR = sorted({*SIZES} - {"lstm"})
+CIFAR = sorted({*SIZES} - {"lstm", "gpt"})
 
 
 def parameters(model: nn.Module) -> int:
@@ -112,6 +112,37 @@ def test_the_acoustic_model_takes_any_sizes() -> None:
     curvature_is_the_gradients_slope(problem)
 
 
+def test_a_gpt_predicts_each_token_from_those_before() -> None:
+    torch.manual_seed(0)
+    model = landscape.models.build("gpt", classes=17, context=9, layers=2, features=8, heads=2).double()
+    x = torch.randint(17, (5, 9))
+    outputs = model(x)
+    assert outputs.shape == (5, 17, 9)
+    later = x.clone()
+    later[:, 6:] = (x[:, 6:] + 1) % 17
+    torch.testing.assert_close(model(later)[:, :, :6], outputs[:, :, :6])
+    assert bool((model(later)[:, :, 6:] != outputs[:, :, 6:]).any(1).all())
+    torch.testing.assert_close(model(x[:, :4]), outputs[:, :, :4])
+    # Attention of one head, written out.
+    block = model.blocks[0]
+    h = torch.randn(1, 4, 8, dtype=torch.float64)
+    q, k, v = (part.view(4, 2, 4)[:, 1] for part in block.attention(block.norm(h))[0].chunk(3, 1))
+    scores = (q @ k.T / 2).masked_fill(torch.ones(4, 4).triu(1).bool(), -torch.inf).softmax(1)
+    other = block.projection.weight.clone()
+    with torch.no_grad():
+        block.projection.weight[:, :4] = 0  # the other head is left out
+        block.mlp[3].weight.zero_()
+        block.mlp[3].bias.zero_()
+        block.projection.bias.zero_()
+        torch.testing.assert_close(block(h)[0] - h[0], scores @ v @ other[:, 4:].T)
+    problem = Problem(model, F.cross_entropy, (x[:, :-1], x[:, 1:]), dtype=torch.float64)
+    curvature_is_the_gradients_slope(problem)
+
+
+def test_lenet_takes_other_sizes() -> None:
+    assert landscape.models.build("lenet-5", size=16, classes=4)(torch.randn(2, 3, 16, 16)).shape == (2, 4)
+
+
 def test_accuracy_has_a_meaning_for_classes_only() -> None:
     outputs = torch.tensor([[[1.0, 0.0, 3.0], [0.0, 1.0, 0.0]]])  # (1, classes 2, frames 3)
     loss = nn.functional.cross_entropy
@@ -138,6 +169,8 @@ def test_widths_are_even_and_width_one_changes_nothing() -> None:
         ("resnet-18", {"widht": 0.5}, "model: 'widht' is not known; did you mean 'width'?"),
         ("vgg-19", {"width": 0.0}, "model.width: 0.0 is not allowed"),
         ("googlenet", {"classes": 1}, "model.classes: 1 is not allowed"),
+        ("lenet-5", {"size": 12}, "model.size: 12 is not allowed"),
+        ("gpt", {"heads": 5}, "model.heads: 5 is not allowed, it must divide 768 features"),
         ("lstm", {"classes": 10.5}, "model.classes: 10.5 is not allowed, it must be int"),
     ],
 )

@@ -290,7 +290,7 @@ def image_folder(
 
 
 FILE = Path(__file__).with_name("digits.csv.gz")
-FORMS = ("flat", "image", "frames")
+FORMS = ("flat", "image", "frames", "tokens")
 
 
 @registry.data_sets.add("digits")
@@ -303,8 +303,9 @@ def digits(data_dir: str | Path | None = None, test_samples: int = 360, form: st
         test_samples: Size of the test set. Unit: samples. Source: ours; a fifth, as the data has no official
             split.
         form: "flat" as above. "image" makes x (N, 3, 32, 32), each pixel 4 × 4 times in three equal channels.
-            "frames" makes x (N, 8, 8), the rows as frames that each have the digit's label, y (N, 8). Source:
-            ours.
+            "frames" makes x (N, 8, 8), the rows as frames that each have the digit's label, y (N, 8).
+            "tokens" makes x (N, 63) the pixels, 0…16, line by line, and y (N, 63) the next ones, as an image
+            GPT reads them (Chen et al. 2020); the column label has the digits. Source: ours.
 
     Raises:
         InputError: a split would hold no sample.
@@ -315,13 +316,18 @@ def digits(data_dir: str | Path | None = None, test_samples: int = 360, form: st
     if not 1 <= test_samples < len(y):
         raise InputError(f"data.test_samples: {test_samples} is not allowed, it must be 1…{len(y) - 1}")
     choose("data.form", form, FORMS)
-    if form != "flat":
+    if form in ("frames", "image"):
         x = x.reshape(-1, 8, 8)
     if form == "frames":
         y = np.repeat(y[:, None], 8, axis=1)
     if form == "image":
         x = np.repeat(x.repeat(4, axis=1).repeat(4, axis=2)[:, None], 3, axis=1)
     cut = len(y) - test_samples
+    if form == "tokens":
+        pixels = torch.from_numpy(x.astype(np.int64))
+        train, test = ((part[:, :-1], part[:, 1:]) for part in (pixels[:cut], pixels[cut:]))
+        mark, loss = base.fingerprint((x, y, np.array(cut))), torch.nn.functional.cross_entropy
+        return Dataset(train, test, loss, mark, 17, columns={"label": y[:cut]})
     return base.classification((x[:cut], y[:cut]), (x[cut:], y[cut:]), scale=16.0, classes=10)
 
 

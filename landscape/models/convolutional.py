@@ -116,7 +116,7 @@ def staged(
 
 @registry.models.add("lenet-5")
 def lenet5(classes: Several = 10, width: Positive = 1.0, size: Side = 32) -> nn.Sequential:
-    """LeNet-5 (LeCun et al. 1998) for (B, 3, size, size), with ReLU and max-pooling in place of the originals.
+    """LeNet-5 (LeCun et al. 1998) for (B, 3, size, size), with ReLU and max-pooling for the originals.
 
     Args:
         size: Height and width of the images, at least 16. Unit: pixels. Source: LeCun et al. 1998.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from landscape.core import registry
@@ -74,6 +76,73 @@ class LSTM(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.output(self.bottleneck(self.lstm(x)[0]))
+        return logits.transpose(1, 2)
+
+
+class Block(nn.Module):
+    """A block of GPT-2: causal attention and an MLP, each on normalized features and added to its input."""
+
+    def __init__(self, features: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm, self.attention = nn.LayerNorm(features), nn.Linear(features, 3 * features)
+        self.projection = nn.Linear(features, features)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(features), nn.Linear(features, 4 * features),
+            nn.GELU(approximate="tanh"), nn.Linear(4 * features, features),
+        )  # fmt: skip
+
+    def forward(self, h: Tensor) -> Tensor:
+        each = self.attention(self.norm(h)).unflatten(-1, (3, self.heads, -1))
+        q, k, v = each.permute(2, 0, 3, 1, 4)
+        seen = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        h = h + self.projection(seen.transpose(1, 2).flatten(2))
+        mixed: Tensor = h + self.mlp(h)
+        return mixed
+
+
+@registry.models.add("gpt")
+class GPT(nn.Module):
+    """Tokens (N, T) -> logits (N, classes, T) of the next ones; the classes are second, as in the LSTM.
+
+    The defaults are GPT-2 (Radford et al. 2019) without dropout, 124,439,808 parameters with the tied ones
+    counted once. The width scales the features.
+
+    Args:
+        classes: Number of different tokens. Source: Radford et al. 2019.
+        context: Largest number of tokens in a row. Unit: tokens. Source: Radford et al. 2019.
+        layers: Number of blocks. Source: Radford et al. 2019.
+        features: Features of a token, a multiple of the heads. Source: Radford et al. 2019.
+        heads: Heads of attention. Source: Radford et al. 2019.
+    """
+
+    def __init__(
+        self,
+        classes: Several = 50257,
+        context: Count = 1024,
+        layers: Count = 12,
+        features: Count = 768,
+        heads: Count = 12,
+        width: Positive = 1.0,
+    ) -> None:
+        super().__init__()
+        features = scaled(features, width)
+        if features % heads:
+            raise InputError(f"model.heads: {heads} is not allowed, it must divide {features} features")
+        self.tokens, self.places = nn.Embedding(classes, features), nn.Embedding(context, features)
+        self.blocks = nn.Sequential(*(Block(features, heads) for _ in range(layers)))
+        self.norm, self.output = nn.LayerNorm(features), nn.Linear(features, classes, bias=False)
+        self.output.weight = self.tokens.weight
+        for name, weight in self.named_parameters():
+            if weight.dim() == 2:  # those that end a branch are smaller: the branches add up
+                last = name.endswith(("projection.weight", "mlp.3.weight"))
+                nn.init.normal_(weight, std=0.02 / math.sqrt(2 * layers if last else 1))
+            elif name.endswith("bias"):
+                nn.init.zeros_(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.tokens(x) + self.places.weight[: x.shape[1]]
+        logits: Tensor = self.output(self.norm(self.blocks(h)))
         return logits.transpose(1, 2)
 
 

@@ -116,7 +116,7 @@ def _rules(context: Context) -> Drawing:
 
         rows = context.table(measure, network=network)
         tables.append(rows)
-        pictures[f"-{network.split()[0].lower()}" if pictures else ""] = _picture(rows, network, colors)
+        pictures[f"-{network.split(',')[0].lower()}" if pictures else ""] = _picture(rows, network, colors)
         compared += _compared(rows)
     return Drawing(pictures, pd.concat(tables, ignore_index=True), compared, SHOWN["remark"])
 
@@ -210,7 +210,7 @@ def _disagreement(context: Context) -> Drawing:
     rows = context.table(_along)
     pictures: dict[str, Any] = {}
     for network, here in rows.groupby("network", sort=False):
-        pictures[f"-{network.split()[0].lower()}" if pictures else ""] = _shares_picture(here, network)
+        pictures[f"-{network.split(',')[0].lower()}" if pictures else ""] = _shares_picture(here, network)
     compared = []
     for place, here in rows.groupby(PLACE, sort=False):
         half = late(here).groupby("seed").mean(numeric_only=True)
