@@ -26,7 +26,7 @@ from landscape.training.recipes.table_recipes import SAMPLES
 
 # CIFAR-10 at laptop scale, by trial (ours): images of so many pixels per side, passes, and the width
 # of the networks; minutes a run on one core. Learners, batches and rates are the paper's.
-SIZE, EPOCHS = 16, 30
+SIZE, EPOCHS = 16, 20
 WIDTHS, WIDTH, SMOKE_WIDTH = {"efficientnet-b0": 0.25}, 0.125, 0.0625
 # Samples of a learner in the steps that are timed, up to the first that take so many seconds; a step of more
 # takes longer in proportion to what it has more (ours; within 10% for a ResNet, SENet and EfficientNet).
