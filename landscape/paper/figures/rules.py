@@ -130,7 +130,7 @@ def _interval(values: Any) -> tuple[float, float, float]:
 def _text(values: Any, form: str) -> str:
     """The mean over the seeds ± half of the interval, or "–" where it is no number."""
     mean, low, _ = _interval(values)
-    off = f" ± {mean - low:.1g}" if low < mean else ""
+    off = f" ± {float(f'{mean - low:.1g}'):g}" if mean - low > 1e-9 * abs(mean) else ""  # not its rounding
     return f"{mean:{form}}{off}" if np.isfinite(mean) else "–"
 
 
