@@ -118,7 +118,6 @@ class TorchOptimizer(Optimizer):
         super().__init__()
         self.name, self.values = name, values
         self.kind = _classes()[name]
-        self._keywords = inspect.signature(self.kind).parameters
         self.linear = self.kind is torch.optim.SGD
         if self.linear and not values["dampening"] and not values["maximize"]:
             self.heavy_ball = values["momentum"], "nesterov" if values["nesterov"] else "ordinary"
@@ -133,12 +132,9 @@ class TorchOptimizer(Optimizer):
         return preconditioner(self.kind, self.values, self.state, self.state[UPDATES]).to(points)
 
     def _build(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        values = dict(self.values)
-        if not (values.get("fused") or values.get("differentiable")) and "foreach" in self._keywords:
-            values.setdefault("foreach", True)  # many small tensors in half the time, also on a CPU
         with self._refusing():
             # The rate is set before each step; the first one is torch's own for AdamW.
-            return self.kind(parameters, lr=1e-3, **values)  # type: ignore[call-arg]
+            return self.kind(parameters, lr=1e-3, **self.values)  # type: ignore[call-arg]
 
     def _step_of(self, optimizer: torch.optim.Optimizer) -> dict[Any, dict[str, Tensor]]:
         """The state by parameter, after a step with gradients of zero; only its names and shapes are used."""
@@ -186,37 +182,33 @@ class TorchOptimizer(Optimizer):
         for key, shapes in self._shapes.items():
             width = sum(shape.numel() for shape in shapes.values())
             self.state[key] = weights.new_zeros(len(weights), width, dtype=dtypes[key])
-        # The class steps this memory, of which each parameter has its views.
-        self._memory = {key: torch.empty_like(self.state[key]) for key in self._shapes}
-        self._views: list[dict[str, Tensor]] = [{} for _ in self._parameters]
-        for key, shapes in self._shapes.items():
-            for j, row in enumerate(self._memory[key]):
-                parts = row.split([shape.numel() for shape in shapes.values()])
-                for (slot, shape), part in zip(shapes.items(), parts, strict=True):
-                    self._views[j * len(layout.slots) + slot][key] = part.view(shape)
 
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
-        started = bool(self.state[UPDATES].any())
+        state = {key: tensor.clone() for key, tensor in self.state.items()}
+        started, slots = bool(state[UPDATES].any()), len(self.layout.slots)
         if not started:  # its state is the one that the class begins with
             self._optimizer = self._build(self._parameters)
         optimizer = self._optimizer
         self._copies.copy_(points)
         optimizer.param_groups[0]["lr"] = lr
-        for key, memory in self._memory.items():
-            memory.copy_(self.state[key])
+        views: list[dict[str, Tensor]] = [{} for _ in self._parameters]
+        for key, shapes in self._shapes.items():
+            for j, row in enumerate(state[key]):
+                parts = row.split([shape.numel() for shape in shapes.values()])
+                for (slot, shape), part in zip(shapes.items(), parts, strict=True):
+                    views[j * slots + slot][key] = part.view(shape)
         gradient_views = [g for row in gradients for g in self.layout.views(row).values()]
-        for parameter, gradient, view in zip(self._parameters, gradient_views, self._views, strict=True):
+        for parameter, gradient, view in zip(self._parameters, gradient_views, views, strict=True):
             parameter.grad = gradient
             if started:
                 optimizer.state[parameter] = dict(view)
         optimizer.step()
-        for parameter, view in zip(self._parameters, self._views, strict=True):
+        for parameter, view in zip(self._parameters, views, strict=True):
             parameter.grad = None
             for key, tensor in view.items():
-                if optimizer.state[parameter][key] is not tensor:
-                    tensor.copy_(optimizer.state[parameter][key])
-        updates = self.state[UPDATES] + 1
-        self.state = {UPDATES: updates, **{key: memory.clone() for key, memory in self._memory.items()}}
+                tensor.copy_(optimizer.state[parameter][key])  # nothing where it is the same tensor
+        state[UPDATES] += 1
+        self.state = state
         if not lr:  # the step is none, whatever its direction
             return torch.zeros_like(points)
         return torch.sub(points, self._copies).div_(lr)
