@@ -141,6 +141,11 @@ class GPT(nn.Module):
                 nn.init.zeros_(weight)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.shape[1] > len(self.places.weight):
+            longest = len(self.places.weight)
+            raise InputError(
+                f"model.context: {longest} is not allowed, the data has {x.shape[1]} tokens a row"
+            )
         h = self.tokens(x) + self.places.weight[: x.shape[1]]
         logits: Tensor = self.output(self.norm(self.blocks(h)))
         return logits.transpose(1, 2)
