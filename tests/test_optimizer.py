@@ -61,6 +61,14 @@ def chosen(tiny: Path, **changes: Any) -> recipe.Recipe:
     return recipe.from_values(values | changes)
 
 
+def test_a_counter_of_each_tensor_of_an_older_checkpoint_is_read(tiny: Path) -> None:
+    trainer = Trainer(chosen(tiny, optimizer=KINDS["adamw"], steps=3))
+    state = trainer.run().optimizer
+    trainer.optimizer.restore(state | {"step": state["step"].expand(-1, 4)})
+    assert torch.equal(trainer.optimizer.state["step"], state["step"])
+    assert state["step"].shape == (4, 1)
+
+
 def trajectory(chosen: Optimizer, gradients: Tensor, weights: Tensor, lr: float = 0.1) -> Tensor:
     """Weights (n, P) after w ← w − lr u with these gradients (steps, n, P)."""
     chosen.start(problems.conv().layout, weights)

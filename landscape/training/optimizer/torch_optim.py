@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, optim
 
 from landscape.core.devices import float64_device
 from landscape.core.errors import InputError
@@ -24,6 +24,12 @@ PREFIX = "torch:"
 #: The name in a checkpoint of the number of steps since the state was new, (n, 1): while it is 0 the other
 #: tensors are not used, and torch makes its state itself.
 UPDATES = "updates"
+# These treat each weight by itself, so that all weights of a learner are one parameter tensor to them: a step
+# of many small ones takes as long as the calls do.
+ELEMENTWISE = {
+    optim.ASGD, optim.Adadelta, optim.Adagrad, optim.Adam, optim.AdamW, optim.Adamax, optim.NAdam,
+    optim.RAdam, optim.RMSprop, optim.Rprop, optim.SGD,
+}  # fmt: skip
 
 
 def is_torch(name: str) -> bool:
@@ -102,8 +108,8 @@ class TorchOptimizer(Optimizer):
 
     The class steps copies of the points at which gradients were taken, p → p', with the step's learning rate
     α; the direction is u = (p − p')/α. Its state is in checkpoints as torch names it: a row per learner, with
-    the parameter tensors one after the other. A state of one number a parameter
-    tensor, such as ``step``, is a row of these numbers.
+    the parameter tensors one after the other. A state of one number, such as ``step``, is one for all of
+    them with a class of ELEMENTWISE, and a row of such numbers with another.
 
     Args:
         name: "torch:CLASS".
@@ -163,13 +169,9 @@ class TorchOptimizer(Optimizer):
             check_matrices(self.name, layout, only_two=True)
         self.layout = layout
         self._copies = torch.zeros_like(weights)
-        self._parameters = [
-            nn.Parameter(view, requires_grad=False)
-            for row in self._copies
-            for view in layout.views(row).values()
-        ]
+        self._parameters = [nn.Parameter(t, requires_grad=False) for t in self._tensors(self._copies)]
         self._optimizer = self._build(self._parameters)
-        trial = [nn.Parameter(torch.zeros_like(p)) for p in self._parameters[: len(layout.slots)]]
+        trial = [nn.Parameter(torch.zeros_like(t)) for t in self._tensors(self._copies[:1])]
         #: Of each name the parameter tensors that have one, by number, and its shape there.
         self._shapes: dict[str, dict[int, torch.Size]] = {}
         dtypes: dict[str, torch.dtype] = {}
@@ -183,9 +185,19 @@ class TorchOptimizer(Optimizer):
             width = sum(shape.numel() for shape in shapes.values())
             self.state[key] = weights.new_zeros(len(weights), width, dtype=dtypes[key])
 
+    def _tensors(self, rows: Tensor) -> list[Tensor]:
+        """What the class steps of ``rows`` (n, P), one learner after the other."""
+        whole = self.kind in ELEMENTWISE
+        return [t for row in rows for t in ([row] if whole else self.layout.views(row).values())]
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        if self.kind in ELEMENTWISE:  # up to 0.23 these had a number for each parameter tensor, too
+            state = {key: rows[:, :1] if key in self.counters else rows for key, rows in state.items()}
+        super().restore(state)
+
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
         state = {key: tensor.clone() for key, tensor in self.state.items()}
-        started, slots = bool(state[UPDATES].any()), len(self.layout.slots)
+        started, slots = bool(state[UPDATES].any()), len(self._parameters) // len(points)
         if not started:  # its state is the one that the class begins with
             self._optimizer = self._build(self._parameters)
         optimizer = self._optimizer
@@ -197,8 +209,7 @@ class TorchOptimizer(Optimizer):
                 parts = row.split([shape.numel() for shape in shapes.values()])
                 for (slot, shape), part in zip(shapes.items(), parts, strict=True):
                     views[j * slots + slot][key] = part.view(shape)
-        gradient_views = [g for row in gradients for g in self.layout.views(row).values()]
-        for parameter, gradient, view in zip(self._parameters, gradient_views, views, strict=True):
+        for parameter, gradient, view in zip(self._parameters, self._tensors(gradients), views, strict=True):
             parameter.grad = gradient
             if started:
                 optimizer.state[parameter] = dict(view)
