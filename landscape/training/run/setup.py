@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -347,8 +348,13 @@ class BatchingChoice:
     def restore(self, shared: Mapping[str, Tensor]) -> None:
         """The choice of a checkpoint; one that more processes wrote has none."""
         if STATE in shared:
-            self.state = {STATE: shared[STATE]}
-            self._stack.batched = bool(shared[STATE])
+            self._choose(bool(shared[STATE]))
+
+    def _choose(self, batched: bool) -> None:
+        self._stack.batched = batched
+        self.state = {STATE: torch.tensor([batched], dtype=torch.uint8)}
+        if batched:  # faster by the trial, also where torch.vmap has no rule for an operation
+            warnings.filterwarnings("ignore", "There is a performance drop", UserWarning)
 
     def decide(self, weights: Tensor, x: Any, y: Any, training: Training, model: dict[str, Any]) -> None:
         """Choose, unless that is done, by a trial with these arguments of :meth:`Stack.gradients`.
@@ -373,8 +379,7 @@ class BatchingChoice:
 
             result = cached("trial", Path(), [], json.dumps([*what, str(torch.__version__)]), trial)
             pays = float(result["batched"][0])
-        stack.batched = bool(comm.total(pays)[0])
-        self.state = {STATE: torch.tensor([stack.batched], dtype=torch.uint8)}
+        self._choose(bool(comm.total(pays)[0]))
 
 
 def check_compatibility(
