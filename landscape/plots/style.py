@@ -138,9 +138,9 @@ class _Decimal(ticker.LogFormatter):
         self._leading = (1,)
         if len(decades) > room + 2:  # the powers of ten alone fill it
             return
-        for self._leading in (tuple(range(1, 10)), (1, 2, 5), (1,)):
+        for self._leading in (tuple(range(1, 10)), (1, 2, 5), (5, 7), (1,)):  # one alone says nothing
             inside = [x for x in (n * d for n in self._leading for d in decades) if low <= x <= high]
-            if len([x for x in inside if self(x)]) <= room:
+            if 1 < len([x for x in inside if self(x)]) <= room:
                 return
 
     def __call__(self, x: float, pos: int | None = None) -> str:

@@ -48,7 +48,7 @@ def _derived(run: Ended) -> dict[str, Array]:
     return h | {
         "relative_rate": h["alpha_e"] / h["lr"],
         "step_cosine": h["alpha_e"] * np.sqrt(h["grad_norm2"] / h["displacement2"]),
-        "delta_from_spread": h["delta_2"] + h["delta_cross"],
+        "delta_from_spread": (h["delta_2"] + h["delta_cross"]) / h["delta"],
         "of_limit": h["lr_lambda_max"] / h["lr_lambda_limit"],
     }
 
@@ -56,7 +56,8 @@ def _derived(run: Ended) -> dict[str, Array]:
 def _measured(run: Ended, until: int) -> dict[str, Any]:
     """The numbers of a run up to the step ``until``; NaN where its rule or its optimizer has none.
 
-    Means and medians are over the second half of the steps; the others are the last values.
+    Means and medians are over the second half of the steps, the others the last values. Ratios are medians:
+    a denominator such as the rate of a schedule or an estimate of ‖g‖² may be near zero.
     """
     h, sent = _derived(run), _sent(run)[:until]
     before = h["step"] <= until
@@ -67,7 +68,7 @@ def _measured(run: Ended, until: int) -> dict[str, Any]:
         return float(reduce(values)) if len(values) else float("nan")
 
     ends = np.append(np.flatnonzero(sent) + 1, until)
-    found = {
+    return {
         "step": until,
         "megabytes": sent.sum() / 1e6,
         "kilobytes_a_step": sent.mean() / 1e3,
@@ -79,7 +80,6 @@ def _measured(run: Ended, until: int) -> dict[str, Any]:
         ERROR: 100 * (1 - of("test_accuracy", before, lambda values: values[-1])),
         "diverged": run.end.diverged,
     }
-    return found | {"delta_from_spread": found["delta_from_spread"] / found["delta"]}
 
 
 def _judge_rules(rows: Rows) -> list[Effect]:
