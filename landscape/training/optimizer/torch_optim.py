@@ -186,7 +186,7 @@ class TorchOptimizer(Optimizer):
             self.state[key] = weights.new_zeros(len(weights), width, dtype=dtypes[key])
 
     def _tensors(self, rows: Tensor) -> list[Tensor]:
-        """What the class steps of ``rows`` (n, P), one learner after the other."""
+        """Split ``rows`` (n, P) into the tensors that the class steps, one learner after the other."""
         whole = self.kind in ELEMENTWISE
         return [t for row in rows for t in ([row] if whole else self.layout.views(row).values())]
 
