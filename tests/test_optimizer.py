@@ -61,12 +61,14 @@ def chosen(tiny: Path, **changes: Any) -> recipe.Recipe:
     return recipe.from_values(values | changes)
 
 
-def test_a_counter_of_each_tensor_of_an_older_checkpoint_is_read(tiny: Path) -> None:
-    trainer = Trainer(chosen(tiny, optimizer=KINDS["adamw"], steps=3))
+@pytest.mark.parametrize("groups", [{}, {"bias": {"name": "adamw", "lr_factor": 2.0}}])
+def test_a_counter_of_each_tensor_of_an_older_checkpoint_is_read(tiny: Path, groups: dict[str, Any]) -> None:
+    trainer = Trainer(chosen(tiny, optimizer=KINDS["adamw"] | {"groups": groups}, steps=3))
     state = trainer.run().optimizer
-    trainer.optimizer.restore(state | {"step": state["step"].expand(-1, 4)})
-    assert torch.equal(trainer.optimizer.state["step"], state["step"])
-    assert state["step"].shape == (4, 1)
+    (counter, *_) = names = [name for name in state if name.endswith("step")]
+    assert state[counter].shape == (4, 1)
+    trainer.optimizer.restore(state | {name: state[name].expand(-1, 4) for name in names})
+    assert all(torch.equal(trainer.optimizer.state[name], state[name]) for name in names)
 
 
 def trajectory(chosen: Optimizer, gradients: Tensor, weights: Tensor, lr: float = 0.1) -> Tensor:

@@ -190,11 +190,6 @@ class TorchOptimizer(Optimizer):
         whole = self.kind in ELEMENTWISE
         return [t for row in rows for t in ([row] if whole else self.layout.views(row).values())]
 
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        if self.kind in ELEMENTWISE:  # up to 0.23 these had a number for each parameter tensor, too
-            state = {key: rows[:, :1] if key in self.counters else rows for key, rows in state.items()}
-        super().restore(state)
-
     def directions(self, gradients: Tensor, points: Tensor, lr: float, step: int) -> Tensor:
         state = {key: tensor.clone() for key, tensor in self.state.items()}
         started, slots = bool(state[UPDATES].any()), len(self._parameters) // len(points)
