@@ -342,10 +342,8 @@ class Stack:
 
         try:
             with warnings.catch_warnings(action="ignore"):  # of operations that torch.vmap takes one by one
-                if (
-                    not self._relative_error("batched", weights, x, y, training)
-                    <= ROUNDING[self._dtype(weights)]
-                ):
+                error = self._relative_error("batched", weights, x, y, training)
+                if not error <= ROUNDING[self._dtype(weights)]:
                     return False
                 self._verified.add("batched")
                 for batched in (False, True):

@@ -331,8 +331,9 @@ def _placed(
     options["gridspec_kw"] = {"height_ratios": [*heights] * rows}
     figure, axes = panels(kinds * rows, across, width, sum(heights) / kinds, names, **options)
     by_name = dict(zip(filter(None, names), axes, strict=True))
-    for name in named[-1][-across:]:  # the last of each column, which may have none of the last row below it
-        by_name[name].tick_params(labelbottom=True)
+    if options.get("sharex") and _OWN.get() is None:  # the last of each column, if the last row is not full
+        for name in named[-1][-across:]:
+            by_name[name].tick_params(labelbottom=True)
     return figure, [[by_name[name] for name in kind] for kind in named]
 
 
