@@ -29,7 +29,7 @@ def test_names_are_taken_once_and_unknown_ones_named() -> None:
 
 def test_a_broken_plugin_is_left_out_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     point = importlib.metadata.EntryPoint("broken", "no_such_package.at_all", registry.GROUP)
-    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [point])
+    monkeypatch.setattr(registry, "_entry_points", lambda path: (point,))
     kinds = Registry("model", "model.name")
     kinds.add("mine")(int)
     with pytest.warns(PluginWarning, match=r"'broken'.*no_such_package"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -272,9 +273,15 @@ class Registry:
 _loaded: set[str] = set()
 
 
+@functools.cache
+def _entry_points(path: tuple[str, ...]) -> tuple[importlib.metadata.EntryPoint, ...]:
+    """The entry points of the group; ``path`` is sys.path, since their search reads each package's files."""
+    return tuple(importlib.metadata.entry_points(group=GROUP))
+
+
 def load_plugins() -> None:
     """Import each entry point of the group once; one that fails is left out with a PluginWarning."""
-    for point in importlib.metadata.entry_points(group=GROUP):
+    for point in _entry_points(tuple(sys.path)):
         if point.value in _loaded:
             continue
         _loaded.add(point.value)

@@ -45,12 +45,13 @@ def _sent(run: Ended) -> Array:
 def _derived(run: Ended) -> dict[str, Array]:
     """The columns of the history with those that follow from them; NaN where a column is not there."""
     h = {name: column_of(run.end, name) for name in SHOWN["columns"]}
-    return h | {
-        "relative_rate": h["alpha_e"] / h["lr"],
-        "step_cosine": h["alpha_e"] * np.sqrt(h["grad_norm2"] / h["displacement2"]),
-        "delta_from_spread": (h["delta_2"] + h["delta_cross"]) / h["delta"],
-        "of_limit": h["lr_lambda_max"] / h["lr_lambda_limit"],
-    }
+    with np.errstate(divide="ignore", invalid="ignore"):  # a rate of zero; an estimate of ‖g‖² below zero
+        return h | {
+            "relative_rate": h["alpha_e"] / h["lr"],
+            "step_cosine": h["alpha_e"] * np.sqrt(h["grad_norm2"] / h["displacement2"]),
+            "delta_from_spread": (h["delta_2"] + h["delta_cross"]) / h["delta"],
+            "of_limit": h["lr_lambda_max"] / h["lr_lambda_limit"],
+        }
 
 
 def _measured(run: Ended, until: int) -> dict[str, Any]:
@@ -145,7 +146,8 @@ def _compared(rows: Rows) -> list[Compared]:
 
 def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
     """The numbers of SHOWN against the rules: filled for iid data, hollow for skewed."""
-    rules, shown = settings(rows, "rule"), SHOWN["panels"]
+    rules = settings(rows, "rule")
+    shown = [panel for panel in SHOWN["panels"] if rows[panel[0]].notna().any()]
     picture, axes = panels(1, len(shown), 2.15, 0.27 * len(rules) + 1.3, sharey=True)
     for ax, (column, label, scale, at) in zip(axes, shown, strict=True):
         for (place, rule), split in itertools.product(enumerate(rules), (IID, SKEWED)):
@@ -156,10 +158,12 @@ def _picture(rows: Rows, network: str, colors: dict[str, str]) -> Any:
             color = colors[rule]
             look: Any = {"mfc": color if split == IID else "white", "ms": 4, "lw": 0.8, "capsize": 0}
             points(ax, mean, place + (0.17 if split == SKEWED else -0.17), None, color, xerr=off, **look)
-        if scale == "log":
+        least, most = ax.dataLim.intervalx
+        if scale == "log" and most > 2 * least:  # within less, few ticks of a logarithmic axis have a number
             log_axis(ax.xaxis)
         elif scale == "symlog":
             ax.set_xscale("symlog", linthresh=1)
+            ax.xaxis.set_major_formatter("{x:g}")  # powers of ten take more room than there is
         ax.set_xlabel(label)
     axes[0].set_yticks(range(len(rules)), rules)
     axes[0].set_ylim(len(rules) - 0.5, -0.5)
@@ -179,13 +183,14 @@ def _along(run: Ended) -> Rows:
     """A row for each measurement at which the learners' weights differ."""
     h = _derived(run)
     at = np.isfinite(h["spread_share"]) & np.isfinite(h["noise_share"])
-    table = pd.DataFrame({name: h[name] for name in ("step", *SHOWN["shares"])})[at]
+    h = {name: column[at] for name, column in h.items()}
+    table = pd.DataFrame({name: h[name] for name in ("step", *SHOWN["shares"])})
     bent = 2 * h["disagreement_cost"] / (h["consensus"] * h["lambda_max"])
     model = run.end.model
     size = sum(p.numel() for p in models.build(model["name"], **model["options"]).parameters())
     # A random direction has its equal part along each of the eigenvectors.
     random_share = run.last.recipe.monitor.k / size
-    return table.assign(alignment=bent[at], random_share=random_share).astype({"step": int})
+    return table.assign(alignment=bent, random_share=random_share).astype({"step": int})
 
 
 def _judge_disagreement(rows: Rows) -> list[Effect]:
