@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import sys
 from collections.abc import Callable
@@ -35,6 +36,15 @@ def test_a_broken_plugin_is_left_out_with_a_warning(monkeypatch: pytest.MonkeyPa
     with pytest.warns(PluginWarning, match=r"'broken'.*no_such_package"):
         assert kinds.names() == ["mine"]
     assert kinds["mine"] is int  # and only once
+
+
+def test_entry_points_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    searched: list[str] = []
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: searched.append(group) or [])
+    monkeypatch.setattr(registry, "_entry_points", functools.cache(registry._entry_points.__wrapped__))
+    kinds = Registry("model", "model.name")
+    assert "mine" not in kinds and kinds.names() == []
+    assert searched == [registry.GROUP]
 
 
 def test_a_declared_entry_is_imported_when_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
