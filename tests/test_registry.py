@@ -43,7 +43,8 @@ def test_entry_points_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: searched.append(group) or [])
     monkeypatch.setattr(registry, "_entry_points", functools.cache(registry._entry_points.__wrapped__))
     kinds = Registry("model", "model.name")
-    assert "mine" not in kinds and kinds.names() == []
+    assert "mine" not in kinds
+    assert kinds.names() == []
     assert searched == [registry.GROUP]
 
 
