@@ -275,7 +275,7 @@ _loaded: set[str] = set()
 
 @functools.cache
 def _entry_points(path: tuple[str, ...]) -> tuple[importlib.metadata.EntryPoint, ...]:
-    """The entry points of the group; ``path`` is sys.path, since their search reads each package's files."""
+    """The entry points of the group on ``path``, sys.path. A search reads a file of each installed package."""
     return tuple(importlib.metadata.entry_points(group=GROUP))
 
 
