@@ -275,7 +275,7 @@ _loaded: set[str] = set()
 
 @functools.cache
 def _entry_points(path: tuple[str, ...]) -> tuple[importlib.metadata.EntryPoint, ...]:
-    """The entry points of the group on ``path``, sys.path. A search reads a file of each installed package."""
+    """The entry points of the group on ``path``, sys.path. A search reads a file of each package."""
     return tuple(importlib.metadata.entry_points(group=GROUP))
 
 
