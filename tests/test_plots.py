@@ -131,6 +131,14 @@ def test_labels_of_one_row_end_above_the_titles_of_the_next(tmp_path: Path) -> N
     assert upper.xaxis.label.get_window_extent().y0 > lower.title.get_window_extent().y1
 
 
+def test_one_ratio_without_bound_leaves_the_colors_of_the_others_apart() -> None:
+    grid = samples.results()["hessian_grid"]
+    ratio = np.full_like(grid.ratio, 0.5)
+    assert plots.draw([dataclasses.replace(grid, ratio=ratio)]).axes[-1].get_ylim() == (0.0, 0.5)
+    ratio[0, 0] = 1e4
+    assert plots.draw([dataclasses.replace(grid, ratio=ratio)]).axes[-1].get_ylim() == (0.0, 1.0)
+
+
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
 def test_levels_cover_the_losses_and_are_few(low: float, width: float) -> None:
     chosen = scale([np.array([low, low + width, np.nan])]).levels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ from landscape.results.connection import PATHS, Connection
 from landscape.results.flatness import Basins
 from landscape.results.grids import HessianGrid, Line
 
+# Characters in a line of a panel's title: so many fit between its neighbors' (ours).
+TITLE = 30
+
 
 def starred(r: HessianGrid) -> Array:
     """(ny, nx), the ratios in words, with a star where they cannot be trusted."""
@@ -38,7 +42,8 @@ def draw_hessian_grids(
     A star marks points where the eigenvalues have not converged; the medians leave these out.
 
     Args:
-        vmax: the ratio of the darkest color. Default: the largest one.
+        vmax: the ratio of the darkest color, which larger ones have too. Default: the largest one, but at
+            most 1, where both are equally strong: beyond there is no bound, as λ_max can be near 0.
         cmap: a color map of matplotlib. Default: rocket_r of seaborn.
 
     Raises:
@@ -50,7 +55,8 @@ def draw_hessian_grids(
         positive("vmax", vmax)
     figure, axes = wrapped_panels(len(results), 3.9, 3.5, names="ratio")
     finite = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
-    top = float(finite.max()) if finite.size and vmax is None else vmax or 1.0
+    largest = float(finite.max()) if finite.size else 1.0
+    top = min(largest or 1.0, 1.0) if vmax is None else vmax
     shades = sns.color_palette("rocket_r", as_cmap=True) if cmap is None else colormaps[cmap]
     for ax, r, name in zip(axes, results, style.names_of(results, "grid"), strict=True):
         sns.heatmap(
@@ -64,10 +70,11 @@ def draw_hessian_grids(
         good = r.ratio[r.usable]
         middle = f"{np.median(good):.3g}" if good.size else "–"
         few = f" ({good.size} of {r.ratio.size} points)" if good.size < r.ratio.size else ""
-        ax.set_title(f"{name}\nmedian {middle}{few}")
+        ax.set_title(f"{textwrap.fill(name, TITLE)}\nmedian {middle}{few}")
         ax.set(xlabel="x (step along direction 1)", ylabel="y (step along direction 2)")
     label = rf"$|\lambda_{{min}}| / |\lambda_{{max}}|$ ({style.loss_of(results)})"
-    color_bar(figure, axes, colors.Normalize(0.0, top), shades, label)
+    beyond = "max" if largest > top else "neither"
+    color_bar(figure, axes, colors.Normalize(0.0, top), shades, label, beyond)
     about = style.samples_of(results) + style.interpolation_note(results)
     return finish(figure, title or style.headline(results), f"Hessian ratio, {about}. Low: nearly convex.")
 

@@ -266,7 +266,7 @@ def _grids(
     what: str,
     count: str = "",
 ) -> Drawing:
-    """The grids of seed 0, a row for each rule; and of each run the median ``value`` over its points.
+    """The grids of seed 0, a row for each network; and of each run the median ``value`` over its points.
 
     Args:
         make: takes a run and a label, and gives its grid.
@@ -275,12 +275,12 @@ def _grids(
         what: the words for :func:`.compare_with_paper`.
         count: a column that says which points count.
     """
-    grids: dict[str, list[Any]] = {}
+    grids = list[Any]()
 
     def measure(run: Ended) -> Rows:
         grid = make(run, "{model}, {algorithm}".format(**run.values))
         if not run.values["seed"]:
-            grids.setdefault(run.values["algorithm"], []).append(grid)
+            grids.append(grid)
         points = {"x": np.tile(grid.x, len(grid.y)), "y": np.repeat(grid.y, len(grid.x)), **columns(grid)}
         table = pd.DataFrame({name: np.ravel(column) for name, column in points.items()})
         table.insert(0, "test_accuracy_percent", score(run.end, "test_accuracy"))
@@ -290,7 +290,7 @@ def _grids(
     rows.insert(0, "model", rows.pop("model"))
     good = rows.assign(**{value: rows[value].where(rows[count])}) if count else rows
     by_run = good.groupby(_PLACE, sort=False)[value].median().reset_index()
-    picture = plots.draw([grid for of_rule in grids.values() for grid in of_rule])
+    picture = plots.draw(grids)
     remarks = []
     stuck = settings(rows[rows["test_accuracy_percent"] < CHANCE], "model", "algorithm")
     if stuck:
