@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from landscape.core.hdf5 import Array
 from landscape.core.options import choose, positive
 from landscape.plots import style
 from landscape.plots.drawing import draws
-from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped_panels
+from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped, wrapped_panels
 from landscape.plots.surface import CENTER, CMAP, LOWEST, POINT, LevelScale, color_bar, map_axes, scale
 from landscape.results.connection import PATHS, Connection
 from landscape.results.flatness import Basins
@@ -55,8 +54,8 @@ def draw_hessian_grids(
         positive("vmax", vmax)
     figure, axes = wrapped_panels(len(results), 3.9, 3.5, names="ratio")
     finite = np.concatenate([r.ratio[np.isfinite(r.ratio)] for r in results])
-    largest = float(finite.max()) if finite.size else 1.0
-    top = min(largest or 1.0, 1.0) if vmax is None else vmax
+    largest = float(finite.max(initial=0.0))
+    top = min(largest, 1.0) or 1.0 if vmax is None else vmax
     shades = sns.color_palette("rocket_r", as_cmap=True) if cmap is None else colormaps[cmap]
     for ax, r, name in zip(axes, results, style.names_of(results, "grid"), strict=True):
         sns.heatmap(
@@ -70,7 +69,7 @@ def draw_hessian_grids(
         good = r.ratio[r.usable]
         middle = f"{np.median(good):.3g}" if good.size else "–"
         few = f" ({good.size} of {r.ratio.size} points)" if good.size < r.ratio.size else ""
-        ax.set_title(f"{textwrap.fill(name, TITLE)}\nmedian {middle}{few}")
+        ax.set_title(f"{wrapped(name, TITLE)}\nmedian {middle}{few}")
         ax.set(xlabel="x (step along direction 1)", ylabel="y (step along direction 2)")
     label = rf"$|\lambda_{{min}}| / |\lambda_{{max}}|$ ({style.loss_of(results)})"
     beyond = "max" if largest > top else "neither"

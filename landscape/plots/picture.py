@@ -88,12 +88,7 @@ class Picture(Figure):
 
     def suptitle(self, t: str, **options: Any) -> Text:
         """Set the title as matplotlib does, with lines broken where the picture ends."""
-        width = int(TITLE_CHARACTERS * self.get_size_inches()[0])
-        wrapper = textwrap.TextWrapper(width, break_on_hyphens=False)
-
-        # A formula is not broken: its dollar signs must stay on one line.
-        lines = [line if "$" in line else wrapper.fill(line) for line in t.split("\n")]
-        return super().suptitle("\n".join(lines), **options)
+        return super().suptitle(wrapped(t, int(TITLE_CHARACTERS * self.get_size_inches()[0])), **options)
 
     def get_caption(self) -> str:
         """The text below the figure; "" for none."""
@@ -242,6 +237,14 @@ def _parts(figure: Figure) -> dict[str, list[Any]]:
         "legend": [*figure.legends, *filter(None, (ax.get_legend() for ax in figure.axes))],
         "colorbar": [ax for ax in figure.axes if hasattr(ax, "_colorbar")],
     }
+
+
+def wrapped(text: str, width: int) -> str:
+    """Wrap each line of ``text`` at ``width`` characters, but not a formula, whose dollar signs must stay
+    on one line.
+    """
+    wrapper = textwrap.TextWrapper(width, break_on_hyphens=False)
+    return "\n".join(line if "$" in line else wrapper.fill(line) for line in text.split("\n"))
 
 
 def panels(
