@@ -348,8 +348,8 @@ class Context:
     def hessian_grid(self, point: Point, label: str = "") -> HessianGrid:
         """Hessian ratios of the test loss around w_a, by the figure's sizes."""
         settings = dict(self.sizes)
-        most = settings["products"]
-        return self._around(HessianGrid, hessian_grid, point, label, settings, max_products=most)
+        span, most = settings.get("span", 0.1), settings["products"]
+        return self._around(HessianGrid, hessian_grid, point, label, settings, span=span, max_products=most)
 
     def _around(
         self, kind: type[R], analysis: Any, point: Point, label: str, settings: dict[str, Any], **options: Any
