@@ -245,7 +245,7 @@ def counted(entries: dict[str, dict[str, Any]]) -> str:
 def sizes(entry: dict[str, Any]) -> str:
     """The effects of a claim in a few words: where it holds, where not, and how many are open.
 
-    The reasons where nothing can be said.
+    Where all are open, those with the reasons.
     """
     parts = []
     for holds, words in ((True, "as claimed"), (False, "not")):
@@ -256,8 +256,10 @@ def sizes(entry: dict[str, Any]) -> str:
             parts.append(f"{words}: {'; '.join(texts)}")
     left = [effect for effect in entry["effects"] if effect["holds"] is None]
     if not parts:
-        said = [f"{_joined(effect)}: {effect['text']}" for effect in left[:SHOWN] if effect["seeds"]]
-        return "; ".join([*dict.fromkeys(effect["reason"] for effect in left), *said])
+        measured = [effect for effect in left if effect["seeds"]]
+        said = [f"{_joined(effect)}: {effect['text']} ({effect['reason']})" for effect in measured[:SHOWN]]
+        said += [f"{len(measured) - SHOWN} more below"] if len(measured) > SHOWN else []
+        return "; ".join(dict.fromkeys([*(e["reason"] for e in left if not e["seeds"]), *said]))
     if left:
         parts.append(f"open: {len(left)} of {len(entry['effects'])}")
     return ". ".join(parts)
