@@ -21,6 +21,7 @@ from landscape.paper.figures import edge, rates
 from landscape.paper.figures.large_batch import ends, judge_pairs
 from landscape.paper.verdicts import (
     OUTCOMES,
+    SHOWN,
     Effect,
     by_seed,
     difference,
@@ -35,6 +36,15 @@ from landscape.paper.verdicts import (
 
 FIGURES = Path(__file__).parents[1] / "figures"
 RESULTS = Path(__file__).parents[1] / "docs" / "results.md"
+
+
+def test_an_undecided_claim_has_each_effect_with_its_reason() -> None:
+    open_ = [Effect(f"network {i}", "points", (1.0, -1.0, 1.1)) for i in range(SHOWN + 1)]
+    untold = Effect("network z", "points", (), untested="nothing was trained")
+    text = gallery.sizes({"effects": [effect.entry() for effect in [*open_, untold]]})
+    first, *shown, more = re.split(r"; (?=network|\d)", text)
+    assert (first, more) == ("nothing was trained", "1 more below")
+    assert shown == [f"{e.where}, points: {e.text} ({e.reason})" for e in open_[:SHOWN]]
 
 
 @given(st.lists(st.floats(-10, 10), min_size=3, max_size=9))
