@@ -342,14 +342,13 @@ class Context:
 
         What is not given is as in the figure's sizes.
         """
-        settings = {**self.sizes, **settings}
-        return self._around(Surface, contour, point, label, settings, span=settings.get("span", 0.1))
+        return self._around(Surface, contour, point, label, {**self.sizes, **settings})
 
     def hessian_grid(self, point: Point, label: str = "") -> HessianGrid:
         """Hessian ratios of the test loss around w_a, by the figure's sizes."""
         settings = dict(self.sizes)
-        span, most = settings.get("span", 0.1), settings["products"]
-        return self._around(HessianGrid, hessian_grid, point, label, settings, span=span, max_products=most)
+        most = settings["products"]
+        return self._around(HessianGrid, hessian_grid, point, label, settings, max_products=most)
 
     def _around(
         self, kind: type[R], analysis: Any, point: Point, label: str, settings: dict[str, Any], **options: Any
@@ -359,7 +358,8 @@ class Context:
         def make() -> R:
             problem, grid = self.problem(point, samples=settings.get("samples", 0)), settings["grid"]
             plane, name = random_plane(problem, norm=settings.get("norm", "none")), label or point.label
-            return analysis(problem, plane, grid=(grid, grid), split="test", label=name, **options)
+            span = settings.get("span", 0.1)
+            return analysis(problem, plane, (grid, grid), span, split="test", label=name, **options)
 
         return self.cached(kind, point, settings | {"label": label}, make, (analysis, random_plane))[0]
 

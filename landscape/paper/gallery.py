@@ -249,20 +249,22 @@ def sizes(entry: dict[str, Any]) -> str:
     """
     parts = []
     for holds, words in ((True, "as claimed"), (False, "not")):
-        found = [effect for effect in entry["effects"] if effect["holds"] is holds]
-        if found:
-            texts = [f"{_joined(effect)}: {effect['text']}" for effect in found[:SHOWN]]
-            texts += [f"{len(found) - SHOWN} more below"] if len(found) > SHOWN else []
-            parts.append(f"{words}: {'; '.join(texts)}")
+        found = [f"{_joined(e)}: {e['text']}" for e in entry["effects"] if e["holds"] is holds]
+        parts += [f"{words}: {_first(found)}"] if found else []
     left = [effect for effect in entry["effects"] if effect["holds"] is None]
     if not parts:
-        measured = [effect for effect in left if effect["seeds"]]
-        said = [f"{_joined(effect)}: {effect['text']} ({effect['reason']})" for effect in measured[:SHOWN]]
-        said += [f"{len(measured) - SHOWN} more below"] if len(measured) > SHOWN else []
-        return "; ".join(dict.fromkeys([*(e["reason"] for e in left if not e["seeds"]), *said]))
+        reasons = dict.fromkeys(e["reason"] for e in left if not e["seeds"])
+        measured = [f"{_joined(e)}: {e['text']} ({e['reason']})" for e in left if e["seeds"]]
+        return "; ".join([*reasons, *([_first(measured)] if measured else [])])
     if left:
         parts.append(f"open: {len(left)} of {len(entry['effects'])}")
     return ". ".join(parts)
+
+
+def _first(texts: list[str]) -> str:
+    """The first of ``texts``, and how many more the section of the figure has."""
+    more = [f"{len(texts) - SHOWN} more below"] if len(texts) > SHOWN else []
+    return "; ".join([*texts[:SHOWN], *more])
 
 
 def _joined(effect: dict[str, Any]) -> str:
