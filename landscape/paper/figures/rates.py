@@ -13,7 +13,7 @@ from landscape.paper.figure import Compared, Drawing, figure, mean_and_spread, t
 from landscape.paper.figures.edge import limit_of, look_of, named
 from landscape.paper.figures.large_batch import classes
 from landscape.paper.verdicts import Effect, Numbers, Rows, by_seed, difference, effect_of, select, settings
-from landscape.plots.picture import panels, shared_legend
+from landscape.plots.picture import numbered, panels, shared_legend
 from landscape.plots.style import color_of, log_axis, shades, ticks_at
 
 ERROR, SHARPNESS = "test_error_percent", "largest_lr_lambda_max"
@@ -75,7 +75,7 @@ def _judge_rates(rows: Rows) -> list[Effect]:
 
 @figure("lr-divergence", _judge_rates)
 def _rates(context: Context) -> Drawing:
-    """Above the median test error and its range by rate, the bound dotted; below ηλ_max and limits."""
+    """Median and range by rate: of each task's test error with its bound, and of ηλ_max with its limits."""
 
     def measure(run: Ended) -> dict[str, Any]:
         end, guess = run.end, 100 * (1 - 1 / classes(run.end))
@@ -88,39 +88,36 @@ def _rates(context: Context) -> Drawing:
         }
 
     rows = context.table(measure)
-    tasks, compared = rows.groupby("task", sort=False), list[Compared]()
-    picture, axes = panels(2, len(tasks), 3.9, 2.9)
-    for above, below, (task, of_task) in zip(axes, axes[len(tasks) :], tasks, strict=False):
-        _draw_task(above, below, of_task)
-        what = f"largest rate at which every seed converges, {task}"
+    tasks, compared = [one for _, one in rows.groupby("task", sort=False)], list[Compared]()
+    shown = [(ERROR, one) for one in tasks]
+    shown += [(SHARPNESS, one) for one in tasks if (one[SHARPNESS] > 0).any()]
+    names = numbered("panel", len(shown))
+    picture, axes = panels(-(-len(shown) // 2), 2, 4.6, 2.9, [*names, *[""] * (len(names) % 2)])
+    for ax, (quantity, of_task) in zip(axes, shown, strict=True):
+        _draw_task(ax, of_task, quantity)
+    for of_task in tasks:
+        what = f"largest rate at which every seed converges, {of_task['task'].iloc[0]}"
         for a, edges in largest_rates(of_task).items():
             compared.append(Compared(f"{what}, {a}", f"{2.0 ** edges.min():.4g}"))
-    axes[0].set_ylabel("test error of $w_a$ (%)")
-    axes[len(tasks)].set_ylabel(r"largest $\eta\lambda_{max}$ (lines: limits)")
-    shared_legend(picture, axes[: len(tasks)], ncols=3)
+    shared_legend(picture, axes, ncols=3)
     remark = "A run converges where its test error is below the dotted line, halfway from the best to chance."
     return Drawing({"": picture}, rows, compared, remark)
 
 
-def _draw_task(above: Any, below: Any, rows: Rows) -> None:
+def _draw_task(ax: Any, rows: Rows, quantity: str) -> None:
     for (name, color), marker, offset in zip(LOOKS.items(), "osD", (0.96, 1.0, 1.04), strict=True):
         one = select(rows, algorithm=name)
-        for ax, quantity in ((above, ERROR), (below, SHARPNESS)):
-            _draw(ax, one, quantity, offset, marker=marker, color=color, label=name)
-        for limit in one["limit"].dropna()[:1]:
-            below.axhline(limit, color=color, lw=1.0, ls="--")
-    above.axhline(_bound(rows), color="#777777", lw=0.9, ls=":")
+        _draw(ax, one, quantity, offset, marker=marker, color=color, label=name)
+        for limit in one["limit"].dropna()[:1] if quantity == SHARPNESS else ():
+            ax.axhline(limit, color=color, lw=1.0, ls="--")
+    if quantity == ERROR:
+        ax.axhline(_bound(rows), color="#777777", lw=0.9, ls=":")
     shown = sorted(settings(rows, "lr"))
-    for ax in (above, below):
-        ax.set_xscale("log")
-        ticks_at(ax.xaxis, shown, [f"{rate:g}" for rate in shown])
-    above.set_title(rows["task"].iloc[0])
-    log_axis(above.yaxis)
-    if (rows[SHARPNESS] > 0).any():
-        below.set_yscale("log")
-    else:
-        below.text(0.5, 0.5, "not measured", ha="center", va="center", transform=below.transAxes)
-    below.set_xlabel("learning rate α")
+    ax.set_xscale("log")
+    ticks_at(ax.xaxis, shown, [f"{rate:g}" for rate in shown])
+    log_axis(ax.yaxis)
+    what = {ERROR: "test error of $w_a$ (%)", SHARPNESS: r"largest $\eta\lambda_{max}$ (lines: limits)"}
+    ax.set(title=rows["task"].iloc[0], xlabel="learning rate α", ylabel=what[quantity])
 
 
 # ---- Whether the advantage of decentralized training outlives a tuned adaptive optimizer
