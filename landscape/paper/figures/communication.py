@@ -178,7 +178,7 @@ def _loopback(context: Context) -> Drawing:
         look |= {"marker": marker, "ls": "none", "mfc": "none" if rule.endswith("atc") else look["color"]}
         reach = [middle - low, high - middle]
         ax.errorbar(shown, middle, reach, capsize=3, label=f"{rule}, measured", **look)
-    ax.set(xscale="log", yscale="log", xlabel="processes", ylabel="time per step (s)")
+    ax.set(xscale="log", ylim=(0, None), xlabel="processes", ylabel="time per step (s)")
     ticks_at(ax.xaxis, shown, [*map(str, shown)])
     shared_legend(picture, [ax], ncols=3)
     what = "predicted / measured time per step, {algorithm}, {processes} processes"
