@@ -77,7 +77,7 @@ def test_figure_2_is_the_papers_size_on_a_laptop() -> None:
         assert all(run.data["name"] == "mnist" for run in runs)
         assert all(run.model["widths"] == [784, 50, 50, 10] for run in runs)
     whole = [cell.recipe for cell in figure.get("table3").runs("laptop")]
-    assert len(whole) == 42  # three seeds, at the largest batch of each form of DPSGD
+    assert len(whole) == 56  # four seeds, at the largest batch of each form of DPSGD
     found = {run.batch: run.schedule.peak_lr(run.lr, run.batch) for run in whole}
     assert found == pytest.approx({1024: 0.1, 8192: 0.8})
 
