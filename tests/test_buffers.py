@@ -252,7 +252,7 @@ def test_sampled_g_is_the_expected_gradient_of_a_minibatch() -> None:
     trainer = Trainer(chosen())
     theta = trainer.train.weights + 0.05
     estimator = dataclasses.replace(trainer.decomposer.gradient, samples=192)
-    estimates = torch.cat([estimator.at(theta, t).rows for t in range(60)])
+    estimates = torch.cat([estimator.at(theta, t).rows.clone() for t in range(60)])
     drawn = trainer.train.gather(torch.randint(200, (960, 12), generator=torch.Generator().manual_seed(1)))
     own = torch.empty_like(estimates)
     trainer.stack.gradients(

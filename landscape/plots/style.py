@@ -199,7 +199,8 @@ def joined(texts: Iterable[str]) -> str:
 def headline(results: Sequence[Any]) -> str:
     """The first row of each result's description: the title of a picture that has no other."""
     rows = [r.describe()[0] for r in results]
-    labels = short_names([r.label for r in results]) if any(r.label for r in results) else [""] * len(rows)
+    labels = [getattr(r, "label", "") for r in results]  # a sweep is of many runs and has none
+    labels = short_names(labels) if any(labels) else labels
     named: dict[str, list[str]] = {}
     for label, row in list(zip(labels, rows, strict=True))[:MOST]:
         named.setdefault(row.name, []).append(f"{label} {row.number}".strip())
