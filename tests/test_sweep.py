@@ -258,6 +258,13 @@ def test_a_sweep_is_drawn_against_the_first_key_that_varies(tmp_path: Path) -> N
         plots.draw([made(("recipe",), [("a",)], [1.0])])
 
 
+def test_a_report_of_a_sweep_has_its_best_row(tmp_path: Path, command: Command) -> None:
+    made(("lr",), [("0.1",), ("1",)], [2.0, 3.0]).save(tmp_path / "s.h5")
+    code, _, err = command("report", tmp_path / "s.h5", "-o", tmp_path / "page.html", "-q")
+    assert code == 0, err
+    assert "Best setting: lr = 0.1 (of 2)" in (tmp_path / "page.html").read_text()
+
+
 # The recipes of the tables.
 
 
