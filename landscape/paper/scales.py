@@ -60,6 +60,7 @@ class Block:
     axes: list[Any] = field(default_factory=list)
     set: list[str] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
+    epochs: int = EPOCHS
 
     def cells(self, scale: Scale) -> Iterator[Cell]:
         """All combinations of the values of the axes, each with its seeds."""
@@ -69,7 +70,7 @@ class Block:
             changes = [text for form in self.set if (text := form.format(**values))]
             for seed in range(self.seeds[SCALES.index(scale)]):
                 name = self.recipe.format(**values)
-                yield Cell(values | {"seed": seed}, scaled(scale, name, changes, seed))
+                yield Cell(values | {"seed": seed}, scaled(scale, name, changes, seed, self.epochs))
 
 
 def _rows(axis: Any, scale: Scale) -> list[list[tuple[str, Any]]]:
@@ -89,11 +90,11 @@ def cells(named: Any, scale: Scale) -> list[Cell]:
     return [c for block in own for c in Block(**check_keywords("cells", block, Block)).cells(scale)]
 
 
-def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int) -> Recipe:
-    """The built-in recipe ``name`` with ``settings``, at ``scale``."""
+def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int, epochs: int = EPOCHS) -> Recipe:
+    """The built-in recipe ``name`` with ``settings``, at ``scale``; for CIFAR-10 on a laptop, of ``epochs``."""
     settings, own = list(settings), [f"seed={seed}"]
     if "/" in name:  # settings come last: a rate of ours is one at each scale
-        return recipe.read(name, [*_of_tables(scale, name), *settings, *own])
+        return recipe.read(name, [*_of_tables(scale, name, epochs), *settings, *own])
     base = recipe.read(name, settings)
     if name == "mnist-minimum":
         own += [
@@ -117,7 +118,7 @@ def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int) -> Recip
 
 
 @functools.cache
-def _of_tables(scale: Scale, name: str) -> list[str]:
+def _of_tables(scale: Scale, name: str, epochs: int) -> list[str]:
     """The settings that ``scale`` changes in a cell of the tables, such as cifar10/resnet-18-b8192-dpsgd."""
     base, speech = recipe.read(name), name.startswith("speech/")
     model = base.model["name"]
@@ -131,12 +132,14 @@ def _of_tables(scale: Scale, name: str) -> list[str]:
         ]  # fmt: skip
     if scale == "laptop" and speech:
         return ["model.layers=2", "model.cells=64", "model.bottleneck=64"]
+    early = [f"checkpoint.every={-(-base.steps // 20)}"]  # after epoch 16 of 320, for Figure 4
     if scale == "laptop":
         return [
-            f"epochs={EPOCHS}", f"data.size={SIZE}", f"model.width={WIDTHS.get(model, WIDTH)}",
-            "evaluate.bn_samples=2000", f"evaluate.every={-(-SAMPLES['cifar10'] // base.batch)}",
+            f"epochs={epochs}", f"data.size={SIZE}", f"model.width={WIDTHS.get(model, WIDTH)}",
+            "evaluate.bn_samples=2000", f"evaluate.every={-(-epochs * SAMPLES['cifar10'] // (20 * base.batch))}",
+            *(early if epochs > EPOCHS else []),
         ]  # fmt: skip
-    return [] if speech else [f"checkpoint.every={-(-base.steps // 20)}"]  # after epoch 16, for Figure 4
+    return [] if speech else early
 
 
 def seconds_of(context: Context, runs: Iterable[Recipe], known: dict[str, float]) -> float:
