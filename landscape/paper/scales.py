@@ -91,7 +91,7 @@ def cells(named: Any, scale: Scale) -> list[Cell]:
 
 
 def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int, epochs: int = EPOCHS) -> Recipe:
-    """The built-in recipe ``name`` with ``settings``, at ``scale``; for CIFAR-10 on a laptop, of ``epochs``."""
+    """The built-in recipe ``name`` with ``settings``, at ``scale``; on a laptop CIFAR-10 has ``epochs``."""
     settings, own = list(settings), [f"seed={seed}"]
     if "/" in name:  # settings come last: a rate of ours is one at each scale
         return recipe.read(name, [*_of_tables(scale, name, epochs), *settings, *own])
@@ -134,10 +134,10 @@ def _of_tables(scale: Scale, name: str, epochs: int) -> list[str]:
         return ["model.layers=2", "model.cells=64", "model.bottleneck=64"]
     early = [f"checkpoint.every={-(-base.steps // 20)}"]  # after epoch 16 of 320, for Figure 4
     if scale == "laptop":
+        evaluations = -(-epochs * SAMPLES["cifar10"] // (20 * base.batch))  # steps between 20 of them
         return [
             f"epochs={epochs}", f"data.size={SIZE}", f"model.width={WIDTHS.get(model, WIDTH)}",
-            "evaluate.bn_samples=2000", f"evaluate.every={-(-epochs * SAMPLES['cifar10'] // (20 * base.batch))}",
-            *(early if epochs > EPOCHS else []),
+            "evaluate.bn_samples=2000", f"evaluate.every={evaluations}", *(early if epochs > EPOCHS else []),
         ]  # fmt: skip
     return [] if speech else early
 
