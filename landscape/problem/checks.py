@@ -20,8 +20,8 @@ from landscape.core.errors import InputError, LandscapeError
 from landscape.problem.batches import call, clone, named_tensors, random_state, recomputes, strided, take
 from landscape.problem.data import PROBE
 from landscape.problem.layout import placed, set_back
-from landscape.problem.losses import ClonedTargets, Terms, check_labels, output_loss, refuse_broadcasting
-from landscape.problem.mean_check import AT_ONCE, check_mean, takes
+from landscape.problem.losses import ClonedTargets, check_labels, output_loss, refuse_broadcasting
+from landscape.problem.mean_check import AT_ONCE, takes
 from landscape.problem.mean_loss import MeanLoss
 
 # How far the checks move θ, relative to the mean magnitude of each parameter (ours).
@@ -196,16 +196,13 @@ FULL_PROBE = 256  # samples of check="full" (ours)
 DRAWS = 64
 
 
-def check_problem(
-    problem: MeanLoss, original: nn.Module, terms: Terms, batch: tuple[Any, Any], *, full: bool
-) -> None:
+def check_problem(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], *, full: bool) -> None:
     """Raise InputError unless L(θ) is the loss that ``original`` and the user's loss give.
 
     A model or loss that writes to its arguments gets clones of them from now on.
 
     Args:
         original: the user's module, of which the problem has a copy.
-        terms: how many terms of the mean each sample contributes.
         batch: the first samples, or the first batch.
         full: more samples, at more weights.
     """
@@ -236,7 +233,6 @@ def check_problem(
     away = moved(problem)
     for weights in (away, moved(problem, 1), moved(problem, 2)) if full else (away,):
         check_parameters(problem, x, y, weights)
-    check_mean(problem, terms, batch, away)
     if full or mentions(problem.criterion, original):
         check_original(problem, original, x, y)
 

@@ -20,7 +20,6 @@ from landscape.problem.batches import (
     HostStream,
     Stream,
     as_tensors,
-    concatenate,
     count_samples,
     is_resident,
     named_tensors,
@@ -67,6 +66,8 @@ class Data:
         own_batches: the user gave none, but a data set that is read in batches.
         mixes: the loss is no mean over samples: it is taken of all at once, or is the mean over the batches.
         leaf_inputs: inputs require gradients, in which model or loss differentiate.
+        ragged: the targets of a sample have another shape in some batches than in others.
+        divisible: the model takes a part of a batch; it does not of a graph.
         chunk_size: samples per chunk of resident data; None until the problem knows what its model can take.
 
     :meth:`weigh` is called once, before :meth:`chunks`.
@@ -76,12 +77,13 @@ class Data:
         self.device, self.dtype, self._model_has_loss = device, dtype, model_has_loss
         self.resident: tuple[Any, Any] | None = None
         self.batches: Iterable[Any] = ()
-        self.mixes = self.leaf_inputs = False
+        self.mixes = self.leaf_inputs = self.ragged = False
+        self.divisible = True
         self.each: Tensor | None = None
         self.chunk_size: int | None = None
         self.samples, self.terms = 0, 0.0
         self.checksum: Tensor | None = None  # of a pass over batches
-        self.novel: list[tuple[Any, Any]] = []  # batches with targets unlike those of the batches before
+        self._sums: list[Tensor] = []  # of each batch
         self._known: dict[Any, Any] = {}  # the fingerprint, and what :meth:`rows` picked, by count
         self._terms_in: Terms = lambda x, y: torch.ones(count_samples(x, y, alike=False))
         self.own_batches = isinstance(data, Dataset)  # those of STREAM_BATCH samples
@@ -114,12 +116,8 @@ class Data:
         self.mixes = True
         self.chunk_size = self.samples if self.resident is not None else None
 
-    def weigh(self, terms_in: Terms, *, equal: bool, ordered: bool) -> None:
-        """Count the samples, and the terms of each by ``terms_in``.
-
-        ``equal``: read batches twice. Raises InputError where the two passes differ (with ``ordered``, in
-        any batch by itself), or there is no sample.
-        """
+    def weigh(self, terms_in: Terms) -> None:
+        """Count the samples, and the terms of each by ``terms_in``. InputError where there is none."""
         self._terms_in = terms_in
         if self._whole is not None:
             x, y = self._whole
@@ -128,36 +126,36 @@ class Data:
             parts = self.batches if self.batches.labels is None else [(self.batches.labels,) * 2]
             self._weigh(torch.cat([terms_in(x, y) for x, y in parts] or [torch.zeros(0)]))
         else:
-            sums = self._read(terms_in)
-            if equal and not isinstance(self.batches, (list, tuple)):
-                self._read_again(sums if ordered else None)
+            self._read(terms_in)
         if self.samples == 0:
             raise InputError("data: it holds no samples, at least one is needed")
         if not self.terms > 0:
             raise InputError("data: all its targets are left out of the loss, at least one must count")
 
-    def _read(self, terms_in: Terms) -> list[Tensor]:
-        """The checksums of the batches, whose samples and terms are counted."""
-        sums, self.samples, self.terms, self.novel = [], 0, 0.0, []
-        known: dict[str, set[float]] = {}
+    def _read(self, terms_in: Terms) -> None:
+        """Count the samples and terms of the batches, and take their checksums."""
+        self._sums, self.samples, self.terms, shapes = [], 0, 0.0, set()
         for x, y in self.pairs():
-            values = {name: set(notable(targets)) for name, targets in named_tensors(y)}
-            if known and any(not new <= known.get(name, set()) for name, new in values.items()):
-                self.novel.append((x, y))
-            known = {name: new | known.get(name, set()) for name, new in values.items()}
             self.samples += count_samples(x, y, alike=False)
             self.terms += float(terms_in(x, y).sum())
-            sums.append(_checksum((x, y)))
-        self.checksum = torch.stack(sums).sum(0) if sums else None
-        return sums
+            self._sums.append(_checksum((x, y)))
+            shapes.add(tuple(targets.shape[1:] for _, targets in named_tensors(y)))
+        self.checksum = torch.stack(self._sums).sum(0) if self._sums else None
+        self.ragged = len(shapes) > 1
 
-    def _read_again(self, each: list[Tensor] | None) -> None:
-        """Raise InputError unless a second pass gives the same samples, in whatever order and batches.
+    def second_pass(self, sums: list[Tensor]) -> Iterator[tuple[Any, Any]]:
+        """The batches again, whose checksums go to ``sums``, for :meth:`compare`."""
+        for pair in self.pairs():
+            sums.append(_checksum(pair))
+            yield pair
 
-        ``each``: the checksums of the batches, which must be the same one by one.
+    def compare(self, again: list[Tensor], *, ordered: bool) -> None:
+        """Raise InputError unless a second pass, with these checksums, gave the same samples.
+
+        In whatever order and batches; with ``ordered`` each batch must be the same.
         """
-        again = [_checksum(pair) for pair in self.pairs()]
-        if each is not None and (len(each) != len(again) or not all(map(torch.equal, each, again))):
+        same = len(self._sums) == len(again) and all(map(torch.equal, self._sums, again))
+        if ordered and not same:
             raise InputError(
                 "data: its batches are others in each pass (shuffle=True?), but the loss depends on which "
                 "samples are together in a batch, or on the random numbers of each",
@@ -166,7 +164,8 @@ class Data:
         assert self.checksum is not None
         second = torch.stack(again).sum(0) if again else torch.zeros_like(self.checksum)
         largest = torch.maximum(self.checksum[1], second[1])
-        if bool(((self.checksum - second).abs() > CHECKSUM_TOLERANCE * largest).any()):
+        close = (self.checksum - second).abs() <= CHECKSUM_TOLERANCE * largest
+        if not bool((close | (self.checksum.isnan() & second.isnan())).all()):
             batches = f"torch.utils.data.DataLoader(data, {STREAM_BATCH})" if self.own_batches else "data"
             raise InputError(
                 f"data: two passes over its batches differ: {_why_passes_differ(self.batches)}, or, for the "
@@ -179,14 +178,12 @@ class Data:
         """All samples at once, where they are tensors."""
         return (self.batches.x, self.batches.y) if isinstance(self.batches, HostStream) else self.resident
 
-    def nan(self) -> str:
-        """The places of NaN in the data, in words; "" if nowhere, or if it is not kept on the device."""
-        if self.resident is None:
-            return "its batches" if self.checksum is not None and bool(self.checksum.isnan().any()) else ""
-        x, y = self.resident
-        every = (*named_tensors(x, "inputs"), *named_tensors(y, "targets"))
-        sums = ((name, strided(t).sum()) for name, t in every if t.is_floating_point())
-        return ", ".join(name for name, total in sums if bool(total.isnan()))
+    @property
+    def has_nan(self) -> bool:
+        """True if a number in the data is NaN; False for a stream, which is not read for it."""
+        if self.resident is not None:
+            return bool(nan_places(*self.resident))
+        return self.checksum is not None and bool(self.checksum.isnan().any())
 
     def pairs(self) -> Iterator[tuple[Any, Any]]:
         """(inputs, targets) of each of the batches, as they are given."""
@@ -273,24 +270,9 @@ class Data:
             length = count_samples(x, y, alike=True)
         except LandscapeError:
             return None
+        if not self.divisible or not [*named_tensors(x)]:
+            return None
         return self._that_count(_different(y, length, count), x, y)
-
-    def beside(self, first: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:
-        """Samples of two batches in one, or the ``other`` alone where theirs differ in shape.
-
-        All targets of a batch may be of those that the loss leaves out, which others beside them show.
-        """
-        batches = []
-        for batch in (first, other):
-            rows = self.rows(*batch)
-            if rows is None:
-                return other
-            batches.append(take(batch, rows.to(self.device)))
-        try:
-            x, y = concatenate(batches)
-        except LandscapeError:
-            return other
-        return x, y
 
     def samples_at(self, rows: Tensor, x: Any, y: Any) -> tuple[Any, Any]:
         """The samples numbered ``rows`` of all, or of the batch (x, y) where samples have no numbers."""
@@ -351,7 +333,7 @@ class Data:
         samples contribute unequal numbers of terms to the loss. A chunk without any term is left out.
         """
         done = 0
-        for x, y in self._parts():
+        for x, y in self.pieces():
             samples = count_samples(x, y, alike=False)
             count = float(samples)
             if self.each is not None or not self.indexed:
@@ -362,7 +344,8 @@ class Data:
                 x, y = self.place((x, y))
                 yield x, y, count
 
-    def _parts(self) -> Iterator[tuple[Any, Any]]:
+    def pieces(self) -> Iterator[tuple[Any, Any]]:
+        """The batches as they are given, or ``chunk_size`` samples at a time if resident."""
         if self.resident is None:
             yield from self.pairs()
             return
@@ -467,6 +450,13 @@ def _sliced(tree: Any, name: str) -> str:
 def _require_gradients(x: Any) -> bool:
     """Test whether any of the inputs requires gradients."""
     return any(tensor.requires_grad for _, tensor in named_tensors(x))
+
+
+def nan_places(x: Any, y: Any) -> str:
+    """The places of NaN in some samples, in words; "" where there is none."""
+    every = (*named_tensors(x, "inputs"), *named_tensors(y, "targets"))
+    sums = ((name, strided(t).sum()) for name, t in every if t.is_floating_point())
+    return ", ".join(name for name, total in sums if bool(total.isnan()))
 
 
 def batched(data: Any) -> Any:

@@ -62,6 +62,23 @@ class ClassLoss:
         return cls(options["ignore_index"], weight, cross_entropy and weight is None and options == _DEFAULTS)
 
 
+# PyTorch's losses that are by definition a mean over the numbers, or the classes, of each sample alone.
+_MEANS: tuple[Any, ...] = (
+    nn.CrossEntropyLoss, nn.NLLLoss, nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss,
+    nn.BCEWithLogitsLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss, nn.MultiMarginLoss,
+    nn.MultiLabelSoftMarginLoss, F.cross_entropy, F.nll_loss, F.mse_loss, F.l1_loss, F.smooth_l1_loss,
+    F.huber_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.poisson_nll_loss,
+    F.soft_margin_loss, F.multi_margin_loss, F.multilabel_soft_margin_loss,
+)  # fmt: skip
+
+
+def is_mean(loss: Any) -> bool:
+    """Return whether ``loss`` is one of PyTorch's that are by definition a mean over the samples."""
+    while isinstance(loss, partial):
+        loss = loss.func
+    return type(loss) in _MEANS if isinstance(loss, nn.Module) else any(loss is mean for mean in _MEANS)
+
+
 # The options of PyTorch's losses of classes that change their value.
 _DEFAULTS: dict[str, Any] = {
     "weight": None, "ignore_index": IGNORED, "reduction": "mean", "label_smoothing": 0.0,
@@ -124,6 +141,7 @@ class Terms:
         self, criterion: Any, given: Callable[[Any], Tensor] | None = None, shifted: bool = False
     ) -> None:
         self.criterion, self.given, self.shifted = criterion, given, shifted
+        self.count: Callable[[Any, Any], Tensor] | None = None  # which the losses of parts of the data show
         self.by_batch = False  # the loss is the mean over batches, each of which counts the same
 
     def __call__(self, x: Any, y: Any) -> Tensor:
@@ -132,6 +150,8 @@ class Terms:
             return torch.full((samples,), 1 / samples, dtype=torch.float64)
         if self.given is not None:
             terms: Tensor | None = self.given(y)
+        elif self.count is not None:
+            terms = self.count(x, y)
         elif self.criterion is output_loss:
             terms = label_terms(x.get("labels"), self.shifted) if isinstance(x, Mapping) else None
         else:

@@ -1,13 +1,19 @@
-"""Checks that a loss is the mean over its samples, by how many terms of each, and remedies if not."""
+"""Checks that a loss is the mean over its samples, by how many terms of each, and remedies if not.
+
+The loss of any samples must be the mean of the losses of the parts that they consist of, weighted by the
+terms of each. A batch and three parts of it give such an equation, and so do the last part of a batch and the
+first part of the next. One list of equations, over all of the data, decides.
+"""
 
 from __future__ import annotations
 
 import copy
-import functools
+import dataclasses
 import itertools
 import math
+import random
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,161 +23,24 @@ from torch import Tensor
 from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError, ProblemWarning
 from landscape.core.memory import available_memory
-from landscape.problem.batches import count_samples, named_tensors, take
-from landscape.problem.data import Data, notable
-from landscape.problem.losses import Terms, by_sample, refuse_broadcasting
+from landscape.problem.batches import count_samples, named_tensors, take, tree_map
+from landscape.problem.counts import ClassSamples, Count, Samples, candidates
+from landscape.problem.data import nan_places
+from landscape.problem.losses import Terms, by_sample, is_mean, placed_loss, refuse_broadcasting
 from landscape.problem.mean_loss import MeanLoss
 
 T = TypeVar("T")
-
-# Classes whose weights are sought, and samples for each of them (ours).
-MAX_CLASSES, SAMPLES_A_CLASS = 64, 3
-# Weights of classes below this share of the largest are zero: they come from differences of losses (ours).
-ZERO = 1e-5
-
-
-@dataclass(frozen=True)
-class Count:
-    """``terms(targets)`` -> (B,), with the code that says the same, which is how it prints.
-
-    They are the sums by sample of what ``function`` gives of the tensor at ``place`` in the targets.
-    """
-
-    code: str
-    place: Place
-    function: Callable[[Tensor], Tensor]
-
-    def __call__(self, targets: Any) -> Tensor:
-        number, cut = self.place
-        return double(by_sample(self.function(list(named_tensors(targets))[number][1][cut])))
-
-    def __repr__(self) -> str:
-        return self.code
-
-
-# The number of a tensor among the targets, and what of it counts.
-Place = tuple[int, tuple[slice, ...]]
-# Targets whole, and without the first or last of each sequence, as code and index.
-_CUTS: dict[str, tuple[slice, ...]] = {
-    "": (),
-    "[:, 1:]": (slice(None), slice(1, None)),
-    "[:, :-1]": (slice(None), slice(-1)),
-}
-
-
-def _parts(targets: Any) -> Iterator[tuple[str, Place, Tensor]]:
-    """The tensors of ``targets`` with their code, whole, and without the first or last of each sequence."""
-    for i, (name, tensor) in enumerate(named_tensors(targets, "y")):
-        if tensor.dim() == 0 or tensor.is_complex():
-            continue
-        for code, index in _CUTS.items():
-            if code and (tensor.dim() == 1 or tensor.shape[1] == 1):
-                break
-            yield name + code, (i, index), tensor[index]
-
-
-def _tests(name: str, tensor: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Counts of targets that may be meant, with their code: those not left out, masks and weights."""
-    if tensor.dtype == torch.bool:
-        yield name, torch.clone
-        yield f"~{name}", torch.logical_not
-        return
-    for value in notable(tensor):
-        yield f"{name} != {value:g}", functools.partial(torch.ne, other=value)
-    yield f"{name} > 0", lambda t: t > 0
-    yield f"{name} >= 0", lambda t: t >= 0
-    if tensor.is_floating_point():
-        yield f"~{name}.isnan()", lambda t: ~t.isnan()
-    if bool((tensor >= 0).all()):  # a mask, weights or lengths
-        yield name, torch.clone
-
-
-def candidates(targets: Any) -> Iterator[Count]:
-    """The standard counts of targets like these: those that are not left out, sums of masks and weights."""
-    for name, place, tensor in _parts(targets):
-        for test, function in _tests(name, tensor):
-            code = f"({test}).flatten(1).sum(1)" if tensor.dim() > 1 else test
-            yield Count(f"lambda y: {code}", place, function)
-
-
-def samples_apart(counts: Sequence[Count], targets: Any) -> list[int]:
-    """Two samples whose terms have another ratio by one of ``counts`` than by the first; [] if none have."""
-    first = counts[0](targets)
-    for other in counts[1:]:
-        second = other(targets)
-        both = first / first.sum() - second / second.sum()
-        if bool((both.abs() > 1e-9 * (first / first.sum()).max()).any()):
-            return [int(both.argmin()), int(both.argmax())]
-    return []
-
-
-def revealed(losses: Parts) -> list[Count]:
-    """Weights by class of the targets, as the losses of pairs of samples reveal them.
-
-    With L(a, b) the loss of both, w_b/w_a = (L(a, b) − L(a))/(L(b) − L(a, b)), for the terms w of the samples
-    a and b; they are sums of the weights of their targets' classes.
-    """
-    found = []
-    for name, place, tensor in _parts(losses.targets):
-        if tensor.is_floating_point() or tensor.dtype == torch.bool:
-            continue
-        classes = torch.unique(tensor).tolist()
-        if not 2 <= len(classes) <= MAX_CLASSES:
-            continue
-        numbers = double(torch.stack([by_sample(tensor == c) for c in classes], 1)).cpu()
-        if (weights := _class_weights(losses, numbers)) is not None:
-            found.append(_weighted(name, place, dict(zip(classes, weights, strict=True))))
-    return found
-
-
-def _class_weights(losses: Parts, numbers: Tensor) -> list[float] | None:
-    """The weight of each class, the largest 1, from ``numbers`` (N, classes) of targets; None if unknown."""
-    shares = numbers / numbers.sum(1, keepdim=True).clamp(min=1)
-    most = shares.topk(min(SAMPLES_A_CLASS, len(shares)), 0).indices  # of each class
-    rows = list(dict.fromkeys(most.T.flatten().tolist()))
-    alone = {row: losses.loss([row]) for row in rows}
-    finite = [row for row in rows if math.isfinite(alone[row])]
-    if not finite:
-        return None
-    first = min(finite, key=lambda row: alone[row])
-    terms = {first: 1.0}
-    for row in rows:
-        both = losses.loss([first, row]) if row != first else math.nan
-        apart = alone[row] - both
-        if math.isfinite(both) and not math.isfinite(alone[row]):
-            terms[row] = 0.0  # nothing of it counts
-        elif math.isfinite(both) and abs(alone[row] - alone[first]) > 0.01 * abs(alone[row]) and apart:
-            terms[row] = (both - alone[first]) / apart
-    system, given = numbers[list(terms)], torch.tensor(list(terms.values()), dtype=torch.float64)
-    if int(torch.linalg.matrix_rank(system)) < numbers.shape[1]:
-        return None
-    weights = torch.linalg.lstsq(system, given[:, None]).solution[:, 0]
-    weights /= weights.abs().max()
-    weights[weights.abs() < ZERO] = 0.0
-    return None if bool((weights < 0).any()) else weights.tolist()
-
-
-def _weighted(name: str, place: Place, weights: dict[int, float]) -> Count:
-    """The sums of the weights of the targets' classes."""
-
-    def terms(tensor: Tensor) -> Tensor:
-        known = torch.isin(tensor, torch.tensor([*weights]).to(tensor))
-        if not bool(known.all()):
-            raise InputError(
-                f"data: {name} has the class {int(tensor[~known][0])}, which the first samples do not have, "
-                "so that its weight in the loss is not known; give terms=, the sum of each sample's weights"
-            )
-        return sum((w * double(by_sample(tensor == c)) for c, w in weights.items()), torch.zeros(()))
-
-    listed = ", ".join(f"{c}: {w:.4g}" for c, w in weights.items())
-    return Count(f"the weights of the classes of {name}, {{{listed}}}", place, terms)
-
+Batches = Callable[[], Iterable[tuple[Any, Any]]]
 
 # Samples that every loss is evaluated on at once anyway (MAX_CHUNK of landscape.problem.mean_loss).
 AT_ONCE = 2000
 # Differences above this share of what may be rounding are looked at in float64: a batch of another size
 # rounds by some eps, and losses of samples that are much alike differ by little more (ours).
 SURE, FLOAT32 = 0.02, torch.finfo(torch.float32).eps
+# The relative difference that rounding may make in float64, where terms of a loss cancel each other (ours).
+EXACT = 1e-9
+# Outputs of more numbers are not copied in float64 (ours): half a gigabyte.
+MAX_EXACT = 1 << 26
 # The passes of a random loss that are averaged, and the standard errors beyond which its parts count as
 # different from the whole: false once in 10⁸ (ours).
 RANDOM_PASSES, RANDOM_ERRORS = 64, 6.0
@@ -180,93 +49,6 @@ RANDOM_PASSES, RANDOM_ERRORS = 64, 6.0
 MEMORY_SHARE = 1 / 4
 # Samples by which the memory of all is extrapolated: they make pairs, triples, fours and fives (ours).
 SOME = 120
-
-
-class Parts:
-    """The losses of parts of the data, each evaluated once.
-
-    Args:
-        problem: model and loss.
-        batch: the first one; of data with numbered samples, rows are those numbers.
-        weights: θ (P,).
-        data: where the samples come from.
-    """
-
-    def __init__(self, problem: MeanLoss, batch: tuple[Any, Any], weights: Tensor, data: Data) -> None:
-        self.problem, self.data, self.weights, self._batch = problem, data, weights, batch
-        self._known: dict[tuple[tuple[int, ...], int], float] = {}
-        self.eps = torch.finfo(weights.dtype).eps
-
-    def in_float64(self) -> Parts:
-        """The same in float64, where the model runs in it."""
-        none = copy.copy(self.problem.data)
-        none.resident, none.batches = None, ()
-        try:
-            exact = self.problem.on(none).to(torch.float64)
-            parts = Parts(exact, self._batch, double(self.weights), self.data)
-            parts.loss([0])
-        except Exception:  # a dtype that the model, or the loss, names itself
-            return self
-        return parts if parts.eps < self.eps else self
-
-    def samples(self, rows: Sequence[int]) -> tuple[Any, Any]:
-        """Inputs and targets of some samples."""
-        samples = self.data.samples_at(torch.tensor(list(rows)), *self._batch)
-        return self.problem.data.place(samples)
-
-    @property
-    def targets(self) -> Any:
-        """The targets of all samples, or of the batch."""
-        data = self.data
-        if data.resident is not None:
-            return data.resident[1]
-        return self.samples(range(data.samples))[1] if data.indexed else self._batch[1]
-
-    @torch.no_grad()
-    def loss(self, rows: Sequence[int], seed: int = 0) -> float:
-        """The loss of some samples; whatever the user's model and loss raise is raised."""
-        key = tuple(rows), seed
-        if key not in self._known:
-            problem = self.problem
-            inputs, targets = problem.data.leaves(*self.samples(rows))
-            # What the loss says of so few samples is no news.
-            with problem.evaluating(seed), warnings.catch_warnings(action="ignore"):
-                value = problem.criterion(problem.outputs(self.weights, inputs), targets).detach()
-            # Hugging Face's causal models take the loss in float32 always.
-            self.eps = max(self.eps, torch.finfo(value.dtype).eps)
-            self._known[key] = float(value)
-        return self._known[key]
-
-    def rounding(self, *values: float) -> float:
-        """The largest difference that rounding makes; a batch of another size rounds otherwise."""
-        return min(1000 * self.eps, 3 * math.sqrt(self.eps)) * max(map(abs, values))
-
-    def term_counts(self, terms: Callable[[Any, Any], Tensor], rows: Sequence[int]) -> Tensor:
-        """(max(rows) + 1,) the terms of the samples ``rows``, by their numbers; 0 for others."""
-        weights = torch.zeros(max(rows) + 1, dtype=torch.float64)
-        weights[list(rows)] = terms(*self.samples(rows)).cpu()
-        return weights
-
-    def difference(self, rows: Sequence[int], ends: Sequence[int], weights: Tensor, seed: int = 0) -> float:
-        """The mean of the losses of the parts of ``rows`` that end at ``ends``, less the loss of all of them.
-
-        ``weights`` (N,): of samples, by their numbers. Parts without weight do not count.
-        """
-        parts = divided(rows, ends)
-        sums = [float(weights[part].sum()) for part in parts]
-        counted = [(self.loss(part, seed), w) for part, w in zip(parts, sums, strict=True) if w > 0]
-        whole = self.loss(rows, seed)
-        total = sum(w for _, w in counted)
-        return sum(value * w for value, w in counted) / total - whole if total > 0 else math.nan
-
-    def combine(self, rows: Sequence[int], ends: Sequence[int], weights: Tensor, share: float = 1.0) -> bool:
-        """Test whether the losses of the parts of ``rows`` combine to that of all, by the weights of samples.
-
-        ``share``: of the difference that counts as rounding.
-        """
-        difference = self.difference(rows, ends, weights)
-        values = [v for v in map(self.loss, divided(rows, ends)) if math.isfinite(v)]
-        return abs(difference) <= share * self.rounding(self.loss(rows), *values)  # False for NaN
 
 
 def attempt(function: Callable[..., T], *args: Any) -> T | None:
@@ -281,190 +63,449 @@ def attempt(function: Callable[..., T], *args: Any) -> T | None:
 
 @torch.no_grad()
 def takes(problem: MeanLoss, x: Any) -> bool:
-    """Test whether the model takes the inputs ``x``: a model of a whole graph takes no part of it."""
+    """Return whether the model takes the inputs ``x``: a model of a whole graph takes no part of it."""
     with problem.evaluating(0), warnings.catch_warnings(action="ignore"):
         return attempt(problem.outputs, problem.weights, problem.data.leaves(x, None)[0]) is not None
 
 
-def divided(rows: Sequence[int], ends: Sequence[int]) -> list[list[int]]:
-    """``rows`` in parts that end at ``ends``."""
-    return [list(rows[a:b]) for a, b in itertools.pairwise([0, *ends, len(rows)])]
+def _opened(outputs: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """A model's outputs as a tree of tensors, and a function that makes outputs of such a tree again."""
+    if isinstance(outputs, Mapping) and type(outputs) is not dict:
+        return dict(outputs), lambda tree: type(outputs)(**tree)
+    if dataclasses.is_dataclass(outputs) and not isinstance(outputs, (type, Mapping)):
+        return dict(vars(outputs)), lambda tree: dataclasses.replace(outputs, **tree)
+    return outputs, lambda tree: tree
 
 
-def check_mean(problem: MeanLoss, terms: Terms, batch: tuple[Any, Any], at: Tensor) -> None:
-    """Find by which weights the losses of parts of the data combine to that of all of them.
-
-    Where they do not combine by the ``terms`` that are known, other counts of targets are tried, and used
-    where all parts combine exactly by them. A loss that mixes samples is taken of all of them at once, or as
-    the mean over the batches. A :class:`landscape.ProblemWarning` says so.
+class Losses:
+    """The losses of samples at one vector of weights.
 
     Args:
-        terms: how many terms of the mean each sample brings; changed where others are found.
-        batch: the first samples, or the first batch.
-        at: weights (P,) at which samples have different losses.
-
-    Raises InputError where the loss is a sum, or neither a mean nor of a size that can be taken at once.
+        problem: model and loss.
+        weights: θ (P,).
+        by_outputs: one pass gives the outputs of a batch, and the loss of a part is taken of its rows; in
+            float64 where the loss takes that. Otherwise each part has a pass of its own.
     """
-    picked = problem.data.rows(*batch)
-    if picked is None or len(picked) < 2:  # a batch that cannot be split, or nothing to split
-        return
-    parts = Parts(problem, batch, at, problem.data)
-    rows = _by_targets(picked.tolist(), parts)
-    if problem.draws:
-        if attempt(_random_parts_combine, parts, rows, terms):
-            return
-    else:
+
+    def __init__(self, problem: MeanLoss, weights: Tensor, by_outputs: bool = False) -> None:
+        self.problem, self.weights, self.by_outputs = problem, weights, by_outputs
+        self.eps = torch.finfo(weights.dtype).eps
+        self._remade: Callable[[Any], Any] = lambda tree: tree
+        self._exact: Any = None  # the loss in float64
+
+    @torch.no_grad()
+    def samples(self, x: Any, y: Any) -> Samples:
+        """The samples (x, y), which are on the device."""
+        if not self.by_outputs:
+            return Samples(None, x, y)
+        with self.problem.evaluating(0):
+            outputs, self._remade = _opened(
+                self.problem.outputs(self.weights, self.problem.data.leaves(x, y)[0])
+            )
+        outputs = tree_map(torch.Tensor.detach, outputs)
+        return self._in_float64(Samples(outputs, x if _divisible(x, y) else None, y))
+
+    def _in_float64(self, samples: Samples) -> Samples:
+        """The samples in float64, if the loss takes that."""
+        every = [t for _, t in named_tensors((samples.outputs, samples.y)) if t.is_floating_point()]
+        if self._exact is False or sum(t.numel() for t in every) > MAX_EXACT:
+            return samples
+        if all(t.dtype == torch.float64 for t in every):
+            self._exact = self._exact or self.problem.criterion
+            return samples
+        widened = tree_map(lambda t: double(t) if t.is_floating_point() else t, (samples.outputs, samples.y))
+        exact = Samples(widened[0], samples.x, widened[1])
+        if self._exact is None:
+            self._exact = placed_loss(self.problem.criterion, self.problem.device, torch.float64)
+            value = attempt(self._value, exact)
+            if value is None or value.dtype != torch.float64:
+                self._exact = False  # it names a dtype itself
+                return samples
+            self.eps = torch.finfo(torch.float64).eps
+        return exact
+
+    @torch.no_grad()
+    def _value(self, samples: Samples, seed: int = 0) -> Tensor:
+        problem, criterion = self.problem, self._exact or self.problem.criterion
+        x, y = problem.data.leaves(samples.x, samples.y)
+        # What the loss says of so few samples is no news.
+        with problem.evaluating(seed), warnings.catch_warnings(action="ignore"):
+            outputs = self._remade(samples.outputs) if self.by_outputs else problem.outputs(self.weights, x)
+            return torch.as_tensor(criterion(outputs, y)).detach()
+
+    def loss(self, samples: Samples, seed: int = 0) -> float:
+        """The loss of some samples; whatever the user's model and loss raise is raised."""
+        value = self._value(samples, seed)
+        # Hugging Face's causal models take the loss in float32 always.
+        self.eps = max(self.eps, torch.finfo(value.dtype).eps)
+        return float(value)
+
+    @property
+    def rounding(self) -> float:
+        """The largest relative difference that rounding makes; a batch of another size rounds otherwise."""
+        # Of the same outputs only the sum over the samples rounds.
+        return max(EXACT, min((100 if self.by_outputs else 1000) * self.eps, 3 * math.sqrt(self.eps)))
+
+    def equation(self, samples: Samples, ends: Sequence[int], batch: int = 0) -> Equation:
+        """The equation of some samples and their parts, which end at ``ends``."""
+        parts = [samples.rows(slice(*pair)) for pair in itertools.pairwise([0, *ends, samples.size])]
+        return self._of_parts(samples, parts, batch)
+
+    def _of_parts(self, whole: Samples, parts: Sequence[Samples], batch: int) -> Equation:
+        return Equation(batch, self.loss(whole), [(self.loss(part), part) for part in parts], self.rounding)
+
+    def _of_two(self, a: Samples, b: Samples, batch: int) -> Equation:
+        """The equation of two parts in one, cut to one shape where theirs differ."""
         try:
-            if not math.isfinite(parts.loss(rows)):
-                parts = Parts(problem, batch, problem.weights, problem.data)
-            if not math.isfinite(parts.loss(rows)):
-                _refuse_without_targets(parts, rows)
-                return
-            weights = parts.term_counts(terms, rows)
-            if parts.eps <= FLOAT32 and _all_combine(parts, rows, weights, SURE):
-                return
-            parts = parts.in_float64()
-            if _all_combine(parts, rows, weights):
-                return
+            whole = Samples.joined([a, b])
         except LandscapeError:
-            raise
-        except Exception:  # the loss, or the model, does not take such a part
-            if not problem.data.indexed and _even_parts_combine(parts, rows, terms):
-                return  # batches are never split
-        else:
-            if terms.given is not None and not isinstance(terms.given, Count):
-                if problem.data.indexed:
-                    raise InputError(
-                        "terms: by them the losses of parts of the data do not combine to that of all of it; "
-                        "leave terms out, or give data whose loss mixes samples as a list of batches",
-                        remedy="landscape.Problem(model, loss, data)",
-                    )
-                return  # batches stay whole
-            if _count_found(parts, terms, rows):
-                return
-    _take_together(problem, terms, parts, rows, batch)
+            a, b = a.cropped(b), b.cropped(a)
+            whole = Samples.joined([a, b])
+        return self._of_parts(whole, [a, b], batch)
+
+    def _of_lengths(self, batch: Samples, number: int) -> Equation:
+        """The equation of the first third and the rest of each sample's targets and outputs."""
+        length = next(t.shape[1] for _, t in named_tensors(batch.y) if t.dim() > 1)
+        parts = [batch.along(length, slice(length // 3)), batch.along(length, slice(length // 3, None))]
+        return self._of_parts(batch, parts, number)
+
+    def equations(self, batches: Iterable[tuple[Any, Any]], ragged: bool = False) -> Iterator[Equation]:
+        """Those of each batch and parts of it, and of its first part with the last one of the batch before.
+
+        Without those whose parts the loss, or the model, does not take. ``ragged``: samples differ in length,
+        so that batches are cut along it, too: a mean over targets combines by their number.
+        """
+        draws, before = random.Random(0), None
+        for number, (x, y) in enumerate(batches):
+            batch = self.samples(x, y)
+            own = self.of_batch(batch, number, draws)
+            first, last = (batch, batch) if own is None else (own.parts[0][1], own.parts[-1][1])
+            yield from [own] if own is not None else []
+            both = None if before is None else attempt(self._of_two, before, first, number)
+            yield from [both] if both is not None else []
+            cut = attempt(self._of_lengths, batch, number) if ragged and self.by_outputs else None
+            yield from [cut] if cut is not None else []
+            before = last
+
+    def of_batch(self, batch: Samples, number: int, draws: random.Random) -> Equation | None:
+        """The equation of a batch and parts of it: three of any size, or else halves or thirds."""
+        size = batch.size
+        uneven = sorted(draws.sample(range(1, size), min(2, size - 1))) if size > 1 else []
+        even = [range(size // k, size, size // k) for k in (2, 3) if size % k == 0 and size > k]
+        for ends in (uneven, *even):
+            if len(ends) and (equation := attempt(self.equation, batch, ends, number)) is not None:
+                return equation
+        return None
 
 
-def _all_combine(parts: Parts, rows: list[int], weights: Tensor, share: float = 1.0) -> bool:
-    """Test whether the losses of parts of ``rows`` combine, ``share`` as in :meth:`Parts.combine`.
+def _divisible(x: Any, y: Any) -> bool:
+    """Return whether all tensors of a batch hold each sample once."""
+    try:
+        return count_samples(x, y, alike=True) > 0
+    except LandscapeError:
+        return False
 
-    Of few samples each is set against the others: the terms of one may be the mean number by chance.
+
+@dataclass(frozen=True)
+class Equation:
+    """The loss of some samples of batch number ``batch``, and of the parts that they consist of.
+
+    ``rounding``: the relative difference that counts as none.
     """
-    if len(rows) >= 6:
-        return parts.combine(rows, [2, 5], weights, share)
-    turned = ([*rows[k:], *rows[:k]] for k in range(len(rows)))
-    return all(parts.combine(order, [1], weights, share) for order in turned)
+
+    batch: int
+    whole: float
+    parts: list[tuple[float, Samples]]
+    rounding: float
+
+    def weights(self, count: Callable[[Any, Any], Tensor]) -> list[float]:
+        """The terms of each part."""
+        return [float(count(part.x, part.y).sum()) for _, part in self.parts]
+
+    def equals(self, other: Equation) -> bool:
+        """Return whether both have the same losses, within the rounding of ``other``."""
+        values = [
+            (self.whole, other.whole),
+            *((a, b) for (a, _), (b, _) in zip(self.parts, other.parts, strict=True)),
+        ]
+        limit = other.rounding * max((abs(b) for _, b in values if math.isfinite(b)), default=0.0)
+        return all(abs(a - b) <= limit or (a != a and b != b) or a == b for a, b in values)
+
+    def holds(self, count: Callable[[Any, Any], Tensor], share: float = 1.0) -> bool:
+        """Return whether the losses of the parts combine to the whole one by ``count``.
+
+        Parts without a term must not matter. ``share``: of the difference that counts as rounding.
+        """
+        weights = self.weights(count)
+        pairs = [(value, weight) for (value, _), weight in zip(self.parts, weights, strict=True) if weight]
+        total = sum(weights)
+        if not total > 0 or not min(weights) >= 0:
+            return not any(weights) and (math.isnan(self.whole) or not self.whole)
+        if math.isinf(self.whole) and any(math.isinf(value) for value, _ in pairs):
+            return True  # which says nothing
+        difference = sum(value * weight for value, weight in pairs) / total - self.whole
+        largest = max(abs(self.whole), *(abs(value) for value, _ in pairs))
+        return abs(difference) <= share * self.rounding * largest  # False for NaN
 
 
-def _by_targets(rows: list[int], parts: Parts) -> list[int]:
-    """``rows`` with those of the largest and of the smallest sums of targets first.
+# ---- The decision
+
+# The count of every loss that is a mean over its samples.
+ONES = Count("lambda y: torch.ones(len(y))", (0, ()), lambda t: torch.ones(len(t)))
+
+
+def check_mean(problem: MeanLoss, terms: Terms, first: tuple[Any, Any], at: Tensor, batches: Batches) -> None:
+    """Find by which weights the losses of parts of the data combine to that of all of it.
+
+    Where they do not combine by the ``terms`` that are assumed, other counts are tried, and one is used by
+    which all equations hold. A loss that mixes samples is taken of all of them at once, or as the mean over
+    the batches. A :class:`landscape.ProblemWarning` says so.
+
+    Args:
+        problem: model, loss and data.
+        terms: how many terms of the mean each sample contributes; changed where another count is right.
+        first: the first samples, or the first batch.
+        at: weights (P,) at which samples have different losses.
+        batches: gives all of the data, batch by batch, on the device.
+
+    Raises:
+        InputError: the loss is a sum, NaN, or neither a mean nor of a size that can be taken at once.
+    """
+    data = problem.data
+    if data.indexed and data.samples < 2:
+        return  # nothing to divide
+    few = _few(problem, first)
+    combine = _few_combine(problem, terms, few, at)
+    by_definition = terms.given is None and is_mean(problem.criterion) and not data.ragged
+    if combine and (by_definition or problem.draws):
+        return
+    losses = None if problem.draws else _way(problem, terms, few, first, at, combine)
+    if terms.given is not None and not data.indexed:
+        return  # it is the user's own count, and batches stay whole
+    if losses is not None:
+        holds, each_one = (False, True) if combine is False else _all_hold(losses, terms, batches)
+        if holds and not (data.ragged and each_one):
+            return
+        if terms.given is None:
+            count = _count(losses, few, batches)
+            if count is not None and not (holds and count is ONES):
+                terms.count = count
+                _say_count(count, data.ragged and each_one)
+            if count is not None or holds:
+                return
+        refuse_nan(problem, terms, losses.by_outputs, batches)
+    elif by_definition and not data.indexed:
+        return
+    if terms.given is not None:
+        raise InputError(
+            "terms: by them the losses of parts of the data do not combine to that of all of it; "
+            "leave terms out, or give data whose loss mixes samples as a list of batches",
+            remedy="landscape.Problem(model, loss, data)",
+        )
+    _take_together(problem, terms, few)
+
+
+def _few(problem: MeanLoss, first: tuple[Any, Any]) -> Samples | None:
+    """Some samples, those with the largest and smallest sums of targets first; None where they are not two.
 
     Where samples have unequal numbers of terms, parts with equal sums of them would not show it.
     """
-    targets = parts.samples(rows)[1]
-    for _, each in named_tensors(targets):
-        if each.is_complex() or each.dim() == 0 or bool((double(each) != double(each).round()).any()):
+    rows = problem.data.rows(*first)
+    if rows is None or len(rows) < 2:
+        return None
+    few = Samples(None, *problem.data.place(problem.data.samples_at(rows, *first)))
+    for _, targets in named_tensors(few.y):
+        if (
+            targets.is_complex()
+            or targets.dim() == 0
+            or bool((double(targets) != double(targets).round()).any())
+        ):
             continue  # of these no sum tells how many count
-        order = by_sample(double(each)).argsort(stable=True).tolist()
-        return [rows[i] for i in (*order[-2:], *order[:-2])]
-    return rows
+        order = by_sample(double(targets)).argsort(stable=True).tolist()
+        return few.rows([*order[-2:], *order[:-2]])
+    return few
 
 
-def _even_parts_combine(parts: Parts, rows: list[int], terms: Terms) -> bool:
-    """Test whether halves or thirds combine, of a loss that does not take uneven parts."""
-    for k in (2, 3):
-        ends = range(len(rows) // k, len(rows), len(rows) // k)
-        if len(rows) % k == 0 and len(rows) > k:
-            combined = attempt(parts.combine, rows, ends, parts.term_counts(terms, rows))
-            if combined is not None:
-                return combined
-    return False
+def _few_combine(problem: MeanLoss, terms: Terms, few: Samples | None, at: Tensor) -> bool | None:
+    """Return whether passes over a few samples have losses that combine by ``terms``.
+
+    None where the loss, or the model, does not take parts of them.
+    """
+    losses = Losses(problem, at)
+    if few is None:
+        return None
+    if problem.draws:
+        return attempt(_random_parts_combine, losses, few, terms)
+    try:
+        if not math.isfinite(losses.loss(few)):
+            losses = Losses(problem, problem.weights)
+            losses.loss(few)
+        if losses.eps <= FLOAT32 and _parts_combine(losses, few, terms, SURE):
+            return True
+        return _parts_combine(*_in_float64(losses, few), terms)
+    except LandscapeError:
+        raise
+    except Exception:  # the loss, or the model, does not take such a part
+        return None
 
 
-def _random_parts_combine(parts: Parts, rows: list[int], terms: Terms) -> bool:
-    """Test whether the losses of parts combine on average over draws, within their standard error."""
-    ends, weights = [2, 5] if len(rows) >= 6 else [1], parts.term_counts(terms, rows)
-    differences = [parts.difference(rows, ends, weights, seed) for seed in range(RANDOM_PASSES)]
+def _in_float64(losses: Losses, few: Samples) -> tuple[Losses, Samples]:
+    """Losses and samples in float64, where the model runs in it."""
+    none = copy.copy(losses.problem.data)
+    none.resident, none.batches = None, ()
+    try:
+        problem = losses.problem.on(none).to(torch.float64)
+        exact = Losses(problem, double(losses.weights))
+        samples = Samples(None, *problem.data.place((few.x, few.y)))
+        exact.loss(samples)
+    except Exception:  # a dtype that the model, or the loss, names itself
+        return losses, few
+    return (exact, samples) if exact.eps < losses.eps else (losses, few)
+
+
+def _parts_combine(losses: Losses, few: Samples, terms: Terms, share: float = 1.0) -> bool:
+    """Return whether the losses of parts of ``few`` combine, ``share`` as in :meth:`Equation.holds`.
+
+    Of few samples each is set against the others: the terms of one may be the mean number by chance.
+    """
+    size = few.size
+    if size >= 6:
+        return losses.equation(few, [2, 5]).holds(terms, share)
+    turned = (few.rows([*range(k, size), *range(k)]) for k in range(size))
+    return all(losses.equation(order, [1]).holds(terms, share) for order in turned)
+
+
+def _random_parts_combine(losses: Losses, few: Samples, terms: Terms) -> bool:
+    """Return whether the losses of parts combine on average over draws, within their standard error."""
+    ends, differences = [0, 2, 5, few.size] if few.size >= 6 else [0, 1, few.size], list[float]()
+    parts = [few.rows(slice(*pair)) for pair in itertools.pairwise(ends)]
+    weights = [float(terms(part.x, part.y).sum()) for part in parts]
+    for seed in range(RANDOM_PASSES):
+        total = sum(losses.loss(part, seed) * w for part, w in zip(parts, weights, strict=True) if w > 0)
+        differences.append(total / sum(weights) - losses.loss(few, seed))
     drawn = torch.tensor(differences, dtype=torch.float64)
     error = float(drawn.std()) / math.sqrt(len(drawn))
-    return not abs(float(drawn.mean())) > RANDOM_ERRORS * error + parts.rounding(parts.loss(rows))
+    return abs(float(drawn.mean())) <= RANDOM_ERRORS * error + losses.rounding * abs(losses.loss(few))
 
 
-def _refuse_without_targets(parts: Parts, rows: list[int]) -> None:
-    """Raise InputError for a loss that is NaN as it leaves out all targets, while the outputs are finite."""
-    inputs, targets = parts.samples(rows)
-    if not math.isnan(parts.loss(rows)) or not parts.data.indexed:
-        return
-    if not all(bool(each.isfinite().all()) for _, each in named_tensors(targets)):
-        return  # the targets are the reason
-    if any(not bool(count(targets).any()) for count in candidates(targets)):
-        with torch.no_grad(), parts.problem.evaluating(0):
-            outputs = parts.problem.outputs(parts.weights, inputs)
-        if all(bool(each.isfinite().all()) for _, each in named_tensors(outputs)):
-            raise InputError("data: all its targets are left out of the loss, at least one must count")
+def _way(
+    problem: MeanLoss,
+    terms: Terms,
+    few: Samples | None,
+    first: tuple[Any, Any],
+    at: Tensor,
+    combine: bool | None,
+) -> Losses | None:
+    """Losses by the rows of outputs, where these are the losses of passes over the parts; else by passes.
+
+    None where the loss, or the model, takes no part of the data either way.
+    """
+    data, losses, passes = problem.data, Losses(problem, at, by_outputs=True), Losses(problem, at)
+    if few is not None and combine is None and not data.indexed and not takes(problem, few.x):
+        few = None
+    if few is None:  # of one sample, or of inputs that cannot be divided
+        data.divisible = data.indexed
+        ends = range(1, min(2, count_samples(*first, alike=False)))
+        whole = attempt(losses.samples, *first)
+        return losses if whole is not None and attempt(losses.equation, whole, ends) is not None else None
+    ends = range(2, few.size, 3) if few.size >= 6 else range(1, 2)
+    rows = attempt(lambda: losses.equation(losses.samples(few.x, few.y), ends))
+    own = attempt(passes.equation, few, ends)
+    # A model that mixes samples has other outputs for parts of them.
+    if own is not None and rows is not None and rows.equals(own) and rows.holds(terms) is (combine is True):
+        return losses
+    if own is None and (data.indexed or passes.of_batch(few, 0, random.Random(0)) is None):
+        return None
+    return passes
 
 
-def _count_found(parts: Parts, terms: Terms, rows: list[int]) -> bool:
-    """Use a standard count of targets, or weights by class, if it is the terms of the mean; else false."""
-    targets = parts.samples(rows)[1]
-    fitting = [count for count in candidates(targets) if attempt(_fits, count, parts, rows)]
-    if not fitting:
-        fitting = [count for count in attempt(revealed, parts) or () if attempt(_fits, count, parts, rows)]
-    for others, every in _sources(parts):
-        while len(fitting) > 1:
-            apart = samples_apart(fitting, every)
-            if not apart:
-                break
-            some = list(dict.fromkeys([*apart, *range(min(4, count_samples(None, every, alike=False)))]))
-            left = [count for count in fitting if attempt(_fits, count, others, some)]
-            if len(left) == len(fitting):
-                return False  # the samples that tell them apart have equal losses
-            fitting = left
-    if not fitting:
-        return False
-    terms.given = fitting[0]
-    _say(
-        f"loss: the terms of its mean are counted as terms={fitting[0]}, by which the losses of parts of the "
-        "data combine exactly; give terms= to say so yourself"
+def _all_hold(losses: Losses, terms: Terms, batches: Batches) -> tuple[bool, bool]:
+    """Whether all equations hold by ``terms``, and whether each sample has one term."""
+    source, holds, each_one = iter(batches()), True, True
+    for equation in losses.equations(source):
+        each_one &= equation.weights(terms) == [part.size for _, part in equation.parts]
+        holds = equation.holds(terms)
+        if not holds:
+            break
+    for _ in source:  # to its end, where two passes over the data are compared
+        pass
+    return holds, each_one
+
+
+def _that_hold(counts: Iterable[Count], equations: Sequence[Equation]) -> list[Count]:
+    """The ``counts`` by which all ``equations`` hold."""
+
+    def hold(count: Count) -> bool:
+        return all(equation.holds(count) for equation in equations)
+
+    return [count for count in counts if attempt(hold, count)]
+
+
+def _count(losses: Losses, few: Samples | None, batches: Batches) -> Count | None:
+    """A standard count of targets, or weights by class, by which all equations hold; None if there is none.
+
+    Raises InputError for counts that weigh batches differently, where no samples tell which is right.
+    """
+    counts = {ONES.code: ONES}
+    classes = ClassSamples(lambda samples: losses.loss(losses.samples(samples.x, samples.y)))
+    for x, y in batches():
+        counts |= {count.code: count for count in candidates(x, y)}
+        attempt(classes.add, Samples(None, x, y))
+    # What the few samples rule out needs no pass over the data.
+    hints = [] if few is None else [*losses.equations([(few.x, few.y)])]
+    for choices in (lambda: [*counts.values()], lambda: attempt(classes.counts) or []):
+        left = _that_hold(choices(), hints)
+        for equation in losses.equations(batches(), losses.problem.data.ragged) if left else ():
+            left = _that_hold(left, [equation])
+        if left:
+            return _only(left, batches)
+    return None
+
+
+def _only(counts: Sequence[Count], batches: Batches) -> Count:
+    """The first of ``counts``, where all weigh the batches alike, or the one that is a mean over samples."""
+    rows = [[float(count(x, y).sum()) for count in counts] for x, y in batches()]
+    totals = torch.tensor(rows, dtype=torch.float64)
+    if not bool(totals.any()):
+        raise InputError("data: all its targets are left out of the loss, at least one must count")
+    shares = totals / totals.sum(0)
+    if counts[0] is ONES or torch.allclose(shares, shares[:, :1].expand_as(shares), rtol=1e-9, atol=0):
+        return counts[0]
+    raise InputError(
+        "loss: the terms of its mean may be counted in several ways, which no samples tell apart; give the "
+        f"right one, such as terms={' or terms='.join(map(repr, counts[:3]))}"
     )
-    return True
 
 
-def _fits(count: Count, parts: Parts, rows: list[int]) -> bool:
-    """Test whether the losses of single samples combine by ``count`` to those of several sets of ``rows``."""
-    weights = parts.term_counts(lambda x, y: count(y), rows)
-    if bool((weights < 0).any()) or len(set(weights[rows].tolist())) < 2:
-        return False
-    sets = (rows, rows[: len(rows) // 2], rows[len(rows) // 2 :], rows[::2], rows[1::2])
-    counting = [(some, [row for row in some if weights[row] > 0]) for some in sets]
-    tested = [(some, counted) for some, counted in counting if len(counted) > 1]
-    # Samples without a term must not matter, and the others combine by their numbers of terms.
-    return len(tested) > 1 and all(
-        abs(parts.loss(some) - parts.loss(counted)) <= parts.rounding(parts.loss(some))
-        and parts.combine(counted, range(1, len(counted)), weights)
-        for some, counted in tested
-    )
+def refuse_nan(problem: MeanLoss, terms: Terms, by_outputs: bool, batches: Batches) -> None:
+    """Raise InputError, with the batch, for a loss that is NaN at the center."""
+    losses = Losses(problem, problem.weights, by_outputs)
+    for number, (x, y) in enumerate(batches()):
+        value = attempt(losses.loss, losses.samples(x, y))
+        if value is None or not math.isnan(value) or not float(terms(x, y).sum()):
+            continue
+        place = f"batch {number} (the first one is batch 0)"
+        if problem.data.resident is not None:
+            first = number * problem.chunk
+            place = f"samples {first} to {first + count_samples(x, y, alike=False) - 1}"
+        where = nan_places(x, y)
+        cause = (
+            f"NaN in {where} of {place}, so that its loss is NaN" if where else f"the loss of {place} is NaN"
+        )
+        raise InputError(
+            f"data: {cause}; leave such samples out, mask them, or give terms=, a count that is 0 for them"
+        )
 
 
-def _sources(parts: Parts) -> Iterator[tuple[Parts, Any]]:
-    """All targets: at once where samples have numbers, else batch by batch, with the parts of that batch."""
-    if parts.data.indexed:
-        yield parts, parts.targets
-        return
-    for batch in map(parts.data.place, parts.data.pairs()):
-        yield Parts(parts.problem, batch, parts.weights, parts.data), batch[1]
-
-
-def _take_together(
-    problem: MeanLoss, terms: Terms, parts: Parts, rows: list[int], batch: tuple[Any, Any]
-) -> None:
+def _take_together(problem: MeanLoss, terms: Terms, few: Samples | None) -> None:
     """Take the loss, which is no mean over the samples, of all of them at once, or by batches."""
-    _refuse_sum(problem, parts, rows)
     data = problem.data
-    inputs, targets = data.leaves(*data.samples_at(torch.tensor(rows), *batch))
-    if takes(problem, inputs):
-        with torch.no_grad(), problem.evaluating(0):
-            refuse_broadcasting(problem.criterion, problem.outputs(problem.weights, inputs), targets)
+    if few is not None:
+        _refuse_sum(problem, few)
+        inputs, targets = data.leaves(few.x, few.y)
+        if takes(problem, inputs):
+            with torch.no_grad(), problem.evaluating(0):
+                refuse_broadcasting(problem.criterion, problem.outputs(problem.weights, inputs), targets)
     if data.own_batches and not data.indexed:
         raise InputError(
             "loss: it mixes the samples of a batch, and a Dataset has no batches; give a DataLoader with the "
@@ -488,7 +529,7 @@ def _take_together(
             "several, over which the loss is then the mean",
             remedy="landscape.Problem(model, loss, [data])",
         )
-    if need > MEMORY_SHARE * available:
+    if not need <= MEMORY_SHARE * available:
         much = f"about {need / 2**30:.1f} GiB" if math.isfinite(need) else "more than fits on the device"
         raise InputError(
             f"loss: it mixes samples, and all {data.samples:,} of them at once need {much} for each pass "
@@ -503,16 +544,14 @@ def _take_together(
     )
 
 
-def _refuse_sum(problem: MeanLoss, parts: Parts, rows: list[int]) -> None:
+def _refuse_sum(problem: MeanLoss, few: Samples) -> None:
     """Raise InputError for a loss that is the sum over its samples."""
-    if problem.draws:
+    losses = Losses(problem, problem.weights)
+    halves = None if problem.draws else attempt(losses.equation, few, [few.size // 2])
+    if halves is None:
         return
-    try:
-        total = sum(map(parts.loss, divided(rows, [len(rows) // 2])))
-    except Exception:  # the loss does not take parts
-        return
-    whole = parts.loss(rows)
-    if whole and abs(total - whole) <= parts.rounding(whole, total):
+    total = sum(value for value, _ in halves.parts)
+    if halves.whole and abs(total - halves.whole) <= halves.rounding * max(abs(total), abs(halves.whole)):
         raise InputError(
             "loss: it is the sum over the samples that it is given, not the mean (reduction='sum'?)",
             remedy="landscape.Problem(model, lambda o, t: loss(o, t) / len(t), data)",
@@ -534,6 +573,16 @@ def _bytes_at_once(problem: MeanLoss) -> float | None:
         return 0.0 if samples <= AT_ONCE else None
     square = max(0.0, (large / (2 * SOME) - small / SOME) / SOME)
     return samples * (small / SOME - SOME * square) + square * samples**2
+
+
+def _say_count(count: Count, by_length: bool) -> None:
+    """Warn that the terms of the mean are counted; ``by_length``: since samples differ in length."""
+    why = (
+        "samples differ in length, and each target counts the same"
+        if by_length
+        else ("by which the losses of parts of the data combine exactly")
+    )
+    _say(f"loss: the terms of its mean are counted as terms={count}, {why}; give terms= to say so yourself")
 
 
 def _say(text: str) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,7 +21,7 @@ from landscape.problem.checks import ignores_first_label, moved
 from landscape.problem.data import Data
 from landscape.problem.layout import Layout, independent_copy, padding_rows, unwrapped
 from landscape.problem.losses import Terms, describe_loss, is_softmax_loss, output_loss, placed_loss
-from landscape.problem.mean_check import check_mean
+from landscape.problem.mean_check import check_mean, refuse_nan
 from landscape.problem.mean_loss import Loss as Loss
 from landscape.problem.mean_loss import MeanLoss, Penalty
 from landscape.problem.sharded import ShardedProblem
@@ -147,12 +146,12 @@ class Problem(MeanLoss):
             count_samples(*batch, alike=False)
             count.shifted = terms is None and ignores_first_label(self, *batch)
             if check != "off":
-                checks.check_problem(self, original, count, batch, full=check == "full")
+                checks.check_problem(self, original, batch, full=check == "full")
             if check != "off" and self.data.resident is None:
                 self.batch_bytes = self.saved_bytes(*batch)
-        self._weigh(count)
-        if check != "off" and (where := self.data.nan()) and math.isnan(self.loss()):
-            raise InputError(f"data: NaN in {where}, so that the loss is NaN; leave these out, or mask them")
+            self._weigh(count, batch)
+        else:
+            self.data.weigh(count)  # which refuses data without samples
         if self.draws and self.resident is not None:
             self.data.chunk_size = self.chunk  # copies in another precision draw for the same chunks
 
@@ -253,20 +252,28 @@ class Problem(MeanLoss):
         peers = importlib.import_module("landscape.curvature.peers")
         return peers.to_curvlinops(self, operator, weights, **options)
 
-    def _weigh(self, terms: Terms) -> None:
-        """Count the samples and the terms of the loss's mean, which batches of other targets check, too."""
-        checked = self.check != "off"
-        self.data.weigh(terms, equal=checked, ordered=self.draws > 0 or self.data.mixes)
-        novel, self.data.novel = self.data.novel, []  # kept no longer than the check
-        if not checked or self.data.mixes or not novel:
+    def _weigh(self, terms: Terms, first: tuple[Any, Any]) -> None:
+        """Count samples and terms of the loss's mean, and check that two passes over them are equal."""
+        self.data.weigh(terms)
+        if self.check == "off":
             return
-        before, away, first = terms.given, moved(self), self.data.first()
-        for batch in novel:
-            if not self.data.mixes:
-                check_mean(self, terms, self.data.beside(first, self.data.place(batch)), away)
-        if terms.given is not before or self.data.mixes:
-            self.data.weigh(terms, equal=checked, ordered=self.draws > 0 or self.data.mixes)
-            self.data.novel = []
+        sums = list[Tensor]()
+        read = self.data.checksum is not None and not isinstance(self.data.batches, (list, tuple))
+        second = [self.data.second_pass(sums)] if read else []
+
+        def batches() -> Iterator[tuple[Any, Any]]:
+            data = self.data.in_chunks(self.chunk) if self.resident is not None else self.data
+            return map(self.data.place, second.pop() if second else data.pieces())
+
+        check_mean(self, terms, first, moved(self), batches)
+        if read:
+            for _ in (pair for unread in second for pair in unread):
+                pass
+            self.data.compare(sums, ordered=self.draws > 0 or self.data.mixes)
+        if terms.count is not None or terms.by_batch:
+            self.data.weigh(terms)
+        if self.data.has_nan:
+            refuse_nan(self, terms, False, batches)
 
     def __repr__(self) -> str:
         loss = describe_loss(self.criterion).split(".")[-1]
