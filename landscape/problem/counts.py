@@ -45,6 +45,15 @@ class Samples:
         """The number of samples."""
         return count_samples(self.x, self.y, alike=False)
 
+    @property
+    def numbers(self) -> int:
+        """How many numbers the outputs and targets are."""
+        return sum(t.numel() for _, t in named_tensors((self.outputs, self.y)))
+
+    def on(self, device: Any) -> Samples:
+        """The same on ``device``."""
+        return Samples(*tree_map(lambda t: t.to(device), self._tree))
+
     def rows(self, index: Any) -> Samples:
         """The samples ``index``, a slice or a list."""
         return Samples(*tree_map(lambda t: t[index] if t.dim() else t, self._tree))
@@ -117,14 +126,25 @@ def _tests(name: str, tensor: Tensor) -> Iterator[tuple[str, Callable[[Tensor], 
         yield f"~{name}", torch.logical_not
         return
     if tensor.is_floating_point():
-        yield f"~{name}.isnan()", lambda t: ~t.isnan()
+        yield f"~{name}.isnan()", _is_number
         yield f"{name}.isfinite()", torch.isfinite
     for value in notable(tensor):
         yield f"{name} != {value:g}", functools.partial(torch.ne, other=value)
-    yield f"{name} > 0", lambda t: t > 0
-    yield f"{name} >= 0", lambda t: t >= 0
+    yield f"{name} > 0", functools.partial(torch.gt, other=0)
+    yield f"{name} >= 0", functools.partial(torch.ge, other=0)
     if bool((tensor >= 0).all()):  # a mask, weights or lengths
         yield name, torch.clone
+
+
+# The functions of counts are picklable, since ranks of torch.distributed exchange them.
+
+
+def _is_number(tensor: Tensor) -> Tensor:
+    return ~tensor.isnan()
+
+
+def _one_each(tensor: Tensor) -> Tensor:
+    return torch.ones(len(tensor))
 
 
 def _is_mask(tensor: Tensor) -> bool:
@@ -222,17 +242,23 @@ class ClassSamples:
         return weights.tolist() if bool((weights >= 0).all()) else None
 
 
+def _class_terms(tensor: Tensor, name: str, weights: dict[int, float]) -> Tensor:
+    """The sums by sample of the weights of the targets' classes."""
+    weighted = torch.isin(tensor, torch.tensor([*weights]).to(tensor))
+    if not bool(weighted.all()):
+        raise InputError(
+            f"data: {name} has the class {int(tensor[~weighted][0])}, which none of the samples had that "
+            "the weights of the classes come from; give terms=, the sum of each sample's weights"
+        )
+    return sum((w * double(by_sample(tensor == c)) for c, w in weights.items()), torch.zeros(()))
+
+
 def _weighted(name: str, place: Place, weights: dict[int, float]) -> Count:
-    """The sums of the weights of the targets' classes."""
-
-    def terms(tensor: Tensor) -> Tensor:
-        listed = torch.isin(tensor, torch.tensor([*weights]).to(tensor))
-        if not bool(listed.all()):
-            raise InputError(
-                f"data: {name} has the class {int(tensor[~listed][0])}, which none of the samples had that "
-                "the weights of the classes come from; give terms=, the sum of each sample's weights"
-            )
-        return sum((w * double(by_sample(tensor == c)) for c, w in weights.items()), torch.zeros(()))
-
+    """The count of the weights of the classes of ``name``."""
     listed = ", ".join(f"{c}: {w:.4g}" for c, w in weights.items())
-    return Count(f"the weights of the classes of {name}, {{{listed}}}", place, terms)
+    function = functools.partial(_class_terms, name=name, weights=weights)
+    return Count(f"the weights of the classes of {name}, {{{listed}}}", place, function)
+
+
+# The count of every loss that is a mean over its samples.
+ONES = Count("lambda y: torch.ones(len(y))", (0, ()), _one_each)

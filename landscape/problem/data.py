@@ -117,7 +117,7 @@ class Data:
         self.chunk_size = self.samples if self.resident is not None else None
 
     def weigh(self, terms_in: Terms) -> None:
-        """Count the samples, and the terms of each by ``terms_in``. InputError where there is none."""
+        """Count the samples, and the terms of each by ``terms_in``. InputError without a sample."""
         self._terms_in = terms_in
         if self._whole is not None:
             x, y = self._whole
@@ -129,7 +129,10 @@ class Data:
             self._read(terms_in)
         if self.samples == 0:
             raise InputError("data: it holds no samples, at least one is needed")
-        if not self.terms > 0:
+
+    def check_terms(self, terms: float) -> None:
+        """Raise InputError unless a target counts, by the number of ``terms``."""
+        if not terms > 0:
             raise InputError("data: all its targets are left out of the loss, at least one must count")
 
     def _read(self, terms_in: Terms) -> None:
@@ -326,11 +329,12 @@ class Data:
             other.resident = other.place(self.resident)
         return other
 
-    def chunks(self) -> Iterator[tuple[Any, Any, float]]:
+    def chunks(self, empty: bool = False) -> Iterator[tuple[Any, Any, float]]:
         """The data as (x, y, weight), on the device; every sample once, ``chunk_size`` at a time if resident.
 
         The weights of the chunks in the mean add up to ``samples``: they are numbers of samples, except where
-        samples contribute unequal numbers of terms to the loss. A chunk without any term is left out.
+        samples contribute unequal numbers of terms to the loss. A chunk without any term is left out, unless
+        ``empty``.
         """
         done = 0
         for x, y in self.pieces():
@@ -338,9 +342,9 @@ class Data:
             count = float(samples)
             if self.each is not None or not self.indexed:
                 terms = self._terms_in(x, y) if self.each is None else self.each[done : done + samples]
-                count = float(terms.sum()) * self.samples / self.terms
+                count = float(terms.sum()) * self.samples / max(self.terms, 1e-300)
             done += samples
-            if count > 0:
+            if count > 0 or empty:
                 x, y = self.place((x, y))
                 yield x, y, count
 

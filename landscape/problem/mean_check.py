@@ -24,7 +24,7 @@ from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError, ProblemWarning
 from landscape.core.memory import available_memory
 from landscape.problem.batches import count_samples, named_tensors, take, tree_map
-from landscape.problem.counts import ClassSamples, Count, Samples, candidates
+from landscape.problem.counts import ONES, ClassSamples, Count, Samples, candidates
 from landscape.problem.data import nan_places
 from landscape.problem.losses import Terms, by_sample, is_mean, placed_loss, refuse_broadcasting
 from landscape.problem.mean_loss import MeanLoss
@@ -68,7 +68,7 @@ def takes(problem: MeanLoss, x: Any) -> bool:
         return attempt(problem.outputs, problem.weights, problem.data.leaves(x, None)[0]) is not None
 
 
-def _opened(outputs: Any) -> tuple[Any, Callable[[Any], Any]]:
+def opened(outputs: Any) -> tuple[Any, Callable[[Any], Any]]:
     """A model's outputs as a tree of tensors, and a function that makes outputs of such a tree again."""
     if isinstance(outputs, Mapping) and type(outputs) is not dict:
         return dict(outputs), lambda tree: type(outputs)(**tree)
@@ -99,7 +99,7 @@ class Losses:
         if not self.by_outputs:
             return Samples(None, x, y)
         with self.problem.evaluating(0):
-            outputs, self._remade = _opened(
+            outputs, self._remade = opened(
                 self.problem.outputs(self.weights, self.problem.data.leaves(x, y)[0])
             )
         outputs = tree_map(torch.Tensor.detach, outputs)
@@ -154,7 +154,7 @@ class Losses:
     def _of_parts(self, whole: Samples, parts: Sequence[Samples], batch: int) -> Equation:
         return Equation(batch, self.loss(whole), [(self.loss(part), part) for part in parts], self.rounding)
 
-    def _of_two(self, a: Samples, b: Samples, batch: int) -> Equation:
+    def of_two(self, a: Samples, b: Samples, batch: int) -> Equation:
         """The equation of two parts in one, cut to one shape where theirs differ."""
         try:
             whole = Samples.joined([a, b])
@@ -181,7 +181,7 @@ class Losses:
             own = self.of_batch(batch, number, draws)
             first, last = (batch, batch) if own is None else (own.parts[0][1], own.parts[-1][1])
             yield from [own] if own is not None else []
-            both = None if before is None else attempt(self._of_two, before, first, number)
+            both = None if before is None else attempt(self.of_two, before, first, number)
             yield from [both] if both is not None else []
             cut = attempt(self._of_lengths, batch, number) if ragged and self.by_outputs else None
             yield from [cut] if cut is not None else []
@@ -222,6 +222,11 @@ class Equation:
         """The terms of each part."""
         return [float(count(part.x, part.y).sum()) for _, part in self.parts]
 
+    def without_outputs(self) -> Equation:
+        """The same for counts, which need the targets only."""
+        parts = [(value, Samples(None, part.x, part.y)) for value, part in self.parts]
+        return dataclasses.replace(self, parts=parts)
+
     def equals(self, other: Equation) -> bool:
         """Return whether both have the same losses, within the rounding of ``other``."""
         values = [
@@ -249,9 +254,6 @@ class Equation:
 
 
 # ---- The decision
-
-# The count of every loss that is a mean over its samples.
-ONES = Count("lambda y: torch.ones(len(y))", (0, ()), lambda t: torch.ones(len(t)))
 
 
 def check_mean(problem: MeanLoss, terms: Terms, first: tuple[Any, Any], at: Tensor, batches: Batches) -> None:
@@ -288,9 +290,9 @@ def check_mean(problem: MeanLoss, terms: Terms, first: tuple[Any, Any], at: Tens
             return
         if terms.given is None:
             count = _count(losses, few, batches)
-            if count is not None and not (holds and count is ONES):
+            if count is not None and not (holds and count == ONES):
                 terms.count = count
-                _say_count(count, data.ragged and each_one)
+                say_count(count, data.ragged and each_one)
             if count is not None or holds:
                 return
         refuse_nan(problem, terms, losses.by_outputs, batches)
@@ -432,7 +434,7 @@ def _all_hold(losses: Losses, terms: Terms, batches: Batches) -> tuple[bool, boo
     return holds, each_one
 
 
-def _that_hold(counts: Iterable[Count], equations: Sequence[Equation]) -> list[Count]:
+def that_hold(counts: Iterable[Count], equations: Sequence[Equation]) -> list[Count]:
     """The ``counts`` by which all ``equations`` hold."""
 
     def hold(count: Count) -> bool:
@@ -442,10 +444,7 @@ def _that_hold(counts: Iterable[Count], equations: Sequence[Equation]) -> list[C
 
 
 def _count(losses: Losses, few: Samples | None, batches: Batches) -> Count | None:
-    """A standard count of targets, or weights by class, by which all equations hold; None if there is none.
-
-    Raises InputError for counts that weigh batches differently, where no samples tell which is right.
-    """
+    """A standard count of targets, or weights by class, by which all equations hold, or None."""
     counts = {ONES.code: ONES}
     classes = ClassSamples(lambda samples: losses.loss(losses.samples(samples.x, samples.y)))
     for x, y in batches():
@@ -454,22 +453,29 @@ def _count(losses: Losses, few: Samples | None, batches: Batches) -> Count | Non
     # What the few samples rule out needs no pass over the data.
     hints = [] if few is None else [*losses.equations([(few.x, few.y)])]
     for choices in (lambda: [*counts.values()], lambda: attempt(classes.counts) or []):
-        left = _that_hold(choices(), hints)
+        left = that_hold(choices(), hints)
         for equation in losses.equations(batches(), losses.problem.data.ragged) if left else ():
-            left = _that_hold(left, [equation])
+            left = that_hold(left, [equation])
         if left:
-            return _only(left, batches)
+            rows = [[float(count(x, y).sum()) for count in left] for x, y in batches()]
+            return only(left, torch.tensor(rows, dtype=torch.float64))
     return None
 
 
-def _only(counts: Sequence[Count], batches: Batches) -> Count:
-    """The first of ``counts``, where all weigh the batches alike, or the one that is a mean over samples."""
-    rows = [[float(count(x, y).sum()) for count in counts] for x, y in batches()]
-    totals = torch.tensor(rows, dtype=torch.float64)
+def only(counts: Sequence[Count], totals: Tensor) -> Count:
+    """The first of ``counts``, where all weigh the batches alike, or the one that is a mean over samples.
+
+    Args:
+        counts: those by which all equations hold.
+        totals: (batches, counts) the terms of each batch.
+
+    Raises:
+        InputError: no target counts, or the counts weigh batches differently.
+    """
     if not bool(totals.any()):
         raise InputError("data: all its targets are left out of the loss, at least one must count")
     shares = totals / totals.sum(0)
-    if counts[0] is ONES or torch.allclose(shares, shares[:, :1].expand_as(shares), rtol=1e-9, atol=0):
+    if counts[0] == ONES or torch.allclose(shares, shares[:, :1].expand_as(shares), rtol=1e-9, atol=0):
         return counts[0]
     raise InputError(
         "loss: the terms of its mean may be counted in several ways, which no samples tell apart; give the "
@@ -575,7 +581,7 @@ def _bytes_at_once(problem: MeanLoss) -> float | None:
     return samples * (small / SOME - SOME * square) + square * samples**2
 
 
-def _say_count(count: Count, by_length: bool) -> None:
+def say_count(count: Count, by_length: bool) -> None:
     """Warn that the terms of the mean are counted; ``by_length``: since samples differ in length."""
     why = (
         "samples differ in length, and each target counts the same"

@@ -255,6 +255,7 @@ class Problem(MeanLoss):
     def _weigh(self, terms: Terms, first: tuple[Any, Any]) -> None:
         """Count samples and terms of the loss's mean, and check that two passes over them are equal."""
         self.data.weigh(terms)
+        self.data.check_terms(self.data.terms)
         if self.check == "off":
             return
         sums = list[Tensor]()
@@ -272,6 +273,7 @@ class Problem(MeanLoss):
             self.data.compare(sums, ordered=self.draws > 0 or self.data.mixes)
         if terms.count is not None or terms.by_batch:
             self.data.weigh(terms)
+            self.data.check_terms(self.data.terms)
         if self.data.has_nan:
             refuse_nan(self, terms, False, batches)
 

@@ -7,26 +7,32 @@ import copy
 import importlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from landscape.core.devices import check_default_device, inner
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, LandscapeError
 from landscape.core.options import choose
-from landscape.problem.batches import call, count_samples, named_tensors, take
+from landscape.problem.batches import call, count_samples, named_tensors, take, tree_map
 from landscape.problem.batchnorm import BatchNormPolicy
 from landscape.problem.checks import CHECKS, tolerance, with_other_first_labels
+from landscape.problem.counts import ONES, ClassSamples, candidates
 from landscape.problem.data import Data
 from landscape.problem.layout import Layout, check_recording, differentiable, padding_rows, unwrapped
-from landscape.problem.losses import Terms, correct, describe_loss, output_loss, placed_loss
-from landscape.problem.shards import Piece, all_ranks, is_sharded, local_part, uninterrupted
+from landscape.problem.losses import Terms, correct, describe_loss, is_mean, output_loss, placed_loss
+from landscape.problem.mean_check import Losses, attempt, only, opened, say_count, that_hold
+from landscape.problem.shards import Piece, all_ranks, is_sharded, local_part, uninterrupted, whole
+
+T = TypeVar("T")
 
 # The check of the gradient moves the weights by so much of their norm, and allows so large a relative error:
 # a gradient that is a sum over ranks instead of their mean is off by a factor of 2 at least (both ours).
 STEP, ALLOWED = 1e-3, 0.2
+# Samples that each rank shows the others, and numbers of their outputs (ours).
+MAX_ROWS, MAX_NUMBERS = 64, 1 << 22
 
 
 class ShardedProblem:
@@ -103,16 +109,18 @@ class ShardedProblem:
         self.device = torch.device(away, torch.accelerator.current_device_index()) if away else first.device
         self.dtype = torch.promote_types(first.dtype, torch.float32)
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, first.dtype)
-        self.data = Data(data, self.device, first.dtype, self.criterion is output_loss)
-        self.data.chunk_size = self.data.samples or None
         count = Terms(self.criterion, terms)
-        self.samples = 1  # until they are counted
-        x, y = self.data.first(count)
+        self.samples, self.draws, self.randomness = 1, 0, "refuse"  # the samples until they are counted
+        x, y = self._on_all(lambda: self._read(data, count))
         if terms is None and (other := with_other_first_labels(self.criterion, x)):
             pair = [self._on(x, labels, 1.0).loss() for x, labels in ((x, y), (other, other["labels"]))]
             count.shifted = pair[0] == pair[1]
-        self.data.weigh(count, equal=check != "off", ordered=False)
-        self._mean_terms = self._mean(self.data.terms)
+        self._weigh(count)
+        batches = 1 if self.data.resident else sum(1 for _ in self.data.pairs())
+        if check != "off" and not self._same(batches):
+            raise InputError(f"data: {batches} batches on rank {dist.get_rank()}, all ranks need as many")
+        if check != "off" and terms is None:
+            self._check_mean(count)
         checksum = sum(float(t.double().sum()) for _, t in named_tensors((x, y)))
         shares = len(set(self._each(checksum).tolist())) / self.ranks  # others have the same data
         self.samples = round(float(self._each(self.data.samples).sum()) * shares)
@@ -120,9 +128,57 @@ class ShardedProblem:
         self.mask = self._trained()
         # As a problem whose data is in batches that no faster path may divide.
         self.batchnorm, self.separable, self.regularised = BatchNormPolicy(), False, False
-        self.draws, self.randomness = 0, "refuse"
         if check != "off":
             self._check(x, y, count)
+
+    def _read(self, data: Any, count: Terms) -> tuple[Any, Any]:
+        """Take the data, whose first batch, or the first with a target that counts, is returned."""
+        self.data = Data(data, self.device, self.pieces[0].local.dtype, self.criterion is output_loss)
+        self.data.chunk_size = self.data.samples or None
+        first = self.data.first(count)
+        self.data.weigh(count)
+        if self.check != "off" and self.data.checksum is not None and not isinstance(data, (list, tuple)):
+            sums = list[Tensor]()
+            for _ in self.data.second_pass(sums):
+                pass
+            self.data.compare(sums, ordered=False)
+        return first
+
+    def _weigh(self, count: Terms) -> None:
+        """Count the terms of this rank's data, some of which must count on one rank at least."""
+        self._on_all(lambda: self.data.weigh(count))
+        self._mean_terms = self._mean(self.data.terms)
+        self.data.check_terms(self._mean_terms)
+
+    def _on_all(self, function: Callable[[], T]) -> T:
+        """``function()``; an error of input on one rank is raised on all of them, in one line."""
+        result, error = None, None
+        try:
+            result = function()
+        except LandscapeError as refusal:
+            error = refusal
+        texts = self._gathered_objects(None if error is None else (str(error), getattr(error, "remedy", "")))
+        for rank, text in enumerate(texts):
+            if text is not None:
+                raise InputError(f"{text[0]} (rank {rank})", text[1])
+        return cast(T, result)
+
+    def _gathered_objects(self, value: Any) -> list[Any]:
+        """``value`` of each rank."""
+        values: list[Any] = [None] * self.ranks
+        with all_ranks():
+            dist.all_gather_object(values, value)
+        return values
+
+    # What landscape.problem.mean_check uses of a problem.
+
+    def outputs(self, weights: Tensor, x: Any) -> Any:
+        """The model's outputs at its own weights, whole on each rank."""
+        return tree_map(whole, call(self.model, {}, x))
+
+    def evaluating(self, seed: int | None) -> contextlib.AbstractContextManager[None]:
+        """The context of a forward pass and its loss."""
+        return contextlib.nullcontext()
 
     def __repr__(self) -> str:
         loss, dtype = describe_loss(self.criterion).split(".")[-1], str(self.dtype).removeprefix("torch.")
@@ -370,8 +426,11 @@ class ShardedProblem:
         return outputs, value.full_tensor() if hasattr(value, "full_tensor") else value
 
     def _batches(self) -> Iterator[tuple[Any, Any, float]]:
-        """(x, y, weight) of this rank: a mean over ranks, with these weights, is one over all terms."""
-        for x, y, count in self.data.chunks():
+        """(x, y, weight) of this rank: a mean over ranks, with these weights, is one over all terms.
+
+        Those without a term, too, since the ranks make each pass together.
+        """
+        for x, y, count in self.data.chunks(empty=True):
             yield x, y, count / self.data.samples * self.data.terms / self._mean_terms
 
     def totals(self, weights: Tensor | None = None) -> Tensor:
@@ -391,7 +450,7 @@ class ShardedProblem:
         with self._passes(weights):
             for x, y, weight in self._batches():
                 outputs, value = self._outputs_and_loss(x, y)
-                found[0] += float(value) * weight
+                found[0] += float(value) * weight if weight else 0.0
                 found[1] += correct(outputs, y, self.criterion).cpu()
                 found[2] += count_samples(x, y, alike=False)
                 self._reshard()
@@ -448,7 +507,8 @@ class ShardedProblem:
             found = torch.zeros_like(self.weights)
             for x, y, weight in self._batches():
                 with torch.enable_grad():
-                    value = differentiable(self._outputs_and_loss(x, y)[1] * weight)
+                    outputs, value = self._outputs_and_loss(x, y)
+                    value = differentiable(value * weight if weight else _nothing(outputs))
                 value.backward()  # type: ignore[no-untyped-call]
                 total += float(value.detach())
                 found += self.flatten(piece.gradient() for piece in self.chosen)
@@ -524,9 +584,6 @@ class ShardedProblem:
         """Raise InputError unless ranks, loss and gradient fit together, on the first batch of each rank."""
         if self._mean(sum(float((~torch.isfinite(piece.local)).sum()) for piece in self.pieces)):
             raise InputError("weights: some are NaN or infinite, all must be finite")
-        batches = 1 if self.data.resident else sum(1 for _ in self.data.chunks())
-        if not self._same(batches):
-            raise InputError(f"data: {batches} batches on rank {dist.get_rank()}, all ranks need as many")
         few = self._on(x, y, float(terms(x, y).sum()))
         value, again, g = few.loss(), few.loss(), few.gradient()
         rounding = 10 * torch.finfo(self.pieces[0].parameter.dtype).eps * max(1.0, abs(value))
@@ -535,18 +592,78 @@ class ShardedProblem:
                 f"model or loss: random even in eval mode, or NaN: the loss of one batch is {value:.6g}, and "
                 f"{again:.6g} in a second pass"
             )
+        if self.criterion is output_loss:
+            self._check_halves(few, value, x, y, terms)
+        self._check_gradient(few, g, rounding)
+
+    def _check_halves(self, few: Self, value: float, x: Any, y: Any, terms: Terms) -> None:
+        """Raise InputError unless the model's own loss of a batch is the mean of those of its halves."""
         samples = count_samples(x, y, alike=False)
         halves = [take((x, y), rows) for rows in (slice(samples // 2), slice(samples // 2, None))]
         counts = [float(terms(*half).sum()) if len(half) else 0.0 for half in halves]
-        if self._each(*counts).min() > 0:
-            parts = [self._on(half[0], half[1], count) for half, count in zip(halves, counts, strict=True)]
-            mean = sum(part.loss() * part._mean_terms for part in parts) / few._mean_terms
-            if abs(mean - value) > tolerance(self.dtype) * max(1.0, abs(value)):
-                raise InputError(
-                    f"loss: it is no mean over samples: {value:.6g} for a batch, {mean:.6g} by its halves; "
-                    "give one with reduction='mean'"
-                )
-        self._check_gradient(few, g, rounding)
+        if not self._each(*counts).min() > 0:
+            return
+        parts = [self._on(half[0], half[1], count) for half, count in zip(halves, counts, strict=True)]
+        mean = sum(part.loss() * part._mean_terms for part in parts) / few._mean_terms
+        if not abs(mean - value) <= tolerance(self.dtype) * max(1.0, abs(value)):
+            raise InputError(
+                f"loss: it is no mean over samples: {value:.6g} for a batch, {mean:.6g} by its halves; "
+                "give one with reduction='mean'"
+            )
+
+    def _check_mean(self, terms: Terms) -> None:
+        """Find by which count of targets the losses of parts combine, of all batches of all ranks together.
+
+        Raises InputError, on all ranks, where none of the standard counts is right.
+        """
+        shapes = {tuple(t.shape[1:] for _, t in named_tensors(y)) for _, y in self.data.pairs()}
+        ragged = len(set().union(*self._gathered_objects(shapes))) > 1
+        if self.criterion is output_loss or (is_mean(self.criterion) and not ragged):
+            return
+        losses = Losses(self, self.weights, by_outputs=True)
+        with self._passes(None):
+            equations = [e.without_outputs() for e in losses.equations(self._placed(), ragged)]
+            first = losses.samples(*next(self._placed()))
+        rows = min(MAX_ROWS, max(1, MAX_NUMBERS * first.size // max(1, first.numbers)))
+        first = first.rows(slice(rows))
+        heads = self._gathered_objects(first.on("cpu"))
+        other = heads[(dist.get_rank() + 1) % self.ranks].on(self.device)
+        if (both := attempt(losses.of_two, first, other, 0)) is not None:
+            equations.append(both.without_outputs())
+        each_one = all(e.weights(terms) == [part.size for _, part in e.parts] for e in equations)
+        holds, each_one = (self._all(v) for v in (all(e.holds(terms) for e in equations), each_one))
+        if holds and not (ragged and each_one):
+            return
+        own = {count.code: count for x, y in self._placed() for count in candidates(x, y)}
+        counts = {ONES.code: ONES} | {
+            code: c for each in self._gathered_objects(own) for code, c in each.items()
+        }
+        left = [count for count in counts.values() if self._all(bool(that_hold([count], equations)))]
+        if not left:
+            classes = ClassSamples(losses.loss)
+            for head in heads:
+                attempt(classes.add, head.on(self.device))
+            weighted = self._gathered_objects(attempt(classes.counts) or [])[0]
+            left = [count for count in weighted if self._all(bool(that_hold([count], equations)))]
+        if not left:
+            raise InputError(
+                "loss: it is no mean over samples, nor one over a standard count of targets, on all ranks "
+                "together; give one with reduction='mean', or terms=, the number of terms of each sample"
+            )
+        totals = self._each(*(sum(float(c(x, y).sum()) for x, y in self._placed()) for c in left))
+        count = only(left, totals.view(self.ranks, -1))
+        if not (holds and count == ONES):
+            terms.count = count
+            say_count(count, ragged and each_one)
+            self._weigh(terms)
+
+    def _placed(self) -> Iterator[tuple[Any, Any]]:
+        """The batches of this rank, on its device."""
+        return map(self.data.place, self.data.pieces())
+
+    def _all(self, value: bool) -> bool:
+        """Return whether ``value`` is true on all ranks."""
+        return bool(self._each(value).min())
 
     def _check_gradient(self, few: Self, g: Tensor, rounding: float) -> None:
         """Raise InputError unless g is the gradient of the loss of the ``few`` samples on all ranks."""
@@ -571,6 +688,12 @@ class ShardedProblem:
                 f"model: its gradient is not that of the mean loss of all ranks: the slope is {slope:.3g}, "
                 f"by the gradient {expected:.3g}; ranks with data of their own must average gradients"
             )
+
+
+def _nothing(outputs: Any) -> Tensor:
+    """Zero as a function of the outputs, with which a pass without a target takes part in the exchanges."""
+    every = [t for _, t in named_tensors(opened(outputs)[0]) if t.requires_grad and t.dim()]
+    return torch.stack([t.flatten()[0] * 0.0 for t in every]).sum()
 
 
 def on_ranks(problem: Any) -> bool:
