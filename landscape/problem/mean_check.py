@@ -175,17 +175,15 @@ class Losses:
         Without those whose parts the loss, or the model, does not take. ``ragged``: samples differ in length,
         so that batches are cut along it, too: a mean over targets combines by their number.
         """
-        draws, before = random.Random(0), None
+        draws, before = random.Random(0), list[Samples]()
         for number, (x, y) in enumerate(batches):
             batch = self.samples(x, y)
             own = self.of_batch(batch, number, draws)
             first, last = (batch, batch) if own is None else (own.parts[0][1], own.parts[-1][1])
-            yield from [own] if own is not None else []
-            both = None if before is None else attempt(self.of_two, before, first, number)
-            yield from [both] if both is not None else []
+            both = attempt(self.of_two, before[0], first, number) if before else None
             cut = attempt(self._of_lengths, batch, number) if ragged and self.by_outputs else None
-            yield from [cut] if cut is not None else []
-            before = last
+            yield from (equation for equation in (own, both, cut) if equation is not None)
+            before = [last]
 
     def of_batch(self, batch: Samples, number: int, draws: random.Random) -> Equation | None:
         """The equation of a batch and parts of it: three of any size, or else halves or thirds."""
@@ -452,8 +450,8 @@ def _count(losses: Losses, few: Samples | None, batches: Batches) -> Count | Non
         attempt(classes.add, Samples(None, x, y))
     # What the few samples rule out needs no pass over the data.
     hints = [] if few is None else [*losses.equations([(few.x, few.y)])]
-    for choices in (lambda: [*counts.values()], lambda: attempt(classes.counts) or []):
-        left = that_hold(choices(), hints)
+    for weighted in (False, True):
+        left = that_hold((attempt(classes.counts) or []) if weighted else counts.values(), hints)
         for equation in losses.equations(batches(), losses.problem.data.ragged) if left else ():
             left = that_hold(left, [equation])
         if left:

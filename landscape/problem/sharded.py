@@ -24,6 +24,7 @@ from landscape.problem.data import Data
 from landscape.problem.layout import Layout, check_recording, differentiable, padding_rows, unwrapped
 from landscape.problem.losses import Terms, correct, describe_loss, is_mean, output_loss, placed_loss
 from landscape.problem.mean_check import Losses, attempt, only, opened, say_count, that_hold
+from landscape.problem.mean_loss import MeanLoss
 from landscape.problem.shards import Piece, all_ranks, is_sharded, local_part, uninterrupted, whole
 
 T = TypeVar("T")
@@ -119,6 +120,8 @@ class ShardedProblem:
         batches = 1 if self.data.resident else sum(1 for _ in self.data.pairs())
         if check != "off" and not self._same(batches):
             raise InputError(f"data: {batches} batches on rank {dist.get_rank()}, all ranks need as many")
+        if check != "off":
+            self._check_random(x, y, count)
         if check != "off" and terms is None:
             self._check_mean(count)
         checksum = sum(float(t.double().sum()) for _, t in named_tensors((x, y)))
@@ -582,19 +585,28 @@ class ShardedProblem:
 
     def _check(self, x: Any, y: Any, terms: Terms) -> None:
         """Raise InputError unless ranks, loss and gradient fit together, on the first batch of each rank."""
-        if self._mean(sum(float((~torch.isfinite(piece.local)).sum()) for piece in self.pieces)):
-            raise InputError("weights: some are NaN or infinite, all must be finite")
         few = self._on(x, y, float(terms(x, y).sum()))
-        value, again, g = few.loss(), few.loss(), few.gradient()
-        rounding = 10 * torch.finfo(self.pieces[0].parameter.dtype).eps * max(1.0, abs(value))
-        if not abs(again - value) <= rounding:
-            raise InputError(
-                f"model or loss: random even in eval mode, or NaN: the loss of one batch is {value:.6g}, and "
-                f"{again:.6g} in a second pass"
-            )
+        value, g = few.loss(), few.gradient()
+        rounding = self._rounding(value)
         if self.criterion is output_loss:
             self._check_halves(few, value, x, y, terms)
         self._check_gradient(few, g, rounding)
+
+    def _rounding(self, value: float) -> float:
+        """How far two passes over the same samples may differ, with the loss ``value``."""
+        return 10 * torch.finfo(self.pieces[0].parameter.dtype).eps * max(1.0, abs(value))
+
+    def _check_random(self, x: Any, y: Any, terms: Terms) -> None:
+        """Raise InputError unless two passes over the first batch of each rank have the same loss."""
+        if self._mean(sum(float((~torch.isfinite(piece.local)).sum()) for piece in self.pieces)):
+            raise InputError("weights: some are NaN or infinite, all must be finite")
+        few = self._on(x, y, float(terms(x, y).sum()))
+        value, again = few.loss(), few.loss()
+        if not (abs(again - value) <= self._rounding(value) or (math.isnan(value) and math.isnan(again))):
+            raise InputError(
+                f"model or loss: random even in eval mode: the loss of one batch is {value:.6g}, and "
+                f"{again:.6g} in a second pass"
+            )
 
     def _check_halves(self, few: Self, value: float, x: Any, y: Any, terms: Terms) -> None:
         """Raise InputError unless the model's own loss of a batch is the mean of those of its halves."""
@@ -620,7 +632,7 @@ class ShardedProblem:
         ragged = len(set().union(*self._gathered_objects(shapes))) > 1
         if self.criterion is output_loss or (is_mean(self.criterion) and not ragged):
             return
-        losses = Losses(self, self.weights, by_outputs=True)
+        losses = Losses(cast(MeanLoss, self), self.weights, by_outputs=True)
         with self._passes(None):
             equations = [e.without_outputs() for e in losses.equations(self._placed(), ragged)]
             first = losses.samples(*next(self._placed()))
