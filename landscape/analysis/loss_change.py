@@ -16,7 +16,7 @@ from landscape.core.memory import Need, bounded
 from landscape.core.options import positive
 from landscape.core.progress import ProgressOption, shows_progress, taken
 from landscape.core.registry import numerics
-from landscape.curvature.double_backward import in_full_precision
+from landscape.curvature.double_backward import existing, in_full_precision
 from landscape.curvature.eigenvalues import Matrix
 from landscape.evaluation import needs
 from landscape.problem.layout import cut, put
@@ -101,6 +101,7 @@ def loss_change(
     )  # fmt: skip
     h = chosen.operator
     start, g = problem.loss_and_gradient(before)
+    existing(start, g)
     report = taken(progress)
     places = [[slot.place for slot in slots] for slots in groups.values()]
 
