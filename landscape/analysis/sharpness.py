@@ -368,6 +368,7 @@ def batch_sharpness(
             at_mean.whole, derivatives=derivatives, seed=seed, progress=portion(progress, 1 - part, 1)
         )
         top, residual = float(pairs.values[0]), float(pairs.residuals[0])
+        derivatives = pairs.derivatives
     error = max(float(each[2].max()) for each in measured)
     return BatchSharpness(
         curvature=measured[0][0, :, 0],

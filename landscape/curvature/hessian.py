@@ -272,7 +272,7 @@ class HessianOperator(SymmetricOperator):
         if self.strict:
             double_backward.existing(loss, gradient)
         error = double_backward.not_finite(self.matrix, self.derivatives, "at these weights")
-        if self._given and finite(gradient):
+        if self._given and math.isfinite(loss) and finite(gradient):
             _tell(self._given, error, double_backward.NOT_FINITE, 4)
             self._graphs, self.fast, self._penalties = [], None, []
             self._by_differences(self._given, at)
