@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.devices import inner, vector_norm
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.memory import Need, bounded
 from landscape.core.options import positive
 from landscape.core.progress import ProgressOption, shows_progress, taken
@@ -102,6 +102,8 @@ def loss_change(
     h = chosen.operator
     start, g = problem.loss_and_gradient(before)
     existing(start, g)
+    if math.isnan(end := problem.loss(after)):
+        raise OperationError("after: the loss there is NaN, so that it has no change")
     report = taken(progress)
     places = [[slot.place for slot in slots] for slots in groups.values()]
 
@@ -127,11 +129,11 @@ def loss_change(
         within=np.array([np.trace(between), *np.diag(between)]),
         between=between,
         loss_before=start,
-        loss_after=problem.loss(after),
+        loss_after=end,
         step_norm=norm,
         step_lr=math.nan if lr is None else lr,
         critical_multiple=_critical(
-            lambda m: problem.loss(torch.add(before, step, alpha=m)) > start, gradient.sum()
+            lambda m: not problem.loss(torch.add(before, step, alpha=m)) <= start, gradient.sum()
         ),
         products=len(groups),
         product_error=error,

@@ -485,7 +485,7 @@ def check_differences(
     near, far = derivative(step), derivative(2 * step)
     scale = torch.maximum(distance(near), distance(far))
     trusted = bool(distance(near, far) <= AGREEMENT * scale)
-    if trusted and bool(distance(image, near) > DISAGREEMENT * torch.maximum(scale, distance(image))):
+    if trusted and not bool(distance(image, near) <= DISAGREEMENT * torch.maximum(scale, distance(image))):
         raise NoSecondDerivative(
             "model or loss: its second derivative is wrong: products with the Hessian are not what gradients "
             "differ by, as where a part is detached, or a backward pass of one's own is not differentiable"

@@ -161,7 +161,8 @@ class SymmetricOperator:
             raise InputError(f"v: {what}, it must be ({self.size},) or ({self.size}, m) of real numbers")
         rows = v[None] if v.dim() == 1 else v.T.contiguous()
         self.products += len(rows)
-        images = self._finite(rows, self._images(rows))
+        images = self._images(rows)
+        images = self._finite(rows, images)
         return images[0] if v.dim() == 1 else images.T
 
     __call__ = __matmul__
