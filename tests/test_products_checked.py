@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import itertools
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import landscape
-from landscape import HessianOperator, InputError, PathWarning, Problem, ProblemWarning
-from landscape.curvature import chain_hessian, eigenvalues
+from landscape import HessianOperator, InputError, OperationError, PathWarning, Problem, ProblemWarning
+from landscape.curvature import chain_hessian, double_backward, eigenvalues
 from landscape.curvature.hessian import MATRICES, HessianOptions
 from landscape.curvature.search import SearchOptions, start_vector
 from landscape.problem.data import Data
@@ -472,3 +477,181 @@ def test_what_lies_before_a_detached_part_is_refused_but_what_lies_behind_is_not
         landscape.extreme_eigenvalues(problem)
     problem.check = "off"
     assert landscape.extreme_eigenvalues(problem).max > 0
+
+
+# Where the second derivative of an operation is NaN at one sample, or divides by it, and the gradient is not.
+
+
+class Special(nn.Module):
+    """Layers, of which one operation has a removable singularity of its second derivative at zero."""
+
+    def __init__(self, operation: Callable[[Tensor], Tensor], before: bool) -> None:
+        super().__init__()
+        self.operation, self.before = operation, before
+        self.a, self.b, self.c = nn.Linear(4, 4, False), nn.Linear(4, 4, False), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.operation(self.a(x)) if self.before else self.operation(self.b(self.a(x).tanh()))
+        return self.c(self.b(z).tanh() if self.before else z)  # type: ignore[no-any-return]
+
+
+SINGULAR: dict[str, Callable[[Tensor], Tensor]] = {
+    "normalize": lambda z: F.normalize(z, dim=1),
+    "norm": lambda z: z * z.norm(dim=1, keepdim=True),
+    "norm squared": lambda z: z + z.norm(dim=1, keepdim=True) ** 2,
+    "std of a constant": lambda z: z + torch.relu(z - 9).std(1, keepdim=True),
+    "a ** b": lambda z: z + torch.relu(z) ** (2 + z.exp()),
+    "cosine": lambda z: z + F.cosine_similarity(z, z.flip(1), dim=1)[:, None],
+}
+
+
+def special(name: str, dtype: torch.dtype, seed: int, place: int, before: bool) -> Problem:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(70, 4, generator=generator)
+    x[place] = 0
+    torch.manual_seed(seed)
+    model = Special(SINGULAR[name], before)
+    return Problem(model, F.cross_entropy, (x, torch.randint(3, (70,), generator=generator)), dtype=dtype)
+
+
+def by_central_differences(problem: Problem, step: float = 1e-6) -> Tensor:
+    wide = problem.to(torch.float64)
+    unit = step * torch.eye(problem.layout.size, dtype=torch.float64)
+    return torch.stack([wide.gradient(wide.weights + d) - wide.gradient(wide.weights - d) for d in unit]) / (
+        2 * step
+    )
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    name=st.sampled_from(sorted(SINGULAR)),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 99),
+    place=st.integers(0, 69),
+    before=st.booleans(),
+)
+def test_products_that_are_nan_go_over_to_differences_or_are_refused(
+    name: str, dtype: torch.dtype, seed: int, place: int, before: bool
+) -> None:
+    problem = special(name, dtype, seed, place, before)
+    dense = by_central_differences(problem)
+    with pytest.warns(ProblemWarning, match="NaN or infinite.*products are differences of gradients"):
+        ends = landscape.extreme_eigenvalues(problem, 1e-4)
+    values = torch.linalg.eigvalsh((dense + dense.T) / 2)
+    allowed = 1e-3 * float(values.abs().max())
+    assert ends.derivatives == "differences"
+    assert abs(ends.max - float(values[-1])) <= allowed
+    assert abs(ends.min - float(values[0])) <= allowed
+    with pytest.raises(InputError, match=r"NaN or infinite.*derivatives='differences'"):
+        landscape.extreme_eigenvalues(problem, derivatives="exact")
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "operator": lambda p, **o: HessianOperator(p, **o) @ torch.ones(p.layout.size, dtype=p.dtype),
+    "top": lambda p, **o: landscape.top_eigenvalues(p, 2, **o),
+    "trace": lambda p, **o: landscape.trace(p, **o),
+    "density": lambda p, **o: landscape.density(p, 2, 5, **o),
+    "spectrum": lambda p, **o: landscape.spectrum(
+        p, 1, quantities=("trace", "density"), draws=2, steps=3, **o
+    ),
+    "table": lambda p, **o: landscape.curvature_table(p, draws=2, **o),
+    "grid": lambda p, **o: landscape.hessian_grid(p, landscape.random_plane(p), grid=(2, 1), **o),
+    "batch sharpness": lambda p, **o: landscape.batch_sharpness(p, 70, min_draws=2, max_draws=2, **o),
+    "disagreement": lambda p, **o: landscape.disagreement(p, spread(p), 1, **o),
+    "loss change": lambda p, **o: landscape.loss_change(p, p.weights, 0.9 * p.weights, **o),
+    "preconditioned": lambda p, **o: landscape.top_eigenvalues(
+        p, precondition=torch.ones_like(p.weights), **o
+    ),
+}
+EXACT_ONLY: dict[str, Callable[..., Any]] = {
+    "noise": lambda p: landscape.noise(p, spread(p), lr=0.1, local_batch=10, draws=2),
+    "alignment": lambda p: landscape.noise_alignment(p, 10, 1),
+    "smoothing": lambda p: landscape.smoothing(p, spread(p), draws=2),
+    "average": lambda p: landscape.average(p, spread(p)),
+}
+GRADIENTS: dict[str, Callable[..., Any]] = {
+    "sharpness": lambda p: landscape.sharpness(p, 0.1),
+    "learning coefficient": lambda p: landscape.learning_coefficient(p, 10, step_size=1e-6),
+    "noise scale": lambda p: landscape.noise_scale(p, 10),
+    "connect": lambda p: landscape.connect(p, p.weights, p.weights + 0.1, steps=20),
+}
+
+
+def spread(problem: Problem) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    draws = torch.randn(3, problem.layout.size, generator=generator, dtype=torch.float64)
+    return problem.weights + (draws * 1e-3).to(problem.weights)
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *EXACT_ONLY])
+@pytest.mark.parametrize("place", [3, 66])  # among the first samples, which are checked, and behind these
+def test_no_function_passes_on_a_product_that_is_nan(name: str, place: int) -> None:
+    problem = special("normalize", torch.float64, 0, place, True)
+    if name in EXACT_ONLY:
+        with pytest.raises((InputError, OperationError), match="NaN or infinite|not finite"):
+            EXACT_ONLY[name](problem)
+        return
+    with pytest.raises(InputError, match="NaN or infinite"):
+        FUNCTIONS[name](problem, derivatives="exact")
+    with pytest.warns(ProblemWarning, match="products are differences of gradients"):
+        result = FUNCTIONS[name](problem)
+    if name == "operator":
+        expected = by_central_differences(problem).sum(1)
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-6)
+        return
+    assert result.derivatives == "differences"
+    fields = {f.name: getattr(result, f.name) for f in dataclasses.fields(result)}
+    numbers = ("values", "residuals", "nodes", "draws", "trace", "lambda_min", "curvature", "cost", "within")
+    for key in numbers:
+        assert np.isfinite(fields.get(key, 0.0)).all(), key
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONS, *EXACT_ONLY, *GRADIENTS])
+@pytest.mark.parametrize("place", [3, 66])
+def test_where_the_gradient_is_nan_every_function_refuses(name: str, place: int) -> None:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        marked, z = x[:, :1] > 9, m.a(x)  # of one sample alone
+        inside = torch.where(marked, -1 - z.square(), 1 + z.square())
+        out: Tensor = torch.where(inside > 0, inside.sqrt(), inside.square())
+        return out
+
+    x = torch.randn(70, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    x[place, 0] = 10
+    torch.manual_seed(0)
+    problem = Problem(
+        network(forward, a=nn.Linear(4, 3)).double(), F.cross_entropy, (x, torch.arange(70) % 3)
+    )
+    assert math.isfinite(problem.loss())
+    assert not problem.gradient().isfinite().all()
+    call = {**FUNCTIONS, **EXACT_ONLY, **GRADIENTS}[name]
+    with pytest.raises(OperationError, match="gradient.*(NaN or infinite|not finite)|product of member"):
+        call(problem)
+
+
+def test_products_of_numbers_have_second_derivatives_that_divide_by_none() -> None:
+    for dtype, tiny in ((torch.float32, 2e-38), (torch.float64, 2e-308)):
+        w = torch.tensor([tiny, 1.5, -2.0, 0.7], dtype=dtype)
+
+        def forward(m: Any, x: Tensor) -> Tensor:
+            out: Tensor = (m.w * x).prod(1) + torch.prod(m.w[:3]) + x @ m.w
+            return out
+
+        x = torch.randn(20, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
+        problem = Problem(network(forward, w=nn.Parameter(w)), lambda o, t: o.square().mean(), (x, x))
+        ends = landscape.extreme_eigenvalues(problem, 1e-5, derivatives="exact")
+        values = torch.linalg.eigvalsh(by_central_differences(problem))
+        assert (ends.min, ends.max) == pytest.approx((float(values[0]), float(values[-1])), rel=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0, 3), (2, 3, 5), (2, 8)])
+@pytest.mark.parametrize("dtype", [None, torch.float64])
+def test_products_by_halves_are_pytorch_s(shape: tuple[int, ...], dtype: torch.dtype | None) -> None:
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    for x in (numbers, numbers.round().int()):
+        places = [((d,), {"keepdim": keep}) for d in range(-len(shape), len(shape)) for keep in (False, True)]
+        for place, options in [((), {}), *places]:
+            expected = torch.prod(x, *place, dtype=dtype, **options)
+            with double_backward.Decomposed():
+                ours = [torch.prod(x, *place, dtype=dtype, **options), x.prod(*place, dtype=dtype, **options)]
+            for one in ours:
+                torch.testing.assert_close(one, expected)

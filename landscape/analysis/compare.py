@@ -70,7 +70,7 @@ def _at_equal_loss(entries: Sequence[Entry], loss_tol: float) -> tuple[list[Entr
     taken = []
     for entry, run, loss in zip(entries, runs, losses, strict=True):
         near, found = (run, loss) if loss == target else _nearest(run, loss, target)
-        if abs(found - target) > loss_tol * abs(target):
+        if not abs(found - target) <= loss_tol * abs(target):
             raise OperationError(
                 f"{run.path}: no checkpoint of its run has a training loss within {loss_tol:.0%} of "
                 f"{target:.4g}, that of {highest.path}; the nearest is step {near.step:,} with {found:.4g}. "

@@ -14,6 +14,7 @@ from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, expect, positive
 from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
 from landscape.core.registry import numerics
+from landscape.curvature.double_backward import existing
 from landscape.evaluation import needs
 from landscape.evaluation.evaluate import confirm, evaluator
 from landscape.evaluation.grid import setting
@@ -198,8 +199,8 @@ def _trained(
     for step, (few,) in zip(range(steps), minibatches, strict=False):
         t = float(torch.rand((), generator=generator))
         of_b, of_bend = shares(curve, t)
-        _, gradient = few.loss_and_gradient((1 - of_b - of_bend) * a + of_b * b + of_bend * bend)
-        bend.grad = of_bend * gradient
+        found = few.loss_and_gradient((1 - of_b - of_bend) * a + of_b * b + of_bend * bend)
+        bend.grad = of_bend * existing(*found)
         optimizer.param_groups[0]["lr"] = lr * min(1, 2 * (1 - step / steps))
         optimizer.step()
         report((step + 1) / steps)

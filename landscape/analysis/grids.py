@@ -448,8 +448,12 @@ def hessian_grid(
     at = Grid(problem, axes(grid, span), interpolation_tol, kinds)
     wanted = SearchOptions(1, 1, residual_tol, max_products)
     problem = problem.with_batchnorm(bn, bn_samples)
-    options = HessianOptions(derivatives=HessianOptions(derivatives=derivatives).at(problem).derivatives)
-    fields = _fields(problem, plane, residual_tol, search) | {"derivatives": options.derivatives}
+    h = HessianOptions(derivatives=derivatives, strict=True).at(problem)
+    h(start_vector(problem, plane.seed))
+    # With exact products at the center, a point may still have to take others.
+    options = HessianOptions(derivatives=derivatives if h.derivatives == "exact" else h.derivatives)
+    fields = _fields(problem, plane, residual_tol, search) | {"derivatives": h.derivatives}
+    del h
     made_of = provenance(problem)
     execution = execution or Execution()
     previous, save = _resumed(HessianGrid, at, _source(about) | fields, made_of, into, execution)

@@ -19,6 +19,7 @@ from landscape.core.options import positive
 from landscape.core.progress import ProgressOption, shows_progress, taken
 from landscape.core.registry import optional
 from landscape.core.statistics import standard_error
+from landscape.curvature.double_backward import existing
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
@@ -235,6 +236,7 @@ def learning_coefficient(
     check_unpenalized(problem, "the coefficient is of the data's likelihood")
     problem = in_minibatches(problem, batch)
     nbeta = _default_nbeta(problem.samples) if nbeta is None else float(nbeta)
+    existing(*problem.loss_and_gradient())
     top, first = math.nan, step_size
     if first is None:
         top = float(top_eigenvalues(problem, seed=seed).values[0])

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from landscape.core.devices import inner, vector_norm
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.memory import Need, bounded
 from landscape.core.options import positive
 from landscape.core.progress import ProgressOption, shows_progress, taken
 from landscape.core.registry import numerics
-from landscape.curvature.double_backward import in_full_precision
+from landscape.curvature.double_backward import existing, in_full_precision
 from landscape.curvature.eigenvalues import Matrix
 from landscape.evaluation import needs
 from landscape.problem.layout import cut, put
@@ -101,6 +101,9 @@ def loss_change(
     )  # fmt: skip
     h = chosen.operator
     start, g = problem.loss_and_gradient(before)
+    existing(start, g)
+    if math.isnan(end := problem.loss(after)):
+        raise OperationError("after: the loss there is NaN, so that it has no change")
     report = taken(progress)
     places = [[slot.place for slot in slots] for slots in groups.values()]
 
@@ -118,7 +121,7 @@ def loss_change(
     between = (between + between.T) / 2
     gradient, curvature = np.array(along(g)), between.sum(1)
     return LossChange(
-        **chosen.about,
+        **chosen.about | {"derivatives": h.derivatives},
         groups=(WHOLE, *groups),
         sizes=np.array([problem.layout.size, *(sum(s.size for s in slots) for slots in groups.values())]),
         gradient=np.array([gradient.sum(), *gradient]),
@@ -126,11 +129,11 @@ def loss_change(
         within=np.array([np.trace(between), *np.diag(between)]),
         between=between,
         loss_before=start,
-        loss_after=problem.loss(after),
+        loss_after=end,
         step_norm=norm,
         step_lr=math.nan if lr is None else lr,
         critical_multiple=_critical(
-            lambda m: problem.loss(torch.add(before, step, alpha=m)) > start, gradient.sum()
+            lambda m: not problem.loss(torch.add(before, step, alpha=m)) <= start, gradient.sum()
         ),
         products=len(groups),
         product_error=error,

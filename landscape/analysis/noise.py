@@ -19,8 +19,9 @@ from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
 from landscape.core.registry import numerics
+from landscape.curvature.double_backward import existing
 from landscape.curvature.eigenvalues import fast_hessian, top_eigenvalues
-from landscape.curvature.hessian import HessianOperator, exact_only
+from landscape.curvature.hessian import HessianOperator, HessianOptions, exact_only
 from landscape.curvature.operators import Products, row_products
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
@@ -120,7 +121,7 @@ def noise(
     problem = in_minibatches(problem, local_batch)
     exact_only(problem, "noise")
     n, mean = len(weights), average(weights)
-    gradient, spread = double(problem.gradient(mean)), weights - mean
+    gradient, spread = double(existing(*problem.loss_and_gradient(mean))), weights - mean
     terms = _terms_of_delta(problem, weights, mean, gradient)
     rows, generator, report = [], torch.Generator().manual_seed(seed), taken(progress)
 
@@ -129,7 +130,7 @@ def noise(
         report((k + 1) / draws)
     names = ("direct", "first_order", "delta_s", "delta_2", "delta_cross")
     table = lr**2 * torch.tensor(rows, dtype=torch.float64).numpy()
-    each = torch.stack([problem.gradient(w) for w in weights])
+    each = torch.stack([existing(*problem.loss_and_gradient(w)) for w in weights])
     full = each.to(gradient.device).mean(0, dtype=torch.float64) - gradient
     operator = HessianOperator(problem, mean, derivatives="exact")
     eq4 = sum(float(double(operator(d)).square().sum()) for d in spread) / n**2
@@ -383,8 +384,8 @@ def noise_alignment(
     pairs = top_eigenvalues(
         problem, k, derivatives="exact", search=search, seed=seed, progress=portion(progress, 0, 0.5)
     )
-    products = row_products(fast_hessian(problem))
-    gradient = double(problem.gradient())
+    products = row_products(fast_hessian(problem, None, HessianOptions(derivatives="exact", strict=True)))
+    gradient = double(existing(*problem.loss_and_gradient()))
     terms = _terms_in_curvature(problem, products, gradient, torch.from_numpy(pairs.vectors).to(gradient))
     rows, drawing = np.zeros((0, 4 + k)), portion(progress, 0.5, 1)
     while True:
@@ -460,7 +461,7 @@ def _terms_in_curvature(
     image_of_gradient = double(products(gradient[None].to(problem.weights))[0])
 
     def terms(parts: Sequence[Problem]) -> Array:
-        rows = torch.stack([part.gradient(problem.weights) for part in parts])
+        rows = torch.stack([existing(*part.loss_and_gradient(problem.weights)) for part in parts])
         images, rows = double(products(rows)), double(rows)
         deviations, their_images = rows - gradient, images - image_of_gradient
         factors = ((rows, images), (rows, rows), (deviations, their_images), (deviations, deviations))

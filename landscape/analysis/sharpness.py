@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from landscape.core.devices import double, vector_norm
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
 from landscape.core.registry import numerics
 from landscape.core.statistics import mean_and_error
+from landscape.curvature.double_backward import existing
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.hessian import HessianOptions, gradient_curvature
 from landscape.evaluation import needs
@@ -76,9 +77,13 @@ def _largest_rise(
         """The loss at ε = ``at``, and its gradient in ε."""
         theta = problem.weights + at if scale is None else torch.addcmul(problem.weights, scale, at)
         loss, gradient = problem.loss_and_gradient(theta)
+        if math.isnan(loss):
+            raise OperationError(f"rho: within {rho:g} of the weights the loss is NaN; take a smaller one")
+        gradient = existing(loss, gradient) if math.isfinite(loss) else gradient
         return loss, gradient if scale is None else gradient.mul_(scale)
 
     base, slope = loss_and_slope(torch.zeros_like(problem.weights))
+    existing(base, slope)
     rise, residual, gradients = 0.0, 0.0, 1  # ε = 0 is allowed, too
     for start in ([slope] if float(vector_norm(slope)) > 0 else []) + starts:
         highest, angle, used = _climb(loss_and_slope, rho, start, steps)
@@ -255,6 +260,10 @@ def _mean_rise(part: Problem, scale: Tensor | None, shift: Tensor, base: float |
     shift = shift if scale is None else shift * scale
     known = part.loss() if base is None else base
     rise = (part.loss(part.weights + shift) + part.loss(part.weights - shift)) / 2 - known
+    if not math.isfinite(rise):
+        raise OperationError(
+            f"rho: displacements with it raise the loss from {known:g} by {rise:g}; take less"
+        )
     return Ascent(rise, known, 0.0, 2 + (base is None))
 
 
@@ -343,21 +352,24 @@ def batch_sharpness(
     thetas, local = learners_of(problem, batch, weights, local_batch)
     at_mean = Minibatches(problem, batch, stream(seed, 0))
     few = at_mean.whole.on(at_mean.whole.data.few())
-    by = HessianOptions(derivatives=derivatives).at(few).derivatives
+    if HessianOptions(derivatives=derivatives).at(few).derivatives == "differences":
+        derivatives = "differences"  # else a minibatch may have to take them
     part = 1 / (1 + (thetas is not None) + with_lambda_max)
-    found = _curvatures(at_mean, problem.weights[None], by, precision, portion(progress, 0, part))
+    found = _curvatures(at_mean, problem.weights[None], derivatives, precision, portion(progress, 0, part))
     measured, of_learners = [found], dict[str, Any]()
     if thetas is not None:
         own = Minibatches(problem, local, stream(seed, 1), len(thetas))
-        found = _curvatures(own, thetas, by, precision, portion(progress, part, 2 * part))
+        found = _curvatures(own, thetas, derivatives, precision, portion(progress, part, 2 * part))
         of_learners = {"learner_curvature": found[0], "learner_norm2": found[1], "local_batch": local}
         measured.append(found)
     top, residual = math.nan, math.nan
     if with_lambda_max:
         pairs = top_eigenvalues(
-            at_mean.whole, derivatives=by, seed=seed, progress=portion(progress, 1 - part, 1)
+            at_mean.whole, derivatives=derivatives, seed=seed, progress=portion(progress, 1 - part, 1)
         )
         top, residual = float(pairs.values[0]), float(pairs.residuals[0])
+        derivatives = pairs.derivatives
+    error = max(float(each[2].max()) for each in measured)
     return BatchSharpness(
         curvature=measured[0][0, :, 0],
         norm2=measured[0][1, :, 0],
@@ -369,8 +381,8 @@ def batch_sharpness(
         limit=math.nan if limit is None else limit,
         relative_error=relative_error,
         converged=all(precision.met(*_mean_of(each)) for each in measured),
-        derivatives=by,
-        product_error=max(float(each[2].max()) for each in measured),
+        derivatives="differences" if error else derivatives.replace("auto", "exact"),
+        product_error=error,
         seed=seed,
         # The minibatches come from all samples; with BatchNorm λ_max leaves a smaller last minibatch out.
         **(setting(at_mean.whole) | {"samples": problem.samples}),

@@ -26,7 +26,8 @@ from landscape.core.options import positive
 from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
 from landscape.core.registry import numerics
 from landscape.curvature.chain_hessian import ChainHessian
-from landscape.curvature.eigenvalues import fast_hessian, points_at_once, top_eigenvalues
+from landscape.curvature.double_backward import existing
+from landscape.curvature.eigenvalues import check_products, fast_hessian, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, HessianOptions, exact_only
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, find_eigenpairs, start_vector, warm_start
 from landscape.evaluation import needs
@@ -122,10 +123,14 @@ def disagreement(
     )  # fmt: skip
     report(0.6)
     loss, gradient = problem.loss_and_gradient(mean)
+    existing(loss, gradient)
     vectors, values = torch.from_numpy(pairs.vectors).to(mean.device), torch.from_numpy(pairs.values)
     along = spread.products(vectors)  # (n, k)
     bent, off = spread.curvature(problem, pairs.derivatives)
     report(0.8)
+    learners_loss = float(np.mean([problem.loss(w) for w in weights]))
+    if math.isnan(learners_loss):
+        raise OperationError("weights: the loss of a learner is NaN, leave it out")
     share, share_error = shares(along.square().numpy(), spread.gram.diagonal().numpy())
     cost, cost_error = half_mean(bent)
     result = Disagreement(
@@ -139,7 +144,7 @@ def disagreement(
         cost_error=math.hypot(cost_error, off / 2),
         cost_top=0.5 * float(values @ along.square().mean(0)),
         loss=loss,
-        learners_loss=float(np.mean([problem.loss(w) for w in weights])),
+        learners_loss=learners_loss,
         parameters=len(mean),
         learners=len(weights),
         products=pairs.products + len(weights),
@@ -178,7 +183,7 @@ class Spread:
 
         One Hessian product at a time, so that their memory does not grow with n.
         """
-        h = fast_hessian(problem, self.mean, HessianOptions(derivatives=derivatives))
+        h = fast_hessian(problem, self.mean, HessianOptions(derivatives=derivatives, strict=True))
         columns, off = [], []
         for row in self._rows:
             image, errors = h.verified(row[None])
@@ -351,12 +356,12 @@ def smoothing(
     search, count = portion(progress, 0, 0.3), min(k, len(mean))
     eigen = top_eigenvalues(problem, count, residual_tol, weights=mean, seed=seed, progress=search)
     vectors = torch.from_numpy(eigen.vectors).to(mean.device)
-    h = fast_hessian(problem, mean)
+    h = fast_hessian(problem, mean, HessianOptions(derivatives="exact", strict=True))
     along = double(spread @ vectors.T).square().sum(0) / len(weights)
     trace_hs = sum(float(double(s) @ double(h(s))) for s in spread) / len(weights)
     route = mean[None] if trajectory is None else trajectory.to(mean)
     lengths = double(route[1:] - route[:-1]).norm(dim=1)
-    gradients = [double(problem.gradient(w)) for w in route] if len(route) > 1 else []
+    gradients = [double(existing(*problem.loss_and_gradient(w))) for w in route] if len(route) > 1 else []
     rows = []
     for place, kind in enumerate(KINDS):
 
@@ -366,6 +371,8 @@ def smoothing(
         smoothed = _Smoothed(problem, mean, shift, draws)
         began, ends = (0.3 + 0.7 * (place + share) / len(KINDS) for share in (0, 1))
         losses = [[problem.loss(mean + sign * shift(i)) for sign in (1, -1)] for i in range(draws)]
+        if not np.isfinite(losses).all():
+            raise OperationError(f"weights: their {kind} spread reaches losses that are NaN or infinite")
         first_half = portion(progress, began, (began + ends) / 2)
         sharpest, converged = smoothed.sharpest(vectors[0], residual_tol, seed, first_half)
         lipschitz = smoothed.lipschitz(route, lengths)
@@ -459,6 +466,7 @@ class _Smoothed:
             residual_tol=residual_tol,
             progress=progress,
         )
+        check_products(top.residuals)
         v, value = top.vectors[0], float(top.values[0])
         center, along, across = product(v), np.zeros(self.draws), 0.0
         for i, one in enumerate(each(v)):
@@ -478,7 +486,8 @@ class _Smoothed:
 
         def smooth(w: Tensor, i: int) -> Tensor:
             d = self.shift(i)
-            return double((self.problem.gradient(w + d) + self.problem.gradient(w - d)) / 2)
+            one, other = (existing(*self.problem.loss_and_gradient(at)) for at in (w + d, w - d))
+            return double((one + other) / 2)
 
         before = [smooth(route[0], i) for i in range(self.draws)] if len(lengths) else []
         for w, length in zip(route[1:], lengths.tolist(), strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterator
 
 import torch
@@ -130,6 +131,16 @@ def vector_norm(v: Tensor) -> Tensor:
     if v.shape[-1] <= length:
         return torch.linalg.vector_norm(v, dim=-1)
     return _sum([torch.linalg.vector_norm(x, dim=-1).square() for x in torch.split(v, length, -1)]).sqrt()
+
+
+def finite(numbers: Tensor) -> bool:
+    """Return whether all numbers are finite; their sum, which is cheaper to look at, may overflow.
+
+    Example:
+        >>> finite(torch.tensor([1.0, 3e38, 3e38])), finite(torch.tensor([1.0, torch.nan]))
+        (True, False)
+    """
+    return math.isfinite(float(numbers.sum())) or bool(numbers.isfinite().all())
 
 
 def _sum(parts: list[Tensor]) -> Tensor:

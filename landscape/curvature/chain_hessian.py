@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from landscape.core.errors import PathWarning
-from landscape.curvature.hessian import VECTORS, HessianOperator, holds_but_for_rounding, penalty_hessians
+from landscape.curvature.double_backward import holds_but_for_rounding
+from landscape.curvature.hessian import VECTORS, HessianOptions, penalty_hessians
 from landscape.curvature.operators import rounding_of
 from landscape.problem.layout import differentiable, gradients
 from landscape.problem.losses import is_softmax_loss
@@ -221,7 +222,7 @@ def agrees(problem: Problem, weights: Tensor, matrix: Literal["hessian", "gauss-
         generator = torch.Generator().manual_seed(0)
         at = weights.to(few.dtype)
         vectors = torch.randn(VECTORS, len(weights), dtype=torch.float64, generator=generator).to(at)
-        exact = HessianOperator(few, at, matrix=matrix)
+        exact = HessianOptions(matrix, derivatives="exact").at(few, at)
         expected = torch.stack([exact(v) for v in vectors])
         off = ChainHessian(few, at[None], matrix=matrix)(vectors) - expected
         if not bool(expected.isfinite().all()):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,8 +19,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core import devices
-from landscape.core.devices import double, widest_dtype
-from landscape.core.errors import InputError, LandscapeError, ProblemWarning
+from landscape.core.devices import double, finite, widest_dtype
+from landscape.core.errors import InputError, LandscapeError, OperationError, ProblemWarning
 from landscape.core.options import expect
 from landscape.problem.batches import own_outputs, recomputes
 from landscape.problem.checks import graph_nodes, moved
@@ -30,6 +31,8 @@ LOW = (torch.bfloat16, torch.float16)
 RAISED = (*LOW, torch.float32, torch.complex32, torch.complex64)
 # Of ``Problem.checked``: whether model or loss compute in a precision of LOW.
 INSIDE = ("low precision",)
+# The same: it was told that products are differences at some weights.
+NOT_FINITE = ("products not finite",)
 
 
 class FullPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -128,10 +131,33 @@ WHAT_TO_DO = (
 NO_GRADIENT = "; write it in differentiable operations (losses do not need it)"
 
 
+def not_finite(matrix: str, derivatives: str, where: str) -> NoSecondDerivative:
+    """The error that products are NaN or infinite ``where`` the gradient is not."""
+    remedy = WHAT_TO_DO if derivatives == "exact" else ""
+    if matrix != "hessian":
+        remedy = "; use matrix 'hessian', of which differences of gradients can be taken"
+    by = "" if derivatives == "exact" else " by differences"
+    what = f"second derivatives{by} are NaN or infinite {where}, its gradient is not"
+    return NoSecondDerivative(f"model or loss: its {what}{remedy}")
+
+
+def existing(loss: float, gradient: Tensor) -> Tensor:
+    """``gradient``, that of ``loss``; OperationError unless both are finite."""
+    if not math.isfinite(loss):
+        raise OperationError(f"weights: the loss there is {loss:g}, so that it has no derivatives")
+    if not finite(gradient):
+        raise OperationError(
+            f"model or loss: the gradient is NaN or infinite at these weights, where the loss is {loss:.6g}; "
+            "let each branch of torch.where be finite, as in torch.where(a > 0, torch.where(a > 0, a, 1)"
+            ".sqrt(), b), and keep roots and norms away from zero"
+        )
+    return gradient
+
+
 class Decomposed(TorchFunctionMode):
     """PyTorch's operations whose second derivative it has not, or has wrong, or slow, by others.
 
-    Those of weight_norm are wrong (up to 2.13), and EmbeddingBag has none.
+    Those of weight_norm are wrong (up to 2.13), EmbeddingBag has none, and products' divide by their factors.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -142,6 +168,8 @@ class Decomposed(TorchFunctionMode):
             bags = inspect.signature(F.embedding_bag).bind(*args, **(kwargs or {}))
             bags.apply_defaults()
             return _bags(**bags.arguments)
+        if func in (torch.prod, Tensor.prod):
+            return _multiplied(*args, **(kwargs or {}))
         if func in CONVOLUTIONS and (made := _convolution(*args, **(kwargs or {}))) is not None:
             return made
         return func(*args, **(kwargs or {}))
@@ -224,6 +252,18 @@ def _convolution(
     options = (*each, False, [0] * (weight.dim() - 2), groups)
     made: Tensor = Convolution.apply(input, weight, bias, options)  # type: ignore[no-untyped-call]
     return made
+
+
+def _multiplied(input: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    """The result of torch.prod with these arguments, by halves: nothing is divided by a factor."""
+    if not (input.dim() and input.numel() and input.is_floating_point()) or isinstance(dim, str):
+        return torch.prod(input, dtype=dtype) if dim is None else torch.prod(input, dim, keepdim, dtype=dtype)
+    x, place = (input.flatten(), 0) if dim is None else (input, dim)
+    x = x if dtype is None else x.to(dtype)
+    while (count := x.shape[place]) > 1:
+        first, second, rest = torch.split(x, [count // 2, count // 2, count % 2], place)
+        x = torch.cat((first * second, rest), place)
+    return x if keepdim and dim is not None else x.squeeze(place)
 
 
 def _bags(input: Tensor, weight: Tensor, offsets: Tensor | None, mode: str, **options: Any) -> Tensor:
@@ -375,6 +415,26 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
     return True
 
 
+def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) -> bool:
+    """Run ``test``: true for the problem, or else for the same problem in float64.
+
+    (Where a network fits its data well, products have few correct digits: 1 − p cancels.) A model that runs
+    in one precision only is judged by that precision.
+    """
+    tested = False
+    for dtype in dict.fromkeys((problem.dtype, widest_dtype(problem.device))):
+        try:
+            if test(problem if dtype == problem.dtype else problem.to(dtype)):
+                return True
+            tested = True
+        except LandscapeError:
+            raise
+        except Exception:  # the user's model raises any kind of error where dtypes do not fit
+            if dtype == problem.dtype:
+                raise
+    return not tested and test(problem)
+
+
 def _slices(a: Sequence[Tensor], b: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """The numbers of two vectors in parts, in float64, SLICE at a time: no copy of a whole vector."""
     for part, other in zip(a, b, strict=True):
@@ -425,7 +485,7 @@ def check_differences(
     near, far = derivative(step), derivative(2 * step)
     scale = torch.maximum(distance(near), distance(far))
     trusted = bool(distance(near, far) <= AGREEMENT * scale)
-    if trusted and bool(distance(image, near) > DISAGREEMENT * torch.maximum(scale, distance(image))):
+    if trusted and not bool(distance(image, near) <= DISAGREEMENT * torch.maximum(scale, distance(image))):
         raise NoSecondDerivative(
             "model or loss: its second derivative is wrong: products with the Hessian are not what gradients "
             "differ by, as where a part is detached, or a backward pass of one's own is not differentiable"

@@ -10,8 +10,8 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor
 
-from landscape.core.devices import vector_norm
-from landscape.core.errors import InputError
+from landscape.core.devices import finite, vector_norm
+from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded, spare
 from landscape.core.options import choose, positive
@@ -189,8 +189,10 @@ def eigenpairs(
         return [replace(each, search=each.search + suffix) for each in pairs]
     del first
     if options.precondition:
-        found_one, _ = search_operator(fast_hessian(problem, weights[0], options), start, wanted, done)
-        return [replace(found_one, search="exact, preconditioned")]
+        h = fast_hessian(problem, weights[0], options)
+        found_one, _ = search_operator(h, start, wanted, done)
+        return [replace(found_one, search=f"{found_one.search or 'exact'}, preconditioned")]
+    given, exactly = problem, replace(options, derivatives="exact", strict=False)
     problem = in_full_precision(problem)
     weights, matrix = weights.to(problem.weights), options.matrix
     saved = _chain_bytes(problem, weights[0], options)
@@ -211,22 +213,30 @@ def eigenpairs(
             # Without one, one point at a time, as the verification asks for them.
             verifying = [one] if one else (ChainHessian(problem, t[None], matrix=matrix) for t in at)
         else:
-            each = [options.at(near.problem, t) for t in at]
+            each = [exactly.at(near.problem, t) for t in at]
 
             def products(rows: Tensor, running: list[int]) -> Tensor:
                 return stacked([each[i](v).mul_(share) for i, v in zip(running, rows, strict=True)])
 
-            verifying = (row_products(h) for h in (each if exact else (options.at(problem, t) for t in at)))
+            verifying = (row_products(h) for h in (each if exact else (exactly.at(problem, t) for t in at)))
         results = run_in_lockstep([search_eigenpairs(s, wanted) for s in starts], products, done)
         exact_ones, tol = zip(results, verifying, strict=True), wanted.residual_tol
         refined = (verify_and_refine(r, h, tol) for r, h in exact_ones)
         return [replace(pair, search=near.name(problem)) for pair in refined]
 
     every = found(weights, [start] * len(weights), chosen)
+    bad = [i for i, pairs in enumerate(every) if not finite(pairs.residuals)]
     missed = [i for i, p in enumerate(every) if not p.converged and p.products < wanted.max_products]
+    missed = [i for i in missed if i not in bad]
     if missed and chosen is not whole:
         starts = [warm_start(every[i].vectors.sum(0), start) for i in missed]
         for i, again in zip(missed, found(weights[missed], starts, whole), strict=True):
+            every[i] = replace(again, products=every[i].products + again.products)
+    for i in bad:  # by differences, or refused
+        h = options.at(given, weights[i])
+        h(start)
+        if h.derivatives == "differences" or options.strict:
+            again, _ = search_operator(h, start, wanted)
             every[i] = replace(again, products=every[i].products + again.products)
     return every
 
@@ -311,7 +321,7 @@ class Matrix:
         problem, weights, part = problem_of(given), options["weights"], options["part"]
         choose("search", options.get("search", SEARCHES[0]), SEARCHES)
         preconditioner = as_preconditioner(options.get("precondition"))
-        chosen = HessianOptions(options["matrix"], part, preconditioner, options["derivatives"])
+        chosen = HessianOptions(options["matrix"], part, preconditioner, options["derivatives"], strict=True)
         if engine == "pyhessian":
             peers.check(chosen)
         h = chosen.at(problem, weights)
@@ -342,6 +352,7 @@ class Matrix:
         else:
             at = self.given.weights if self.weights is None else self.weights
             found = eigenpairs(self.given, at[None], start, wanted, self.options, search=search)[0]
+        check_products(found.residuals)
         low, high = found.bounds
         names = ("products", "converged", "search", "complete", "derivatives", "product_error")
         same = {name: getattr(found, name) for name in names}
@@ -359,6 +370,12 @@ class Matrix:
         residual = float(vector_norm(h(v) - value * v))
         pair = torch.tensor([[value], [residual]], dtype=torch.float64)
         return RitzPairs(pair[0], v[None], pair[1], products + 1, residual <= tol * abs(value))
+
+
+def check_products(numbers: Tensor) -> None:
+    """Raise OperationError unless what was computed from products is finite: of other packages, on ranks."""
+    if not finite(numbers):
+        raise OperationError("problem: products of the matrix are NaN or infinite, all must be finite")
 
 
 ENGINES = peers.ENGINES

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from landscape.core.devices import double, widest_dtype
+from landscape.core.devices import double, finite
 from landscape.core.errors import InputError, LandscapeError, OperationError, ProblemWarning
 from landscape.core.memory import require_besides, spare, with_saved_bytes
 from landscape.core.options import choose, expect, positive
@@ -163,7 +163,7 @@ class HessianOperator(SymmetricOperator):
             (``size`` numbers in the order of θ); default: all P.
         derivatives: "exact": by double backward; "differences": by differences of gradients, which are taken
             as in training; "auto": exact where model and loss have correct second derivatives, else by
-            differences, of which a warning tells.
+            differences, of which a warning tells; from a product on that is NaN or infinite, too.
         graph_bytes: memory for graphs.
 
     Attributes:
@@ -174,8 +174,10 @@ class HessianOperator(SymmetricOperator):
         products: the number of products so far; a block counts as its m vectors.
 
     Raises:
-        InputError: an unknown matrix or part, products that are not those of a symmetric matrix, and at the
-            first product "gauss-newton" for outputs that are not one tensor.
+        InputError: an unknown matrix or part, products that are not those of a symmetric matrix, at the first
+            product "gauss-newton" for outputs that are not one tensor, and "exact" products that are NaN or
+            infinite where the gradient is not.
+        OperationError: at a product, a loss or gradient that is NaN or infinite.
 
     Example:
         >>> import torch, landscape
@@ -211,6 +213,7 @@ class HessianOperator(SymmetricOperator):
         self.derivatives, self._graph_bytes = derivatives, graph_bytes
         self.fast: Products | None = None  # in place of graphs
         self.root: Tensor | None = None  # the products are those of diag(root) H diag(root)
+        self._given: Problem | None = None  # whose differences are taken where products are not finite
         known = (UNLIKE, *(slot.name for slot in self.slots))
         exactly = matrix != "hessian" or derivatives == "exact"
         if exactly or not (derivatives == "differences" or known in problem.checked):
@@ -219,18 +222,18 @@ class HessianOperator(SymmetricOperator):
             except double_backward.NoSecondDerivative as error:
                 if exactly:
                     raise
-                if not lacks_second(problem):  # else the call under way has counted them
-                    require_besides("differences of gradients", problem.device, difference_bytes(problem))
-                problem.checked[known] = True
-                words = "products are differences of gradients, with their errors"
-                warnings.warn(f"{str(error).split(';')[0]}; {words}", ProblemWarning, stacklevel=3)
+                _tell(problem, error, known, 4)
             else:
+                self._given = None if exactly else problem
                 return
-        at = problem.weights if weights is None else weights.to(problem.dtype)
-        self.problem, self.derivatives = problem, "differences"
+        self._by_differences(problem, problem.weights if weights is None else weights)
+
+    def _by_differences(self, problem: Problem, weights: Tensor) -> None:
+        """Take products by differences from now on."""
+        self.problem, self.derivatives, self._given = problem, "differences", None
         self.dtype, self.device = torch.promote_types(problem.dtype, torch.float32), problem.device
-        self.differences = differences.Differences(problem, at, self.slots)
-        self.arithmetic = self.differences.arithmetic
+        self.differences = differences.Differences(problem, weights.to(problem.dtype), self.slots)
+        self.differences.root, self.arithmetic = self.root, self.differences.arithmetic
 
     def _take_exact(self, problem: Problem, weights: Tensor | None) -> None:
         """Prepare products by double backward."""
@@ -258,6 +261,25 @@ class HessianOperator(SymmetricOperator):
             return super()._images(rows)
         product = self.fast or self._by_graphs
         return product(rows) if self.root is None else self.root.to(rows) * product(self.root.to(rows) * rows)
+
+    def _finite(self, rows: Tensor, images: Tensor) -> Tensor:
+        """``images``, the products with ``rows``, or others by differences where "auto" has to take these."""
+        if not (self.strict or self._given) or finite(images) or not finite(rows):
+            return images
+        by, problem = self.differences, self.problem
+        at = by.finest.weights if by else problem.layout.flatten(self._leaves).detach()
+        loss, gradient = problem.loss_and_gradient(at.to(problem.dtype))
+        if self.strict:
+            double_backward.existing(loss, gradient)
+        error = double_backward.not_finite(self.matrix, self.derivatives, "at these weights")
+        if self._given and math.isfinite(loss) and finite(gradient):
+            _tell(self._given, error, double_backward.NOT_FINITE, 4)
+            self._graphs, self.fast, self._penalties = [], None, []
+            self._by_differences(self._given, at)
+            return self._finite(rows, self._images(rows))
+        if self.strict:
+            raise error
+        return images
 
     def _by_graphs(self, rows: Tensor) -> Tensor:
         """The products with the rows; the sum over the chunks is in the precision of the rows."""
@@ -312,24 +334,14 @@ class HessianOperator(SymmetricOperator):
             self._graphs = []
 
 
-def holds_but_for_rounding(problem: Problem, test: Callable[[Problem], bool]) -> bool:
-    """Run ``test``: true for the problem, or else for the same problem in float64.
-
-    (Where a network fits its data well, products have few correct digits: 1 − p cancels.) A model that runs
-    in one precision only is judged by that precision.
-    """
-    tested = False
-    for dtype in dict.fromkeys((problem.dtype, widest_dtype(problem.device))):
-        try:
-            if test(problem if dtype == problem.dtype else problem.to(dtype)):
-                return True
-            tested = True
-        except LandscapeError:
-            raise
-        except Exception:  # the user's model raises any kind of error where dtypes do not fit
-            if dtype == problem.dtype:
-                raise
-    return not tested and test(problem)
+def _tell(problem: Problem, error: LandscapeError, key: tuple[Any, ...], stacklevel: int) -> None:
+    """Warn, once for a ``key``, that products are differences because of ``error``, if there is memory."""
+    if not lacks_second(problem):  # else the call under way has counted them
+        require_besides("differences of gradients", problem.device, difference_bytes(problem))
+    if key not in problem.checked:
+        words = "products are differences of gradients, with their errors"
+        warnings.warn(f"{str(error).split(';')[0]}; {words}", ProblemWarning, stacklevel=stacklevel)
+    problem.checked[key] = True
 
 
 def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) -> None:
@@ -370,9 +382,12 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
             if isinstance(chunk, HessianChunk):
                 double_backward.check_graph(chunk.gradients if chunk.live else [])
         del chunk, image, normal
+        if not (finite(pairs) and math.isfinite(largest)):
+            double_backward.existing(*few.loss_and_gradient(weights.to(few.dtype)))
+            raise double_backward.not_finite(made.matrix, "exact", "on its first samples")
         # Products are linear in v, except for rounding, which is therefore what this measures.
         rounding = 100 * float(double_backward.distance(rest)) + torch.finfo(few.dtype).eps ** 0.5 * largest
-        if bool((pairs - pairs.T).abs().max() > rounding):  # False for NaN
+        if not bool((pairs - pairs.T).abs().max() <= rounding):
             return False
         if made.matrix == "hessian":
             along = draws[0]
@@ -382,7 +397,7 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
 
     few = made.problem.on(problem.data.few())
     double_backward.check_gradient(few, weights, made.slots)
-    if not holds_but_for_rounding(few, symmetric):
+    if not double_backward.holds_but_for_rounding(few, symmetric):
         other = "" if made.matrix == "gauss-newton" else ", or use matrix 'gauss-newton'"
         raise double_backward.NoSecondDerivative(
             f"model: its products (matrix '{made.matrix}') are not symmetric, as a Hessian's are: the second "
@@ -396,13 +411,15 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
 class HessianOptions:
     """The choice of a matrix, by options of :class:`landscape.HessianOperator` with these names.
 
-    With ``precondition`` it is P^{-1/2} H P^{-1/2}.
+    With ``precondition`` it is P^{-1/2} H P^{-1/2}. ``strict``: whether products that are NaN or infinite are
+    refused; a run, and a point of a grid, goes on with them.
     """
 
     matrix: Literal["hessian", "gauss-newton"] = "hessian"
     part: Part = None
     precondition: Preconditioner | None = None
     derivatives: str = "auto"
+    strict: bool = False
 
     def at(self, problem: Problem, weights: Tensor | None = None) -> HessianOperator:
         """The matrix of ``problem`` at ``weights`` (P,)."""
@@ -411,6 +428,7 @@ class HessianOptions:
         h = HessianOperator(
             problem, weights, matrix=self.matrix, part=self.part, derivatives=self.derivatives
         )
+        h.strict = self.strict
         if self.precondition:
             (h.differences or h).root = self.precondition.root(problem, self.part)
         return h
@@ -420,9 +438,13 @@ FULL_HESSIAN = HessianOptions(derivatives="exact")
 
 
 def exact_only(problem: Problem, who: str) -> None:
-    """Raise NoSecondDerivative unless ``problem`` has exact products, which are all that ``who`` takes."""
+    """Raise NoSecondDerivative unless ``problem`` has exact products, which are all that ``who`` takes.
+
+    One product with all samples shows whether these are finite.
+    """
     try:
-        FULL_HESSIAN.at(problem)
+        h = replace(FULL_HESSIAN, strict=True).at(problem)
+        h(torch.ones(h.size, dtype=h.dtype, device=h.device))
     except double_backward.NoSecondDerivative as error:
         raise double_backward.NoSecondDerivative(
             f"{str(error).split(';')[0]}; {who} takes exact products only"

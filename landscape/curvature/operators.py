@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.core.devices import double, inner, vector_norm
-from landscape.core.errors import InputError
+from landscape.core.devices import double, finite, inner, vector_norm
+from landscape.core.errors import InputError, OperationError
 from landscape.core.options import expect
 
 #: A function from vectors (k, size), one a row, to their products with a matrix, (k, size).
@@ -94,6 +94,7 @@ class SymmetricOperator:
         derivatives: "exact", or "differences" of gradients, whose errors :meth:`verified` measures.
         arithmetic: the precision of the products, in words.
         differences: the products, where they are these.
+        strict: whether products that are NaN or infinite are refused.
     """
 
     matrix: str
@@ -105,6 +106,7 @@ class SymmetricOperator:
     derivatives: str = "exact"
     arithmetic: str = ""
     differences: Any = None
+    strict: bool = True
 
     def verified(self, rows: Tensor) -> tuple[Tensor, list[float]]:
         """The products with several vectors, and the largest errors that they may have.
@@ -125,10 +127,12 @@ class SymmetricOperator:
             ([[1.0, 0.0], [0.0, 9.0]], True)
         """
         if self.differences is None:
-            return (self @ rows.T).T, [0.0] * len(rows)
+            exact = (self @ rows.T).T
+            if self.differences is None:  # still
+                return exact, [0.0] * len(rows)
         self.products += len(rows)
         images, errors = zip(*map(self.differences.measured, rows), strict=True)
-        return torch.stack(images).to(rows), list(errors)
+        return self._finite(rows, torch.stack(images).to(rows)), list(errors)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -138,6 +142,14 @@ class SymmetricOperator:
     def _images(self, rows: Tensor) -> Tensor:
         """The products with the rows of ``rows``, (m, size) -> (m, size)."""
         return torch.stack([self.differences.product(row) for row in rows]).to(rows)
+
+    def _finite(self, rows: Tensor, images: Tensor) -> Tensor:
+        """``images``, the products with ``rows``; OperationError where they are not finite, if ``strict``."""
+        if self.strict and not finite(images) and finite(rows):
+            raise OperationError(
+                f"problem: products of the {self.matrix} are NaN or infinite, all must be finite"
+            )
+        return images
 
     def __matmul__(self, v: Any) -> Any:
         """The product with a vector (size,) or a block (size, m), a tensor or an array as ``v`` is."""
@@ -150,6 +162,7 @@ class SymmetricOperator:
         rows = v[None] if v.dim() == 1 else v.T.contiguous()
         self.products += len(rows)
         images = self._images(rows)
+        images = self._finite(rows, images)
         return images[0] if v.dim() == 1 else images.T
 
     __call__ = __matmul__
@@ -235,10 +248,10 @@ class GivenOperator(SymmetricOperator):
             raise InputError(
                 f"problem: a {self.matrix} fails ({words}), its product A @ V must take a block V (P, m)"
             ) from error
-        found = torch.stack(images)
+        found = self._finite(rows, torch.stack(images))
         pairs = found @ double(rows[:-1]).T
         off = float((pairs - pairs.T).abs().max())
-        if off > rounding_of(found, whole, self.dtype):  # False for NaN
+        if not off <= rounding_of(found, whole, self.dtype):  # NaN is refused, too
             words = f"uᵀAv and vᵀAu of random u and v differ by {off:.2g}"
             raise InputError(f"problem: a {self.matrix} is not symmetric, it must be: {words}")
 

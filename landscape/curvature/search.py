@@ -375,7 +375,7 @@ def verify_and_refine(
         at = values[chosen]
         found = double(torch.stack([ranks.norm(gap(i)) for i in range(len(at))])).cpu()
         doubt = 0 * found
-        if errors:  # which may be below the rounding of the vectors
+        if errors and any(errors):  # which may be below the rounding of the vectors
             doubt = torch.from_numpy(np.abs(mixing[:, chosen]).T @ np.array(errors)) + rounding
         allowed = residual_tol * np.maximum(np.abs(at), NEAR_ZERO * result.radius) + rounding
         met, residuals = found.numpy() <= allowed, found + doubt
@@ -393,13 +393,13 @@ def verify_and_refine(
     off = np.abs(at - result.values)
     below, above = result.bounds
     low, high = result.wanted.low or 1, result.wanted.high or 1
-    bounds = below - float(off[-low]), above + float(off[high - 1])
+    bounds = below - float(off[-min(low, len(off))]), above + float(off[min(high, len(off)) - 1])
     complete = good and result.complete
     images.clear()  # before the vectors are copied
     return RitzPairs(
         torch.from_numpy(at), torch.stack([vectors[i] for i in chosen]), residuals,
         result.products + len(vectors), good, "", bounds, complete, result.checks,
-        "exact" if errors is None else "differences", float(doubt.max()),
+        product_error=float(doubt.max()),
     )  # fmt: skip
 
 
@@ -425,10 +425,11 @@ def search_operator(
         errors.extend(found)
         return images
 
-    search, measured = search_eigenpairs(start, replace(wanted, ranks=h.ranks)), h.differences is not None
+    search = search_eigenpairs(start, replace(wanted, ranks=h.ranks))
     result = run_in_lockstep([search], lambda v, _: (h @ v.T).T, done)[0]
-    pairs = verify_and_refine(result, verified, wanted.residual_tol, errors if measured else None)
-    return replace(pairs, search=h.arithmetic * measured), result
+    pairs = verify_and_refine(result, verified, wanted.residual_tol, errors)
+    words = h.arithmetic if h.differences is not None else ""  # which a product may have made it
+    return replace(pairs, search=words, derivatives=h.derivatives), result
 
 
 def find_eigenpairs(product: Product, start: Tensor, **wanted: Any) -> RitzPairs:

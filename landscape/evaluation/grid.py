@@ -164,7 +164,7 @@ def difference(previous: Result, wanted: Mapping[str, Any]) -> str:
             return f"its {name} has shape {old.shape} ({old.dtype}), not {new.shape} ({new.dtype})"
         limit = 100 * np.finfo(new.dtype).eps
         for a, b in zip(np.atleast_2d(old), np.atleast_2d(new), strict=True):
-            if _distance(a, b) > limit * _distance(b, None):
+            if not _distance(a, b) <= limit * _distance(b, None):
                 return f"its {name} is another"
     return ""
 

@@ -525,13 +525,16 @@ class HessianGrid(Interpolated):
                 for e, v in ((self.residual_min, self.lambda_min), (self.residual_max, self.lambda_max))
             ]
         top = self.lambda_max[np.isfinite(self.lambda_max)]
+        bad = int((self.done & ~np.isfinite(self.lambda_max)).sum())
+        lost = f"{bad} without: loss, gradient or products are NaN or infinite there" if bad else ""
+        met = f"{int(self.converged[self.done].sum())} of {self.evaluations}"
         return [
             Row("median |λ_min|/|λ_max|", middle),
             Row("lowest ratio", low),
             Row("highest ratio", high),
             Row("λ_max", f"{top.min():.4g} to {top.max():.4g}" if top.size else "–", unit="nat"),
-            Row("largest relative residual", f"{np.max(relative, initial=0.0):.1e}"),
-            Row("converged points", f"{int(self.converged[self.done].sum())} of {self.evaluations}"),
+            Row("largest relative residual", f"{np.fmax.reduce(relative, axis=None, initial=0.0):.1e}"),
+            Row("converged points", met, note=lost),
             Row("Hessian products", self.products.sum().item()),
             *self._interpolated(),
         ]

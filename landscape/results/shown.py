@@ -106,7 +106,7 @@ class Row:
         else:
             text = f"{self.value:,}" if isinstance(self.value, int) else f"{self.value:.6g}"
             text += f" ± {self.error:.2g}" if self.error > 0 else ""
-        note = "exact" if self.error == 0 and not self.note else self.note
+        note = "exact" if self.error == 0 and self.value == self.value and not self.note else self.note
         return "   ".join(filter(None, (self._with_unit(text), note)))
 
     def _with_unit(self, text: str) -> str:

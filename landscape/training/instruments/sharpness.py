@@ -292,10 +292,13 @@ class _Rise(Instrument):
     def _rise(self, now: StepState) -> list[float]:
         problem = copy.copy(self.run.sample.problem)
         problem.weights, draws = now.mean, self.run.monitor.draws
-        result = sharpness(
-            problem, self.run.monitor.rho, self.kind, min_draws=min(MIN_COSTLY, draws), max_draws=draws,
-            seed=self.generator(now).initial_seed(),
-        )  # fmt: skip
+        try:
+            result = sharpness(
+                problem, self.run.monitor.rho, self.kind, min_draws=min(MIN_COSTLY, draws), max_draws=draws,
+                seed=self.generator(now).initial_seed(),
+            )  # fmt: skip
+        except OperationError:  # a loss or gradient that is not finite: a run must not end for it
+            return [math.nan] * len(self.columns)
         return [result.value, result.standard_error][: len(self.columns)]
 
 
