@@ -116,7 +116,7 @@ class Optimizer(ABC):
 
     @property
     def remembers(self) -> bool:
-        """Whether it has a state besides counters; to be asked of one that does not start."""
+        """Say whether it has a state besides counters. It starts anew: ask one that no run has."""
         self.start(Layout((Slot("weight", (2, 2), 0, 4, "weight"),)), torch.zeros(1, 4))
         return bool(self.state.keys() - self.counters)
 

@@ -25,7 +25,7 @@ from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import Lock, printable, wait_until_free
 from landscape.core.hdf5 import DamageWarning
-from landscape.core.options import parse_toml, positive
+from landscape.core.options import parse_toml, positive, toml_value
 from landscape.core.progress import Progress, ProgressOption, shows_progress, taken
 from landscape.data.base import data_root, fingerprint
 from landscape.training.algorithms.async_sgd import AsyncSGD
@@ -251,7 +251,11 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested values by dotted key, as text."""
     flat: dict[str, str] = {}
     for key, value in values.items():
-        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": str(value)}
+        inner = (
+            _flat(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{key}": toml_value(value)}
+        )
         flat |= inner
     return flat
 
