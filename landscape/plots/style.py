@@ -16,6 +16,7 @@ from matplotlib import ticker
 from matplotlib.colors import to_hex, to_rgb
 
 from landscape.core import registry
+from landscape.results.base import unit_of
 
 # The colors of algorithms stand in their rules. DPSGD-2020's Figure 2 has DPSGD green, SSGD red, SSGD* blue;
 # these are its colors in the palette of Okabe and Ito, and so are most others; the rest are from Tol's muted
@@ -153,7 +154,8 @@ MOST = 6  # results that a title names (ours)
 
 def unit(of: Any, field: str) -> str:
     """The unit that a result, or all of a class, have for ``field``, for a label: " (nat)"; "" for none."""
-    return in_brackets(of.units[field] if isinstance(of, type) else of.unit_of(of.units[field]))
+    text: str = of.units[field]
+    return in_brackets(text if isinstance(of, type) else unit_of(of, text))
 
 
 def in_brackets(unit: str) -> str:
@@ -163,7 +165,7 @@ def in_brackets(unit: str) -> str:
 
 def in_unit(number: str, result: Any, unit: str = "nat") -> str:
     """``number`` with the unit that the loss of ``result`` has in place of nats: "0.5 nat" or "0.5"."""
-    return f"{number} {result.unit_of(unit)}".rstrip()
+    return f"{number} {unit_of(result, unit)}".rstrip()
 
 
 def moves_by(value: float, result: Any) -> str:

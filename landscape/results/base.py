@@ -31,6 +31,12 @@ _NUMBER = re.compile("[0-9]+")
 _NAT = re.compile(r"( ?)\bnat(²|\^2|\b)")
 
 
+def unit_of(result: Any, text: str) -> str:
+    """``text`` with the unit of a result's loss in place of "nat", or without one where it has none."""
+    own = getattr(result, "loss_unit", "nat")
+    return _NAT.sub(lambda m: f"{m[1]}{own}{m[2]}" if own else "", text)
+
+
 class Provenance(typing.TypedDict, total=False):
     """The origin of a result: split of the data, label for plots, source file and its SHA-256.
 
@@ -126,10 +132,10 @@ class Result(shown.Shown):
         if describe := vars(cls).get("describe"):  # which speaks of nats, whatever the loss
 
             def in_its_unit(self: Self) -> list[Row]:
-                unit_of = self.unit_of
-                return [replace(r, unit=unit_of(r.unit), note=unit_of(r.note)) for r in describe(self)]
+                rows = describe(self)
+                return [replace(r, unit=unit_of(self, r.unit), note=unit_of(self, r.note)) for r in rows]
 
-            cls.describe = functools.wraps(describe)(in_its_unit)  # type: ignore[method-assign]
+            cls.describe = functools.wraps(describe)(in_its_unit)  # type: ignore[assignment, method-assign]
         if any("Annotated[" in str(text) for text in vars(cls).get("__annotations__", {}).values()):
             for name, hint in typing.get_type_hints(cls, include_extras=True).items():
                 about = list(getattr(hint, "__metadata__", ()))
@@ -163,11 +169,6 @@ class Result(shown.Shown):
             with np.errstate(over="ignore"):
                 if not (np.abs(value) < LARGEST).all() or not (np.diff(value) > 0).all():
                     raise ValueError(f"{name} must be finite and increasing")
-
-    def unit_of(self, text: str) -> str:
-        """``text`` with the unit of the loss in place of "nat", or without one where the loss has none."""
-        own = getattr(self, "loss_unit", "nat")
-        return _NAT.sub(lambda m: f"{m[1]}{own}{m[2]}" if own else "", text)
 
     def describe(self) -> list[Row]:
         rows = []
@@ -205,7 +206,7 @@ class Result(shown.Shown):
         coordinates |= {d: variables.pop(d) for d in dimensions if d in variables}
         dataset: xr.Dataset = xarray.Dataset(variables, coordinates, self._attributes())
         for name in self.units.keys() & dataset.variables.keys():
-            dataset[name].attrs["units"] = self.unit_of(self.units[name])
+            dataset[name].attrs["units"] = unit_of(self, self.units[name])
         return dataset
 
     def to_dataframe(self, dims: str = "") -> pd.DataFrame:
