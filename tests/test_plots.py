@@ -520,3 +520,19 @@ if __name__ == "__main__":
         old.unlink()
     for name in pictured():
         picture(name, BASELINE / f"{name}.png")
+
+
+def test_the_caption_of_several_runs_has_the_sizes_of_all() -> None:
+    runs = [
+        Trainer(
+            recipe.read("digits-ssgd", [f"learners={n}", f"batch={batch}", "steps=2", "evaluate.every=1"])
+        ).run()
+        for n, batch in ((1, 40), (4, 40), (4, 80))
+    ]
+    for chosen, said in (
+        (runs, "n = 1 / 4 / 4, nB = 40 / 40 / 80"),
+        (runs[:2], "n = 1 / 4, nB = 40,"),
+        (runs[2:], "n = 4, nB = 80,"),
+    ):
+        text = " ".join(t.get_text() for t in draw_training(chosen).texts).replace("\n", " ")
+        assert said in text

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gzip
+import inspect
 import re
 import struct
 import tomllib
+import typing
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -19,11 +22,16 @@ from hypothesis import strategies as st
 
 import landscape
 from landscape import InputError, OperationError
+from landscape.core import registry
 from landscape.core.options import positive, toml_value
 from landscape.data import images
 from landscape.data.images import decode
+from landscape.training import optimizer
 from landscape.training.recipes import recipe
+from landscape.training.recipes.effects import idle
+from landscape.training.recipes.settings import changed
 from landscape.training.run import launch
+from landscape.training.run.loop import Trainer
 from tests.conftest import Command
 
 BUILT_IN = {
@@ -333,3 +341,176 @@ def test_an_image_that_is_another_kind_of_file_starts_nothing(tmp_path: Path) ->
     (tmp_path / "a.png").write_text(eps)
     with pytest.raises(OperationError, match=r"a.png: cannot be decoded as an image \(cannot identify"):
         decode(tmp_path / "a.png", 8, 0.0)
+
+
+TINY: dict[str, Any] = {
+    "name": "tiny", "learners": 4, "batch": 40, "lr": 0.2, "steps": 9, "dtype": "float64",
+    "algorithm": {"name": "ssgd"}, "model": {"name": "mlp", "widths": [6, 4, 3], "activation": "tanh"},
+    "data": {"name": "synthetic", "samples": 80, "dimension": 6, "classes": 3},
+    "decompose": {"every": 3}, "evaluate": {"every": 0}, "checkpoint": {"every": 0},
+}  # fmt: skip
+# Values of options that a type does not give, and those of options without a default.
+VALUES: dict[str, Any] = {
+    "mixing": "lazy(0.5, ring(1))", "node_period": 2, "share": 0.5, "momentum": 0.6, "graph": "random", "start": 2, "chunk": 2, "nodes": 2, "quorum": 2, "k": 1, "groups": None,
+    "betas": [0.5, 0.9], "etas": [0.4, 1.3], "step_sizes": [1e-5, 0.1], "ns_coefficients": None, "initial_accumulator_value": 0.5,
+}  # fmt: skip
+NEEDED: dict[str, dict[str, Any]] = {
+    "ssgd*": {"sigma": 0.1}, "async-sgd": {"delay": 2}, "single-merge": {"at": 5}, "steepest": {"norm": "max"},
+    **{name: {"period": 4} for name in ("local-sgd", "slowmo", "diloco", "noloco", "snoo")},
+    "sparseloco": {"period": 4, "share": 0.3}, "demo": {"k": 1, "chunk": 4},
+    **{name: {"period": 4, "fragments": 2} for name in ("streaming-diloco", "decoupled-diloco")},
+}  # fmt: skip
+# What brings the options of a rule or an optimizer to effect that are refused otherwise.
+ENABLED: dict[str, dict[str, Any]] = {
+    "algorithm.buffers": {"optimizer": {"name": "sgd", "momentum": 0.9}},
+    "algorithm.node_period": {"algorithm.nodes": 2}, "algorithm.order": {"algorithm.mixing": "ring(1)"},
+    "algorithm.power": {"schedule": {"warmup": 5.0}}, "algorithm.start": {"schedule": {"warmup": 5.0}},
+    "algorithm.quorum": {"algorithm.availability": 0.3}, "schedule.factor": {"schedule": {"milestones": [4.0]}},
+    "monitor.samples": {"monitor.sharpness": 3}, "monitor.k": {"monitor.sharpness": 3},
+    "monitor.every": {"monitor.instruments": ["path"]},
+    "monitor.draws": {"monitor.instruments": ["batch-sharpness"], "monitor.every": 3},
+    "monitor.window": {"monitor.instruments": ["average"], "monitor.every": 2},
+    "schedule.unit": {"schedule": {"warmup": 3.0}}, "optimizer.nesterov": {"optimizer.momentum": 0.5},
+    "optimizer.dampening": {"optimizer.momentum": 0.5},
+    "optimizer.decoupled_weight_decay": {"optimizer.weight_decay": 0.1},
+}  # fmt: skip
+
+
+def another(key: str, default: Any, annotation: Any) -> Any:
+    """A value of an option that is not its default; None where there is none to be tried."""
+    kind = typing.get_args(annotation)[0] if typing.get_origin(annotation) is typing.Annotated else annotation
+    if key in VALUES:
+        return VALUES[key]
+    if typing.get_origin(kind) is Literal:
+        return next(value for value in typing.get_args(kind) if value != default)
+    if isinstance(default, bool):
+        return not default
+    if isinstance(default, int):
+        return default + 1
+    return 0.6 * default or 0.3 if isinstance(default, float) else None
+
+
+def of_entry(table: str, name: str) -> list[tuple[str, Any]]:
+    """(key, another value) of the options of a rule or an optimizer that have a default."""
+    kind = registry.algorithms[name] if table == "algorithm" else optimizer.make(name, NEEDED.get(name, {}))
+    kind = getattr(kind, "kind", kind)
+    made = kind if isinstance(kind, type) else type(kind)
+    own = inspect.signature(made).parameters.items()
+    hints = typing.get_type_hints(made.__init__, include_extras=True)
+    speed = ("foreach", "fused", "capturable", "differentiable", "lr")  # they change no number
+    pairs = [
+        (key, another(key, p.default, hints.get(key)))
+        for key, p in own
+        if p.default is not p.empty and key not in speed
+    ]
+    return [(key, value) for key, value in pairs if value is not None]
+
+
+def outcome(values: dict[str, Any]) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Weights, optimizer and history of a run, without the clock's columns."""
+    end = Trainer(recipe.from_values(values)).run()
+    clock = ("wall_s", "samples_per_s", "wait_s")
+    return end.weights, {k: v for k, v in end.history.items() if k not in clock} | {
+        f"optimizer {k}": v.numpy() for k, v in end.optimizer.items()
+    }
+
+
+def differ(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    (weights, columns), (others, more) = outcome(a), outcome(b)
+    near = {"rtol": 1e-9, "atol": 1e-13, "equal_nan": True}
+    if columns.keys() != more.keys() or weights.shape != others.shape:
+        return True
+    if not torch.allclose(weights, others, rtol=1e-12, atol=1e-13):
+        return True
+    return any(not np.allclose(columns[k], more[k], **near) for k in columns)
+
+
+def with_key(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    return changed(copy.deepcopy(values), changes)
+
+
+OPTIMIZERS = (
+    "sgd",
+    "lars",
+    "lamb",
+    "steepest",
+    "adam",
+    "adamw",
+    "rmsprop",
+    "nadam",
+    "radam",
+    "adagrad",
+    "torch:SGD",
+)
+TABLES = {
+    "schedule": [("unit", "epochs"), ("base_batch", 20), ("warmup", 3.0), ("milestones", [4.0]), ("factor", 0.5), ("anneal", 0.9), ("cosine", 9.0)],
+    "decompose": [("every", 2), ("samples", 16), ("split", False)],
+    "monitor": [("sharpness", 3), ("samples", 10), ("k", 1), ("instruments", ["path"]), ("every", 2), ("draws", 2), ("rho", 0.1), ("window", 2)],
+    "evaluate": [("every", 3)],
+    "": [("seed", 1), ("dtype", "float32"), ("autocast", "bfloat16"), ("batch", 20), ("learners", 2), ("lr", 0.1)],
+    "data": [("split", "dirichlet(0.5)"), ("split", "sizes(0.25, 0.25, 0.2, 0.3)"), ("split", "labels(2)")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("table", "name"),
+    [
+        *(("algorithm", name) for name in registry.algorithms.names()),
+        *(("optimizer", name) for name in OPTIMIZERS),
+        *((table, "") for table in TABLES),
+    ],
+)
+def test_every_setting_changes_the_run_or_is_refused(table: str, name: str) -> None:
+    """Each key of each table alone, and again with what it needs where it is refused alone."""
+    base = TINY | ({table: {"name": name, **NEEDED.get(name, {})}} if name else {})
+    base |= {"lr": 0.01} if table == "optimizer" else {}
+    base |= {"dtype": "float32"} if table == "" else {}
+    for key, value in of_entry(table, name) if name else TABLES[table]:
+        dotted = f"{table}.{key}".lstrip(".")
+        now = with_key(base, {dotted: value})
+        if now == base:
+            continue
+        try:
+            refused = dotted in idle(recipe.from_values(now))
+        except InputError:  # refused wherever it stands
+            continue
+        assert refused != differ(base, now), (dotted, value)
+        if refused and dotted in ENABLED:
+            more = with_key(base, ENABLED[dotted])
+            now = with_key(more, {dotted: value})
+            assert dotted not in idle(recipe.from_values(now))
+            assert differ(more, now), (dotted, value)
+
+
+@pytest.mark.parametrize("name", ["local-sgd", "slowmo"])
+def test_one_node_has_no_period_of_its_own(name: str) -> None:
+    of_rule = {"algorithm.name": name, "algorithm.period": 4, "learners": 4}
+    for period in (1, 2, 4):
+        with pytest.raises(InputError, match=rf"algorithm.node_period: {period} is not allowed.*nodes > 1"):
+            landscape.Recipe.read(
+                "digits-ssgd", **of_rule, **{"algorithm.node_period": period, "algorithm.nodes": 1}
+            )
+    two = {"algorithm.nodes": 2, "algorithm.node_period": 2}
+    assert landscape.Recipe.read("digits-ssgd", **of_rule, **two).rule().node_period == 2
+
+
+def test_a_run_of_an_older_version_goes_on_with_settings_without_effect(tmp_path: Path) -> None:
+    old = with_key(
+        TINY,
+        {"algorithm": {"name": "local-sgd", "period": 4, "nodes": 1, "node_period": 1}, "monitor.draws": 4},
+    )
+    launch.launch(recipe.from_values(old), tmp_path / "run", device="cpu")
+    plain = recipe.from_values(with_key(TINY, {"algorithm": {"name": "local-sgd", "period": 4}, "steps": 12}))
+    for again in (plain, recipe.from_values({**old, "steps": 14})):
+        assert landscape.train(again, tmp_path / "run", resume=True, device="cpu").step == again.steps
+    with pytest.raises(OperationError, match="its run has lr"):
+        landscape.train(plain.replace(lr=0.1, steps=20), tmp_path / "run", resume=True, device="cpu")
+    with pytest.raises(InputError, match=r"algorithm.node_period|monitor.draws"):
+        landscape.train(recipe.from_values(old), tmp_path / "new", resume=True, device="cpu")
+    assert not (tmp_path / "new").exists()
+
+
+def test_statistics_of_batchnorm_need_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"evaluate.bn_samples: 64 is not allowed.*BatchNorm"):
+        landscape.train("digits-ssgd", tmp_path / "run", steps=1, **{"evaluate.bn_samples": 64})
+    assert not (tmp_path / "run").exists()

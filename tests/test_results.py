@@ -14,11 +14,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import h5py
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from torch import nn
 
 import landscape
 from landscape import InputError, OperationError, Surface, plots
@@ -390,3 +395,65 @@ def test_running_quartiles_are_quantiles_of_the_window(values: list[float], hole
     for place, quartile in list(zip(at, quartiles.T, strict=True))[:: max(1, len(at) // 5)]:
         inside = column[known & (np.abs(steps - place) <= reach)]
         np.testing.assert_allclose(quartile, np.quantile(inside, (0.25, 0.5, 0.75)))
+
+
+def f1_score(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs.softmax(1) * nn.functional.one_hot(targets, 3)).sum(1).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "name", "unit"),
+    [
+        (nn.CrossEntropyLoss(), "loss", "nat"), (nn.functional.cross_entropy, "loss", "nat"),
+        (nn.MSELoss(), "loss", ""), (nn.functional.mse_loss, "loss", ""), (f1_score, "f1_score", ""),
+        (lambda outputs, targets: outputs.square().mean(), "loss", ""),
+    ],
+)  # fmt: skip
+def test_numbers_have_the_unit_and_the_name_of_their_loss(
+    loss: Any, name: str, unit: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(24, 4), torch.randint(3, (24,))
+    targets = torch.randn(24, 3) if "mse" in repr(loss).lower() else y
+    problem = landscape.Problem(
+        nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), loss, (x, targets)
+    )
+    surface = landscape.contour(problem, landscape.random_plane(problem), grid=(7, 7), span=1.0)
+    surface.save(tmp_path / "s.h5")
+    again = landscape.Surface.load(tmp_path / "s.h5")
+    assert (again.loss_name, again.loss_unit) == (name, unit)
+    basins = landscape.basins(surface)
+    for each in (
+        again,
+        landscape.extreme_eigenvalues(problem),
+        landscape.noise_scale(problem, 8, max_draws=16),
+        basins,
+    ):
+        assert ("nat" in each.summary()) == bool(unit), each
+    figure = again.plot()
+    said = " ".join(text.get_text() for text in figure.findobj(Text)).replace("\n", " ")
+    assert (" nat" in said) == bool(unit)
+    assert name == "loss" or f"{name} rises by" in said or f"{name} falls by" in said
+    assert "by -" not in said
+    assert " by \N{MINUS SIGN}" not in said
+    plt.close(figure)
+
+
+def test_a_file_without_a_unit_is_in_nats(tmp_path: Path) -> None:
+    problem = landscape.Problem(nn.Linear(2, 1), nn.MSELoss(), (torch.randn(8, 2), torch.randn(8, 1)))
+    surface = landscape.contour(problem, landscape.random_plane(problem), grid=(3, 3))
+    surface.save(tmp_path / "s.h5")
+    with h5py.File(tmp_path / "s.h5", "a") as file:
+        del file.attrs["loss_unit"], file.attrs["loss_name"]
+    assert landscape.Surface.load(tmp_path / "s.h5").loss_unit == "nat"
+
+
+@pytest.mark.parametrize("top", [1e4, 9.7e7, 1e300])
+def test_a_window_of_absurd_losses_is_not_fine(top: float) -> None:
+    problem = landscape.Problem(nn.Linear(2, 1), nn.MSELoss(), (torch.randn(8, 2), torch.randn(8, 1)))
+    surface = landscape.contour(problem, landscape.random_plane(problem), grid=(9, 9))
+    distance = np.hypot(*np.meshgrid(surface.x, surface.y)) / surface.span
+    for height, fine in ((top, False), (50.0, True)):
+        drawn = dataclasses.replace(surface, loss=0.3 + height * distance**2 / 2)
+        (window,) = (finding for finding in drawn.check().findings if finding.subject == "window")
+        assert window.fine == fine

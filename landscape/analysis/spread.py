@@ -380,6 +380,7 @@ def smoothing(
         portion(progress, began, ends)(1.0)
     *smooth, both = zip(*rows, strict=True)
     changes = [float(vector_norm(b - a)) for a, b in itertools.pairwise(gradients)]
+    columns: dict[str, Any] = {name: np.array(v) for name, v in zip(SMOOTHED, smooth, strict=True)}
     return Smoothing(
         loss=problem.loss(mean),
         lambda_max=float(eigen.values[0]),
@@ -397,7 +398,7 @@ def smoothing(
         samples=problem.samples,
         seed=seed,
         converged=bool(eigen.converged) and all(both),
-        **{name: np.array(values) for name, values in zip(SMOOTHED, smooth, strict=True)},
+        **columns,
         **about,
     )
 

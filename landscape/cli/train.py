@@ -29,9 +29,9 @@ from landscape.training.recipes import recipe, table_recipes
 from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.recipe import names as recipe_names
 from landscape.training.recipes.settings import key_and_value, parse_value, parsed
-from landscape.training.run.launch import chosen_recipe, default_folder, in_processes, launch
+from landscape.training.run.launch import in_processes, launch
 from landscape.training.run.loop import Hooks
-from landscape.training.run.setup import DivergedError, divergence_message
+from landscape.training.run.setup import DivergedError, chosen_recipe, default_folder, divergence_message
 
 
 @command(
@@ -82,7 +82,7 @@ def train(
     for name, value, least in (("nproc", nproc, 1), ("max_restarts", max_restarts, 0)):
         positive(name, value, least=least)
     positive("timeout", timeout)
-    chosen = chosen_recipe(recipe, parsed(settings), allow_code)
+    chosen = chosen_recipe(recipe, parsed(settings), allow_code, resume, output)
     folder = output or (default_folder(chosen) if chosen else "")
     if not folder:
         raise InputError("recipe: missing; give a name (landscape recipes), a .toml file, or -o DIR --resume")
@@ -141,7 +141,7 @@ def recipes(name: str | None) -> None:
     """
     listed = recipe.recipes(name)
     if name and (name in listed or not listed):
-        chosen = recipe.read(name, allow_code=True)  # which is only printed
+        chosen = recipe.read(name, allow_code=True, new=False)  # which is only printed
         text, description = chosen.to_toml(), chosen.describe()
         common.values(text.rstrip("\n"), recipe=tomllib.loads(text), description=description)
         if description:

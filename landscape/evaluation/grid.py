@@ -27,7 +27,7 @@ from landscape.evaluation.adaptive import Tolerance, first_points, interpolate
 from landscape.problem.batches import strided
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.layout import as_array
-from landscape.problem.losses import describe_loss
+from landscape.problem.losses import describe_loss, loss_name_and_unit
 from landscape.problem.problem import Problem
 from landscape.problem.sharded import on_ranks
 from landscape.results.base import Result
@@ -35,8 +35,11 @@ from landscape.results.grids import Interpolated, Plane
 
 
 def setting(problem: Problem) -> dict[str, Any]:
-    """The number of samples, the precision and BatchNorm's policy of a problem, as results keep them."""
+    """Samples, precision, BatchNorm's policy and the loss's name of a problem, as results keep them."""
+    name, unit = loss_name_and_unit(problem.criterion)
     return {
+        "loss_name": name,
+        "loss_unit": unit,
         "samples": problem.samples,
         "dtype": str(problem.dtype).removeprefix("torch."),
         "batchnorm": has_batchnorm(problem.model),
@@ -154,6 +157,8 @@ def difference(previous: Result, wanted: Mapping[str, Any]) -> str:
     another number of threads.
     """
     for name, value in wanted.items():
+        if name in ("loss_name", "loss_unit"):  # what its provenance says, and old files do not
+            continue
         old = getattr(previous, name)
         if not isinstance(value, (np.ndarray, Tensor)):
             if old != value:

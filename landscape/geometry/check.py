@@ -17,6 +17,9 @@ from landscape.results.spectrum import ExtremeEigenvalues
 NO_MINIMUM = 0.01
 # A loss that changes by less than this share of itself is drawn from its last digits.
 FLAT = 1e-3
+# A rise by more than this many times the lowest loss, or of 1, is of weights that compute nothing sensible:
+# runs at Figure 2(a)'s rate come back from bursts of 1,272 nat, and count as diverged above 10,000.
+FAR = 1e3
 # The lower tenth of the range is a valley. With fewer points its shape is that of the grid, unless they are
 # more than this share of a coarse one; a parabola has 16% of the points there.
 VALLEY, LEAST_POINTS, LEAST_SHARE = 0.1, 9, 0.05
@@ -54,7 +57,7 @@ def _center(surface: Surface) -> Iterator[Finding]:
     fit = _quadratic(surface)
     if fit is not None:
         slope, curvature = fit
-        words += f"; slopes {slope[0]:.2g} and {slope[1]:.2g} nat a unit"
+        words += f"; slopes {slope[0]:.2g} and {slope[1]:.2g} {surface.loss_unit} a unit".replace("  ", " ")
         if np.linalg.eigvalsh(curvature)[0] > 0:
             step = np.linalg.solve(curvature, slope)
             words += f", zero {np.abs(step).max() / surface.span:.1g} spans away"
@@ -89,6 +92,8 @@ def _window(surface: Surface) -> Iterator[Finding]:
         yield Finding("window", False, f"{lost:,} points have no finite loss; {words}", "a smaller span=")
     elif high - low <= FLAT * abs(low):
         yield Finding("window", False, f"the loss hardly changes, {words}", "a larger span=")
+    elif not high - low <= FAR * max(abs(low), 1.0):
+        yield Finding("window", False, f"far beyond any working network, {words}", "a smaller span=")
     elif few < min(LEAST_POINTS, LEAST_SHARE * surface.loss.size):
         advice = "a smaller span=, a larger grid= or a logarithmic scale"
         yield Finding("window", False, f"the walls hide the valley, {words}", advice)

@@ -333,6 +333,8 @@ def basins(
         least=least,
         minima=len(tree.minimum),
         smad=float(np.mean(first)) if len(first) else 0.0,
+        loss_name=surface.loss_name,
+        loss_unit=surface.loss_unit,
         around=around,
         reference=fine.at,
         reference_loss=fine.reference,

@@ -94,12 +94,12 @@ def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int, epochs: 
     """The built-in recipe ``name`` with ``settings``, at ``scale``; on a laptop CIFAR-10 has ``epochs``."""
     settings, own = list(settings), [f"seed={seed}"]
     if "/" in name:  # settings come last: a rate of ours is one at each scale
-        return recipe.read(name, [*_of_tables(scale, name, epochs), *settings, *own])
-    base = recipe.read(name, settings)
+        return recipe.read(name, [*_of_tables(scale, name, epochs), *settings, *own], new=False)
+    base = recipe.read(name, settings, new=False)  # records have a monitor.k that nothing reads
     if name == "mnist-minimum":
         own += [
             "steps=600", "model.widths=[64, 50, 50, 10]", "data={name='digits'}", "batch=1437",
-            "schedule.milestones=[]", "monitor.sharpness=0",
+            "schedule.milestones=[]", "monitor.sharpness=0", "~monitor.samples",
         ] * (scale == "smoke")  # fmt: skip
     elif not name.startswith("mnist-"):
         pass  # a plugin's: its cells say what a scale changes
@@ -107,14 +107,15 @@ def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int, epochs: 
         own += [
             f"steps={max(20, base.steps // 50)}", "evaluate.every=10", "checkpoint.every=10",
             f"batch={min(base.batch, 60 * base.learners)}",
-            "model={name='mlp', widths=[64, 50, 50, 10]}", "data.name='digits'", "monitor.samples=200",
+            "model={name='mlp', widths=[64, 50, 50, 10]}", "data.name='digits'",
             f"decompose.every={5 * bool(base.decompose.every)}",
             f"monitor.sharpness={10 * bool(base.monitor.sharpness)}",
+            *(["monitor.samples=200"] if base.monitor.sharpness or base.monitor.instruments else []),
             *(["monitor.every=10", "monitor.draws=2"] if base.monitor.instruments else []),
         ]  # fmt: skip
     else:
         own += [f"checkpoint.every={min(500, base.steps // 10)}"]
-    return recipe.read(name, [*settings, *own])
+    return recipe.read(name, [*settings, *own], new=False)
 
 
 @functools.cache
@@ -127,8 +128,8 @@ def _of_tables(scale: Scale, name: str, epochs: int) -> list[str]:
         return [
             f"data={{name='digits', form='{'frames' if speech else 'image'}'}}",
             f"learners={min(2, base.learners)}", "batch=16", "steps=4", "evaluate.every=2",
-            "checkpoint.every=1", "evaluate.bn_samples=64", "schedule.base_batch=0", "lr=0.05",
-            f"model={{name='{model}', {small}}}",
+            "checkpoint.every=1", "schedule.base_batch=0", "lr=0.05",
+            f"model={{name='{model}', {small}}}", *(["evaluate.bn_samples=64"] if not speech else []),
         ]  # fmt: skip
     if scale == "laptop" and speech:
         return ["model.layers=2", "model.cells=64", "model.bottleneck=64"]

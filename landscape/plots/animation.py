@@ -77,7 +77,7 @@ def film(frames: Sequence[Frame], algorithm: str) -> Film:
         chosen = surface.scale([r.loss for r in shown])
         # With a norm of its own: contourf changes the other one in each frame, which would reset the labels.
         surface.color_bar(
-            figure, ax, copy.deepcopy(chosen.norm), surface.CMAP, f"loss{style.unit(Surface, 'loss')}"
+            figure, ax, copy.deepcopy(chosen.norm), surface.CMAP, f"loss{style.unit(shown[0], 'loss')}"
         )
         lines = f"Lines: {LINES} levels between the lowest and the highest loss of the frame."
         about = f"{surface.settings(shown[:1])} Colors: {chosen.why}."

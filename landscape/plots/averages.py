@@ -31,7 +31,7 @@ def draw_averages(results: Sequence[WeightAverage], title: str = "") -> Figure:
         names = ["average"] if asked == 1 else [f"average {k}" if asked <= MANY else "" for k in range(asked)]
         ax.set_xticks([*members, *averages], [*r.labels, *names, "chosen\naverage"], rotation=30, ha="right")
         ax.axvline(n - 0.25, color="0.8", lw=1)
-        ax.set_ylabel(f"loss{style.unit(WeightAverage, 'loss')}")
+        ax.set_ylabel(f"loss{style.unit(results[0], 'loss')}")
         ax.set_title(style.paper_name(r.label))
     text = (
         "Predicted from losses, gradients and one Hessian product at each member; where no prediction is "

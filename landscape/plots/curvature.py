@@ -116,7 +116,7 @@ def _draw_traces(results: Sequence[Spectrum], title: str) -> Figure:
         ax.annotate(text, (r.trace, k), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=9)
     ax.set_yticks(range(len(results)), style.names_of(results, "spectrum"))
     ax.margins(x=0.25)
-    matrix = f"Hessian{style.unit(Spectrum, 'trace')}" if results[0].samples else results[0].matrix
+    matrix = f"Hessian{style.unit(results[0], 'trace')}" if results[0].samples else results[0].matrix
     label = f"trace of the {_owner(results)}{matrix}"
     ax.set(ylim=(len(results) - 0.4, -0.8), xlabel=f"{label}, 95% interval")
     return finish(figure, title or f"Trace, {_size(results)}")
@@ -149,7 +149,7 @@ def draw_curvature_tables(results: Sequence[CurvatureTable], title: str = "") ->
     if logarithmic(largest[largest > 0]):
         # Below a thousandth of the largest an end counts as zero, as in a search.
         ends.set_xscale("symlog", linthresh=1e-3 * np.nanmax(largest))
-    ends.set_xlabel(f"λ_min and λ_max of the block{style.unit(CurvatureTable, 'lambda_max')}")
+    ends.set_xlabel(f"λ_min and λ_max of the block{style.unit(results[0], 'lambda_max')}")
     shares.set_xlabel("share of the trace (%)")
     whole = style.joined(f"{in_words(float(r.trace[0]), float(r.trace_error[0]))}" for r in results)
     matrix = _MATRICES[results[0].matrix]
@@ -184,7 +184,7 @@ def draw_loss_changes(results: Sequence[LossChange], title: str = "") -> Figure:
         ax.set_yticks(at, r.groups)
         ax.invert_yaxis()
         ax.grid(False, axis="y")
-        ax.set(title=name, xlabel=f"share of the change of the loss{style.unit(LossChange, 'gradient')}")
+        ax.set(title=name, xlabel=f"share of the change of the loss{style.unit(results[0], 'gradient')}")
     text = (
         f"⟨g, d⟩ and ½ dᵀHd of a step d, {style.samples_of(results)}; the rest, of third order and more, is "
         f"{style.joined(f'{r.rest:.2g}' for r in results)} nat."
@@ -206,7 +206,7 @@ def draw_batch_sharpness(results: Sequence[BatchSharpness], title: str = "") -> 
     figure, axes = wrapped_panels(len(groups), 4.8, 3.4, names="batch_sharpness", sharex=True, sharey=True)
     for ax, (label, group) in zip(axes, groups.items(), strict=True):
         _draw_group(ax, group, scaled)
-        ylabel = "η · curvature" if scaled else f"curvature{style.unit(BatchSharpness, 'curvature')}"
+        ylabel = "η · curvature" if scaled else f"curvature{style.unit(results[0], 'curvature')}"
         ax.set(title=style.paper_name(label) or "weights", xlabel="samples in a minibatch", ylabel=ylabel)
     text = (
         "Batch sharpness is the mean of gᵀHg/‖g‖² over minibatches, g and H gradient and Hessian of the "
@@ -262,7 +262,7 @@ def draw_disagreement(results: Sequence[Disagreement], title: str = "") -> Figur
     costs.bar(place + 0.2, extra, width=0.38, color="w", edgecolor=tones, hatch="//")
     costs.axhline(0, color="k", lw=0.8)
     categories(costs, style.names_of(results, "result"))
-    costs.set_ylabel(f"{style.loss_of(results)}{style.unit(Disagreement, 'loss')}")
+    costs.set_ylabel(f"{style.loss_of(results)}{style.unit(results[0], 'loss')}")
     costs.set_title("filled: ½ tr(HC); hatched: the learners'\nmean loss above that of $w_a$")
     shared = style.rows_of(results, "of the gradient in the spread", "of its sharp part in the spread")
     text = (
@@ -298,7 +298,7 @@ def draw_sharpness(results: Sequence[Sharpness], title: str = "") -> Figure:
         categories(ax, names)
         ax.set_ylim(min(0.0, lowest), None)
         ax.margins(x=0.3)
-    ax.set_ylabel(f"rise of the {style.loss_of(results)}{style.unit(Sharpness, 'values')}")
+    ax.set_ylabel(f"rise of the {style.loss_of(results)}{style.unit(results[0], 'values')}")
     usual = style.headline([r for r in results if r.rho == max(r.rho for r in results)])
     return finish(figure, title or usual, _caption(results), [ax] * many, ncols=2)
 
@@ -342,8 +342,8 @@ def draw_smoothing(results: Sequence[Smoothing], title: str = "") -> Figure:
     steep = "sharpness; dashes: steepest gradient change"
     for ax, head, label in (
         (rate, "learning rates", "rate"),
-        (sharpness, steep, f"$\\lambda_{{max}}${style.unit(Smoothing, 'lambda_max')}"),
-        (loss, "loss", f"{style.loss_of(results)}{style.unit(Smoothing, 'loss')}"),
+        (sharpness, steep, f"$\\lambda_{{max}}${style.unit(results[0], 'lambda_max')}"),
+        (loss, "loss", f"{style.loss_of(results)}{style.unit(results[0], 'loss')}"),
         (spread, "the spread", "share of the spread along it"),
     ):
         ax.set(title=head, ylabel=label, yscale="log")

@@ -104,7 +104,7 @@ def draw_lines(results: Sequence[Line], title: str = "") -> Figure:
             ax.plot(r.t, 100 * r.accuracy, color=color)
         if between and np.isfinite(r.barrier):
             top.plot([0, 1], r.loss[[0, -1]], color=color, lw=0.9, ls=":")
-    top.set_ylabel(f"{style.split_names(results)} loss{style.unit(Line, 'loss')}")
+    top.set_ylabel(f"{style.split_names(results)} {results[0].loss_name}{style.unit(results[0], 'loss')}")
     for ax in below:
         ax.set_ylabel(f"{style.split_names(results)} accuracy (%)")
     for ax in leading(axes[::-1]):
@@ -133,7 +133,7 @@ def draw_connections(results: Sequence[Connection], title: str = "") -> Figure:
         column[-1].set_xlabel("t (0: a, 1: b)")
     rows = zip((axes[0], *axes[len(results) :: len(results)]), ("loss", "accuracy"), strict=False)
     for ax, quantity in rows:
-        unit = style.unit(Connection, "loss") if quantity == "loss" else " (%)"
+        unit = style.unit(results[0], "loss") if quantity == "loss" else " (%)"
         ax.set_ylabel(f"{style.split_names(results)} {quantity}{unit}")
     first = results[0]
     text = f"Curve: {first.curve}; steps of t: {first.t[1]:.3g}; {style.samples_of(results)}."
@@ -152,7 +152,7 @@ def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
     figure, axes, below = stacked_panels(len(results), width, {"basins": 4.4, "widths": 1.9})
     for ax, r in zip(axes, results, strict=True):
         _draw_panel(ax, r, chosen)
-    label = f"{style.split_names(results)} loss{style.unit(Basins, 'loss')}"
+    label = f"{style.split_names(results)} {results[0].loss_name}{style.unit(results[0], 'loss')}"
     color_bar(figure, axes, chosen.norm, CMAP, f"{label}, {chosen.step}", "max")
     for ax, r, color in zip(below, results, style.colors_of([r.label for r in results]), strict=True):
         _draw_widths(ax, r, color)
@@ -191,7 +191,7 @@ def _draw_widths(ax: Axes, r: Basins, color: str) -> None:
     for width, name, lw in zip(r.width.T, ("longer axis", "shorter axis"), (2.0, 1.1), strict=True):
         ax.plot(r.rise, np.where(r.cut, np.nan, width), color=color, lw=lw, label=f"{name} of the region")
         ax.plot(r.rise, np.where(r.cut, width, np.nan), color=color, lw=lw, ls=":")
-    ax.set_xlabel(f"rise above the {_NAMES[r.around]}{style.unit(Basins, 'rise')}")
+    ax.set_xlabel(f"rise above the {_NAMES[r.around]}{style.unit(r, 'rise')}")
     ax.set(xlim=(0, float(r.rise[-1])), ylim=(0, None))
 
 
@@ -204,7 +204,7 @@ def _basins_finding(results: Sequence[Basins]) -> str:
             names = style.short_names([r.label for r in results])
             widths = [np.interp(shared, [0, *r.rise], [0, *r.equivalent_width]) for r in results]
             listed = ", ".join(f"{name} {width:.3g}" for name, width in zip(names, widths, strict=True))
-            return f"Width {shared:.3g} nat above the {around}: {listed}"
+            return f"Width {style.in_unit(f'{shared:.3g}', results[0])} above the {around}: {listed}"
         return f"Basins: {', '.join(str(len(r.minimum)) for r in results)}"
     (r,) = results
     number = "One basin" if len(r.minimum) == 1 else f"{len(r.minimum)} basins"
@@ -212,7 +212,7 @@ def _basins_finding(results: Sequence[Basins]) -> str:
         return f"{number}; the region around the {around} reaches the edge of the grid"
     last = int(np.flatnonzero(~r.cut)[-1])
     return (
-        f"{number}; {r.rise[last]:.3g} nat above the {around} the region is "
+        f"{number}; {style.in_unit(f'{r.rise[last]:.3g}', r)} above the {around} the region is "
         f"{r.width[last, 0]:.3g} × {r.width[last, 1]:.3g}, {r.anisotropy[last]:.2g} times as long as wide"
     )
 
@@ -221,10 +221,11 @@ def _caption(results: Sequence[Basins]) -> str:
     smad = ", ".join(f"{r.smad:.3g}" for r in results)
     text = (
         f"{style.split_names(results).capitalize()} loss. Basins with a persistence of "
-        f"{style.joined(f'{r.least:.3g}' for r in results)} nat and more, by the merge tree of the grid (8 "
-        "neighbors); white: their borders. Orange line: the largest measured region that the edge does not "
-        "cut. Below: its axes by second moments; dotted: cut by the edge, so that they are too small. "
-        f"Saddle-minimum average distance of all local minima: {smad} nat."
+        f"{style.joined(style.in_unit(f'{r.least:.3g}', r) for r in results)} and more, by the merge tree of "
+        "the grid (8 neighbors); white: their borders. Orange line: the largest measured region that the "
+        "edge does not cut. Below: its axes by second moments; dotted: cut by the edge, so that they are too "
+        "small. "
+        f"Saddle-minimum average distance of all local minima: {style.in_unit(smad, results[0])}."
     )
     if any(r.at_edge.any() for r in results):
         text += " A minimum on the edge of the grid belongs to a basin outside."

@@ -95,9 +95,9 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     figure, (power, curvature) = panels(1, 2, 4.6, 3.8, ["power", "curvature"])
     for r, name, color in style.labeled(results, "result"):
         _draw_power(power, r, color, name)
-    power.set_xlabel(f"eigenvalue $\\lambda_i$ of the Hessian{style.unit(NoiseAlignment, 'values')}")
+    power.set_xlabel(f"eigenvalue $\\lambda_i$ of the Hessian{style.unit(results[0], 'values')}")
     power.set_yscale("log")
-    power.set_ylabel(f"variance of the gradient along $v_i${style.unit(NoiseAlignment, 'covariance')}")
+    power.set_ylabel(f"variance of the gradient along $v_i${style.unit(results[0], 'covariance')}")
     style.log_axis(power.xaxis)
     place = np.arange(len(results))
     for shift, name, label, look in (
@@ -111,7 +111,7 @@ def draw_noise_alignment(results: Sequence[NoiseAlignment], title: str = "") -> 
     categories(curvature, style.names_of(results, "result"))
     curvature.margins(x=0.3)
     curvature.set_ylim(min(0.0, *(r.ias for r in results)), None)
-    curvature.set_ylabel(f"curvature{style.unit(NoiseAlignment, 'ias')}")
+    curvature.set_ylabel(f"curvature{style.unit(results[0], 'ias')}")
     curvature.legend(fontsize=8)
     text = (
         f"{style.samples_of(results)}, H over all of them; {style.rows_of(results, 'minibatches')}, drawn "

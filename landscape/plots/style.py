@@ -16,6 +16,7 @@ from matplotlib import ticker
 from matplotlib.colors import to_hex, to_rgb
 
 from landscape.core import registry
+from landscape.results.base import unit_of
 
 # The colors of algorithms stand in their rules. DPSGD-2020's Figure 2 has DPSGD green, SSGD red, SSGD* blue;
 # these are its colors in the palette of Okabe and Ito, and so are most others; the rest are from Tol's muted
@@ -151,14 +152,25 @@ class _Decimal(ticker.LogFormatter):
 MOST = 6  # results that a title names (ours)
 
 
-def unit(kind: Any, field: str) -> str:
-    """The unit that results of class ``kind`` declare for ``field``, for a label: " (nat)"; "" for none."""
-    return in_brackets(kind.units[field])
+def unit(of: Any, field: str) -> str:
+    """The unit that a result, or all of a class, have for ``field``, for a label: " (nat)"; "" for none."""
+    text: str = of.units[field]
+    return in_brackets(text if isinstance(of, type) else unit_of(of, text))
 
 
 def in_brackets(unit: str) -> str:
     """A unit for a label, " (nat²)"; "" for pure numbers."""
-    return "" if unit == "1" else f" ({unit.replace('^2', '²').replace('nat2', 'nat²')})"
+    return "" if unit in ("", "1") else f" ({unit.replace('^2', '²').replace('nat2', 'nat²')})"
+
+
+def in_unit(number: str, result: Any, unit: str = "nat") -> str:
+    """``number`` with the unit that the loss of ``result`` has in place of nats: "0.5 nat" or "0.5"."""
+    return f"{number} {unit_of(result, unit)}".rstrip()
+
+
+def moves_by(value: float, result: Any) -> str:
+    """ "rises by 0.5 nat", or "falls by 0.5 nat" for a number below 0."""
+    return f"{'falls' if value < 0 else 'rises'} by {in_unit(f'{abs(value):.3g}', result)}"
 
 
 def splits(results: Sequence[Any]) -> str:
@@ -175,7 +187,8 @@ def splits(results: Sequence[Any]) -> str:
 
 def loss_of(results: Sequence[Any]) -> str:
     """The name of the loss that ``results`` are about: "train loss", or "loss" where no split is known."""
-    return f"{splits(results)} loss" if any(r.split for r in results) else "loss"
+    name = getattr(results[0], "loss_name", "loss")
+    return f"{splits(results)} {name}" if any(r.split for r in results) else name
 
 
 def split_names(results: Sequence[Any]) -> str:

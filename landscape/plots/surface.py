@@ -132,7 +132,7 @@ def _draw_3d(
         for axis, label in zip((ax.xaxis, ax.yaxis), _axis_labels(r), strict=True):
             axis.set_label_text(label.partition("(weights")[0].strip(), fontsize=8)
         ax.set(zlim=(chosen.levels[0], top), title=_panel_title(r))
-    color_bar(figure, axes, chosen.norm, cmap, f"loss{style.unit(Surface, 'loss')}")
+    color_bar(figure, axes, chosen.norm, cmap, f"{results[0].loss_name}{style.unit(results[0], 'loss')}")
     text = f"{settings(results)} Colors: {chosen.why}."
     return finish(figure, title or finding(results), text, axes)
 
@@ -159,7 +159,7 @@ def _draw_difference(results: Sequence[Surface], title: str) -> Figure:
     map_axes(ax)
     label_axes(ax, a)
     ax.contourf(a.x, a.y, change, np.linspace(-reach, reach, 25), cmap="RdBu_r", norm=norm)
-    label = f"difference of {style.split_names(results)} loss{style.unit(Surface, 'loss')}"
+    label = f"difference of {style.split_names(results)} {a.loss_name}{style.unit(results[0], 'loss')}"
     if float(change.min()) < 0 < float(change.max()):
         ax.contour(a.x, a.y, change, [0.0], colors="k", linewidths=1.0)
         label += ", line: 0"
@@ -205,7 +205,7 @@ def _draw_contours(
         if r.kind == "pca" and len(r.markers):
             ax.annotate(r.labels[0], r.markers[0], xytext=(5, 5), textcoords="offset points", fontsize=8.5)
         ax.set(xlim=(r.x[0], r.x[-1]), ylim=(r.y[0], r.y[-1]), title=_panel_title(r))
-    loss = f"loss{style.unit(Surface, 'loss')}"
+    loss = f"{results[0].loss_name}{style.unit(results[0], 'loss')}"
     above = any((r.loss[np.isfinite(r.loss)] > chosen.levels[-1]).any() for r in results)
     color_bar(figure, axes, chosen.norm, cmap, f"{loss}, {chosen.step}", "max" if above else "neither")
     if below:
@@ -253,20 +253,21 @@ def _draw_profiles(axes: Sequence[Axes], results: Sequence[Surface], chosen: Lev
         else:
             ax.yaxis.set_major_locator(ticker.MaxNLocator(4))
     for ax in leading(axes):
-        ax.set_ylabel(f"loss{style.unit(Surface, 'loss')}")
+        ax.set_ylabel(f"{results[0].loss_name}{style.unit(results[0], 'loss')}")
 
 
 def _caption(results: Sequence[Surface], why: str, rise: float, profiled: bool) -> str:
     parts = [settings(results), f"Colors: {why}."]
     many = " in all panels" if len(results) > 1 else ""
     if profiled and np.isfinite(rise):
+        above = style.in_unit(f"{rise:.3g}", results[0])
         parts.append(
-            f"Orange line: {rise:.3g} nat above the center{many}, half the median rise at the edge"
+            f"Orange line: {above} above the center{many}, half the median rise at the edge"
             f"{' of the flattest one' if many else ''}."
         )
     if profiled:
         rises = ", ".join(f"{surfaces.median_rise(r):.3g}" for r in results)
-        parts.append(f"Flatness: median rise over the plane, {rises} nat.")
+        parts.append(f"Flatness: median rise over the plane, {style.in_unit(rises, results[0])}.")
         others = "; gray: the other panels' medians" if many else ""
         parts.append(f"Below: median and quartiles over directions{others}.")
     return " ".join(parts)
@@ -444,7 +445,7 @@ def settings(results: Sequence[Surface]) -> str:
     ]
     if any(r.batchnorm for r in results):
         parts.append(style.joined(style.batchnorm_note(r) or "no BatchNorm" for r in results))
-    loss = f"{style.split_names(results).capitalize()} loss"
+    loss = f"{style.split_names(results).capitalize()} {_name(results)}"
     return f"{loss} over {'; '.join(parts)}{style.interpolation_note(results)}."
 
 
@@ -455,10 +456,18 @@ def finding(results: Sequence[Surface]) -> str:
     if len(results) == 1 and len(results[0].marker_loss):
         losses = results[0].marker_loss
         if results[0].kind == "pca":
-            return f"Along the trajectory the loss goes from {losses[0]:.3g} to {losses[-1]:.3g} nat"
+            end = style.in_unit(f"{losses[-1]:.3g}", results[0])
+            return f"Along the trajectory the {results[0].loss_name} goes from {losses[0]:.3g} to {end}"
         named = zip(results[0].labels, losses, strict=True)
-        return f"Loss at {', '.join(f'{style.paper_name(label)}: {loss:.3g}' for label, loss in named)} nat"
-    return f"Lowest loss {', '.join(f'{r.describe()[1].value:.3g}' for r in results)} nat"
+        listed = ", ".join(f"{style.paper_name(label)}: {loss:.3g}" for label, loss in named)
+        return style.in_unit(f"{_name(results).capitalize()} at {listed}", results[0])
+    lowest = ", ".join(f"{r.describe()[1].value:.3g}" for r in results)
+    return style.in_unit(f"Lowest {_name(results)} {lowest}", results[0])
+
+
+def _name(results: Sequence[Surface]) -> str:
+    """The name of the loss, as its function has it."""
+    return results[0].loss_name
 
 
 def _flatness(results: Sequence[Surface]) -> str:
@@ -474,16 +483,17 @@ def _flatness(results: Sequence[Surface]) -> str:
         ((name, rise),) = middle.items()
         where = f"the weights of {name}" if results[0].label else "the center"
         many = f", {len(results)} surfaces" if len(results) > 1 else ""
-        return f"Around {where} the loss rises by {rise:.3g} nat (median over the plane{many})"
+        moves = style.moves_by(rise, results[0])
+        return f"Around {where} the {_name(results)} {moves} (median over the plane{many})"
     flat, steep = min(middle, key=middle.__getitem__), max(middle, key=middle.__getitem__)
     if not middle[flat] > 0:
         listed = ", ".join(f"{name} {rise:.3g}" for name, rise in middle.items())
-        return f"Median rise of the loss around the center: {listed} nat"
+        return style.in_unit(f"Median rise of the {_name(results)} around the center: {listed}", results[0])
     # Of what is drawn, not of the minima: these surfaces have no interval over seeds and planes.
     ratio = middle[steep] / middle[flat]
     more = f"{ratio:.2g} times" if ratio >= 1.1 else "about"  # within 10%, by which seeds differ (ours)
-    said = f"The loss rises {more} as much around {steep}'s weights as around {flat}'s"
+    said = f"The {_name(results)} rises {more} as much around {steep}'s weights as around {flat}'s"
     here, there = float(np.median(centers[flat])), float(np.median(centers[steep]))
     if abs(here - there) > middle[steep]:  # weights of losses that far apart are not all at a minimum
-        said += f", at {there:.3g} against {here:.3g} nat"
+        said += f", at {there:.3g} against {style.in_unit(f'{here:.3g}', results[0])}"
     return said

@@ -166,12 +166,17 @@ def _errors(runs: Sequence[Checkpoint]) -> str:
 
 
 def _run_title(runs: Sequence[Checkpoint]) -> str:
-    first, seeds = runs[0], sorted({r.seed for r in runs})
-    if first.algorithm == RECORDED:  # the batch and the data's name are not known
-        return literal(first.model["name"])
+    """Data, n, nB and seeds; what differs between the runs, in the order of the legend."""
+    if all(r.algorithm == RECORDED for r in runs):  # the batch and the data's name are not known
+        return style.joined(literal(r.model["name"]) for r in runs)
+    made = [r for r in runs if r.algorithm != RECORDED]
+    seeds = sorted({r.seed for r in made})
     many = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    size = f"n = {first.learners}, nB = {first.learners * first.local_batch}"
-    return f"{literal(first.data['name'])}, {size}, {many}"
+    sizes = {(r.learners, r.learners * r.local_batch): None for r in made}
+    n, total = zip(*sizes, strict=True)  # in pairs where one of them differs
+    size = f"n = {n[0]}" if len({*n}) == 1 else f"n = {' / '.join(map(str, n))}"
+    size += f", nB = {total[0]}" if len({*total}) == 1 else f", nB = {' / '.join(map(str, total))}"
+    return f"{style.joined(literal(r.data['name']) for r in made)}, {size}, {many}"
 
 
 # Keys of a recipe in which the seeds of one setting may differ: they do not change the weights.

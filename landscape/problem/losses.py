@@ -250,6 +250,26 @@ def describe_loss(loss: Any) -> str:
     return f"{getattr(loss, '__module__', '')}.{name}"
 
 
+#: The losses of PyTorch that are negative log-likelihoods, in nats: the classes, and the functions.
+NATS = (
+    nn.CrossEntropyLoss, nn.NLLLoss, nn.BCELoss, nn.BCEWithLogitsLoss, nn.KLDivLoss, nn.PoissonNLLLoss,
+    nn.GaussianNLLLoss, nn.CTCLoss, nn.SoftMarginLoss, nn.MultiLabelSoftMarginLoss,
+    F.cross_entropy, F.nll_loss, F.binary_cross_entropy, F.binary_cross_entropy_with_logits, F.kl_div,
+    F.poisson_nll_loss, F.gaussian_nll_loss, F.ctc_loss, F.soft_margin_loss, F.multilabel_soft_margin_loss,
+)  # fmt: skip
+
+
+def loss_name_and_unit(loss: Any) -> tuple[str, str]:
+    """("loss", "nat") for likelihoods of PyTorch, else without unit; a function of one's own has its name."""
+    while isinstance(loss, (partial, ClonedTargets)):
+        loss = loss.func
+    if loss in NATS or type(loss) in NATS:
+        return "loss", "nat"
+    kind = loss if hasattr(loss, "__name__") else type(loss)
+    own = not kind.__module__.startswith(("torch.", "landscape.")) and kind.__name__.isidentifier()
+    return kind.__name__ if own and "loss" not in kind.__name__.lower() else "loss", ""
+
+
 class _Pairs(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees whether two tensors of these shapes are broadcast to one."""
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 
 EXTRA = "'sgd-landscape[frames]'"
 _NUMBER = re.compile("[0-9]+")
+_NAT = re.compile(r"( ?)\bnat(²|\^2|\b)")
+
+
+def unit_of(result: Any, text: str) -> str:
+    """``text`` with the unit of a result's loss in place of "nat", or without one where it has none."""
+    own = getattr(result, "loss_unit", "nat")
+    return _NAT.sub(lambda m: f"{m[1]}{own}{m[2]}" if own else "", text)
 
 
 class Provenance(typing.TypedDict, total=False):
@@ -121,6 +129,13 @@ class Result(shown.Shown):
         super().__init_subclass__()
         if "__repr__" not in vars(cls):  # or a dataclass would print its arrays
             cls.__repr__ = shown.Shown.__repr__  # type: ignore[method-assign]
+        if describe := vars(cls).get("describe"):  # which speaks of nats, whatever the loss
+
+            def in_its_unit(self: Self) -> list[Row]:
+                rows = describe(self)
+                return [replace(r, unit=unit_of(self, r.unit), note=unit_of(self, r.note)) for r in rows]
+
+            cls.describe = functools.wraps(describe)(in_its_unit)  # type: ignore[assignment, method-assign]
         if any("Annotated[" in str(text) for text in vars(cls).get("__annotations__", {}).values()):
             for name, hint in typing.get_type_hints(cls, include_extras=True).items():
                 about = list(getattr(hint, "__metadata__", ()))
@@ -191,7 +206,7 @@ class Result(shown.Shown):
         coordinates |= {d: variables.pop(d) for d in dimensions if d in variables}
         dataset: xr.Dataset = xarray.Dataset(variables, coordinates, self._attributes())
         for name in self.units.keys() & dataset.variables.keys():
-            dataset[name].attrs["units"] = self.units[name]
+            dataset[name].attrs["units"] = unit_of(self, self.units[name])
         return dataset
 
     def to_dataframe(self, dims: str = "") -> pd.DataFrame:
@@ -397,12 +412,16 @@ class Sourced(Result):
     Attributes:
         split, label, source, source_sha256: the part of the data, a name for pictures, the checkpoint's file
             and its SHA-256; "" where unknown.
+        loss_name, loss_unit: the loss's name and unit: "nat" of a negative log-likelihood (files older than
+            the field say so of all losses), "" of any other.
     """
 
     split: str = ""
     label: str = ""
     source: str = ""
     source_sha256: str = ""
+    loss_name: str = "loss"
+    loss_unit: str = "nat"
 
 
 @dataclass(frozen=True, kw_only=True)

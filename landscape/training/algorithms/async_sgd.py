@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import torch
@@ -45,6 +45,10 @@ class AsyncSGD(Rule):
     columns = DELAY
     purposes = ("delay",)
     synchronous = True
+    needs: Mapping[str, str] = {
+        "schedule": "delay > 0",
+        "staleness_aware": "delay > 1 or schedule != round-robin",
+    }
 
     def __init__(
         self,
@@ -161,6 +165,7 @@ class ADPSGD(DPSGD):
     """
 
     label, color = "AD-PSGD", "#56B4E9"
+    needs: Mapping[str, str] = {"schedule": "delay > 0"}
     columns = DELAY
     purposes = ("delay",)
 

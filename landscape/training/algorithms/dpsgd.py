@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -43,6 +44,7 @@ class DPSGD(Rule):
     """
 
     label, color = "DPSGD", "#009E73"
+    needs: Mapping[str, str] = {"buffers": "an optimizer with a state"}
     lr_is_factor = True
 
     def __init__(
@@ -156,6 +158,7 @@ class DSGDAC(DPSGD):
     """
 
     label, color = "DSGD-AC", "#999933"
+    needs: Mapping[str, str] = {"power": "a rate that changes", "start": "a rate that changes and power > 0"}
     lr_is_factor = False
     uses_peak_lr = True
 

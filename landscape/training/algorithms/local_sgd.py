@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -34,7 +35,7 @@ class LocalSGD(Rule):
         nodes: So many nodes of equally many learners, which average among themselves (hierarchical local SGD,
             Lin et al. 2020). Source: ours; 1 is plain local SGD.
         node_period: Steps between the averages within a node; it must divide ``period``. Unit: steps. Source:
-            ours.
+            ours; 0 is every step, as 1.
         mixing: Steps in between are DPSGD's with this mixing matrix (gossip with periodic averaging, Chen et
             al. 2021); "none": there is no exchange between averages. Source: LocalSGD-2021.
         order: The order of these mixed steps, as for dpsgd. Source: DPSGD-2020, Eq. 2.
@@ -43,6 +44,12 @@ class LocalSGD(Rule):
     """
 
     label, color = "local SGD", "#E69F00"
+    needs: Mapping[str, str] = {
+        "nodes": "nodes < learners and node_period < period and period > 1",
+        "node_period": "nodes > 1",
+        "order": "mixing != none",
+        "buffers": "an optimizer with a state",
+    }
     lr_is_factor = True
     #: The outer step at the average of a period, with its rate and its momentum.
     outer: ClassVar[Literal["none", "slowmo", "nesterov"]] = "none"
@@ -55,7 +62,7 @@ class LocalSGD(Rule):
         period: Count,
         start: Natural = 0,
         nodes: int = 1,
-        node_period: Count = 1,
+        node_period: Natural = 0,
         mixing: str = "none",
         order: Literal["awc", "atc"] = "awc",
         buffers: Buffers = "keep",
@@ -67,11 +74,11 @@ class LocalSGD(Rule):
             raise InputError(
                 f"algorithm.nodes and algorithm.mixing: {nodes} and '{mixing}' are not allowed together"
             )
-        if nodes > 1 and period % node_period:
+        if nodes > 1 and period % max(1, node_period):
             raise InputError(
                 f"algorithm.node_period: {node_period} is not allowed, it must divide the period {period}"
             )
-        self.period, self.first, self.node_period, self.buffers = period, start, node_period, buffers
+        self.period, self.first, self.buffers, self.node_period = period, start, buffers, max(1, node_period)
         self.nodes = Mixing(f"nodes({nodes})", learners, seed) if nodes > 1 else None
         self.base = DPSGD(learners, seed, mixing, order) if mixing != "none" else None
         self._averaged = 0
@@ -195,7 +202,7 @@ class SlowMo(OuterStep):
         slow_momentum: BelowOne = 0.5,
         start: Natural = 0,
         nodes: int = 1,
-        node_period: Count = 1,
+        node_period: Natural = 0,
         mixing: str = "none",
         order: Literal["awc", "atc"] = "awc",
         buffers: Buffers = "keep",

@@ -7,7 +7,7 @@ the largest coefficients of each block of a parameter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 import numpy as np
@@ -196,6 +196,7 @@ class DecoupledDiLoCo(StreamingDiLoCo):
     """
 
     label, color = "decoupled DiLoCo", "#EE6677"
+    needs: Mapping[str, str] = {"quorum": "availability < 1", "availability": "quorum < learners"}
     purposes = ("reached",)
     lr_is_factor = True
 
@@ -334,6 +335,7 @@ class DeMo(TopK):
     """
 
     label, color = "DeMo", "#6699CC"
+    needs: Mapping[str, str] = dict.fromkeys(("decay", "k"), "chunk > 1")
 
     def __init__(
         self,
@@ -393,6 +395,7 @@ class SparseLoCo(TopK):
     """
 
     label, color = "SparseLoCo", "#0099AA"
+    needs: Mapping[str, str] = dict.fromkeys(("decay", "chunk", "average"), "share < 1")
     lr_is_factor = True
 
     def __init__(

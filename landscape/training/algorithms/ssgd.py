@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -121,6 +123,7 @@ class GPA(Rule):
     """
 
     label, color = "GPA", "#CC6677"
+    needs: Mapping[str, str] = {"mu_y": "mu_x > 0"}
     synchronous = True
     lr_is_factor = True
 

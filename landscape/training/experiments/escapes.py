@@ -330,7 +330,7 @@ def minima(
     )
     settings = ((0.0, 0.0), (momentum, 0.0), (0.0, momentum))  # the optimizer's momentum, the rule's
     steps = np.array([[length(tau, m, s) for tau in delays] for m, s in settings], dtype=np.int64)
-    columns = {name: np.zeros(table.shape) for name in ("stays", "leaves", "lambda_after")}
+    columns: dict[str, Any] = {name: np.zeros(table.shape) for name in ("stays", "leaves", "lambda_after")}
     done = 0
     for (f, k), count in np.ndenumerate(steps):
         end_at = functools.partial(train_from, start, int(count), delays[k], *settings[f])

@@ -312,11 +312,11 @@ class MeasuredRun:
 Kind = TypeVar("Kind", bound="Instrument")
 
 
-def instrument(name: str) -> Callable[[type[Kind]], type[Kind]]:
-    """A decorator that adds a class to the registry, and gives it its ``name``."""
+def instrument(name: str, *reads: str) -> Callable[[type[Kind]], type[Kind]]:
+    """A decorator that adds a class to the registry, and gives it its ``name`` and what it ``reads``."""
 
     def add(kind: type[Kind]) -> type[Kind]:
-        kind.name = name
+        kind.name, kind.reads = name, reads
         return registry.instruments.add(name)(kind)
 
     return add
@@ -338,6 +338,8 @@ class Instrument(ABC):
 
     #: The name in the registry.
     name = ""
+    #: The keys of ``monitor`` that it reads, besides the interval and the sample; None: any.
+    reads: tuple[str, ...] | None = None
     #: The history's columns: name -> unit. One of a run may have more than its class.
     columns: Mapping[str, str] = {}
     #: Whether it takes the Hessian on the run's sample: it then refuses a model that has none.

@@ -149,7 +149,7 @@ class NoiseScale(Instrument):
         return self.row(scale.value, error, *scale.interval(), *parts)
 
 
-@instrument("noise-alignment")
+@instrument("noise-alignment", "draws")
 class NoiseAlignment(Instrument):
     """tr(HS)/tr S at w_a, S the second moment of minibatch gradients: the interaction-aware sharpness.
 
@@ -167,7 +167,7 @@ class NoiseAlignment(Instrument):
         return self.row(*statistics.ratio(*np.array(pairs).T))
 
 
-@instrument("noise-share")
+@instrument("noise-share", "k", "draws")
 class NoiseShare(Instrument):
     """The share of the gradient noise that lies along the ``monitor.k`` leading eigenvectors, at w_a.
 
@@ -201,7 +201,7 @@ def _drawn(instrument: Instrument, now: StepState) -> Iterator[Tensor]:
         yield on_all(run.comm, drawn.gradient(now.mean) if k in turns else None, now.mean)
 
 
-@instrument("disagreement")
+@instrument("disagreement", "k")
 class Disagreement(Instrument):
     """The spread and the gradient in the space of the ``monitor.k`` largest eigenvalues, and ½ tr(HC).
 

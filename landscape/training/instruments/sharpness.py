@@ -29,7 +29,7 @@ from landscape.training.optimizer.steepest import steepest
 LAYERS = 12
 
 
-@instrument("lambda-max")
+@instrument("lambda-max", "k")
 class LambdaMax(Instrument):
     """λ_max of ∇²L at w_a, lr·λ_max, the rule's limit, and the share of the spread along top eigenvectors.
 
@@ -87,7 +87,7 @@ class PreconditionedLambdaMax(Instrument):
 GAIN, ASCENT = 0.01, 100
 
 
-@instrument("generalized-sharpness")
+@instrument("generalized-sharpness", "k")
 class GeneralizedSharpness(Instrument):
     """S = max dᵀHd over the unit ball of the norm of the optimizer's steps at w_a, and η S with its limit.
 
@@ -157,7 +157,7 @@ class GeneralizedSharpness(Instrument):
         return value, d
 
 
-@instrument("batch-sharpness")
+@instrument("batch-sharpness", "draws")
 class BatchSharpness(Instrument):
     """E[gᵀHg/‖g‖²] (arXiv:2412.20553), over ``monitor.draws`` fresh minibatches of the training set.
 
@@ -302,7 +302,7 @@ class _Rise(Instrument):
         return [result.value, result.standard_error][: len(self.columns)]
 
 
-@instrument("worst-sharpness")
+@instrument("worst-sharpness", "rho")
 class WorstSharpness(_Rise):
     """The largest rise of the loss for ‖δ/|w|‖ ≤ ρ, in nats; a lower bound."""
 
@@ -310,7 +310,7 @@ class WorstSharpness(_Rise):
     columns: Mapping[str, str] = {"worst_sharpness": "nat"}
 
 
-@instrument("average-sharpness")
+@instrument("average-sharpness", "rho", "draws")
 class AverageSharpness(_Rise):
     """The mean rise of the loss for δ/|w| ~ N(0, ρ²), in nats, over ``monitor.draws`` pairs ±δ."""
 
@@ -318,7 +318,7 @@ class AverageSharpness(_Rise):
     columns: Mapping[str, str] = {"average_sharpness": "nat", "average_sharpness_se": "nat"}
 
 
-@instrument("average")
+@instrument("average", "window")
 class RunningAverage(Instrument):
     """The loss of the mean of the last ``monitor.window`` measured w_a (LAWA), predicted; rank 0 predicts it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -138,6 +139,7 @@ class Muon(Optimizer):
 
     names = ("momentum",)
     linear = False
+    needs: Mapping[str, str] = {"nesterov": "momentum > 0"}
 
     def __init__(
         self,

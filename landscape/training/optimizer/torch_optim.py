@@ -120,6 +120,8 @@ class TorchOptimizer(Optimizer):
             or whose state is no tensor.
     """
 
+    needs: Mapping[str, str] = {"dampening": "momentum > 0", "decoupled_weight_decay": "weight_decay > 0"}
+
     def __init__(self, name: str, values: dict[str, Any]) -> None:
         super().__init__()
         self.name, self.values = name, values

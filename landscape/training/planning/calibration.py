@@ -37,9 +37,9 @@ from landscape.training.processes.children import loopback
 from landscape.training.processes.comm import Comm, Plan
 from landscape.training.processes.process_group import Group
 from landscape.training.recipes.recipe import Decompose, Evaluate, Recipe, from_values
-from landscape.training.run.launch import chosen_recipe
 from landscape.training.run.loop import Trainer
 from landscape.training.run.randomness import generator
+from landscape.training.run.setup import chosen_recipe
 
 # A measurement goes on for this long (s), and for this many times at least (ours: medians within percents).
 SECONDS, TIMES = 1.0, 5

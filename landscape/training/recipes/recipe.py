@@ -22,6 +22,7 @@ from landscape.data import parts
 from landscape.training import optimizer
 from landscape.training.algorithms import Rule
 from landscape.training.recipes import table_recipes
+from landscape.training.recipes.effects import refuse_idle
 from landscape.training.recipes.schedule import Schedule
 from landscape.training.recipes.settings import NAMED, UNSET, changed, parsed
 from landscape.training.topology.mixing import is_file, known_matrices
@@ -416,7 +417,7 @@ class Recipe:
             The checked recipe.
 
         Raises:
-            InputError: for a name, key or value that is not allowed.
+            InputError: for a name, key or value that is not allowed, or a setting that changes nothing.
             OperationError: for a file that cannot be read.
 
         Example:
@@ -435,7 +436,7 @@ class Recipe:
             The checked recipe.
 
         Raises:
-            InputError: for a key or value that is not allowed.
+            InputError: for a key or value that is not allowed, or a setting that changes nothing.
 
         Example:
             >>> Recipe.read("digits-dpsgd").replace(steps=10, **{"decompose.every": 0}).steps
@@ -443,7 +444,7 @@ class Recipe:
         """
         values = changed(self.values(), settings)
         same = values["algorithm"] == self.algorithm
-        return from_values(values, next(iter(self.matrices.values()), None) if same else None)
+        return refuse_idle(from_values(values, next(iter(self.matrices.values()), None) if same else None))
 
 
 def built_in() -> list[str]:
@@ -475,11 +476,16 @@ def recipes(pattern: str | None = None) -> dict[str, str]:
 
 
 def read(
-    recipe: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), *, allow_code: bool = False
+    recipe: str | Path,
+    settings: Iterable[str] | Mapping[str, Any] = (),
+    *,
+    allow_code: bool = False,
+    new: bool = True,
 ) -> Recipe:
     """The recipe of a built-in name or TOML file, changed by settings: :meth:`Recipe.read`.
 
     ``settings`` are values by dotted key, or "KEY=VALUE" as the commands take them; "~KEY" takes a key out.
+    Settings without effect are refused in a ``new`` run; one that goes on may have them from older versions.
 
     Example:
         >>> recipe = read("digits-dpsgd", ["lr=0.5", "algorithm.mixing=ring(1)"])
@@ -504,7 +510,7 @@ def read(
                 f"{recipe}: {table}.name = {options.toml_value(name)} is code, which a file may name only "
                 f"with allow_code=True; or name it yourself, {table}.name={name}"
             )
-    return from_values(values)
+    return refuse_idle(from_values(values)) if new else from_values(values)
 
 
 def file_values(recipe: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import socket
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import Lock, printable, wait_until_free
 from landscape.core.hdf5 import DamageWarning
-from landscape.core.options import parse_toml, positive
+from landscape.core.options import parse_toml, positive, toml_value
 from landscape.core.progress import Progress, ProgressOption, shows_progress, taken
 from landscape.data.base import data_root, fingerprint
 from landscape.training.algorithms.async_sgd import AsyncSGD
@@ -40,9 +40,11 @@ from landscape.training.processes.process_group import (
     started_by_launcher,
     where,
 )
-from landscape.training.recipes.recipe import Recipe, file_values, from_values, read, recipe_of
+from landscape.training.recipes.effects import idle, refuse_idle
+from landscape.training.recipes.recipe import Recipe, file_values, from_values, recipe_of
+from landscape.training.recipes.settings import changed
 from landscape.training.run.loop import Hooks, Server, Trainer, Worker
-from landscape.training.run.setup import divergence_message
+from landscape.training.run.setup import chosen_recipe, default_folder, divergence_message
 
 
 def launch(
@@ -105,6 +107,8 @@ def launch(
         trainer = trainer_class(chosen, group)(
             chosen, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks, group=group
         )
+        if checkpoint is None:
+            refuse_idle(trainer.recipe, "evaluate.", batchnorm=bool(trainer.buffers.local))
         chosen = trainer.recipe
         hooks.save = functools.partial(_save, folder=folder, comm=trainer.comm, every=chosen.checkpoint.every)
         if group:
@@ -247,7 +251,11 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested values by dotted key, as text."""
     flat: dict[str, str] = {}
     for key, value in values.items():
-        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": str(value)}
+        inner = (
+            _flat(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else {f"{prefix}{key}": toml_value(value)}
+        )
         flat |= inner
     return flat
 
@@ -281,6 +289,13 @@ def _resumed(
     return checkpoint, stored
 
 
+def _lines(recipe: Recipe) -> list[str]:
+    """The settings that have an effect, "KEY = VALUE", sorted; older versions took others, too."""
+    values = changed(recipe.values(), {f"~{key}": None for key in idle(recipe)})
+    plain = from_values(values, next(iter(recipe.matrices.values()), None))
+    return sorted(f"{k} = {v}" for k, v in _flat(parse_toml(plain.to_toml(), "recipe")).items())
+
+
 def _checked_recipe(stored: Recipe, given: Recipe, folder: Path) -> Recipe:
     """``given``; OperationError with the key if more than ``steps`` differs from ``stored``."""
     if given.init.checkpoint == stored.init.checkpoint and not given.init.sha256:
@@ -289,8 +304,7 @@ def _checked_recipe(stored: Recipe, given: Recipe, folder: Path) -> Recipe:
         raise OperationError(
             f"{folder}: its run has steps = {stored.steps}, resuming it with {given.steps} is not allowed"
         )
-    before = dataclasses.replace(stored, steps=given.steps).to_toml().splitlines()
-    after = given.to_toml().splitlines()
+    before, after = (_lines(r) for r in (dataclasses.replace(stored, steps=given.steps), given))
     for a, b in zip(before, after, strict=False):
         if a != b:
             raise OperationError(
@@ -507,7 +521,7 @@ def train(
         >>> run.step, run.algorithm, run.path.name
         (5, 'dpsgd', 'last.h5')
     """
-    chosen = chosen_recipe(recipe, settings, allow_code)
+    chosen = chosen_recipe(recipe, settings, allow_code, resume, folder)
     if folder is None:
         if chosen is None:
             raise InputError("recipe: missing; give one, or the folder of a run with resume=True")
@@ -522,22 +536,6 @@ def train(
     end = launch(chosen, folder, hooks=hooks, **about)
     end.path = Path(folder) / "last.h5"
     return end
-
-
-def default_folder(recipe: Recipe) -> str:
-    """The folder of a run that is given none."""
-    return f"runs/{recipe.name.replace('/', '-')}-seed{recipe.seed}"
-
-
-def chosen_recipe(
-    recipe: Recipe | str | Path | None, settings: Mapping[str, Any], allow_code: bool
-) -> Recipe | None:
-    """The recipe of what a user gave, changed by ``settings``; None for None."""
-    if isinstance(recipe, Recipe):
-        return recipe.replace(**settings) if settings else recipe
-    if recipe is None and settings:
-        raise InputError("settings: not allowed without the recipe that they change; give its name or file")
-    return None if recipe is None else read(recipe, settings, allow_code=allow_code)
 
 
 def in_processes(

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoint import user_code
+from landscape.checkpoint import run_folder, user_code
 from landscape.checkpoint.checkpoint import Checkpoint, set_tensors
 from landscape.checkpoint.history import UNITS
 from landscape.checkpoint.user_code import Spec, UserData
@@ -32,6 +32,8 @@ from landscape.problem.batchnorm import buffer_names, has_batchnorm, sample_part
 from landscape.problem.problem import Problem
 from landscape.training.decomposition import GROUPS
 from landscape.training.processes.comm import Comm
+from landscape.training.recipes import recipe as recipes
+from landscape.training.recipes.effects import refuse_idle
 from landscape.training.recipes.recipe import Diverge, Recipe
 from landscape.training.run.randomness import generator
 
@@ -318,6 +320,36 @@ def read(recipe: Recipe) -> tuple[Recipe, Checkpoint | None]:
             f"init.checkpoint: {path} has SHA-256 {digest[:12]}…, init.sha256 is {expected[:12]}…"
         )
     return dataclasses.replace(recipe, init=dataclasses.replace(recipe.init, sha256=digest)), start
+
+
+def default_folder(recipe: Recipe) -> str:
+    """The folder of a run that is given none."""
+    return f"runs/{recipe.name.replace('/', '-')}-seed{recipe.seed}"
+
+
+def chosen_recipe(
+    recipe: Recipe | str | Path | None,
+    settings: Mapping[str, Any],
+    allow_code: bool,
+    goes_on: bool = False,
+    folder: str | Path | None = None,
+) -> Recipe | None:
+    """The recipe of what a user gave, changed by ``settings``; None for None.
+
+    A run that ``goes_on`` in its ``folder`` may have settings without effect from an older version.
+    """
+    if recipe is None:
+        if settings:
+            raise InputError(
+                "settings: not allowed without the recipe that they change; give its name or file"
+            )
+        return None
+    if isinstance(recipe, Recipe):
+        chosen = recipe.replace(**settings) if settings else recipe
+    else:
+        chosen = recipes.read(recipe, settings, allow_code=allow_code, new=False)
+    present = goes_on and run_folder.named_like_a_run(Path(folder or default_folder(chosen)))
+    return chosen if present else refuse_idle(chosen)
 
 
 def network(recipe: Recipe, data: Dataset | user_code.UserData, start: Checkpoint | None) -> nn.Module:
