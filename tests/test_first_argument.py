@@ -282,7 +282,7 @@ def test_what_cannot_stand_for_weights_is_refused(tmp_path: Path) -> None:
     wrong = [
         (len, f"a builtin_function_or_method is not allowed, it must be {one}"), (nn.Linear, f"a type .* {one}"),
         (3.0, f"a float .* {one}"), ([1, 2], f"a list .* {one}"), (torch.ones(3), r"shape \(3,\), it must be \(83,\)"),
-        (vector(a).long(), "its numbers are torch.int64"), (vector(a) * torch.nan, "NaN or infinite"),
+        (vector(a).long(), "a torch.int64 vector is not allowed"), (vector(a) * torch.nan, "NaN or infinite"),
         (nn.Linear(4, 3), "lacks layers"), (network(1, nn.Tanh), r"lacks layers \(ReLU\)"),
         (problem_of(network(1, nn.Tanh)), r"lacks layers \(ReLU\)"),
         ({k: t for k, t in state.items() if k != "0.bias"}, "lacks '0.bias'"), (state | {"z": state["0.bias"]}, "'z'"),

@@ -357,6 +357,9 @@ def test_networks_with_the_same_statistics_keep_them_and_vectors_have_none() -> 
     lost = landscape.contour(p, surface.plane(p.weights), grid=2, bn="center")
     assert (lost.statistics_of, lost.own_loss.size) == ("the problem's model", 0)
     assert landscape.contour(p, landscape.random_plane(p), grid=2).bn == "center"
+    first = landscape.contour(p, plane := landscape.between(p, [p, q]), grid=2)
+    finer = landscape.contour(p, plane, grid=3, execution=landscape.Execution(previous=first))
+    np.testing.assert_array_equal(finer.own_loss, first.own_loss)
     aligned = landscape.contour(p, landscape.between(p, [p, q], align="weights"), grid=2)
     np.testing.assert_allclose(aligned.own_loss, [p.loss(), q.loss()], rtol=1e-6)
     np.testing.assert_allclose(aligned.marker_loss, aligned.own_loss, atol=0.04)

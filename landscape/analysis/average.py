@@ -75,9 +75,8 @@ def average(
 
     Args:
         problem: the loss; or a run, on its training set.
-        weights: the members, 2 to 32: (n, P), or a list whose entries are each a vector (P,), a problem (its
-            center), a model, a state dict, a run (its mean), or the name of a file of one; default: the run's
-            learners.
+        weights: the members, 2 to 32: (n, P), or a list of networks in any form that :func:`landscape.line`
+            takes; default: the run's learners.
         coefficients: a_j ≥ 0 (n,), or (K, n) for K averages, divided by their sum; default: uniform.
         exact: whether the exact losses of the averages are computed beside it, a pass over the data each.
         bn_samples: samples from which statistics of BatchNorm are estimated.

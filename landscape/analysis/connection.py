@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.checkpoint.weights import Weights, network_of, path_ends
+from landscape.checkpoint.weights import Weights, network_of
 from landscape.core.devices import double, single
 from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, positive
@@ -93,9 +93,8 @@ def connect(
 
     Args:
         problem: the loss; or a run, on its training set.
-        a, b: two networks, each a vector (P,), a problem (its center), a model, a state dict, a run (its
-            mean), or the name of a file of one; parameters are matched by name. Without b the paths lead from
-            the problem's center to a.
+        a, b: two networks, in any form that :func:`landscape.line` takes; without b the paths lead from the
+            problem's center to a.
         curve: "bezier", quadratic, or "chain", two straight lines that meet in the bend.
         align: what units are matched by: "weights", or "activations", their correlations over up to 1,000
             samples, at the operations that sum over the units.
@@ -139,7 +138,8 @@ def connect(
     for name, value in (("steps", steps), ("seed", seed)):
         positive(name, value, least=0)
     positive("lr", lr)
-    networks = [network_of(problem, w, name) for name, w in path_ends(problem, a, b).items()]
+    ends = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
+    networks = [network_of(problem, end, name) for name, end in ends.items()]
     a, b = (single(network.theta) for network in networks)
     report, measured = taken(progress), problem.with_batchnorm("recalibrate", bn_samples)
     near, symmetry = aligned(problem, a, b, align, seed)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from landscape.analysis.spectrum import ends_of
 from landscape.checkpoint.result_file import ResultFile
-from landscape.checkpoint.weights import Network, Weights, networks_of, path_ends, vector_of
+from landscape.checkpoint.weights import Network, Weights, networks_of, vector_of
 from landscape.core.devices import single
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
@@ -162,7 +162,8 @@ def contour(
         method = previous.method if at.same else method
     run = evaluator(problem, plane.center, plane.directions, at.first, method=method, autocast=autocast)
     fields = own | _description(problem, plane, previous) | {"method": run.method, "provenance": made_of}
-    fields |= {} if previous else _own_losses(given, problem, plane.networks, plane.labels)
+    if previous is None:
+        fields |= _own_losses(given, problem, plane.networks, plane.labels)
     error = 0.0 if autocast is None else math.nan
 
     def surface() -> Surface:
@@ -245,7 +246,9 @@ def _description(problem: Problem, plane: Plane, previous: Surface | None) -> di
     losses = [math.nan] * len(plane.markers)  # of a plane from a file, which has no weights
     if plane.weights is not None and not previous:
         losses = [problem.loss(theta.to(problem.weights)) for theta in plane.weights]
+    kept = ("own_loss", "statistics_of") if previous else ()
     return {
+        **{name: getattr(previous, name) for name in kept},
         **{name: getattr(plane, name) for name in ("axes", "markers", "labels", "explained")},
         "directions": as_array(plane.directions),
         "center": as_array(plane.center),
@@ -365,9 +368,12 @@ def line(
     problem = problem_of(problem, sharded=True)
     if isinstance(b, int):  # line(problem, direction, points)
         points, b = b, None
-    alone = a is None or (b is None and isinstance(a, (Tensor, np.ndarray)))
-    ends = {} if alone and b is None else path_ends(problem, a, b)
-    ways = [w for w in (a if alone else None, direction, weights, ends or None) if w is not None]
+    ends: dict[str, Any] = {}
+    if b is not None:
+        ends = {"a": a, "b": b}
+    elif a is not None and not isinstance(a, (Tensor, np.ndarray)):
+        ends = {"problem": problem, "a": a}
+    ways = [w for w in (None if ends else a, direction, weights, ends or None) if w is not None]
     positive("points", points, least=2)
     if len(ways) != 1:
         words = "several" if ways else "neither"

@@ -63,7 +63,7 @@ def loss_change(
 
     Args:
         problem: the loss, or a run.
-        before, after: θ and θ + d, (P,) each, or other weights as :func:`landscape.between` takes them.
+        before, after: θ and θ + d, (P,) each, or in another form that :func:`landscape.line` takes.
         by: the groups, as in :func:`landscape.curvature_table`.
         lr: α; default: the critical sharpness is not known.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.

@@ -131,8 +131,7 @@ def between(
 
     Args:
         problem: its parameters; or a run.
-        weights: of two or three networks, each a vector (P,), a problem (its center), a model, a state dict,
-            a run (its mean), or the name of a file of one. Parameters are matched by name.
+        weights: two or three networks, in any form that :func:`landscape.line` takes.
         labels: their names; default w0, w1, w2.
         align: unless "none", permute the hidden units of the second and third to match the first by this, as
             :func:`landscape.connect` does; their functions stay the same.

@@ -1,4 +1,4 @@
-"""Weights as users have them: a vector, a problem, a model, a state dict, a run, or a file, all by one door.
+"""Weights as users have them: a vector, a problem, a model, a state dict, a run or a file, by one converter.
 
 Parameters are matched by name. What a model has besides θ must be the problem's, but for the statistics of
 BatchNorm, which stay with the weights.
@@ -31,18 +31,10 @@ from landscape.problem.sharded import on_ranks
 Weights = Tensor | Array | Problem | nn.Module | Mapping[str, Any] | Checkpoint | str | os.PathLike[str]
 ALLOWED = "a vector (P,), a Problem, a model, a state dict, a run, or the name of a file of one"
 
-STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
-
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """Weights of a problem's model.
-
-    Attributes:
-        theta: (P,), in the problem's precision and on its device.
-        statistics: BatchNorm's buffers by name, of these weights; None where they are not known, as of a
-            vector. Without BatchNorm empty.
-    """
+    """θ (P,), as a problem has its own, and BatchNorm's buffers by name; None where these are not known."""
 
     theta: Tensor
     statistics: Mapping[str, Tensor] | None
@@ -57,22 +49,23 @@ class Network:
 
     def shares_statistics(self, problem: Problem) -> bool:
         """Return whether its statistics are known to be those in the buffers of the problem's model."""
-        own = dict(problem.model.named_buffers())
-        each = (self.statistics or {}).items()
-        equal = all(torch.equal(t, own[name]) for name, t in each if t.is_floating_point())  # without counts
-        return self.statistics is not None and equal
+        if self.statistics is None:
+            return False
+        own = dict(problem.model.named_buffers())  # with counts of batches, which no loss depends on
+        return all(torch.equal(t, own[name]) for name, t in self.statistics.items() if t.is_floating_point())
 
 
 def vector_of(problem: Problem, given: Any, name: str) -> Tensor:
     """A vector (P,) that was given as the argument ``name``, as the problem has its own; else InputError."""
-    if not isinstance(given, (Tensor, np.ndarray)):
-        raise InputError(f"{name}: a {type(given).__name__} is not allowed, it must be a vector (P,)")
-    if tuple(given.shape) != (wanted := tuple(problem.weights.shape)):
-        raise InputError(f"{name}: shape {tuple(given.shape)}, it must be {wanted}")
-    vector = torch.as_tensor(given).detach()
-    if not vector.is_floating_point():
-        raise InputError(f"{name}: its numbers are {vector.dtype}, they must be floating-point numbers")
-    return vector.to(problem.weights)
+    vector = torch.as_tensor(given) if isinstance(given, np.ndarray) and given.dtype.kind in "fiu" else given
+    if not isinstance(vector, Tensor) or not vector.is_floating_point():
+        kind = f"{given.dtype} vector" if isinstance(vector, Tensor) else type(given).__name__
+        raise InputError(
+            f"{name}: a {kind} is not allowed, it must be a vector (P,) of floating-point numbers"
+        )
+    if vector.shape != problem.weights.shape:
+        raise InputError(f"{name}: shape {tuple(vector.shape)}, it must be {tuple(problem.weights.shape)}")
+    return vector.detach().to(problem.weights)
 
 
 def network_of(problem: Problem, given: Any, name: str) -> Network:
@@ -80,12 +73,13 @@ def network_of(problem: Problem, given: Any, name: str) -> Network:
 
     Raises:
         InputError: what is no weights, or is of another model.
-        OperationError: a file that cannot be read, a tensor that does not fit, or a number not finite.
+        OperationError: a file that cannot be read, a tensor that does not fit, or numbers not finite.
     """
     if isinstance(given, (str, os.PathLike)):
         given, name = _read(Path(given), name), f"{name}: {given}"
     if isinstance(given, (Tensor, np.ndarray)) or on_ranks(problem):
-        theta, own = vector_of(problem, given, name), _statistics(problem.model)
+        theta, buffers = vector_of(problem, given, name), dict(problem.model.named_buffers())
+        own = {key: buffers[key] for key in buffer_names(problem.model)}
         found = Network(theta, own if not own or torch.equal(theta, problem.weights) else None)
     else:
         found = _network(problem, _state(problem, given, name), name)
@@ -94,23 +88,12 @@ def network_of(problem: Problem, given: Any, name: str) -> Network:
     return found
 
 
-def path_ends(problem: Problem, a: Any, b: Any) -> dict[str, Any]:
-    """Both ends of a path by the names of their arguments; without b they are the problem's center and a."""
-    return {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
-
-
 def networks_of(problem: Problem, given: Any, labels: Sequence[str] = ()) -> list[Network]:
-    """Several, which were given as the argument ``weights``: a list of weights, or vectors (n, P).
-
-    Raises:
-        InputError: no list, or not as many labels; for its entries as of :func:`network_of`.
-    """
+    """:func:`network_of` of each entry of the argument ``weights``, a list or vectors (n, P)."""
     one = isinstance(given, (str, os.PathLike, Mapping, nn.Module, Problem, Checkpoint))
     if one or not isinstance(given, Iterable):
-        raise InputError(
-            f"weights: a {type(given).__name__} is not allowed, it must be a list, whose entries are each "
-            f"{ALLOWED}"
-        )
+        kind = type(given).__name__
+        raise InputError(f"weights: a {kind} is not allowed, it must be a list, each entry {ALLOWED}")
     rows = list(given)
     if labels and len(labels) != len(rows):
         raise InputError(f"labels: {len(labels)} for {len(rows)} weights, each needs one")
@@ -142,28 +125,22 @@ def _layers(model: nn.Module) -> Counter[str]:
     return Counter(type(m).__name__ for m in leaves)
 
 
-def _statistics(model: nn.Module) -> dict[str, Tensor]:
-    own = dict(model.named_buffers())
-    return {name: own[name] for name in buffer_names(model)}
-
-
 def _state(problem: Problem, given: Any, name: str) -> Mapping[str, Any]:
     """Name -> tensor of all that a network's outputs depend on; what is not known of a run is missing."""
     if isinstance(given, Checkpoint):
         buffers = {key: mean_buffer(rows) for key, rows in given.buffers.items()} | given.mean_buffers
-        own, norm = _constants(problem.model), buffer_names(problem.model)
-        unknown = norm if given.learners > 1 and not given.mean_buffers else []
-        state = {key: t for key, t in (own | buffers).items() if key not in unknown}
-        return state | given.layout.views(given.mean)
+        state = _constants(problem.model) | buffers | given.layout.views(given.mean)
+        if given.learners > 1 and not given.mean_buffers:
+            state = {key: t for key, t in state.items() if key not in buffer_names(problem.model)}
+        return state
     if isinstance(given, (Problem, nn.Module)):
         model = given.model if isinstance(given, Problem) else unwrapped(given)
         if lacking := _layers(problem.model) - _layers(model):
             kinds = ", ".join(sorted(lacking))
             raise InputError(f"{name}: it lacks layers ({kinds}) of the problem's model, it must be alike")
-        if isinstance(given, Problem):
-            theta = given.layout.views(given.weights)
-            return _constants(model) | theta | dict(given.at().batchnorm.buffers)
-        return model.state_dict()
+        if not isinstance(given, Problem):
+            return model.state_dict()
+        return _constants(model) | given.layout.views(given.weights) | dict(given.at().batchnorm.buffers)
     if isinstance(given, Mapping):
         return state_in(name, given)
     raise InputError(f"{name}: a {type(given).__name__} is not allowed, it must be {ALLOWED}")
@@ -174,15 +151,14 @@ def _network(problem: Problem, state: Mapping[str, Any], name: str) -> Network:
     model, own = problem.model, _constants(problem.model)
     statistics = buffer_names(model)
     state = unwrapped_state(name, dict(state), {*model.state_dict()})
-    if problem.batchnorm.name == "train":  # whose model has no statistics
-        state = {key: t for key, t in state.items() if not key.endswith(STATISTICS)}
     unknown = {key for key in statistics if key not in state and not key.endswith("num_batches_tracked")}
     found = fitted(name, {key: own[key] for key in unknown} | state, model, type(model).__name__)
     constants = {key: t.to(own[key]) for key, t in found.items() if key in own}
-    for key, t in constants.items():
+    for key in constants.keys() - {*statistics}:
+        t = own[key]
         count = t.numel() == 1 and not t.is_floating_point()  # of steps, which outputs do not depend on
-        if key not in statistics and not count and not torch.equal(t, own[key]):
-            kind = "frozen parameter" if isinstance(own[key], nn.Parameter) else "buffer"
+        if not count and not torch.equal(constants[key], t):
+            kind = "frozen parameter" if isinstance(t, nn.Parameter) else "buffer"
             raise InputError(
                 f"{name}: its {kind} '{key}' is not the problem's, and is no part of θ; it must be equal, or "
                 "a vector (P,) be given, which stands for θ alone"

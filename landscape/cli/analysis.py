@@ -71,8 +71,7 @@ TABLE: Mapping[str, options.Settings] = {
     "bn": {
         "type": Choice(POLICIES),
         "help": "BatchNorm statistics: center (the checkpoint's), recalibrate (estimated again at each "
-        "point) or train (those of the batch itself). [default: recalibrate through several checkpoints with "
-        "statistics of their own, else center]",
+        "point) or train (those of the batch itself).",
     },
     "bn_samples": {"help": "Number of samples for recalibrate, and in a batch for train."},
     "method": {"type": Choice(METHODS), "help": "How points are evaluated."},

@@ -14,7 +14,7 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.result_file import ConflictError, ResultFile
 from landscape.cli import common, processes
-from landscape.cli.analysis import Analysis, analysis_options, each, say_cost
+from landscape.cli.analysis import TABLE, Analysis, analysis_options, each, say_cost
 from landscape.cli.completion import Choice
 from landscape.cli.options import ListType, command, group
 from landscape.cli.processes import Processes
@@ -59,6 +59,10 @@ PLANE = group(
     ignore={"type": Choice(planes.IGNORES)},
     align={"type": Choice(BY)},
 )
+
+
+#: Of contours and lines, whose default is None.
+BN = {"help": f"{TABLE['bn']['help']} [default: recalibrate through CKPTs that differ in them, else center]"}
 
 
 def chosen_groups(chosen: Chosen, runs: list[Checkpoint]) -> list[list[Checkpoint]]:
@@ -245,7 +249,9 @@ def _by_options() -> Iterator[None]:
 
 
 @command(
-    plane=PLANE, processes=processes.OPTIONS, analysis=analysis_options(grids.contour, grid={"default": "50"})
+    plane=PLANE,
+    processes=processes.OPTIONS,
+    analysis=analysis_options(grids.contour, grid={"default": "50"}, bn=BN),
 )
 def contour(plane: Chosen, processes: Processes, analysis: Analysis) -> None:
     """Draw the loss on a plane around each checkpoint.
@@ -296,6 +302,8 @@ def hessian_grid(plane: Chosen, processes: Processes, analysis: Analysis) -> Non
         grids.line,
         metavar="CKPT [CKPT]",
         method=None,
+        labels=None,
+        bn=BN,
         span={"help": "One CKPT: t runs over [−span, span]. [default: 0.1]"},
     ),
 )

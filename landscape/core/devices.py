@@ -91,12 +91,7 @@ def double(tensor: Tensor) -> Tensor:
 
 
 def single(tensor: Tensor) -> Tensor:
-    """A tensor of half precision in float32, another as it is.
-
-    Example:
-        >>> single(torch.ones(1, dtype=torch.bfloat16)).dtype
-        torch.float32
-    """
+    """A tensor of half precision in float32, another as it is."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

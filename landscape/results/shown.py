@@ -122,10 +122,7 @@ def rows_of_each(
 
 
 def own_losses(own: Array, evaluated: Array) -> list[Row]:
-    """A row on the losses of networks by their own statistics of BatchNorm, where any is known.
-
-    ``evaluated`` are their losses in the result, by the statistics that it used.
-    """
+    """A row on the losses of networks by their own statistics of BatchNorm; ``evaluated`` by those used."""
     known = np.isfinite(own)
     if not known.any() or own.shape != evaluated.shape:
         return []
