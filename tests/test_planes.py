@@ -209,6 +209,7 @@ def test_lines_without_batchnorm_and_such_that_cannot_be() -> None:
         ({"weights": directions, "span": 1.0}, "runs from 0 to 1"),
         ({}, "direction, weights: .* is not allowed, a line takes one"),
         ({"direction": directions[0], "weights": directions}, "direction, weights: "),
+        ({"weights": []}, "weights: 0 are not allowed, a line is between two"),
         ({"weights": directions[:, :4]}, r"weights\[0\]: shape \(4,\)"),
     ):
         with pytest.raises(LandscapeError, match=words):

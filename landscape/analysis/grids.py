@@ -378,10 +378,9 @@ def line(
     if len(ways) != 1:
         words = "several" if ways else "neither"
         raise InputError(f"direction, weights: {words} is not allowed, a line takes one, or a and b")
-    networks = []
+    networks: list[Network] = []
     if ends or weights is not None:
         networks = networks_of(problem, [*ends.values()] or weights, labels or tuple(ends))
-    if networks:
         if len(networks) != 2:
             raise InputError(f"weights: {len(networks)} are not allowed, a line is between two")
         if span is not None:

@@ -179,8 +179,7 @@ def between(
     axes = f"first to second, {length}", f"{across}, {length}"
     center = rows[0] + middle @ directions
     seed = seed if drawn else 0
-    where = {"axes": axes, "seed": seed}
-    return _plane(problem, center, "between", rows, networks, names, directions, **where)
+    return _plane(problem, center, "between", rows, networks, names, directions, seed, axes=axes)
 
 
 def pca_plane(
@@ -314,7 +313,7 @@ def eigen_plane(
 
 def _plane(
     problem: Problem, center: Tensor, kind: str, rows: Tensor, networks: list[Network],
-    labels: Sequence[str], directions: Tensor, **more: Any,
+    labels: Sequence[str], directions: Tensor, seed: int = 0, **more: Any,
 ) -> Plane:  # fmt: skip
     """A plane that shows ``networks``, whose weights on it are ``rows`` (M, P), as markers."""
     like = single(problem.weights)  # a half precision would round each point several times
@@ -323,11 +322,12 @@ def _plane(
         directions.to(like),
         kind,
         "none",
-        **{"seed": 0} | more,
+        seed,
         markers=_coordinates(center, directions, rows),
         labels=tuple(labels) or tuple(str(k) for k in range(len(rows))),
         weights=rows.to(problem.weights),
         networks=tuple(networks) if tracked(problem.model) else (),
+        **more,
     )
 
 
