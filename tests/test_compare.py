@@ -334,6 +334,20 @@ def test_the_preconditioner_of_an_optimizer_that_has_one(
     assert "bound" in text
 
 
+def test_without_a_batch_the_other_quantities_are_measured(runs: dict[str, list[Path]]) -> None:
+    needing = "batch-sharpness, noise-alignment, sharpness-worst, noise-scale"
+    run, options = loaded(runs["ssgd"][0]), {"draws": 2, "planes": 2, "rise": 0.01}
+    for these, known in (({"A": bowl(), "B": bowl(0.5)}, "unknown"), ([run, bowl()], "unknown, 40")):
+        result = landscape.compare(these, **options)  # type: ignore[arg-type]
+        assert not {*needing.split(", ")} & {*result.quantities}
+        assert {"loss", "lambda-max", "trace"} <= {*result.quantities}
+        assert result.batch == 0
+        note = f"batch: missing, which {needing} need; the total batches are {known}, give one for all"
+        assert result.notes[0] == note
+        assert f"Note: {note}" in footnotes(result)
+    assert {*needing.split(", ")} <= {*landscape.compare([bowl(), bowl(0.5)], 20, **options).quantities}
+
+
 def test_bad_input_is_named(runs: dict[str, list[Path]]) -> None:
     problem, run, earlier = bowl(), loaded(runs["ssgd"][0]), loaded(runs["ssgd"][0], "step-0000010.h5")
     loss, both = ["loss"], [problem, problem]
@@ -344,8 +358,12 @@ def test_bad_input_is_named(runs: dict[str, list[Path]]) -> None:
         ("holds the same weights twice", {"a": both, "b": [problem]}, {}),
         ("'a' has 2 checkpoints of seed 0", {"a": [run, earlier], "b": [run]}, {}),
         ("quantities: 'trase' is not known; did you mean 'trace'", both, {"quantities": ["trase"]}),
-        ("batch: missing; the total batches of the runs are unknown", both, {"quantities": ["noise-scale"]}),
-        ("batch: missing; the total batches of the runs are unknown, 40", [run, problem], {}),
+        (
+            "batch: missing, which noise-scale need; the total batches are unknown",
+            both,
+            {"quantities": ["noise-scale"]},
+        ),
+        ("batch: missing, .* are unknown, 40", [run, problem], {"quantities": ["loss", "noise-scale"]}),
         ("batch: 0", both, {"batch": 0}),
         ("draws: 1", both, {"quantities": loss, "draws": 1}),
         ("planes: 1", both, {"quantities": loss, "planes": 1}),

@@ -343,3 +343,13 @@ def test_a_curve_is_lower_than_the_line_and_batchnorm_is_estimated_at_each_point
     assert found.loss[2, 1:-1].max() < found.loss[1, 1:-1].max()
     middle = torch.from_numpy(found.weights[0] + found.weights[2]) / 2
     assert found.loss[1, 2] == pytest.approx(problem.with_batchnorm("recalibrate").loss(middle), rel=1e-9)
+
+
+def test_a_network_and_itself_have_no_barrier_to_remove() -> None:
+    problem = problems.mlp()
+    found = landscape.connect(problem, problem.weights, problem.weights, points=3, steps=2)
+    assert found.barrier.tolist() == [0, 0, 0]
+    assert "a and b are equal" in found.summary()
+    assert "none to remove" in found.summary()
+    assert "nan" not in found.summary()
+    assert "both ends are equal" in landscape.line(problem, problem, problem, points=3).summary()

@@ -1,19 +1,27 @@
-"""What every public function is about, a problem or a run: another kind is refused in one line that helps."""
+"""What every public function is about, a problem or a run, and weights, which have many forms.
+
+Another kind is refused in one line that helps.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
-from torch import nn
+from hypothesis import given as examples
+from hypothesis import strategies as st
+from torch import Tensor, nn
 
 import landscape
-from landscape import Checkpoint, InputError, Problem
+from landscape import Checkpoint, InputError, LandscapeError, Problem
+from landscape.checkpoint.weights import network_of
 from landscape.core.memory import forecast
 from landscape.training.recipes.recipe import read
 from landscape.training.run.loop import Trainer
@@ -163,3 +171,151 @@ def test_compare_takes_several(path: Path) -> None:
         landscape.compare([model] * 2)  # type: ignore[list-item]
     found = landscape.compare([str(path), path, landscape.load(path)], quantities=["trace"])  # type: ignore[list-item]
     assert found.value[0, 0] == found.value[0, 1] == found.value[0, 2]
+
+
+def network(seed: int, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), activation(), nn.Linear(8, 3))
+
+
+def problem_of(model: nn.Module) -> Problem:
+    torch.manual_seed(9)
+    return Problem(model, nn.CrossEntropyLoss(), (torch.randn(30, 4), torch.randint(3, (30,))))
+
+
+def vector(model: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One network as every form of weights."""
+    folder, model = tmp_path_factory.mktemp("weights"), network(1)
+    state = model.state_dict()
+    torch.save(state, folder / "b.pt")
+    torch.save(
+        {"epoch": 3, "model_state_dict": {f"module.{k}": t for k, t in state.items()}}, folder / "b.ckpt"
+    )
+    safetensors.torch.save_file(state, folder / "b.safetensors")
+    run = landscape.import_state(folder / "b.pt", model)
+    for name in ("b.h5", "run/last.h5"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        run.save(folder / name)
+    return {
+        "vector": vector(model), "array": vector(model).numpy(), "parameter": nn.Parameter(vector(model)),
+        "float64": vector(model).double(), "Problem": problem_of(model), "model": model,
+        "DataParallel": nn.DataParallel(model), "average": torch.optim.swa_utils.AveragedModel(model),
+        "state": state, "reversed": dict(reversed(state.items())),
+        "wrapped": {"state_dict": {f"_orig_mod.{name}": t for name, t in state.items()}, "epoch": 3},
+        "pt": folder / "b.pt", "text": str(folder / "b.pt"), "ckpt": folder / "b.ckpt",
+        "safetensors": folder / "b.safetensors", "h5": folder / "b.h5", "folder": folder / "run", "run": run,
+    }  # fmt: skip
+
+
+#: Function -> its two vectors of weights, of which the second was given.
+TAKEN: dict[str, Callable[[Problem, nn.Module, Any], Any]] = {
+    "line": lambda p, a, b: (
+        landscape.line(p, a, b, points=3).start + landscape.line(p, a, b, points=3).direction
+    ),
+    "weights of line": lambda p, a, b: sum(
+        getattr(landscape.line(p, weights=[a, b], points=3), name) for name in ("start", "direction")
+    ),
+    "connect": lambda p, a, b: landscape.connect(p, a, b, points=3, steps=0).weights[1],
+    "between": lambda p, a, b: landscape.between(p, [a, b]).weights[1],
+    "pca_plane": lambda p, a, b: landscape.pca_plane(p, [a, b, network(2)]).weights[1],
+    "learners_plane": lambda p, a, b: landscape.learners_plane(p, (a, b, network(2))).weights[1],
+}
+
+
+@pytest.mark.parametrize("form", ["vector", "array", "parameter", "float64", "Problem", "model", "DataParallel", "average",
+    "state", "reversed", "wrapped", "pt", "text", "ckpt", "safetensors", "h5", "folder", "run"])  # fmt: skip
+def test_weights_have_many_forms(form: str, second: dict[str, Any]) -> None:
+    a, problem = network(0), problem_of(network(0))
+    for call in TAKEN.values():
+        np.testing.assert_allclose(call(problem, a, second[form]), second["array"], atol=1e-6)
+    expected = landscape.average(problem, [vector(a), second["vector"]])
+    np.testing.assert_array_equal(landscape.average(problem, [a, second[form]]).exact, expected.exact)
+    step = landscape.loss_change(problem, a, second[form]).step_norm
+    assert step == pytest.approx(float((second["vector"] - vector(a)).norm()))
+    if second[form] is not second["vector"] and not isinstance(second[form], (np.ndarray, Tensor)):
+        own = network_of(problem, second[form], "b").own_loss(problem)  # BatchNorm's statistics are its own
+        assert own == pytest.approx(problem_of(second["model"]).loss())
+
+
+@examples(st.permutations(range(9)), st.sampled_from(["", "module.", "model.", "net.", "module._orig_mod."]),
+          st.sampled_from(["", "state_dict", "model", "model_state_dict"]))  # fmt: skip
+def test_parameters_are_matched_by_name(order: list[int], prefix: str, key: str) -> None:
+    problem, state = problem_of(network(0)), network(1).state_dict()
+    names = list(state)
+    moved = {f"{prefix}{names[k]}": state[names[k]] for k in order}
+    found = network_of(problem, {key: moved, "epoch": 1} if key else moved, "b")
+    assert torch.equal(found.theta, vector(network(1)))
+
+
+def test_a_path_leads_from_the_center_where_one_network_is_given() -> None:
+    p, q = problem_of(network(0)), problem_of(network(1))
+    both = landscape.line(p, p, q, points=3)
+    np.testing.assert_array_equal(landscape.line(p, q, points=3).loss, both.loss)
+    np.testing.assert_array_equal(landscape.line(p, network(1), points=3).loss, both.loss)
+    assert landscape.line(p, q.weights, points=3).kind == "direction"
+    one, two = (landscape.connect(*ends, points=3, steps=0) for ends in ((p, q), (p, p, q)))
+    np.testing.assert_array_equal(one.loss, two.loss)
+
+
+class Frozen(nn.Module):
+    """A frozen parameter, a table, and a count that no output depends on."""
+
+    def __init__(self, scale: float, table: float, count: int) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 3), nn.Parameter(torch.tensor([scale]), requires_grad=False)
+        self.register_buffer("table", torch.tensor([table, 1.0]))
+        self.register_buffer("count", torch.tensor(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale + self.table[0]
+
+
+def test_what_cannot_stand_for_weights_is_refused(tmp_path: Path) -> None:
+    problem, a, state = problem_of(network(0)), network(0), network(1).state_dict()
+    landscape.line(problem, problem.weights, points=2).save(tmp_path / "line.h5")
+    one = "a vector .P,., a Problem, a model, a state dict, a run, or the name of a file"
+    wrong = [
+        (len, f"a builtin_function_or_method is not allowed, it must be {one}"), (nn.Linear, f"a type .* {one}"),
+        (3.0, f"a float .* {one}"), ([1, 2], f"a list .* {one}"), (torch.ones(3), r"shape \(3,\), it must be \(83,\)"),
+        (vector(a).long(), "a torch.int64 vector is not allowed"), (vector(a) * torch.nan, "NaN or infinite"),
+        (nn.Linear(4, 3), "lacks layers"), (network(1, nn.Tanh), r"lacks layers \(ReLU\)"),
+        (problem_of(network(1, nn.Tanh)), r"lacks layers \(ReLU\)"),
+        ({k: t for k, t in state.items() if k != "0.bias"}, "lacks '0.bias'"), (state | {"z": state["0.bias"]}, "'z'"),
+        (state | {"0.bias": torch.ones(5)}, r"'0.bias' has shape \(5,\)"), ({}, "no tensors by name"), ("no.pt", "no such file"),
+        ("no.h5", "no such file"), (tmp_path, str(tmp_path)), ("b.npz", r"'b.npz' is not allowed, its name must end in .h5, .pt"),
+        (tmp_path / "line.h5", f"line.h5: a Line is not allowed, it must be {one}"),
+    ]  # fmt: skip
+    for b, words in wrong:
+        for name, call in TAKEN.items():
+            with pytest.raises(LandscapeError, match=words) as refusal:
+                call(problem, a, b)
+            assert str(refusal.value).startswith("b: " if name in ("line", "connect") else "weights[1]: ")
+            assert "\n" not in str(refusal.value)
+    for several in (state, a, problem, "b.pt", 3, None):
+        for function in (landscape.between, landscape.pca_plane, landscape.learners_plane):
+            with pytest.raises(
+                InputError, match=f"weights: a .* is not allowed, it must be a list, .* {one}"
+            ):
+                function(problem, several)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"scale": 2.0}, "b: its frozen parameter 'scale' is not the problem's, and is no part of θ"),
+    ({"table": 2.0}, "b: its buffer 'table' is not the problem's"), ({"count": 7}, ""),
+])  # fmt: skip
+def test_what_is_no_part_of_the_weights_must_be_the_problems(changes: dict[str, Any], words: str) -> None:
+    usual: dict[str, Any] = {"scale": 1.0, "table": 1.0, "count": 0}
+    a, b = Frozen(**usual), Frozen(**usual | changes)
+    problem = problem_of(a)
+    for form in (b, b.state_dict(), problem_of(b)):
+        if words:
+            with pytest.raises(InputError, match=words):
+                landscape.line(problem, a, form)
+        else:
+            landscape.line(problem, a, form, points=2)
+    landscape.line(problem, a, vector(b.layer), points=2)  # a vector is θ alone

@@ -8,12 +8,13 @@ import functools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import landscape
-from landscape import LandscapeError, OperationError, Problem
+from landscape import LandscapeError, OperationError, Problem, ProblemWarning
+from landscape.plots import style
 from landscape.problem.batchnorm import BATCH, sample_parts
 from tests import problems
 
@@ -145,8 +146,8 @@ def test_planes_that_cannot_be_are_refused() -> None:
         (between, ([a, b, c, d],), "between: 4 weight vectors"),
         (between, ([a, a, b],), "equal"),
         (between, ([a, b, a + 0.3 * (b - a)],), "one line"),
-        (between, ([a, a[:3], b],), r"w1: shape \(3,\), needed is \(107,\)"),
-        (between, ([a, b, c * torch.nan],), "w2: its weights are NaN or infinite"),
+        (between, ([a, a[:3], b],), r"weights\[1\]: shape \(3,\), it must be \(107,\)"),
+        (between, ([a, b, c * torch.nan],), r"weights\[2\]: its weights are NaN or infinite"),
         (pca, ([a, b],), "2 checkpoints are too few, at least 3"),
         (pca, ([a, b, (a + b) / 2],), "checkpoints: all 3 lie on one line"),
         (pca, ([a, b, c], ["one"]), "labels: 1 for 3"),
@@ -208,7 +209,8 @@ def test_lines_without_batchnorm_and_such_that_cannot_be() -> None:
         ({"weights": directions, "span": 1.0}, "runs from 0 to 1"),
         ({}, "direction, weights: .* is not allowed, a line takes one"),
         ({"direction": directions[0], "weights": directions}, "direction, weights: "),
-        ({"weights": directions[:, :4]}, r"weights: shape \(2, 4\)"),
+        ({"weights": []}, "weights: 0 are not allowed, a line is between two"),
+        ({"weights": directions[:, :4]}, r"weights\[0\]: shape \(4,\)"),
     ):
         with pytest.raises(LandscapeError, match=words):
             landscape.line(problem, **options)
@@ -274,3 +276,127 @@ def test_batches_given_as_such_serve_the_policies_too() -> None:
     train = listed.with_batchnorm("train")
     assert train.batchnorm.samples == 0
     assert train.loss() == pytest.approx(textbook(problem, problem.weights, [], 10), rel=1e-10)
+
+
+@functools.cache
+def trained(seed: int, samples: int = 600) -> Problem:
+    """A small network with BatchNorm after some steps, on data that all seeds share."""
+    draw = torch.Generator().manual_seed(0)
+    x = 3 * torch.randn(samples, 6, generator=draw) + 1
+    y = (x[:, :3] + torch.randn(samples, 3, generator=draw)).argmax(1)
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 3))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    for _ in range(40):
+        few = torch.randint(samples, (100,))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x[few]), y[few]).backward()
+        optimizer.step()
+    return Problem(net, nn.CrossEntropyLoss(), (x, y))
+
+
+def of(problem: Problem, form: str) -> nn.Module | dict[str, Tensor] | Problem:
+    return {"model": problem.model, "state": problem.model.state_dict(), "problem": problem}[form]  # type: ignore[return-value]
+
+
+@given(st.lists(st.integers(0, 5), min_size=3, max_size=3, unique=True), st.sampled_from(["model", "state", "problem"]),
+       st.sampled_from(["between", "pca", "learners"]))  # fmt: skip
+@settings(max_examples=8)
+def test_networks_with_batchnorm_have_statistics_of_their_own_on_a_plane(
+    seeds: list[int], form: str, kind: str
+) -> None:
+    nets = [trained(seed) for seed in seeds]
+    own = [net.loss() for net in nets]
+    make = {"between": landscape.between, "pca": landscape.pca_plane, "learners": landscape.learners_plane}[
+        kind
+    ]
+    plane = make(nets[0], [of(net, form) for net in nets])
+    surface = landscape.contour(nets[0], plane, grid=2)
+    assert (surface.bn, surface.statistics_of) == ("recalibrate", "")
+    np.testing.assert_allclose(surface.own_loss[:3], own, rtol=1e-6)
+    # All 600 samples: what differs is the running average of the statistics over minibatches in training.
+    np.testing.assert_allclose(surface.marker_loss[:3], own, atol=0.04)
+    again = [net.with_batchnorm("recalibrate").loss() for net in nets]
+    np.testing.assert_allclose(surface.marker_loss[:3], again, rtol=1e-5)
+    fixed = landscape.contour(nets[0], plane, grid=2, bn="center")
+    assert (fixed.bn, fixed.statistics_of) == ("center", fixed.labels[0])
+    np.testing.assert_array_equal(fixed.own_loss, surface.own_loss)
+    for result in (surface, fixed):
+        gap = np.nanmax(abs(result.own_loss - result.marker_loss))
+        note = style.batchnorm_note(result)
+        assert f"up to {gap:.2g} away" in note
+        assert f"up to {gap:.2g} away" in result.summary()
+        assert kind == "learners" or f"own losses {', '.join(f'{loss:.4g}' for loss in own)} nat" in note
+    assert f"the statistics of {fixed.labels[0]}," in style.batchnorm_note(fixed)
+    assert f"the statistics of {fixed.labels[0]}" in repr(fixed.check())
+
+
+def test_networks_with_the_same_statistics_keep_them_and_vectors_have_none() -> None:
+    p, q = trained(0), trained(1)
+    other = copy.deepcopy(p.model)
+    with torch.no_grad():
+        for t in other.parameters():
+            t.mul_(1.1)
+    plane = landscape.between(p, [p, other])
+    surface = landscape.contour(p, plane, grid=2)
+    assert surface.bn == "center"
+    np.testing.assert_allclose(surface.own_loss, surface.marker_loss)
+    line = landscape.line(p, p.weights, q.weights, points=3, labels=("A", "B"))
+    assert line.bn == "recalibrate"
+    assert (
+        np.isfinite(line.own_loss) == [True, False]
+    ).all()  # the first has the center's, of the other none are known
+    line = landscape.line(p, p, q, points=3, bn="center", labels=("A", "B"))
+    assert line.statistics_of == "A"
+    np.testing.assert_allclose(line.own_loss, [p.loss(), q.loss()], rtol=1e-6)
+    assert line.loss[0] == pytest.approx(p.loss(), rel=1e-5)
+    assert "the statistics of A" in str(line.plot().get_suptitle())
+    # A problem that has a policy keeps it; of a plane from a file the networks are not known.
+    again = landscape.contour(p.with_batchnorm("train", 100), plane, grid=2)
+    assert again.bn == "train"
+    assert landscape.contour(p, surface.plane(p.weights), grid=2).bn == "recalibrate"
+    lost = landscape.contour(p, surface.plane(p.weights), grid=2, bn="center")
+    assert (lost.statistics_of, lost.own_loss.size) == ("the problem's model", 0)
+    assert landscape.contour(p, landscape.random_plane(p), grid=2).bn == "center"
+    first = landscape.contour(p, plane := landscape.between(p, [p, q]), grid=2)
+    finer = landscape.contour(p, plane, grid=3, execution=landscape.Execution(previous=first))
+    np.testing.assert_array_equal(finer.own_loss, first.own_loss)
+    aligned = landscape.contour(p, landscape.between(p, [p, q], align="weights"), grid=2)
+    np.testing.assert_allclose(aligned.own_loss, [p.loss(), q.loss()], rtol=1e-6)
+    np.testing.assert_allclose(aligned.marker_loss, aligned.own_loss, atol=0.04)
+
+
+def low(seed: int, kind: str, dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(seed)
+    norm = [nn.BatchNorm1d(8)] if kind == "BatchNorm" else []
+    return nn.Sequential(nn.Linear(6, 8), *norm, nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+
+
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from([torch.bfloat16, torch.float16]),
+    st.sampled_from(["MLP", "BatchNorm"]),
+)
+@settings(max_examples=10)
+def test_the_middle_of_networks_in_half_precision_is_one_number(
+    seed: int, dtype: torch.dtype, kind: str
+) -> None:
+    a, b = low(seed, kind, dtype), low(seed + 1, kind, dtype)
+    x, y = torch.randn(40, 6).to(dtype), torch.randint(3, (40,))
+    problem = Problem(a, nn.CrossEntropyLoss(), (x, y), check="off")
+    recalibrated = problem.with_batchnorm("recalibrate")
+    first, second = (nn.utils.parameters_to_vector(m.parameters()).detach().double() for m in (a, b))
+    middle = recalibrated.loss(((first + second) / 2).to(dtype))  # rounded once
+    line = landscape.line(problem, a, b, points=5, bn="recalibrate")
+    assert line.loss[2] == middle
+    assert (line.loss[0], line.loss[-1]) == (recalibrated.loss(), recalibrated.loss(second.to(dtype)))
+    assert landscape.connect(problem, a, b, points=5, steps=2).loss[0, 2] == middle
+    with pytest.warns(ProblemWarning, match="computes in"):
+        average = landscape.average(problem, [a, b])
+    assert average.exact[0] == middle
+    assert average.inside.all()
+    assert {line.dtype, average.dtype} == {str(dtype).removeprefix("torch.")}
+    surface = landscape.contour(
+        problem, landscape.between(problem, [a, b]), grid=(3, 1), span=0.5, bn="recalibrate"
+    )
+    assert surface.loss[0, 1] == middle

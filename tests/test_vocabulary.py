@@ -66,6 +66,7 @@ OWN = {
     "limits.lr_that_keeps_minima": "before after",
     "loss_change": "before after",
     "connect": "a b curve",
+    "line": "a b",
     "average": "coefficients exact",
     "compare": "problems equal_loss planes rho_average preconditioner_of",
     "learning_coefficient": "localization step_size nbeta chains max_rhat",

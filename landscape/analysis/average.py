@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from landscape.analysis.spread import Spread
+from landscape.checkpoint.weights import Weights, networks_of
+from landscape.core.devices import single
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
@@ -42,7 +44,7 @@ def _average_need(problem: Any, weights: Any, **_: Any) -> Need:
 @shows_progress("a part of the data")
 def average(
     problem: Problem | Run,
-    weights: Sequence[Tensor] | Tensor | None = None,
+    weights: Sequence[Weights] | Tensor | None = None,
     coefficients: Sequence[float] | Array | None = None,
     *,
     exact: bool = True,
@@ -73,7 +75,8 @@ def average(
 
     Args:
         problem: the loss; or a run, on its training set.
-        weights: the members, (n, P) or n vectors (P,), 2 to 32; default: the run's learners.
+        weights: the members, 2 to 32: (n, P), or a list of networks in any form that :func:`landscape.line`
+            takes; default: the run's learners.
         coefficients: a_j ≥ 0 (n,), or (K, n) for K averages, divided by their sum; default: uniform.
         exact: whether the exact losses of the averages are computed beside it, a pass over the data each.
         bn_samples: samples from which statistics of BatchNorm are estimated.
@@ -86,9 +89,9 @@ def average(
         Predicted losses with intervals of the averages that were asked for, and of the chosen one.
 
     Raises:
-        InputError: a number of members or coefficients that is not allowed, weights of another shape, or a
-            model without second derivatives.
-        OperationError: members that are equal, or whose losses or gradients are not finite.
+        InputError: a number of members or coefficients that is not allowed, what is no weights of this model,
+            or a model without second derivatives.
+        OperationError: members that are equal, or that are not finite in weights, losses or gradients.
 
     Example:
         >>> import torch, landscape
@@ -99,14 +102,11 @@ def average(
         >>> result.loss.round(3).tolist(), result.chosen.tolist()  # of the first two; they are chosen, too
         ([0.02, 0.02], [True, True, False])
     """
-    problem = in_full_precision(problem_of(problem))
-    if isinstance(weights, (list, tuple)) and all(isinstance(w, Tensor) for w in weights):
-        if len(shapes := {str(tuple(w.shape)) for w in weights}) > 1:
-            raise InputError(
-                f"weights: shapes {', '.join(sorted(shapes))}, all must be ({problem.layout.size},)"
-            )
-        weights = torch.stack(list(weights)) if weights else None
-    weights = placed(problem, weights, least=2)  # type: ignore[arg-type]
+    problem = problem_of(problem)
+    members = None if weights is None else [each.theta for each in networks_of(problem, weights)]
+    if not isinstance(weights, Tensor):  # which is taken without a copy
+        weights = torch.stack(members) if members else None
+    weights = placed(problem, weights, least=2)
     n = len(weights)
     if n > MEMBERS:
         raise InputError(f"weights: {n} members are not allowed, it must be 2 to {MEMBERS}")
@@ -114,14 +114,14 @@ def average(
         raise InputError(f"labels: {len(labels)} for {n} members, each needs one")
     asked = _shares(coefficients, n)
     exact_only(problem, "average")
-    evaluated, curved = _with_statistics(problem, bn_samples)
-    measured = _measure(evaluated, curved, weights, portion(progress, 0, 0.9))
+    evaluated, curved = _with_statistics(problem, in_full_precision(problem), bn_samples)
+    measured = _measure(evaluated, curved, weights := single(weights), portion(progress, 0, 0.9))
     hull, members_loss = Hull(measured), measured.losses + measured.offsets
     averages = np.vstack([asked, chosen := _greedy(hull, members_loss)])
     found = hull(averages)
     losses = np.full(len(averages), np.nan)
     for k, row in enumerate(averages if exact else []):
-        losses[k] = evaluated.loss(torch.from_numpy(row).to(weights) @ weights)
+        losses[k] = evaluated.loss((torch.from_numpy(row).to(weights) @ weights).to(evaluated.dtype))
     taken(progress)(1.0)
     return WeightAverage(
         members_loss=members_loss,
@@ -158,11 +158,11 @@ def _shares(coefficients: Any, n: int) -> Array:
     return shares
 
 
-def _with_statistics(problem: Problem, bn_samples: int) -> tuple[Problem, Problem]:
-    """The problem of the losses, and that of the derivatives, which differs with BatchNorm."""
-    trained = problem.with_batchnorm("train", bn_samples)
+def _with_statistics(problem: Problem, full: Problem, bn_samples: int) -> tuple[Problem, Problem]:
+    """The problem of the losses, and of the derivatives, which differs with BatchNorm and half precision."""
+    trained = full.with_batchnorm("train", bn_samples)
     if problem.batchnorm.name == "train" or not tracked(problem.model):
-        return problem, problem
+        return problem, full
     own = problem.batchnorm.name == "recalibrate"
     return problem if own else problem.with_batchnorm("recalibrate", bn_samples), trained
 
@@ -170,22 +170,23 @@ def _with_statistics(problem: Problem, bn_samples: int) -> tuple[Problem, Proble
 def _measure(evaluated: Problem, curved: Problem, weights: Tensor, progress: Progress) -> Measured:
     """Measure the members by ``curved``; offsets are the losses by ``evaluated`` minus those."""
     n, spread = len(weights), Spread(weights)
-    if not 0 < spread.consensus < np.inf:
+    if not spread.consensus > 0:
         raise OperationError(
-            f"weights: their consensus distance is {spread.consensus:g}, all must be finite and differ"
+            f"weights: all {n} members are equal, so that each of their averages is the same network; give "
+            "members that differ"
         )
     losses, offsets, slopes, bends = np.zeros(n), np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
     for i, w in enumerate(weights):
         losses[i], gradient = curved.loss_and_gradient(w)
         image = fast_hessian(curved, w)(w - spread.mean)[None]
         slopes[i], bends[i] = spread.products(torch.cat([gradient[None], image])).T.cpu().numpy()
-        offsets[i] = evaluated.loss(w) - losses[i] if evaluated is not curved else 0.0
+        offsets[i] = evaluated.loss(w.to(evaluated.dtype)) - losses[i] if evaluated is not curved else 0.0
         if not all(np.isfinite(part).all() for part in (losses[i], offsets[i], slopes[i], bends[i])):
             raise OperationError(
                 f"weights: loss, gradient or product of member {i} is not finite, leave it out"
             )
         progress((i + 1) / n)
-    rounding = float(torch.finfo(curved.dtype).eps * np.abs(losses).max())
+    rounding = float(torch.finfo(evaluated.dtype).eps * np.abs(losses).max())
     return Measured(spread.gram.cpu().numpy(), losses, offsets, slopes, bends, rounding)
 
 

@@ -300,7 +300,8 @@ def compare(
             or in a dict of names to them. A list among them is a group, and what stands alone beside it a
             group of one. A problem is measured at its center, without what needs a test set, learners or an
             optimizer.
-        batch: B, samples of the minibatches; default: the runs' total batch, if it is the same for all.
+        batch: B, samples of the minibatches; default: the runs' total batch, if it is the same for all, or
+            no quantity that needs one, which the notes say.
         quantities: their names, as ``landscape compare --help`` lists them; default: all that can be
             measured, without "distance", "barrier" and "same-basin" (1 where the error rises by at most 2
             percentage points on the line, Frankle et al. 2020). These are from the first problem, to each
@@ -325,9 +326,9 @@ def compare(
         what could not be measured. ``significant`` says which differences are larger than their errors.
 
     Raises:
-        InputError: fewer than two problems, an unknown quantity, a number that is not allowed, a batch
-            that is missing, a group that has a checkpoint or a seed twice, or a quantity asked for that
-            cannot be measured.
+        InputError: fewer than two problems, an unknown quantity, a number that is not allowed, a group that
+            has a checkpoint or a seed twice, or a quantity asked for that cannot be measured, as without the
+            batch that it needs.
         OperationError: no checkpoint near the loss asked for.
 
     Example:
@@ -349,7 +350,7 @@ def compare(
         positive(name, value)
     below_one("significance", significance)
     positive("seed", seed, least=0)
-    size = _batch(entries, batch) if any(quantity.needs_batch for quantity in chosen) else 0
+    size, chosen, left = _batch(entries, batch, chosen, bool(quantities))
     settings = Settings(size, draws, planes, rise, rho, rho_average, k, preconditioner_of)
     given_steps, target = [entry.step for entry in entries], math.nan
     if equal_loss:
@@ -379,7 +380,7 @@ def compare(
         significance=float(significance),
         grouped=grouped,
         equal_loss=target,
-        notes=(*_notes(chosen, columns, labels), *remarks(rows, sides, side_of)),
+        notes=(*left, *_notes(chosen, columns, labels), *remarks(rows, sides, side_of)),
         seed=seed,
         sample_counts=np.array([column.setting["samples"] for column in columns]),
         dtype=columns[0].setting["dtype"],
@@ -494,16 +495,28 @@ def _check_group(name: str, entries: Sequence[Entry]) -> None:
         raise InputError(f"problems: the group '{name}' has {count} checkpoints of seed {seed}, not one")
 
 
-def _batch(entries: Sequence[Entry], batch: int | None) -> int:
-    """B, as given, or the runs' total batch. InputError where that is not known, or not one."""
+def _batch(
+    entries: Sequence[Entry], batch: int | None, chosen: list[Quantity], by_name: bool
+) -> tuple[int, list[Quantity], list[str]]:
+    """(B, the quantities without those that need it where it is missing, and a note on these).
+
+    B is as given, or the runs' total batch. InputError where it is missing for quantities chosen ``by_name``.
+    """
+    needing = [quantity.name for quantity in chosen if quantity.needs_batch]
     if batch is not None:
         positive("batch", batch, least=1)
-        return int(batch)
-    sizes = {entry.run.local_batch * entry.run.learners if entry.run else 0 for entry in entries}
-    if len(sizes) > 1 or 0 in sizes:
-        known = ", ".join(f"{size:,}" if size else "unknown" for size in sorted(sizes))
-        raise InputError(f"batch: missing; the total batches of the runs are {known}, give one for all")
-    return sizes.pop()
+    if batch is not None or not needing:
+        return int(batch or 0) if needing else 0, chosen, []
+    sizes = {entry.run.batch if entry.run else 0 for entry in entries}
+    if len(sizes) == 1 and (size := max(sizes)):
+        return size, chosen, []
+    known = ", ".join(f"{size:,}" if size else "unknown" for size in sorted(sizes))
+    words = (
+        f"batch: missing, which {', '.join(needing)} need; the total batches are {known}, give one for all"
+    )
+    if by_name:
+        raise InputError(words)
+    return 0, [quantity for quantity in chosen if not quantity.needs_batch], [words]
 
 
 def _names(entries: Sequence[Entry]) -> list[str]:

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from landscape.core.devices import double
-from landscape.core.errors import InputError
+from landscape.checkpoint.weights import Weights, network_of
+from landscape.core.devices import double, single
 from landscape.core.memory import Need, bounded
-from landscape.core.options import choose, expect, positive
+from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
 from landscape.core.registry import numerics
 from landscape.curvature.double_backward import existing
@@ -21,7 +21,7 @@ from landscape.evaluation.grid import setting
 from landscape.geometry.surfaces import barrier
 from landscape.gradients.minibatches import Minibatches, stream
 from landscape.problem.alignment import aligned, change
-from landscape.problem.batchnorm import SAMPLES
+from landscape.problem.batchnorm import SAMPLES, tracked
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
@@ -65,8 +65,8 @@ def _connect_need(problem: Any, align: Any, **_: Any) -> Need:
 @shows_progress("fewer steps=, fewer points= or a part of the data")
 def connect(
     problem: Problem | Run,
-    a: Tensor,
-    b: Tensor,
+    a: Weights,
+    b: Weights | None = None,
     curve: Literal["bezier", "chain"] = "bezier",
     *,
     align: Literal["weights", "activations"] = "weights",
@@ -94,7 +94,8 @@ def connect(
 
     Args:
         problem: the loss; or a run, on its training set.
-        a, b: (P,), weights of this model.
+        a, b: two networks, in any form that :func:`landscape.line` takes; without b the paths lead from the
+            problem's center to a.
         curve: "bezier", quadratic, or "chain", two straight lines that meet in the bend.
         align: what units are matched by: "weights", or "activations", their correlations over up to 1,000
             samples, at the operations that sum over the units.
@@ -115,8 +116,9 @@ def connect(
         the bend. ``landscape.between(problem, [w[0], w[2], w[3]])`` is the plane that contains the curve.
 
     Raises:
-        InputError: weights of another model, or not finite; an unknown curve; a number that is not allowed;
-            a model that does not run in float64; aligned weights that compute another function than b.
+        InputError: weights of another model; an unknown curve; a number that is not allowed; a model that
+            does not run in float64; aligned weights that compute another function than b.
+        OperationError: weights that are not finite, or a file of others.
 
     Example:
         >>> import torch, landscape
@@ -137,7 +139,9 @@ def connect(
     for name, value in (("steps", steps), ("seed", seed)):
         positive(name, value, least=0)
     positive("lr", lr)
-    a, b = (_end(problem, name, w) for name, w in (("a", a), ("b", b)))
+    ends = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
+    networks = [network_of(problem, end, name) for name, end in ends.items()]
+    a, b = (single(network.theta) for network in networks)
     report, measured = taken(progress), problem.with_batchnorm("recalibrate", bn_samples)
     near, symmetry = aligned(problem, a, b, align, seed)
     report(0.1)
@@ -167,6 +171,7 @@ def connect(
         sizes=np.array([group.size for group in symmetry.groups], int),
         fixed=tuple(f"{name}: {reason}" for name, reason in symmetry.fixed.items()),
         largest_change=change(problem, b, near),
+        own_loss=np.array([network.own_loss(problem) for network in networks if tracked(problem.model)]),
         curve=curve,
         align=align,
         steps=steps,
@@ -176,16 +181,6 @@ def connect(
         **setting(measured),
         **about,
     )
-
-
-def _end(problem: Problem, name: str, weights: Any) -> Tensor:
-    expect(name, weights, Tensor)
-    if weights.shape != problem.weights.shape:
-        raise InputError(f"{name}: shape {tuple(weights.shape)}, it must be {tuple(problem.weights.shape)}")
-    if not bool(torch.isfinite(weights).all()):
-        raise InputError(f"{name}: its weights are NaN or infinite, all must be finite")
-    end: Tensor = weights.detach().to(problem.weights)
-    return end
 
 
 def _trained(
@@ -199,8 +194,8 @@ def _trained(
     for step, (few,) in zip(range(steps), minibatches, strict=False):
         t = float(torch.rand((), generator=generator))
         of_b, of_bend = shares(curve, t)
-        found = few.loss_and_gradient((1 - of_b - of_bend) * a + of_b * b + of_bend * bend)
-        bend.grad = of_bend * existing(*found)
+        theta = (1 - of_b - of_bend) * a + of_b * b + of_bend * bend
+        bend.grad = of_bend * existing(*few.loss_and_gradient(theta.to(few.dtype))).to(bend)
         optimizer.param_groups[0]["lr"] = lr * min(1, 2 * (1 - step / steps))
         optimizer.step()
         report((step + 1) / steps)

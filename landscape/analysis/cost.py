@@ -146,6 +146,6 @@ def _seconds_of_a_point(problem: Any) -> float:
     direction, times = torch.ones_like(problem.weights), []
     for points in (2, 2, 10):  # the first call loads what is loaded once
         began = time.perf_counter()
-        line(problem, direction, points, 1e-3, progress=False)
+        line(problem, direction, points=points, span=1e-3, progress=False)
         times.append(time.perf_counter() - began)
     return max(times[2] - times[1], 0.0) / 8

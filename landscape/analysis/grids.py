@@ -14,6 +14,8 @@ from torch import Tensor
 
 from landscape.analysis.spectrum import ends_of
 from landscape.checkpoint.result_file import ResultFile
+from landscape.checkpoint.weights import Network, Weights, networks_of, vector_of
+from landscape.core.devices import single
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
@@ -39,7 +41,7 @@ from landscape.evaluation.grid import (
 )
 from landscape.evaluation.paths import BLOCK_BYTES, of_device
 from landscape.geometry.surfaces import barrier
-from landscape.problem.batchnorm import SAMPLES
+from landscape.problem.batchnorm import SAMPLES, tracked
 from landscape.problem.layout import as_array
 from landscape.problem.problem import Problem, Run, chain, problem_of
 from landscape.problem.sharded import on_ranks
@@ -79,7 +81,7 @@ def contour(
     grid: int | tuple[int, int] = (50, 50),
     span: float | None = None,
     *,
-    bn: Literal["center", "recalibrate", "train"] = "center",
+    bn: Literal["center", "recalibrate", "train"] | None = None,
     bn_samples: int = SAMPLES,
     method: str = "auto",
     autocast: str | None = None,
@@ -98,7 +100,8 @@ def contour(
         grid, span: 50 × 50 points over x, y ∈ [−0.1, 0.1] by default (DPSGD-2020, section 4.1), over more if
             the plane has markers further out (``plane.span``). One number: the same for both axes.
         bn, bn_samples: whose statistics BatchNorm uses, "center", "recalibrate" or "train"; see
-            :meth:`landscape.Problem.with_batchnorm`.
+            :meth:`landscape.Problem.with_batchnorm`. Default: "recalibrate" on a plane through several
+            networks, unless all are known to have those of the problem's model; else "center".
         method: how the losses are computed. "batched" (chains of linear layers: many points at once),
             "folded" (BatchNorm folded into convolutions,
             channels-last layout), "pointwise" (any model, point by point) or "auto", the fastest that agrees
@@ -145,8 +148,9 @@ def contour(
     check_plane(problem, plane)
     span = plane.span if span is None else span
     at = Grid(problem, axes(grid, span), interpolation_tol, LOSSES)
-    problem = problem.with_batchnorm(bn, bn_samples)
-    own, made_of = _setting(problem, plane, bn, autocast), provenance(problem)
+    given, policy = problem, _policy(problem, bn, plane.networks, len(plane.markers))
+    problem = problem.with_batchnorm(policy, bn_samples)
+    own, made_of = _setting(problem, plane, policy, autocast), provenance(problem)
     same = _source(about) | own | {"center": plane.center, "directions": plane.directions}
     same |= {} if method == "auto" else {"method": method}
     execution = execution or Execution()
@@ -154,10 +158,12 @@ def contour(
     if previous is not None:
         if at.take(previous, previous.done):
             return _ended(previous, into)
-        plane = previous.plane(problem.weights)  # the same numbers: the one given may differ by rounding
+        plane = previous.plane(plane.center)  # the same numbers: the one given may differ by rounding
         method = previous.method if at.same else method
     run = evaluator(problem, plane.center, plane.directions, at.first, method=method, autocast=autocast)
     fields = own | _description(problem, plane, previous) | {"method": run.method, "provenance": made_of}
+    if previous is None:
+        fields |= _own_losses(given, problem, plane.networks, plane.labels)
     error = 0.0 if autocast is None else math.nan
 
     def surface() -> Surface:
@@ -237,13 +243,38 @@ def _setting(problem: Problem, plane: Plane, bn: str, autocast: str | None) -> d
 
 def _description(problem: Problem, plane: Plane, previous: Surface | None) -> dict[str, Any]:
     """The other fields of a surface that its values do not depend on."""
-    thetas = () if plane.weights is None else plane.weights
-    losses = [] if previous else [problem.loss(theta.to(problem.weights)) for theta in thetas]
+    losses = [math.nan] * len(plane.markers)  # of a plane from a file, which has no weights
+    if plane.weights is not None and not previous:
+        losses = [problem.loss(theta.to(problem.weights)) for theta in plane.weights]
+    kept = ("own_loss", "statistics_of") if previous else ()
     return {
+        **{name: getattr(previous, name) for name in kept},
         **{name: getattr(plane, name) for name in ("axes", "markers", "labels", "explained")},
         "directions": as_array(plane.directions),
         "center": as_array(plane.center),
         "marker_loss": previous.marker_loss if previous else np.array(losses, dtype=np.float64),
+    }
+
+
+def _policy(problem: Problem, bn: str | None, networks: Sequence[Network], places: int) -> str:
+    """The policy of BatchNorm: the one asked for, else the problem's, or what ``places`` networks need."""
+    if bn is not None or not places or problem.batchnorm.name != "center":
+        return bn or "center"
+    alike = len(networks) == places and all(network.shares_statistics(problem) for network in networks)
+    return "center" if alike else "recalibrate"
+
+
+def _own_losses(
+    given: Problem, evaluated: Problem, networks: Sequence[Network], labels: Sequence[str]
+) -> dict[str, Any]:
+    """The fields on the losses of networks with their own statistics, and on whose all points have."""
+    if not tracked(given.model):
+        return {}
+    of = [label for label, each in zip(labels, networks, strict=False) if each.shares_statistics(given)]
+    whose = of[0] if of else "the problem's model"
+    return {
+        "own_loss": np.array([network.own_loss(given) for network in networks]),
+        "statistics_of": whose if labels and evaluated.batchnorm.name == "center" else "",
     }
 
 
@@ -268,9 +299,9 @@ def _autocast_error(problem: Problem, plane: Plane, at: Grid) -> float:
 POINTS = 51  # ours; Frankle et al. 2020 take 30 between two ends. Odd, so that the middle is one of them
 
 
-def _line_need(problem: Any, points: Any, max_memory: Any, **_: Any) -> Need:
+def _line_need(problem: Any, b: Any, points: Any, max_memory: Any, **_: Any) -> Need:
     """The need of a contour, and a second direction, which is zero."""
-    held = LINE_POINT * needs.count(points)
+    held = LINE_POINT * needs.count(b if isinstance(b, int) else points)
     return needs.evaluated(problem, 5 if chain(problem) else 3, held, max_memory)
 
 
@@ -278,13 +309,15 @@ def _line_need(problem: Any, points: Any, max_memory: Any, **_: Any) -> Need:
 @shows_progress("a smaller points= or a part of the data")
 def line(
     problem: Problem | Run,
-    direction: Tensor | None = None,
+    a: Weights | None = None,
+    b: Weights | int | None = None,
+    *,
     points: int = POINTS,
     span: float | None = None,
-    *,
-    weights: Tensor | None = None,
-    labels: tuple[str, str] | tuple[()] = (),
-    bn: Literal["center", "recalibrate", "train"] = "center",
+    direction: Tensor | None = None,
+    weights: Sequence[Weights] | Tensor | None = None,
+    labels: Sequence[str] = (),
+    bn: Literal["center", "recalibrate", "train"] | None = None,
     bn_samples: int = SAMPLES,
     method: str = "auto",
     interpolation_tol: str | float | None = None,
@@ -296,14 +329,18 @@ def line(
 
     Args:
         problem: the loss; its model is evaluated in eval mode. Or a run, on its training set.
-        direction: (P,): the line is center + t·direction, t ∈ [−span, span].
-        weights: (2, P), in place of a direction: the line (1−t)·weights[0] + t·weights[1], t ∈ [0, 1], with
-            the barrier between the two.
+        a, b: two networks: the line (1−t)·a + t·b, t ∈ [0, 1], with the barrier between the two. Each is a
+            vector (P,), a problem (its center), a model, a state dict, a run (its mean), or the name of a
+            file of one; parameters are matched by name. Without b the line leads from the problem's center
+            to a; but a vector alone is a direction, and a number after it is that of the points.
         points: how many, at least 2; 51 by default.
         span: of a direction; default 0.1, as of planes (DPSGD-2020, section 4.1).
-        labels: names of the two ``weights`` for plots.
+        direction: (P,), in place of a and b: the line is center + t·direction, t ∈ [−span, span].
+        weights: a and b in one list, or (2, P).
+        labels: names of a and b for plots.
         bn, bn_samples: whose statistics BatchNorm uses, "center", "recalibrate" or "train"; see
-            :meth:`landscape.Problem.with_batchnorm`.
+            :meth:`landscape.Problem.with_batchnorm`. Default: "recalibrate" between networks, unless both are
+            known to have those of the problem's model; else "center".
         method: how the losses are computed; "auto" takes the fastest one that agrees with the model itself.
         interpolation_tol: as for :func:`landscape.contour`; of 51 points a smooth line needs 25 exact ones.
             Where half of them do not suffice, all are computed.
@@ -316,39 +353,48 @@ def line(
 
     Raises:
         InputError: fewer than 2 points, a span that is not positive or for two weights, both or neither of
-            direction and weights, one of another shape, an unknown option, or an interpolation_tol that is
-            not allowed.
+            direction and weights, what is no weights of this model, an unknown option, or an
+            interpolation_tol that is not allowed.
+        OperationError: weights that are not finite, or a file of others.
 
     Example:
         >>> import torch, landscape
         >>> x, y = torch.eye(2), torch.zeros(2, 1)
         >>> problem = landscape.Problem(torch.nn.Linear(2, 1, bias=False), torch.nn.MSELoss(), (x, y))
-        >>> landscape.line(problem, weights=torch.tensor([[-1.0, 0.0], [1.0, 0.0]]), points=3).loss.tolist()
+        >>> a = torch.tensor([1.0, 0.0])
+        >>> landscape.line(problem, -a, a, points=3).loss.tolist()
         [0.5, 0.0, 0.5]
     """
     problem = problem_of(problem, sharded=True)
+    if isinstance(b, int):  # line(problem, direction, points)
+        points, b = b, None
+    ends: dict[str, Any] = {}
+    if b is not None:
+        ends = {"a": a, "b": b}
+    elif a is not None and not isinstance(a, (Tensor, np.ndarray)):
+        ends = {"problem": problem, "a": a}
+    ways = [w for w in (None if ends else a, direction, weights, ends or None) if w is not None]
     positive("points", points, least=2)
-    if (direction is None) == (weights is None):
-        given = "neither" if direction is None else "both"
-        raise InputError(f"direction, weights: {given} is not allowed, a line takes one of the two")
-    size, name = len(problem.weights), "direction" if weights is None else "weights"
-    vectors, shape = (direction, (size,)) if weights is None else (weights, (2, size))
-    expect(name, vectors, Tensor)
-    assert vectors is not None
-    if vectors.shape != shape:
-        raise InputError(f"{name}: shape {tuple(vectors.shape)}, it must be {shape}")
-    vectors = vectors.to(problem.weights)
-    if name == "weights":
+    if len(ways) != 1:
+        words = "several" if ways else "neither"
+        raise InputError(f"direction, weights: {words} is not allowed, a line takes one, or a and b")
+    networks: list[Network] = []
+    if ends or weights is not None:
+        networks = networks_of(problem, [*ends.values()] or weights, labels or tuple(ends))
+        if len(networks) != 2:
+            raise InputError(f"weights: {len(networks)} are not allowed, a line is between two")
         if span is not None:
             raise InputError("span: a line between two weights runs from 0 to 1, it has none")
         kind, t = "interpolation", np.linspace(0, 1, points)
-        start, direction = vectors[0], vectors[1] - vectors[0]
+        start, end = (single(network.theta) for network in networks)
+        direction = end - start
     else:
         span = SPAN if span is None else span
         positive("span", span)
         kind, t = "direction", np.linspace(-span, span, points)
-        start, direction = problem.weights, vectors
-    problem = problem.with_batchnorm(bn, bn_samples)
+        start, direction = problem.weights, vector_of(problem, ways[0], "direction")
+    given = problem
+    problem = problem.with_batchnorm(_policy(problem, bn, networks, len(networks)), bn_samples)
     at = Grid(problem, (t,), interpolation_tol, LOSSES)
     directions = torch.stack((direction, torch.zeros_like(direction)))
     run = evaluator(problem, start, directions, at.first, method=method)
@@ -363,7 +409,8 @@ def line(
         kind=kind,
         barrier=barrier(t, at.columns["loss"]) if kind == "interpolation" else float("nan"),
         method=run.method,
-        labels=labels,
+        labels=tuple(labels),
+        **_own_losses(given, problem, networks, labels or ("the first", "the second")[: len(networks)]),
         **errors,
         **setting(problem),
         **about,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.checkpoint.weights import Weights, network_of
 from landscape.core.devices import inner, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.memory import Need, bounded
@@ -39,8 +40,8 @@ def change_need(problem: Any, derivatives: Any, **_: Any) -> Need:
 @shows_progress("a coarser by= or a part of the data")
 def loss_change(
     problem: Problem | Run,
-    before: Tensor,
-    after: Tensor,
+    before: Weights,
+    after: Weights,
     by: str | Sequence[str] = "layer",
     *,
     lr: float | None = None,
@@ -62,7 +63,7 @@ def loss_change(
 
     Args:
         problem: the loss, or a run.
-        before, after: θ and θ + d, (P,) each.
+        before, after: θ and θ + d, (P,) each, or in another form that :func:`landscape.line` takes.
         by: the groups, as in :func:`landscape.curvature_table`.
         lr: α; default: the critical sharpness is not known.
         derivatives: "exact", "differences" of gradients, or "auto"; see :class:`landscape.HessianOperator`.
@@ -89,7 +90,7 @@ def loss_change(
     if lr is not None:
         positive("lr", lr)
     problem = in_full_precision(problem_of(problem))  # half precision has two digits of a step
-    before, after = (_weights(problem, name, w) for name, w in (("before", before), ("after", after)))
+    before, after = (network_of(problem, *w).theta for w in ((before, "before"), (after, "after")))
     step = after - before
     norm = float(vector_norm(step))
     if not norm:
@@ -138,13 +139,6 @@ def loss_change(
         products=len(groups),
         product_error=error,
     )
-
-
-def _weights(problem: Problem, name: str, weights: Any) -> Tensor:
-    if not isinstance(weights, Tensor) or weights.shape != problem.weights.shape:
-        shape = tuple(getattr(weights, "shape", ()))
-        raise InputError(f"{name}: shape {shape} is not allowed, it must be ({problem.layout.size},)")
-    return weights.detach().to(problem.weights)
 
 
 def _critical(rises: Callable[[float], bool], slope: float) -> float:

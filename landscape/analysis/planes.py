@@ -8,7 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from landscape.core.devices import double, vector_norm
+from landscape.checkpoint.weights import Network, Weights, network_of, networks_of
+from landscape.core.devices import double, single, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
@@ -19,6 +20,7 @@ from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL
 from landscape.evaluation import needs
 from landscape.problem.alignment import BY, aligned
+from landscape.problem.batchnorm import tracked
 from landscape.problem.layout import Slot, average
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.problem.sharded import on_ranks
@@ -115,7 +117,7 @@ def _normalize(direction: Tensor, center: Tensor, norm: str) -> None:
 
 def between(
     problem: Problem | Run,
-    weights: Sequence[Tensor] | Tensor,
+    weights: Sequence[Weights] | Tensor,
     labels: Sequence[str] = (),
     *,
     align: Literal["none", "weights", "activations"] = "none",
@@ -129,11 +131,10 @@ def between(
 
     Args:
         problem: its parameters; or a run.
-        weights: two or three vectors (P,), such as the means of checkpoints.
+        weights: two or three networks, in any form that :func:`landscape.line` takes.
         labels: their names; default w0, w1, w2.
         align: unless "none", permute the hidden units of the second and third to match the first by this, as
-            :func:`landscape.connect` does; their functions stay the same. With BatchNorm the losses must
-            then be taken with statistics that are estimated at each point (``bn="recalibrate"``).
+            :func:`landscape.connect` does; their functions stay the same.
         seed: of two vectors only, draws the normal vector whose part orthogonal to w1 − w0 is the second
             direction.
 
@@ -141,8 +142,8 @@ def between(
         A plane with the vectors as markers (2 or 3, 2).
 
     Raises:
-        InputError: another number of vectors, or some that cannot be aligned.
-        OperationError: vectors that are equal, lie on one line or are not finite.
+        InputError: another number of networks, what is no weights of this model, or cannot be aligned.
+        OperationError: weights that are equal, lie on one line or are not finite, or a file of others.
 
     Example:
         >>> import torch, landscape
@@ -153,10 +154,11 @@ def between(
         [-0.5, 0.5]
     """
     problem = problem_of(problem)
-    if len(weights) not in (2, 3):
-        raise InputError(f"between: {len(weights)} weight vectors are not allowed, it takes two or three")
-    names = labels or [f"w{k}" for k in range(len(weights))]
-    rows = _rows(problem, weights, names)
+    networks = networks_of(problem, weights, labels)
+    if len(networks) not in (2, 3):
+        raise InputError(f"between: {len(networks)} weight vectors are not allowed, it takes two or three")
+    names = labels or [f"w{k}" for k in range(len(networks))]
+    rows = _rows(networks)
     if choose("align", align, ("none", *BY)) != "none":
         rows = torch.stack([rows[0], *(aligned(problem, rows[0], row, align, seed)[0] for row in rows[1:])])
     first = rows[1] - rows[0]
@@ -177,11 +179,11 @@ def between(
     axes = f"first to second, {length}", f"{across}, {length}"
     center = rows[0] + middle @ directions
     seed = seed if drawn else 0
-    return _plane(problem, center, "between", rows, names, directions=directions, axes=axes, seed=seed)
+    return _plane(problem, center, "between", rows, networks, names, directions, seed, axes=axes)
 
 
 def pca_plane(
-    problem: Problem | Run, weights: Sequence[Tensor] | Tensor, labels: Sequence[str] = ()
+    problem: Problem | Run, weights: Sequence[Weights] | Tensor, labels: Sequence[str] = ()
 ) -> Plane:
     """The first two principal components of a run's checkpoints, through the last of them.
 
@@ -190,7 +192,7 @@ def pca_plane(
 
     Args:
         problem: its parameters; or a run.
-        weights: (M, P), M ≥ 3, in order of time.
+        weights: (M, P), M ≥ 3, in order of time; or a list as of :func:`landscape.between`.
         labels: their names; default 0, 1, …
 
     Returns:
@@ -198,8 +200,8 @@ def pca_plane(
         around the mean along each direction (Li et al. 2018, section 7).
 
     Raises:
-        InputError: fewer than three.
-        OperationError: weights that lie on one line or are not finite.
+        InputError: fewer than three, or what is no weights of this model.
+        OperationError: weights that lie on one line or are not finite, or a file of others.
 
     Example:
         >>> import torch, landscape
@@ -209,15 +211,16 @@ def pca_plane(
         (5, 2)
     """
     problem = problem_of(problem)
-    if len(weights) < 3:
-        raise InputError(f"pca: {len(weights)} checkpoints are too few, at least 3 are needed")
-    rows = _rows(problem, weights, labels)
+    networks = networks_of(problem, weights, labels)
+    if len(networks) < 3:
+        raise InputError(f"pca: {len(networks)} checkpoints are too few, at least 3 are needed")
+    rows = _rows(networks)
     parts = _components(problem, rows, rows.mean(0), "checkpoints", "component {}, {:.1f}% of variance")
-    return _plane(problem, rows[-1], "pca", rows, labels, **parts)
+    return _plane(problem, rows[-1], "pca", rows, networks, labels, **parts)
 
 
 @numerics(1)
-def learners_plane(problem: Problem | Run, weights: Tensor) -> Plane:
+def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) -> Plane:
     """The plane through the mean w_a that fits the learners w_j best, in the least-squares sense.
 
     The plane is ours. Its unit directions are the first two right singular vectors of the rows w_j − w_a; the
@@ -225,14 +228,14 @@ def learners_plane(problem: Problem | Run, weights: Tensor) -> Plane:
 
     Args:
         problem: its parameters; or a run.
-        weights: (n, P), n ≥ 3.
+        weights: (n, P), n ≥ 3; or a list as of :func:`landscape.between`.
 
     Returns:
         A plane with the learners, then w_a, as markers (n + 1, 2); ``explained`` (2,) is the share of each
         direction in the spread Σ_j ‖w_j − w_a‖².
 
     Raises:
-        InputError: fewer than three.
+        InputError: fewer than three, or what is no weights of this model.
         OperationError: learners that are equal, lie on one line or are not finite.
 
     Example:
@@ -243,13 +246,15 @@ def learners_plane(problem: Problem | Run, weights: Tensor) -> Plane:
         'w_a'
     """
     problem = problem_of(problem)
-    if len(weights) < 3:
-        raise InputError(f"learners: {len(weights)} learners span no plane, at least 3 are needed")
-    labels = [f"learner {j}" for j in range(len(weights))]
-    rows = _rows(problem, weights, labels)
+    networks = networks_of(problem, weights)
+    if len(networks) < 3:
+        raise InputError(f"learners: {len(networks)} learners span no plane, at least 3 are needed")
+    labels = [*(f"learner {j}" for j in range(len(networks))), "w_a"]
+    rows = _rows(networks)
     mean = average(rows)
     parts = _components(problem, rows, mean, "learners", "direction {}, {:.1f}% of spread")
-    return _plane(problem, mean, "learners", torch.cat((rows, mean[None])), [*labels, "w_a"], **parts)
+    networks.append(network_of(problem, mean, "w_a"))
+    return _plane(problem, mean, "learners", torch.cat((rows, mean[None])), networks, labels, **parts)
 
 
 @bounded(lambda problem, **_: needs.curved(problem, 5 + needs.basis(problem, 2)))
@@ -307,34 +312,28 @@ def eigen_plane(
 
 
 def _plane(
-    problem: Problem, center: Tensor, kind: str, rows: Tensor, labels: Sequence[str], *,
-    directions: Tensor, seed: int = 0, **more: Any,
+    problem: Problem, center: Tensor, kind: str, rows: Tensor, networks: list[Network],
+    labels: Sequence[str], directions: Tensor, seed: int = 0, **more: Any,
 ) -> Plane:  # fmt: skip
-    """A plane that shows the weight vectors ``rows`` (M, P) as markers, in the problem's precision."""
+    """A plane that shows ``networks``, whose weights on it are ``rows`` (M, P), as markers."""
+    like = single(problem.weights)  # a half precision would round each point several times
     return Plane(
-        center.to(problem.weights),
-        directions.to(problem.weights),
+        center.to(like),
+        directions.to(like),
         kind,
         "none",
         seed,
         markers=_coordinates(center, directions, rows),
         labels=tuple(labels) or tuple(str(k) for k in range(len(rows))),
         weights=rows.to(problem.weights),
+        networks=tuple(networks) if tracked(problem.model) else (),
         **more,
     )
 
 
-def _rows(problem: Problem, thetas: Sequence[Tensor] | Tensor, labels: Sequence[str]) -> Tensor:
-    """``thetas`` as (M, P) float64: differences of similar weights cancel most of float32's digits."""
-    if labels and len(labels) != len(thetas):
-        raise InputError(f"labels: {len(labels)} for {len(thetas)} weight vectors, each needs one")
-    for k, theta in enumerate(thetas):
-        name = labels[k] if labels else f"weight vector {k}"
-        if theta.shape != problem.weights.shape:
-            raise InputError(f"{name}: shape {tuple(theta.shape)}, needed is {tuple(problem.weights.shape)}")
-        if not bool(torch.isfinite(theta).all()):
-            raise OperationError(f"{name}: its weights are NaN or infinite, all must be finite")
-    return torch.stack([double(theta.detach().to(problem.device)) for theta in thetas])
+def _rows(networks: Sequence[Network]) -> Tensor:
+    """Their weights (M, P) in float64: differences of similar ones cancel most of float32's digits."""
+    return torch.stack([double(network.theta) for network in networks])
 
 
 def _rounding(problem: Problem, rows: Tensor) -> float:

@@ -224,7 +224,7 @@ class Subject:
         ends = torch.stack((self.first.problem.weights.to(self.aligned), self.aligned))
         if torch.equal(*ends):
             return None
-        return line(self.problem, None, POINTS, weights=ends, bn="recalibrate", progress=False)
+        return line(self.problem, *ends, points=POINTS, bn="recalibrate", progress=False)
 
     def rounding(self, top: float) -> float:
         """The rounding error of eigenvalues whose largest magnitude is ``top``."""

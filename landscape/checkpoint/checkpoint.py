@@ -286,7 +286,7 @@ class Checkpoint(Shown):
             hint = text_of(name, self.data["options"]) if name else "MODULE:NAME"
             raise OperationError(f"{where}: its {of}; give data={hint!r}")
         dataset = as_data(data) if data is not None else self.load_data(data_dir)
-        pick = _mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
+        pick = mean_buffer if isinstance(learner, str) else operator.itemgetter(learner)
         rows = {key: pick(value) for key, value in self.buffers.items()}
         network = self._network(where, model)
         set_tensors(network, rows, where)
@@ -564,7 +564,7 @@ def check_fit(where: str | Path, file: Layout, model: Layout) -> None:
     raise OperationError(f"{where}: its weights do not fit the model: {misfit}")
 
 
-def _mean_buffer(rows: Tensor) -> Tensor:
+def mean_buffer(rows: Tensor) -> Tensor:
     """The mean of a buffer over the learners (n, …); row 0 where all are equal, or counts."""
     equal = bool((rows == rows[0]).all())
     return rows[0] if equal or not rows.is_floating_point() else rows.mean(0)

@@ -62,13 +62,18 @@ def read_state(path: str | Path, message: Message = lambda line: None) -> dict[s
         ) from error
     except Exception as error:  # what zip, pickle and safetensors raise for a damaged file is not documented
         raise _unreadable(path, error) from error
+    return state_in(path, loaded, message)
+
+
+def state_in(where: str | Path, loaded: Any, message: Message = lambda line: None) -> dict[str, Any]:
+    """Name -> tensor of what a training script saved; OperationError, with ``where``, if it has no state."""
     for key in KEYS:
         if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
-            message(f"{path}: took the state under '{key}'")
+            message(f"{where}: took the state under '{key}'")
             loaded = loaded[key]
     state = loaded if isinstance(loaded, Mapping) else {}
     if not any(isinstance(value, Tensor) for value in state.values()):
-        raise OperationError(f"{path}: holds no tensors by name, a model's state_dict() is needed")
+        raise OperationError(f"{where}: holds no tensors by name, a model's state_dict() is needed")
     return {str(name): value for name, value in state.items()}
 
 
@@ -112,7 +117,9 @@ def _unfit(value: Tensor, target: Tensor) -> str:
     return ""
 
 
-def _unwrapped(path: Path, state: dict[str, Any], names: set[str], message: Message) -> dict[str, Any]:
+def unwrapped_state(
+    path: str | Path, state: dict[str, Any], names: set[str], message: Message = lambda line: None
+) -> dict[str, Any]:
     """``state`` by the model's ``names``: without the prefixes that wrappers added to them.
 
     The model may also be an attribute of the module that was saved. Lightning's checkpoints are an example:
@@ -137,7 +144,7 @@ def _unwrapped(path: Path, state: dict[str, Any], names: set[str], message: Mess
     return {name.removeprefix(whole[0]): v for name, v in state.items() if name.startswith(whole[0])}
 
 
-def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> dict[str, Tensor]:
+def fitted(path: str | Path, state: dict[str, Any], model: nn.Module, name: str) -> dict[str, Tensor]:
     """The model's names -> the tensors of the state; OperationError names the first tensor that does not fit.
 
     One of several tied names is sufficient, and BatchNorm's counts may be missing (files older than PyTorch
@@ -151,7 +158,7 @@ def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> d
     groups: dict[int, list[str]] = {}
     for key, value in tensors.items():
         groups.setdefault(id(value), []).append(key)
-    fitted = {}
+    found = {}
     for keys in groups.values():
         names = [key for key in keys if key in state]
         if not names and keys[0].endswith("num_batches_tracked"):
@@ -169,8 +176,8 @@ def _fitted(path: Path, state: dict[str, Any], model: nn.Module, name: str) -> d
                 raise OperationError(f"{path}: '{key}' holds NaN or infinite numbers, all must be finite")
             if key != names[0] and not torch.equal(value, state[names[0]]):
                 raise OperationError(f"{path}: '{names[0]}' and '{key}' differ, but are one tensor in {name}")
-        fitted[keys[0]] = state[names[0]]
-    return fitted
+        found[keys[0]] = state[names[0]]
+    return found
 
 
 def import_state(
@@ -218,10 +225,10 @@ def import_state(
     trained = {slot.name for slot in layout.slots}
     rows, fixed = [], []
     for path in files:
-        state = _unwrapped(path, read_state(path, message), {*model.state_dict()}, message)
-        fitted = _fitted(path, state, model, name)
-        rows.append(layout.flatten({key: storable(value) for key, value in fitted.items() if key in trained}))
-        fixed.append({key: storable(value) for key, value in fitted.items() if key not in trained})
+        state = unwrapped_state(path, read_state(path, message), {*model.state_dict()}, message)
+        tensors = {key: storable(value) for key, value in fitted(path, state, model, name).items()}
+        rows.append(layout.flatten({key: value for key, value in tensors.items() if key in trained}))
+        fixed.append({key: value for key, value in tensors.items() if key not in trained})
     common = [key for key in fixed[0] if all(key in row for row in fixed)]
     origin = "".join(
         f'[[import]]\nfile = {json.dumps(path.name)}\nsha256 = "{hdf5.sha256(path)}"\n' for path in files

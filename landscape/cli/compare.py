@@ -14,7 +14,7 @@ from landscape.analysis.quantities import BY_NAME
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options, each
-from landscape.cli.grids import ends, same_network, titles
+from landscape.cli.grids import same_network, titles
 from landscape.cli.options import ListType, command
 from landscape.core.errors import InputError
 from landscape.results.averages import WeightAverage
@@ -138,7 +138,7 @@ def average(analysis: Analysis) -> None:
         problem = first.problem()
         if not others:
             return compute_average(problem, first.weights, **settings)
-        return compute_average(problem, ends(problem, runs), labels=titles(runs), **settings)
+        return compute_average(problem, runs, labels=titles(runs), **settings)
 
     analysis.compute("average", [tuple(runs)], compute)
 

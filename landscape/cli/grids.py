@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from landscape.analysis import connection, grids, planes
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.result_file import ConflictError, ResultFile
 from landscape.cli import common, processes
-from landscape.cli.analysis import Analysis, analysis_options, each, say_cost
+from landscape.cli.analysis import TABLE, Analysis, analysis_options, each, say_cost
 from landscape.cli.completion import Choice
 from landscape.cli.options import ListType, command, group
 from landscape.cli.processes import Processes
@@ -63,6 +61,10 @@ PLANE = group(
 )
 
 
+#: Of contours and lines, whose default is None.
+BN = {"help": f"{TABLE['bn']['help']} [default: recalibrate through CKPTs that differ in them, else center]"}
+
+
 def chosen_groups(chosen: Chosen, runs: list[Checkpoint]) -> list[list[Checkpoint]]:
     """The checkpoints of each surface, its own first; all options are checked before any work."""
     kind, norm, ignore = chosen.kind, chosen.norm, chosen.ignore
@@ -89,11 +91,10 @@ def make_plane(chosen: Chosen, problem: Problem, group: list[Checkpoint], seed: 
         if kind == "between":
             aligned = ", aligned" * bool(chosen.align)
             names = [name + aligned * bool(k) for k, name in enumerate(titles(group))]
-            weights, align = [r.mean for r in group], chosen.align or "none"
-            return planes.between(problem, weights, names, align=align, seed=seed)
+            return planes.between(problem, group, names, align=chosen.align or "none", seed=seed)
         if kind == "pca":
             path = [*group[1:], run]
-            return planes.pca_plane(problem, [r.mean for r in path], [f"step {r.step:,}" for r in path])
+            return planes.pca_plane(problem, path, [f"step {r.step:,}" for r in path])
         if kind == "learners":
             return planes.learners_plane(problem, run.weights)
         return planes.eigen_plane(problem, seed=seed)
@@ -146,14 +147,6 @@ def titles(runs: list[Checkpoint]) -> list[str]:
     """The names of checkpoints in one picture: their labels, or their paths where labels are equal."""
     labels = [run.label for run in runs]
     return labels if len(set(labels)) == len(labels) else [str(run.path) for run in runs]
-
-
-def ends(problem: Problem, runs: list[Checkpoint]) -> torch.Tensor:
-    """The means (n, P) of n checkpoints, where the problem is. OperationError for what is not finite."""
-    for run in runs:
-        if not bool(torch.isfinite(run.mean).all()):
-            raise OperationError(f"{run.path}: its weights are NaN or infinite, all must be finite")
-    return torch.stack([run.mean for run in runs]).to(problem.weights)
 
 
 def fitting(
@@ -256,7 +249,9 @@ def _by_options() -> Iterator[None]:
 
 
 @command(
-    plane=PLANE, processes=processes.OPTIONS, analysis=analysis_options(grids.contour, grid={"default": "50"})
+    plane=PLANE,
+    processes=processes.OPTIONS,
+    analysis=analysis_options(grids.contour, grid={"default": "50"}, bn=BN),
 )
 def contour(plane: Chosen, processes: Processes, analysis: Analysis) -> None:
     """Draw the loss on a plane around each checkpoint.
@@ -307,6 +302,8 @@ def hessian_grid(plane: Chosen, processes: Processes, analysis: Analysis) -> Non
         grids.line,
         metavar="CKPT [CKPT]",
         method=None,
+        labels=None,
+        bn=BN,
         span={"help": "One CKPT: t runs over [−span, span]. [default: 0.1]"},
     ),
 )
@@ -337,8 +334,7 @@ def line(
     def compute(run: Checkpoint, *others: Checkpoint, seed: int, **settings: Any) -> Line:
         problem = run.problem()
         if others:
-            first, last = titles(runs)
-            return grids.line(problem, weights=ends(problem, runs), labels=(first, last), **settings)
+            return grids.line(problem, *runs, labels=titles(runs), **settings)
         direction = planes.random_plane(problem, norm=norm, seed=seed, ignore=ignore).directions[0]
         return grids.line(problem, direction, **settings)
 
@@ -372,7 +368,7 @@ def connect(analysis: Analysis) -> None:
 
     def compute(run: Checkpoint, *others: Checkpoint, **settings: Any) -> Connection:
         problem = run.problem()
-        return connection.connect(problem, *ends(problem, runs), **settings)
+        return connection.connect(problem, run, others[0], **settings)
 
     analysis.compute("connect", [tuple(runs)], compute)
 

@@ -116,7 +116,7 @@ OF_NETWORKS: dict[str, Callable[[Problem], Any]] = {
 CALLS: dict[str, Compute] = {
     "random_plane": lambda at: [planes.random_plane(at.problem, norm).directions for norm in planes.NORMS],
     "eigen_plane": lambda at: planes.eigen_plane(at.problem).directions.abs(),
-    "line": lambda at: grids.line(at.problem, at.weights[0], 5, 0.5),
+    "line": lambda at: grids.line(at.problem, at.weights[0], points=5, span=0.5),
     "hessian_grid": lambda at: grids.hessian_grid(at.problem, at.plane, 2, 0.2),
     "eigenvalues by differences": lambda at: eigenvalues.extreme_eigenvalues(
         at.problem, derivatives="differences"

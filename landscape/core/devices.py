@@ -91,6 +91,11 @@ def double(tensor: Tensor) -> Tensor:
     return tensor.to(float64_device(tensor.device)).double()
 
 
+def single(tensor: Tensor) -> Tensor:
+    """A tensor of half precision in float32, another as it is."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 # Numbers that are summed in their own precision: of more, PyTorch's norms and MKL's products on the CPU lose
 # digits, as they add small terms to few large sums. Of 124 million float32 numbers a norm is 1.3% too small,
 # and an inner product 3.6%; in parts of 2^18 both are right to 1.1e-6, in a third more time. The

@@ -110,6 +110,8 @@ def evaluator(
     layers, dtype = chain(problem), (AUTOCASTS[autocast] if autocast else None) or problem.dtype
     # The batched path is possible for a chain that starts with a linear layer.
     takes = layers is not None and isinstance(layers[0], LinearLayer) and dtype == problem.dtype
+    if center.dtype != problem.dtype:  # of networks in half precision, whose losses are the model's own
+        takes, method = False, "pointwise" if method == "auto" else method
     if method == "batched" and not takes:
         raise InputError(
             f"method: '{method}' needs a chain of linear layers, tensor data and the model's own precision; "

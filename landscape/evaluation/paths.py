@@ -271,9 +271,9 @@ class PlaneLoss:
     directions: Tensor
 
     def move(self, a: float, b: float, weights: Tensor) -> Tensor:
-        """Write the weights (P,) at the point (a, b) to ``weights``, and return it."""
+        """The weights (P,) at the point (a, b), computed in ``weights``, and rounded once from there."""
         u, v = self.directions
-        return torch.add(self.center, u, alpha=a, out=weights).add_(v, alpha=b)
+        return torch.add(self.center, u, alpha=a, out=weights).add_(v, alpha=b).to(self.problem.dtype)
 
     def pointwise(self, points: Tensor, progress: Progress) -> Tensor:
         """The :data:`Totals` by the problem itself, point by point."""

@@ -149,7 +149,8 @@ def _places(surface: Surface) -> Iterator[Finding]:
 
 def _batchnorm(surface: Surface) -> Iterator[Finding]:
     if surface.batchnorm and surface.bn == "center":
-        words = "all points use the statistics of the center, so that losses away from it come out too high"
+        whose = surface.statistics_of or "the center"
+        words = f"all points use the statistics of {whose}, so that losses away from it come out too high"
         yield Finding("BatchNorm", False, words, 'bn="recalibrate"')
     elif surface.batchnorm:
         yield Finding("BatchNorm", True, f"statistics of each point itself ({surface.bn})")

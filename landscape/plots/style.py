@@ -254,10 +254,13 @@ def batchnorm_note(result: Any) -> str:
     """
     if not result.batchnorm:
         return ""
-    samples = result.bn_samples
+    samples, whose = result.bn_samples, getattr(result, "statistics_of", "")
+    if getattr(result, "kind", "") in ("between", "pca", "learners"):  # as of Hessian grids, and older files
+        whose = whose or "the problem's model"
     notes = {
-        "center": "the center's statistics",
+        "center": f"the statistics of {paper_name(whose)}" if whose else "the center's statistics",
         "recalibrate": f"from {samples:,} samples per point",
         "train": f"statistics of batches of {samples:,}" if samples else "statistics of each batch",
     }
-    return f"BatchNorm: {notes.get(result.bn, result.bn)}"
+    own = rows_of([result], "own losses") if hasattr(result, "own_loss") else ""
+    return f"BatchNorm: {notes.get(result.bn, result.bn)}{f', {own}' if own else ''}"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from landscape.core.hdf5 import Array
-from landscape.results.base import Measured
-from landscape.results.shown import Row
+from landscape.results.base import Measured, no_values
+from landscape.results.shown import Row, own_losses
 
 #: The paths, in this order, and the weights on them.
 PATHS = ("line", "aligned line", "curve")
@@ -36,6 +36,8 @@ class Connection(Measured):
         align: what units were matched by, "weights" or "activations".
         steps, lr, batch: how the bend was trained.
         seed: of the order of the alignment and of the training of the bend.
+        own_loss: (2,), with BatchNorm, the losses of a and b with the statistics that belong to them; NaN
+            where they are not known.
 
     Example:
         >>> connection.barrier.tolist(), connection.removed
@@ -64,6 +66,7 @@ class Connection(Measured):
     batch: int
     seed: int
     align: str = "weights"
+    own_loss: Annotated[Array, "network", "nat"] = field(default_factory=no_values)
 
     @property
     def removed(self) -> float:
@@ -74,7 +77,8 @@ class Connection(Measured):
     def describe(self) -> list[Row]:
         step = f"largest of t in steps of {self.t[1] - self.t[0]:.3g}"
         trained = f"{self.curve}, {self.steps:,} steps"
-        notes = step, f"{self.removed:.0%} of it removed, matched by {self.align}", trained
+        share = f"{self.removed:.0%} of it removed" if self.barrier[0] > 0 else "the line has none to remove"
+        notes = step, f"{share}, matched by {self.align}", trained
         rows = [
             Row(f"barrier on the {name}", float(value), unit="nat", note=note)
             for name, value, note in zip(PATHS, self.barrier, notes, strict=True)
@@ -82,9 +86,10 @@ class Connection(Measured):
         highest = zip(PATHS, self.loss.max(1).tolist(), strict=True)
         rows += [Row(f"highest loss on the {name}", value, unit="nat") for name, value in highest]
         rows += [
-            Row("distance", self.distance),
+            Row("distance", self.distance, note="" if self.distance else "a and b are equal"),
             Row("distance after alignment", self.aligned_distance),
             Row("permuted units", int(self.sizes.sum()), note=f"in {len(self.groups)} groups"),
             Row("change of the outputs by alignment", f"{self.largest_change:.1g}", note="relative"),
         ]
+        rows += own_losses(self.own_loss, self.loss[0, [0, -1]])
         return [*rows, Row("not permuted", "; ".join(self.fixed))] if self.fixed else rows

@@ -6,14 +6,14 @@ import dataclasses
 import importlib
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 import numpy as np
 
 from landscape.core.hdf5 import Array
 from landscape.results.base import Measured, no_values
 from landscape.results.flatness import Basins
-from landscape.results.shown import Row, SurfaceCheck
+from landscape.results.shown import Row, SurfaceCheck, own_losses
 from landscape.results.spectrum import ExtremeEigenvalues
 
 if TYPE_CHECKING:  # results are read and shown without torch
@@ -38,6 +38,7 @@ class Plane:
         ignore: parameters that random directions do not change: "none" or "bias+norm".
         axes: what a step of length 1 along each direction means, for plots.
         weights: (M, P), the weight vectors that define the plane, if any.
+        networks: (M,), with BatchNorm, the same with their own statistics and before they were aligned.
         markers: (M, 2), their coordinates, or those of the nearest point of the plane; else (0, 2).
         labels: (M,), their names.
         explained: (2,), the share of their variance along each direction; (0,) if unknown.
@@ -60,6 +61,7 @@ class Plane:
     labels: tuple[str, ...] = ()
     explained: Array = field(default_factory=no_values)
     weights: Tensor | None = None
+    networks: tuple[Any, ...] = ()
 
     def __repr__(self) -> str:
         about = [f"norm {self.norm}, seed {self.seed}"] if self.kind == "random" else []
@@ -210,6 +212,9 @@ class Surface(Interpolated):
         markers: (M, 2), coordinates of the weights that define the plane, if any.
         labels: (M,), their names.
         marker_loss: (M,), the loss at these weights themselves, which may lie outside the plane.
+        own_loss: (M,), with BatchNorm, the same with the statistics that belong to these weights; NaN where
+            they are not known.
+        statistics_of: the name of the weights whose statistics all points have; "" where it is the center.
         explained, axes: as in :class:`landscape.Plane`.
 
     Example:
@@ -249,6 +254,8 @@ class Surface(Interpolated):
     markers: Annotated[Array, "marker direction"] = field(default_factory=lambda: np.zeros((0, 2)))
     labels: Annotated[tuple[str, ...], "marker"] = ()
     marker_loss: Annotated[Array, "marker", "nat"] = field(default_factory=no_values)
+    own_loss: Annotated[Array, "network", "nat"] = field(default_factory=no_values)
+    statistics_of: str = ""
     explained: Array = field(default_factory=no_values)
 
     def __post_init__(self) -> None:
@@ -371,6 +378,7 @@ class Surface(Interpolated):
         elif len(self.marker_loss) and self.kind != "pca":
             named = zip(self.labels, self.marker_loss, strict=True)
             rows += [Row(f"loss of {name}", float(value), unit="nat") for name, value in named]
+        rows += own_losses(self.own_loss, self.marker_loss)
         if self.explained.size:
             shares = " + ".join(f"{100 * share:.1f}%" for share in self.explained)
             of = "variance" if self.kind == "pca" else "spread"
@@ -397,6 +405,7 @@ class Line(Interpolated):
             interpolated, see :class:`landscape.results.grids.Interpolated`.
         barrier: of an interpolation, in nats (see :func:`landscape.barrier`); NaN of a direction.
         labels: names of the two sets of weights.
+        own_loss, statistics_of: as in :class:`landscape.Surface`, of the two sets of weights.
         method: how the losses were computed, see :func:`landscape.contour`.
         batchnorm, bn, bn_samples: as in :class:`landscape.Surface`.
 
@@ -424,6 +433,8 @@ class Line(Interpolated):
     method: str
     labels: tuple[str, ...] = ()
     done: Annotated[Array, "t"] = field(default_factory=lambda: np.zeros(0, bool))
+    own_loss: Annotated[Array, "network", "nat"] = field(default_factory=no_values)
+    statistics_of: str = ""
 
     def __post_init__(self) -> None:
         if self.done.size == 0:
@@ -437,10 +448,11 @@ class Line(Interpolated):
             Row("highest loss", float(np.max(self.loss)), unit="nat"),
         ]
         if self.kind == "interpolation":
-            rows.insert(0, Row("barrier", self.barrier, unit="nat"))
+            note = "" if self.direction.any() else "both ends are equal"
+            rows.insert(0, Row("barrier", self.barrier, unit="nat", note=note))
         else:
             rows.append(Row("lowest loss", float(np.min(self.loss)), unit="nat"))
-        return [*rows, *self._interpolated()]
+        return [*rows, *own_losses(self.own_loss, self.loss[[0, -1]]), *self._interpolated()]
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,19 @@ def rows_of_each(
     return [Row(name, float(value), float(error), unit, str(note)) for name, value, error, note in each]
 
 
+def own_losses(own: Array, evaluated: Array) -> list[Row]:
+    """A row on the losses of networks by their own statistics of BatchNorm; ``evaluated`` by those used."""
+    known = np.isfinite(own)
+    if not known.any() or own.shape != evaluated.shape:
+        return []
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(own - evaluated)[known].max()
+    each = [f"{loss:.4g}" if math.isfinite(loss) else "–" for loss in own]
+    listed = ", ".join(each) if len(each) <= 3 else f"{own[known].min():.4g} to {own[known].max():.4g}"
+    note = f"each network by its own BatchNorm statistics; here up to {gap:.2g} away"
+    return [Row("own losses", listed, unit="nat", note=note)]
+
+
 def percent(name: str, share: float, error: float = math.nan, note: str = "") -> Row:
     """A share as a row, in %."""
     return Row(name, 100 * float(share), 100 * float(error), "%", note)

@@ -98,7 +98,7 @@ def results() -> Mapping[str, Any]:
     }  # all is exact
     surface = made(
         landscape.Surface, **GRID, **none, done=done, kind="between", span=1.0, bn="center", method="plain", batchnorm=True,
-        labels=("one", "two"), explained=two, axes=("a", "b"),
+        labels=("one", "two"), explained=two, axes=("a", "b"), own_loss=np.zeros(0),
     )  # fmt: skip
     found: dict[str, Any] = {
         "surface": surface,
@@ -109,6 +109,7 @@ def results() -> Mapping[str, Any]:
         ),
         "line": made(
             landscape.Line, **none, t=np.linspace(0, 1, 5), done=np.ones(5, bool), kind="interpolation", labels=("a", "b"),
+            own_loss=np.zeros(0),
         ),
         "noise": made(landscape.Noise),
         "batch_sharpness": made(landscape.BatchSharpness, local_batch=4, converged=True),
@@ -129,7 +130,7 @@ def results() -> Mapping[str, Any]:
         "smoothing": made(Smoothing, lambda_max=2.0, draws=4),
         # These have a generator of their own: where they change, the pictures of the others stay.
         "label_counts": filled(np.random.default_rng(1), landscape.LabelCounts, counts=np.array([[40, 0, 3], [0, 25, 9]])),
-        "connection": filled(np.random.default_rng(4), landscape.Connection, t=np.linspace(0, 1, 5), curve="bezier"),
+        "connection": filled(np.random.default_rng(4), landscape.Connection, t=np.linspace(0, 1, 5), curve="bezier", own_loss=np.zeros(0)),
         "weight_average": filled(
             np.random.default_rng(3), landscape.WeightAverage, loss=two, low=two - 0.1, high=two + np.array([0.1, np.inf]),
             ratio=np.array([0.2, 2.0]), chosen=np.array([True, True, False]), level=0.9, bn="recalibrate",

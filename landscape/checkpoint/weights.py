@@ -1,0 +1,168 @@
+"""Weights as users have them: a vector, a problem, a model, a state dict, a run or a file, by one converter.
+
+Parameters are matched by name. What a model has besides θ must be the problem's, but for the statistics of
+BatchNorm, which stay with the weights.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from landscape.checkpoint.checkpoint import Checkpoint, mean_buffer
+from landscape.checkpoint.foreign_weights import SUFFIXES, fitted, read_state, state_in, unwrapped_state
+from landscape.checkpoint.run_folder import load
+from landscape.core.errors import InputError, LandscapeError, OperationError
+from landscape.core.hdf5 import Array
+from landscape.core.options import ends_in
+from landscape.problem.batchnorm import BatchNormPolicy, buffer_names
+from landscape.problem.layout import unwrapped
+from landscape.problem.problem import Problem
+from landscape.problem.sharded import on_ranks
+
+Weights = Tensor | Array | Problem | nn.Module | Mapping[str, Any] | Checkpoint | str | os.PathLike[str]
+ALLOWED = "a vector (P,), a Problem, a model, a state dict, a run, or the name of a file of one"
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """θ (P,), as a problem has its own, and BatchNorm's buffers by name; None where these are not known."""
+
+    theta: Tensor
+    statistics: Mapping[str, Tensor] | None
+
+    def own_loss(self, problem: Problem) -> float:
+        """The loss with the network's own statistics; NaN where they are not known."""
+        if self.statistics is None:
+            return float("nan")
+        own = problem.on(problem.data)
+        own.batchnorm = BatchNormPolicy(buffers=self.statistics)
+        return own.loss(self.theta)
+
+    def shares_statistics(self, problem: Problem) -> bool:
+        """Return whether its statistics are known to be those in the buffers of the problem's model."""
+        if self.statistics is None:
+            return False
+        own = dict(problem.model.named_buffers())  # with counts of batches, which no loss depends on
+        return all(torch.equal(t, own[name]) for name, t in self.statistics.items() if t.is_floating_point())
+
+
+def vector_of(problem: Problem, given: Any, name: str) -> Tensor:
+    """A vector (P,) that was given as the argument ``name``, as the problem has its own; else InputError."""
+    vector = torch.as_tensor(given) if isinstance(given, np.ndarray) and given.dtype.kind in "fiu" else given
+    if not isinstance(vector, Tensor) or not vector.is_floating_point():
+        kind = f"{given.dtype} vector" if isinstance(vector, Tensor) else type(given).__name__
+        raise InputError(
+            f"{name}: a {kind} is not allowed, it must be a vector (P,) of floating-point numbers"
+        )
+    if vector.shape != problem.weights.shape:
+        raise InputError(f"{name}: shape {tuple(vector.shape)}, it must be {tuple(problem.weights.shape)}")
+    return vector.detach().to(problem.weights)
+
+
+def network_of(problem: Problem, given: Any, name: str) -> Network:
+    """The weights of the problem's model that were given as the argument ``name``.
+
+    Raises:
+        InputError: what is no weights, or is of another model.
+        OperationError: a file that cannot be read, a tensor that does not fit, or numbers not finite.
+    """
+    if isinstance(given, (str, os.PathLike)):
+        given, name = _read(Path(given), name), f"{name}: {given}"
+    if isinstance(given, (Tensor, np.ndarray)) or on_ranks(problem):
+        theta, buffers = vector_of(problem, given, name), dict(problem.model.named_buffers())
+        own = {key: buffers[key] for key in buffer_names(problem.model)}
+        found = Network(theta, own if not own or torch.equal(theta, problem.weights) else None)
+    else:
+        found = _network(problem, _state(problem, given, name), name)
+    if not bool(torch.isfinite(found.theta).all()):
+        raise OperationError(f"{name}: its weights are NaN or infinite, all must be finite")
+    return found
+
+
+def networks_of(problem: Problem, given: Any, labels: Sequence[str] = ()) -> list[Network]:
+    """:func:`network_of` of each entry of the argument ``weights``, a list or vectors (n, P)."""
+    one = isinstance(given, (str, os.PathLike, Mapping, nn.Module, Problem, Checkpoint))
+    if one or not isinstance(given, Iterable):
+        kind = type(given).__name__
+        raise InputError(f"weights: a {kind} is not allowed, it must be a list, each entry {ALLOWED}")
+    rows = list(given)
+    if labels and len(labels) != len(rows):
+        raise InputError(f"labels: {len(labels)} for {len(rows)} weights, each needs one")
+    names = labels or [f"weights[{k}]" for k in range(len(rows))]
+    return [network_of(problem, row, name) for row, name in zip(rows, names, strict=True)]
+
+
+def _read(path: Path, name: str) -> Any:
+    """The contents of a file: a run or a result of this project, or the state that another program saved."""
+    own = path.suffix == ".h5" or (path / "last.h5").is_file()
+    if not path.is_dir():
+        ends_in(name, path, (".h5", *SUFFIXES))
+    try:
+        return load(path) if own else read_state(path)
+    except LandscapeError as error:
+        raise type(error)(f"{name}: {error}") from error
+
+
+def _constants(model: nn.Module) -> dict[str, Tensor]:
+    """Buffers and frozen parameters, which a model's state has besides θ."""
+    state = model.state_dict(keep_vars=True).items()
+    return {name: t for name, t in state if isinstance(t, Tensor) and not t.requires_grad}
+
+
+def _layers(model: nn.Module) -> Counter[str]:
+    """How many layers of each class a model has, without those that are nothing in eval mode."""
+    idle = (nn.Identity, nn.modules.dropout._DropoutNd)
+    leaves = (m for m in model.modules() if not [*m.children()] and not isinstance(m, idle))
+    return Counter(type(m).__name__ for m in leaves)
+
+
+def _state(problem: Problem, given: Any, name: str) -> Mapping[str, Any]:
+    """Name -> tensor of all that a network's outputs depend on; what is not known of a run is missing."""
+    if isinstance(given, Checkpoint):
+        buffers = {key: mean_buffer(rows) for key, rows in given.buffers.items()} | given.mean_buffers
+        state = _constants(problem.model) | buffers | given.layout.views(given.mean)
+        if given.learners > 1 and not given.mean_buffers:
+            state = {key: t for key, t in state.items() if key not in buffer_names(problem.model)}
+        return state
+    if isinstance(given, (Problem, nn.Module)):
+        model = given.model if isinstance(given, Problem) else unwrapped(given)
+        if lacking := _layers(problem.model) - _layers(model):
+            kinds = ", ".join(sorted(lacking))
+            raise InputError(f"{name}: it lacks layers ({kinds}) of the problem's model, it must be alike")
+        if not isinstance(given, Problem):
+            return model.state_dict()
+        return _constants(model) | given.layout.views(given.weights) | dict(given.at().batchnorm.buffers)
+    if isinstance(given, Mapping):
+        return state_in(name, given)
+    raise InputError(f"{name}: a {type(given).__name__} is not allowed, it must be {ALLOWED}")
+
+
+def _network(problem: Problem, state: Mapping[str, Any], name: str) -> Network:
+    """The network of a state; InputError where it has other constants than the problem's model."""
+    model, own = problem.model, _constants(problem.model)
+    statistics = buffer_names(model)
+    state = unwrapped_state(name, dict(state), {*model.state_dict()})
+    unknown = {key for key in statistics if key not in state and not key.endswith("num_batches_tracked")}
+    found = fitted(name, {key: own[key] for key in unknown} | state, model, type(model).__name__)
+    constants = {key: t.to(own[key]) for key, t in found.items() if key in own}
+    for key in constants.keys() - {*statistics}:
+        t = own[key]
+        count = t.numel() == 1 and not t.is_floating_point()  # of steps, which outputs do not depend on
+        if not count and not torch.equal(constants[key], t):
+            kind = "frozen parameter" if isinstance(t, nn.Parameter) else "buffer"
+            raise InputError(
+                f"{name}: its {kind} '{key}' is not the problem's, and is no part of θ; it must be equal, or "
+                "a vector (P,) be given, which stands for θ alone"
+            )
+    theta = problem.layout.flatten({slot.name: found[slot.name].detach() for slot in problem.layout.slots})
+    known = {key: constants[key] for key in statistics if key in constants}
+    return Network(theta.to(problem.weights), None if unknown else known)
