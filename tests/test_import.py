@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pickle
@@ -450,6 +451,7 @@ def optimizer_of(model: nn.Module) -> dict[str, Any]:
 #: What training scripts save beside the model, without weights of another one.
 BESIDE: dict[str, Callable[[nn.Module], Any]] = {
     "epoch": lambda model: 3,
+    "args": lambda model: argparse.Namespace(lr=0.1, data="x"),
     "best": lambda model: torch.tensor(0.3),
     "opt": optimizer_of,
     "optimizers": lambda model: [optimizer_of(model)],
@@ -495,6 +497,8 @@ def test_several_states_are_refused_by_name(folder: Path) -> None:
     torch.save(optimizer_of(model), "opt.pt")
     with pytest.raises(OperationError, match="opt.pt: holds no tensors by name"):
         read_state("opt.pt")
+    with pytest.raises(InputError, match="paths: an empty list"):
+        landscape.import_state([], model)
 
 
 def stored(state: State, folder: Path, parts: list[int], suffix: str, index: bool = True) -> list[Path]:
@@ -534,13 +538,11 @@ def test_parts_are_one_model(
     if len(files) > 1:
         with pytest.raises(OperationError, match=f"one part of {len(files)} of a model, .*give ") as error:
             landscape.import_state(files[0], model)
-        place = re.search("give (.*), which", str(error.value))[1]  # type: ignore[index]
+        place = re.search("folder, (.*), with", str(error.value))[1]  # type: ignore[index]
         assert landscape.import_state(place, problems.SmallConv()).learners == 1
         files[-1].unlink()
         for given in (folder, files[0]):
-            with pytest.raises(
-                OperationError, match="missing beside it|put all parts into one|cannot be read"
-            ):
+            with pytest.raises(OperationError, match="missing beside it|one part of|cannot be read"):
                 landscape.import_state(given, model)
 
 

@@ -146,6 +146,8 @@ def import_state(
         (1, (1, 8))
     """
     opened = open_states([paths] if isinstance(paths, (str, Path)) else paths)
+    if not opened:
+        raise InputError("paths: an empty list is not allowed, it must name a file of weights")
     name = name or f"{type(model).__module__}:{type(model).__qualname__}"
     layout = Layout.of(model)
     if layout.size == 0:

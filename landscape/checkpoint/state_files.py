@@ -99,8 +99,8 @@ def open_states(paths: Sequence[str | Path | StateFile]) -> list[StateFile]:
             raise OperationError(f"{path}: no such file or folder of weights")
         parts = _parts_of(path)
         if absent := [part for part in parts if part not in given]:
-            whole = f"{path}: one part of {len(parts)} of a model, without {absent[0].name}"
-            raise OperationError(f"{whole}; {_remedy(path, absent)}")
+            what = f"one part of {len(parts)} of a model, without {absent[0].name}"
+            raise OperationError(f"{path}: {what}; give its folder, {path.parent}, with all of them in it")
         if path not in parts[1:]:
             opened.append(_open(path, parts))
     return opened
@@ -120,14 +120,6 @@ def _parts_of(path: Path) -> list[Path]:
     stem, number, total, suffix = match.groups()
     numbers = [f"{k:0{len(number)}}" for k in range(1, int(total) + 1)]
     return [path.with_name(f"{stem}-{k}-of-{total}{suffix}") for k in numbers]
-
-
-def _remedy(path: Path, absent: list[Path]) -> str:
-    """The remedy for a part that was given without the ``absent`` ones."""
-    index = path.with_name(PART.sub(rf"\1\4{INDEX}", path.name))
-    if any(not part.exists() for part in absent):
-        return "put all parts into one folder, and give that folder"
-    return f"give {index if index.exists() else path.parent}, which has all of them"
 
 
 def _models_in(folder: Path) -> list[Path]:

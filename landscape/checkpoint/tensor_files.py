@@ -5,6 +5,7 @@ Nothing that a file holds is run. A tensor is read when it is asked for, where i
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import math
@@ -91,15 +92,17 @@ def _load(path: Path, file: IO[bytes], mmap: bool = False) -> Any:
     archive = _check_archive(path, file)
     file.seek(0)
     try:
-        with warnings.catch_warnings():  # of torch about its own quantized tensors
-            warnings.simplefilter("ignore")
+        # Options that a script saved beside its weights are a Namespace, whose class only holds values.
+        with warnings.catch_warnings(), torch.serialization.safe_globals([argparse.Namespace]):
+            warnings.simplefilter("ignore")  # of torch about its own quantized tensors
             source: Any = path if mmap and archive else file
             return torch.load(source, map_location="cpu", weights_only=True, mmap=mmap and archive)
     except pickle.UnpicklingError as error:
         raise OperationError(
             f"{path}: not a file of weights alone, and code from a file is never run; write one by "
-            "torch.save(model.state_dict(), …) or safetensors; from a Lightning checkpoint that you trust by "
-            f"torch.save(torch.load({path.name!r}, weights_only=False)['state_dict'], '{path.stem}.pt')"
+            "torch.save(model.state_dict(), …) or safetensors; from a checkpoint that you trust, such as "
+            f"Lightning's, by torch.save(torch.load({str(path)!r}, weights_only=False)['state_dict'], "
+            f"'{path.stem}-weights.pt')"
         ) from error
 
 
