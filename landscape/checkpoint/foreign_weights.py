@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,14 @@ def unwrapped_state(
 
 
 def fitted(path: str | Path, state: Mapping[str, Any], model: nn.Module, name: str) -> dict[str, Tensor]:
-    """The model's names -> the tensors of the state; OperationError names the first tensor that does not fit.
+    """The model's names -> the tensors of the state, as :func:`_fitted` gives them."""
+    return dict(_fitted(path, state, model, name))
+
+
+def _fitted(
+    path: str | Path, state: Mapping[str, Any], model: nn.Module, name: str
+) -> Iterator[tuple[str, Tensor]]:
+    """The model's names, each with its tensor; OperationError names the first tensor that does not fit.
 
     One of several tied names is sufficient, and BatchNorm's counts may be missing (files older than PyTorch
     0.4.1 have none).
@@ -84,7 +91,6 @@ def fitted(path: str | Path, state: Mapping[str, Any], model: nn.Module, name: s
     groups: dict[int, list[str]] = {}
     for key, value in tensors.items():
         groups.setdefault(id(value), []).append(key)
-    found = {}
     for keys in groups.values():
         named = {key: state[key] for key in keys if key in state}
         if not named and keys[0].endswith("num_batches_tracked"):
@@ -103,8 +109,7 @@ def fitted(path: str | Path, state: Mapping[str, Any], model: nn.Module, name: s
                 raise OperationError(f"{path}: '{key}' holds NaN or infinite numbers, all must be finite")
             if key != first and not torch.equal(value, named[first]):
                 raise OperationError(f"{path}: '{first}' and '{key}' differ, but are one tensor in {name}")
-        found[keys[0]] = named[first].detach()
-    return found
+        yield keys[0], named[first].detach()
 
 
 def import_state(
@@ -152,18 +157,19 @@ def import_state(
     layout = Layout.of(model)
     if layout.size == 0:
         raise InputError(f"model: {name} has no trainable parameters, at least one is needed")
-    trained, names = {slot.name: slot.place for slot in layout.slots}, {*model.state_dict()}
+    places, names = {slot.name: slot.place for slot in layout.slots}, {*model.state_dict()}
     rows, fixed = [], list[dict[str, Tensor]]()
     for of in opened:
         state = unwrapped_state(of.path, of.state(message, names), names, message)
-        tensors = fitted(of.path, state, model, name)
-        dtype = torch.float32
-        for key in trained:
-            dtype = torch.promote_types(dtype, tensors[key].dtype)
-        rows.append(torch.empty(layout.size, dtype=dtype))
-        for key, place in trained.items():  # one by one, so that no second copy of all is made
-            rows[-1][place] = tensors[key].flatten()
-        fixed.append({key: storable(value) for key, value in tensors.items() if key not in trained})
+        row, others = torch.empty(layout.size, dtype=torch.float32), {}
+        for key, value in _fitted(of.path, state, model, name):  # one by one: never all of them beside θ
+            if key in places:
+                row = row.to(torch.promote_types(row.dtype, value.dtype))
+                row[places[key]] = value.flatten()
+            else:
+                others[key] = storable(value).clone()
+        rows.append(row)
+        fixed.append(others)
     common = [key for key in fixed[0] if all(key in row for row in fixed)]
     origin = "".join(
         f'[[import]]\nfile = {json.dumps(path.name)}\nsha256 = "{hdf5.sha256(path)}"\n'
@@ -171,7 +177,7 @@ def import_state(
         for path in of.files
     )
     return Checkpoint(
-        weights=torch.stack(rows),
+        weights=torch.stack(rows) if rows[1:] else rows[0][None],
         layout=layout,
         step=0,
         epoch=0.0,
