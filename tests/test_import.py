@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
+import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+import torch.distributed.checkpoint
 import torch.nn.functional as F
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import landscape
 from landscape import InputError, OperationError, Problem
-from landscape.checkpoint import user_code
+from landscape.checkpoint import tensor_files, user_code
+from landscape.checkpoint.foreign_weights import read_state
 from landscape.checkpoint.user_code import as_data, load_loss, parse
-from tests import problems
+from tests import groups, problems
 from tests.conftest import Command
 from tests.test_cli import one_line
 
@@ -423,3 +431,318 @@ def test_a_current_folder_that_was_deleted_is_one_line(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.count("\n") == 1
     assert "the current folder has been deleted" in ended.stderr
+
+
+# ---- Files as other programs store them
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def optimizer_of(model: nn.Module) -> dict[str, Any]:
+    """The state of an optimizer after a step, which has a tensor for each parameter."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(8, 1, 6, 6)).sum().backward()
+    optimizer.step()
+    return optimizer.state_dict()
+
+
+#: What training scripts save beside the model, without weights of another one.
+BESIDE: dict[str, Callable[[nn.Module], Any]] = {
+    "epoch": lambda model: 3,
+    "args": lambda model: argparse.Namespace(lr=0.1, data="x"),
+    "best": lambda model: torch.tensor(0.3),
+    "opt": optimizer_of,
+    "optimizers": lambda model: [optimizer_of(model)],
+    "both": lambda model: {"g": optimizer_of(model)},
+    "rng": lambda model: {"cpu": torch.get_rng_state()},
+    "callbacks": lambda model: {"checkpoint": {"best": torch.tensor(0.1), "files": {"a": torch.tensor(0.2)}}},
+}
+
+
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(
+    st.lists(st.text(min_size=1).filter(lambda word: word not in BESIDE), max_size=3),
+    st.sets(st.sampled_from(sorted(BESIDE))),
+    st.booleans(),
+)
+def test_the_one_state_is_taken_under_any_name(
+    tmp_path_factory: pytest.TempPathFactory, keys: list[str], beside: set[str], first: bool
+) -> None:
+    model, path = trained(), tmp_path_factory.getbasetemp() / "any.pt"
+    others = {name: BESIDE[name](model) for name in sorted(beside)} if keys else {}
+    whole: Any = dict(model.state_dict())
+    for key in reversed(keys):
+        whole = {key: whole, **others} if first else {**others, key: whole}
+    torch.save(whole, path)
+    run = landscape.import_state(path, problems.SmallConv())
+    assert torch.equal(run.weights[0], flat(model))
+
+
+def test_several_states_are_refused_by_name(folder: Path) -> None:
+    model = trained()
+    state, average = model.state_dict(), {f"module.{k}": v * 0.9 for k, v in trained(1).state_dict().items()}
+    torch.save({"net": state, "ema": average, "opt": optimizer_of(model)}, "100%.pt")
+    for call in (lambda: read_state("100%.pt"), lambda: landscape.import_state("100%.pt", model)):
+        with pytest.raises(OperationError, match="100%.pt: holds several states, 'net', 'ema'; ") as error:
+            call()
+    exec(re.search(r"torch\.save\(.*\)", str(error.value))[0], {"torch": torch})  # type: ignore[index]
+    assert torch.equal(landscape.import_state("one.pt", model).weights[0], flat(model))
+    state = model.state_dict()
+    torch.save(
+        {"g": state, "d": nn.Conv3d(1, 2, 1, bias=False).state_dict(), "losses": torch.ones(3)}, "gan.pt"
+    )
+    assert torch.equal(landscape.import_state("gan.pt", model).weights[0], flat(model))
+    torch.save(optimizer_of(model), "opt.pt")
+    with pytest.raises(OperationError, match="opt.pt: holds no tensors by name"):
+        read_state("opt.pt")
+    with pytest.raises(InputError, match="paths: an empty list"):
+        landscape.import_state([], model)
+
+
+def stored(state: State, folder: Path, parts: list[int], suffix: str, index: bool = True) -> list[Path]:
+    """The state in parts as save_pretrained writes it; ``parts``: that of each tensor."""
+    save = safetensors.torch.save_file if suffix == ".safetensors" else torch.save
+    stem, used = "model" if suffix == ".safetensors" else "pytorch_model", sorted({*parts})
+    names = {part: f"{stem}-{k + 1:05}-of-{len(used):05}{suffix}" for k, part in enumerate(used)}
+    for part, name in names.items():
+        save({key: v for (key, v), p in zip(state.items(), parts, strict=True) if p == part}, folder / name)
+    if index:
+        places = {key: names[part] for key, part in zip(state, parts, strict=True)}
+        text = json.dumps({"metadata": {"total_size": 0}, "weight_map": places})
+        (folder / f"{stem}{suffix}.index.json").write_text(text)
+    (folder / "config.json").write_text("{}")
+    torch.save({"lr": torch.ones(1)}, folder / "training_args.bin")
+    return [folder / name for name in names.values()]
+
+
+@hypothesis.settings(max_examples=30)
+@hypothesis.given(
+    st.lists(st.integers(0, 3), min_size=9, max_size=9), st.sampled_from((".safetensors", ".bin")), st.booleans(),
+    st.sampled_from((torch.float32, torch.bfloat16, torch.float64)), st.randoms(),
+)  # fmt: skip
+def test_parts_are_one_model(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[int], suffix: str, index: bool, dtype: torch.dtype,
+    rng: Any,
+) -> None:  # fmt: skip
+    folder, model = tmp_path_factory.mktemp("parts"), trained().to(dtype)
+    files = stored(model.state_dict(), folder, parts, suffix, index)
+    wanted = flat(model).float() if dtype == torch.bfloat16 else flat(model)
+    shuffled = rng.sample(files, len(files))
+    for given in (folder, shuffled, *(folder.glob("*.index.json"))):
+        run = landscape.import_state(given, problems.SmallConv())
+        assert run.weights.dtype == wanted.dtype
+        assert torch.equal(run.weights, wanted[None])
+        assert all(f'"{file.name}"' in run.recipe for file in files)
+    if len(files) > 1:
+        with pytest.raises(OperationError, match=f"one part of {len(files)} of a model, .*give ") as error:
+            landscape.import_state(files[0], model)
+        place = re.search("folder, (.*), with", str(error.value))[1]  # type: ignore[index]
+        assert landscape.import_state(place, problems.SmallConv()).learners == 1
+        files[-1].unlink()
+        for given in (folder, files[0]):
+            with pytest.raises(OperationError, match="missing beside it|one part of|cannot be read"):
+                landscape.import_state(given, model)
+
+
+def test_a_folder_holds_one_model(folder: Path) -> None:
+    model = trained()
+    safetensors.torch.save_file(model.state_dict(), "model.safetensors")
+    torch.save(trained(1).state_dict(), "pytorch_model.bin")  # as in repositories: of the same weights
+    assert torch.equal(landscape.import_state(".", model).weights[0], flat(model))
+    safetensors.torch.save_file(model.state_dict(), "ema.safetensors")
+    with pytest.raises(
+        OperationError, match="holds several models, ema.safetensors, model.safetensors; give"
+    ):
+        landscape.import_state(folder, model)
+    Path("empty/inner").mkdir(parents=True)
+    with pytest.raises(
+        OperationError, match="a folder without weights; it must have model.safetensors.*give empty"
+    ):
+        landscape.import_state("empty", model)
+
+
+def test_an_index_names_its_own_folder_and_what_is_there(folder: Path) -> None:
+    model, own = trained(), folder / "own"
+    own.mkdir()
+    first, second = stored(model.state_dict(), own, [0] * 4 + [1] * 5, ".safetensors")
+    index = own / "model.safetensors.index.json"
+    good = json.loads(index.read_text())["weight_map"]
+    safetensors.torch.save_file(model.state_dict(), "out.safetensors")
+    for name in (
+        "../out.safetensors",
+        str(folder / "out.safetensors"),
+        "..",
+        "",
+        "config.json",
+        index.name,
+        3,
+    ):
+        index.write_text(json.dumps({"weight_map": good | {"conv.weight": name}}))
+        with pytest.raises(
+            OperationError, match="no file of weights in its own folder|not a readable state file"
+        ):
+            landscape.import_state(own, model)
+    for wrong in (
+        good | {"conv.weight": second.name},
+        good | {"more": first.name},
+        {**good, "head.bias": first.name},
+    ):
+        index.write_text(json.dumps({"weight_map": wrong}))
+        with pytest.raises(OperationError, match="is missing, or not only there"):
+            landscape.import_state(index, model)
+    for text in ("", "[]", "[" * 9999, '{"weight_map": []}', '{"weight_map": {"a": "x.bin"}}'):
+        index.write_text(text)
+        with pytest.raises(OperationError, match="index.json: "):
+            landscape.import_state(own, model)
+    with index.open("wb") as file:
+        file.truncate(tensor_files.MOST + 1)
+    with pytest.raises(OperationError, match="at most"):
+        landscape.import_state(own, model)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_folders_of_distributed_checkpoints(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = trained()
+    states = {"model": model.state_dict(), "optim": optimizer_of(model), "epoch": 3, "ema": None}
+    wanted = flat(model)
+    for name, whole in (
+        ("a", states),
+        ("b", states["model"]),
+        ("c", {"app": {"net": states["model"], "k": 1}}),
+    ):
+        torch.distributed.checkpoint.save(whole, checkpoint_id=name)
+        assert torch.equal(landscape.import_state(name, problems.SmallConv()).weights[0], wanted)
+        assert torch.equal(read_state(f"{name}/.metadata")["conv.weight"], model.conv.weight)
+    torch.distributed.checkpoint.save({"x": model.half().state_dict()}, checkpoint_id="half")
+    assert torch.equal(landscape.import_state("half", problems.SmallConv()).weights[0], flat(model).float())
+    with pytest.raises(OperationError, match="one part of a model; give its folder, a"):
+        read_state("a/__0_0.distcp")
+    with monkeypatch.context() as patch:
+        patch.setattr(tensor_files, "_chunk", None)
+        state = read_state("a")  # names alone are read
+        assert {*state} == {*model.state_dict()}
+        with pytest.raises(OperationError, match="a: not a readable state file"):
+            state["conv.weight"]
+    os.truncate("a/__0_0.distcp", 900)
+    with pytest.raises(OperationError, match="a.*: not a readable state file"):
+        landscape.import_state("a", problems.SmallConv())
+    Path("b/__0_0.distcp").unlink()
+    with pytest.raises(OperationError, match="__0_0.distcp"):
+        read_state("b")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_index_of_a_distributed_checkpoint_runs_and_reaches_nothing(folder: Path) -> None:
+    model = trained()
+    torch.distributed.checkpoint.save(model.state_dict(), checkpoint_id="a")
+    index = Path("a/.metadata")
+    good, whole = index.read_bytes(), pickle.loads(index.read_bytes())
+    for raw in (
+        pickle.dumps(Danger()),
+        b"\x80\x04c__builtin__\neval\n\x8c\x011\x85R.",
+        b"\x80\x05\x96" + (1 << 33).to_bytes(8, "little") + b".",  # a bytearray of 8 GiB
+        b"\x80\x04Nr\xff\xff\xff\x7f.",  # the entry 2³¹ of a table
+        good[:-20],
+        b"",
+    ):
+        index.write_bytes(raw)
+        with pytest.raises(OperationError, match="a/.metadata: "):
+            read_state("a")
+    assert not (folder / "pickle-ran").exists()
+    safe = Path("a/__0_0.distcp").read_bytes()
+    Path("out.distcp").write_bytes(safe)
+    for place in ("../out.distcp", str(folder / "out.distcp")):
+        for info in whole.storage_data.values():
+            info.relative_path = place
+        index.write_bytes(pickle.dumps(whole))
+        with pytest.raises(OperationError, match="names the file .* not in its folder"):
+            read_state("a")
+    whole = pickle.loads(good)
+    of = whole.state_dict_metadata["conv.weight"]
+    for change in (
+        lambda: setattr(of, "chunks", []),
+        lambda: setattr(of, "size", torch.Size([1 << 40])),
+        lambda: setattr(of.chunks[0], "offsets", torch.Size([9] * 4)),
+    ):
+        kept = of.chunks, of.size, of.chunks[0].offsets
+        change()
+        index.write_bytes(pickle.dumps(whole))
+        with pytest.raises(OperationError, match="a/.metadata: not a readable state file"):
+            read_state("a")
+        of.chunks, of.size = kept[:2]
+        of.chunks[0].offsets = kept[2]
+    for info in whole.storage_data.values():
+        info.transform_descriptors = ["zstd"]
+    index.write_bytes(pickle.dumps(whole))
+    with pytest.raises(OperationError, match="compressed by .*dcp_to_torch a FILE.pt"):
+        landscape.import_state("a", model)
+
+
+def shard_and_save(group: Any, folder: str) -> None:
+    """Save a model whose first matrix lies in uneven rows on the ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    state = dict(trained().state_dict())
+    mesh = init_device_mesh("cpu", (2,))
+    for name, dim in (("conv.weight", 0), ("head.weight", 1)):
+        state[name] = distribute_tensor(state[name], mesh, [Shard(dim)])
+    torch.distributed.checkpoint.save({"model": state}, checkpoint_id=folder)
+
+
+@pytest.mark.slow
+def test_what_two_processes_saved_is_one_model(folder: Path) -> None:
+    assert groups.together(2, shard_and_save, str(folder / "two")) == [None, None]
+    assert len([*folder.glob("two/*.distcp")]) == 2
+    run = landscape.import_state("two", problems.SmallConv())
+    assert torch.equal(run.weights[0], flat(trained()))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_archives_of_other_programs_name_what_writes_their_weights(folder: Path) -> None:
+    model = trained().eval()
+    torch.jit.trace(model, torch.zeros(2, 1, 6, 6)).save("script.pt")  # type: ignore[no-untyped-call]
+    torch.export.save(torch.export.export(model, (torch.zeros(2, 1, 6, 6),)), "made.pt2")
+    Path("made.pt2").rename("exported.pt")
+    for name in ("script.pt", "exported.pt"):
+        with pytest.raises(OperationError, match=f"{name}: a .* by torch.save") as error:
+            landscape.import_state(name, model)
+        exec(str(error.value).partition(" by ")[2], {"torch": torch})
+        made = name.replace(".pt", "-weights.pt")
+        assert torch.equal(landscape.import_state(made, problems.SmallConv()).weights[0], flat(model))
+
+
+def test_names_of_files_are_checked_before_a_model_or_data_is_made(folder: Path, command: Command) -> None:
+    state = trained().state_dict()
+    torch.save(state, "net.pt")
+    Path("cut.pt").write_bytes(Path("net.pt").read_bytes()[:500])
+    Path("own").mkdir()
+    part = stored(state, Path("own"), [0] * 4 + [1] * 5, ".safetensors")[0]
+    for name in ("none.pt", "none", "cut.pt", "none.h5", "own/none.safetensors", str(part)):
+        for words in (("import", "net.pt", name), ("contour", "net.pt", name), ("line", "net.pt", name)):
+            if (words[0], name) != ("import", "none.h5"):
+                one_line(command(*words, *OWN), 1, f"{name}: ")
+    assert not (folder / "imported").exists()
+    assert [*folder.glob("*.h5")] == []
+
+
+def test_analyses_take_folders_and_indices(folder: Path, command: Command) -> None:
+    model = trained()
+    for name in ("own", "other"):
+        Path(name).mkdir()
+        stored(model.state_dict(), Path(name), [0] * 4 + [1] * 5, ".safetensors")
+    for words in (
+        ("contour", "own"),
+        ("contour", "own/model.safetensors.index.json"),
+        ("line", "own", "other"),
+    ):
+        size = ("--grid", "1") if words[0] == "contour" else ("--points", "2")
+        assert command(*words, *size, *OWN, "--split", "test")[0] == 0
+    first = landscape.load("own-contour-test.h5")
+    assert first.loss[0, 0] == pytest.approx(true_loss(model), rel=1e-5)
+    assert command("import", "own", *OWN)[0] == 0
+    assert landscape.load("own.h5").weights.shape[0] == 1
+    stored(trained(1).state_dict(), Path("own"), [0] * 4 + [1] * 5, ".safetensors")  # the same index
+    one_line(command("contour", "own", "--grid", "1", *OWN, "--split", "test"), 1, "own-contour-test.h5")

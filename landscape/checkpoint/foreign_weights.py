@@ -1,102 +1,27 @@
-"""Weights from other programs: a state file and its model become a checkpoint.
-
-Only weights are read, by torch.load(weights_only=True) or safetensors: no code that a file might hold is run.
-"""
+"""Weights from other programs: a state and its model become a checkpoint."""
 
 from __future__ import annotations
 
 import json
-import pickle
-import warnings
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint, storable, unknown_data
+from landscape.checkpoint.state_files import COMPILED, Message, State, open_states
+from landscape.checkpoint.state_files import SUFFIXES as SUFFIXES
+from landscape.checkpoint.state_files import read_state as read_state
+from landscape.checkpoint.state_files import state_in as state_in
 from landscape.core import hdf5
 from landscape.core.errors import InputError, OperationError
-from landscape.core.files import open_regular
-from landscape.core.options import ends_in, near
+from landscape.core.options import near
 from landscape.problem.layout import Layout
 
-SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")
-# Keys under which training scripts save the state, next to optimizer and epoch, and prefixes that wrappers
-# add to every name: DataParallel and DistributedDataParallel; Lightning. torch.compile adds its prefix to
-# each compiled module.
-KEYS = ("state_dict", "model_state_dict", "model")
+# Prefixes that wrappers add to every name: DataParallel and DistributedDataParallel; Lightning.
 PREFIXES = ("module.", "model.")
-COMPILED = "_orig_mod."
-
-Message = Callable[[str], None]
-
-
-def read_state(path: str | Path, message: Message = lambda line: None) -> dict[str, Any]:
-    """Name -> tensor of a .pt, .pth, .bin, .ckpt or .safetensors file; ``message`` of what was unwrapped.
-
-    Raises OperationError for a file that is missing, damaged, holds no state, or could only be read by
-    running code from it; InputError for another suffix.
-    """
-    path = Path(path)
-    ends_in("STATE", path, SUFFIXES)
-    if not path.exists():
-        raise OperationError(f"{path}: no such file; a state that torch.save or safetensors wrote is needed")
-    with open_regular(path) as file:
-        _check_archive(path, file)
-    try:
-        if path.suffix == ".safetensors":
-            return dict(safetensors.torch.load_file(path))
-        with warnings.catch_warnings():  # of torch about its own quantized tensors
-            warnings.simplefilter("ignore")
-            loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise OperationError(
-            f"{path}: not a file of weights alone, and code from a file is never run; write one by "
-            "torch.save(model.state_dict(), …) or safetensors; from a Lightning checkpoint that you trust by "
-            f"torch.save(torch.load({path.name!r}, weights_only=False)['state_dict'], '{path.stem}.pt')"
-        ) from error
-    except Exception as error:  # what zip, pickle and safetensors raise for a damaged file is not documented
-        raise _unreadable(path, error) from error
-    return state_in(path, loaded, message)
-
-
-def state_in(where: str | Path, loaded: Any, message: Message = lambda line: None) -> dict[str, Any]:
-    """Name -> tensor of what a training script saved; OperationError, with ``where``, if it has no state."""
-    for key in KEYS:
-        if isinstance(loaded, Mapping) and isinstance(loaded.get(key), Mapping):
-            message(f"{where}: took the state under '{key}'")
-            loaded = loaded[key]
-    state = loaded if isinstance(loaded, Mapping) else {}
-    if not any(isinstance(value, Tensor) for value in state.values()):
-        raise OperationError(f"{where}: holds no tensors by name, a model's state_dict() is needed")
-    return {str(name): value for name, value in state.items()}
-
-
-def _unreadable(path: Path, error: Exception) -> OperationError:
-    words = " ".join(str(error).split())[:120]
-    return OperationError(f"{path}: not a readable state file ({type(error).__name__}: {words})")
-
-
-def _check_archive(path: Path, file: IO[bytes]) -> None:
-    """Raise OperationError for a zip archive, which a .pt file is, that unpacks to more than itself."""
-    if path.suffix == ".safetensors" or file.read(2) != b"PK":
-        return
-    length = file.seek(0, 2)
-    try:
-        with zipfile.ZipFile(file) as archive:
-            packed = [e for e in archive.infolist() if e.compress_type != zipfile.ZIP_STORED]
-            total = sum(entry.file_size for entry in archive.infolist())
-    except Exception as error:  # what zipfile raises for a damaged archive is not documented
-        raise _unreadable(path, error) from error
-    if packed or total > length:
-        what = f"its part {packed[0].filename} is compressed" if packed else f"its parts have {total:,} bytes"
-        raise OperationError(f"{path}: not as torch.save writes a file of {length:,} bytes, {what}")
-
 
 # The types of numbers that a parameter or buffer of floats, or of integers, can be read from.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -118,21 +43,22 @@ def _unfit(value: Tensor, target: Tensor) -> str:
 
 
 def unwrapped_state(
-    path: str | Path, state: dict[str, Any], names: set[str], message: Message = lambda line: None
-) -> dict[str, Any]:
+    where: str | Path, state: Mapping[str, Any], names: set[str], message: Message = lambda line: None
+) -> State:
     """``state`` by the model's ``names``: without the prefixes that wrappers added to them.
 
     The model may also be an attribute of the module that was saved. Lightning's checkpoints are an example:
     their module has the model as self.net, next to metrics. That part is used if exactly one prefix gives all
     ``names`` of the model.
     """
+    state = state if isinstance(state, State) else State(where, state)
     if any(COMPILED in name for name in state) and not any(COMPILED in name for name in names):
-        state = {name.replace(COMPILED, ""): value for name, value in state.items()}
-        message(f"{path}: dropped '{COMPILED}'")
+        state = state.renamed({name.replace(COMPILED, ""): name for name in state})
+        message(f"{where}: dropped '{COMPILED}'")
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in state) and not any(n.startswith(prefix) for n in names):
-            state = {name.removeprefix(prefix): value for name, value in state.items()}
-            message(f"{path}: dropped '{prefix}'")
+            state = state.renamed({name.removeprefix(prefix): name for name in state})
+            message(f"{where}: dropped '{prefix}'")
     first = min(names, default="")
     prefixes = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
     whole = [prefix for prefix in prefixes if all(prefix + name in state for name in names)]
@@ -140,12 +66,19 @@ def unwrapped_state(
         return state
     rest = [name for name in state if not name.startswith(whole[0])]
     omitted = f", left out {len(rest)} more ({', '.join(rest[:3])}{', …' * (len(rest) > 3)})" if rest else ""
-    message(f"{path}: took '{whole[0]}'{omitted}")
-    return {name.removeprefix(whole[0]): v for name, v in state.items() if name.startswith(whole[0])}
+    message(f"{where}: took '{whole[0]}'{omitted}")
+    return state.renamed({name.removeprefix(whole[0]): name for name in state if name.startswith(whole[0])})
 
 
-def fitted(path: str | Path, state: dict[str, Any], model: nn.Module, name: str) -> dict[str, Tensor]:
-    """The model's names -> the tensors of the state; OperationError names the first tensor that does not fit.
+def fitted(path: str | Path, state: Mapping[str, Any], model: nn.Module, name: str) -> dict[str, Tensor]:
+    """The model's names -> the tensors of the state, as :func:`_fitted` gives them."""
+    return dict(_fitted(path, state, model, name))
+
+
+def _fitted(
+    path: str | Path, state: Mapping[str, Any], model: nn.Module, name: str
+) -> Iterator[tuple[str, Tensor]]:
+    """The model's names, each with its tensor; OperationError names the first tensor that does not fit.
 
     One of several tied names is sufficient, and BatchNorm's counts may be missing (files older than PyTorch
     0.4.1 have none).
@@ -153,20 +86,20 @@ def fitted(path: str | Path, state: dict[str, Any], model: nn.Module, name: str)
     known = model.state_dict(keep_vars=True)
     tensors = {key: value for key, value in known.items() if isinstance(value, Tensor)}
     for key in state:
-        if key not in known:
+        if key not in known and isinstance(state[key], Tensor):
             raise OperationError(f"{path}: '{key}' is not in the model {name}{near(key, known)}")
     groups: dict[int, list[str]] = {}
     for key, value in tensors.items():
         groups.setdefault(id(value), []).append(key)
-    found = {}
     for keys in groups.values():
-        names = [key for key in keys if key in state]
-        if not names and keys[0].endswith("num_batches_tracked"):
+        named = {key: state[key] for key in keys if key in state}
+        if not named and keys[0].endswith("num_batches_tracked"):
             continue
-        if not names:
+        if not named:
             raise OperationError(f"{path}: it lacks '{keys[0]}' of the model {name}{near(keys[0], state)}")
-        for key in names:
-            value, shape = state[key], tuple(tensors[key].shape)
+        first = next(iter(named))
+        for key, value in named.items():
+            shape = tuple(tensors[key].shape)
             if not isinstance(value, Tensor) or tuple(value.shape) != shape:
                 what = f"has shape {tuple(value.shape)}" if isinstance(value, Tensor) else "is no tensor"
                 raise OperationError(f"{path}: '{key}' {what}, the model {name} needs shape {shape}")
@@ -174,10 +107,9 @@ def fitted(path: str | Path, state: dict[str, Any], model: nn.Module, name: str)
                 raise OperationError(f"{path}: '{key}' {why}")
             if value.is_floating_point() and not bool(torch.isfinite(value).all()):
                 raise OperationError(f"{path}: '{key}' holds NaN or infinite numbers, all must be finite")
-            if key != names[0] and not torch.equal(value, state[names[0]]):
-                raise OperationError(f"{path}: '{names[0]}' and '{key}' differ, but are one tensor in {name}")
-        found[keys[0]] = state[names[0]]
-    return found
+            if key != first and not torch.equal(value, named[first]):
+                raise OperationError(f"{path}: '{first}' and '{key}' differ, but are one tensor in {name}")
+        yield keys[0], named[first].detach()
 
 
 def import_state(
@@ -189,13 +121,14 @@ def import_state(
     data: dict[str, Any] | None = None,
     message: Callable[[str], None] = lambda line: None,
 ) -> Checkpoint:
-    """A checkpoint with one learner for each state file.
+    """A checkpoint with one learner for each state.
 
     θ holds the trainable parameters; frozen ones go with the buffers. Numbers narrower than float32 become
     float32.
 
     Args:
-        paths: .pt, .pth, .bin, .ckpt or .safetensors files, all of one model.
+        paths: .pt, .pth, .bin, .ckpt or .safetensors files, indices of parts (.index.json), or folders of
+            save_pretrained or torch.distributed.checkpoint, all of one model. Parts of one are one.
         model: that model, of any weights; left as it is.
         name, options: the model in the checkpoint: a built-in name and its options, or "module:factory".
             Default: where the model's class was defined, in the form of the latter.
@@ -217,24 +150,34 @@ def import_state(
         >>> run.learners, tuple(run.weights.shape)
         (1, (1, 8))
     """
-    files = [Path(p) for p in ([paths] if isinstance(paths, (str, Path)) else paths)]
+    opened = open_states([paths] if isinstance(paths, (str, Path)) else paths)
+    if not opened:
+        raise InputError("paths: an empty list is not allowed, it must name a file of weights")
     name = name or f"{type(model).__module__}:{type(model).__qualname__}"
     layout = Layout.of(model)
     if layout.size == 0:
         raise InputError(f"model: {name} has no trainable parameters, at least one is needed")
-    trained = {slot.name for slot in layout.slots}
-    rows, fixed = [], []
-    for path in files:
-        state = unwrapped_state(path, read_state(path, message), {*model.state_dict()}, message)
-        tensors = {key: storable(value) for key, value in fitted(path, state, model, name).items()}
-        rows.append(layout.flatten({key: value for key, value in tensors.items() if key in trained}))
-        fixed.append({key: value for key, value in tensors.items() if key not in trained})
+    places, names = {slot.name: slot.place for slot in layout.slots}, {*model.state_dict()}
+    rows, fixed = [], list[dict[str, Tensor]]()
+    for of in opened:
+        state = unwrapped_state(of.path, of.state(message, names), names, message)
+        row, others = torch.empty(layout.size, dtype=torch.float32), {}
+        for key, value in _fitted(of.path, state, model, name):  # one by one: never all of them beside θ
+            if key in places:
+                row = row.to(torch.promote_types(row.dtype, value.dtype))
+                row[places[key]] = value.flatten()
+            else:
+                others[key] = storable(value).clone()
+        rows.append(row)
+        fixed.append(others)
     common = [key for key in fixed[0] if all(key in row for row in fixed)]
     origin = "".join(
-        f'[[import]]\nfile = {json.dumps(path.name)}\nsha256 = "{hdf5.sha256(path)}"\n' for path in files
+        f'[[import]]\nfile = {json.dumps(path.name)}\nsha256 = "{hdf5.sha256(path)}"\n'
+        for of in opened
+        for path in of.files
     )
     return Checkpoint(
-        weights=torch.stack(rows),
+        weights=torch.stack(rows) if rows[1:] else rows[0][None],
         layout=layout,
         step=0,
         epoch=0.0,

@@ -18,7 +18,8 @@ import torch
 
 from landscape.checkpoint import run_folder, user_code
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.checkpoint.foreign_weights import SUFFIXES, import_state
+from landscape.checkpoint.foreign_weights import import_state
+from landscape.checkpoint.state_files import StateFile, names_state, open_states
 from landscape.cli import commands, common, options
 from landscape.cli.completion import Choice
 from landscape.core import registry
@@ -234,22 +235,26 @@ class Analysis:
     source: Source
 
     def open(self) -> list[Checkpoint]:
-        """All checkpoints, read and checked before any work starts.
+        """All checkpoints, read and checked before a model or data is made.
 
-        The folder of a run stands for its last one; a file of weights trained elsewhere becomes one.
+        The folder of a run stands for its last one; weights trained elsewhere become one.
         """
-        paths = [run_folder.checkpoint_in(Path(path)) for path in self.checkpoints]
         dtype = getattr(torch, self.dtype)
-        return [self.source.of(self._open(path), self.device, self.split, dtype) for path in paths]
+        files = [self._file(Path(path)) for path in self.checkpoints]
+        runs = [self._run(file) if isinstance(file, StateFile) else file for file in files]
+        return [self.source.of(run, self.device, self.split, dtype) for run in runs]
 
-    def _open(self, path: Path) -> Checkpoint:
-        if path.suffix not in SUFFIXES:
-            return Checkpoint.load(path)
-        model = self.source.model_spec
-        if model is None:
+    def _file(self, path: Path) -> Checkpoint | StateFile:
+        if not names_state(path):
+            return Checkpoint.load(run_folder.checkpoint_in(path))
+        if self.source.model_spec is None:
             raise InputError(f"--model: missing; {path} has only weights, give the model that they belong to")
-        run = imported(path, model)
-        run.path = path
+        return open_states([path])[0]
+
+    def _run(self, file: StateFile) -> Checkpoint:
+        assert self.source.model_spec is not None
+        run = imported([file], self.source.model_spec)
+        run.path = file.place
         return run
 
     def say_other_data(self, runs: Iterable[Any]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.history import latest
+from landscape.checkpoint.state_files import open_states
 from landscape.cli import common, run_summary
 from landscape.cli.analysis import SOURCE, Source, imported
 from landscape.cli.options import SHARED, command
@@ -29,10 +30,12 @@ from landscape.training.recipes.recipe import recipe_of
 def import_state(states: tuple[str, ...], output: str | None, source: Source) -> None:
     """Import weights of other programs as a checkpoint.
 
-    A STATE is a .pt, .pth, .bin, .ckpt or .safetensors file.
+    A STATE is a .pt, .pth, .bin, .ckpt or .safetensors file, the index of its parts (.index.json), or a
+    folder of save_pretrained or torch.distributed.checkpoint.
 
-    Several STATEs of one model become its learners. Only weights are read, never code: a file with anything
-    else than weights is refused. With --data, loss and accuracy on each split are printed.
+    Several STATEs of one model become its learners; all parts of one, given together, are one. Only weights
+    are read, never code: a file with anything else than weights is refused. With --data, loss and accuracy on
+    each split are printed.
 
     MODULE:NAME is found in the current folder or among the installed packages, and called with the options
     in brackets, if any: nets:resnet(depth=20). A model must be an nn.Module. Data is a dict of splits such as
@@ -49,11 +52,12 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
     model, data = source.model_spec, source.data_spec
     if model is None:
         raise InputError("--model: missing; give MODULE:NAME, called to make the model, or a built-in name")
-    path = Path(output) if output else Path(states[0]).with_suffix(".h5")
+    opened = open_states(states)
+    path = Path(output) if output else opened[0].place.with_suffix(".h5")
     ends_in("-o", path, [".h5"])
     if path.exists():
         raise OperationError(f"-o: {path} exists already, it is not overwritten; give another name")
-    checkpoint = imported(states, model)
+    checkpoint = imported(opened, model)
     checkpoint.path = path
     if data:
         checkpoint.data = _evaluated(checkpoint, source, data)
