@@ -79,7 +79,7 @@ def page(outcomes: list[tuple[Use, Outcome]]) -> str:
         f"({percent})**, the others are refused. {total - defined} uses leave open "
         "which loss is meant (random numbers in eval mode, a sum, batches that are others in each pass), or have no "
         "second derivative (a straight-through estimator): they must be refused, and are.\n\n"
-        f"{len(of_scripts)} of them follow public repositories' own training scripts, chosen before they were tried; "
+        f"{len(of_scripts)} of them follow public repositories' own training scripts, written down before they were tried; "
         f"{sum(use.small for use, _ in of_scripts)} of these have batches of one to three samples. "
         f"**Of these alone, {right_of_scripts} of the {defined_of_scripts} that have one answer are right the first "
         f"time ({percent_of_scripts}).**\n\n"

@@ -177,8 +177,7 @@ def label_smoother() -> Parts:
     source="facebookresearch/fairseq: fairseq/criterions/label_smoothed_cross_entropy.py",
     small=True,
     total=by_count(counted(1)),
-    other=per_batch,
-    says=EITHER,
+    says=COUNTED,
 )
 def fairseq_smoothed() -> Parts:
     pad = 1
