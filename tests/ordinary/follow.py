@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import math
 import re
 import warnings
@@ -82,6 +83,9 @@ def follow(use: Use) -> Outcome:
 def _follow(use: Use) -> Outcome:
     with listening() as said:
         outcome = _first(use)
+    if outcome.kind == "wrong" and use.other is not None and said:
+        with listening():
+            outcome = _first(dataclasses.replace(use, total=use.other))
     outcome.says = said
     if outcome.remedy:
         with listening():
@@ -101,7 +105,7 @@ def differs(use: Use, outcome: Outcome) -> str:
         return f"the refusal does not say '{use.words}': {outcome.words}"
     if use.says and not any(re.search(use.says, line) for line in outcome.says):
         return f"no warning says '{use.says}': {outcome.says}"
-    if outcome.kind == "refused" or use.says or not outcome.says:
+    if outcome.kind == "refused" or use.says != "" or not outcome.says:
         return ""
     return f"a warning that was not expected: {outcome.says}"
 

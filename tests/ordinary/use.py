@@ -24,6 +24,7 @@ Total = Callable[[nn.Module, Any, Any], Tensor]
 COUNTED = r"\bterms\b"
 TOGETHER = r"at once|together|all samples"
 BATCHES = r"mean over the batches|each batch|batches"
+EITHER = f"{COUNTED}|{TOGETHER}|{BATCHES}"
 
 
 def output_of(model: nn.Module, x: Any) -> Any:
@@ -58,6 +59,17 @@ def by_size(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return sum(len(y) * once(model, loss, (x, y)) for x, y in data) / sum(len(y) for _, y in data)
 
 
+def by_count(count: Callable[[Any, Any], Any]) -> Total:
+    """The mean over all terms, of which a batch (x, y) has ``count(x, y)``; one without any counts nothing."""
+
+    def total(model: nn.Module, loss: Any, data: Any) -> Tensor:
+        numbers = [float(count(x, y)) for x, y in data]
+        values = [n * once(model, loss, batch) for n, batch in zip(numbers, data, strict=True) if n > 0]
+        return torch.stack(values).sum() / sum(numbers)
+
+    return total
+
+
 def seeded(model: nn.Module, loss: Any, data: Any) -> Tensor:
     """The loss of all data in one call, with the random numbers of seed 0."""
     with torch.random.fork_rng():
@@ -74,7 +86,10 @@ class Use:
     "refused_hessian" (contours are right, second derivatives are refused); ``why`` then says why that is
     legitimate, and ``words`` is a regular expression that the refusal contains. ``undefined``: it leaves open
     which loss is meant, or has no second derivative, so that no number would be right. ``says``: one that a
-    ProblemWarning contains; with "" there must be none. ``total`` is the loss in float64 of the user's own
+    ProblemWarning contains; with "" there must be none, with None anything may be said. ``source``: the public
+    repository and the file whose script it follows, "owner/name: path". ``small``: its batches have one to three
+    samples. ``other``: another reading of the loss of several batches, which is right, too, where a line says
+    how it is read. ``total`` is the loss in float64 of the user's own
     model, of all data, and ``after`` that of what the remedy makes, where it is another. ``names``: what a
     remedy may use beside model, loss and data; ``remedied``: the refusal must name one. ``random``: the loss draws random numbers; float64 is then the
     default precision where numbers are compared, so that both draw the same. ``differences``: PyTorch's own
@@ -90,8 +105,11 @@ class Use:
     undefined: bool = False
     why: str = ""
     words: str = ""
-    says: str = ""
+    says: str | None = ""
+    source: str = ""
+    small: bool = False
     total: Total = once
+    other: Total | None = None
     after: Total | None = None
     names: dict[str, Any] = field(default_factory=dict)
     remedied: bool = False
