@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import landscape
 from landscape import InputError, OperationError, Problem
 from landscape.checkpoint import tensor_files, user_code
-from landscape.checkpoint.foreign_weights import read_state
+from landscape.checkpoint.state_files import read_state
 from landscape.checkpoint.user_code import as_data, load_loss, parse
 from tests import groups, problems
 from tests.conftest import Command

@@ -208,5 +208,8 @@ def test_nan_that_reaches_the_loss_is_refused(where: str, batches: bool) -> None
         assert problem.loss() == pytest.approx(squares(model(x), y).item(), rel=1e-6)
         assert problem.gradient().isfinite().all()
         return
-    refused(f"data: NaN in {where} of {'batch 1' if batches else 'samples 0 to 19'}", lambda: Problem(model, F.mse_loss, data))
+    refused(
+        f"data: NaN in {where} of {'batch 1' if batches else 'samples 0 to 19'}",
+        lambda: Problem(model, F.mse_loss, data),
+    )
     assert np.isnan(Problem(model, F.mse_loss, data, check="off").loss())

@@ -12,9 +12,6 @@ from torch import Tensor, nn
 
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint, storable, unknown_data
 from landscape.checkpoint.state_files import COMPILED, Message, State, open_states
-from landscape.checkpoint.state_files import SUFFIXES as SUFFIXES
-from landscape.checkpoint.state_files import read_state as read_state
-from landscape.checkpoint.state_files import state_in as state_in
 from landscape.core import hdf5
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import near

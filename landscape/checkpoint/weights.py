@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoint.checkpoint import Checkpoint, mean_buffer
-from landscape.checkpoint.foreign_weights import SUFFIXES, fitted, read_state, state_in, unwrapped_state
+from landscape.checkpoint.foreign_weights import fitted, unwrapped_state
 from landscape.checkpoint.run_folder import load
+from landscape.checkpoint.state_files import SUFFIXES, names_state, read_state, state_in
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import ends_in
@@ -104,7 +105,7 @@ def networks_of(problem: Problem, given: Any, labels: Sequence[str] = ()) -> lis
 def _read(path: Path, name: str) -> Any:
     """The contents of a file: a run or a result of this project, or the state that another program saved."""
     own = path.suffix == ".h5" or (path / "last.h5").is_file()
-    if not path.is_dir():
+    if not own and not path.is_dir() and not names_state(path):
         ends_in(name, path, (".h5", *SUFFIXES))
     try:
         return load(path) if own else read_state(path)
@@ -152,7 +153,7 @@ def _network(problem: Problem, state: Mapping[str, Any], name: str) -> Network:
     statistics = buffer_names(model)
     state = unwrapped_state(name, dict(state), {*model.state_dict()})
     unknown = {key for key in statistics if key not in state and not key.endswith("num_batches_tracked")}
-    found = fitted(name, {key: own[key] for key in unknown} | state, model, type(model).__name__)
+    found = fitted(name, {**{key: own[key] for key in unknown}, **state}, model, type(model).__name__)
     constants = {key: t.to(own[key]) for key, t in found.items() if key in own}
     for key in constants.keys() - {*statistics}:
         t = own[key]
