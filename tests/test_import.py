@@ -726,6 +726,12 @@ def test_names_of_files_are_checked_before_a_model_or_data_is_made(folder: Path,
                 one_line(command(*words, *OWN), 1, f"{name}: ")
     assert not (folder / "imported").exists()
     assert [*folder.glob("*.h5")] == []
+    code = "import sys, landscape.cli as c\ntry: c.main()\nfinally: print('torch' in sys.modules)"
+    words = [sys.executable, "-c", code, "contour", "net.pt", "none.pt", *OWN]
+    path = str(Path(user_code.__file__).parents[2])
+    ended = subprocess.run(words, text=True, capture_output=True, env={**os.environ, "PYTHONPATH": path})
+    assert (ended.returncode, ended.stdout) == (1, "False\n"), ended.stderr
+    assert "none.pt: no such file" in ended.stderr
 
 
 def test_analyses_take_folders_and_indices(folder: Path, command: Command) -> None:

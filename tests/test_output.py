@@ -87,7 +87,8 @@ def test_details_with_v(run: Path, tmp_path: Path, command: Command) -> None:
     code, out, err = command("line", run / "last.h5", "--points", "3", "-o", tmp_path / "l.h5", "-v")
     assert (code, "barrier:" in err, "MiB of memory; landscape" in err) == (0, True, True)
     assert "barrier:" not in out
-    code, _, err = command("info", tmp_path / "none.h5", "-v")
+    (tmp_path / "damaged.h5").write_bytes(b"damaged")
+    code, _, err = command("info", tmp_path / "damaged.h5", "-v")
     assert (code, "Traceback" in err) == (1, True)
     one_line(command("info", run, "-v", "-q"), 2, "-q and -v")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import shlex
@@ -23,12 +24,25 @@ from click.shell_completion import CompletionItem
 from landscape.cli import output
 from landscape.cli.definitions import command_of
 from landscape.core import progress, registry
-from landscape.core.errors import explain
+from landscape.core.errors import OperationError, explain
 from landscape.core.files import printable
 from landscape.core.options import near
 from landscape.training.processes import children
 
 _HELP = f"{__name__}.help"  # in click's context: the help of a command may be asked for
+
+
+_FILE = re.compile(r"[^-].*\.(pt|pth|bin|ckpt|safetensors|h5)")
+
+
+def _check_files(words: list[str]) -> None:
+    """OperationError for a file that is not there: at once, where the imports of a command take seconds.
+
+    A word after an option may be its value, such as a file that is to be written.
+    """
+    for before, word in itertools.pairwise(words):
+        if before[:1] != "-" and _FILE.fullmatch(word) and not os.path.lexists(word):
+            raise OperationError(f"{word}: no such file; a file of weights, a run or a result is needed")
 
 
 class Commands(click.Group):
@@ -60,6 +74,8 @@ class Commands(click.Group):
         if not ctx.resilient_parsing and args[0] not in registry.commands:
             hint = near(args[0], self.list_commands(ctx)) or "; landscape --help lists the commands"
             ctx.fail(f"no such command '{args[0]}'{hint}")
+        if not ctx.resilient_parsing and not ctx.meta.get(_HELP):
+            _check_files(args)
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
