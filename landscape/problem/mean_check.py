@@ -420,7 +420,7 @@ def _way(
 
 
 def _all_hold(losses: Losses, terms: Terms, batches: Batches) -> tuple[bool, bool]:
-    """Whether all equations hold by ``terms``, and whether each sample has one term."""
+    """Return whether all equations hold by ``terms``, and whether each sample has one term."""
     source, holds, each_one = iter(batches()), True, True
     for equation in losses.equations(source):
         each_one &= equation.weights(terms) == [part.size for _, part in equation.parts]

@@ -13,27 +13,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from landscape.core.devices import check_default_device, inner
+from landscape.core.devices import check_default_device
 from landscape.core.errors import InputError, LandscapeError
 from landscape.core.options import choose
-from landscape.problem.batches import call, count_samples, named_tensors, take, tree_map
+from landscape.problem.batches import call, count_samples, named_tensors
 from landscape.problem.batchnorm import BatchNormPolicy
 from landscape.problem.checks import CHECKS, tolerance, with_other_first_labels
-from landscape.problem.counts import ONES, ClassSamples, candidates
 from landscape.problem.data import Data
 from landscape.problem.layout import Layout, check_recording, differentiable, padding_rows, unwrapped
-from landscape.problem.losses import Terms, correct, describe_loss, is_mean, output_loss, placed_loss
-from landscape.problem.mean_check import Losses, attempt, only, opened, say_count, that_hold
-from landscape.problem.mean_loss import MeanLoss
-from landscape.problem.shards import Piece, all_ranks, is_sharded, local_part, uninterrupted, whole
+from landscape.problem.losses import Terms, correct, describe_loss, output_loss, placed_loss
+from landscape.problem.mean_check import opened
+from landscape.problem.rank_checks import check_mean, check_random, check_ranks
+from landscape.problem.shards import Piece, all_ranks, is_sharded, local_part, uninterrupted
 
 T = TypeVar("T")
-
-# The check of the gradient moves the weights by so much of their norm, and allows so large a relative error:
-# a gradient that is a sum over ranks instead of their mean is off by a factor of 2 at least (both ours).
-STEP, ALLOWED = 1e-3, 0.2
-# Samples that each rank shows the others, and numbers of their outputs (ours).
-MAX_ROWS, MAX_NUMBERS = 64, 1 << 22
 
 
 class ShardedProblem:
@@ -121,9 +114,9 @@ class ShardedProblem:
         if check != "off" and not self._same(batches):
             raise InputError(f"data: {batches} batches on rank {dist.get_rank()}, all ranks need as many")
         if check != "off":
-            self._check_random(x, y, count)
+            check_random(self, x, y, count)
         if check != "off" and terms is None:
-            self._check_mean(count)
+            check_mean(self, count)
         checksum = sum(float(t.double().sum()) for _, t in named_tensors((x, y)))
         shares = len(set(self._each(checksum).tolist())) / self.ranks  # others have the same data
         self.samples = round(float(self._each(self.data.samples).sum()) * shares)
@@ -132,7 +125,7 @@ class ShardedProblem:
         # As a problem whose data is in batches that no faster path may divide.
         self.batchnorm, self.separable, self.regularised = BatchNormPolicy(), False, False
         if check != "off":
-            self._check(x, y, count)
+            check_ranks(self, x, y, count)
 
     def _read(self, data: Any, count: Terms) -> tuple[Any, Any]:
         """Take the data, whose first batch, or the first with a target that counts, is returned."""
@@ -172,16 +165,6 @@ class ShardedProblem:
         with all_ranks():
             dist.all_gather_object(values, value)
         return values
-
-    # What landscape.problem.mean_check uses of a problem.
-
-    def outputs(self, weights: Tensor, x: Any) -> Any:
-        """The model's outputs at its own weights, whole on each rank."""
-        return tree_map(whole, call(self.model, {}, x))
-
-    def evaluating(self, seed: int | None) -> contextlib.AbstractContextManager[None]:
-        """The context of a forward pass and its loss."""
-        return contextlib.nullcontext()
 
     def __repr__(self) -> str:
         loss, dtype = describe_loss(self.criterion).split(".")[-1], str(self.dtype).removeprefix("torch.")
@@ -582,124 +565,6 @@ class ShardedProblem:
         """Test whether numbers are the same on all ranks, up to rounding."""
         each = self._each(*values)
         return torch.allclose(each.amin(0), each.amax(0), rtol=tolerance(self.dtype), atol=0)
-
-    def _check(self, x: Any, y: Any, terms: Terms) -> None:
-        """Raise InputError unless ranks, loss and gradient fit together, on the first batch of each rank."""
-        few = self._on(x, y, float(terms(x, y).sum()))
-        value, g = few.loss(), few.gradient()
-        rounding = self._rounding(value)
-        if self.criterion is output_loss:
-            self._check_halves(few, value, x, y, terms)
-        self._check_gradient(few, g, rounding)
-
-    def _rounding(self, value: float) -> float:
-        """How far two passes over the same samples may differ, with the loss ``value``."""
-        return 10 * torch.finfo(self.pieces[0].parameter.dtype).eps * max(1.0, abs(value))
-
-    def _check_random(self, x: Any, y: Any, terms: Terms) -> None:
-        """Raise InputError unless two passes over the first batch of each rank have the same loss."""
-        if self._mean(sum(float((~torch.isfinite(piece.local)).sum()) for piece in self.pieces)):
-            raise InputError("weights: some are NaN or infinite, all must be finite")
-        few = self._on(x, y, float(terms(x, y).sum()))
-        value, again = few.loss(), few.loss()
-        if not (abs(again - value) <= self._rounding(value) or (math.isnan(value) and math.isnan(again))):
-            raise InputError(
-                f"model or loss: random even in eval mode: the loss of one batch is {value:.6g}, and "
-                f"{again:.6g} in a second pass"
-            )
-
-    def _check_halves(self, few: Self, value: float, x: Any, y: Any, terms: Terms) -> None:
-        """Raise InputError unless the model's own loss of a batch is the mean of those of its halves."""
-        samples = count_samples(x, y, alike=False)
-        halves = [take((x, y), rows) for rows in (slice(samples // 2), slice(samples // 2, None))]
-        counts = [float(terms(*half).sum()) if len(half) else 0.0 for half in halves]
-        if not self._each(*counts).min() > 0:
-            return
-        parts = [self._on(half[0], half[1], count) for half, count in zip(halves, counts, strict=True)]
-        mean = sum(part.loss() * part._mean_terms for part in parts) / few._mean_terms
-        if not abs(mean - value) <= tolerance(self.dtype) * max(1.0, abs(value)):
-            raise InputError(
-                f"loss: it is no mean over samples: {value:.6g} for a batch, {mean:.6g} by its halves; "
-                "give one with reduction='mean'"
-            )
-
-    def _check_mean(self, terms: Terms) -> None:
-        """Find by which count of targets the losses of parts combine, of all batches of all ranks together.
-
-        Raises InputError, on all ranks, where none of the standard counts is right.
-        """
-        shapes = {tuple(t.shape[1:] for _, t in named_tensors(y)) for _, y in self.data.pairs()}
-        ragged = len(set().union(*self._gathered_objects(shapes))) > 1
-        if self.criterion is output_loss or (is_mean(self.criterion) and not ragged):
-            return
-        losses = Losses(cast(MeanLoss, self), self.weights, by_outputs=True)
-        with self._passes(None):
-            equations = [e.without_outputs() for e in losses.equations(self._placed(), ragged)]
-            first = losses.samples(*next(self._placed()))
-        rows = min(MAX_ROWS, max(1, MAX_NUMBERS * first.size // max(1, first.numbers)))
-        first = first.rows(slice(rows))
-        heads = self._gathered_objects(first.on("cpu"))
-        other = heads[(dist.get_rank() + 1) % self.ranks].on(self.device)
-        if (both := attempt(losses.of_two, first, other, 0)) is not None:
-            equations.append(both.without_outputs())
-        each_one = all(e.weights(terms) == [part.size for _, part in e.parts] for e in equations)
-        holds, each_one = (self._all(v) for v in (all(e.holds(terms) for e in equations), each_one))
-        if holds and not (ragged and each_one):
-            return
-        own = {count.code: count for x, y in self._placed() for count in candidates(x, y)}
-        counts = {ONES.code: ONES} | {
-            code: c for each in self._gathered_objects(own) for code, c in each.items()
-        }
-        left = [count for count in counts.values() if self._all(bool(that_hold([count], equations)))]
-        if not left:
-            classes = ClassSamples(losses.loss)
-            for head in heads:
-                attempt(classes.add, head.on(self.device))
-            weighted = self._gathered_objects(attempt(classes.counts) or [])[0]
-            left = [count for count in weighted if self._all(bool(that_hold([count], equations)))]
-        if not left:
-            raise InputError(
-                "loss: it is no mean over samples, nor one over a standard count of targets, on all ranks "
-                "together; give one with reduction='mean', or terms=, the number of terms of each sample"
-            )
-        totals = self._each(*(sum(float(c(x, y).sum()) for x, y in self._placed()) for c in left))
-        count = only(left, totals.view(self.ranks, -1))
-        if not (holds and count == ONES):
-            terms.count = count
-            say_count(count, ragged and each_one)
-            self._weigh(terms)
-
-    def _placed(self) -> Iterator[tuple[Any, Any]]:
-        """The batches of this rank, on its device."""
-        return map(self.data.place, self.data.pieces())
-
-    def _all(self, value: bool) -> bool:
-        """Return whether ``value`` is true on all ranks."""
-        return bool(self._each(value).min())
-
-    def _check_gradient(self, few: Self, g: Tensor, rounding: float) -> None:
-        """Raise InputError unless g is the gradient of the loss of the ``few`` samples on all ranks."""
-        triples = zip(self.pieces, self.parts(self.weights), self.parts(g), strict=True)
-        copies = [t.double() for piece, *both in triples if piece.share * self.ranks == 1 for t in both]
-        if not self._same(*(float(t.square().sum()) for t in copies)):
-            raise InputError(
-                "model: parameters that every rank has, or their gradients, differ from rank to rank; ranks "
-                "that divide a layer among them need the same data"
-            )
-        generator = torch.Generator().manual_seed(0)
-        random = self.along_weights(self.draw(lambda p: torch.randn(p.slot.shape, generator=generator)))
-        theta = self.weights
-        along = random / self.norm(random) + g / max(self.norm(g), 1e-30)
-        step = STEP * self.norm(theta) / self.norm(along)
-        expected = float(self.total(inner(g, along)))
-        ends = [few.loss(theta + times * step * along) for times in (1, -1, 2, -2)]
-        slope, other = (ends[0] - ends[1]) / (2 * step), (ends[2] - ends[3]) / (4 * step)
-        allowed = ALLOWED * max(abs(expected), abs(slope)) + abs(slope - other) + rounding / step
-        if not abs(slope - expected) <= allowed:
-            raise InputError(
-                f"model: its gradient is not that of the mean loss of all ranks: the slope is {slope:.3g}, "
-                f"by the gradient {expected:.3g}; ranks with data of their own must average gradients"
-            )
 
 
 def _nothing(outputs: Any) -> Tensor:

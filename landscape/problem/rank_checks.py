@@ -1,0 +1,170 @@
+"""Checks of a sharded problem, which all ranks make together: each raises its refusal on all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from landscape.core.devices import inner
+from landscape.core.errors import InputError
+from landscape.problem.batches import call, count_samples, named_tensors, take, tree_map
+from landscape.problem.checks import tolerance
+from landscape.problem.counts import ONES, ClassSamples, candidates
+from landscape.problem.losses import Terms, is_mean, output_loss
+from landscape.problem.mean_check import Losses, attempt, only, say_count, that_hold
+from landscape.problem.mean_loss import MeanLoss
+from landscape.problem.shards import whole
+
+# The check of the gradient moves the weights by so much of their norm, and allows so large a relative error:
+# a gradient that is a sum over ranks instead of their mean is off by a factor of 2 at least (both ours).
+STEP, ALLOWED = 1e-3, 0.2
+# Samples that each rank shows the others, and numbers of their outputs (ours).
+MAX_ROWS, MAX_NUMBERS = 64, 1 << 22
+
+
+class _OfRank:
+    """The parts of a sharded problem that losses of samples need; its outputs are whole on each rank."""
+
+    def __init__(self, problem: Any) -> None:
+        self.model, self.data, self.criterion = problem.model, problem.data, problem.criterion
+        self.device = problem.device
+
+    def outputs(self, weights: Tensor, x: Any) -> Any:
+        """The model's outputs at its own weights."""
+        return tree_map(whole, call(self.model, {}, x))
+
+    def evaluating(self, seed: int | None) -> contextlib.AbstractContextManager[None]:
+        """The context of a forward pass and its loss."""
+        return contextlib.nullcontext()
+
+
+def check_ranks(problem: Any, x: Any, y: Any, terms: Terms) -> None:
+    """Raise InputError unless ranks, loss and gradient fit together, on the first batch of each rank."""
+    few = problem._on(x, y, float(terms(x, y).sum()))
+    value, g = few.loss(), few.gradient()
+    rounding = _rounding(problem, value)
+    if problem.criterion is output_loss:
+        _check_halves(problem, few, value, x, y, terms)
+    _check_gradient(problem, few, g, rounding)
+
+
+def _rounding(problem: Any, value: float) -> float:
+    """How far two passes over the same samples may differ, with the loss ``value``."""
+    return 10 * torch.finfo(problem.pieces[0].parameter.dtype).eps * max(1.0, abs(value))
+
+
+def check_random(problem: Any, x: Any, y: Any, terms: Terms) -> None:
+    """Raise InputError unless two passes over the first batch of each rank have the same loss."""
+    if problem._mean(sum(float((~torch.isfinite(piece.local)).sum()) for piece in problem.pieces)):
+        raise InputError("weights: some are NaN or infinite, all must be finite")
+    few = problem._on(x, y, float(terms(x, y).sum()))
+    value, again = few.loss(), few.loss()
+    if not (abs(again - value) <= _rounding(problem, value) or (math.isnan(value) and math.isnan(again))):
+        raise InputError(
+            f"model or loss: random even in eval mode: the loss of one batch is {value:.6g}, and "
+            f"{again:.6g} in a second pass"
+        )
+
+
+def _check_halves(problem: Any, few: Any, value: float, x: Any, y: Any, terms: Terms) -> None:
+    """Raise InputError unless the model's own loss of a batch is the mean of those of its halves."""
+    samples = count_samples(x, y, alike=False)
+    halves = [take((x, y), rows) for rows in (slice(samples // 2), slice(samples // 2, None))]
+    counts = [float(terms(*half).sum()) if len(half) else 0.0 for half in halves]
+    if not problem._each(*counts).min() > 0:
+        return
+    parts = [problem._on(half[0], half[1], count) for half, count in zip(halves, counts, strict=True)]
+    mean = sum(part.loss() * part._mean_terms for part in parts) / few._mean_terms
+    if not abs(mean - value) <= tolerance(problem.dtype) * max(1.0, abs(value)):
+        raise InputError(
+            f"loss: it is no mean over samples: {value:.6g} for a batch, {mean:.6g} by its halves; "
+            "give one with reduction='mean'"
+        )
+
+
+def check_mean(problem: Any, terms: Terms) -> None:
+    """Find by which count of targets the losses of parts combine, of all batches of all ranks together.
+
+    Raises InputError, on all ranks, where none of the standard counts is right.
+    """
+    shapes = {tuple(t.shape[1:] for _, t in named_tensors(y)) for _, y in problem.data.pairs()}
+    ragged = len(set().union(*problem._gathered_objects(shapes))) > 1
+    if problem.criterion is output_loss or (is_mean(problem.criterion) and not ragged):
+        return
+    losses = Losses(cast(MeanLoss, _OfRank(problem)), problem.weights, by_outputs=True)
+    with problem._passes(None):
+        equations = [e.without_outputs() for e in losses.equations(_placed(problem), ragged)]
+        first = losses.samples(*next(_placed(problem)))
+    rows = min(MAX_ROWS, max(1, MAX_NUMBERS * first.size // max(1, first.numbers)))
+    first = first.rows(slice(rows))
+    heads = problem._gathered_objects(first.on("cpu"))
+    other = heads[(dist.get_rank() + 1) % problem.ranks].on(problem.device)
+    if (both := attempt(losses.of_two, first, other, 0)) is not None:
+        equations.append(both.without_outputs())
+    each_one = all(e.weights(terms) == [part.size for _, part in e.parts] for e in equations)
+    holds, each_one = (_all(problem, v) for v in (all(e.holds(terms) for e in equations), each_one))
+    if holds and not (ragged and each_one):
+        return
+    own = {count.code: count for x, y in _placed(problem) for count in candidates(x, y)}
+    counts = {ONES.code: ONES} | {
+        code: c for each in problem._gathered_objects(own) for code, c in each.items()
+    }
+    left = [count for count in counts.values() if _all(problem, bool(that_hold([count], equations)))]
+    if not left:
+        classes = ClassSamples(losses.loss)
+        for head in heads:
+            attempt(classes.add, head.on(problem.device))
+        weighted = problem._gathered_objects(attempt(classes.counts) or [])[0]
+        left = [count for count in weighted if _all(problem, bool(that_hold([count], equations)))]
+    if not left:
+        raise InputError(
+            "loss: it is no mean over samples, nor one over a standard count of targets, on all ranks "
+            "together; give one with reduction='mean', or terms=, the number of terms of each sample"
+        )
+    totals = problem._each(*(sum(float(c(x, y).sum()) for x, y in _placed(problem)) for c in left))
+    count = only(left, totals.view(problem.ranks, -1))
+    if not (holds and count == ONES):
+        terms.count = count
+        say_count(count, ragged and each_one)
+        problem._weigh(terms)
+
+
+def _placed(problem: Any) -> Iterator[tuple[Any, Any]]:
+    """The batches of this rank, on its device."""
+    return map(problem.data.place, problem.data.pieces())
+
+
+def _all(problem: Any, value: bool) -> bool:
+    """Return whether ``value`` is true on all ranks."""
+    return bool(problem._each(value).min())
+
+
+def _check_gradient(problem: Any, few: Any, g: Tensor, rounding: float) -> None:
+    """Raise InputError unless g is the gradient of the loss of the ``few`` samples on all ranks."""
+    triples = zip(problem.pieces, problem.parts(problem.weights), problem.parts(g), strict=True)
+    copies = [t.double() for piece, *both in triples if piece.share * problem.ranks == 1 for t in both]
+    if not problem._same(*(float(t.square().sum()) for t in copies)):
+        raise InputError(
+            "model: parameters that every rank has, or their gradients, differ from rank to rank; ranks "
+            "that divide a layer among them need the same data"
+        )
+    generator = torch.Generator().manual_seed(0)
+    random = problem.along_weights(problem.draw(lambda p: torch.randn(p.slot.shape, generator=generator)))
+    theta = problem.weights
+    along = random / problem.norm(random) + g / max(problem.norm(g), 1e-30)
+    step = STEP * problem.norm(theta) / problem.norm(along)
+    expected = float(problem.total(inner(g, along)))
+    ends = [few.loss(theta + times * step * along) for times in (1, -1, 2, -2)]
+    slope, other = (ends[0] - ends[1]) / (2 * step), (ends[2] - ends[3]) / (4 * step)
+    allowed = ALLOWED * max(abs(expected), abs(slope)) + abs(slope - other) + rounding / step
+    if not abs(slope - expected) <= allowed:
+        raise InputError(
+            f"model: its gradient is not that of the mean loss of all ranks: the slope is {slope:.3g}, "
+            f"by the gradient {expected:.3g}; ranks with data of their own must average gradients"
+        )
