@@ -5,14 +5,19 @@ Each number is compared with the plain one: the user's own module and loss on al
 
 from __future__ import annotations
 
+import itertools
 import random
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -460,3 +465,131 @@ def test_the_padding_row_of_a_tied_embedding_has_the_whole_gradient(pool: str) -
     ends, truth = (landscape.extreme_eigenvalues(p, 1e-6) for p in (ours, dense_one))
     assert (ends.min, ends.max) == pytest.approx((truth.min, truth.max), rel=1e-6)
     assert getattr(model.embed, "padding_idx", None) == (None if pool == "bag" else 0)
+
+
+# Samples that the loss treats differently, at any place in data of any form.
+
+
+@dataclass
+class Inputs:
+    """Inputs as an object, which nothing divides."""
+
+    x: Tensor
+    mask: Tensor | None = None
+
+
+def either(m: Any, x: Any, mask: Tensor | None = None) -> Any:
+    """Outputs, and the mask beside them where there is one."""
+    x, mask = (x.x, x.mask) if isinstance(x, Inputs) else (x, mask)
+    out = m.net(x)
+    return out if mask is None else (out, mask)
+
+
+def _by_class(o: Tensor, t: Tensor) -> Tensor:
+    return torch.stack([(o[t == c, 0] - c).square().mean() for c in t.unique()]).sum()
+
+
+WEIGHTS = torch.tensor([1.0, 5.0, 0.3], dtype=torch.float64)
+# A loss, and targets (N, 3) or (N,) in which some samples are special.
+SPECIAL: dict[str, tuple[Callable[[Any, Any], Tensor], Callable[[Tensor], Tensor]]] = {
+    "targets that are NaN": (
+        lambda o, t: (o - t)[~t.isnan()].square().mean(),
+        lambda special: torch.randn(len(special), 3).double().masked_fill(special[:, None] & (torch.rand(len(special), 3) < 0.6), torch.nan),
+    ),
+    "classes that are left out": (
+        lambda o, t: F.cross_entropy(o, t, ignore_index=-1),
+        lambda special: torch.randint(3, (len(special),)).masked_fill(special, -1),
+    ),
+    "a rare class": (
+        lambda o, t: F.cross_entropy(o, t, weight=WEIGHTS),
+        lambda special: (2 * torch.randint(2, (len(special),))).masked_fill(special, 1),
+    ),
+    "positives alone": (lambda o, t: (o[:, 0] - 1).square()[t > 0].mean(), lambda special: special.double()),
+    "each class alone": (_by_class, lambda special: special.double()),
+    "a mask among the inputs": (
+        lambda o, t: ((o[0] - t).square() * o[1][:, None]).sum() / (3 * o[1].sum()),
+        lambda special: torch.randn(len(special), 3).double(),
+    ),
+    "none": (lambda o, t: (o - t).square().sum(1).mean(), lambda special: torch.randn(len(special), 3).double()),
+}  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(sorted(SPECIAL)),
+    form=st.sampled_from(["tensors", "Dataset", "loader", "list", "objects"]),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=8),
+    special=st.sets(st.integers(0, 39), max_size=20),
+    seed=st.integers(0, 1000),
+)
+def test_a_number_is_right_announced_or_refused_wherever_the_special_samples_are(
+    name: str, form: str, sizes: list[int], special: set[int], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    loss, make = SPECIAL[name]
+    rows = torch.tensor([i in special for i in range(sum(sizes))])
+    x, y, masked = torch.randn(sum(sizes), 8).double(), make(rows), name == "a mask among the inputs"
+    mask = (~rows).double() if masked else None
+    model = network(either, net=net(outputs=3))
+    ends = np.cumsum([0, *sizes])
+    parts = [slice(a, b) for a, b in itertools.pairwise(ends)]
+    if form == "objects":
+        data: Any = [(Inputs(x[part], mask[part] if masked else None), y[part]) for part in parts]
+    elif masked or form == "list":
+        data = [((x[part], mask[part]) if masked else x[part], y[part]) for part in parts]
+    else:
+        data = {"tensors": (x, y), "Dataset": TensorDataset(x, y)}.get(form)
+        data = DataLoader(TensorDataset(x, y), sizes[0]) if data is None else data
+    right = float(loss(model(x, mask), y).detach())
+    with warnings.catch_warnings(record=True) as lines:
+        warnings.simplefilter("always", ProblemWarning)
+        try:
+            problem = Problem(model, loss, data)
+        except InputError:
+            return
+    by_batches = any("mean over the batches" in str(line.message) for line in lines)
+    assert by_batches or problem.loss() == pytest.approx(right, rel=1e-6)
+
+
+@settings(max_examples=15, deadline=None)
+@given(lengths=st.lists(st.integers(2, 9), min_size=2, max_size=6), seed=st.integers(0, 1000))
+def test_packed_sequences_of_unequal_length_count_their_words(lengths: list[int], seed: int) -> None:
+    torch.manual_seed(seed)
+    model, batches = sequence(), []
+    for length in lengths:
+        y = torch.randint(4, (1, length)).masked_fill(torch.rand(1, length) < 0.4, -100)
+        batches.append((torch.randint(5, (1, length)), y))
+    words = [int((y != -100).sum()) for _, y in batches]
+    sums = [F.cross_entropy(model(x)[0], y[0], reduction="sum").item() for x, y in batches]
+    with warnings.catch_warnings(action="ignore", category=ProblemWarning):
+        try:
+            problem = Problem(model, lambda o, y: _flat(o, y), batches)
+        except InputError:
+            return
+    assert problem.loss() == pytest.approx(sum(sums) / sum(words), rel=1e-9)
+
+
+def test_a_batch_whose_loss_is_nan_is_named() -> None:
+    x, y = inputs(12), torch.zeros(12, 4).double()
+    model = net()
+
+    def of_logarithm(o: Tensor, t: Tensor) -> Tensor:
+        return (o - (1 + t).log()).square().mean()
+
+    y[7, 2], y[3, 1] = -2.0, 1.0
+    for data, place in (([(x[:5], y[:5]), (x[5:], y[5:])], "batch 1"), ((x, y), "samples 0 to 11")):
+        with pytest.raises(InputError, match=f"the loss of {place}.*is NaN"):
+            Problem(model, of_logarithm, data)
+
+
+def test_given_terms_win_for_inputs_that_are_objects() -> None:
+    x, y, model = inputs(9), inputs(9, 3), network(either, net=net(outputs=3))
+    batches = [(Inputs(x[part]), y[part]) for part in (slice(0, 4), slice(4, 6), slice(6, 9))]
+
+    def loss(o: Tensor, t: Tensor) -> Tensor:
+        return (o - t).square().mean()
+
+    for options in ({}, {"terms": lambda y: torch.ones(len(y))}):
+        assert Problem(model, loss, batches, **options).loss() == pytest.approx(loss(model(x), y).item())
+    doubled = Problem(model, loss, batches, terms=lambda y: y[:, 0] * 0 + (len(y) == 4))
+    assert doubled.loss() == pytest.approx(loss(model(x[:4]), y[:4]).item())

@@ -471,7 +471,10 @@ def only(counts: Sequence[Count], totals: Tensor) -> Count:
         InputError: no target counts, or the counts weigh batches differently.
     """
     if not bool(totals.any()):
-        raise InputError("data: all its targets are left out of the loss, at least one must count")
+        raise InputError(
+            "data: all its targets are left out of the loss, at least one must count (or its loss is NaN for "
+            "another reason)"
+        )
     shares = totals / totals.sum(0)
     if counts[0] == ONES or torch.allclose(shares, shares[:, :1].expand_as(shares), rtol=1e-9, atol=0):
         return counts[0]
