@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import UserDict
 from typing import Any, NamedTuple
 
@@ -324,7 +325,7 @@ NAN = torch.tensor([1.0, 2, 3, float("nan"), 5, 6])
         (ONE, F.cross_entropy, (FOUR, {"a": Y, "b": (Y, Y[:3])}), {}, r"targets\['b'\]\[1\]: 3 samples"),
         (ONE, F.cross_entropy, ({"x": FOUR, "k": torch.tensor(1.0)}, Y), {}, r"inputs\['k'\]: no samples"),
         (ONE, F.cross_entropy, [[FOUR, FOUR, Y]], {}, "a batch is a list of 3, it must be"),
-        (ONE, F.cross_entropy, FOUR, {}, "a batch is a Tensor, it must be"),
+        (ONE, F.cross_entropy, FOUR, {}, r"one tensor is not allowed, .*\(x, x\)"),
         (ONE, F.cross_entropy, [(torch.ones(2), Y[0])], {}, "a single number as targets"),
         (ONE, F.cross_entropy, ("a", "b"), {}, "holds no tensor"),
         (ONE, F.cross_entropy, 3, {}, "a int is no iterable"),
@@ -373,3 +374,308 @@ def test_a_default_device_is_refused() -> None:
         for call in (lambda: Problem(nn.Linear(3, 2, device="cpu"), F.cross_entropy, (x, y)), made.gradient):
             with pytest.raises(InputError, match=r"torch.set_default_device: 'meta' is not allowed"):
                 call()
+
+
+# What eval() keeps, merges or caches.
+
+
+class Direct(nn.Module):
+    """A linear layer whose matrix is 2v + BA, computed in each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v, self.b = nn.Parameter(torch.randn(5, 4) / 2), nn.Parameter(torch.randn(5))
+        self.left, self.right = nn.Parameter(torch.randn(5, 2) / 2), nn.Parameter(torch.randn(2, 4) / 2)
+        self.drop, self.kept = nn.Dropout(0.5), None
+        self.cache: dict[str, Tensor] = {}
+
+    def matrix(self) -> Tensor:
+        return 2 * self.v + self.left @ self.right
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(x) @ self.matrix().T + self.b
+
+
+class Kept(Direct):
+    """It computes its matrix in eval()."""
+
+    detach = True
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        kept = None if mode else self.matrix().detach() if self.detach else self.matrix()
+        if mode:
+            self._buffers.pop("buffer", None)
+        self.keep(kept)  # and returns nothing, as loralib's
+
+    def keep(self, kept: Any) -> None:
+        self.kept = kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(x) @ (self.matrix() if self.training else self.kept).T + self.b
+
+
+class WithGraph(Kept):
+    detach = False
+
+
+class Expanded(Kept):
+    def keep(self, kept: Any) -> None:
+        if kept is not None:
+            self.register_buffer("buffer", kept)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(x) @ (self.matrix() if self.training else self.buffer).T + self.b
+
+
+class Merged(Direct):
+    """LoRA: eval() adds BA to a part, here a trainable one, and train() subtracts it."""
+
+    merged = False
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        if mode == self.merged:
+            self.v.data += (-0.5 if mode else 0.5) * (self.left @ self.right).data
+            self.merged = not mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(x) @ (2 * self.v if self.merged else self.matrix()).T + self.b
+
+
+class Lazy(Direct):
+    """Its first pass in eval mode computes the matrix."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            return super().forward(x)
+        if self.kept is None:
+            self.kept = self.matrix().detach()
+        return x @ self.kept.T + self.b
+
+
+class LazyDict(Direct):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            return super().forward(x)
+        self.cache.setdefault("matrix", self.matrix())
+        return x @ self.cache["matrix"].T + self.b
+
+
+class Property(Direct):
+    @functools.cached_property
+    def fixed(self) -> Tensor:
+        return self.matrix().detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.training else x @ self.fixed.T + self.b
+
+
+class Global(Direct):
+    @functools.lru_cache  # noqa: B019
+    def fixed(self) -> Tensor:
+        return self.matrix().detach()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.training else x @ self.fixed().T + self.b
+
+
+class InPart(Direct):
+    """A number that depends on the matrix is computed once, as by flows with their determinant."""
+
+    def train(self, mode: bool = True) -> Any:
+        self.kept = None
+        return super().train(mode)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training or self.kept is None:
+            self.kept = self.matrix().square().sum()
+        return super().forward(x) + (self.kept if self.training else self.kept.detach())
+
+
+class NoGradient(Direct):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.set_grad_enabled(self.training):
+            matrix = self.matrix()
+        return self.drop(x) @ matrix.T + self.b
+
+
+class Truth(Direct):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.matrix().square().sum()
+
+
+class Fixed(Lazy):
+    """In any mode, so that training mode is no help."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = self.matrix().detach() if self.kept is None else self.kept
+        return x @ self.kept.T + self.b
+
+
+class Unrecorded(Lazy):
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            return x @ self.matrix().T + self.b
+        self.kept = self.matrix() if self.kept is None else self.kept
+        return x @ self.kept.T + self.b
+
+
+class Noisy(Kept):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(super().forward(x), 0.5, self.training)
+
+
+class FrozenStatistics(nn.Sequential):
+    """A train() of its own that keeps nothing."""
+
+    def train(self, mode: bool = True) -> Any:
+        super().train(mode)
+        self[1].eval()
+
+
+def layered(kind: type[nn.Module], seed: int, zero: bool = False) -> nn.Module:
+    torch.manual_seed(seed)
+    layer = kind()
+    if zero:  # as LoRA begins
+        nn.init.zeros_(layer.left)  # type: ignore[arg-type]
+    parts = [layer, nn.Tanh(), nn.Linear(5, 3)]
+    return nn.Sequential(*parts) if seed % 2 else nn.Sequential(nn.Sequential(*parts), nn.Identity())
+
+
+def used(model: nn.Module, how: str) -> nn.Module:
+    """``model``, after a pass in eval mode, in eval mode, or in training mode."""
+    model.train(how == "training")
+    if how == "used":
+        with torch.no_grad():
+            model(X[:, :4].to(next(model.parameters())))
+    return model
+
+
+KEPT: list[type[nn.Module]] = [
+    Kept, WithGraph, Expanded, Merged, Lazy, LazyDict, Property, Global, InPart, NoGradient,
+]  # fmt: skip
+
+
+@settings(max_examples=40)
+@given(
+    st.sampled_from(KEPT),
+    st.sampled_from(["training", "eval", "used"]),
+    st.integers(0, 5),
+    st.booleans(),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_what_eval_mode_keeps_follows_the_weights(
+    kind: type[nn.Module], how: str, seed: int, zero: bool, dtype: torch.dtype
+) -> None:
+    direct = layered(Truth if kind is InPart else Direct, seed, zero)
+    model = used(layered(kind, seed, zero), how)
+    before = [t.clone() for t in model.state_dict().values()], [m.training for m in model.modules()]
+    data = X[:, :4], LABELS
+    truth = Problem(direct, F.cross_entropy, data, dtype=dtype)
+    problem = Problem(model, F.cross_entropy, data, dtype=dtype)
+    torch.testing.assert_close(problem.weights, truth.weights)
+    theta = truth.weights + 0.3 * torch.randn_like(truth.weights)
+    assert problem.loss(theta) == pytest.approx(truth.loss(theta), rel=1e-5)
+    torch.testing.assert_close(problem.gradient(theta), truth.gradient(theta), rtol=1e-4, atol=1e-5)
+    v = torch.randn_like(theta)
+    products = [landscape.HessianOperator(p, theta)(v) for p in (problem, truth)]
+    torch.testing.assert_close(*products, rtol=1e-3, atol=1e-4)
+    lines = [landscape.line(p, v, 3, span=0.5).loss for p in (problem, truth)]
+    np.testing.assert_allclose(*lines, rtol=1e-5)
+    after = [*model.state_dict().values()], [m.training for m in model.modules()]
+    assert after[1] == before[1]
+    assert all(torch.equal(a, b) for a, b in zip(after[0], before[0], strict=True))
+
+
+@pytest.mark.parametrize("how", ["training", "eval", "used"])
+@pytest.mark.parametrize("kind", [Fixed, Unrecorded, Noisy])
+def test_what_no_mode_makes_right_is_refused(kind: type[nn.Module], how: str) -> None:
+    with pytest.raises(InputError, match=r"^model: .*compute.* in each forward pass$"):
+        Problem(used(layered(kind, 1), how), F.cross_entropy, (X[:, :4], LABELS))
+
+
+def test_a_train_of_its_own_that_keeps_nothing_stays_in_eval_mode() -> None:
+    torch.manual_seed(0)
+    model = FrozenStatistics(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 3))
+    plain = nn.Sequential(*model)
+    numbers = [Problem(m, F.cross_entropy, (X, LABELS)).gradient() for m in (model, plain)]
+    torch.testing.assert_close(*numbers)
+
+
+def test_cached_parametrizations_are_refused() -> None:
+    model = nn.utils.parametrizations.weight_norm(nn.Linear(8, 3))
+    problem = Problem(model, F.cross_entropy, (X, LABELS))
+    with nn.utils.parametrize.cached(), pytest.raises(InputError, match="parametrize.cached"):
+        problem.loss()
+
+
+class OneStep(nn.Module):
+    """Outputs after a step on a loss of its own: MAML."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(3, 8) / 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = (x @ self.w.T).tanh().square().mean()
+        (slope,) = torch.autograd.grad(inner, self.w, create_graph=True)
+        return x @ (self.w - slope).T
+
+
+class Penalized(OneStep):
+    """Its own loss, with the square of its gradient."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> Any:  # type: ignore[override]
+        loss = F.cross_entropy((x @ self.w.T).tanh(), labels)
+        (slope,) = torch.autograd.grad(loss, list(self.parameters()), create_graph=True)
+        return {"loss": loss + slope.square().sum()}
+
+
+@pytest.mark.filterwarnings("ignore:loss. it mixes samples")
+@pytest.mark.parametrize("penalized", [False, True])
+def test_a_model_differentiates_in_its_own_parameters(penalized: bool) -> None:
+    torch.manual_seed(0)
+    model = (Penalized() if penalized else OneStep()).double()
+    x = X.double()
+    problem = (
+        Problem(model, None, {"x": x, "labels": LABELS})
+        if penalized
+        else Problem(model, F.cross_entropy, [(x, LABELS)])
+    )
+
+    def loss(theta: Tensor) -> Tensor:
+        w = theta.view(3, 8)
+        inner = F.cross_entropy((x @ w.T).tanh(), LABELS) if penalized else (x @ w.T).tanh().square().mean()
+        (slope,) = torch.autograd.grad(inner, w, create_graph=True)
+        return inner + slope.square().sum() if penalized else F.cross_entropy(x @ (w - slope).T, LABELS)
+
+    theta = (problem.weights + 0.1 * torch.randn(24, dtype=torch.float64)).requires_grad_()
+    value = loss(theta)
+    assert problem.loss(theta.detach()) == pytest.approx(value.item(), rel=1e-12)
+    (gradient,) = torch.autograd.grad(value, theta)
+    torch.testing.assert_close(problem.gradient(theta.detach()), gradient)
+    dense, v = torch.autograd.functional.hessian(loss, theta.detach()), torch.randn_like(gradient)
+    torch.testing.assert_close(landscape.HessianOperator(problem, theta.detach())(v), dense @ v)
+    assert landscape.line(problem, v, 3, span=0.2).loss[2] == pytest.approx(
+        loss((problem.weights + 0.2 * v).requires_grad_()).item(), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("model_dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("given_dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_weights_of_another_precision_are_converted(
+    model_dtype: torch.dtype, given_dtype: torch.dtype
+) -> None:
+    model = nn.Sequential(nn.Linear(8, 3), nn.BatchNorm1d(3)).to(model_dtype)
+    problem = Problem(model, F.cross_entropy, (X, LABELS), weight_decay=0.1)
+    theta = torch.randn(problem.layout.size).to(given_dtype)
+    own = theta.to(model_dtype)
+    for name in ("loss", "accuracy", "evaluate"):
+        assert getattr(problem, name)(theta) == getattr(problem, name)(own)
+    for name in ("gradient", "penalty_value", "totals"):
+        found = getattr(problem, name)(theta)
+        assert torch.equal(found, getattr(problem, name)(own))
+    assert problem.with_batchnorm("recalibrate").loss(theta) == problem.with_batchnorm("recalibrate").loss(
+        own
+    )

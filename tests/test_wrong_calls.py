@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import landscape
 from landscape import InputError, Problem
@@ -213,3 +214,171 @@ def test_nan_that_reaches_the_loss_is_refused(where: str, batches: bool) -> None
         lambda: Problem(model, F.mse_loss, data),
     )
     assert np.isnan(Problem(model, F.mse_loss, data, check="off").loss())
+
+
+# What is no model, no loss, no pair.
+
+
+class Net(nn.Linear):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (lambda x: x, "a function is not allowed.*; give the module that has its parameters"),
+        (linear()[0].forward, "a method is not allowed.*; give the module"),
+        (Net, "the class Net is not allowed.*; give an object"),
+        (None, "a NoneType is not allowed"),
+        (linear()[0].state_dict(), "a OrderedDict is not allowed.*; load a state dict into its model"),
+        (dict(linear()[0].state_dict()), "a dict is not allowed.*; load"),
+        ("model.pt", "a str is not allowed"),
+        (torch.zeros(8), "a Tensor is not allowed"),
+    ],
+)
+def test_what_is_no_module_is_refused_as_the_model(given: Any, words: str) -> None:
+    _, loss, data = linear()
+    refused(f"^model: {words}", lambda: Problem(given, loss, data))
+
+
+@pytest.mark.parametrize("given", ["mse", nn.CrossEntropyLoss, (torch.zeros(3), torch.zeros(3)), 3])
+def test_what_is_no_function_is_refused_as_the_loss(given: Any) -> None:
+    model, _, data = linear()
+    refused("^loss: .* is not allowed, it must be a function, or None", lambda: Problem(model, given, data))
+
+
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize("kind", ["tensor", "array", "one", "loader"])
+def test_inputs_alone_are_refused_with_what_an_autoencoder_takes(kind: str, batches: bool) -> None:
+    x, model = torch.randn(20, 3), nn.Linear(3, 3)
+    forms: dict[str, Any] = {
+        "tensor": x, "array": x.numpy(), "one": (x,), "loader": DataLoader(TensorDataset(x), 5)
+    }  # fmt: skip
+    data = [forms[kind]] if batches and kind != "loader" else forms[kind]
+    refused(r"^data: .*\(x, x\)$", lambda: Problem(model, F.mse_loss, data))
+    assert Problem(model, F.mse_loss, (x, x)).samples == 20
+
+
+class Named(nn.Module):
+    """It takes inputs in one way."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.layer = way, nn.Linear(3, 2)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        if self.way in ("dict", "list"):
+            (one,) = args
+            a, b = (one["a"], one["b"]) if self.way == "dict" else one
+        else:
+            a, b = args if self.way == "two" else (kwargs.pop("a"), kwargs.pop("b"))
+        assert not kwargs
+        return self.layer(a) + self.layer(b)
+
+
+A, B, C = torch.randn(20, 3), torch.randn(20, 3), torch.arange(20) % 2
+
+
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize(
+    ("way", "data", "words"),
+    [
+        ("dict", ({"a": A, "b": B}, C), "one dict: give data as ((inputs,), targets)"),
+        ("dict", {"a": A, "b": B, "labels": C}, "one dict: give data as ((inputs,), targets)"),
+        ("dict", {"a": A, "b": B, "target": C}, "give ((d,), d['target'])"),
+        ("list", ([A, B], C), "one list: give data as ((inputs,), targets)"),
+        ("named", {"y": C, "a": A, "b": B}, "give ({'a': d['a'], 'b': d['b']}, d['y'])"),
+        ("two", {"a": A, "b": B, "species": C}, "give ((d['a'], d['b']), d['species'])"),
+    ],
+)
+def test_data_in_another_form_is_refused_with_the_form_that_works(
+    way: str, data: Any, words: str, batches: bool
+) -> None:
+    model = Named(way)
+    refused(re.escape(words), lambda: Problem(model, F.cross_entropy, [data] if batches else data))
+    d = data if isinstance(data, dict) else {}
+    inputs, targets = data if isinstance(data, tuple) else (d, C)
+    form = words[words.index("(") :]
+    right = eval(form, {"d": d, "inputs": inputs, "targets": targets})  # the remedy itself
+    assert Problem(model, F.cross_entropy, [right] if batches else right).loss() == pytest.approx(
+        float(F.cross_entropy(model.layer(A) + model.layer(B), C).detach())
+    )
+
+
+def test_one_input_in_a_dict_of_other_names() -> None:
+    model, loss, _ = linear()
+    refused(
+        re.escape("give (d['image'], d['label'])"), lambda: Problem(model, loss, {"image": A, "label": C})
+    )
+
+
+# Metrics of NumPy and Python.
+
+
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize(
+    ("metric", "same"),
+    [
+        (lambda o, t: np.mean((o.numpy() - t.numpy()) ** 2), F.mse_loss),
+        (lambda o, t: float(np.abs(o.numpy() - t.numpy()).mean()), F.l1_loss),
+        (lambda o, t: np.float32(F.mse_loss(o, t).numpy()), F.mse_loss),
+        (lambda o, t: np.asarray(F.mse_loss(o, t)), F.mse_loss),
+        (lambda o, t: F.mse_loss(o, t).item(), F.mse_loss),
+    ],
+)
+def test_a_metric_is_a_loss_without_a_gradient(metric: Any, same: Any, batches: bool) -> None:
+    model, data = nn.Linear(3, 3), [(A[:9], B[:9]), (A[9:], B[9:])] if batches else (A, B)
+    problem, plain = (Problem(model, loss, data) for loss in (metric, same))
+    assert problem.loss() == pytest.approx(plain.loss(), rel=1e-6)
+    v = torch.ones(12)
+    lines = [landscape.line(p, v, 3).loss for p in (problem, plain)]
+    np.testing.assert_allclose(*lines, rtol=1e-6)
+    refused("loss: it has no gradient", problem.gradient)
+    refused("loss: it has no gradient", lambda: landscape.extreme_eigenvalues(problem))
+
+
+def test_metrics_of_scikit_learn_are_taken() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    model, data = nn.Linear(3, 2), (A, C)
+    found = Problem(model, lambda o, t: metrics.log_loss(t, o.double().softmax(1), labels=[0, 1]), data)
+    assert found.loss() == pytest.approx(Problem(model, F.cross_entropy, data).loss(), rel=1e-6)
+    with pytest.warns(landscape.ProblemWarning, match="it mixes samples"):
+        f1 = Problem(model, lambda o, t: metrics.f1_score(t, o.argmax(1), average="macro"), data)
+    predicted = model(A).argmax(1)
+    assert f1.loss() == pytest.approx(metrics.f1_score(C, predicted, average="macro"))
+
+
+# A model's own loss, which is a sum.
+
+
+class Summed(nn.Module):
+    """Its own loss is the sum, or that over a number that is given; ``mean``: by default the mean."""
+
+    def __init__(self, mean: bool) -> None:
+        super().__init__()
+        self.mean, self.layer = mean, nn.Linear(3, 2)
+
+    def forward(self, x: Tensor, labels: Tensor, num_items_in_batch: Any = None) -> dict[str, Tensor]:
+        reduction = "mean" if self.mean and num_items_in_batch is None else "sum"
+        loss = F.cross_entropy(self.layer(x), labels, reduction=reduction)
+        return {"loss": loss if num_items_in_batch is None else loss / num_items_in_batch}
+
+
+@pytest.mark.parametrize("number", [None, 20, torch.tensor(20), torch.tensor(20.0)])
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("batches", [False, True])
+def test_a_models_own_sum_is_refused_with_a_remedy_and_a_trainers_number_left_out(
+    mean: bool, batches: bool, number: Any
+) -> None:
+    model, more = Summed(mean), {} if number is None else {"num_items_in_batch": number}
+    parts = [slice(7), slice(7, 20)] if batches else [slice(20)]
+    data: Any = [{"x": A[part], "labels": C[part], **more} for part in parts]
+    data = data if batches else data[0]
+    right = pytest.approx(float(F.cross_entropy(model.layer(A), C).detach()), rel=1e-6)
+    if mean:
+        assert Problem(model, None, data).loss() == right
+        return
+    refused("loss: it is the sum", lambda: Problem(model, None, data))
+    if number is None:
+        pairs = [(batch, batch["labels"]) for batch in data] if batches else (data, data["labels"])
+        assert Problem(model, lambda o, t: o["loss"] / len(t), pairs).loss() == right

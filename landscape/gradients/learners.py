@@ -191,7 +191,9 @@ class Stack:
     def training_model(self) -> nn.Module:
         """The model in training mode; the parameters are shared, because each call replaces them anyway."""
         model = self.problem.model
-        return copy.deepcopy(model, {id(p): p for p in model.parameters()}).train()
+        own = copy.deepcopy(model, {id(p): p for p in model.parameters()})
+        own.train()  # which returns nothing where a module's own does not
+        return own
 
     def gradients(
         self, weights: Tensor, x: Any, y: Any, out: Tensor, training: Training | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,6 +147,11 @@ def call(model: nn.Module, weights: dict[str, Tensor], x: Any) -> Any:
     """
     if recomputes(model) and torch.is_grad_enabled() and any(w.requires_grad for w in weights.values()):
         raise InputError(AGAIN)
+    if torch.nn.utils.parametrize._cache_enabled:
+        raise InputError(
+            "torch.nn.utils.parametrize.cached: all passes would have the parameters of the first; make the "
+            "call outside of it"
+        )
     weights = _everywhere(model, dict(zip(weights, aligned(model, weights.values()), strict=True)))
     args, kwargs = tuple(x) if isinstance(x, (tuple, list)) else (x,), dict[str, Any]()
     if isinstance(x, Mapping):
@@ -169,12 +175,18 @@ def own_outputs(problem: Any, x: Any) -> Any:
     return call(problem.model, dict(problem.batchnorm.buffers), x)
 
 
+# For those who have inputs alone.
+SELF = "; where the targets are the inputs, as of an autoencoder, (x, x)"
+
+
 def is_resident(data: Any) -> bool:
     """Test whether ``data`` is the data itself, samples first, and not an iterable of batches of it.
 
-    It is where it is a dict, a tuple of two, or a list of two tensors. Raises InputError for a tuple of two
-    pairs that may as well be two batches.
+    It is where it is a dict, a tuple of two, or a list of two tensors. Raises InputError for one tensor, and
+    for a tuple of two pairs that may as well be two batches.
     """
+    if isinstance(data, Tensor):
+        raise InputError(f"data: one tensor is not allowed, it must be (inputs, targets){SELF}")
     pair = isinstance(data, (tuple, list)) and len(data) == 2
     if pair and isinstance(data, tuple) and (kinds := _kinds(data[0])) and kinds == _kinds(data[1]):
         raise InputError(
@@ -199,18 +211,20 @@ def split(batch: Any, model_has_loss: bool) -> tuple[Any, Any]:
 
     Of a dict the targets are its "labels", or all of it where it has none. With ``model_has_loss`` the model
     computes its loss from the labels, which are then inputs, too; otherwise the model does not receive them.
+    Nor the number by which a trainer has it divide the sum over a step's labels: it takes their mean.
     """
     if isinstance(batch, Mapping):
+        batch = {key: value for key, value in batch.items() if key != "num_items_in_batch"}
         labels = batch.get("labels")
         if labels is None or model_has_loss:
-            return dict(batch), dict(batch) if labels is None else labels
+            return batch, dict(batch) if labels is None else labels
         return {key: value for key, value in batch.items() if key != "labels"}, labels
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
     what = type(batch).__name__ + (f" of {len(batch)}" if isinstance(batch, (tuple, list)) else "")
     raise InputError(
         f"data: a batch is a {what}, it must be (inputs, targets) or a dict; several inputs go into one "
-        "tuple, ((a, b), targets)"
+        f"tuple, ((a, b), targets){SELF}"
     )
 
 
@@ -307,4 +321,15 @@ def fixed_randomness(device: torch.device, seed: int | None, elsewhere: bool) ->
         torch.default_generator.manual_seed(seed)  # torch.manual_seed takes as long as a small network's pass
         if device.type != "cpu":
             torch.get_device_module(device).manual_seed(seed)
+        yield
+
+
+@contextlib.contextmanager
+def quiet(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """No advice of cuDNN's recurrent layers to compact weights, which are those of the pass here."""
+    if device.type == "cpu" or not any(isinstance(m, nn.RNNBase) for m in model.modules()):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
         yield

@@ -5,27 +5,46 @@ Each check works on a few samples, and raises InputError in one line that names 
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-import math
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError
-from landscape.problem.batches import call, clone, named_tensors, random_state, recomputes, strided, take
+from landscape.problem.batches import clone, named_tensors, random_state, strided, take
 from landscape.problem.data import PROBE
-from landscape.problem.layout import placed, set_back
-from landscape.problem.losses import ClonedTargets, check_labels, output_loss, refuse_broadcasting
+from landscape.problem.layout import evaluated, independent_copy, own_mode, set_back
+from landscape.problem.losses import (
+    ClonedTargets,
+    Metric,
+    check_labels,
+    output_loss,
+    refuse_broadcasting,
+)
 from landscape.problem.mean_check import AT_ONCE, takes
 from landscape.problem.mean_loss import MeanLoss
-
-# How far the checks move θ, relative to the mean magnitude of each parameter (ours).
-MOVE = 0.1
+from landscape.problem.modes import (
+    FUSED,
+    MOVE,
+    check_modes,
+    check_parameters,
+    custom,
+    emptied,
+    equal,
+    fresh,
+    held,
+    loss_of,
+    of_torch,
+    parameters_of,
+)
+from landscape.problem.modes import tolerance as tolerance
 
 
 def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
@@ -39,13 +58,6 @@ def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
     return weights
 
 
-def tolerance(dtype: torch.dtype) -> float:
-    """The relative difference up to which two ways of computing one number count as equal: √eps."""
-    return math.sqrt(torch.finfo(dtype).eps)
-
-
-# The rounding of fused kernels on GPUs, relative (ours; below that of float32 problems, √eps).
-FUSED = 1e-5
 # How deep, and among how many objects, the model is searched for inside a loss: a partial of a function with
 # a list of layers has depth three (ours).
 DEPTH, MAX_OBJECTS = 3, 1000
@@ -100,7 +112,7 @@ def ignores_first_label(problem: MeanLoss, x: Any, y: Any) -> bool:
     if other is None:
         return False
     check_fit(problem, x, y)
-    first, second = (_loss(problem, given, given["labels"]) for given in (x, other))
+    first, second = (loss_of(problem, given, given["labels"]) for given in (x, other))
     return torch.allclose(first, second, rtol=0, atol=0, equal_nan=True)
 
 
@@ -129,6 +141,9 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
                 outputs = problem.outputs(problem.weights, inputs)
                 check_labels(problem.criterion, outputs, labels)
                 found: object = problem.criterion(outputs, targets)  # whatever the user's function gives
+                if isinstance(found, Real) or (isinstance(found, np.ndarray) and found.ndim == 0):
+                    problem.criterion = Metric(problem.criterion)
+                    found = problem.criterion(outputs, targets)
                 after = random_state(problem.device)
             problem.draws_elsewhere = before[1] != after[1]
             break
@@ -140,13 +155,13 @@ def check_fit(problem: MeanLoss, x: Any, y: Any, labels: Any = None) -> tuple[Te
         problem.differentiates = problem.draws_elsewhere = False
         data.leaf_inputs = needed
         refuse_broadcasting(problem.criterion, outputs, y)
-        raise _no_fit(causes, x, y) from causes[0]
+        raise _no_fit(problem, causes, x, y) from causes[0]
     if not isinstance(found, Tensor) or found.dim() > 0:
         raise _several_numbers(found)
     return found.detach(), before != after
 
 
-def _no_fit(causes: Sequence[Exception], x: Any, y: Any) -> InputError:
+def _no_fit(problem: MeanLoss, causes: Sequence[Exception], x: Any, y: Any) -> InputError:
     """The refusal where errors are raised without gradients, with them, and with those in the inputs."""
     tensors = [*named_tensors(x, "inputs"), *named_tensors(y, "targets")]
     shapes = ", ".join(f"{name} {tuple(t.shape)}" for name, t in tensors)
@@ -154,7 +169,34 @@ def _no_fit(causes: Sequence[Exception], x: Any, y: Any) -> InputError:
     hint = ""
     if "does not require grad" in last or "not have been used in the graph" in last:
         hint = "; a loss that differentiates in the inputs finds them in its targets: give data as (x, x)"
+    for form, inputs, targets in _other_forms(x, y):
+        with contextlib.suppress(Exception), problem.evaluating(0):
+            loss = problem.criterion(problem.outputs(problem.weights, inputs), targets)
+            if isinstance(loss, (Tensor, Real)):
+                hint = f"; {form}"
+                break
     return InputError(f"model and data do not fit: {type(causes[0]).__name__}: {words} ({shapes}){hint}")
+
+
+# Names of targets in dicts, which are tried first (ours).
+TARGETS = ("label", "target", "targets", "y", "class", "classes")
+
+
+def _other_forms(x: Any, y: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Forms that data may have in place of (x, y), in words, with the inputs and targets."""
+    if isinstance(x, (Mapping, tuple, list)):
+        yield f"the model takes one {type(x).__name__}: give data as ((inputs,), targets)", (x,), y
+    every = list(x)[::-1] if isinstance(x, Mapping) and isinstance(y, Mapping) else []
+    for key in sorted(every, key=lambda key: key not in TARGETS):
+        words, end = "a dict d without 'labels' has no targets: give", f"d[{key!r}])"
+        rest = {k: v for k, v in x.items() if k != key}
+        codes = {k: f"d[{k!r}]" for k in rest}
+        if len(rest) == 1:
+            yield f"{words} ({''.join(codes.values())}, {end}", *rest.values(), x[key]
+        named = ", ".join(f"{k!r}: {code}" for k, code in codes.items())
+        yield f"{words} ({{{named}}}, {end}", rest, x[key]
+        yield f"{words} (({', '.join(codes.values())}), {end}", tuple(rest.values()), x[key]
+        yield f"{words} ((d,), {end}", (x,), x[key]
 
 
 def _several_numbers(found: Any) -> InputError:
@@ -177,11 +219,11 @@ def check_original(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> No
 
     They are changed for two passes, and set back.
     """
-    before, parameters = _loss(problem, x, y), list(original.parameters())
+    before, parameters = loss_of(problem, x, y), list(original.parameters())
     with torch.no_grad(), set_back(parameters):
         for p in parameters:
             p.mul_(1 + MOVE).add_(MOVE)
-        after = _loss(problem, x, y)
+        after = loss_of(problem, x, y)
     if not torch.allclose(before, after, rtol=tolerance(problem.weights.dtype), atol=0, equal_nan=True):
         raise InputError(
             "loss: it changes with the values in the module that was given, beside those of the weights: it, "
@@ -205,6 +247,39 @@ def check_problem(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any]
         original: the user's module, of which the problem has a copy.
         batch: the first samples, or the first batch.
         full: more samples, at more weights.
+    """
+    try:
+        _check_model(problem, original, batch, full)
+    except InputError:
+        if not _train_some(problem, original, batch, full):
+            raise
+    if full or mentions(problem.criterion, original):
+        check_original(problem, original, *problem.data.pick(*batch, FULL_PROBE if full else PROBE))
+
+
+def _train_some(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], full: bool) -> bool:
+    """Put modules in training mode, if the model then passes all checks and has the loss of eval mode.
+
+    What a module merges or caches in eval mode (LoRA, expanded filters) does not follow θ, and no gradient
+    goes through it. Returns whether modules could be put so.
+    """
+    given = not torch.equal(problem.weights, parameters_of(problem))
+    for names in custom(problem.model):
+        for source in (original, emptied(problem, original, batch[0])):
+            problem.model = evaluated(independent_copy(source), problem.device, problem.dtype, names)
+            problem.weights = problem.weights if given else parameters_of(problem)
+            with contextlib.suppress(Exception):  # whatever the user's model raises in either mode
+                _check_model(problem, source, batch, full, names)
+                return True
+    return False
+
+
+def _check_model(
+    problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], full: bool, training: Sequence[str] = ()
+) -> None:
+    """Raise InputError unless passes of the problem's model are those of ``original``, at any θ.
+
+    ``training``: the modules of the problem's model that are in training mode.
     """
     data = problem.data
     x, y = data.pick(*batch, FULL_PROBE if full else PROBE)
@@ -230,11 +305,12 @@ def check_problem(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any]
     if drawn and not problem.draws:
         check_random(problem, x, y)
     check_recorded(problem, before, loss, check_leaves(problem, original, x, y), x, y)
-    away = moved(problem)
-    for weights in (away, moved(problem, 1), moved(problem, 2)) if full else (away,):
-        check_parameters(problem, x, y, weights)
-    if full or mentions(problem.criterion, original):
-        check_original(problem, original, x, y)
+    for weights in (moved(problem, seed) for seed in range(3 if full else 1)):
+        gradient = check_parameters(problem, original, x, y, weights, training)
+        every = [m for m in original.modules() if not of_torch(m)]
+        modes = any(map(own_mode, every)) or not all(bool(part.any()) for part in gradient or ())
+        if modes or any(map(held, every)):
+            check_modes(problem, original, x, y, weights, gradient if modes else None, training)
 
 
 def _more(problem: MeanLoss, batch: tuple[Any, Any], x: Any) -> tuple[Any, Any]:
@@ -263,8 +339,8 @@ def check_passes(problem: MeanLoss, before: Tensor, first: Tensor, x: Any, y: An
             "of training"
         )
     buffers = {name: buffer.clone() for name, buffer in problem.model.named_buffers()}
-    second = _loss(problem, x, y)
-    if not _same(first, second, problem):
+    second = loss_of(problem, x, y)
+    if not equal(first, second, problem):
         after = dict(problem.model.named_buffers())
         changed = [name for name, b in buffers.items() if not torch.equal(strided(b), strided(after[name]))]
         raise InputError(
@@ -283,7 +359,7 @@ def check_recorded(problem: MeanLoss, before: Tensor, loss: Tensor, recorded: Te
     any two passes may differ. On a GPU its kernel for passes without gradients is coarser than float64.
     """
     least = 0.0 if problem.device.type == "cpu" else FUSED
-    if _same(loss, recorded, problem, least):
+    if equal(loss, recorded, problem, least):
         return
     for _ in range(DRAWS):
         check_passes(problem, before, loss, x, y)
@@ -294,34 +370,14 @@ def check_recorded(problem: MeanLoss, before: Tensor, loss: Tensor, recorded: Te
     )
 
 
-@torch.no_grad()
-def _loss(problem: MeanLoss, x: Any, y: Any, seed: int = 0) -> Tensor:
-    """The loss of clones of some samples at the center."""
-    inputs, targets = fresh(problem, x, y)
-    with problem.evaluating(seed):
-        return problem.criterion(problem.outputs(problem.weights, inputs), targets).detach()
-
-
-def _same(a: Tensor, b: Tensor, problem: MeanLoss, least: float = 0.0) -> bool:
-    """Test whether two losses are the same but for rounding, of at least a share of ``least``."""
-    allowed = max(least, *(tolerance(dtype) for dtype in (problem.weights.dtype, a.dtype)))
-    return torch.allclose(a, b, rtol=allowed, atol=allowed, equal_nan=True)
-
-
-def fresh(problem: MeanLoss, x: Any, y: Any) -> tuple[Any, Any]:
-    """Clones of some samples for one pass."""
-    x, y = clone((x, y))
-    return problem.data.leaves(x, y)
-
-
 def check_random(problem: MeanLoss, x: Any, y: Any) -> None:
     """Raise InputError if the loss depends on the random numbers that are drawn for it.
 
     Eval mode stops dropout modules, but not ``F.dropout`` left on, or noise that a model or loss draws.
     """
-    first = _loss(problem, x, y)
+    first = loss_of(problem, x, y)
     for seed in range(1, DRAWS + 1):
-        other = _loss(problem, x, y, seed)
+        other = loss_of(problem, x, y, seed)
         if not torch.allclose(first, other, rtol=0, atol=0, equal_nan=True):
             raise InputError(
                 "model or loss: random even in eval mode: the loss of the same samples is "
@@ -415,49 +471,3 @@ def _unknown_leaf(leaf: Tensor, model: nn.Module, original: nn.Module, *, of_los
         f"model: its outputs depend on a tensor of shape {shape} that requires gradients and is none of its "
         "parameters; register it as nn.Parameter, or detach it"
     )
-
-
-def check_parameters(problem: MeanLoss, x: Any, y: Any, weights: Tensor) -> None:
-    """Raise InputError unless the loss at ``weights`` is that of the module that holds it.
-
-    Where the gradient is not, or PyTorch says so, the model computes outputs again in its backward pass, with
-    the parameters that the module itself has: activation checkpointing (:func:`.recomputes`).
-    """
-    given = problem.layout.leaves(weights)
-    a, b = fresh(problem, x, y), fresh(problem, x, y)
-    with problem.evaluating(0):
-        ours, gradient = _loss_and_gradient(
-            lambda: problem.call(given, a[0]), problem, list(given.values()), a[1]
-        )
-    with placed(problem.model, problem.layout, weights) as own, problem.evaluating(0):
-        parameters = list(own.values())
-        wanted, truth = _loss_and_gradient(lambda: call(problem.model, {}, b[0]), problem, parameters, b[1])
-    allowed = tolerance(problem.weights.dtype)
-    if not torch.allclose(ours, wanted, rtol=allowed, atol=allowed, equal_nan=True):
-        raise InputError(
-            f"model: with all parameters replaced its loss is {float(ours):.6g}, but {float(wanted):.6g} "
-            "with the same ones loaded into the module: it keeps some of them, or what was computed from "
-            "them, elsewhere; compute it from self.NAME in each forward pass"
-        )
-    if gradient is not None and truth is not None:
-        # A part at a time: copies of all parts in double precision would take much memory.
-        apart = [float((double(a) - double(b)).norm()) for a, b in zip(gradient, truth, strict=True)]
-        scale = math.hypot(*(float(double(part).norm()) for part in truth))
-        if math.isfinite(scale) and math.hypot(*apart) > 10 * allowed * (scale + allowed):
-            recomputes(problem.model, found=True)
-
-
-def _loss_and_gradient(
-    outputs: Callable[[], Any], problem: MeanLoss, parameters: Sequence[Tensor], y: Any
-) -> tuple[Tensor, Sequence[Tensor] | None]:
-    """The loss and its gradient, parameter by parameter, or None where the loss has none."""
-    with torch.enable_grad():
-        loss = problem.criterion(outputs(), y)
-        parts = None
-        if loss.requires_grad:
-            try:
-                parts = torch.autograd.grad(loss, parameters, materialize_grads=True)
-            except RuntimeError as error:  # without a derivative, which contours do not need
-                if "heckpoint" in str(error):
-                    recomputes(problem.model, found=True)
-    return loss.detach(), parts

@@ -485,7 +485,7 @@ def _checksum(tree: Any) -> Tensor:
     sums = []
     for _, tensor in named_tensors(tree):
         rows = double(strided(tensor.detach())).cpu()
-        rows = rows.reshape(len(rows), -1) if rows.dim() else rows.reshape(1, 1)
+        rows = rows.flatten(1) if rows.dim() > 1 else rows.reshape(-1, 1)
         weights = torch.arange(1, rows.shape[1] + 1, dtype=torch.float64).sqrt().frac() + 0.5
         each = rows @ weights
         sums += [torch.stack((part.sum(), part.abs().sum())) for part in (each, each.square())]

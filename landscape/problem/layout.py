@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -90,7 +90,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
 def independent_copy(model: nn.Module) -> nn.Module:
     """A copy of ``model`` without torch.compile and sparse gradients inside, which have no second derivative.
 
-    Tensors that a forward pass left as attributes, such as the weights of spectral_norm, are copied by value.
+    Tensors that a forward pass left as attributes, such as the weights of spectral_norm, are copied by value;
+    cached properties are left out, and what a module's own eval() made of its parameters is taken back.
     """
     attributes = [value for m in model.modules() for value in vars(m).values()]
     made = {id(t): t.detach().clone() for t in attributes if isinstance(t, Tensor) and not t.is_leaf}
@@ -99,8 +100,13 @@ def independent_copy(model: nn.Module) -> nn.Module:
     except Exception as error:  # whatever the user's module holds
         words = " ".join(str(error).split())[:200]
         raise InputError(f"model: it cannot be copied ({type(error).__name__}: {words})") from error
+    if any(own_mode(module) and not module.training for module in own.modules()):
+        with contextlib.suppress(NotImplementedError):  # exported programs have no training mode
+            own.train()
     uses = Counter(id(p) for _, p in own.named_parameters(remove_duplicate=False))
     for parent in list(own.modules()):
+        for name in [n for n in vars(parent) if isinstance(getattr(type(parent), n, None), cached_property)]:
+            delattr(parent, name)
         for name, child in list(parent.named_children()):
             if unwrapped(child) is not child:
                 setattr(parent, name, unwrapped(child))
@@ -111,6 +117,44 @@ def independent_copy(model: nn.Module) -> nn.Module:
         if getattr(parent, "_compiled_call_impl", None) is not None:
             parent._compiled_call_impl = None
     return own
+
+
+def own_mode(module: nn.Module) -> bool:
+    """Return whether a module has a train() or eval() of its own, which may merge or cache parameters."""
+    pairs = (module.train, nn.Module.train), (module.eval, nn.Module.eval)
+    return any(getattr(own, "__func__", None) is not plain for own, plain in pairs)
+
+
+def evaluated(
+    model: nn.Module,
+    device: torch.device,
+    dtype: torch.dtype,
+    training: Collection[str] = (),
+    weights: Mapping[str, Tensor] | None = None,
+) -> nn.Module:
+    """``model`` in eval mode, on a device in a precision.
+
+    The modules named in ``training``, but not those inside them, are in training mode, in which a module
+    computes with its parameters rather than with what eval() has made of them. ``weights`` are loaded before.
+    """
+    modules = dict(model.to(device, dtype).named_modules())
+    own = {name for name, module in modules.items() if own_mode(module)}
+    for name, p in model.named_parameters() if weights else ():
+        if weights and name in weights:
+            p.detach().copy_(weights[name])
+    if not training:
+        model.eval()  # which returns nothing where a module's own train() does not
+    for name in own - set(training) if training else ():
+        modules[name].eval()
+    for name, module in modules.items():
+        if name in training and not module.training:
+            module.train()
+    for name, module in modules.items():
+        if training and name not in training:
+            module.training = False
+        if isinstance(module, nn.RNNBase) and not module.dropout:  # the same function; but cuDNN's backward
+            module.train()  # pass is there in training mode only
+    return model
 
 
 #: How parameters are grouped, see :meth:`Layout.groups`.

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from landscape.core.devices import double
+from landscape.core.devices import double, float64_device
 from landscape.core.errors import InputError
 from landscape.problem.batches import clone, count_samples, named_tensors, tree_map
 
@@ -235,6 +235,24 @@ class ClonedTargets:
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         return self.func(outputs, clone(targets))
+
+
+class Metric(ClonedTargets):
+    """A loss that gives a number of Python or NumPy, such as those of scikit-learn, as a tensor in float64.
+
+    It receives outputs for which no gradient is recorded, which NumPy does not take.
+    """
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        if hasattr(outputs, "__dict__") and not isinstance(outputs, Tensor):  # Hugging Face
+            own = copy.copy(outputs)
+            for name, value in tree_map(Tensor.detach, vars(outputs)).items():
+                setattr(own, name, value)
+        else:
+            own = tree_map(Tensor.detach, outputs)
+        value = torch.as_tensor(self.func(own, targets), dtype=torch.float64)
+        first = next((t for _, t in named_tensors(outputs)), value)
+        return value.to(float64_device(first.device))
 
 
 def describe_loss(loss: Any) -> str:

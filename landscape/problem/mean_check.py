@@ -26,7 +26,7 @@ from landscape.core.memory import available_memory
 from landscape.problem.batches import count_samples, named_tensors, take, tree_map
 from landscape.problem.counts import ONES, ClassSamples, Count, Samples, candidates
 from landscape.problem.data import nan_places
-from landscape.problem.losses import Terms, by_sample, is_mean, placed_loss, refuse_broadcasting
+from landscape.problem.losses import Terms, by_sample, is_mean, output_loss, placed_loss, refuse_broadcasting
 from landscape.problem.mean_loss import MeanLoss
 
 T = TypeVar("T")
@@ -463,12 +463,8 @@ def _count(losses: Losses, few: Samples | None, batches: Batches) -> Count | Non
 def only(counts: Sequence[Count], totals: Tensor) -> Count:
     """The first of ``counts``, where all weigh the batches alike, or the one that is a mean over samples.
 
-    Args:
-        counts: those by which all equations hold.
-        totals: (batches, counts) the terms of each batch.
-
-    Raises:
-        InputError: no target counts, or the counts weigh batches differently.
+    ``totals`` (batches, counts): the terms of each batch. Raises InputError where no target counts, or the
+    counts weigh batches differently.
     """
     if not bool(totals.any()):
         raise InputError(
@@ -559,9 +555,13 @@ def _refuse_sum(problem: MeanLoss, few: Samples) -> None:
         return
     total = sum(value for value, _ in halves.parts)
     if halves.whole and abs(total - halves.whole) <= halves.rounding * max(abs(total), abs(halves.whole)):
+        loss, data = "loss(o, t)", "data"
+        if problem.criterion is output_loss:
+            batches = '[(batch, batch["labels"]) for batch in data]'
+            loss, data = 'o["loss"]', '(data, data["labels"])' if problem.data.indexed else batches
         raise InputError(
             "loss: it is the sum over the samples that it is given, not the mean (reduction='sum'?)",
-            remedy="landscape.Problem(model, lambda o, t: loss(o, t) / len(t), data)",
+            remedy=f"landscape.Problem(model, lambda o, t: {loss} / len(t), {data})",
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
@@ -16,7 +15,7 @@ from landscape.core.devices import check_default_device, check_dtype, double, fl
 from landscape.core.errors import InputError
 from landscape.core.memory import Need, bounded, with_saved_bytes
 from landscape.problem import batchnorm as bn_policies
-from landscape.problem.batches import call, count_samples, fixed_randomness, own_outputs, recomputes
+from landscape.problem.batches import call, count_samples, fixed_randomness, own_outputs, quiet, recomputes
 from landscape.problem.batchnorm import SAMPLES, BatchNormPolicy
 from landscape.problem.data import ACTIVATION_BYTES, SMALL_BYTES, SMALL_CHUNK, Data
 from landscape.problem.layout import Layout, backward, gradients, placed
@@ -208,7 +207,7 @@ class MeanLoss:
         if not bn_policies.tracked(self.model):
             return {}
         inputs = bn_policies.sample_inputs(self.data, self.samples) if inputs is None else inputs
-        weights = self.weights if weights is None else weights
+        weights = self.weights if weights is None else weights.to(self.weights)
         return bn_policies.Estimator(self.model, self.layout)(weights, inputs)
 
     def _check_surroundings(self) -> None:
@@ -234,7 +233,7 @@ class MeanLoss:
             True
         """
         self._check_surroundings()
-        policy = self.batchnorm.at(self.weights if weights is None else weights)
+        policy = self.batchnorm.at(self.weights if weights is None else weights.to(self.weights))
         if policy is self.batchnorm:
             return self
         part = self.on(self.data)
@@ -302,6 +301,10 @@ class MeanLoss:
             (2, 2)
         """
         buffers = self.batchnorm.buffers
+        if (
+            self.differentiates and torch.is_grad_enabled()
+        ):  # in its parameters, perhaps, as they are in training
+            weights = {k: w if w.requires_grad else w.detach().requires_grad_() for k, w in weights.items()}
         return call(self.model, {**buffers, **weights} if buffers else weights, x)
 
     def outputs(self, weights: Tensor, x: Any) -> Any:
@@ -318,7 +321,7 @@ class MeanLoss:
             >>> problem.outputs(torch.tensor([1.0, 0.0, 0.0, 1.0]), x).tolist()
             [[1.0, 0.0], [0.0, 1.0]]
         """
-        return self.call(self.layout.views(weights), x)
+        return self.call(self.layout.views(weights.to(self.weights)), x)
 
     @contextlib.contextmanager
     def evaluating(self, seed: int | None) -> Iterator[None]:
@@ -338,17 +341,11 @@ class MeanLoss:
             True
         """
         recorded = torch.enable_grad() if self.differentiates else contextlib.nullcontext()
-        with recorded, fixed_randomness(self.device, seed, self.draws_elsewhere), self._quiet():
-            yield
-
-    @contextlib.contextmanager
-    def _quiet(self) -> Iterator[None]:
-        """No advice of cuDNN's recurrent layers to compact weights, which are those of the pass here."""
-        if self.device.type == "cpu" or not any(isinstance(m, nn.RNNBase) for m in self.model.modules()):
-            yield
-            return
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+        with (
+            recorded,
+            fixed_randomness(self.device, seed, self.draws_elsewhere),
+            quiet(self.model, self.device),
+        ):
             yield
 
     def saved_bytes(self, x: Any, y: Any) -> int:
@@ -461,6 +458,7 @@ class MeanLoss:
             >>> problem.penalty_value(problem.weights).item()
             0.0
         """
+        weights = weights.to(self.weights)
         value = weights.new_zeros(()) if self.penalty is None else self.penalty(self.layout.views(weights))
         return value + self.weight_decay / 2 * weights.square().sum()
 
@@ -478,7 +476,7 @@ class MeanLoss:
             >>> problem.totals(torch.tensor([1.0, 0.0, 0.0, 1.0]))[1].item()
             2.0
         """
-        weights = self.weights if weights is None else weights
+        weights = self.weights if weights is None else weights.to(self.weights)
         problem = self.at(weights)
         total = torch.zeros(2, dtype=torch.float64, device=float64_device(self.device))
         for x, y, count, seed in self.parts():
@@ -557,7 +555,7 @@ class MeanLoss:
             >>> round(loss, 3), gradient.tolist()
             (0.693, [-0.25, 0.25, 0.25, -0.25])
         """
-        weights = self.weights if weights is None else weights
+        weights = self.weights if weights is None else weights.to(self.weights)
         problem, again = self.at(weights), recomputes(self.model)
         total, gradient = 0.0, torch.empty_like(weights) if out is None else out
         with (

@@ -19,7 +19,7 @@ from landscape.problem import batchnorm, checks
 from landscape.problem.batches import count_samples
 from landscape.problem.checks import ignores_first_label, moved
 from landscape.problem.data import Data
-from landscape.problem.layout import Layout, independent_copy, padding_rows, unwrapped
+from landscape.problem.layout import Layout, evaluated, independent_copy, padding_rows, unwrapped
 from landscape.problem.losses import Terms, describe_loss, is_softmax_loss, output_loss, placed_loss
 from landscape.problem.mean_check import check_mean, refuse_nan
 from landscape.problem.mean_loss import Loss as Loss
@@ -58,13 +58,16 @@ class Problem(MeanLoss):
     θ is the flat vector of the model's trainable parameters (``layout`` says which slice is which).
 
     Args:
-        model: any module; it is copied, put in eval mode, and never changed. A dict x is passed to it as
+        model: any module; it is copied, put in eval mode, and never changed. A part that merges or caches its
+            parameters in eval mode (LoRA), so that these have no effect, is in training mode where that has
+            the same loss, and refused where it has not. A dict x is passed to the model as
             ``model(**x)``, a tuple or list as ``model(*x)``, anything else as ``model(x)``. Of DataParallel,
             DistributedDataParallel and torch.compile, the module inside. Of one whose parameters are DTensors
             (FSDP2, tensor parallelism), a :class:`landscape.ShardedProblem` is made instead.
         loss: ``loss(outputs, targets)``, the *mean* over the samples of a batch; None if the model computes
             its loss itself and returns it as ``.loss`` or ["loss"] (Hugging Face models). A module is copied
-            to the problem's device and precision.
+            to the problem's device and precision. A metric that gives a number of Python or NumPy
+            (scikit-learn) has no gradient, which losses and contours do without.
         data: ``(x, y)``, a torch.utils.data.Dataset, or an iterable (not an iterator) of batches (x, y). x
             and y are tensors or NumPy arrays with the samples first, or tuples, lists and dicts of these,
             nested at will; anything else is passed on as it is. In place of a pair, one dict: its "labels"
@@ -128,6 +131,7 @@ class Problem(MeanLoss):
         self.check = choose("check", check, checks.CHECKS)
         if not 0 <= weight_decay < float("inf"):
             raise InputError(f"weight_decay: {weight_decay} is not allowed, it must be a finite number ≥ 0")
+        check_kinds(model, loss)
         original = unwrapped(model)
         self._set_model(independent_copy(original), device, dtype)
         self.criterion = output_loss if loss is None else placed_loss(loss, self.device, self.dtype)
@@ -303,10 +307,7 @@ class Problem(MeanLoss):
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
         check_dtype(self.device, self.dtype)
-        self.model = model.to(self.device, self.dtype).eval()
-        for layer in self.model.modules():
-            if isinstance(layer, nn.RNNBase) and not layer.dropout:  # the same function; but cuDNN's backward
-                layer.train()  # pass is there in training mode only
+        self.model = evaluated(model, self.device, self.dtype)
 
     def _set_center(self, weights: Tensor | None) -> None:
         named = dict(self.model.named_parameters())
@@ -320,6 +321,22 @@ class Problem(MeanLoss):
         if not bool(torch.isfinite(self.weights).all()):
             bad = int((~torch.isfinite(self.weights)).sum())
             raise InputError(f"weights: {bad} of {self.layout.size} are NaN or infinite, all must be finite")
+
+
+def check_kinds(model: Any, loss: Any) -> None:
+    """Raise InputError unless ``model`` is a module, and ``loss`` a function or None."""
+    for name, given, needed in (("model", model, "an nn.Module"), ("loss", loss, "a function, or None")):
+        right = isinstance(given, nn.Module) if name == "model" else given is None or callable(given)
+        if isinstance(given, type):
+            what, remedy = f"the class {given.__name__}", "; give an object of the class"
+        else:
+            what, remedy = f"a {type(given).__name__}", ""
+            if isinstance(given, Mapping):
+                remedy = "; load a state dict into its model, and give that"
+            elif callable(given):
+                remedy = "; give the module that has its parameters and calls it in forward"
+        if isinstance(given, type) or not right:
+            raise InputError(f"{name}: {what} is not allowed, it must be {needed}{remedy}")
 
 
 class Run(Protocol):
