@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,10 +21,8 @@ MAX_CLASSES, SAMPLES_A_CLASS = 64, 3
 # Weights of classes below this share of the largest are zero: they come from differences of losses (ours).
 ZERO = 1e-5
 
-# The number of a tensor among the targets, or the inputs, and what of it counts.
-Place = tuple[int, tuple[slice, ...]]
 # Targets whole, and without the first or last of each sequence, as code and index.
-_CUTS: dict[str, tuple[slice, ...]] = {
+CUTS: dict[str, tuple[slice, ...]] = {
     "": (),
     "[:, 1:]": (slice(None), slice(1, None)),
     "[:, :-1]": (slice(None), slice(-1)),
@@ -90,61 +87,86 @@ class Samples:
 class Count:
     """``count(x, y)`` -> (B,), with the code that says the same, which is how it prints.
 
-    They are the sums by sample of what ``function`` gives of the tensor at ``place`` in the targets, or the
-    inputs.
+    They are the sums by sample of what a function of :data:`FUNCTIONS` gives of a tensor in the targets, or
+    the inputs. It is made of numbers and texts, which ranks of torch.distributed may exchange.
+
+    Attributes:
+        code: what it counts.
+        number: of the tensor.
+        cut: what is left out of it, a key of :data:`CUTS`.
+        function: its name.
+        value: the argument of the function, if it has one.
+        of_inputs: the tensor is one of the inputs.
     """
 
     code: str
-    place: Place
-    function: Callable[[Tensor], Tensor]
+    number: int
+    cut: str
+    function: str
+    value: Any = None
     of_inputs: bool = False
 
     def __call__(self, x: Any, y: Any) -> Tensor:
-        number, cut = self.place
-        tensor = list(named_tensors(x if self.of_inputs else y))[number][1]
-        return double(by_sample(self.function(tensor[cut])))
+        tensor = list(named_tensors(x if self.of_inputs else y))[self.number][1][CUTS[self.cut]]
+        argument = () if self.value is None else (self.value,)
+        return double(by_sample(FUNCTIONS[self.function](tensor, *argument)))
 
     def __repr__(self) -> str:
         return self.code
 
 
-def _parts(tree: Any, name: str) -> Iterator[tuple[str, Place, Tensor]]:
-    """The tensors of ``tree`` with their code, whole, and without the first or last of each sequence."""
-    for i, (code, tensor) in enumerate(named_tensors(tree, name)):
+def _parts(tree: Any, name: str) -> Iterator[tuple[str, int, str, Tensor]]:
+    """The tensors of ``tree`` with code, number and cut: whole, and without an end of each sequence."""
+    for number, (code, tensor) in enumerate(named_tensors(tree, name)):
         if tensor.dim() == 0 or tensor.is_complex() or tensor.layout is not torch.strided:
             continue
-        for cut, index in _CUTS.items():
+        for cut, index in CUTS.items():
             if cut and (tensor.dim() == 1 or tensor.shape[1] == 1):
                 break
-            yield code + cut, (i, index), tensor[index]
+            yield code + cut, number, cut, tensor[index]
 
 
-def _tests(name: str, tensor: Tensor) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Counts of targets that may be meant, with their code: those not left out, masks and weights."""
+def _tests(name: str, tensor: Tensor) -> Iterator[tuple[str, str, float | None]]:
+    """Counts of targets that may be meant, as code, function and value: not left out, masks, weights."""
     if tensor.dtype == torch.bool:
-        yield name, torch.clone
-        yield f"~{name}", torch.logical_not
+        yield name, "numbers", None
+        yield f"~{name}", "not", None
         return
     if tensor.is_floating_point():
-        yield f"~{name}.isnan()", _is_number
-        yield f"{name}.isfinite()", torch.isfinite
+        yield f"~{name}.isnan()", "no NaN", None
+        yield f"{name}.isfinite()", "finite", None
     for value in notable(tensor):
-        yield f"{name} != {value:g}", functools.partial(torch.ne, other=value)
-    yield f"{name} > 0", functools.partial(torch.gt, other=0)
-    yield f"{name} >= 0", functools.partial(torch.ge, other=0)
+        yield f"{name} != {value:g}", "other than", value
+    yield f"{name} > 0", "above", 0.0
+    yield f"{name} >= 0", "from", 0.0
     if bool((tensor >= 0).all()):  # a mask, weights or lengths
-        yield name, torch.clone
+        yield name, "numbers", None
 
 
-# The functions of counts are picklable, since ranks of torch.distributed exchange them.
+def _class_terms(tensor: Tensor, weights: dict[int, float]) -> Tensor:
+    """The sums by sample of the weights of the targets' classes."""
+    weighted = torch.isin(tensor, torch.tensor([*weights]).to(tensor))
+    if not bool(weighted.all()):
+        raise InputError(
+            f"data: a target is {int(tensor[~weighted][0])}, a class that none of the samples had from which "
+            "the weights of the classes come; give terms=, the sum of each sample's weights"
+        )
+    return sum((w * double(by_sample(tensor == c)) for c, w in weights.items()), torch.zeros(()))
 
 
-def _is_number(tensor: Tensor) -> Tensor:
-    return ~tensor.isnan()
-
-
-def _one_each(tensor: Tensor) -> Tensor:
-    return torch.ones(len(tensor))
+# The functions of counts, of a tensor (B, …) and a value.
+FUNCTIONS: dict[str, Callable[..., Tensor]] = {
+    "numbers": torch.clone,
+    "not": torch.logical_not,
+    "no NaN": lambda t: ~t.isnan(),
+    "finite": torch.isfinite,
+    "other than": torch.ne,
+    "above": torch.gt,
+    "from": torch.ge,
+    "all": torch.ones_like,
+    "one each": lambda t: torch.ones(len(t)),
+    "classes": _class_terms,
+}
 
 
 def _is_mask(tensor: Tensor) -> bool:
@@ -155,15 +177,15 @@ def _is_mask(tensor: Tensor) -> bool:
 def candidates(x: Any, y: Any) -> Iterator[Count]:
     """The standard counts of samples like these: targets not left out, masks, weights, all targets."""
     for tree, letter in ((y, "y"), (x, "x")):
-        for name, place, tensor in _parts(tree, letter):
+        for name, number, cut, tensor in _parts(tree, letter):
             if letter == "x" and not _is_mask(tensor):
                 continue
             tests = [*_tests(name, tensor)]
             if letter == "y" and tensor.dim() > 1:
-                tests.append((f"torch.ones_like({name})", torch.ones_like))
-            for test, function in tests:
+                tests.append((f"torch.ones_like({name})", "all", None))
+            for test, function, value in tests:
                 code = f"({test}).flatten(1).sum(1)" if tensor.dim() > 1 else test
-                yield Count(f"lambda {letter}: {code}", place, function, letter == "x")
+                yield Count(f"lambda {letter}: {code}", number, cut, function, value, letter == "x")
 
 
 class ClassSamples:
@@ -176,14 +198,14 @@ class ClassSamples:
     def __init__(self, loss: Callable[[Samples], float]) -> None:
         self._loss = loss
         # By tensor of the targets: class -> (share of its targets, sample), the largest shares first.
-        self._best: dict[tuple[str, Place], dict[int, list[tuple[float, Samples]]]] = {}
+        self._best: dict[tuple[str, int, str], dict[int, list[tuple[float, Samples]]]] = {}
 
     def add(self, samples: Samples) -> None:
         """Keep those of ``samples`` in which a class has a larger share of the targets than in others."""
-        for name, place, tensor in _parts(samples.y, "y"):
+        for name, number, cut, tensor in _parts(samples.y, "y"):
             if tensor.is_floating_point() or tensor.dtype == torch.bool or not tensor.numel():
                 continue
-            best = self._best.setdefault((name, place), {})
+            best = self._best.setdefault((name, number, cut), {})
             targets = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]
             for c in torch.unique(tensor).tolist() if len(best) <= MAX_CLASSES else ():
                 shares, rows = double(targets == c).mean(1).topk(min(SAMPLES_A_CLASS, len(targets)))
@@ -200,18 +222,18 @@ class ClassSamples:
     def counts(self) -> list[Count]:
         """Weights by class of the targets, as the losses of pairs of samples reveal them."""
         counts = []
-        for (name, place), best in self._best.items():
+        for (name, number, cut), best in self._best.items():
             if not 2 <= len(best) <= MAX_CLASSES:
                 continue
             classes = sorted(best)
             pool = [sample for c in classes for _, sample in best[c]]
-            targets = [list(named_tensors(sample.y))[place[0]][1][place[1]] for sample in pool]
+            targets = [list(named_tensors(sample.y))[number][1][CUTS[cut]] for sample in pool]
             numbers = torch.stack(
                 [torch.stack([double(t == c).sum() for c in classes]) for t in targets]
             ).cpu()
             weights = self._weights(pool, numbers)
             if weights is not None:
-                counts.append(_weighted(name, place, dict(zip(classes, weights, strict=True))))
+                counts.append(_weighted(name, number, cut, dict(zip(classes, weights, strict=True))))
         return counts
 
     def _weights(self, pool: Sequence[Samples], numbers: Tensor) -> list[float] | None:
@@ -242,23 +264,11 @@ class ClassSamples:
         return weights.tolist() if bool((weights >= 0).all()) else None
 
 
-def _class_terms(tensor: Tensor, name: str, weights: dict[int, float]) -> Tensor:
-    """The sums by sample of the weights of the targets' classes."""
-    weighted = torch.isin(tensor, torch.tensor([*weights]).to(tensor))
-    if not bool(weighted.all()):
-        raise InputError(
-            f"data: {name} has the class {int(tensor[~weighted][0])}, which none of the samples had that "
-            "the weights of the classes come from; give terms=, the sum of each sample's weights"
-        )
-    return sum((w * double(by_sample(tensor == c)) for c, w in weights.items()), torch.zeros(()))
-
-
-def _weighted(name: str, place: Place, weights: dict[int, float]) -> Count:
+def _weighted(name: str, number: int, cut: str, weights: dict[int, float]) -> Count:
     """The count of the weights of the classes of ``name``."""
     listed = ", ".join(f"{c}: {w:.4g}" for c, w in weights.items())
-    function = functools.partial(_class_terms, name=name, weights=weights)
-    return Count(f"the weights of the classes of {name}, {{{listed}}}", place, function)
+    return Count(f"the weights of the classes of {name}, {{{listed}}}", number, cut, "classes", weights)
 
 
 # The count of every loss that is a mean over its samples.
-ONES = Count("lambda y: torch.ones(len(y))", (0, ()), _one_each)
+ONES = Count("lambda y: torch.ones(len(y))", 0, "", "one each")

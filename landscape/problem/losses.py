@@ -284,7 +284,7 @@ def loss_name_and_unit(loss: Any) -> tuple[str, str]:
     if loss in NATS or type(loss) in NATS:
         return "loss", "nat"
     kind = loss if hasattr(loss, "__name__") else type(loss)
-    own = not kind.__module__.startswith(("torch.", "landscape.")) and kind.__name__.isidentifier()
+    own = not (kind.__module__ or "").startswith(("torch.", "landscape.")) and kind.__name__.isidentifier()
     return kind.__name__ if own and "loss" not in kind.__name__.lower() else "loss", ""
 
 

@@ -339,7 +339,8 @@ def _few_combine(problem: MeanLoss, terms: Terms, few: Samples | None, at: Tenso
     try:
         if not math.isfinite(losses.loss(few)):
             losses = Losses(problem, problem.weights)
-            losses.loss(few)
+            if not math.isfinite(losses.loss(few)) and is_mean(problem.criterion):
+                return True  # such numbers tell nothing, and need not
         if losses.eps <= FLOAT32 and _parts_combine(losses, few, terms, SURE):
             return True
         return _parts_combine(*_in_float64(losses, few), terms)

@@ -15,7 +15,7 @@ from landscape.core.devices import inner
 from landscape.core.errors import InputError
 from landscape.problem.batches import call, count_samples, named_tensors, take, tree_map
 from landscape.problem.checks import tolerance
-from landscape.problem.counts import ONES, ClassSamples, candidates
+from landscape.problem.counts import ONES, ClassSamples, Count, Samples, candidates
 from landscape.problem.losses import Terms, is_mean, output_loss
 from landscape.problem.mean_check import Losses, attempt, only, say_count, that_hold
 from landscape.problem.mean_loss import MeanLoss
@@ -93,8 +93,9 @@ def check_mean(problem: Any, terms: Terms) -> None:
 
     Raises InputError, on all ranks, where none of the standard counts is right.
     """
-    shapes = {tuple(t.shape[1:] for _, t in named_tensors(y)) for _, y in problem.data.pairs()}
-    ragged = len(set().union(*problem._gathered_objects(shapes))) > 1
+    shapes = [[list(t.shape[1:]) for _, t in named_tensors(y)] for _, y in problem.data.pairs()]
+    every = [shape for each in problem._gathered_objects(shapes) for shape in each]
+    ragged = any(shape != every[0] for shape in every)
     if problem.criterion is output_loss or (is_mean(problem.criterion) and not ragged):
         return
     losses = Losses(cast(MeanLoss, _OfRank(problem)), problem.weights, by_outputs=True)
@@ -103,25 +104,29 @@ def check_mean(problem: Any, terms: Terms) -> None:
         first = losses.samples(*next(_placed(problem)))
     rows = min(MAX_ROWS, max(1, MAX_NUMBERS * first.size // max(1, first.numbers)))
     first = first.rows(slice(rows))
-    heads = problem._gathered_objects(first.on("cpu"))
-    other = heads[(dist.get_rank() + 1) % problem.ranks].on(problem.device)
+    gathered = problem._gathered_objects([first.outputs, first.y])
+    heads = [Samples(outputs, None, y).on(problem.device) for outputs, y in gathered]
+    first, other = (heads[(dist.get_rank() + k) % problem.ranks] for k in (0, 1))
     if (both := attempt(losses.of_two, first, other, 0)) is not None:
         equations.append(both.without_outputs())
     each_one = all(e.weights(terms) == [part.size for _, part in e.parts] for e in equations)
     holds, each_one = (_all(problem, v) for v in (all(e.holds(terms) for e in equations), each_one))
     if holds and not (ragged and each_one):
         return
-    own = {count.code: count for x, y in _placed(problem) for count in candidates(x, y)}
-    counts = {ONES.code: ONES} | {
-        code: c for each in problem._gathered_objects(own) for code, c in each.items()
-    }
+    own = [[*vars(count).values()] for x, y in _placed(problem) for count in candidates(x, y)]
+    counts = {ONES.code: ONES}
+    for each in problem._gathered_objects(own):
+        counts |= {values[0]: Count(*values) for values in each}
     left = [count for count in counts.values() if _all(problem, bool(that_hold([count], equations)))]
     if not left:
         classes = ClassSamples(losses.loss)
         for head in heads:
-            attempt(classes.add, head.on(problem.device))
-        weighted = problem._gathered_objects(attempt(classes.counts) or [])[0]
-        left = [count for count in weighted if _all(problem, bool(that_hold([count], equations)))]
+            attempt(classes.add, head)
+        left = [
+            count
+            for count in attempt(classes.counts) or []
+            if _all(problem, bool(that_hold([count], equations)))
+        ]
     if not left:
         raise InputError(
             "loss: it is no mean over samples, nor one over a standard count of targets, on all ranks "

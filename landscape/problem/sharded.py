@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib
+import io
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self, TypeVar, cast
@@ -153,18 +154,25 @@ class ShardedProblem:
             result = function()
         except LandscapeError as refusal:
             error = refusal
-        texts = self._gathered_objects(None if error is None else (str(error), getattr(error, "remedy", "")))
+        texts = self._gathered_objects(None if error is None else str(error))
         for rank, text in enumerate(texts):
             if text is not None:
-                raise InputError(f"{text[0]} (rank {rank})", text[1])
+                raise InputError(f"{text} (rank {rank})")
         return cast(T, result)
 
     def _gathered_objects(self, value: Any) -> list[Any]:
-        """``value`` of each rank."""
-        values: list[Any] = [None] * self.ranks
+        """``value`` of each rank: tensors, numbers and texts in tuples, lists and dicts, never code."""
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        own = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
+        sizes = [int(size) for size in self._each(len(own))]
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(own)] = own
+        parts = [torch.zeros_like(padded, device=self.device) for _ in sizes]
         with all_ranks():
-            dist.all_gather_object(values, value)
-        return values
+            dist.all_gather(parts, padded.to(self.device))
+        texts = [part[:size].cpu().numpy().tobytes() for part, size in zip(parts, sizes, strict=True)]
+        return [torch.load(io.BytesIO(text), map_location="cpu", weights_only=True) for text in texts]
 
     def __repr__(self) -> str:
         loss, dtype = describe_loss(self.criterion).split(".")[-1], str(self.dtype).removeprefix("torch.")
