@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.devices import double
-from landscape.core.errors import InputError
+from landscape.core.errors import InputError, LandscapeError
 from landscape.problem.batches import concatenate, count_samples, named_tensors, tree_map
 from landscape.problem.data import notable
 from landscape.problem.losses import by_sample
@@ -70,8 +70,11 @@ class Samples:
 
     @classmethod
     def joined(cls, parts: Sequence[Samples]) -> Samples:
-        """All samples of ``parts``. InputError for samples of different shapes."""
-        return cls(*concatenate([part._tree for part in parts]))
+        """All samples of ``parts``. ValueError for samples of different shapes."""
+        try:
+            return cls(*concatenate([part._tree for part in parts]))
+        except LandscapeError as error:
+            raise ValueError(str(error)) from error
 
     def cropped(self, other: Samples) -> Samples:
         """The samples, each tensor cut to the shape that those of ``other`` have, too."""

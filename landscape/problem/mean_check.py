@@ -158,7 +158,7 @@ class Losses:
         """The equation of two parts in one, cut to one shape where theirs differ."""
         try:
             whole = Samples.joined([a, b])
-        except LandscapeError:
+        except ValueError:
             a, b = a.cropped(b), b.cropped(a)
             whole = Samples.joined([a, b])
         return self._of_parts(whole, [a, b], batch)
