@@ -81,12 +81,12 @@ def network_of(problem: Problem, given: Any, name: str) -> Network:
     if isinstance(given, (Tensor, np.ndarray)) or on_ranks(problem):
         theta, buffers = vector_of(problem, given, name), dict(problem.model.named_buffers())
         own = {key: buffers[key] for key in buffer_names(problem.model)}
-        found = Network(theta, own if not own or torch.equal(theta, problem.weights) else None)
+        network = Network(theta, own if not own or torch.equal(theta, problem.weights) else None)
     else:
-        found = _network(problem, _state(problem, given, name), name)
-    if not bool(torch.isfinite(found.theta).all()):
+        network = _network(problem, _state(problem, given, name), name)
+    if not bool(torch.isfinite(network.theta).all()):
         raise OperationError(f"{name}: its weights are NaN or infinite, all must be finite")
-    return found
+    return network
 
 
 def networks_of(problem: Problem, given: Any, labels: Sequence[str] = ()) -> list[Network]:
