@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +14,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import landscape
 from landscape.core import registry
 from landscape.core.errors import LandscapeError, OperationError
 from landscape.core.registry import version_of
 from landscape.paper import figure, gallery
+from landscape.paper.archive import Store
 from landscape.paper.context import Cell, Context, OutOfTimeError, WeightsNeededError, identity
 from landscape.paper.figure import Drawing, Figure
-from landscape.paper.record import POINTS, Record
+from landscape.paper.record import FEW, POINTS, Record
 from landscape.results.training import Stability
 from landscape.training.recipes.recipe import Decompose, Evaluate, Save, read
 from landscape.training.run import launch
@@ -37,7 +42,8 @@ def test_a_record_holds_what_is_drawn_of_a_run(tmp_path: Path) -> None:
     end = landscape.load(context.run_folder(small()) / "last.h5")
     record = context.record(small())
     assert record is not None
-    read = Record.read(tmp_path / "records" / f"{identity(small())}.json", small()).checkpoint()
+    stored = tmp_path / "records" / f"{identity(small())}.json"
+    read = Record.read(stored.read_bytes(), small(), "here").checkpoint()
     assert (read.step, read.seed, read.label, read.epoch) == (end.step, end.seed, end.label, end.epoch)
     assert (read.lr, read.local_batch, read.learners, read.data) == (
         end.lr, end.local_batch, end.learners, end.data,
@@ -71,13 +77,15 @@ def test_long_curves_are_thinned_and_keep_their_ends(tmp_path: Path) -> None:
     end.history |= {
         "step": np.arange(1.0, long + 1),
         "loss": np.linspace(2, 1, long),
+        "consensus": np.linspace(2, 1, long),
         "wall_s": np.ones(long),
     }
     end.history["test_loss"][[9, long - 1]] = 0.5, np.inf
     thin = Record.of(end, [0, long]).checkpoint().history
-    assert len(thin["step"]) <= POINTS + 2
+    assert len(thin["step"]) <= POINTS + FEW + 2
     assert (thin["step"][0], thin["step"][-1]) == (1, long)
-    assert np.isfinite(thin["loss"]).sum() == POINTS
+    assert np.isfinite(thin["consensus"]).sum() == POINTS
+    assert np.isfinite(thin["loss"]).sum() == FEW + 1  # with the one at the step of an evaluation
     assert thin["test_loss"][np.isfinite(thin["test_loss"])].tolist() == [0.5]
 
 
@@ -123,7 +131,7 @@ def test_runs_and_analyses_are_made_again_once_their_numerics_change_or_their_fi
     monkeypatch.setitem(registry._VERSIONS, analysis, 2)
     assert count() == 3
     assert context.versions == {"analysis": 2}
-    for path in (tmp_path / "records" / "results").glob("*.h5"):
+    for path in (tmp_path / "records").glob("*.h5"):
         path.write_bytes(b"not HDF5")
     assert [count(), count()] == [4, 4]
 
@@ -149,12 +157,50 @@ def test_analyses_are_kept_with_the_records_and_weights_made_again_where_they_ar
     first.train([small()])
     drawn = csv(first)
     assert csv(other) == drawn
-    assert not (tmp_path / "2").exists()
-    shutil.rmtree(tmp_path / "records" / "results")
+    assert not (tmp_path / "2" / "runs").exists()
+    packed = {path.name: path.read_bytes() for path in (tmp_path / "records").iterdir()}
+    assert packed.keys() == {"runs.tar.xz", "analyses.tar.xz"}
+    (tmp_path / "records" / "analyses.tar.xz").unlink()
+    third = dataclasses.replace(other, folder=tmp_path / "3", until=0.0, _stores={})
     with pytest.raises(OutOfTimeError):
-        csv(dataclasses.replace(other, until=0.0))
-    assert csv(other) == drawn
-    assert other.run_folder(small()).exists()
+        csv(third)
+    again = dataclasses.replace(third, until=math.inf)
+    assert csv(again) == drawn
+    assert again.run_folder(small()).exists()
+    assert (tmp_path / "records" / "runs.tar.xz").read_bytes() == packed["runs.tar.xz"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(cut=st.floats(0, 1), flip=st.integers(0, 255))
+def test_a_damaged_archive_is_one_line(cut: float, flip: int) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        store = Store(Path(name, "a.tar.xz"), Path(name))
+        store.add(f"{0:024x}.json", b"{}")
+        store.pack([f"{0:024x}.json"])
+        whole = bytearray(store.archive.read_bytes())
+        whole[int(cut * (len(whole) - 1))] ^= flip
+        store.archive.write_bytes(whole)
+        if flip:
+            with pytest.raises(OperationError, match=r"a.tar.xz: damaged \(.+\); delete it to make its runs"):
+                _ = Store(store.archive, Path(name)).packed
+        store.archive.write_bytes(whole[: int(cut * (len(whole) - 1))])
+        with pytest.raises(OperationError, match="damaged"):
+            _ = Store(store.archive, Path(name)).packed
+
+
+def test_an_archive_is_left_alone_where_nothing_is_new(tmp_path: Path) -> None:
+    names = [f"{k:024x}.json" for k in range(3)]
+    store = Store(tmp_path / "a.tar.xz", tmp_path / "new")
+    for name in names:
+        store.add(name, name.encode())
+    store.pack(names[:2])
+    stamp = store.archive.stat().st_mtime_ns
+    other = Store(store.archive, tmp_path / "none")
+    other.pack(names)
+    assert store.archive.stat().st_mtime_ns == stamp
+    assert [other.read(name) for name in names] == [names[0].encode(), names[1].encode(), None]
+    store.pack(names[1:])
+    assert [*Store(store.archive, tmp_path / "none").packed] == names[1:]
 
 
 @pytest.mark.slow

@@ -65,8 +65,9 @@ def figures(
         dry_run: Print the runs and data that are needed, and about how long they take.
         output: Folder for the gallery.
         runs: Folder for runs, with weights.
-        records: Folder for the records of runs and for analyses, which are enough to draw. What is there is
-            not computed again, on whatever machine it was. [default: records in the gallery]
+        records: Folder for two files a figure, with the records of its runs and with its analyses, which are
+            enough to draw. What is there is not computed again, on whatever machine it was. [default: records
+            in the gallery]
         prune: Delete the weights of each run that ends here once its record is written, but for figures of
             this scale that are drawn from weights.
 

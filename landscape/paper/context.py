@@ -1,8 +1,9 @@
 """The context in which figures are made: runs and analyses, each made once, stored by the hash of its inputs.
 
-A run is in FOLDER/runs/HASH, with the hash of its recipe, and its record in RECORDS/HASH.json; an analysis is
-in RECORDS/results/HASH.h5, with the hash of its runs, its settings and the version of its numerics. So
-figures share them, an interrupted computation resumes, and the records alone are enough to draw.
+A run is in FOLDER/runs/HASH, with the hash of its recipe, and its record is HASH.json; an analysis is
+HASH.h5, with that of its runs, its settings and the version of its numerics. They are written to FOLDER/records, and
+packed into two archives in RECORDS, of the figure's runs and of its analyses, when it is drawn. So figures
+share them, an interrupted computation resumes, and the archives alone are enough to draw.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.devices import pick_device
 from landscape.core.errors import OperationError
-from landscape.core.files import write_text
+from landscape.core.files import make_folder
 from landscape.core.hdf5 import Array
 from landscape.core.progress import Progress, progress_bar
 from landscape.core.registry import version_of
+from landscape.paper.archive import Store
 from landscape.paper.record import Record
 from landscape.paper.verdicts import Rows
 from landscape.problem.problem import Problem
@@ -125,7 +127,7 @@ class Context:
         device, data_dir, executor: for the training of runs, and for analyses, which are computed here.
         message: takes a line when a run ends.
         progress: takes the share of the runs that is done.
-        records: the folder that figures are drawn from; by default FOLDER/records.
+        records: the folder of archives that figures are drawn from; by default FOLDER/records.
         until: nothing is begun after this time, as time.time() has it, and a run that goes on then stops; it
             resumes from its last checkpoint.
         kept: the runs, by their ``identity``, whose weights are not deleted once the record is written;
@@ -134,6 +136,7 @@ class Context:
         sizes: its numbers for this scale.
         seconds: of the analyses of the figure.
         versions: of the numerics of all that was trained and computed for it.
+        archives: the names of those of its runs and of its analyses.
     """
 
     folder: Path
@@ -150,17 +153,32 @@ class Context:
     sizes: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     versions: dict[str, int] = field(default_factory=dict)
+    archives: tuple[str, str] = ("runs", "analyses")
+    # The files of the analyses that were asked for.
+    _asked: set[str] = field(default_factory=set)
     # Read once, for all figures.
     _data: dict[str, Any] = field(default_factory=dict)
-    _records: dict[Path, Record] = field(default_factory=dict)
+    _records: dict[str, Record] = field(default_factory=dict)
+    _stores: dict[str, Store] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.records = self.records or self.folder / "records"
-
-    def of(self, cells: Sequence[Cell], sizes: Mapping[str, Any] | None = None) -> Context:
+    def of(self, cells: Sequence[Cell], **changes: Any) -> Context:
         """The same for a figure with these ``cells``, of which nothing is computed yet."""
-        sizes = self.sizes if sizes is None else sizes
-        return dataclasses.replace(self, cells=cells, sizes=sizes, seconds=0.0, versions={})
+        return dataclasses.replace(self, cells=cells, seconds=0.0, versions={}, _asked=set(), **changes)
+
+    def _store(self, name: str) -> Store:
+        """The archive ``name``, and what is not packed yet."""
+        loose = self.folder / "records"
+        archive = (self.records or loose) / f"{name}.tar.xz"
+        return self._stores.setdefault(name, Store(archive, loose))
+
+    def pack(self, complete: bool) -> None:
+        """Pack the runs that have ended and the analyses into the archives of the figure.
+
+        ``complete``: all analyses were asked for, so that others in their archive are of no use.
+        """
+        runs, analyses = map(self._store, self.archives)
+        runs.pack(f"{identity(cell.recipe)}.json" for cell in self.cells if self.record(cell.recipe))
+        analyses.pack(self._asked if complete else self._asked | {*analyses.packed})
 
     # ---- Runs
 
@@ -176,20 +194,20 @@ class Context:
         Raises:
             OperationError: a damaged record, or a folder that holds a run of another recipe.
         """
-        assert self.records is not None
-        path, known = self.records / f"{identity(recipe)}.json", _unnamed(recipe)
-        if path not in self._records:
-            if not path.exists():
+        name, known, runs = f"{identity(recipe)}.json", _unnamed(recipe), self._store(self.archives[0])
+        if name not in self._records:
+            if (stored := runs.read(name)) is None:
                 folder = self.run_folder(recipe)
                 end = launch.ended(known, folder)
                 if end is None:
                     return None
                 steps = [Checkpoint.load(p, lambda n: slice(0), whole_history=False).step
                          for p in run_folder.steps(folder)]  # fmt: skip
-                path.parent.mkdir(parents=True, exist_ok=True)
-                Record.of(end, steps).write(path)
-            self._records[path] = Record.read(path, known)  # rounded, so that all draw from the same numbers
-        return self._records[path]
+                stored = Record.of(end, steps).to_json()
+                runs.add(name, stored)
+            # As it is stored, rounded, so that all draw from the same numbers.
+            self._records[name] = Record.read(stored, known, f"{runs.archive}, {name}")
+        return self._records[name]
 
     def missing(self) -> list[Recipe]:
         """The recipes of the runs that have not ended yet, each once."""
@@ -308,29 +326,33 @@ class Context:
         Raises:
             OutOfTimeError: it is not stored, and the budget is used.
         """
-        assert self.records is not None
         several = [points] if isinstance(points, Point) else list(points)
         versions = [version_of(function) for function in by]
         self.versions |= {function.__name__: version_of(function) for function in by}
         what = {"of": [point.key for point in several], "numerics": versions, **settings}
-        path = self.records / "results" / f"{digest(kind.schema, what)}.h5"
-        took = path.with_suffix(".seconds")
-        stored = self._stored(path)
-        if stored is None:
+        key, store = digest(kind.schema, what), self._store(self.archives[1])
+        name, took = f"{key}.h5", f"{key}.seconds"
+        self._asked |= {name, took}
+        results = self._stored(store, name)
+        if results is None:
             self.check_time()
-            path.parent.mkdir(parents=True, exist_ok=True)
             clock = time.perf_counter()
             with progress_bar(kind.__name__):
                 computed = make()
-            results = [computed] if isinstance(computed, base.Result) else list(computed)
-            stored = [result.compact() if isinstance(result, Surface) else result for result in results]
-            base.save(stored, path)
-            write_text(took, f"{time.perf_counter() - clock:.1f}\n")
-        self.seconds += float(took.read_text()) if took.exists() else 0.0
-        return [result for result in stored if isinstance(result, kind)]
+            made = [computed] if isinstance(computed, base.Result) else list(computed)
+            results = [result.compact() if isinstance(result, Surface) else result for result in made]
+            store.packed.pop(name, None)
+            make_folder(store.folder)
+            base.save(results, store.folder / name)
+            store.add(took, f"{time.perf_counter() - clock:.1f}\n".encode())
+        self.seconds += float(store.read(took) or 0)
+        return [result for result in results if isinstance(result, kind)]
 
-    def _stored(self, path: Path) -> Sequence[base.Result] | None:
-        """The results in ``path``; None, with a message where it is damaged, if they must be computed."""
+    def _stored(self, store: Store, name: str) -> Sequence[base.Result] | None:
+        """Stored results; None, with a message where they are damaged, if they must be computed."""
+        path, content = store.folder / name, store.packed.get(name)
+        if content is not None and not (path.exists() and path.read_bytes() == content):
+            store.add(name, content)
         try:
             return base.load_results(path) if path.exists() else None
         except OperationError as error:

@@ -84,7 +84,9 @@ class Figure(Described):
     def of(self, context: Context) -> Context:
         """``context`` with the runs and the sizes of this figure, of which nothing is computed yet."""
         sizes = {name: values[SCALES.index(context.scale)] for name, values in self.sizes.items()}
-        return context.of(self.runs(context.scale), sizes)
+        runs = self.cells if self.cells and isinstance(self.cells, str) else self.name
+        archives = (f"runs-{runs}", f"analyses-{self.name}")
+        return context.of(self.runs(context.scale), sizes=sizes, archives=archives)
 
     def note(self, context: Context) -> str:
         """The changes that the scale makes to the paper, and how many of the runs have not ended yet."""

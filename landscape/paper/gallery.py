@@ -61,6 +61,7 @@ def draw(figure: Figure, context: Context, folder: Path) -> tuple[str, list[Path
 
     ended = [record for cell in context.cells if (record := context.record(cell.recipe))]
     if len(ended) < len(context.cells) and not (figure.partial and ended):
+        context.pack(complete=False)
         raise OutOfTimeError
     while True:
         context = context.of(context.cells)
@@ -71,6 +72,10 @@ def draw(figure: Figure, context: Context, folder: Path) -> tuple[str, list[Path
             context.check_time()
             context.train([needed.recipe])
             continue
+        except OutOfTimeError:
+            context.pack(complete=False)
+            raise
+        context.pack(complete=True)
         took = sum(record.seconds for record in ended) + context.seconds
         return write(figure, context, drawing, folder, took)
 

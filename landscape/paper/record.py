@@ -1,7 +1,7 @@
 """The record of a run that has ended: its settings, its last numbers and its curves, without weights.
 
-A record is a JSON file of some kilobytes, RECORDS/HASH.json with the hash of the run's settings and of the
-version of the training's numerics. Figures are drawn from records, so that a campaign of many runs goes on
+A record is a JSON text of some kilobytes, HASH.json with the hash of the run's settings and of the version
+of the training's numerics. Figures are drawn from records, so that a campaign of many runs goes on
 on another machine, without the checkpoints. The settings in a record are for its readers alone: a figure
 knows those of its runs, and a record stays good where a key gets another name.
 """
@@ -12,7 +12,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,16 +21,16 @@ from landscape._version import __version__
 from landscape.checkpoint.checkpoint import DIVERGED, Checkpoint
 from landscape.checkpoint.history import UNITS
 from landscape.core.errors import OperationError
-from landscape.core.files import read_regular, write_text
 from landscape.core.hdf5 import Array
 from landscape.core.registry import version_of
 from landscape.problem.layout import Layout
 from landscape.training.recipes.recipe import Recipe, recipe_of
 from landscape.training.run.loop import Trainer
 
-# Values that are stored of a column, evenly over its steps, and their digits; largest file that is read, in
-# bytes (ours).
-POINTS, DIGITS, MAX_BYTES = 1000, 6, 1 << 24
+# Values that are stored of a column, evenly over its steps, and their digits (ours).
+POINTS, DIGITS = 1000, 6
+# Of the minibatch loss, mostly noise, so many evenly, and those at the steps of a measurement (ours).
+NOISY, FEW = "loss", 100
 # Columns that follow from the recipe, or that say how busy a machine was.
 LEFT_OUT = ("step", "lr", "wall_s", "samples_per_s", "wait_s", "comm_rounds")
 FINAL = ("loss", "train_loss", "test_loss", "test_accuracy", "consensus", "lr_lambda_max", "lr_lambda_limit")
@@ -109,8 +108,8 @@ class Record:
             diverged=self.diverged,
         )
 
-    def write(self, path: Path) -> None:
-        """Write to ``path``, a line for each key. Raises OperationError where it cannot be written."""
+    def to_json(self) -> bytes:
+        """The record as JSON, a line for each key."""
         end = self.checkpoint()
         values = vars(self) | {
             "recipe": self.recipe.to_toml(),  # not read again
@@ -119,30 +118,35 @@ class Record:
         finite = {name: end.history[name][np.isfinite(end.history[name])] for name in FINAL}
         values["final"] = {name: next(iter(_digits(column[-1:])), None) for name, column in finite.items()}
         lines = ",\n".join(f"{json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in values.items())
-        write_text(path, f"{{\n{lines}\n}}\n")
+        return f"{{\n{lines}\n}}\n".encode()
 
     @classmethod
-    def read(cls, path: Path, recipe: Recipe) -> Record:
-        """Read ``path``, the record of the run of ``recipe``. OperationError: it is damaged or no record."""
+    def read(cls, content: bytes, recipe: Recipe, where: str) -> Record:
+        """The record of the run of ``recipe``, from ``where``. OperationError: damaged, or no record."""
         try:
-            return _of_values(json.loads(read_regular(path, MAX_BYTES).decode()), recipe)
+            return _of_values(json.loads(content.decode()), recipe)
         except KeyError as error:
             words = f"it has no {error}"
         except (ArithmeticError, AttributeError, TypeError, ValueError, RecursionError) as error:
             words = " ".join(str(error).split())[:120]
-        raise OperationError(f"{path}: damaged ({words}); delete it to make its run again")
+        raise OperationError(f"{where}: damaged ({words}); delete it to make its run again")
 
 
 def _curves(history: Mapping[str, Array]) -> list[dict[str, Array]]:
     """The columns with their finite values, those at the same steps together."""
+    finite = {n: np.flatnonzero(np.isfinite(values)) for n, values in history.items() if n not in LEFT_OUT}
+    finite = {name: rows for name, rows in finite.items() if len(rows)}
+    most = max(map(len, finite.values()), default=0)
+    measured = [rows for rows in finite.values() if len(rows) < most]
     curves: dict[bytes, dict[str, Array]] = {}
-    for name, values in history.items():
-        rows = np.flatnonzero(np.isfinite(values)) if name not in LEFT_OUT else np.zeros(0, int)
-        if not len(rows):
-            continue
-        rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), POINTS)).round().astype(int))]
-        steps = history["step"][rows]
-        curves.setdefault(steps.tobytes(), {"step": steps})[name] = values[rows]
+    for name, rows in finite.items():
+        count = min(len(rows), FEW if name == NOISY else POINTS)
+        kept = rows[np.linspace(0, len(rows) - 1, count).round().astype(int)]
+        if name == NOISY:
+            kept = np.concatenate([kept, *(np.intersect1d(rows, others) for others in measured)])
+        kept = np.unique(kept)
+        steps = history["step"][kept]
+        curves.setdefault(steps.tobytes(), {"step": steps})[name] = history[name][kept]
     return list(curves.values())
 
 

@@ -209,6 +209,6 @@ READERS: dict[str, Reader] = {
     "recipe": _text("x.toml", lambda path: recipe.read(str(path))),
     "page": _text("fig2a.json", _page),
     "rows": _text("fig2a.csv", _page),
-    "record": _text("x.json", lambda path: Record.read(path, recipe.read("digits-dpsgd"))),
+    "record": _text("x.json", lambda path: Record.read(path.read_bytes(), recipe.read("digits-dpsgd"), "x")),
     "environment": _environment,
 }
