@@ -1,9 +1,9 @@
 """The context in which figures are made: runs and analyses, each made once, stored by the hash of its inputs.
 
 A run is in FOLDER/runs/HASH, with the hash of its recipe, and its record is HASH.json; an analysis is
-HASH.h5, with that of its runs, its settings and the version of its numerics. They are written to FOLDER/records, and
-packed into two archives in RECORDS, of the figure's runs and of its analyses, when it is drawn. So figures
-share them, an interrupted computation resumes, and the archives alone are enough to draw.
+HASH.h5, with that of its runs, its settings and the version of its numerics. They are written to
+FOLDER/records, and packed into two archives in RECORDS, of the figure's runs and of its analyses, when it is
+drawn. So figures share them, an interrupted computation resumes, and the archives alone are enough to draw.
 """
 
 from __future__ import annotations
