@@ -272,7 +272,6 @@ COMMAND_PICTURES = {
     "demo": "maps/contour",
     "plot": "maps/levels",
     "train": "training/curves",
-    "watch": "training/curves",
 }
 
 

@@ -362,7 +362,6 @@ COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "recipes": (["digits-ssgd"], {"digits-sgd": ["digits-sgd"]}),
     "topologies": (["--learners", "6", "base", "ring(2)", "--plot", "{folder}/t.png"], {"6 learners": ["--learners", "6", "hypercube"], "learners": ["--learners", "0"]}),
     "stability": (["--delay", "0,1", "{run}/last.h5", "-o", "{folder}/s.h5"], {"delay": ["--delay", "x"]}),
-    "watch": (["{run}"], {"nowhere": ["{folder}/nowhere"]}),
     "compare": (["{run}/step-0000005.h5", "{run}/last.h5", "--quantities", "loss", "-o", "{folder}/c.h5"], {"no": ["{run}", "--quantities", "no"]}),
     "completion": (["bash"], {"tcsh": ["tcsh"]}),
     "critical-batch": (

@@ -149,7 +149,6 @@ ELSEWHERE = {
     "doctor": None,  # about an installation
     "fetch": None,  # data.load says what is missing, and no function of the package downloads by itself
     "completion": None,  # about a shell
-    "watch": None,  # of a run in another process, until it ends
     "figures": None,  # about the papers: the gallery, its scales and its records
 }
 

@@ -145,7 +145,7 @@ def test_completion_offers_commands_and_values(command: Command) -> None:
         (["contour", "--nor"], ["--norm"]),
         (["train", "digits-"], ["digits-dpsgd", "digits-muloco", "digits-ssgd"]),
         (["contour", "x"], ["file"]),
-        (["watch", "x"], ["dir"]),
+        (["contour", "--data-dir", "x"], ["dir"]),
         (["fetch", "cifar1"], ["cifar10", "cifar100"]),
     ):
         found = of.get_completions(before, last)

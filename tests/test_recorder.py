@@ -29,6 +29,9 @@ from landscape.training.own_loop import recorder as recorder_module
 from landscape.training.own_loop.observer import Observer
 from landscape.training.own_loop.recorder import RecorderWarning
 from landscape.training.processes.process_group import Group
+from landscape.training.recipes.recipe import Recipe
+from landscape.training.run.launch import launch
+from landscape.training.run.loop import Hooks
 from landscape.training.run.randomness import generator
 from tests.conftest import Command
 from tests.groups import together
@@ -677,6 +680,62 @@ def test_a_tracker_that_is_missing_or_fails_is_named_and_leaves_nothing(
     refused(r"scalars: 'wandb' cannot be used \(TypeError: ", "trackio", "wandb")
     assert first.calls[-1] == "finish"
     record(tmp_path, 0)  # nothing was left there, and the folder was given back
+
+
+SMALL: dict[str, Any] = {"steps": 6, "checkpoint.every": 3, "evaluate.every": 0, "model.widths": [64, 4, 10]}
+
+
+def test_rows_of_a_run_go_to_a_tracker_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
+) -> None:
+    tracker, folder = Tracker("trackio"), tmp_path / "run"
+    monkeypatch.setitem(sys.modules, "trackio", tracker)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    plain_end = landscape.train("digits-dpsgd", tmp_path / "plain", **SMALL)
+    with pytest.raises(OperationError, match="scalars: wandb is not installed"):
+        landscape.train("digits-dpsgd", folder, scalars="wandb", **SMALL)
+    assert not folder.exists()
+    landscape.train("digits-dpsgd", folder, **SMALL | {"steps": 3})
+    settings = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
+    code, _, err = command(
+        "train", "digits-dpsgd", *settings, "-o", folder, "--resume", "--scalars", "trackio"
+    )
+    assert code == 0, err
+    rows = dict(tracker.calls[1:-1])
+    assert (tracker.calls[0], tracker.calls[-1]) == ({"project": "landscape", "name": "run"}, "finish")
+    assert [*rows] == [4, 5, 6]
+    history = landscape.load(folder).history
+    for step, row in rows.items():
+        assert row == {
+            k: c[step - 1] for k, c in history.items() if k != "step" and math.isfinite(c[step - 1])
+        }
+    assert "test_loss" in rows[6]  # of the end
+    assert torch.equal(landscape.load(folder).weights, plain_end.weights)
+    one_line(
+        command("train", "-o", folder, "--resume", "--scalars", "trackio"),
+        2,
+        "--scalars: not allowed without",
+    )
+    one_line(command("train", "digits-dpsgd", "--scalars", "trackyo"), 2, "--scalars", "'trackio'")
+
+
+def rows_of(group: Group, folder: str) -> list[dict[str, float]]:
+    found: list[dict[str, float]] = []
+    launch(
+        Recipe.read("digits-dpsgd", **SMALL, **{"decompose.every": 4}),
+        folder,
+        hooks=Hooks(row=found.append),
+        group=group,
+    )
+    return found
+
+
+def test_rows_are_complete_when_processes_learn_the_loss_a_step_later(tmp_path: Path) -> None:
+    first, second = together(2, rows_of, str(tmp_path))
+    history = landscape.load(tmp_path / "last.h5").history
+    for rows in (first, second):
+        assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+        assert [row["loss"] for row in rows] == history["loss"].tolist()
 
 
 def ddp(group: Group, folder: str) -> tuple[Any, ...]:

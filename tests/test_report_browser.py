@@ -6,11 +6,9 @@ It takes Playwright (pip install playwright, without its browsers) and Chromium 
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import re
 import shutil
-import threading
 import xml.etree.ElementTree
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.reports import live
 from landscape.reports import page as pages
-from landscape.reports.parts import Page
 from tests.benchmarks import report as benchmark
 from tests.conftest import wait_for
 from tests.test_report import FILES, HOSTILE, MOST_BYTES, runs  # noqa: F401  (a fixture)
@@ -304,44 +299,6 @@ def test_readable_on_a_narrow_screen_and_by_a_screen_reader(opened: Opened) -> N
     ):
         assert page.evaluate(without_a_name) == 0
     page.set_viewport_size({"width": 900, "height": 600})
-
-
-def test_a_page_of_what_goes_on_draws_itself_anew(browser: Any, runs: Path) -> None:  # noqa: F811
-    whole = Checkpoint.load(runs / "dpsgd" / "last.h5")
-    known = {"step": 0}
-
-    def make() -> Page:
-        kept = whole.history["step"] <= known["step"]
-        history = {name: column[kept] for name, column in whole.history.items()}
-        end = dataclasses.replace(whole, history=history) if known["step"] else None
-        folder = runs / ("dpsgd" if known["step"] == 30 else "none")  # which has a contour, or none
-        return pages.build_now(folder, end, f"step {known['step']}", (f"it is {known['step']}",))
-
-    with live.server(make, "dpsgd", 0.05) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        page = browser.new_page(viewport={"width": 900, "height": 600})
-        page.goto(f"http://{live.HOST}:{server.server_port}/")
-        shows = """(step) => {
-            const end = document.querySelector("[data-chart=curve-train_loss] .plot")?.data?.[0].x.at(-1) ?? 0;
-            const texts = ["ran", "findings"].map((id) => document.getElementById(id).innerText);
-            return end === step && texts.join() === `step ${step},it is ${step}`;
-        }"""
-        for step in (0, 10, 20, 30):
-            known["step"] = step
-            page.wait_for_function(shows, arg=step)
-            if step == 10:
-                page.evaluate("() => { window.mark = 1; }")
-                page.locator(".charts [data-chart=curve-train_loss] [aria-label^=Log]").click()
-            if step == 20:  # the same page, with the scale that was chosen
-                axis = ".charts [data-chart=curve-train_loss] .plot"
-                assert page.evaluate(f"[mark, document.querySelector('{axis}')._fullLayout.yaxis.type]") == [
-                    1,
-                    "linear",
-                ]
-        page.wait_for_selector(".first [data-chart=surface-0] .contourlayer path", state="attached")
-        server.shutdown()
-    page.wait_for_function("() => document.getElementById('ran').innerText.endsWith('has ended)')")
-    page.close()
 
 
 @pytest.mark.slow

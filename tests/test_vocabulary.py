@@ -147,7 +147,7 @@ OPTIONS = {
     "report": "analyse",
     "sharpness": "not_adaptive",
     "stability": "from_delay from_momentum from_form from_batch",
-    "watch": "every once open",
+    "train": "scalars",
 }
 
 

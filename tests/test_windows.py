@@ -26,7 +26,6 @@ for name in landscape.__all__:
     getattr(landscape, name)
 
 from landscape.core.files import HAS_LOCKS
-from landscape.core.files import in_use
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 assert not HAS_LOCKS
@@ -38,7 +37,7 @@ stale = Path(sys.argv[1], ".landscape-0123456789abcdef.tmp")
 stale.touch()
 os.utime(stale, (0, 0))
 end = launch.launch(recipe.read("digits-ssgd", small), sys.argv[1])
-assert not stale.exists() and not in_use(Path(sys.argv[1]))
+assert not stale.exists()
 run = landscape.load(sys.argv[1] + "/last.h5")
 problem = run.problem()
 landscape.contour(problem, landscape.random_plane(problem), grid=2).save(sys.argv[1] + "/c.h5")

@@ -134,8 +134,8 @@ def command_of(place: str) -> click.Command:
         The command, whose options and words are those of its source.
 
     Example:
-        >>> [option.name for option in command_of("landscape.cli.watch:watch").params]
-        ['folder', 'once', 'every']
+        >>> [option.name for option in command_of("landscape.cli.info:info").params]
+        ['file']
     """
     module, _, name = place.partition(":")
     made: click.Command = copy.copy(getattr(_module(module), name))

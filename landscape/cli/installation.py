@@ -42,9 +42,9 @@ OPTIONAL = {
     "torchvision": ("networks of ImageNet", "sgd-landscape[imagenet]"),
     "lightning": ("Lightning's callback", "sgd-landscape[lightning]"),
     "transformers": ("Hugging Face's callback", "sgd-landscape[huggingface]"),
-    "tensorboard": ("scalars of a Recorder", "tensorboard"),
-    "wandb": ("scalars of a Recorder", "wandb"),
-    "trackio": ("scalars of a Recorder", "trackio"),
+    "tensorboard": ("scalars of a run or Recorder", "tensorboard"),
+    "wandb": ("scalars of a run or Recorder", "wandb"),
+    "trackio": ("scalars of a run or Recorder", "trackio"),
 }
 # The self-test: 200 digits and a network of 330 parameters, whose dense Hessian takes a second (ours).
 SAMPLES, TOL = 200, 1e-4

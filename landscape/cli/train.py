@@ -15,7 +15,7 @@ import numpy as np
 
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common, processes, run_summary
-from landscape.cli.completion import names
+from landscape.cli.completion import Choice, names
 from landscape.cli.options import FOLDER, command, parse_seeds
 from landscape.cli.output import current
 from landscape.core.errors import InputError
@@ -31,6 +31,7 @@ from landscape.training.recipes.recipe import names as recipe_names
 from landscape.training.recipes.settings import key_and_value, parse_value, parsed
 from landscape.training.run.launch import in_processes, launch
 from landscape.training.run.loop import Hooks
+from landscape.training.run.scalars import WRITERS
 from landscape.training.run.setup import DivergedError, chosen_recipe, default_folder, divergence_message
 
 
@@ -39,6 +40,7 @@ from landscape.training.run.setup import DivergedError, chosen_recipe, default_f
     output=FOLDER,
     nproc={"metavar": "N"},
     max_restarts={"metavar": "K"},
+    scalars={"type": Choice(WRITERS)},
     timeout=processes.TIMEOUT_S,
 )
 def train(
@@ -50,6 +52,7 @@ def train(
     force: bool,
     nproc: int = 1,
     max_restarts: int = 0,
+    scalars: str | None,
     timeout: float = TIMEOUT,
     allow_code: bool,
     device: str,
@@ -75,6 +78,7 @@ def train(
         force: First delete the run in DIR.
         nproc: Processes on this machine that share the learners.
         max_restarts: How often all processes are restarted from last.h5 after one is lost.
+        scalars: Where each row of the history goes, too, as --set scalars=…; the package must be installed.
 
     Example:
         landscape train mnist-fig2a-dpsgd --set seed=1 --data-dir ~/data -o runs/dp-1
@@ -82,6 +86,9 @@ def train(
     for name, value, least in (("nproc", nproc, 1), ("max_restarts", max_restarts, 0)):
         positive(name, value, least=least)
     positive("timeout", timeout)
+    if scalars and recipe is None:
+        raise InputError("scalars: not allowed without the recipe; give its name or file, too")
+    settings += (f"scalars={scalars}",) if scalars else ()
     chosen = chosen_recipe(recipe, parsed(settings), allow_code, resume, output)
     folder = output or (default_folder(chosen) if chosen else "")
     if not folder:

@@ -274,8 +274,7 @@ def printable(text: object) -> str:
 
 # Seconds until a lock counts as taken: a process that was just killed has its locks for a moment longer.
 PATIENCE = 2.0
-# Bytes that are read of a lock's text, and seconds after its opening in which its holder writes it (ours).
-TEXT, NAMED = 4096, 10.0
+TEXT = 4096  # bytes that are read of a lock's text (ours)
 _ODD = "is a link, a folder, a pipe or a device, or has two names; no lock can lie there, remove it"
 
 
@@ -420,41 +419,6 @@ class Lock:
 
     def __exit__(self, *error: object) -> None:
         self.release()
-
-
-def in_use(path: Path) -> bool:
-    """True if a process has the lock of the folder ``path``; it is neither taken nor waited for.
-
-    The hidden file of a process of this machine that was killed does not count. A process of another machine
-    is taken to be alive.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder, Lock(Path(folder)) as lock:
-        ...     before = in_use(Path(folder))
-        ...     lock.acquire()
-        ...     before, in_use(Path(folder))
-        (False, True)
-    """
-    name = path / ".lock"
-    if not HAS_LOCKS:  # os.kill would end the process
-        return name.exists() and _taken(name)
-    try:
-        with open_regular(name, TEXT) as file:
-            made, words = os.fstat(file.fileno()).st_mtime, file.read().decode("utf-8", "replace").split()
-    except OperationError:
-        if os.path.lexists(name):
-            raise
-        return False
-    if len(words) < 4 or words[0] != "process" or not words[1].isdecimal():
-        return time.time() - made < NAMED  # its holder is about to write its name, or nobody ever will
-    if words[3] != socket.gethostname():
-        return True
-    try:
-        os.kill(int(words[1]), 0)
-    except (ProcessLookupError, OverflowError, PermissionError) as error:
-        return isinstance(error, PermissionError)  # alive, and another user's
-    return True
 
 
 def wait_until_free(path: Path, seconds: float) -> None:

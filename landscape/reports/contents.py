@@ -125,20 +125,6 @@ def read(given: Any) -> Contents:
     return Contents(runs, tuple((_named(r), path) for path, of in results for r in of), tuple(notes))
 
 
-def latest(folder: Path, kind: type[base.Result]) -> Contents:
-    """The results of the newest file in ``folder`` that holds ``kind``; notes on damaged newer files."""
-    others = set(folder.glob("*.h5")).difference(run_folder.named_like_a_run(folder))
-    notes: list[str] = []
-    for path in sorted(others, key=lambda path: path.stat().st_mtime, reverse=True):
-        try:
-            if _schema(path) == kind.schema:
-                found = tuple((_named(result), path) for result in base.load_results(path))
-                return Contents((), found, tuple(notes))
-        except OperationError as error:
-            notes.append(_left_out(error))
-    return Contents((), (), tuple(notes))
-
-
 def _left_out(error: OperationError) -> str:
     return f"Left out: {printable(error)}"
 

@@ -13,7 +13,6 @@ import numpy as np
 from matplotlib.colors import to_hex
 
 from landscape._version import __version__
-from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core.files import printable, read_regular, write_text
 from landscape.core.options import ends_in
 from landscape.core.registry import optional
@@ -21,9 +20,8 @@ from landscape.paper import gallery
 from landscape.plots.style import paper_name
 from landscape.plots.surface import CMAP
 from landscape.reports import analyses, contents, curves, findings
-from landscape.reports.contents import NAMED, Contents, Run, lines_of, seed_groups
+from landscape.reports.contents import NAMED, Contents, lines_of, seed_groups
 from landscape.reports.parts import Page, Picture, Section, Table, chart_text, script_json, text_cells
-from landscape.results.grids import Surface
 
 MAX_BYTES = 1 << 26  # of a picture that is read (ours)
 COLORS = 17  # of the pictures' scale, between which Plotly interpolates (ours: no step is seen)
@@ -126,22 +124,6 @@ def build(given: Contents, title: str = "") -> Page:
     return Page(name, findings.sentences(given), tuple(shown), data, _ran(given))
 
 
-def build_now(folder: Path, end: Checkpoint | None, ran: str, told: tuple[str, ...]) -> Page:
-    """The page about a run that goes on: its state in words, its curves, and its folder's latest contour.
-
-    Args:
-        folder: of the run.
-        end: its last checkpoint; weights are not needed. None before there is one.
-        ran: its state.
-        told: its numbers.
-    """
-    runs = (Run(end, folder / "last.h5", "", contents.name_of(end)),) if end else ()
-    given = replace(contents.latest(folder, Surface), runs=runs)
-    *contours, _ = analyses.sections(given)  # without three dimensions, or the note that there is no contour
-    sections = tuple(section for section in (curves.section(runs), *contours) if section.shows)
-    return Page(folder.resolve().name, (*told, *given.notes), sections, _drawn(given), ran)
-
-
 def _drawn(given: Contents) -> dict[str, Any]:
     """The surfaces, the runs with their lines, and the colors, as the page's script takes them."""
     lines = zip(given.runs, lines_of(given.runs), strict=True)
@@ -186,7 +168,7 @@ def render(page: Page) -> str:
     environment = jinja2.Environment(finalize=_visible, **strict, **lines)
     template = environment.from_string(_part("template.html"))
     charts = [chart for section in page.sections for chart in section.charts]
-    scripts = [_part("report.js"), *([_part("live.js")] if page.live else [])]
+    scripts = [_part("report.js")]
     if charts or any(section.widget for section in page.sections):
         plotly = optional("plotly.offline", "a report", EXTRA).get_plotlyjs()
         scripts.insert(0, plotly.replace("</script", "<\\/script"))

@@ -123,11 +123,6 @@ class Page:
         charts = [chart for section in self.sections for chart in section.charts]
         return next((c for c in charts if c.kind == "contour"), charts[0] if charts else None)
 
-    @property
-    def live(self) -> bool:
-        """True if the page asks for its data again and again."""
-        return "every" in self.data
-
 
 def number(value: float, error: float = math.nan) -> Cell:
     """A number with its error, if it has one, as a cell: "0.123 ± 0.004"; "–" for NaN."""

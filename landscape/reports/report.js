@@ -447,19 +447,6 @@ all("th button").forEach((button) => button.addEventListener("click", () => {
   body.append(...[...body.rows].sort((p, q) => (down ? -1 : 1) * (order(key(p), key(q)) || 0)));
 }));
 
-// Of a page of landscape watch: the curves of other data are drawn; false where more than they has changed
-const besides = ({ charts, surfaces }) => JSON.stringify([Object.keys(charts), surfaces]);
-globalThis.takeData = async (next) => {
-  if (besides(next) !== besides(data)) return false;
-  find("ran").textContent = next.ran;
-  find("findings").replaceChildren(...next.findings.map((text) => Object.assign(document.createElement("li"), { textContent: text })));
-  data.charts = next.charts;
-  if (single) choose();
-  await Promise.all(all("[data-chart]").filter(({ dataset }) => !("surface" in dataset)).map((box) =>
-    draw(box.querySelector(".plot"), data.charts[box.dataset.chart].figure)));
-  return true;
-};
-
 // Charts are drawn one after another, those in sight first, so that the page can be read meanwhile
 const waiting = all("[data-chart]").map((figure) => {
   const { figure: chart } = data.charts[figure.dataset.chart], div = figure.querySelector(".plot");

@@ -115,7 +115,7 @@ RESEARCHER: Hour = [
 ]
 
 LECTURER: Hour = [
-    ("$ landscape watch runs/dp", ["step 20 of 20 (100%), ended", "consensus distance"]),
+    ("$ landscape info runs/dp", ["step 20", "consensus distance"]),
     ("$ landscape plot runs/ss runs/dp -o curves.png", ["curves.png"]),
     ("$ landscape contour runs/ss runs/dp --grid 4 -o both.h5", ["both.h5"]),
     ("$ landscape plot both.h5 --style surface -o hill.png", ["hill.png"]),

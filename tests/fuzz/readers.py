@@ -73,7 +73,7 @@ def _forged(raw: bytes, folder: Path, rng: random.Random) -> None:
     if rng.random() < 0.5:
         landscape.load(path)
     else:
-        command(*rng.choice([("info", str(path)), ("watch", str(folder), "--once")]))
+        command("info", str(path))
 
 
 def _drawing(raw: bytes, folder: Path, rng: random.Random) -> None:

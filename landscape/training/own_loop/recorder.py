@@ -33,8 +33,8 @@ from landscape.problem.shards import is_sharded
 from landscape.training.decomposition import GROUPS
 from landscape.training.own_loop import flat as loop
 from landscape.training.own_loop.observer import Observer, ShardedObserver
-from landscape.training.own_loop.scalars import open_writer, writer_names
 from landscape.training.run.launch import check_folder, last_sound
+from landscape.training.run.scalars import open_writer, writer_names
 from landscape.training.run.setup import History, due
 
 # Columns of the history that a user may fill; the recorder, or nobody, fills the others.

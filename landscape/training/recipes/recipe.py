@@ -146,7 +146,6 @@ BUILT_IN = Path(__file__).parent
 # The tables whose name may be MODULE:NAME.
 CODE = ("model", "data")
 
-
 # The least value of the numbers of the run itself; None: it must be above 0.
 LEAST = {"learners": 1, "batch": 1, "accumulate": 1, "lr": None, "steps": 0, "seed": 0}
 
@@ -172,6 +171,7 @@ class Recipe:
         sampling: "replacement" draws minibatches with replacement. "all" takes the whole training set in each
             step, a share a learner in order, so that gradients have no sampling noise; the training set must
             then have ``batch`` samples. Source: ours; the paper does not say how it draws.
+        scalars: Tracker that gets the rows of the history, too; "": none. Source: ours; "" needs no package.
         algorithm, model, data, optimizer: Tables with a ``name`` and the options of that part. ``data`` has
             the key ``split``, too: "iid": all learners draw from the whole training set. Otherwise each draws
             from a part of its own, of B samples or more: "dirichlet(0.1)": each label in shares drawn from
@@ -198,6 +198,7 @@ class Recipe:
     autocast: Literal["", "bfloat16"] = ""
     accumulate: int = 1
     sampling: Literal["replacement", "all"] = "replacement"
+    scalars: Literal["", "tensorboard", "wandb", "trackio"] = ""
     optimizer: dict[str, Any] = field(default_factory=lambda: {"name": "sgd"} | optimizer.options("sgd", {}))
     schedule: Schedule = field(default_factory=Schedule)
     decompose: Decompose = field(default_factory=Decompose)

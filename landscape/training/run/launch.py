@@ -44,6 +44,7 @@ from landscape.training.recipes.effects import idle, refuse_idle
 from landscape.training.recipes.recipe import Recipe, file_values, from_values, recipe_of
 from landscape.training.recipes.settings import changed
 from landscape.training.run.loop import Hooks, Server, Trainer, Worker
+from landscape.training.run.scalars import package_of, row_writer
 from landscape.training.run.setup import chosen_recipe, default_folder, divergence_message
 
 
@@ -68,7 +69,7 @@ def launch(
     Args:
         recipe: may be None with ``resume``: then that of the folder's run.
         resume: continue from last.h5 (or start, if there is none yet). The recipe must equal the folder's,
-            except for ``steps``, which may be larger.
+            except for ``scalars`` and a larger ``steps``.
         force: delete the checkpoints of a run that is in the folder first; nothing else is deleted.
         device: "auto" (the accelerator, where there is one with float64), "cpu", "cuda", "xpu" or "mps".
         data_dir: the folder of data sets.
@@ -100,9 +101,10 @@ def launch(
         present = check_folder(folder, resume=resume, force=force)
         checkpoint, chosen = _resumed(folder, recipe, group, allow_code) if resume else (None, recipe)
         if chosen is None:
-            raise InputError(
-                "recipe: missing; give a name (see 'landscape recipes'), a .toml file, or resume=True"
-            )
+            words = "give a name (see 'landscape recipes'), a .toml file, or resume=True"
+            raise InputError(f"recipe: missing; {words}")
+        if chosen.scalars and first:
+            package_of(chosen.scalars)
         hooks, place = dataclasses.replace(hooks or Hooks()), group.device if group else pick_device(device)
         trainer = trainer_class(chosen, group)(
             chosen, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks, group=group
@@ -125,7 +127,10 @@ def launch(
                 path.unlink(missing_ok=True)
             files.write_text(folder / "recipe.toml", chosen.to_toml())
         hooks.message(_headline(trainer))
-        return trainer.run() if group is None else _run_in_group(trainer, folder, group)
+        with contextlib.ExitStack() as opened:
+            if chosen.scalars and first:
+                hooks.row = row_writer(chosen.scalars, folder, trainer.step, opened, hooks.row)
+            return trainer.run() if group is None else _run_in_group(trainer, folder, group)
 
 
 def _headline(trainer: Trainer) -> str:
@@ -298,6 +303,7 @@ def _lines(recipe: Recipe) -> list[str]:
 
 def _checked_recipe(stored: Recipe, given: Recipe, folder: Path) -> Recipe:
     """``given``; OperationError with the key if more than ``steps`` differs from ``stored``."""
+    stored = dataclasses.replace(stored, scalars=given.scalars)
     if given.init.checkpoint == stored.init.checkpoint and not given.init.sha256:
         given = dataclasses.replace(given, init=stored.init)
     if given.steps < stored.steps:
@@ -493,7 +499,7 @@ def train(
             :class:`landscape.Recipe`. None with ``resume``: that of the folder's run.
         folder: gets last.h5, step-NNNNNNN.h5 and recipe.toml. Default: runs/NAME-seedN.
         resume: go on from last.h5, or start if there is none yet; the result is bit-identical to an
-            uninterrupted run. The recipe must equal the run's, except for ``steps``, which may be larger.
+            uninterrupted run. The recipe must equal the run's, except for ``scalars`` and a larger ``steps``.
         force: first delete the run in the folder.
         nproc: processes on this machine that share the learners; each writes logs/rank-R.log, and neither
             ``message`` nor ``progress`` is called.
@@ -531,8 +537,7 @@ def train(
     if nproc != 1 or max_restarts:
         return in_processes(chosen, Path(folder), nproc, max_restarts, timeout, **about)
     hooks = Hooks(message=message or (lambda line: None))
-    report = taken(progress)
-    hooks.step = lambda done, total: report(done / total)
+    hooks.step = lambda done, total: taken(progress)(done / total)
     end = launch(chosen, folder, hooks=hooks, **about)
     end.path = Path(folder) / "last.h5"
     return end

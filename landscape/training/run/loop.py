@@ -45,11 +45,13 @@ class Hooks:
         save: takes a checkpoint when one is due; the checkpoint owns its tensors and does not change later.
         message: takes a line for the user.
         step: takes the number of steps done and the total, after each step.
+        row: takes each row of the history, once it is complete: that of a step after the next one.
     """
 
     save: Callable[[Checkpoint], None] = lambda checkpoint: None
     message: Callable[[str], None] = lambda line: None
     step: Callable[[int, int], None] = lambda done, total: None
+    row: Callable[[Row], None] = lambda row: None
 
 
 @numerics(1)
@@ -115,6 +117,7 @@ class Trainer:
         self.divergence = DivergenceTest(recipe.diverge, float(inner(self.train.weights, self.train.weights)))
         self.step, self.diverged, self.diverged_at = 0, "", -1
         self._pending: PendingStep | None = None
+        self._last: Row | None = None  # of this run, which the hook has not taken
         if checkpoint:
             self._restore(checkpoint)
 
@@ -191,6 +194,8 @@ class Trainer:
                 self.hooks.save(self.checkpoint())
         if self.history.rows and math.isnan(self.history.rows[-1]["test_loss"]):
             self.history.rows[-1] |= self.buffers.test(self.weights, self.step)
+        if self._last is not None and self._last is self.history.rows[-1]:  # not one that was undone
+            self.hooks.row(self._last)
         final = self.checkpoint()
         if self.step > 0 or self.diverged:
             self.hooks.save(final)
@@ -314,6 +319,9 @@ class Trainer:
             self.history.record(row, self.monitor.measure(t, row["lr"], self.weights, start))
             if warning := self.monitor.warning(row, self.history.column):
                 self.hooks.message(warning)
+        if self._last is not None:
+            self.hooks.row(self._last)
+        self._last = row
         self.hooks.step(t, self.recipe.steps)
 
     def _state(self) -> State:

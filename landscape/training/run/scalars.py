@@ -1,8 +1,9 @@
-"""Numbers of a training loop go to TensorBoard, Weights & Biases or trackio, too."""
+"""Numbers of a run or of a user's loop go to TensorBoard, Weights & Biases or trackio, too."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,13 +27,18 @@ def writer_names(scalars: str | Sequence[str] | None) -> list[str]:
     return [choose("scalars", name, WRITERS) for name in each]
 
 
+def package_of(name: str) -> Any:
+    """The package of the writer called ``name``; OperationError where it is not installed."""
+    return optional(name, "scalars", f"{name}, or leave scalars out")
+
+
 def open_writer(name: str, folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
     """The writer called ``name``, for a run in ``folder`` that has done ``step`` steps; ``opened`` closes it.
 
     Raises OperationError where its package is missing or refuses.
     """
     try:
-        package = optional(name, "scalars", f"{name}, or leave scalars out")
+        package = package_of(name)
         if name == "tensorboard":
             return _tensorboard(folder, step, opened)
         return _tracked(package, folder, opened)
@@ -41,6 +47,22 @@ def open_writer(name: str, folder: Path, step: int, opened: contextlib.ExitStack
     except Exception as error:  # whatever the package, or the service behind it, says
         words = " ".join(str(error).split())[:200]
         raise OperationError(f"scalars: '{name}' cannot be used ({type(error).__name__}: {words})") from error
+
+
+def row_writer(
+    name: str, folder: Path, step: int, opened: contextlib.ExitStack, then: Callable[[dict[str, float]], None]
+) -> Callable[[dict[str, float]], None]:
+    """A function that writes the finite numbers of a row of a history, and then calls ``then`` with it.
+
+    The other arguments are :func:`open_writer`'s.
+    """
+    write = open_writer(name, folder, step, opened)
+
+    def take(row: dict[str, float]) -> None:
+        write(int(row["step"]), {k: v for k, v in row.items() if k != "step" and math.isfinite(v)})
+        then(row)
+
+    return take
 
 
 def _tensorboard(folder: Path, step: int, opened: contextlib.ExitStack) -> Write:
