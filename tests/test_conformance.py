@@ -363,7 +363,6 @@ COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "topologies": (["--learners", "6", "base", "ring(2)", "--plot", "{folder}/t.png"], {"6 learners": ["--learners", "6", "hypercube"], "learners": ["--learners", "0"]}),
     "stability": (["--delay", "0,1", "{run}/last.h5", "-o", "{folder}/s.h5"], {"delay": ["--delay", "x"]}),
     "compare": (["{run}/step-0000005.h5", "{run}/last.h5", "--quantities", "loss", "-o", "{folder}/c.h5"], {"no": ["{run}", "--quantities", "no"]}),
-    "completion": (["bash"], {"tcsh": ["tcsh"]}),
     "critical-batch": (
         ["{run}", "--factors", "1,2", "--branches", "2", "--samples", "640", "-o", "{folder}/c.h5", "--plot", "{folder}/c.png"],
         {"'1,x'": ["{run}", "--factors", "1,x"]}),

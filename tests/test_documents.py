@@ -343,7 +343,7 @@ SCRIPTS = ROOT / "examples" / "gallery"
 WITHOUT_PICTURE = {
     "how-to/data", "how-to/devices", "how-to/memory", "how-to/plugins", "how-to/resume", "how-to/sharded",
     "how-to/weights", "explanation/checks", "explanation/ordinary-uses",
-    "completion", "doctor", "fetch", "figures", "import", "info", "recipes",
+    "doctor", "fetch", "figures", "import", "info", "recipes",
 }  # fmt: skip
 
 

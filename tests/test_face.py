@@ -148,7 +148,6 @@ ELSEWHERE = {
     "demo": None,  # a program that calls the functions, and says what they find
     "doctor": None,  # about an installation
     "fetch": None,  # data.load says what is missing, and no function of the package downloads by itself
-    "completion": None,  # about a shell
     "figures": None,  # about the papers: the gallery, its scales and its records
 }
 

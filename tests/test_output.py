@@ -134,13 +134,13 @@ def test_progress_without_a_terminal_is_a_line_now_and_then(
     assert capsys.readouterr().err == ""
 
 
-def test_completion_offers_commands_and_values(command: Command) -> None:
+def test_completion_offers_commands_and_values(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     shell = get_completion_class("bash")
     assert shell is not None
     of = shell(landscape.cli.group, {}, "landscape", "_LANDSCAPE_COMPLETE")
 
     for (*before, last), offered in (
-        (["com"], ["compare", "completion"]),
+        (["com"], ["compare"]),
         (["contour", "--norm", ""], [*NORMS]),
         (["contour", "--nor"], ["--norm"]),
         (["train", "digits-"], ["digits-dpsgd", "digits-muloco", "digits-ssgd"]),
@@ -150,8 +150,10 @@ def test_completion_offers_commands_and_values(command: Command) -> None:
     ):
         found = of.get_completions(before, last)
         assert [item.value if item.type == "plain" else item.type for item in found] == offered
-    code, out, err = command("completion", "zsh")  # the script of bash is in the table of conformance tests
-    assert (code, err, "_LANDSCAPE_COMPLETE" in out) == (0, "", True)
+    for shell_name in ("bash", "zsh", "fish"):  # as in the guide to the command line
+        monkeypatch.setenv("_LANDSCAPE_COMPLETE", f"{shell_name}_source")
+        code, out, err = command()
+        assert (code, err, f"_LANDSCAPE_COMPLETE={shell_name}_complete" in out) == (0, "", True)
 
 
 HELP = """

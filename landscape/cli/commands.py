@@ -23,7 +23,7 @@ for _group, _module, _name in re.findall(
 GROUPS = {
     title: (*names, *(name.replace("_", "-") for name, group in _GROUP_OF.items() if group == title))
     for title, names in {
-        "Begin": ("demo", "doctor", "fetch", "completion"),
+        "Begin": ("demo", "doctor", "fetch"),
         "Train": ("recipes", "train", "sweep", "plan", "topologies", "import"),
         "Map the landscape": ("contour", "line", "connect", "basins", "average", "compare", "smoothing"),
         "Measure curvature": ("spectrum", "hessian-grid", "batch-sharpness", "stability"),

@@ -1,4 +1,4 @@
-"""landscape completion, and the values of options that a shell can complete. No torch is imported."""
+"""The values of options that a shell can complete. No torch is imported."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import CompletionItem
 
-from landscape.cli import output
 from landscape.core.options import choose
 
-SHELLS = ("bash", "zsh", "fish")
-_VARIABLE = "_LANDSCAPE_COMPLETE"  # as click derives it from the name of the program
 Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
@@ -37,24 +34,3 @@ def names(known: Callable[[], Iterable[str]]) -> Completion:
         return found or [CompletionItem(incomplete, type="file")]
 
     return complete
-
-
-@click.command(epilog='Example: eval "$(landscape completion bash)"')
-@click.argument("shell", metavar="SHELL", type=Choice(SHELLS))
-def completion(shell: str) -> None:
-    """Print a script that lets a shell complete commands.
-
-    It completes options and their values, too.
-
-    SHELL is bash, zsh or fish. To have it in every shell:
-
-    \b
-      echo 'eval "$(landscape completion bash)"' >> ~/.bashrc
-      echo 'eval "$(landscape completion zsh)"' >> ~/.zshrc
-      landscape completion fish > ~/.config/fish/completions/landscape.fish
-    """
-    kind = get_completion_class(shell)
-    assert kind is not None
-    context = click.get_current_context().find_root()
-    script = kind(context.command, {}, "landscape", _VARIABLE).source()
-    output.values(script, script=script)
