@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import filelock
 import h5py
 import numpy as np
 import pytest
@@ -408,19 +409,19 @@ def test_no_temporary_file_is_taken_for_a_stale_one_before_it_is_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process looks for stale ones between the opening of the file and its lock, three times."""
-    lock, removed = files.lock_descriptor, []
+    lock, removed = filelock.lock_descriptor, []
 
-    def late(descriptor: int, **options: bool) -> bool:
+    def late(descriptor: int, *, blocking: bool) -> bool:
         if len(removed) < 3:
             removed.extend(tmp_path.glob(".landscape-*"))
             with monkeypatch.context() as patch:
-                patch.setattr(files, "lock_descriptor", lock)
+                patch.setattr(filelock, "lock_descriptor", lock)
                 files.remove_stale(tmp_path)
-        return lock(descriptor, **options)
+        return lock(descriptor, blocking=blocking)
 
     (tmp_path / "x").write_text("old")
     files.remove_stale(tmp_path)
-    monkeypatch.setattr(files, "lock_descriptor", late)
+    monkeypatch.setattr(filelock, "lock_descriptor", late)
     with replacing(tmp_path / "x") as file:
         file.write(b"new")
     assert len(removed) == 3
@@ -437,11 +438,9 @@ ODD_LOCKS: dict[str, Callable[[Path, Path], Any]] = {
 
 
 @pytest.mark.parametrize("kind", ODD_LOCKS)
-def test_a_lock_is_a_file_of_its_own(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Command
-) -> None:
+def test_a_lock_is_a_file_of_its_own(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is written to what another user put there, before the lock is taken or just after."""
-    run, victim, lock = tmp_path / "run", tmp_path / "victim", files.lock_descriptor
+    run, victim, lock = tmp_path / "run", tmp_path / "victim", fcntl.flock
     run.mkdir()
     victim.write_text("mine")
     ODD_LOCKS[kind](run / ".lock", victim)
@@ -449,12 +448,13 @@ def test_a_lock_is_a_file_of_its_own(
         Lock(run).acquire()
     (run / ".lock").rmdir() if kind == "folder" else (run / ".lock").unlink()
 
-    def swapped(descriptor: int) -> bool:
+    def swapped(descriptor: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
         (run / ".lock").unlink()
         ODD_LOCKS[kind](run / ".lock", victim)
-        return lock(descriptor)
+        lock(descriptor, how)
 
-    monkeypatch.setattr(files, "lock_descriptor", swapped)
+    monkeypatch.setattr(fcntl, "flock", swapped)
     with pytest.raises(OperationError, match=r"run/\.lock: is a link, a folder"):
         Lock(run).acquire()
     assert victim.read_text() == "mine"

@@ -10,7 +10,7 @@ import pytest
 
 CODE = """
 import os, signal, sys, types
-import click, filelock, h5py, numpy, rich.progress, torch.distributed  # not ours
+import click, filelock, h5py, numpy, torch.distributed, tqdm  # not ours
 
 for name, module in sys.modules.items():  # which has a form of its own for Windows
     if name.startswith("filelock.") and hasattr(module, "os"):

@@ -8,15 +8,15 @@ import os
 import re
 import shlex
 import signal
+import socket
 import sys
 import textwrap
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -59,8 +59,7 @@ class Commands(click.Group):
         if place.startswith(f"{__name__}.") and (ctx.resilient_parsing or ctx.meta.get(_HELP)):
             command = command_of(place)
         else:
-            with importing():
-                command = registry.commands[cmd_name]
+            command = registry.commands[cmd_name]
         output.add_options(command)
         return command
 
@@ -137,6 +136,9 @@ def group(context: click.Context) -> None:
       landscape contour runs/dp/last.h5 --plot contour.png
     """
     output.current().command = context.invoked_subcommand or ""
+    # From here on, as the command's modules are imported: other packages may catch an exception within an
+    # import, and are incomplete after it. Until then a signal ends the process as it ends any.
+    context.with_resource(signals())
     if context.invoked_subcommand is None:  # its help, and not a one-line error
         click.echo(context.get_help(), err=True)
         context.exit(2)
@@ -155,7 +157,7 @@ def _run() -> int:
     """The exit code of the command; errors are printed."""
     shown = output.Output()
     try:
-        with signals(), output.collected(shown):
+        with output.collected(shown):
             code = group.main(prog_name="landscape", standalone_mode=False)
     except click.UsageError as error:
         code = _fail(error.format_message(), 2)
@@ -240,8 +242,6 @@ def _say(line: str) -> None:
 
 # Windows has no SIGHUP.
 STOPPING = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
-PATIENCE = 5.0  # seconds for an orderly end; code below Python, such as an exchange, may not hear a signal
-_importing = False
 
 
 class Stopped(KeyboardInterrupt):
@@ -262,30 +262,8 @@ class Stopped(KeyboardInterrupt):
 
 
 @contextlib.contextmanager
-def importing() -> Iterator[None]:
-    """While the modules of a command are imported, a signal ends the process at once.
-
-    There is nothing to be saved yet, and an exception inside of an import, which other packages may catch,
-    would leave their modules incomplete.
-    """
-    global _importing
-    _importing = True
-    try:
-        yield
-    finally:
-        _importing = False
-
-
-def _end(number: int) -> NoReturn:
-    """End the process with the line and the exit code of :class:`Stopped`."""
-    sys.stderr.write(f"landscape: {Stopped(number)}\n")
-    sys.stderr.flush()
-    os._exit(128 + number)
-
-
-@contextlib.contextmanager
 def signals() -> Iterator[None]:
-    """Turn the first signal that ends a command into :class:`Stopped`; a second one ends it at once.
+    """Turn the first signal that ends a command into :class:`Stopped`; the second one ends it at once.
 
     A signal that is ignored, such as SIGHUP under nohup, stays ignored. Processes of a launcher leave signals
     to the launcher.
@@ -293,47 +271,32 @@ def signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread() or children.launcher_store():
         yield
         return
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if _importing:
-            _end(number)
-        for each in before:
-            signal.signal(each, signal.SIG_DFL)
-        raise Stopped(number)
-
     usual = (signal.SIG_DFL, signal.default_int_handler)
     before = {n: signal.getsignal(n) for n in STOPPING if signal.getsignal(n) in usual}
-    with _impatient(tuple(before)):
-        try:
-            for number in before:
-                signal.signal(number, stop)
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    hear, wake = socket.socketpair()
+    wake.setblocking(False)
 
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
 
-@contextlib.contextmanager
-def _impatient(numbers: tuple[int, ...]) -> Iterator[None]:
-    """A context in which a thread ends the process if a signal has not ended it; on Windows there is none."""
-    if os.name == "nt":  # whose signals write to sockets only
-        yield
-        return
-    hear, wake = os.pipe()
-    os.set_blocking(wake, False)
-    old = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    def count() -> None:  # in a thread: code below Python, such as an exchange, may hear no signal
+        heard = 0
+        with hear:
+            while byte := hear.recv(1):
+                heard += byte[0] in before
+                if heard > 1:
+                    sys.stderr.write(f"landscape: {Stopped(byte[0])}\n")
+                    sys.stderr.flush()
+                    os._exit(Stopped(byte[0]).exit_code)
+
+    threading.Thread(target=count, daemon=True).start()
+    old = signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     try:
-        threading.Thread(target=_end_later, args=(hear, numbers), daemon=True).start()
+        for number in before:
+            signal.signal(number, stop)
         yield
     finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
         signal.set_wakeup_fd(old)
-        os.close(wake)
-
-
-def _end_later(hear: int, numbers: tuple[int, ...]) -> None:
-    """End the process PATIENCE seconds after one of the signals, if it still runs."""
-    while heard := os.read(hear, 1):
-        if heard[0] in numbers:
-            time.sleep(PATIENCE)
-            _end(heard[0])
-    os.close(hear)
+        wake.close()

@@ -18,7 +18,7 @@ from landscape.core import hdf5, progress
 from landscape.core.errors import OperationError
 from landscape.core.files import make_folder as make_folder
 from landscape.core.options import ends_in
-from landscape.core.progress import Progress
+from landscape.core.progress import Bar
 from landscape.results import base
 from landscape.results.shown import text_of
 
@@ -79,7 +79,7 @@ def columns(rows: Iterable[Sequence[str]], *, left: bool = False) -> str:
     return "\n".join("  ".join(map(align, row, widths)).rstrip() for row in table)
 
 
-def progress_bar(title: str) -> AbstractContextManager[Progress]:
+def progress_bar(title: str) -> AbstractContextManager[Bar]:
     """The progress of one piece of work, on stderr; none with -q."""
     return progress.progress_bar(title, output.current().silent)
 

@@ -19,6 +19,7 @@ import click
 from landscape._version import __version__
 from landscape.core.errors import InputError
 from landscape.core.files import printable
+from landscape.core.progress import aside
 
 if TYPE_CHECKING:  # a list of the commands needs no numpy
     from landscape.results.base import Result
@@ -85,21 +86,24 @@ def collected(out: Output) -> Iterator[None]:
         _current.reset(token)
 
 
-def values(text: str, **entries: Any) -> None:
-    """Print what the command was asked for, also with -q; with --json keep ``entries`` for its object.
+def _echo(text: str, err: bool = False) -> None:
+    """Print lines; control characters in names from files are escaped for the terminal."""
+    with aside():
+        click.echo("\n".join(map(printable, text.split("\n"))), err=err)
 
-    Control characters in names from files are escaped for the terminal.
-    """
+
+def values(text: str, **entries: Any) -> None:
+    """Print what the command was asked for, also with -q; with --json keep ``entries`` for its object."""
     out = current()
     out.entries |= entries
     if text and not out.as_json and not out.muted:
-        click.echo("\n".join(map(printable, text.split("\n"))))
+        _echo(text)
 
 
 def message(text: str) -> None:
     """Print lines for the user on stderr; none with -q."""
     if not current().silent:
-        click.echo("\n".join(map(printable, text.split("\n"))), err=True)
+        _echo(text, err=True)
 
 
 def files(*paths: str | Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from landscape.checkpoint import user_code
@@ -51,6 +52,19 @@ def standing(end: Checkpoint) -> str:
     if math.isnan(value):
         return ""
     return f", ηλ_max {value:.3g}{against(value, limit)}"
+
+
+def present(row: Mapping[str, float]) -> str:
+    """The last numbers of a run that goes on, by column, in a few words.
+
+    Example:
+        >>> present({"loss": 0.25, "test_accuracy": 0.9})
+        'loss 0.25, test error 10.00%'
+    """
+    words = [f"loss {row['loss']:.3g}"] if "loss" in row else []
+    words += [f"test error {1 - row['test_accuracy']:.2%}"] if "test_accuracy" in row else []
+    words += [f"ηλ_max {row['lr_lambda_max']:.3g}"] if "lr_lambda_max" in row else []
+    return ", ".join(words)
 
 
 def against(value: float, limit: float) -> str:

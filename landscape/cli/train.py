@@ -114,7 +114,15 @@ def _train(chosen: Recipe | None, folder: str, timeout: float, about: dict[str, 
         first = group is None or group.rank == 0
         current().muted = not first
         with common.progress_bar("training") as bar:
-            hooks = Hooks(message=common.message, step=lambda done, total: bar(done / total))
+            row: dict[str, float] = {}  # the last number of each column
+
+            def record(new: dict[str, float]) -> None:
+                row.update((name, value) for name, value in new.items() if not math.isnan(value))
+
+            def show(done: int, total: int) -> None:
+                bar(done / total, run_summary.present(row))
+
+            hooks = Hooks(message=common.message, step=show, row=record)
             end = launch(chosen, folder, hooks=hooks, group=group, **about)
         if first:
             advice = run_summary.next_command(end, folder, about["data_dir"])

@@ -14,7 +14,6 @@ import stat
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from pathlib import Path
@@ -24,12 +23,8 @@ import filelock
 
 from landscape.core.errors import OperationError
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
-#: Whether open files and folders can be locked.
-HAS_LOCKS = fcntl is not None
+#: Whether open files can be removed and renamed, and folders opened and locked: not on Windows.
+HAS_LOCKS = hasattr(os, "fork")
 
 # Names of temporary files are random, so that nobody can create a link of that name in advance. They do not
 # contain the name of the file, so that they are never too long.
@@ -40,7 +35,7 @@ _NO_LINK, _CLOSED, _NO_WAIT, _BINARY = (
 )
 SAFE = _NO_LINK | _NO_WAIT | _CLOSED  # to open what somebody else may have put there
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_LINK | _CLOSED | _BINARY
-_OLD = 86400.0  # seconds after which a temporary file is stale where files cannot be locked (ours)
+_OLD = 86400.0  # seconds after which a temporary file is stale where open files cannot be removed (ours)
 T = TypeVar("T")
 _cleaned: set[str] = set()  # folders in which this process has looked for stale files
 
@@ -74,33 +69,6 @@ class TolerantFile(io.FileIO):
         except OSError as error:
             self.error = self.error or error
         return size or 0
-
-
-def lock_descriptor(descriptor: int, *, wait: bool = False) -> bool:
-    """Lock an open file or folder until it is closed.
-
-    Args:
-        wait: wait until no other process has the lock.
-
-    Returns:
-        Whether this process has the lock: not where another one has it, or the system has no such locks.
-
-    Raises:
-        OSError: the file system has no locks.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryFile() as file:
-        ...     isinstance(lock_descriptor(file.fileno()), bool)
-        True
-    """
-    if not HAS_LOCKS:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    return True
 
 
 @contextlib.contextmanager
@@ -157,7 +125,7 @@ def _temporary(folder: Path) -> tuple[Path, int]:
         path = folder / f".landscape-{secrets.token_hex(8)}.tmp"
         handle = os.open(path, _FLAGS, 0o666)
         try:
-            mine = lock_descriptor(handle) or not HAS_LOCKS
+            mine = not HAS_LOCKS or filelock.lock_descriptor(handle, blocking=False)
         except OSError:  # a file system without locks, where nobody takes it for one
             mine = True
         if mine and path.exists():
@@ -203,7 +171,7 @@ def remove_stale(folder: Path) -> None:
                     continue
                 handle = os.open(folder / name, os.O_RDONLY | _NO_LINK | _NO_WAIT)
                 try:
-                    if lock_descriptor(handle):
+                    if filelock.lock_descriptor(handle, blocking=False):
                         os.unlink(folder / name)
                 finally:
                     os.close(handle)
@@ -297,49 +265,26 @@ def folder_lock(folder: Path) -> Iterator[None]:
         return
     handle = os.open(folder, os.O_RDONLY)
     try:
-        lock_descriptor(handle, wait=True)
+        filelock.lock_descriptor(handle)
         yield
     finally:
         os.close(handle)
 
 
-def _locked(path: Path, seconds: float, *, make: bool = True) -> int | None:
-    """A descriptor of the lock's file ``path``, locked; None where another process has it for ``seconds``.
+def _sign(handle: int) -> None:
+    """Write this process's name to the lock's file that it has just locked.
 
-    Raises OSError where there are no locks, OperationError for what is no file of its own: whoever may write
-    the folder could else have the lock's text written to a file of somebody else.
+    Raises OperationError for what is no file of its own: whoever may write the folder could else have the
+    name written to a file of somebody else.
     """
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            handle = os.open(path, os.O_RDWR | (os.O_CREAT if make else 0) | SAFE, 0o666)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                raise OperationError(f"{path}: {_ODD}") from error
-            raise
-        status = os.fstat(handle)
-        try:
-            if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-                raise OperationError(f"{path}: {_ODD}")
-            if lock_descriptor(handle) and _has_name(handle, path):  # not one that its holder just removed
-                return handle
-        except BaseException as error:
-            if isinstance(error, OSError) and not status.st_size:  # no locks, and nobody's name in it
-                with contextlib.suppress(OSError):
-                    path.unlink()
-            os.close(handle)
-            raise
-        os.close(handle)
-        if time.monotonic() > end:
-            return None
-        time.sleep(0.02)
-
-
-def _has_name(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), os.lstat(path))
-    except FileNotFoundError:
-        return False
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        raise OperationError(_ODD)
+    since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
+    text = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
+    with contextlib.suppress(OSError):  # the lock is valid without its text
+        os.ftruncate(handle, 0)
+        os.write(handle, text.encode())
 
 
 class Lock:
@@ -361,7 +306,7 @@ class Lock:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._name = path / ".lock" if path.is_dir() else path.with_name(f".{path.name}.lock")
-        self._free: Callable[[], Any] | None = None
+        self._lock: filelock.BaseFileLock | None = None
 
     def acquire(self) -> None:
         """Take the lock, if this object does not have it already.
@@ -369,35 +314,28 @@ class Lock:
         Raises:
             OperationError: another process has the lock, or its file cannot be written.
         """
-        if self._free:
+        if self._lock:
             return
-        self._name = self.path / ".lock" if self.path.is_dir() else self._name
+        name = self._name = self.path / ".lock" if self.path.is_dir() else self._name
+        lock = filelock.FileLock(name, thread_local=False, fallback_to_soft=False, on_acquired=_sign)
         try:
-            self._name.parent.mkdir(parents=True, exist_ok=True)
-            if HAS_LOCKS:
-                self._take()
-            else:
-                file = filelock.FileLock(self._name, fallback_to_soft=False)
-                file.acquire(timeout=PATIENCE, poll_interval=0.02)
-                self._free = file.release
+            name.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=PATIENCE, poll_interval=0.02)
+            self._lock = lock
         except filelock.Timeout as error:
             raise OperationError(f"{self.path}: in use by {self._holder()}") from error
+        except OperationError as error:
+            raise OperationError(f"{name}: {error}") from error
         except PermissionError as error:
-            raise OperationError(f"{self._name}: cannot be written ({error.strerror})") from error
+            raise OperationError(f"{name}: cannot be written ({error.strerror})") from error
         except (OSError, NotImplementedError) as error:
+            if getattr(error, "errno", 0) in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise OperationError(f"{name}: {_ODD}") from error
+            with contextlib.suppress(OSError):
+                if not name.stat().st_size:  # nobody's name is in it
+                    name.unlink()
             why = f"the file system has no locks ({getattr(error, 'strerror', 'not implemented')})"
             warnings.warn(f"{self.path}: {why}; do not let another process write there", stacklevel=2)
-
-    def _take(self) -> None:
-        """Lock the file, and write this process's name to the descriptor that has the lock."""
-        if (handle := _locked(self._name, PATIENCE)) is None:
-            raise OperationError(f"{self.path}: in use by {self._holder()}")
-        self._free = weakref.finalize(self, os.close, handle)
-        since = datetime.datetime.now().astimezone().isoformat(" ", "seconds")
-        text = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
-        with contextlib.suppress(OSError):  # the lock is valid without its text
-            os.ftruncate(handle, 0)
-            os.write(handle, text.encode())
 
     def _holder(self) -> str:
         with contextlib.suppress(OperationError, OSError), open_regular(self._name, TEXT) as file:
@@ -407,12 +345,12 @@ class Lock:
 
     def release(self) -> None:
         """Release the lock, if this object has it."""
-        if self._free:
+        if self._lock:
             # Before the release: a process that opened it earlier then sees that it is gone.
             with contextlib.suppress(OSError):
                 self._name.unlink()
-            self._free()
-            self._free = None
+            self._lock.release()
+            self._lock = None
 
     def __enter__(self) -> Self:
         return self
@@ -429,22 +367,10 @@ def wait_until_free(path: Path, seconds: float) -> None:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     wait_until_free(Path(folder), 1.0)
     """
-    if (path / ".lock").exists():
-        with contextlib.suppress(OSError, NotImplementedError):  # what acquire reports
-            _taken(path / ".lock", seconds)
-
-
-def _taken(path: Path, seconds: float = 0.0) -> bool:
-    """True if a process has the lock of a hidden file for ``seconds``, by an attempt to take it."""
-    if HAS_LOCKS:
-        if (handle := _locked(path, seconds, make=False)) is not None:
-            os.close(handle)
-        return handle is None
-    try:
-        with filelock.FileLock(path, timeout=seconds, fallback_to_soft=False):
-            return False
-    except filelock.Timeout:
-        return True
+    name = path / ".lock"
+    if name.exists():
+        with contextlib.suppress(OSError, NotImplementedError):  # what acquire reports; a Timeout is one
+            filelock.FileLock(name, fallback_to_soft=False).acquire(timeout=seconds).lock.release()
 
 
 def make_folder(folder: Path) -> None:

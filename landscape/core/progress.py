@@ -10,9 +10,9 @@ import multiprocessing
 import os
 import sys
 import threading
-import time
+import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from landscape.core.errors import InputError
 
@@ -105,109 +105,34 @@ def no_progress(share: float) -> None:
     """Takes a share, and shows nothing."""
 
 
-class _Work:
-    """A piece of work: its title, its beginning on the monotonic clock, and the completed share."""
+class Bar(Protocol):
+    """Takes the completed share of a piece of work, and words about it that are shown beside it."""
 
-    def __init__(self, title: str) -> None:
-        self.title, self.began, self.share = title, time.monotonic(), 0.0
-
-    def update(self, share: float) -> None:
-        self.share = share
-
-    def __str__(self) -> str:
-        passed = time.monotonic() - self.began
-        if not 0 < self.share <= 1:
-            return f"{self.title}: {duration(passed)} so far"
-        return f"{self.title}: {self.share:.0%}, {duration(passed * (1 / self.share - 1))} left"
+    def __call__(self, share: float, words: str = "") -> None: ...
 
 
-# A place where progress is shown: called with the work that goes on, the outermost first, and at the end with
-# none.
-_Show = Callable[[tuple[_Work, ...]], None]
+class _Lines(io.TextIOBase):
+    """A line on stderr for each state of a bar, as in the log of a batch job."""
+
+    def write(self, text: str) -> int:
+        if text.strip():
+            print(text.strip(), file=sys.stderr, flush=True)
+        return len(text)
 
 
-@contextlib.contextmanager
-def _display(delay: float, hint: str) -> Iterator[list[_Work]]:
-    """A list of work that a thread shows, since a single step of the work may take long."""
-    terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-    place: Callable[[], _Show] = _Bars if terminal else _Cell if _in_notebook() else _Log
-    first, every = (EVERY, EVERY) if place is _Log else (delay, 0.1 if terminal else 1.0)
-    going, ended = list[_Work](), threading.Event()
-
-    def run() -> None:
-        show, wait = None, first
-        while not ended.wait(wait):
-            wait = every
-            if now := tuple(going):
-                if show is None:
-                    show = place()
-                    if hint and hint not in _said:
-                        _said.add(hint)
-                        print(hint, file=sys.stderr, flush=True)
-                show(now)
-        if show is not None:
-            show(())
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield going
-    finally:
-        ended.set()
-        thread.join()
-
-
-class _Bars:
-    """Bars of rich on a terminal. It is imported here, as most jobs have no terminal."""
-
-    def __init__(self) -> None:
-        from rich import progress
-        from rich.console import Console
-        from rich.errors import LiveError
-
-        shown = (progress.BarColumn(), progress.TaskProgressColumn(), progress.TimeRemainingColumn())
-        columns = (progress.TextColumn("{task.description}"), *shown)
-        # What is printed on stdout meanwhile goes past the bar on the same terminal, unchanged into a pipe.
-        both, console = sys.stdout.isatty(), Console(stderr=True)
-        self._bars = progress.Progress(*columns, console=console, transient=True, redirect_stdout=both)
-        self._tasks: dict[_Work, Any] = {}
-        with contextlib.suppress(LiveError):  # before rich 14.1, beside a display of the user's program
-            self._bars.start()
-
-    def __call__(self, now: tuple[_Work, ...]) -> None:
-        for ended in self._tasks.keys() - set(now):
-            self._bars.remove_task(self._tasks.pop(ended))
-        for work in now:
-            if work not in self._tasks:  # a bar only moves until the first share is known
-                self._tasks[work] = self._bars.add_task(work.title, total=None)
-            if work.share:
-                self._bars.update(self._tasks[work], completed=work.share, total=1.0)
-        if not now:
-            self._bars.stop()
-
-
-def _line(now: tuple[_Work, ...]) -> str:
-    # The time of work that does not know its share says no more than the last's.
-    return "; ".join(str(each) if each.share or each is now[-1] else each.title for each in now)
-
-
-class _Log:
-    """A line on stderr each time, as in the log of a batch job."""
-
-    def __call__(self, now: tuple[_Work, ...]) -> None:
-        if now:
-            print(_line(now), file=sys.stderr, flush=True)
-
-
-class _Cell:
-    """One line below the cell of a notebook, which is written over and empty at the end."""
-
-    def __init__(self) -> None:
-        display = importlib.import_module("IPython.display").display
-        self._place = display({"text/plain": ""}, raw=True, display_id=True)
-
-    def __call__(self, now: tuple[_Work, ...]) -> None:
-        self._place.update({"text/plain": _line(now)}, raw=True)
+def _tqdm(title: str, delay: float) -> Any:
+    """A bar of tqdm: on a terminal, in a notebook, or as lines; imported here, as most calls are short."""
+    looks: dict[str, Any] = {"delay": delay, "dynamic_ncols": True}
+    form = "{desc}: {percentage:3.0f}%|{bar}| {remaining} left{postfix}"
+    if _in_notebook():
+        with warnings.catch_warnings(action="ignore"):  # that the widgets are not installed
+            kind = importlib.import_module("tqdm.auto").tqdm
+    else:
+        kind = importlib.import_module("tqdm").tqdm
+        if not sys.stderr.isatty() or os.environ.get("TERM") in ("dumb", "unknown"):
+            looks = {"delay": EVERY, "mininterval": EVERY, "position": 0, "file": _Lines()}
+            form = "{desc}: {percentage:.0f}%, {remaining} left{postfix}"
+    return kind(total=1.0, desc=title, leave=False, miniters=0, smoothing=0, bar_format=form, **looks)
 
 
 def _in_notebook() -> bool:
@@ -215,18 +140,22 @@ def _in_notebook() -> bool:
     return shell is not None and hasattr(shell.get_ipython(), "kernel")
 
 
-# The displays of the work in progress, the innermost last; None where it is not shown.
-_open: list[list[_Work] | None] = []
+def aside() -> contextlib.AbstractContextManager[None]:
+    """A context in which something can be printed on a terminal that has bars."""
+    tqdm: Any = sys.modules.get("tqdm")
+    return tqdm.tqdm.external_write_mode(file=sys.stderr) if tqdm else contextlib.nullcontext()
+
+
+_open: list[bool] = []  # whether the work in progress is shown, the innermost last
 _said: set[str] = set()  # the hints that were shown
 
 
 @contextlib.contextmanager
-def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str = "") -> Iterator[Progress]:
+def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str = "") -> Iterator[Bar]:
     """A context that shows on stderr how far its work has come and an estimate of the remaining time.
 
-    On a terminal it is a bar, without colors where NO_COLOR is set; in a notebook a line below the cell;
-    elsewhere, as in the log of a batch job, a line every 30 s. Inside another progress bar it is a line below
-    that one, and is shown only if that one is.
+    On a terminal and in a notebook it is a bar of tqdm; elsewhere, as in the log of a batch job, a line every
+    30 s. Inside another progress bar it is one below that, and is shown only if that is.
 
     Args:
         title: the name of the work.
@@ -241,15 +170,23 @@ def progress_bar(title: str, quiet: bool = False, delay: float = 0.0, hint: str 
         >>> with progress_bar("contour", quiet=True) as progress:
         ...     progress(0.5)
     """
-    work = _Work(title)
-    with contextlib.ExitStack() as inside:
-        going = None if quiet else _open[-1] if _open else inside.enter_context(_display(delay, hint))
-        _open.append(going)
-        inside.callback(_open.pop)
-        if going is not None:
-            going.append(work)
-            inside.callback(going.remove, work)
-        yield work.update
+    shown = not quiet and all(_open[-1:])
+    _open.append(shown)
+    try:
+        with _tqdm(title, delay) if shown else contextlib.nullcontext() as bar:
+
+            def update(share: float, words: str = "") -> None:
+                if bar is None:
+                    return
+                bar.set_postfix_str(words, refresh=False)
+                if bar.update(share - bar.n) and hint and hint not in _said:
+                    _said.add(hint)
+                    with aside():
+                        print(hint, file=sys.stderr, flush=True)
+
+            yield update
+    finally:
+        _open.pop()
 
 
 def shows_progress(hint: str = "") -> Callable[[Callable[P, T]], Callable[P, T]]:
