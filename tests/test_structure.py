@@ -18,7 +18,7 @@ pytestmark = pytest.mark.xdist_group("source")  # it is parsed once
 PACKAGE = Path(__file__).parents[1] / "landscape"
 # From the top: a room may import those after it. _version is a number that all may read.
 ROOMS = (
-    "__init__", "__main__", "plugins", "testing", "cli", "integrations", "reports", "paper", "training", "plots", "analysis", "checkpoint", "curvature", "gradients", "evaluation",
+    "__init__", "__main__", "plugins", "cli", "testing", "integrations", "reports", "paper", "training", "plots", "analysis", "checkpoint", "curvature", "gradients", "evaluation",
     "geometry", "results", "limits", "models", "data", "problem", "core", "_version",
 )  # fmt: skip
 

@@ -24,7 +24,6 @@ from landscape import data
 from landscape.cli import common, details
 from landscape.cli.completion import Choice
 from landscape.cli.options import command
-from landscape.cli.self_test import Compared, calls, compared, networks, one_line
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.curvature.eigenvalues import extreme_eigenvalues
@@ -32,6 +31,7 @@ from landscape.data.base import cache_folder, data_root
 from landscape.data.download import SOURCES, found
 from landscape.data.download import fetch as download
 from landscape.problem.problem import Problem
+from landscape.testing.device import Compared, calls, compared, networks, one_line
 
 # Package -> what it is for, and what pip installs for it.
 OPTIONAL = {

@@ -9,6 +9,9 @@ The package's own entries go through the same checks, in tests/test_conformance.
     def test_my_rule():
         landscape.testing.check_rule(MyRule, {"period": 3}, refused={"period": 0})
 
+``landscape doctor --device`` compares the calls of the package on a device with those on the CPU, which
+:mod:`landscape.testing.device` lists.
+
 A check that fails raises an AssertionError with the name of the check. ``only`` names one check to run, of
 those in :data:`CHECKS`, such as for ``pytest.mark.parametrize``; ``device`` is where it is computed.
 """

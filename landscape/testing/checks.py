@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib
 import io
 import json
 import sys
@@ -228,14 +229,13 @@ def trained() -> tempfile.TemporaryDirectory[str]:
 
 def run_command(name: str, words: Sequence[object], folder: str) -> tuple[int, str, str]:
     """``landscape NAME WORDS`` in this process: its exit code, stdout and stderr."""
-    from landscape import cli
-
+    program = importlib.import_module("landscape.cli")  # by name, as the registry has it: it lies above
     given = [str(word).replace("{run}", trained().name).replace("{folder}", folder) for word in words]
     out, err, code, argv = io.StringIO(), io.StringIO(), 0, sys.argv
     sys.argv = ["landscape", name, *given]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            cli.main()
+            program.main()
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else 1
     finally:

@@ -16,10 +16,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import landscape
-from landscape.cli import self_test
-from landscape.cli.self_test import Compute, Place, networks
 from landscape.core.devices import has_float64, kept_randomness, pick_device
 from landscape.problem.batches import fixed_randomness, random_state
+from landscape.testing import device as self_test
+from landscape.testing.device import Compute, Place, networks
 from tests.device import simulated
 
 

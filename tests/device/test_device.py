@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from landscape import InputError
-from landscape.cli import installation, self_test
+from landscape.cli import installation
 from landscape.core import devices, registry
+from landscape.testing import device as self_test
 from tests.conftest import Command
 from tests.device import simulated
 from tests.device.calls import MORE
