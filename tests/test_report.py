@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import base64
+import csv
 import dataclasses
 import functools
 import hashlib
 import html.parser
-import itertools
 import json
-import math
 import re
 import shutil
 import sys
+import xml.etree.ElementTree
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +27,19 @@ from landscape.analysis.noise import noise as compute_noise
 from landscape.analysis.planes import learners_plane
 from landscape.checkpoint.checkpoint import RECORDED, Checkpoint
 from landscape.cli import analysis
-from landscape.cli import report as report_command
-from landscape.core.errors import OperationError
+from landscape.cli import demo as demo_command
+from landscape.core.errors import InputError, OperationError
 from landscape.core.files import printable
-from landscape.paper import gallery
-from landscape.reports import analyses, contents, curves, findings, page
-from landscape.reports.page import figures_page
-from landscape.reports.parts import Missing, Page, Section, Table, chart_text, script_json, text_cells
+from landscape.plots.surface import scale
+from landscape.reports import contents, page
+from landscape.reports.contents import Contents
+from landscape.reports.page import Picture, Section, Table, script_json
 from landscape.results.base import save
-from landscape.results.shown import in_words
-from landscape.results.spectrum import Spectrum
+from landscape.results.shown import Row
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from tests.conftest import Command
+from tests.examples import comparison
 from tests.fuzz import samples
 from tests.test_cli import one_line
 
@@ -76,8 +76,15 @@ class Reader(html.parser.HTMLParser):
         return " ".join("".join(self.words).split())
 
     @property
-    def data(self) -> Any:
+    def scenes(self) -> Any:
+        """The surfaces that turn."""
         return json.loads(self.scripts[0])
+
+    def files(self, kind: str) -> list[str]:
+        """The files of a kind inside the page, such as "text/csv"."""
+        start = f"data:{kind};base64,"
+        inside = [value for _, value in self.attributes if value.startswith(start)]
+        return [base64.b64decode(value.removeprefix(start)).decode() for value in inside]
 
 
 def read(path: Path) -> Reader:
@@ -137,40 +144,97 @@ def made(runs: Path) -> contents.Contents:
 @pytest.fixture(scope="module")
 def whole(runs: Path, made: contents.Contents) -> Path:
     """The page about all of it."""
-    page.write(page.build(made), runs / "page.html")
+    page.write(made, runs / "page.html")
     return runs / "page.html"
 
 
-def test_the_page_has_all_sections_and_the_numbers(runs: Path, whole: Path, made: contents.Contents) -> None:
+def test_the_page_has_all_sections_and_the_numbers(runs: Path, whole: Path, made: Contents) -> None:
     shown = read(whole)
     for title in (
-        "SSGD and DPSGD on digits", "Outcome", "What was run, and on what", "Training", "In three dimensions",
-        "Learners along the run", "Hessian ratios", "Spectra", "Noise of the spread", "How each number was made",
-        "Glossary", "consensus distance", "ω_min", "AWC", "ATC",
+        "SSGD and DPSGD on digits", "Training", "Contours: train loss (nat) over random directions",
+        "Contours: train loss (nat) over the plane nearest to the learners", "In three dimensions",
+        "Hessian grid", "Spectrum", "Noise", "Origin: files and settings", "consensus distance",
     ):  # fmt: skip
         assert title in shown.text
+    for item in made.items:
+        for row in (*item.of.describe(), *item.origin):
+            assert " ".join(row.number.split()) in shown.text
     for run in made.runs:
-        accuracy = run.checkpoint.history["test_accuracy"][-1]
-        error = math.sqrt(accuracy * (1 - accuracy) / 360)
-        assert f"{in_words(100 * (1 - accuracy), 100 * error)}%" in shown.text
-        assert run.checkpoint.recipe.split("\n")[0] in shown.text
-        assert run.sha256[:12] in shown.text
-    spectrum = Spectrum.load(runs / "dpsgd" / "spectrum.h5")
-    assert in_words(spectrum.values[0], spectrum.residuals[0]) in shown.text
-    assert in_words(spectrum.trace, spectrum.trace_error) in shown.text
-    curve = next(t for t in shown.data["charts"]["curve-consensus"]["figure"]["data"] if t["meta"] == 1)
-    np.testing.assert_allclose(curve["y"], made.runs[1].checkpoint.history["consensus"], rtol=1e-5)
-    loss = made.of(landscape.Surface)[1].loss
-    assert shown.data["surfaces"][1]["z"][0][0] == pytest.approx(loss[0, 0], rel=1e-5)
-    assert {surface["group"] for surface in shown.data["surfaces"]} == {0, 1}
+        assert run.recipe.split("\n")[0] in shown.text
+    assert shown.text.count("SHA-256") == 1  # a row of the runs
+    about = {row.name: row.value for item in made.items[:2] for row in item.origin}
+    assert {"file", "SHA-256", "step", "lr", "seed", "model", "data", "learners"} <= set(about)
+    assert not {"history", "buffers", "optimizer", "diverged at", "path"} & set(about)
+
+
+def test_the_pictures_are_those_of_plots_with_their_numbers(whole: Path, made: Contents) -> None:
+    shown = read(whole)
+    pictures = shown.files("image/svg+xml")
+    assert len(pictures) == 6
+    for picture in pictures:
+        assert xml.etree.ElementTree.fromstring(picture).tag == "{http://www.w3.org/2000/svg}svg"
+        assert len(picture) < 400_000
+        assert not re.search(r' d="[^"]*\.\d{3}', picture)
+    assert all(len(value) > 20 for name, value in shown.attributes if name == "alt")
+    tables = [list(csv.DictReader(text.splitlines())) for text in shown.files("text/csv")]
+    assert len(tables) == len(pictures)
+    history = made.runs[1].history["consensus"]
+    own = [float(row["consensus"]) for row in tables[0] if row["of"].startswith("DPSGD")]
+    np.testing.assert_allclose(own, history, rtol=1e-5)
+    losses = [float(row["loss"]) for row in next(t for t in tables if "loss" in t[0] and len(t) == 126)]
+    np.testing.assert_allclose(losses, [v for s in surfaces_of(made)[1:] for v in s.loss.ravel()], rtol=1e-5)
+
+
+def surfaces_of(given: Contents) -> list[landscape.Surface]:
+    """The plane of the learners, which the folder of its run brings, and the two random planes."""
+    return [item.of for item in given.items if isinstance(item.of, landscape.Surface)]
+
+
+def test_a_page_is_the_same_each_time(runs: Path, made: Contents, whole: Path) -> None:
+    page.write(made, runs / "again.html")
+    assert (runs / "again.html").read_bytes() == whole.read_bytes()
+
+
+def test_areas_and_curves_of_many_points_are_pixels(runs: Path) -> None:
+    surface = landscape.Surface.load(runs / "dpsgd" / "learners.h5")
+    grid, draw = np.linspace(-1, 1, 81), np.random.default_rng(0)
+    loss = 1 + grid**2 + grid[:, None] ** 2 + 0.1 * draw.normal(size=(81, 81))
+    fine = dataclasses.replace(
+        surface, x=grid, y=grid, loss=loss, accuracy=np.zeros_like(loss), done=np.ones_like(loss, bool)
+    )
+    few, many = (page._svg(landscape.draw([each])) for each in (surface, fine))
+    assert many.count("<image") > few.count("<image")
+    steps = np.arange(1.0, 5001)
+    run = Checkpoint.load(runs / "ssgd" / "last.h5")
+    history = {name: draw.uniform(size=len(steps)) for name in run.history} | {"step": steps}
+    history["lr_lambda_limit"] = np.ones(len(steps))
+    long = dataclasses.replace(run, history=history)
+    assert len(page._svg(landscape.draw([long]))) < 1_000_000
+    text, note = page._csv([contents.Item(long, None, "", "long")])
+    rows = list(csv.DictReader(text.splitlines()))
+    every = round(5000 / len(rows))
+    assert note == f", one row in {every}"
+    assert len(rows) * len(rows[0]) <= page.MOST_CELLS
+    assert [float(row["step"]) for row in rows] == [*range(1, 5001, every)]
 
 
 def test_what_is_missing_is_named_with_its_command(runs: Path, tmp_path: Path) -> None:
     text = reported(tmp_path, runs / "ssgd" / "last.h5").text
     for command in ("contour", "spectrum", "hessian-grid", "noise"):
-        assert f"landscape {command} {runs / 'ssgd'}" in text
-    assert f"landscape contour {runs / 'ssgd'} --plane learners" in text
+        assert f"{command.replace('-', ' ')}: landscape {command} {runs / 'ssgd'}" in text
     assert "In three dimensions" not in text  # nothing is drawn of what is not there
+    assert "Not in the files" not in reported(tmp_path, *(runs / name for name in FILES)).text
+
+
+def test_a_loop_of_ones_own_has_no_seed_and_needs_its_code(made: Contents, tmp_path: Path) -> None:
+    run = made.runs[0]
+    own = dataclasses.replace(run, algorithm=RECORDED, data=run.data | {"name": ""})
+    loop = dataclasses.replace(made.items[0], of=own, name="mine, step 20")
+    given = Contents((loop,))
+    assert not {"seed", "local batch"} & {row.name for row in loop.origin}
+    assert all("--data MODULE:NAME" in command for _, command in given.missing())
+    page.write(given, tmp_path / "p.html")
+    assert "<h1>mine, step 20</h1>" in (tmp_path / "p.html").read_text()
 
 
 def test_analyze_makes_what_is_missing(runs: Path, tmp_path: Path, command: Command) -> None:
@@ -180,12 +244,12 @@ def test_analyze_makes_what_is_missing(runs: Path, tmp_path: Path, command: Comm
     words = ("report", folder, "-o", tmp_path / "p.html", "--analyse", "-q", "--device", "cpu")
     code, out, err = command(*words)
     assert (code, err) == (0, "")
-    names = ("last-contour.h5", "last-contour-learners.h5", "last-spectrum.h5")
+    names = ("last-contour.h5", "last-spectrum.h5")
     written = [line for line in out.splitlines() if line.startswith("/")]
     assert written == [*(str(folder / name) for name in names), str(tmp_path / "p.html")]
     text = read(tmp_path / "p.html").text
-    assert "There is no" not in text
-    assert "Learners along the run" in text
+    assert "Contours: " in text
+    assert "Spectrum" in text
     assert command(*words)[:2] == (0, f"{tmp_path}/p.html\n")  # nothing is made twice
 
 
@@ -201,12 +265,15 @@ def test_bad_use_is_one_line(
         (damaged, "x.html", 1, "damaged.h5"),
     ):
         one_line(command("report", path, "-o", tmp_path / name), code, *words)
+    unsaved = dataclasses.replace(Checkpoint.load(runs / "ssgd" / "last.h5"), path=None)
+    for wrong, said in ((unsaved, "a run without a file"), (3, "a int")):
+        with pytest.raises(InputError, match=f"runs: {said} is not allowed"):
+            page.report(wrong, tmp_path / "x.html")
     monkeypatch.setitem(sys.modules, "plotly", None)
     result = command("report", runs / "ssgd", "-o", tmp_path / "x.html")
     one_line(result, 1, "plotly is not installed", "pip install")
     assert not (tmp_path / "x.html").exists()
-    # Of a command that ends with a report, the rest is done.
-    report_command.finish(lambda: Page("a", (), ()), tmp_path / "x.html")
+    demo_command._report(tmp_path)  # the rest of the demo is done: a line says what is not
     with pytest.raises(OperationError, match="plotly"):
         page.check_installed()
 
@@ -214,7 +281,7 @@ def test_bad_use_is_one_line(
 def test_the_page_is_small_and_names_no_other_place(whole: Path) -> None:
     assert whole.stat().st_size < MOST_BYTES
     shown = read(whole)
-    run = [s for s in shown.scripts if not s.startswith("{")]  # the data is JSON
+    run = [s for s in shown.scripts if not s.startswith("[")]  # the surfaces are JSON
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in run]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     assert len(run) == 2
@@ -228,36 +295,58 @@ def test_the_page_is_small_and_names_no_other_place(whole: Path) -> None:
         for name, v in shown.attributes
         if name in ("src", "srcset", "href", "action", "data", "poster", "background")
     ]
-    assert all(value.startswith(("#", "data:image/png;base64,")) for value in places)
+    assert all(v.startswith(("#", "data:image/svg+xml;base64,", "data:text/csv;base64,")) for v in places)
     assert not re.search(r"https?:", " ".join(value for _, value in shown.attributes))
     assert not re.search(r"@import|url\(|https?:", "".join(shown.styles))
     assert not re.search(r"fetch\(|XMLHttpRequest|https?:|import\(|eval\(|localStorage", shown.scripts[-1])
     assert {"link", "iframe", "object", "base"}.isdisjoint(shown.tags)
 
 
-def test_figures_are_figures_of_plotly(made: contents.Contents) -> None:
-    charts = [chart for s in page.build(made).sections for chart in s.charts if chart.kind == "figure"]
-    assert len(charts) >= 10
-    for chart in charts:
-        figure = graph_objects.Figure(chart.figure)  # refuses what Plotly does not know
-        assert len(figure.data) == len(chart.figure["data"]) > 0
-        assert len(chart.alt) > 20
-    assert len({chart.name for chart in charts}) == len(charts)
+def test_without_a_surface_there_is_no_plotly(runs: Path, tmp_path: Path) -> None:
+    shown = reported(tmp_path, runs / "noise.h5", runs / "ssgd" / "last.h5")
+    assert len(shown.scripts) == 2
+    assert (tmp_path / "p.html").stat().st_size < 1_000_000
 
 
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(1, 40))
-def test_decimation_keeps_every_peak_and_the_ends(values: list[float], buckets: int) -> None:
-    x, y = np.arange(len(values)), np.array(values)
-    kept_x, kept_y = curves.decimate(x, y, buckets)
-    assert len(kept_x) <= max(2 * buckets + 2, 2)
-    assert (np.diff(kept_x) > 0).all()
-    np.testing.assert_array_equal(kept_y, y[kept_x])
-    assert {0, len(y) - 1} <= {*kept_x.tolist()}
-    if len(y) > 2 * buckets:
-        edges = np.linspace(0, len(y), buckets + 1).astype(int)
-        for low, high in itertools.pairwise(edges):
-            inside = kept_y[(kept_x >= low) & (kept_x < high)]
-            assert (inside.min(), inside.max()) == (y[low:high].min(), y[low:high].max())
+def test_surfaces_turn_in_the_scale_of_their_picture(whole: Path, made: Contents) -> None:
+    learners, first, second = scenes = read(whole).scenes
+    for scene in scenes:
+        figure = graph_objects.Figure({"data": scene["data"], "layout": {"scene": scene["scene"]}})
+        assert len(figure.data) == len(scene["data"]) >= 3  # Plotly refuses what it does not know
+    surfaces = surfaces_of(made)
+    shared = scale([s.loss for s in surfaces[1:]])
+    for scene, surface in zip((first, second), surfaces[1:], strict=True):
+        sheet = scene["data"][0]
+        assert (sheet["cmin"], sheet["cmax"]) == pytest.approx(tuple(shared.levels[[0, -1]]))
+        assert scene["scene"]["zaxis"] == first["scene"]["zaxis"]
+        np.testing.assert_allclose(sheet["z"], surface.loss, rtol=1e-5)
+        np.testing.assert_allclose(sheet["x"], surface.x, rtol=1e-5)
+    names = [trace["name"] for trace in learners["data"][1:]]
+    assert names == ["lowest grid point", "learners", "their mean w_a"]
+    np.testing.assert_allclose(learners["data"][2]["x"], surfaces[0].markers[:-1, 0], rtol=1e-5)
+
+
+def test_losses_of_many_sizes_turn_on_a_logarithmic_axis(runs: Path) -> None:
+    surface = landscape.Surface.load(runs / "dpsgd" / "learners.h5")
+    loss = np.geomspace(0.01, 100, surface.loss.size).reshape(surface.loss.shape)
+    (scene,) = page._scenes([contents.Item(dataclasses.replace(surface, loss=loss), None, "", "a")])
+    sheet, lowest = scene["data"][:2]
+    np.testing.assert_allclose(sheet["surfacecolor"], np.log10(loss), atol=1e-4)
+    assert scene["scene"]["zaxis"]["type"] == "log"
+    assert lowest["z"][0] > loss.min()  # above the surface
+    low, high = scene["scene"]["zaxis"]["range"]
+    assert low <= np.log10(loss.min()) < high
+
+
+def test_fine_surfaces_turn_with_fewer_points(runs: Path) -> None:
+    surface = landscape.Surface.load(runs / "dpsgd" / "learners.h5")
+    grid = np.linspace(-1, 1, 301)
+    loss = grid**2 + grid[:, None] ** 2 + 1
+    fine = dataclasses.replace(surface, x=grid, y=grid, loss=loss, accuracy=loss, done=loss > 0)
+    (scene,) = page._scenes([contents.Item(fine, None, "", "a")])
+    sheet = scene["data"][0]
+    assert len(sheet["x"]) == len(sheet["z"]) == 61
+    np.testing.assert_allclose(sheet["z"], loss[::5, ::5], rtol=1e-5)
 
 
 texts = st.text(st.characters(), max_size=40)
@@ -271,43 +360,52 @@ def test_json_is_safe_inside_a_script_and_reads_back(text: str) -> None:
     assert not set("<>&") & set(made)
 
 
-def worded(text: str) -> Page:
+def worded(text: str) -> str:
     """A page with ``text`` wherever it may have one."""
+    table = Table((f"d{text}",), {f"e{text}": (Row("", f"f{text}", note=f"g{text}"),)})
+    picture = Picture(f"o{text}", "<svg/>", "a\n", f"h{text}")
     section = Section(
-        "s", f"b{text}", (f"c{text}",), tables=(Table(f"d{text}", (f"e{text}",), (text_cells(f"f{text}"),)),),
-        missing=(Missing(f"g{text}", f"h{text}"),), texts=((f"i{text}", f"j{text}"),),
+        f"b{text}", (picture,), table, table, ({"name": f"m{text}"},), ((f"i{text}", f"j{text}"),), (f"c{text}",)
     )  # fmt: skip
-    return Page(f"a{text}", (f"k{text}",), (section,))
+    return page.render(f"a{text}", (section,), Contents((), (f"k{text}",)))
 
 
 @settings(max_examples=15)  # each makes a page
 @given(texts)
 def test_every_text_is_shown_as_text(text: str) -> None:
-    found, expected = Reader(page.render(worded(text))), Reader(page.render(worded("")))
+    found, expected = Reader(worded(text)), Reader(worded(""))
     assert found.tags == expected.tags
     assert [name for name, _ in found.attributes] == [name for name, _ in expected.attributes]
     assert found.scripts[1:] == expected.scripts[1:]
     shown = "\n".join(map(printable, text.split("\n")))
     whole = "".join(found.words)
-    for letter in "abcdefghijk":
+    for letter in "abcdefghijkm":
         assert f"{letter}{shown}" in whole
+    assert ("alt", f"o{shown}") in found.attributes
 
 
 def test_hostile_names_and_labels(runs: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(runs / "dpsgd", tmp_path / f"run {HOSTILE.replace('/', '')}"))
     surface = landscape.Surface.load(folder / "learners.h5")
     hostile = dataclasses.replace(
-        surface, label=HOSTILE, axes=(HOSTILE, HOSTILE), labels=(HOSTILE,) * len(surface.labels)
+        surface,
+        kind="between",
+        label=HOSTILE,
+        axes=(HOSTILE, HOSTILE),
+        labels=(HOSTILE,) * len(surface.labels),
     )
     save([hostile], folder / "learners.h5")
     (folder / "broken.h5").write_bytes(b"no HDF5")
     found = reported(tmp_path, folder, title=HOSTILE)
     assert "broken.h5" in found.text  # a damaged result is named
-    assert found.tags.count("script") == 3  # data, Plotly, the page's own
+    assert found.tags.count("script") == 3  # surfaces, Plotly, the page's own
     assert found.text.count(HOSTILE) >= 5
     assert folder.name in found.text
-    assert found.data["surfaces"][0]["label"] == chart_text(HOSTILE)
-    assert "<" not in found.data["surfaces"][0]["label"]
+    names = [trace["name"] for trace in found.scenes[0]["data"][2:]]
+    assert names == [HOSTILE.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")] * len(names)
+    (picture,) = [svg for svg in found.files("image/svg+xml") if "alert" in svg]
+    tags = {element.tag.partition("}")[2] for element in xml.etree.ElementTree.fromstring(picture).iter()}
+    assert not {"script", "a", "foreignObject"} & tags
 
 
 @pytest.mark.slow
@@ -318,108 +416,18 @@ def test_results_of_every_kind(tmp_path: Path, command: Command) -> None:
     code, out, err = command("report", *sorted(tmp_path.glob("*.h5")), "-o", tmp_path / "p.html", "-q")
     assert (code, out, err) == (0, f"{tmp_path}/p.html\n", "")
     shown = read(tmp_path / "p.html")
-    assert 3 <= shown.tags.count("img") <= len(kept)  # those that landscape plot draws, and Plotly does not
+    assert 3 <= shown.tags.count("img") <= len(kept)
+    assert len(shown.files("text/csv")) == shown.tags.count("img")
     assert all(value for name, value in shown.attributes if name == "alt")
 
 
-def test_sentences_say_what_the_runs_can_tell_apart(made: contents.Contents) -> None:
-    said = findings.sentences(made)
-    assert any("lr·λ_max in the last quarter" in s and "limit 1" in s for s in said)
-    assert any("times as much" in s or "rises by" in s for s in said)  # of the surfaces
-    one = findings.ErrorSummary(5.0, 1.0, 1.0, "")
-    few = dataclasses.replace(one, seeds=3)  # t of 4 degrees of freedom: 2.78 times √2 = 3.93
-    unsure = dataclasses.replace(one, standard_error=math.nan)
-    for best, gap, words in (
-        (
-            one,
-            1.0,
-            "The test errors of A and B differ by 1.0 ± 1.4 points, 0.7 standard errors; 2.0 are needed",
-        ),
-        (one, 10.0, "A has the lowest test error, 10.0 ± 1.4 points below B, 7.1 standard errors."),
-        (few, 3.8, "are needed to say which is lower"),
-        (few, 4.0, "standard errors."),
-        (unsure, 1.0, "cannot be said"),
-        (dataclasses.replace(one, standard_error=0.0), 1.0, "below B."),
-    ):
-        (sentence,) = findings._comparison({"A": best, "B": dataclasses.replace(best, mean=5 + gap)})
-        assert words in sentence
-
-
-def test_a_run_that_left_its_minimum_is_named(made: contents.Contents) -> None:
-    run = made.runs[1]
-    history = dict(run.checkpoint.history)
-    history["train_loss"] = np.where(history["step"] < 15, 0.001, 1.0)
-    lost = dataclasses.replace(run, checkpoint=dataclasses.replace(run.checkpoint, history=history))
-    assert not any("left a minimum" in sentence for sentence in findings.sentences(made))
-    (said,) = [s for s in findings.sentences(contents.Contents((lost,), ())) if "left a minimum" in s]
-    assert "DPSGD: 1 of 1 runs" in said
-    assert "1e+03 times that of step 1" in said
-
-
-def test_seeds_of_one_setting_are_one(runs: Path, tmp_path: Path) -> None:
-    launch.launch(recipe.read("digits-dpsgd", steps(seed="1")), tmp_path / "other", device="cpu")
-    two = contents.read([runs / "dpsgd", tmp_path / "other", runs / "ssgd"])
-    settings = contents.seed_groups(two.runs)
-    assert [(s.name, s.places) for s in settings] == [("DPSGD", (0, 1)), ("SSGD", (2,))]
-    error = findings.test_error(two.runs, settings[0])
-    assert error
-    values = [100 * (1 - run.checkpoint.history["test_accuracy"][-1]) for run in two.runs[:2]]
-    assert (error.mean, error.spread) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
-    lines = curves.lines_of(two.runs)
-    assert lines[0]["color"] == lines[1]["color"] != lines[2]["color"]
-    assert lines[0]["dash"] != lines[1]["dash"]
-
-
-def test_three_seeds_are_drawn_as_their_median_in_a_band() -> None:
-    steps, setting = np.arange(4.0), contents.SeedGroup("A", "#123456", (0, 1, 2))
-    runs = [(steps, steps + 1), (steps, steps + 4), (steps[1:], steps[1:] + 2)]
-    band, line = curves._band(setting, runs, "train_loss", log=True)
-    assert (line["x"], line["y"]) == ([1, 2, 3], [3, 4, 5])
-    assert (band["x"], band["y"]) == ([1, 2, 3, 3, 2, 1], [5, 6, 7, 4, 3, 2])
-    assert "meta" not in line  # it is shown whatever runs are chosen
-    assert curves._band(setting, runs[:2], "train_loss", log=True) == []
-
-
-def test_the_page_begins_with_a_picture_and_what_was_run(made: contents.Contents, tmp_path: Path) -> None:
-    shown = page.build(made)
-    assert shown.first
-    assert shown.first.kind == "contour"
-    assert shown.ran.startswith("Runs: SSGD (")
-    assert "Surface" in shown.ran
-    assert all(section.shows for section in shown.sections)
-    one = made.runs[0].checkpoint
-    other = dataclasses.replace(one, algorithm=RECORDED, data=one.data | {"name": ""})
-    path = tmp_path / "last.h5"  # without step files beside it
-    loop = dataclasses.replace(made.runs[0], checkpoint=other, path=path, name="mine, step 20")
-    alone = page.build(contents.Contents((loop,), ()))
-    assert alone.title == "mine, step 20"
-    commands = [m.command for section in alone.sections for m in section.missing]
-    assert any("save_every" in command for command in commands)
-    assert not any("landscape train" in command for command in commands)
-
-
-def test_frames_are_the_projections_of_the_learners(made: contents.Contents, runs: Path) -> None:
-    section, scrubbers = analyses.scrubber_section(made)
-    (only,) = scrubbers
-    assert section.widget == "scrubber"
-    assert [frame["step"] for frame in only["frames"]] == list(range(0, 31, 5))
-    surface = landscape.Surface.load(runs / "dpsgd" / "learners.h5")
-    np.testing.assert_allclose(only["frames"][-1]["points"], surface.markers[:-1], atol=1e-5)
-    np.testing.assert_allclose(only["frames"][-1]["mean"], surface.markers[-1], atol=1e-5)
-    early = Checkpoint.load(runs / "dpsgd" / "step-0000010.h5", whole_history=False).weights.double().numpy()
-    expected = (early - surface.center) @ surface.directions.T
-    np.testing.assert_allclose(only["frames"][2]["points"], expected, atol=1e-4)
-
-
-def test_one_scale_for_the_surfaces_of_a_group(made: contents.Contents) -> None:
-    first, second = analyses.groups(made)
-    assert [len(group.surfaces) for group in (first, second)] == [2, 1]
-    losses = np.concatenate([s.loss.ravel() for _, s in first.surfaces])
-    scale = first.scale
-    ends = np.array([scale["low"], scale["high"]])
-    ends = 10**ends if scale["log"] else ends
-    assert ends[0] <= losses.min() * (1 + 1e-9)
-    assert ends[1] >= np.quantile(losses, 0.97)
+def test_what_one_picture_cannot_show_has_a_picture_each(tmp_path: Path) -> None:
+    one = comparison()
+    shown = reported(tmp_path, *[one, dataclasses.replace(one, sides=("A", "B"))])
+    assert shown.tags.count("img") == 2
+    assert "A against B" in shown.text
+    names = [value for name, value in shown.attributes if name == "data-name"]
+    assert len(set(names)) == 2
 
 
 def test_missing_numbers_are_null(tmp_path: Path, runs: Path) -> None:
@@ -427,26 +435,14 @@ def test_missing_numbers_are_null(tmp_path: Path, runs: Path) -> None:
     loss = surface.loss.copy()
     loss[0, 1], loss[2, 2] = np.nan, np.inf
     save([dataclasses.replace(surface, loss=loss)], tmp_path / "s.h5")
-    z = reported(tmp_path, tmp_path / "s.h5").data["surfaces"][0]["z"]
+    z = reported(tmp_path, tmp_path / "s.h5").scenes[0]["data"][0]["z"]
     assert (z[0][1], z[2][2]) == (None, None)
-    save([dataclasses.replace(surface, loss=np.full_like(loss, np.nan))], tmp_path / "s.h5")
+    nothing = dataclasses.replace(surface, loss=np.full_like(loss, np.nan))
+    shown = reported(tmp_path, nothing)  # of a result that has no file; nothing to draw, and no error
+    assert shown.scenes == []
+    assert "is not drawn: loss: no value is finite" in shown.text
     grid = landscape.HessianGrid.load(runs / "ratio.h5")
-    nothing = np.full_like(grid.ratio, np.nan)
-    save([dataclasses.replace(grid, ratio=nothing, lambda_max=nothing)], tmp_path / "g.h5")
-    given = contents.read([tmp_path / "s.h5", tmp_path / "g.h5"])
-    assert analyses.data(given)["surfaces"] == []  # nothing to draw, and no error
-    assert len(analyses.data(contents.read([surface]))["surfaces"]) == 1  # of a result that has no file
-    assert analyses.other_sections(given)[0].tables[0].rows[0][1].text == "–"
-
-
-def test_the_gallery_as_one_page(tmp_path: Path, command: Command) -> None:
-    code, _, err = command(
-        "figures", "delay-boundary", "-o", tmp_path, "--runs", tmp_path / "runs", "--scale", "smoke", "-q"
-    )
-    assert code == 0, err
-    (entry,) = gallery.entries_in(tmp_path).values()
-    shown = Reader(page.render(figures_page(tmp_path)))
-    assert entry["claims"] in shown.text
-    assert entry["command"] in shown.text
-    assert shown.tags.count("img") == len(entry["pictures"])
-    assert len(shown.scripts) == 2  # without Plotly: there is nothing for it to draw
+    empty = np.full_like(grid.ratio, np.nan)
+    assert "–" in reported(tmp_path, dataclasses.replace(grid, ratio=empty, lambda_max=empty)).text
+    both = reported(tmp_path, surface, nothing)
+    assert (both.tags.count("img"), len(both.scenes)) == (1, 1)

@@ -262,7 +262,9 @@ def test_a_report_of_a_sweep_has_its_best_row(tmp_path: Path, command: Command) 
     made(("lr",), [("0.1",), ("1",)], [2.0, 3.0]).save(tmp_path / "s.h5")
     code, _, err = command("report", tmp_path / "s.h5", "-o", tmp_path / "page.html", "-q")
     assert code == 0, err
-    assert "Best setting: lr = 0.1 (of 2)" in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert '<th scope="row">best setting</th><td>lr = 0.1' in page
+    assert page.count("<img ") == 1
 
 
 # The recipes of the tables.

@@ -13,13 +13,13 @@ from landscape.analysis.grids import contour
 from landscape.analysis.noise import noise as compute_noise
 from landscape.analysis.planes import learners_plane, random_plane
 from landscape.checkpoint.checkpoint import Checkpoint
-from landscape.cli import common, plot, report
+from landscape.cli import common, plot
 from landscape.cli.analysis import Source, about, each
 from landscape.cli.options import FOLDER, command
+from landscape.core.errors import OperationError
 from landscape.core.files import HAS_LOCKS
 from landscape.core.progress import Progress
-from landscape.reports import contents, page
-from landscape.reports.parts import Page
+from landscape.reports import page
 from landscape.results.base import save
 from landscape.results.grids import Surface
 from landscape.results.noise import Noise
@@ -66,16 +66,25 @@ def demo(*, output: str = "demo") -> None:
     plots.save_figure(plots.draw(first, style="hillshade"), folder / "contour.png")
     plots.save_figure(plots.draw(noises), folder / "noise.png")
     common.files(*(folder / f"{name}.png" for name in ("training", "contour", "noise")), learners)
-    report.finish(lambda: _page(folder), folder / "report.html")
+    _report(folder)
 
 
-def _page(folder: Path) -> Page:
-    """The page about the runs and the results, with a plane of DPSGD's learners, seed 0, for their film."""
+def _report(folder: Path) -> None:
+    """Write the page about the runs and the results, with a plane of DPSGD's learners, seed 0.
+
+    Where a package for it is missing, a line says what to install.
+    """
+    try:
+        page.check_installed()
+    except OperationError as error:
+        common.message(str(error))
+        return
     run = Checkpoint.load(folder / "dpsgd-0" / "last.h5")
     problem, plane = run.problem("train"), folder / "learners.h5"
     save([contour(problem, learners_plane(problem, run.weights), grid=31, **about(run, "train"))], plane)
     paths = [folder / f"{name}-{seed}" for name in NAMES for seed in SEEDS]
-    return page.build(contents.read([*paths, folder / "contour.h5", plane, folder / "noise.h5"]))
+    page.report([*paths, folder / "contour.h5", plane, folder / "noise.h5"], folder / "report.html")
+    common.files(folder / "report.html")
 
 
 @contextlib.contextmanager

@@ -53,10 +53,10 @@ def figures(
     Without a NAME, it lists them.
 
     Trains the runs that a figure needs, each once for all figures, and writes DIR/NAME.png, NAME.csv and a
-    README.md with the verdicts on all claims and the figures next to the paper's numbers, with --all
-    report.html, the same as one page, too. The same command resumes after an interruption. Figures come in
-    the order of their NAMEs, and so does what a --budget is spent on. A figure whose data is missing is
-    skipped, with a line that says what to download; the exit code is then 1.
+    README.md with the verdicts on all claims and the figures next to the paper's numbers. The same command
+    resumes after an interruption. Figures come in the order of their NAMEs, and so does what a --budget is
+    spent on. A figure whose data is missing is skipped, with a line that says what to download; the exit code
+    is then 1.
 
     Args:
         every: All figures.
@@ -115,20 +115,10 @@ def figures(
             click.echo(f"{entry.name}: skipped: {printable(error)}", err=True)
     if not dry_run and any(place.glob("*.json")):
         common.files(gallery.page(place))
-        if every:
-            _report(place)
     if waiting:
         common.message(f"--budget: {budget} are used; the same command goes on with {', '.join(waiting)}")
     if skipped:
         raise OperationError(f"{len(skipped)} of {len(chosen)} figures were skipped: {', '.join(skipped)}")
-
-
-def _report(folder: Path) -> None:
-    """The gallery as one page."""
-    from landscape.cli import report  # and matplotlib: only where it is used
-    from landscape.reports.page import figures_page
-
-    report.finish(lambda: figures_page(folder), folder / "report.html")
 
 
 def _plan(entry: Figure, context: Context, known: dict[str, float]) -> dict[str, Any]:

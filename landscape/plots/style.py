@@ -90,11 +90,11 @@ def shades(color: str, count: int) -> list[str]:
     return [to_hex(rgb * (1 + t) if t < 0 else rgb + t * (1 - rgb)) for t in tones]
 
 
-def colors_of(labels: Sequence[str], others: Sequence[str] = CYCLE) -> list[str]:
-    """A color for each of ``labels``: shades of its algorithm's color, else ``others`` in turn."""
+def colors_of(labels: Sequence[str]) -> list[str]:
+    """A color for each of ``labels``: shades of its algorithm's color, else those of ``CYCLE`` in turn."""
     algorithms = [algorithm_in(label) for label in labels]
     tones = {name: iter(shades(color_of(name), algorithms.count(name))) for name in algorithms}
-    cycle = itertools.cycle(others)
+    cycle = itertools.cycle(CYCLE)
     return [next(tones[name] if color_of(name) != OTHER else cycle) for name in algorithms]
 
 

@@ -76,7 +76,7 @@ def draw_training(runs: Sequence[Checkpoint], title: str = "") -> Figure:
     return finish(figure, heading, _caption(runs), [named], ncols=2 if wide else 4)
 
 
-#: Columns of the history that pictures and reports show -> (title, scale of the axis).
+#: Columns of the history that pictures show -> (title, scale of the axis).
 PANELS = {
     "train_loss": ("training loss at w_a", "log"),
     "test_error": ("test error of w_a", "log"),

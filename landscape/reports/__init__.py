@@ -1,6 +1,6 @@
-"""One self-contained page about runs, checkpoints and results: ``landscape report``.
+"""One self-contained page about runs and results: ``landscape report``.
 
-:mod:`.contents` reads the files, the modules named after sections turn them into the sections of
-:mod:`.parts`, and :mod:`.page` renders these with the template of this folder. The page's script draws the
-charts with Plotly.js. No request leaves the page.
+:mod:`.contents` reads the files, and :mod:`.page` shows them with the template of this folder: the pictures
+of :mod:`landscape.plots`, the descriptions of the results as tables, and what the files say of their origin.
+Surfaces can be turned, which Plotly.js draws. No request leaves the page.
 """

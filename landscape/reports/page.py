@@ -1,73 +1,102 @@
-"""The page of a report: its sections, and the gallery of pictures."""
+"""The page of a report: pictures, tables, the origin of all numbers, and surfaces that can be turned."""
 
 from __future__ import annotations
 
 import base64
+import dataclasses
 import hashlib
-from collections import Counter
-from dataclasses import replace
+import html
+import io
+import json
+import math
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.colors import to_hex
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.collections import Collection
+from matplotlib.colors import LogNorm, to_hex
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
+from landscape import plots
 from landscape._version import __version__
+from landscape.core.errors import LandscapeError
 from landscape.core.files import printable, read_regular, write_text
 from landscape.core.options import ends_in
 from landscape.core.registry import optional
-from landscape.paper import gallery
-from landscape.plots.style import paper_name
-from landscape.plots.surface import CMAP
-from landscape.reports import analyses, contents, curves, findings
-from landscape.reports.contents import NAMED, Contents, lines_of, seed_groups
-from landscape.reports.parts import Page, Picture, Section, Table, chart_text, script_json, text_cells
+from landscape.geometry.surfaces import loss_at
+from landscape.plots.drawing import drawable
+from landscape.plots.picture import Picture as Drawn
+from landscape.plots.style import paper_name, style
+from landscape.plots.surface import CMAP, LevelScale, marks, scale
+from landscape.reports import contents
+from landscape.reports.contents import Contents, Item
+from landscape.results.grids import Surface
+from landscape.results.shown import Row
 
-MAX_BYTES = 1 << 26  # of a picture that is read (ours)
-COLORS = 17  # of the pictures' scale, between which Plotly interpolates (ours: no step is seen)
-
-
-def figures_page(folder: Path) -> Page:
-    """The page about the figures that ``landscape figures`` wrote to ``folder``.
-
-    Raises:
-        OperationError: a damaged file, or a picture that cannot be read.
-    """
-    entries = gallery.entries_in(folder)
-    count = f"{len(entries)} figures and tables of the papers."
-    said = [count, gallery.counted(entries), gallery.words("rules")]
-    if any(not entry["outcome"] for entry in entries.values()):
-        said.append(gallery.words("smoke"))
-    rows = tuple(
-        text_cells(
-            f"{name}: {e['claims']}", f"{e['scale']}: {e['note']}", e["outcome"] or "–", gallery.sizes(e)
-        )
-        for name, e in entries.items()
-    )
-    heads = ("claim", "where tested", "outcome", "effect, with its interval")
-    verdicts = Section("verdicts", "The claims", (), tables=(Table("Claims and verdicts", heads, rows),))
-    sections = (verdicts, *(_section(name, entry, folder) for name, entry in entries.items()))
-    return Page("The figures and tables of the papers", tuple(filter(None, said)), sections)
-
-
-def _section(name: str, entry: dict[str, Any], folder: Path) -> Section:
-    verdict = f"The claim: {entry['outcome']}. {entry['verdict']}" if entry["outcome"] else entry["verdict"]
-    title, alt = f"{entry['where']}: {entry['title']}", f"{entry['title']}. {verdict}"
-    files = (read_regular(folder / Path(name).name, MAX_BYTES) for name in entry["pictures"])
-    pictures = tuple(Picture(title, alt, file) for file in files)
-    effects = tuple(text_cells(*gallery.effect_cells(effect)) for effect in entry["effects"])
-    rows = tuple(text_cells(e["what"], e["ours"], e["paper"]) for e in entry["compared"])
-    tables = (
-        Table("What the verdict rests on", ("where", "effect", "seeds", "the claim"), effects),
-        Table("Here and in the paper", ("what", "here", "paper"), rows),
-    )
-    words = (entry["claims"], verdict, gallery.made(entry).replace("`", ""))
-    return Section(name, title, words, tables=tables, pictures=pictures)
-
-
-EXTRA = "'sgd-landscape[report]'"
-FORMATS = (".html", ".htm")
+EXTRA, FORMATS = "'sgd-landscape[report]'", (".html", ".htm")
+# Curves and areas of more points than this are pixels inside a picture, at so many an inch; and coordinates,
+# which are in points of 1/72 inch, have so many decimals (ours).
+MOST_POINTS, DPI, DECIMALS = 2000, 150, 2
+MOST_CELLS = 100_000  # of a CSV file: about 1 MB of the page; longer tables have one row in k (ours)
+MOST_FACETS = 75  # along each axis of a surface that turns: more cannot be seen at its size (ours)
+COLORS = 17  # of the pictures' color scale, between which Plotly interpolates (ours: no step is seen)
+LIFT = 0.02  # of the range of heights, by which markers stand above the surface (ours)
 _FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as ``landscape plot`` draws it, and its numbers.
+
+    Attributes:
+        alt: the title and the caption, for readers who do not see it.
+        svg, csv: contents of files.
+        note: what part of the numbers the CSV file has; "" for all.
+    """
+
+    alt: str
+    svg: str
+    csv: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of a description, a column for each run or result; None where one does not have the row."""
+
+    names: tuple[str, ...]
+    rows: dict[str, tuple[Row | None, ...]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page, on runs or on results of one kind.
+
+    Attributes:
+        scenes: figures of Plotly, of surfaces that turn.
+        recipes: names of runs, and their recipes as text.
+        notes: why something is not drawn.
+    """
+
+    title: str
+    pictures: tuple[Picture, ...]
+    numbers: Table
+    origin: Table
+    scenes: tuple[dict[str, Any], ...] = ()
+    recipes: tuple[tuple[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The title as the name of a file."""
+        return "-".join(re.findall(r"\w+", self.title)).lower()
 
 
 def check_installed() -> None:
@@ -100,98 +129,188 @@ def report(runs: Any, path: str | Path, title: str = "") -> None:
     """
     ends_in("path", path, FORMATS)
     check_installed()
-    write(build(contents.read(runs), title), path)
+    write(contents.read(runs), path, title)
 
 
-def build(given: Contents, title: str = "") -> Page:
-    """The page about ``given``."""
-    learners, scrubbers = analyses.scrubber_section(given)
-    sections = [
-        findings.runs_section(given),
-        curves.section(given.runs),
-        analyses.comparison_section(given),
-        *analyses.sections(given),
-        learners,
-        *analyses.other_sections(given),
-        findings.section(given),
-    ]
-    data = _drawn(given) | {"scrubbers": scrubbers}
-    # What is missing of sections that would show nothing else stands at the end.
-    shown = [s for s in sections if s.shows]
-    missing = tuple(m for s in sections for m in (() if s.shows else s.missing))
-    shown[-1] = replace(shown[-1], missing=(*shown[-1].missing, *missing))
-    name = title or _title(given)
-    return Page(name, findings.sentences(given), tuple(shown), data, _ran(given))
-
-
-def _drawn(given: Contents) -> dict[str, Any]:
-    """The surfaces, the runs with their lines, and the colors, as the page's script takes them."""
-    lines = zip(given.runs, lines_of(given.runs), strict=True)
-    bands = curves.banded(given.runs)
-    in_bands, medians = {k for band in bands for k in band.places}, {b.places[0]: b.name for b in bands}
-    runs = [{"name": run.name, "grouped": k in in_bands, **line} for k, (run, line) in enumerate(lines)]
-    key = [run | {"name": medians.get(k, run["name"])} for k, run in enumerate(runs)]
-    key = [line for k, line in enumerate(key) if k in medians or k not in in_bands]
-    colors = [to_hex(CMAP(share)) for share in np.linspace(0, 1, COLORS)]
-    return analyses.data(given) | {"scrubbers": [], "runs": runs, "key": key, "colors": colors}
-
-
-def _ran(given: Contents) -> str:
-    """Sentences that list the settings with their runs and steps, and the results."""
-    words = []
-    for setting in seed_groups(given.runs):
-        runs = [given.runs[k].checkpoint for k in setting.places]
-        steps = " and ".join(f"{step:,}" for step in sorted({run.step for run in runs}))
-        several = f"{len(runs)} seeds, " if len(runs) > 1 else ""
-        words.append(f"{setting.name} ({several}{steps} steps)")
-    kinds = Counter(type(result).__name__ for result, _ in given.found)
-    results = [f"{kind} ({count})" for kind, count in kinds.items()]
-    parts = {"Runs": words, "Results": results}
-    return " ".join(f"{name}: {'; '.join(texts)}." for name, texts in parts.items() if texts)
-
-
-def write(page: Page, path: str | Path) -> None:
-    """Render ``page`` and write it to ``path``, which is replaced only once the new file is whole.
+def write(given: Contents, path: str | Path, title: str = "") -> None:
+    """Write the page about ``given``; a file that exists is replaced only once the new one is whole.
 
     Raises:
         OperationError: the file cannot be written; plotly or jinja2 is not installed.
     """
-    write_text(path, render(page))
+    groups: dict[str, list[Item]] = {}
+    for item in given.items:
+        groups.setdefault(item.heading, []).append(item)
+    sections = [_section(heading, items) for heading, items in groups.items()]
+    write_text(path, render(title or _title(given), sections, given))
 
 
-def render(page: Page) -> str:
-    """The HTML of ``page``. The code of Plotly is in it only if there is something for it to draw."""
+def render(title: str, sections: Sequence[Section], given: Contents) -> str:
+    """The HTML of a page. The code of Plotly is in it only if there is a surface that turns."""
     jinja2 = optional("jinja2", "a report", EXTRA)
-    markup = optional("markupsafe", "a report", EXTRA)
+    markup = optional("markupsafe", "a report", EXTRA).Markup
     lines = {"trim_blocks": True, "lstrip_blocks": True}
     strict = {"autoescape": True, "undefined": jinja2.StrictUndefined}
-    environment = jinja2.Environment(finalize=_visible, **strict, **lines)
-    template = environment.from_string(_part("template.html"))
-    charts = [chart for section in page.sections for chart in section.charts]
+    template = jinja2.Environment(finalize=_visible, **strict, **lines).from_string(_part("template.html"))
     scripts = [_part("report.js")]
-    if charts or any(section.widget for section in page.sections):
+    scenes = [scene for section in sections for scene in section.scenes]
+    if scenes:
         plotly = optional("plotly.offline", "a report", EXTRA).get_plotlyjs()
         scripts.insert(0, plotly.replace("</script", "<\\/script"))
-    return template.render(
-        page=page,
-        version=__version__,
-        data=markup.Markup(script_json(data_of(page))),
-        style=markup.Markup(_part("report.css")),
-        scripts=[markup.Markup(script) for script in scripts],
-        hashes=markup.Markup(" ".join(map(_source, scripts))),
-        image=_image,
-    )
+    text: str = template.render(
+        title=title, sections=sections, given=given, version=__version__, style=markup(_part("report.css")),
+        scenes=markup(script_json(scenes)), scripts=[markup(script) for script in scripts],
+        hashes=markup(" ".join(map(_source, scripts))), base64=_base64,
+    )  # fmt: skip
+    return text
 
 
-def data_of(page: Page) -> dict[str, Any]:
-    """The data that the page's script draws, with its charts."""
-    charts = [chart for section in page.sections for chart in section.charts]
-    drawn = {chart.name: {"title": chart_text(chart.title), "figure": chart.figure} for chart in charts}
-    return page.data | {"charts": drawn}
+def _section(heading: str, items: Sequence[Item]) -> Section:
+    pictures, notes = _pictures(items)
+    recipes = tuple((i.name, i.of.recipe) for i in items if getattr(i.of, "recipe", ""))
+    numbers, origin = ([i.of.describe() for i in items], [i.origin for i in items])
+    tables = _table(items, numbers), _table(items, origin)
+    return Section(heading, pictures, *tables, _scenes(items), recipes, notes)
+
+
+def _table(items: Sequence[Item], described: Sequence[Sequence[Row]]) -> Table:
+    columns = [{row.name: row for row in rows} for rows in described]
+    names = dict.fromkeys(name for column in columns for name in column)
+    return Table(tuple(i.name for i in items), {name: tuple(c.get(name) for c in columns) for name in names})
+
+
+def _pictures(items: Sequence[Item]) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
+    """The picture of all ``items``; of each alone where no picture can show all; and why one is not drawn."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")  # of matplotlib: the browser has more fonts
+            figure = plots.draw([item.of for item in items])
+            svg = _svg(figure)
+    except (LandscapeError, ArithmeticError, LookupError, ValueError) as error:  # such as numbers for no axis
+        if len(items) == 1:
+            return (), (f"{items[0].name} is not drawn: {error}",)
+        each = [_pictures([item]) for item in items]
+        return tuple(p for drawn, _ in each for p in drawn), tuple(n for _, notes in each for n in notes)
+    caption = figure.get_caption() if isinstance(figure, Drawn) else ""
+    alt = " ".join(f"{figure.get_suptitle() or items[0].heading}. {caption}".split())
+    return (Picture(alt, svg, *_csv(items)),), ()
+
+
+def _svg(figure: Figure) -> str:
+    """A figure as SVG; areas and curves of many points are pixels in it, lines of contours are not."""
+    for artist in (artist for ax in figure.axes for artist in ax.get_children()):
+        points = 0
+        if isinstance(artist, Line2D):
+            points = len(np.asarray(artist.get_xdata()))
+        elif isinstance(artist, Collection) and getattr(artist, "filled", True):
+            points = sum(map(len, artist.get_paths()))
+        if points > MOST_POINTS:
+            artist.set_rasterized(True)
+    buffer = io.StringIO()
+    with style(), rc_context({"svg.hashsalt": "landscape"}), np.errstate(over="ignore", invalid="ignore"):
+        figure.savefig(buffer, format="svg", dpi=DPI, metadata={"Date": None})
+    drawn = re.compile(r'(?<= d=")[^"]+')
+    digits = re.compile(rf"(\.\d{{{DECIMALS}}})\d+")
+    return drawn.sub(lambda path: digits.sub(r"\1", path[0]), buffer.getvalue())
+
+
+def _csv(items: Sequence[Item]) -> tuple[str, str]:
+    """The numbers of a picture to six digits, in long form, and words for which rows: "" for all."""
+    frames = []
+    for item in items:
+        frame = item.of.to_dataframe()
+        if frame.empty:  # of a result that is a few numbers
+            frame = pd.DataFrame([dataclasses.asdict(row) for row in item.of.describe()])
+        frame.insert(0, "of", item.name, allow_duplicates=True)
+        frames.append(frame.dropna(axis="columns", how="all"))
+    every = max(1, math.ceil(sum(frame.size for frame in frames) / MOST_CELLS))
+    table = pd.concat([frame.iloc[::every] for frame in frames], ignore_index=True)
+    note = f", one row in {every}" if every > 1 else ""
+    return table.to_csv(index=False, float_format="%.6g"), note
+
+
+def _scenes(items: Sequence[Item]) -> tuple[dict[str, Any], ...]:
+    """Surfaces that turn, in heights and colors of one scale: that of their picture."""
+    named = [(item.name, drawable(item.of)) for item in items if isinstance(item.of, Surface)]
+    named = [(name, s) for name, s in named if min(s.loss.shape) > 1 and np.isfinite(s.loss).any()]
+    if not named:
+        return ()
+    shared = scale([surface.loss for _, surface in named])
+    return tuple(_scene(name, surface, shared) for name, surface in named)
+
+
+def _scene(label: str, surface: Surface, shared: LevelScale) -> dict[str, Any]:
+    """The figure of Plotly: the loss as height, and what is marked on it."""
+    low, high = float(shared.levels[0]), float(shared.levels[-1])
+    log = isinstance(shared.norm, LogNorm)
+    rise = (high / low) ** LIFT if log else LIFT * (high - low)
+    every = math.ceil(max(surface.loss.shape) / MOST_FACETS)
+    loss = surface.loss[::every, ::every]
+    sheet = {
+        "type": "surface", "x": _listed(surface.x[::every]), "y": _listed(surface.y[::every]),
+        "z": _listed(loss), "cmin": low, "cmax": high, "showscale": False,
+        "colorscale": [[k / (COLORS - 1), to_hex(CMAP(k / (COLORS - 1)))] for k in range(COLORS)],
+        "lighting": {"ambient": 0.7, "diffuse": 0.35, "specular": 0.03, "roughness": 0.9, "fresnel": 0},
+        "lightposition": {"x": -1000, "y": -500, "z": 3000},
+        "hovertemplate": "x = %{x:.4g}<br>y = %{y:.4g}<br>loss %{z:.4g}<extra></extra>",
+    }  # fmt: skip
+    if log:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            sheet["surfacecolor"] = _listed(np.log10(loss))
+        sheet |= {"cmin": math.log10(low), "cmax": math.log10(high)}
+    traces = [sheet]
+    for places, mark, look in marks(surface):
+        height = loss_at(surface, *places.T)
+        color = to_hex(look.get("mfc", look["mec"]))
+        name = mark.replace("$w_a$", "w_a").replace(r"\$", "$")
+        traces.append({
+            "type": "scatter3d", "mode": "lines+markers" if look["ls"] == "-" else "markers",
+            "x": _listed(places[:, 0]), "y": _listed(places[:, 1]),
+            "z": _listed(height * rise if log else height + rise),
+            "name": _plotly_text(name), "hoverinfo": "name", "line": {"color": color, "width": 5},
+            "marker": {"color": color, "size": 4, "line": {"color": "#000", "width": 1}},
+        })  # fmt: skip
+    ends = np.log10([low, high * rise]) if log else np.array([low, high + rise])
+    heights = {"title": {"text": _plotly_text(surface.loss_name)}, "type": "log" if log else "linear"}
+    axes = {
+        f"{axis}axis": {"range": _listed(grid[[0, -1]]), "nticks": 4, "title": {"text": axis}}
+        for axis, grid in (("x", surface.x), ("y", surface.y))
+    }
+    space = {"zaxis": {"range": _listed(ends), "nticks": 4, **heights}, **axes}
+    return {"name": label, "data": traces, "scene": space}
+
+
+def _listed(values: Any) -> list[Any]:
+    """Numbers as lists for JSON, to six digits, with None for those that are not finite."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim > 1:
+        return [_listed(row) for row in array]
+    return [float(f"{v:.6g}") if math.isfinite(v) else None for v in array.tolist()]
+
+
+def _plotly_text(text: str) -> str:
+    """``text`` in the form in which Plotly shows its characters unchanged: it reads some tags of HTML."""
+    return html.escape(printable(text), quote=False)
+
+
+def script_json(value: Any) -> str:
+    """``value`` as JSON that can stand inside a script element: in ASCII, without <, > and &.
+
+    Raises:
+        ValueError: a number that is not finite.
+    """
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
 
 
 def _part(name: str) -> str:
     return read_regular(_FOLDER / name).decode()
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
 
 
 def _source(script: str) -> str:
@@ -205,15 +324,10 @@ def _visible(value: Any) -> Any:
     return "\n".join(map(printable, value.split("\n"))) if text else value
 
 
-def _image(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
-
-
 def _title(given: Contents) -> str:
-    names = dict.fromkeys(run.checkpoint.algorithm for run in given.runs)
-    data = filter(None, dict.fromkeys(run.checkpoint.data["name"] for run in given.runs))
-    if not names:
-        return "Loss landscape"
-    if not any(run.checkpoint.has_recipe for run in given.runs):
-        return ", ".join(run.name for run in given.runs[:NAMED])
-    return " on ".join(filter(None, (" and ".join(map(paper_name, names)), ", ".join(data))))
+    """The algorithms and data of the runs; the names of runs without a recipe."""
+    if not all(run.has_recipe for run in given.runs):
+        return ", ".join(item.name for item in given.items[:3])
+    names = dict.fromkeys(paper_name(run.algorithm) for run in given.runs)
+    data = dict.fromkeys(run.data["name"] for run in given.runs)
+    return " on ".join(filter(None, (" and ".join(names), ", ".join(data)))) or "Loss landscape"

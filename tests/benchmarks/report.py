@@ -30,7 +30,7 @@ def make(folder: Path) -> list[Path]:
     history = {name: draw.lognormal(size=STEPS) for name in UNITS}
     history["step"] = np.arange(1.0, STEPS + 1)
     history["test_accuracy"] = draw.uniform(size=STEPS)
-    history["lr"] = np.full(STEPS, 0.5)
+    history["lr"], history["lr_lambda_limit"] = np.full(STEPS, 0.5), np.ones(STEPS)
     recipe = 'learners = 5\n[algorithm]\nname = "dpsgd"\n'
     layout = Layout((Slot("w", (WEIGHTS,), 0, WEIGHTS, "weight"),))
     data = {"name": "digits", "options": {}, "train": 1437, "test": 360, "fingerprint": ""}

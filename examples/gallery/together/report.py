@@ -2,8 +2,8 @@
 A report
 ========
 
-One page about runs and results, which opens without a network: findings, pictures,
-surfaces that can be turned, tables. The curves below are one of its pictures.
+One page about runs and results, which opens without a network: pictures, tables,
+surfaces that can be turned. The curves below are one of its pictures.
 """
 
 import landscape
