@@ -19,7 +19,7 @@ import torch
 from landscape.checkpoint import run_folder, user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.foreign_weights import import_state
-from landscape.checkpoint.state_files import StateFile, names_state, open_states
+from landscape.checkpoint.state_files import files_of, names_state, place
 from landscape.cli import commands, common, options
 from landscape.cli.completion import Choice
 from landscape.core import registry
@@ -241,20 +241,21 @@ class Analysis:
         """
         dtype = getattr(torch, self.dtype)
         files = [self._file(Path(path)) for path in self.checkpoints]
-        runs = [self._run(file) if isinstance(file, StateFile) else file for file in files]
+        runs = [self._run(file) if isinstance(file, Path) else file for file in files]
         return [self.source.of(run, self.device, self.split, dtype) for run in runs]
 
-    def _file(self, path: Path) -> Checkpoint | StateFile:
+    def _file(self, path: Path) -> Checkpoint | Path:
         if not names_state(path):
             return Checkpoint.load(run_folder.checkpoint_in(path))
         if self.source.model_spec is None:
             raise InputError(f"--model: missing; {path} has only weights, give the model that they belong to")
-        return open_states([path])[0]
+        files_of(path)
+        return path
 
-    def _run(self, file: StateFile) -> Checkpoint:
+    def _run(self, path: Path) -> Checkpoint:
         assert self.source.model_spec is not None
-        run = imported([file], self.source.model_spec)
-        run.path = file.place
+        run = imported([path], self.source.model_spec)
+        run.path = place(path)
         return run
 
     def say_other_data(self, runs: Iterable[Any]) -> None:
