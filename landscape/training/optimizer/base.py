@@ -114,12 +114,6 @@ class Optimizer(ABC):
         self.layout = layout
         self.state = {name: torch.zeros_like(weights) for name in self.names}
 
-    @property
-    def remembers(self) -> bool:
-        """Say whether it has a state besides counters. It starts anew: ask one that no run has."""
-        self.start(Layout((Slot("weight", (2, 2), 0, 4, "weight"),)), torch.zeros(1, 4))
-        return bool(self.state.keys() - self.counters)
-
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take the state of a checkpoint, after :meth:`start`.
 
@@ -380,10 +374,6 @@ class Grouped(Optimizer):
         self.counters = frozenset(
             f"{name}.{key}" for name, m in self._groups.items() if m.optimizer for key in m.optimizer.counters
         )
-
-    @property
-    def remembers(self) -> bool:
-        return any(m.optimizer.remembers for m in self._groups.values() if m.optimizer)
 
     def start(self, layout: Layout, weights: Tensor) -> None:
         self.layout, left, self.state, self._present = layout, list(layout.slots), {}, {}

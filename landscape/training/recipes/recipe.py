@@ -425,7 +425,7 @@ class Recipe:
             >>> Recipe.read("digits-dpsgd", lr=0.5, **{"algorithm.mixing": "ring(1)"}).algorithm
             {'name': 'dpsgd', 'mixing': 'ring(1)'}
         """
-        return read(recipe, settings, allow_code=allow_code)
+        return refuse_idle(read(recipe, settings, allow_code=allow_code))
 
     def replace(self, **settings: Any) -> Recipe:
         """Make a recipe with some other settings; this one stays as it is.
@@ -477,16 +477,11 @@ def recipes(pattern: str | None = None) -> dict[str, str]:
 
 
 def read(
-    recipe: str | Path,
-    settings: Iterable[str] | Mapping[str, Any] = (),
-    *,
-    allow_code: bool = False,
-    new: bool = True,
+    recipe: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), *, allow_code: bool = False
 ) -> Recipe:
     """The recipe of a built-in name or TOML file, changed by settings: :meth:`Recipe.read`.
 
     ``settings`` are values by dotted key, or "KEY=VALUE" as the commands take them; "~KEY" takes a key out.
-    Settings without effect are refused in a ``new`` run; one that goes on may have them from older versions.
 
     Example:
         >>> recipe = read("digits-dpsgd", ["lr=0.5", "algorithm.mixing=ring(1)"])
@@ -511,7 +506,7 @@ def read(
                 f"{recipe}: {table}.name = {options.toml_value(name)} is code, which a file may name only "
                 f"with allow_code=True; or name it yourself, {table}.name={name}"
             )
-    return refuse_idle(from_values(values)) if new else from_values(values)
+    return from_values(values)
 
 
 def file_values(recipe: str) -> dict[str, Any]:
