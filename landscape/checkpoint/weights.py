@@ -84,10 +84,8 @@ def network_of(problem: Problem, given: Any, name: str) -> Network:
         own = {key: buffers[key] for key in buffer_names(problem.model)}
         network = Network(theta, own if not own or torch.equal(theta, problem.weights) else None)
     else:
-        state = (
-            state_in(name, given, names=names) if isinstance(given, Mapping) else _state(problem, given, name)
-        )
-        network = _network(problem, unwrapped_state(name, state, names), name)
+        state = unwrapped_state(name, _state(problem, given, name, names), names)
+        network = _network(problem, state, name)
     if not bool(torch.isfinite(network.theta).all()):
         raise OperationError(f"{name}: its weights are NaN or infinite, all must be finite")
     return network
@@ -130,8 +128,10 @@ def _layers(model: nn.Module) -> Counter[str]:
     return Counter(type(m).__name__ for m in leaves)
 
 
-def _state(problem: Problem, given: Any, name: str) -> dict[str, Any]:
+def _state(problem: Problem, given: Any, name: str, names: set[str]) -> dict[str, Any]:
     """Name -> tensor of all that a network's outputs depend on; what is not known of a run is missing."""
+    if isinstance(given, Mapping):
+        return state_in(name, given, names=names)
     if isinstance(given, Checkpoint):
         buffers = {key: mean_buffer(rows) for key, rows in given.buffers.items()} | given.mean_buffers
         state = _constants(problem.model) | buffers | given.layout.views(given.mean)
@@ -152,19 +152,17 @@ def _network(problem: Problem, state: dict[str, Any], name: str) -> Network:
     """The network of a state; InputError where it has other constants than the problem's model."""
     model, own, statistics = problem.model, _constants(problem.model), buffer_names(problem.model)
     unknown = {key for key in statistics if key not in state and not key.endswith("num_batches_tracked")}
-    state = {**{key: own[key] for key in unknown}, **state}
+    state |= {key: own[key] for key in unknown}
     tensors = dict(fitted(name, state, model, type(model).__name__))
     constants = {key: t.to(own[key], copy=True) for key, t in tensors.items() if key in own}
     for key in constants.keys() - {*statistics}:
-        count = (
-            own[key].numel() == 1 and not own[key].is_floating_point()
-        )  # of steps: no output depends on it
-        if not count and not torch.equal(constants[key], own[key]):
-            kind = "frozen parameter" if isinstance(own[key], nn.Parameter) else "buffer"
+        t = own[key]
+        count = t.numel() == 1 and not t.is_floating_point()  # of steps, which outputs do not depend on
+        if not count and not torch.equal(constants[key], t):
+            kind = "frozen parameter" if isinstance(t, nn.Parameter) else "buffer"
             raise InputError(
                 f"{name}: its {kind} '{key}' is not the problem's, and is no part of θ; it must be equal, or "
                 "a vector (P,) be given, which stands for θ alone"
             )
-    theta = problem.layout.flatten({slot.name: tensors[slot.name] for slot in problem.layout.slots})
-    known = {key: constants[key] for key in statistics if key in constants}
-    return Network(theta.to(problem.weights), None if unknown else known)
+    theta = problem.layout.flatten(tensors).to(problem.weights)
+    return Network(theta, None if unknown else {key: t for key, t in constants.items() if key in statistics})

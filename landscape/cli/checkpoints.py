@@ -16,7 +16,7 @@ from landscape.cli import common, run_summary
 from landscape.cli.analysis import SOURCE, Source, imported
 from landscape.cli.options import SHARED, command
 from landscape.cli.output import values
-from landscape.core.errors import InputError, OperationError
+from landscape.core.errors import OperationError
 from landscape.core.options import SPLITS, ends_in
 from landscape.training.recipes.recipe import recipe_of
 
@@ -48,16 +48,14 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
     Example:
         landscape import net.pt --model nets:resnet20 --data nets:cifar -o net.h5
     """
-    model, data = source.model_spec, source.data_spec
-    if model is None:
-        raise InputError("--model: missing; give MODULE:NAME, called to make the model, or a built-in name")
-    for state in states:
-        files_of(Path(state))
-    path = Path(output) if output else place(Path(states[0])).with_suffix(".h5")
+    given, data = [Path(state) for state in states], source.data_spec
+    for state in given:
+        files_of(state)
+    path = Path(output) if output else place(given[0]).with_suffix(".h5")
     ends_in("-o", path, [".h5"])
     if path.exists():
         raise OperationError(f"-o: {path} exists already, it is not overwritten; give another name")
-    checkpoint = imported(states, model)
+    checkpoint = imported(given, source)
     checkpoint.path = path
     if data:
         checkpoint.data = _evaluated(checkpoint, source, data)
