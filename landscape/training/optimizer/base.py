@@ -367,6 +367,7 @@ class Grouped(Optimizer):
         self.linear = all(each.linear for each in own)
         self.direction_is_gradient = plain and all(each.direction_is_gradient for each in own)
         self.gradient_scaled = any(each.gradient_scaled for each in own)
+        self.names = tuple(name for each in own for name in each.names)
         same = {each.heavy_ball for each in own}
         self.heavy_ball = base.heavy_ball if plain and len(same) == 1 else None
         shared = {each.preconditioned for each in own}

@@ -6,11 +6,8 @@ import operator
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-
 from landscape.core import registry
 from landscape.core.errors import InputError
-from landscape.problem.layout import Layout, Slot
 from landscape.training import optimizer
 
 # What ``needs`` of tables, rules and optimizers may name besides options: facts about the run.
@@ -23,38 +20,26 @@ NEEDS: dict[str, dict[str, str]] = {
     "monitor": {"every": "instruments", **dict.fromkeys(("samples", "k", "draws", "rho", "window"), READ)},
 }
 COMPARE = {"<": operator.lt, ">": operator.gt, "!=": operator.ne}
-Table = tuple[str, Mapping[str, str], Mapping[str, Any], Mapping[str, Any]]
 
 
-def _optimizers(recipe: Any) -> dict[str, tuple[str, dict[str, Any]]]:
-    """The name and options of the optimizer and of those of its groups."""
-    name, given = recipe.part("optimizer")
-    options = optimizer.options(name, given)
-    found = {"optimizer": (name, options)}
-    for pattern, table in options.pop(optimizer.GROUPS, {}).items():
-        if "name" in table:  # else it is frozen
-            own = {key: value for key, value in table.items() if key not in ("name", "lr_factor")}
-            found[f"optimizer.groups.{pattern}"] = table["name"], own
-    return found
-
-
-def _tables(recipe: Any) -> Iterator[Table]:
+def _tables(recipe: Any) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, Any], Mapping[str, Any]]]:
     """The tables of a recipe: where, ``needs``, the values, and the defaults of what has needs."""
     for table, needs in NEEDS.items():
         values = getattr(recipe, table)
         yield table, needs, vars(values), vars(type(values)())
-    kinds: dict[str, Any] = {"algorithm": registry.algorithms}
-    for where, (name, given) in {"algorithm": recipe.part("algorithm"), **_optimizers(recipe)}.items():
-        needs = recipe.rule().needs if where in kinds else optimizer.make(name, given).needs
+
+    def named(where: str, kinds: Any, name: str, given: dict[str, Any], needs: Mapping[str, str]) -> Any:
         plain = {key: value for key, value in given.items() if key not in needs}
-        yield where, needs, *(kinds.get(where, optimizer).options(name, each) for each in (given, plain))
+        return where, needs, kinds.options(name, given), kinds.options(name, plain)
 
-
-def _has_state(name: str, options: dict[str, Any]) -> bool:
-    """Return whether an optimizer remembers more than how many steps it made."""
-    own = optimizer.make(name, options)
-    own.start(Layout((Slot("weight", (2, 2), 0, 4, "weight"),)), torch.zeros(1, 4))
-    return bool(own.state.keys() - own.counters)
+    yield named("algorithm", registry.algorithms, *recipe.part("algorithm"), recipe.rule().needs)
+    name, given = recipe.part("optimizer")
+    options = optimizer.options(name, given)
+    groups = {f"optimizer.groups.{key}": group for key, group in options.pop(optimizer.GROUPS, {}).items()}
+    for where, group in {"optimizer": {"name": name, **options}, **groups}.items():
+        own = {key: value for key, value in group.items() if key not in ("name", "lr_factor", "frozen")}
+        if "name" in group:  # else it is frozen
+            yield named(where, optimizer, group["name"], own, optimizer.make(group["name"], own).needs)
 
 
 def _holds(term: str, known: Mapping[str, Any]) -> Any:
@@ -68,14 +53,14 @@ def _holds(term: str, known: Mapping[str, Any]) -> Any:
 def idle(recipe: Any) -> dict[str, tuple[Any, str]]:
     """The settings of a :class:`.Recipe` that are no defaults and change nothing: key -> value, its needs."""
     s, m, rule = recipe.schedule, recipe.monitor, recipe.rule()
-    linear = optimizer.make(*recipe.part("optimizer")).direction_is_gradient
+    own = optimizer.make(*recipe.part("optimizer"))
     instruments = [*m.instruments, *(["lambda-max"] if m.sharpness else [])]
     read = {key for name in instruments for key in registry.instruments[name].reads}
     facts = {
         "learners": recipe.learners,
         CHANGES: s.warmup or s.milestones or s.anneal != 1 or s.cosine,
-        SPLITS: linear and any(map(rule.follows_mean_direction, range(1, 100))),
-        STATE: any(_has_state(*each) for each in _optimizers(recipe).values()),
+        SPLITS: own.direction_is_gradient and any(map(rule.follows_mean_direction, range(1, 100))),
+        STATE: own.names,
     }
     keys = {}
     for where, needs, values, defaults in _tables(recipe):
