@@ -117,7 +117,6 @@ def test_toml_reads_back_to_the_same_recipe(
         ("optimizer={name='lars', trust=0}", "optimizer.trust: 0.0 is not allowed"),
         ("accumulate=3", "accumulate: 3 is not allowed, it must divide the local batch of 100"),
         ("autocast=fp16", "autocast: 'fp16' is not allowed, it must be one of '', 'bfloat16'"),
-        ("precision=bfloat16", "recipe key precision: not allowed, it is autocast now"),
         ("data.split=shards", "data.split: 'shards' is not allowed .allowed: iid, dirichlet"),
         ("schedule.unit=hours", "schedule.unit: 'hours' is not allowed"),
         ("schedule.anneal=0", "schedule.anneal: 0.0 is not allowed"),

@@ -37,7 +37,6 @@ OTHERS = {
     "constants.pkl": ("a TorchScript archive", "torch.jit.load({!r}).state_dict()"),
     "archive_format": ("a program of torch.export", "torch.export.load({!r}).state_dict"),
 }
-Key = tuple[str, ...]
 Message = Callable[[str], None]
 
 
@@ -107,7 +106,7 @@ def state_in(
     ``message`` is told of its keys. Where there are several, such as a discriminator's beside a generator's,
     one with ``names`` of the model is taken, or they are refused; ``alone`` says how to give the one […].
     """
-    dicts = _dicts(loaded)
+    dicts = dict(_states(loaded, (), set()))
     kept = [key for key, part in dicts.items() if any(map(_is_weights, part.values()))]
     kept = kept or [key for key in dicts if any(isinstance(value, Tensor) for value in dicts[key].values())]
     if not kept:
@@ -124,18 +123,16 @@ def state_in(
     return dicts[key]
 
 
-def _dicts(loaded: Any) -> dict[Key, dict[str, Any]]:
-    """The dicts in nested ones by their paths of keys, each once, without those of optimizers."""
-    dicts: dict[Key, dict[str, Any]] = {}
-    todo: list[tuple[Key, Any]] = [((), loaded)]
-    seen: set[int] = set()
-    for key, value in todo:
-        if isinstance(value, Mapping) and id(value) not in seen and len(key) < DEPTH:
-            seen.add(id(value))
-            if not any(str(name).startswith("param_groups") for name in value):
-                dicts[key] = {str(name): inner for name, inner in value.items()}
-                todo += [((*key, name), inner) for name, inner in dicts[key].items()]
-    return dicts
+def _states(
+    loaded: Any, key: tuple[str, ...], seen: set[int]
+) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """The dicts in nested ones, each once with its path of keys, without those of optimizers."""
+    optimizer = isinstance(loaded, Mapping) and any(str(name).startswith("param_groups") for name in loaded)
+    if isinstance(loaded, Mapping) and not optimizer and id(loaded) not in seen and len(key) < DEPTH:
+        seen.add(id(loaded))
+        yield key, {str(name): value for name, value in loaded.items()}
+        for name, value in loaded.items():
+            yield from _states(value, (*key, str(name)), seen)
 
 
 def _is_weights(value: Any) -> bool:

@@ -123,10 +123,7 @@ class Optimizer(ABC):
         Raises:
             OperationError: where it is not this optimizer's, or not of so many learners.
         """
-        # Up to 0.23 every parameter tensor had a counter of its own, and all were equal.
-        wide = {key: state[key] for key in self.counters & self.state.keys() & state.keys()}
-        first = {key: rows[:, : self.state[key].shape[1]] for key, rows in wide.items()}
-        self.state = restored("optimizer", self.state, {**state, **first})
+        self.state = restored("optimizer", self.state, state)
 
     def reset(self) -> None:
         """Forget all steps so far: the state is that of :meth:`start`."""

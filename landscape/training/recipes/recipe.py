@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from landscape.checkpoint.checkpoint import FORMER_KEYS, IMPORTED, Checkpoint
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.user_code import Spec, is_user_defined
 from landscape.core import options, registry
 from landscape.core.errors import InputError, OperationError
@@ -577,8 +577,6 @@ def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **given: A
     fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in given}
     built = {}
     for key, value in values.items():
-        if present := FORMER_KEYS.get(f"{prefix}{key}"):
-            raise InputError(f"recipe key {prefix}{key}: not allowed, it is {present} now")
         options.choose(f"recipe key {prefix}{key}", key, fields)
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, dict):

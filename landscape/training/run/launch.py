@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from landscape.checkpoint import run_folder
-from landscape.checkpoint.checkpoint import Checkpoint, with_present_keys
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import files
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
@@ -275,8 +275,7 @@ def _resumed(
         checkpoint = last_sound(folder, local)
         stored = recipe_of(checkpoint)
     elif (folder / "recipe.toml").exists():  # stopped before its first checkpoint: the same steps again
-        values = file_values(str(folder / "recipe.toml"))
-        stored = from_values(with_present_keys(values))  # the code that it names is checked below
+        stored = from_values(file_values(str(folder / "recipe.toml")))  # code that it names is checked below
     elif recipe is None:
         raise OperationError(f"{folder}: holds no run to resume (no last.h5); give a recipe to start one")
     if stored is None:
