@@ -28,18 +28,18 @@ def _tables(recipe: Any) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, 
         values = getattr(recipe, table)
         yield table, needs, vars(values), vars(type(values)())
 
-    def named(where: str, kinds: Any, name: str, given: dict[str, Any], needs: Mapping[str, str]) -> Any:
+    def named(where: str, kinds: Any, needs: Mapping[str, str], name: str, given: dict[str, Any]) -> Any:
         plain = {key: value for key, value in given.items() if key not in needs}
         return where, needs, kinds.options(name, given), kinds.options(name, plain)
 
-    yield named("algorithm", registry.algorithms, *recipe.part("algorithm"), recipe.rule().needs)
+    yield named("algorithm", registry.algorithms, recipe.rule().needs, *recipe.part("algorithm"))
     name, given = recipe.part("optimizer")
     options = optimizer.options(name, given)
     groups = {f"optimizer.groups.{key}": group for key, group in options.pop(optimizer.GROUPS, {}).items()}
     for where, group in {"optimizer": {"name": name, **options}, **groups}.items():
         own = {key: value for key, value in group.items() if key not in ("name", "lr_factor", "frozen")}
         if "name" in group:  # else it is frozen
-            yield named(where, optimizer, group["name"], own, optimizer.make(group["name"], own).needs)
+            yield named(where, optimizer, optimizer.make(group["name"], own).needs, group["name"], own)
 
 
 def _holds(term: str, known: Mapping[str, Any]) -> Any:
