@@ -611,14 +611,14 @@ def test_distributed_checkpoints_are_refused_with_the_command_that_converts_them
     states = {"model": model.state_dict(), "optim": optimizer_of(model), "epoch": 3, "ema": None}
     torch.distributed.checkpoint.save(states, checkpoint_id="a")
     for given in ("a", "a/.metadata", "a/__0_0.distcp"):
-        with pytest.raises(OperationError, match=f"{given}: stored by torch.distributed") as error:
+        with pytest.raises(OperationError, match=f"{given}: of torch.distributed") as error:
             landscape.import_state(given, model)
     one_line(command("contour", "a", *OWN), 1, "dcp_to_torch a FILE.pt")
     words = str(error.value).partition(" -m ")[2].split()
     subprocess.run([sys.executable, "-m", *words], check=True, capture_output=True)
     assert torch.equal(landscape.import_state("FILE.pt", problems.SmallConv()).weights[0], flat(model))
     Path("a/.metadata").write_bytes(pickle.dumps(Danger()))
-    with pytest.raises(OperationError, match="its index may hold code"):
+    with pytest.raises(OperationError, match="whose index may hold code"):
         read_state("a")
     assert not (folder / "pickle-ran").exists()
 

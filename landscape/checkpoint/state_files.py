@@ -10,6 +10,7 @@ import contextlib
 import json
 import pickle
 import re
+import shlex
 import warnings
 import zipfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -63,9 +64,11 @@ def files_of(path: Path) -> list[Path]:
     if not file.exists():
         raise OperationError(f"{file}: no such file or folder of weights")
     if file.name == METADATA or file.suffix == DISTRIBUTED:
-        command = f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {file.parent} FILE.pt"
-        words = f"its index may hold code; make one file of it, if you trust it, by {command}"
-        raise OperationError(f"{path}: stored by torch.distributed.checkpoint, {words}")
+        raise OperationError(
+            f"{path}: of torch.distributed.checkpoint, whose index may hold code; if you trust it, use "
+            "python -m torch.distributed.checkpoint.format_utils dcp_to_torch "
+            f"{shlex.quote(str(file.parent))} FILE.pt"
+        )
     if part := PART.fullmatch(file.name):
         index = file.with_name(f"{part[1]}{part[2]}{INDEX}")
         raise OperationError(f"{path}: one part of a model; give its index, {index}")

@@ -315,8 +315,8 @@ def _checked(path: Path) -> Checkpoint | Path:
 def imported(states: Sequence[Path], source: Source) -> Checkpoint:
     """The weights in files of other programs, all of the model that ``source`` names, beside the first."""
     if (spec := source.model_spec) is None:
-        words = "has only weights, give their model, MODULE:NAME or a built-in name"
-        raise InputError(f"--model: missing; {states[0]} {words}")
+        what = "MODULE:NAME or a built-in name"
+        raise InputError(f"--model: missing; {states[0]} has only weights, give their model, {what}")
     model = user_code.build_model("model", spec)
     run = import_state(states, model, name=spec.name, options=spec.options, message=common.message)
     run.path = place(states[0])
