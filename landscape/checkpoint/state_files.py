@@ -76,8 +76,7 @@ def files_of(path: Path) -> list[Path]:
         return [file]
     parts = [*dict.fromkeys(_weight_map(file).values())]
     if absent := [part.name for part in parts if not part.exists()]:
-        words = f"{', '.join(absent[:3])} of its {len(parts)} files missing beside it"
-        raise OperationError(f"{file}: {words}")
+        raise OperationError(f"{file}: {', '.join(absent[:3])} of its {len(parts)} files missing beside it")
     return [file, *parts]
 
 
@@ -109,7 +108,7 @@ def state_in(
     ``message`` is told of its keys. Where there are several, such as a discriminator's beside a generator's,
     one with ``names`` of the model is taken, or they are refused; ``alone`` says how to give the one […].
     """
-    dicts = dict(_states(loaded, (), set()))
+    dicts: dict[tuple[str, ...], dict[str, Any]] = dict(_states(loaded, (), set()))
     kept = [key for key, part in dicts.items() if any(map(_is_weights, part.values()))]
     kept = kept or [key for key in dicts if any(isinstance(value, Tensor) for value in dicts[key].values())]
     if not kept:
@@ -126,10 +125,8 @@ def state_in(
     return dicts[key]
 
 
-def _states(
-    loaded: Any, key: tuple[str, ...], seen: set[int]
-) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
-    """The dicts in nested ones, each once with its path of keys, without those of optimizers."""
+def _states(loaded: Any, key: tuple[str, ...], seen: set[int]) -> Iterator[Any]:
+    """Pairs (keys, dict) of all dicts in nested ones, each once, without those of optimizers."""
     optimizer = isinstance(loaded, Mapping) and any(str(name).startswith("param_groups") for name in loaded)
     if isinstance(loaded, Mapping) and not optimizer and id(loaded) not in seen and len(key) < DEPTH:
         seen.add(id(loaded))

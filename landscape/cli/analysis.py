@@ -315,8 +315,9 @@ def _checked(path: Path) -> Checkpoint | Path:
 def imported(states: Sequence[Path], source: Source) -> Checkpoint:
     """The weights in files of other programs, all of the model that ``source`` names, beside the first."""
     if (spec := source.model_spec) is None:
-        what = "MODULE:NAME or a built-in name"
-        raise InputError(f"--model: missing; {states[0]} has only weights, give their model, {what}")
+        raise InputError(
+            f"--model: missing; {states[0]} has only weights, give MODULE:NAME or a built-in name"
+        )
     model = user_code.build_model("model", spec)
     run = import_state(states, model, name=spec.name, options=spec.options, message=common.message)
     run.path = place(states[0])

@@ -154,8 +154,7 @@ MOST = 6  # results that a title names (ours)
 
 def unit(of: Any, field: str) -> str:
     """The unit that a result, or all of a class, have for ``field``, for a label: " (nat)"; "" for none."""
-    text: str = of.units[field]
-    return in_brackets(text if isinstance(of, type) else unit_of(of, text))
+    return in_brackets(unit_of(of, of.units[field]))
 
 
 def in_brackets(unit: str) -> str:

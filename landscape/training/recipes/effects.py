@@ -77,6 +77,5 @@ def idle(recipe: Any) -> dict[str, tuple[Any, str]]:
 def refuse_idle(recipe: Any) -> Any:
     """``recipe``; InputError for a setting without effect."""
     for key, (value, needs) in idle(recipe).items():
-        words = f"it changes nothing without {needs}; leave it out"
-        raise InputError(f"{key}: {value!r} is not allowed, {words}")
+        raise InputError(f"{key}: {value!r} is not allowed, it changes nothing without {needs}; leave it out")
     return recipe
