@@ -59,7 +59,7 @@ def test_a_record_holds_what_is_drawn_of_a_run(tmp_path: Path) -> None:
 def test_keys_that_were_renamed_keep_the_records_of_before() -> None:
     plain, ranked, rounded = (
         read("saddle-dpsgd"), read("saddle-dpsgd", ["monitor.k=10", "monitor.sharpness=5"]),
-        read("digits-dpsgd", ["autocast=bfloat16", "monitor.k=7"], new=False),
+        read("digits-dpsgd", ["autocast=bfloat16", "monitor.k=7"]),
     )  # fmt: skip
     assert [identity(run) for run in (plain, ranked, rounded)] == [  # as 0.17 has them
         "f8581677e33b17c76b5c5a69", "668626497f1e2d337e74ab7b", "04eb32f353943f60f6818c9f",

@@ -434,7 +434,6 @@ def test_the_picture_has_a_row_more(tiny: Path) -> None:
         ({"sharpness": -1}, "monitor.sharpness: -1 is not allowed"),
         ({"samples": -1}, "monitor.samples: -1 is not allowed"),
         ({"k": 0}, "monitor.k: 0 is not allowed"),
-        ({"top": 2}, "recipe key monitor.top: not allowed, it is monitor.k now"),
         ({"sharp": 1}, "did you mean 'sharpness'"),
     ],
 )  # fmt: skip

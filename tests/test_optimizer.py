@@ -61,16 +61,6 @@ def chosen(tiny: Path, **changes: Any) -> recipe.Recipe:
     return recipe.from_values(values | changes)
 
 
-@pytest.mark.parametrize("groups", [{}, {"bias": {"name": "adamw", "lr_factor": 2.0}}])
-def test_a_counter_of_each_tensor_of_an_older_checkpoint_is_read(tiny: Path, groups: dict[str, Any]) -> None:
-    trainer = Trainer(chosen(tiny, optimizer=KINDS["adamw"] | {"groups": groups}, steps=3))
-    state = trainer.run().optimizer
-    (counter, *_) = names = [name for name in state if name.endswith("step")]
-    assert state[counter].shape == (4, 1)
-    trainer.optimizer.restore(state | {name: state[name].expand(-1, 4) for name in names})
-    assert all(torch.equal(trainer.optimizer.state[name], state[name]) for name in names)
-
-
 def trajectory(chosen: Optimizer, gradients: Tensor, weights: Tensor, lr: float = 0.1) -> Tensor:
     """Weights (n, P) after w ← w − lr u with these gradients (steps, n, P)."""
     chosen.start(problems.conv().layout, weights)

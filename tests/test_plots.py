@@ -530,8 +530,8 @@ def test_the_caption_of_several_runs_has_the_sizes_of_all() -> None:
         for n, batch in ((1, 40), (4, 40), (4, 80))
     ]
     for chosen, said in (
-        (runs, "n = 1 / 4 / 4, nB = 40 / 40 / 80"),
-        (runs[:2], "n = 1 / 4, nB = 40,"),
+        (runs, "n = 1, nB = 40 / n = 4, nB = 40 / n = 4, nB = 80"),
+        (runs[:2], "n = 1, nB = 40 / n = 4, nB = 40,"),
         (runs[2:], "n = 4, nB = 80,"),
     ):
         text = " ".join(t.get_text() for t in draw_training(chosen).texts).replace("\n", " ")

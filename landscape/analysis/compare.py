@@ -505,15 +505,12 @@ def _batch(
     needing = [quantity.name for quantity in chosen if quantity.needs_batch]
     if batch is not None:
         positive("batch", batch, least=1)
-    if batch is not None or not needing:
-        return int(batch or 0) if needing else 0, chosen, []
-    sizes = {entry.run.batch if entry.run else 0 for entry in entries}
-    if len(sizes) == 1 and (size := max(sizes)):
-        return size, chosen, []
+    sizes = {entry.run.batch if entry.run else 0 for entry in entries} if batch is None else {int(batch)}
+    if not needing or (len(sizes) == 1 and 0 not in sizes):
+        return max(sizes) if needing else 0, chosen, []
     known = ", ".join(f"{size:,}" if size else "unknown" for size in sorted(sizes))
-    words = (
-        f"batch: missing, which {', '.join(needing)} need; the total batches are {known}, give one for all"
-    )
+    asked = ", ".join(needing)
+    words = f"batch: missing, which {asked} need; the total batches are {known}, give one for all"
     if by_name:
         raise InputError(words)
     return 0, [quantity for quantity in chosen if not quantity.needs_batch], [words]

@@ -49,8 +49,6 @@ _ATTRIBUTES: dict[str, type] = {
 _STACKED, _COMMON = ("buffers", "optimizer", "rule"), ("shared", "mean_buffers")
 _TEXT = h5py.string_dtype()
 SLOT = np.dtype([("name", _TEXT), ("shape", _TEXT), ("offset", "i8"), ("size", "i8"), ("role", _TEXT)])
-#: Keys of recipes before 0.18, with today's, which stored recipes are read under.
-FORMER_KEYS = {"precision": "autocast", "monitor.top": "monitor.k"}
 _DATA: dict[str, type] = {"name": str, "options": dict, "train": int, "test": int, "fingerprint": str}
 
 
@@ -151,7 +149,7 @@ class Checkpoint(Shown):
         """The values in ``recipe``; none for imported weights. OperationError where they cannot be read."""
         try:
             where = f"{self.path or 'checkpoint'}: recipe"
-            return {} if self.algorithm == IMPORTED else with_present_keys(parse_toml(self.recipe, where))
+            return {} if self.algorithm == IMPORTED else parse_toml(self.recipe, where)
         except LandscapeError as error:
             raise OperationError(str(error)) from error
 
@@ -492,19 +490,6 @@ class Checkpoint(Shown):
         steps = self.history["step"]
         if not np.isfinite(steps).all() or not (np.diff(steps) > 0).all():
             raise ValueError("/history/step must be finite and increasing")
-
-
-def with_present_keys(values: dict[str, Any]) -> dict[str, Any]:
-    """The nested ``values`` of a stored recipe, under the keys of this version."""
-    if values.get("precision") == "full":
-        values = values | {"precision": ""}
-    for former, present in FORMER_KEYS.items():
-        table, _, key = former.rpartition(".")
-        inner = values.get(table, {}) if table else values
-        if isinstance(inner, dict) and key in inner:
-            new = {present.rpartition(".")[2] if name == key else name: v for name, v in inner.items()}
-            values = values | {table: new} if table else new
-    return values
 
 
 def storable(tensor: Tensor) -> Tensor:

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint, storable, unknown_data
-from landscape.checkpoint.state_files import COMPILED, Message, State, open_states
+from landscape.checkpoint.state_files import Message, files_of, read_state
 from landscape.core import hdf5
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import near
 from landscape.problem.layout import Layout
 
-# Prefixes that wrappers add to every name: DataParallel and DistributedDataParallel; Lightning.
+# Prefixes that wrappers add to every name: DataParallel and DistributedDataParallel; Lightning. torch.compile
+# adds its prefix to the name of each compiled module.
 PREFIXES = ("module.", "model.")
+COMPILED = "_orig_mod."
 
 # The types of numbers that a parameter or buffer of floats, or of integers, can be read from.
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -41,20 +43,20 @@ def _unfit(value: Tensor, target: Tensor) -> str:
 
 def unwrapped_state(
     where: str | Path, state: Mapping[str, Any], names: set[str], message: Message = lambda line: None
-) -> State:
+) -> dict[str, Any]:
     """``state`` by the model's ``names``: without the prefixes that wrappers added to them.
 
     The model may also be an attribute of the module that was saved. Lightning's checkpoints are an example:
     their module has the model as self.net, next to metrics. That part is used if exactly one prefix gives all
     ``names`` of the model.
     """
-    state = state if isinstance(state, State) else State(where, state)
+    state = dict(state)
     if any(COMPILED in name for name in state) and not any(COMPILED in name for name in names):
-        state = state.renamed({name.replace(COMPILED, ""): name for name in state})
+        state = {name.replace(COMPILED, ""): value for name, value in state.items()}
         message(f"{where}: dropped '{COMPILED}'")
     for prefix in PREFIXES:
         if all(name.startswith(prefix) for name in state) and not any(n.startswith(prefix) for n in names):
-            state = state.renamed({name.removeprefix(prefix): name for name in state})
+            state = {name.removeprefix(prefix): value for name, value in state.items()}
             message(f"{where}: dropped '{prefix}'")
     first = min(names, default="")
     prefixes = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
@@ -64,15 +66,10 @@ def unwrapped_state(
     rest = [name for name in state if not name.startswith(whole[0])]
     omitted = f", left out {len(rest)} more ({', '.join(rest[:3])}{', …' * (len(rest) > 3)})" if rest else ""
     message(f"{where}: took '{whole[0]}'{omitted}")
-    return state.renamed({name.removeprefix(whole[0]): name for name in state if name.startswith(whole[0])})
+    return {name.removeprefix(whole[0]): v for name, v in state.items() if name.startswith(whole[0])}
 
 
-def fitted(path: str | Path, state: Mapping[str, Any], model: nn.Module, name: str) -> dict[str, Tensor]:
-    """The model's names -> the tensors of the state, as :func:`_fitted` gives them."""
-    return dict(_fitted(path, state, model, name))
-
-
-def _fitted(
+def fitted(
     path: str | Path, state: Mapping[str, Any], model: nn.Module, name: str
 ) -> Iterator[tuple[str, Tensor]]:
     """The model's names, each with its tensor; OperationError names the first tensor that does not fit.
@@ -125,7 +122,7 @@ def import_state(
 
     Args:
         paths: .pt, .pth, .bin, .ckpt or .safetensors files, indices of parts (.index.json), or folders of
-            save_pretrained or torch.distributed.checkpoint, all of one model. Parts of one are one.
+            save_pretrained, all of one model.
         model: that model, of any weights; left as it is.
         name, options: the model in the checkpoint: a built-in name and its options, or "module:factory".
             Default: where the model's class was defined, in the form of the latter.
@@ -147,8 +144,8 @@ def import_state(
         >>> run.learners, tuple(run.weights.shape)
         (1, (1, 8))
     """
-    opened = open_states([paths] if isinstance(paths, (str, Path)) else paths)
-    if not opened:
+    given = [Path(path) for path in ([paths] if isinstance(paths, (str, Path)) else paths)]
+    if not given:
         raise InputError("paths: an empty list is not allowed, it must name a file of weights")
     name = name or f"{type(model).__module__}:{type(model).__qualname__}"
     layout = Layout.of(model)
@@ -156,10 +153,10 @@ def import_state(
         raise InputError(f"model: {name} has no trainable parameters, at least one is needed")
     places, names = {slot.name: slot.place for slot in layout.slots}, {*model.state_dict()}
     rows, fixed = [], list[dict[str, Tensor]]()
-    for of in opened:
-        state = unwrapped_state(of.path, of.state(message, names), names, message)
+    for path in given:
+        state = unwrapped_state(path, read_state(path, message, names), names, message)
         row, others = torch.empty(layout.size, dtype=torch.float32), {}
-        for key, value in _fitted(of.path, state, model, name):  # one by one: never all of them beside θ
+        for key, value in fitted(path, state, model, name):  # one by one: never all of them beside θ
             if key in places:
                 row = row.to(torch.promote_types(row.dtype, value.dtype))
                 row[places[key]] = value.flatten()
@@ -169,9 +166,9 @@ def import_state(
         fixed.append(others)
     common = [key for key in fixed[0] if all(key in row for row in fixed)]
     origin = "".join(
-        f'[[import]]\nfile = {json.dumps(path.name)}\nsha256 = "{hdf5.sha256(path)}"\n'
-        for of in opened
-        for path in of.files
+        f'[[import]]\nfile = {json.dumps(file.name)}\nsha256 = "{hdf5.sha256(file)}"\n'
+        for path in given
+        for file in files_of(path)
     )
     return Checkpoint(
         weights=torch.stack(rows) if rows[1:] else rows[0][None],

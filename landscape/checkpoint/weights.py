@@ -29,7 +29,7 @@ from landscape.problem.layout import unwrapped
 from landscape.problem.problem import Problem
 from landscape.problem.sharded import on_ranks
 
-Weights = Tensor | Array | Problem | nn.Module | Mapping[str, Any] | Checkpoint | str | os.PathLike[str]
+Weights = Tensor | Array | Problem | nn.Module | Mapping[str, Any] | Checkpoint | str | Path
 ALLOWED = "a vector (P,), a Problem, a model, a state dict, a run, or the name of a file of one"
 
 
@@ -76,14 +76,16 @@ def network_of(problem: Problem, given: Any, name: str) -> Network:
         InputError: what is no weights, or is of another model.
         OperationError: a file that cannot be read, a tensor that does not fit, or numbers not finite.
     """
+    names = {*problem.model.state_dict()}
     if isinstance(given, (str, os.PathLike)):
-        given, name = _read(Path(given), name), f"{name}: {given}"
+        given, name = _read(Path(given), name, names), f"{name}: {given}"
     if isinstance(given, (Tensor, np.ndarray)) or on_ranks(problem):
         theta, buffers = vector_of(problem, given, name), dict(problem.model.named_buffers())
         own = {key: buffers[key] for key in buffer_names(problem.model)}
         network = Network(theta, own if not own or torch.equal(theta, problem.weights) else None)
     else:
-        network = _network(problem, _state(problem, given, name), name)
+        state = unwrapped_state(name, _state(problem, given, name, names), names)
+        network = _network(problem, state, name)
     if not bool(torch.isfinite(network.theta).all()):
         raise OperationError(f"{name}: its weights are NaN or infinite, all must be finite")
     return network
@@ -102,13 +104,13 @@ def networks_of(problem: Problem, given: Any, labels: Sequence[str] = ()) -> lis
     return [network_of(problem, row, name) for row, name in zip(rows, names, strict=True)]
 
 
-def _read(path: Path, name: str) -> Any:
+def _read(path: Path, name: str, names: set[str]) -> Any:
     """The contents of a file: a run or a result of this project, or the state that another program saved."""
-    own = path.suffix == ".h5" or (path / "last.h5").is_file()
-    if not own and not path.is_dir() and not names_state(path):
+    foreign = names_state(path)
+    if not foreign and not path.is_dir():
         ends_in(name, path, (".h5", *SUFFIXES))
     try:
-        return load(path) if own else read_state(path)
+        return read_state(path, names=names) if foreign else load(path)
     except LandscapeError as error:
         raise type(error)(f"{name}: {error}") from error
 
@@ -126,35 +128,33 @@ def _layers(model: nn.Module) -> Counter[str]:
     return Counter(type(m).__name__ for m in leaves)
 
 
-def _state(problem: Problem, given: Any, name: str) -> Mapping[str, Any]:
+def _state(problem: Problem, given: Any, name: str, names: set[str]) -> dict[str, Any]:
     """Name -> tensor of all that a network's outputs depend on; what is not known of a run is missing."""
+    if isinstance(given, Mapping):
+        return state_in(name, given, names=names)
     if isinstance(given, Checkpoint):
         buffers = {key: mean_buffer(rows) for key, rows in given.buffers.items()} | given.mean_buffers
         state = _constants(problem.model) | buffers | given.layout.views(given.mean)
-        if given.learners > 1 and not given.mean_buffers:
-            state = {key: t for key, t in state.items() if key not in buffer_names(problem.model)}
-        return state
-    if isinstance(given, (Problem, nn.Module)):
-        model = given.model if isinstance(given, Problem) else unwrapped(given)
-        if lacking := _layers(problem.model) - _layers(model):
-            kinds = ", ".join(sorted(lacking))
-            raise InputError(f"{name}: it lacks layers ({kinds}) of the problem's model, it must be alike")
-        if not isinstance(given, Problem):
-            return model.state_dict()
+        lost = buffer_names(problem.model) if given.learners > 1 and not given.mean_buffers else ()
+        return {key: t for key, t in state.items() if key not in lost}
+    if not isinstance(given, (Problem, nn.Module)):
+        raise InputError(f"{name}: a {type(given).__name__} is not allowed, it must be {ALLOWED}")
+    model = given.model if isinstance(given, Problem) else unwrapped(given)
+    if lacking := _layers(problem.model) - _layers(model):
+        kinds = ", ".join(sorted(lacking))
+        raise InputError(f"{name}: it lacks layers ({kinds}) of the problem's model, it must be alike")
+    if isinstance(given, Problem):
         return _constants(model) | given.layout.views(given.weights) | dict(given.at().batchnorm.buffers)
-    if isinstance(given, Mapping):
-        return state_in(name, given)
-    raise InputError(f"{name}: a {type(given).__name__} is not allowed, it must be {ALLOWED}")
+    return model.state_dict()
 
 
-def _network(problem: Problem, state: Mapping[str, Any], name: str) -> Network:
+def _network(problem: Problem, state: dict[str, Any], name: str) -> Network:
     """The network of a state; InputError where it has other constants than the problem's model."""
-    model, own = problem.model, _constants(problem.model)
-    statistics = buffer_names(model)
-    state = unwrapped_state(name, dict(state), {*model.state_dict()})
+    model, own, statistics = problem.model, _constants(problem.model), buffer_names(problem.model)
     unknown = {key for key in statistics if key not in state and not key.endswith("num_batches_tracked")}
-    found = fitted(name, {**{key: own[key] for key in unknown}, **state}, model, type(model).__name__)
-    constants = {key: t.to(own[key]) for key, t in found.items() if key in own}
+    state |= {key: own[key] for key in unknown}
+    tensors = dict(fitted(name, state, model, type(model).__name__))
+    constants = {key: t.to(own[key], copy=True) for key, t in tensors.items() if key in own}
     for key in constants.keys() - {*statistics}:
         t = own[key]
         count = t.numel() == 1 and not t.is_floating_point()  # of steps, which outputs do not depend on
@@ -164,6 +164,5 @@ def _network(problem: Problem, state: Mapping[str, Any], name: str) -> Network:
                 f"{name}: its {kind} '{key}' is not the problem's, and is no part of θ; it must be equal, or "
                 "a vector (P,) be given, which stands for θ alone"
             )
-    theta = problem.layout.flatten({slot.name: found[slot.name].detach() for slot in problem.layout.slots})
-    known = {key: constants[key] for key in statistics if key in constants}
-    return Network(theta.to(problem.weights), None if unknown else known)
+    theta = problem.layout.flatten(tensors).to(problem.weights)
+    return Network(theta, None if unknown else {key: t for key, t in constants.items() if key in statistics})

@@ -35,16 +35,6 @@ _HELP = f"{__name__}.help"  # in click's context: the help of a command may be a
 _FILE = re.compile(r"[^-].*\.(pt|pth|bin|ckpt|safetensors|h5)")
 
 
-def _check_files(words: list[str]) -> None:
-    """OperationError for a file that is not there: at once, where the imports of a command take seconds.
-
-    A word after an option may be its value, such as a file that is to be written.
-    """
-    for before, word in itertools.pairwise(words):
-        if before[:1] != "-" and _FILE.fullmatch(word) and not os.path.lexists(word):
-            raise OperationError(f"{word}: no such file; a file of weights, a run or a result is needed")
-
-
 class Commands(click.Group):
     """The commands of the registry, each imported when it is run; lists, help and completion import none."""
 
@@ -73,8 +63,10 @@ class Commands(click.Group):
         if not ctx.resilient_parsing and args[0] not in registry.commands:
             hint = near(args[0], self.list_commands(ctx)) or "; landscape --help lists the commands"
             ctx.fail(f"no such command '{args[0]}'{hint}")
-        if not ctx.resilient_parsing and not ctx.meta.get(_HELP):
-            _check_files(args)
+        # At once, as the imports of a command take seconds. A word after an option may be a file to write.
+        for before, word in [] if ctx.resilient_parsing or ctx.meta.get(_HELP) else itertools.pairwise(args):
+            if before[:1] != "-" and _FILE.fullmatch(word) and not os.path.lexists(word):
+                raise OperationError(f"{word}: no such file; a file of weights, a run or a result is needed")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

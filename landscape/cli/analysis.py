@@ -19,7 +19,7 @@ import torch
 from landscape.checkpoint import run_folder, user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.foreign_weights import import_state
-from landscape.checkpoint.state_files import StateFile, names_state, open_states
+from landscape.checkpoint.state_files import files_of, names_state, place
 from landscape.cli import commands, common, options
 from landscape.cli.completion import Choice
 from landscape.core import registry
@@ -240,22 +240,9 @@ class Analysis:
         The folder of a run stands for its last one; weights trained elsewhere become one.
         """
         dtype = getattr(torch, self.dtype)
-        files = [self._file(Path(path)) for path in self.checkpoints]
-        runs = [self._run(file) if isinstance(file, StateFile) else file for file in files]
+        read = [_checked(Path(path)) for path in self.checkpoints]
+        runs = [imported([each], self.source) if isinstance(each, Path) else each for each in read]
         return [self.source.of(run, self.device, self.split, dtype) for run in runs]
-
-    def _file(self, path: Path) -> Checkpoint | StateFile:
-        if not names_state(path):
-            return Checkpoint.load(run_folder.checkpoint_in(path))
-        if self.source.model_spec is None:
-            raise InputError(f"--model: missing; {path} has only weights, give the model that they belong to")
-        return open_states([path])[0]
-
-    def _run(self, file: StateFile) -> Checkpoint:
-        assert self.source.model_spec is not None
-        run = imported([file], self.source.model_spec)
-        run.path = file.place
-        return run
 
     def say_other_data(self, runs: Iterable[Any]) -> None:
         """A message for each of ``runs`` whose data is certainly another one."""
@@ -317,10 +304,24 @@ class Analysis:
         common.write(results, path, self.target.picture)
 
 
-def imported(states: Any, spec: user_code.Spec) -> Checkpoint:
-    """The weights in one or several files of other programs, of the model ``spec``."""
+def _checked(path: Path) -> Checkpoint | Path:
+    """The run in a file or folder, or ``path`` itself, whose files are there, if it has weights alone."""
+    if not names_state(path):
+        return Checkpoint.load(run_folder.checkpoint_in(path))
+    files_of(path)
+    return path
+
+
+def imported(states: Sequence[Path], source: Source) -> Checkpoint:
+    """The weights in files of other programs, all of the model that ``source`` names, beside the first."""
+    if (spec := source.model_spec) is None:
+        raise InputError(
+            f"--model: missing; {states[0]} has only weights, give MODULE:NAME or a built-in name"
+        )
     model = user_code.build_model("model", spec)
-    return import_state(states, model, name=spec.name, options=spec.options, message=common.message)
+    run = import_state(states, model, name=spec.name, options=spec.options, message=common.message)
+    run.path = place(states[0])
+    return run
 
 
 def each(title: str, jobs: Sequence[Any]) -> Iterator[tuple[Any, Progress]]:

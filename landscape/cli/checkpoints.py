@@ -11,12 +11,12 @@ import numpy as np
 from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.history import latest
-from landscape.checkpoint.state_files import open_states
+from landscape.checkpoint.state_files import files_of, place
 from landscape.cli import common, run_summary
 from landscape.cli.analysis import SOURCE, Source, imported
 from landscape.cli.options import SHARED, command
 from landscape.cli.output import values
-from landscape.core.errors import InputError, OperationError
+from landscape.core.errors import OperationError
 from landscape.core.options import SPLITS, ends_in
 from landscape.training.recipes.recipe import recipe_of
 
@@ -31,11 +31,10 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
     """Import weights of other programs as a checkpoint.
 
     A STATE is a .pt, .pth, .bin, .ckpt or .safetensors file, the index of its parts (.index.json), or a
-    folder of save_pretrained or torch.distributed.checkpoint.
+    folder of save_pretrained.
 
-    Several STATEs of one model become its learners; all parts of one, given together, are one. Only weights
-    are read, never code: a file with anything else than weights is refused. With --data, loss and accuracy on
-    each split are printed.
+    Several STATEs of one model become its learners. Only weights are read, never code: a file with anything
+    else than weights is refused. With --data, loss and accuracy on each split are printed.
 
     MODULE:NAME is found in the current folder or among the installed packages, and called with the options
     in brackets, if any: nets:resnet(depth=20). A model must be an nn.Module. Data is a dict of splits such as
@@ -49,15 +48,14 @@ def import_state(states: tuple[str, ...], output: str | None, source: Source) ->
     Example:
         landscape import net.pt --model nets:resnet20 --data nets:cifar -o net.h5
     """
-    model, data = source.model_spec, source.data_spec
-    if model is None:
-        raise InputError("--model: missing; give MODULE:NAME, called to make the model, or a built-in name")
-    opened = open_states(states)
-    path = Path(output) if output else opened[0].place.with_suffix(".h5")
+    given, data = [Path(state) for state in states], source.data_spec
+    for state in given:
+        files_of(state)
+    path = Path(output) if output else place(given[0]).with_suffix(".h5")
     ends_in("-o", path, [".h5"])
     if path.exists():
         raise OperationError(f"-o: {path} exists already, it is not overwritten; give another name")
-    checkpoint = imported(opened, model)
+    checkpoint = imported(given, source)
     checkpoint.path = path
     if data:
         checkpoint.data = _evaluated(checkpoint, source, data)

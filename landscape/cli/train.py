@@ -89,7 +89,7 @@ def train(
     if scalars and recipe is None:
         raise InputError("scalars: not allowed without the recipe; give its name or file, too")
     settings += (f"scalars={scalars}",) if scalars else ()
-    chosen = chosen_recipe(recipe, parsed(settings), allow_code, resume, output)
+    chosen = chosen_recipe(recipe, parsed(settings), allow_code)
     folder = output or (default_folder(chosen) if chosen else "")
     if not folder:
         raise InputError("recipe: missing; give a name (landscape recipes), a .toml file, or -o DIR --resume")
@@ -156,7 +156,7 @@ def recipes(name: str | None) -> None:
     """
     listed = recipe.recipes(name)
     if name and (name in listed or not listed):
-        chosen = recipe.read(name, allow_code=True, new=False)  # which is only printed
+        chosen = recipe.read(name, allow_code=True)  # which is only printed
         text, description = chosen.to_toml(), chosen.describe()
         common.values(text.rstrip("\n"), recipe=tomllib.loads(text), description=description)
         if description:

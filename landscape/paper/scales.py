@@ -94,12 +94,12 @@ def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int, epochs: 
     """The built-in recipe ``name`` with ``settings``, at ``scale``; on a laptop CIFAR-10 has ``epochs``."""
     settings, own = list(settings), [f"seed={seed}"]
     if "/" in name:  # settings come last: a rate of ours is one at each scale
-        return recipe.read(name, [*_of_tables(scale, name, epochs), *settings, *own], new=False)
-    base = recipe.read(name, settings, new=False)  # records have a monitor.k that nothing reads
+        return recipe.read(name, [*_of_tables(scale, name, epochs), *settings, *own])
+    base = recipe.read(name, settings)
     if name == "mnist-minimum":
         own += [
             "steps=600", "model.widths=[64, 50, 50, 10]", "data={name='digits'}", "batch=1437",
-            "schedule.milestones=[]", "monitor.sharpness=0", "~monitor.samples",
+            "schedule.milestones=[]", "monitor.sharpness=0",
         ] * (scale == "smoke")  # fmt: skip
     elif not name.startswith("mnist-"):
         pass  # a plugin's: its cells say what a scale changes
@@ -107,15 +107,14 @@ def scaled(scale: Scale, name: str, settings: Iterable[str], seed: int, epochs: 
         own += [
             f"steps={max(20, base.steps // 50)}", "evaluate.every=10", "checkpoint.every=10",
             f"batch={min(base.batch, 60 * base.learners)}",
-            "model={name='mlp', widths=[64, 50, 50, 10]}", "data.name='digits'",
+            "model={name='mlp', widths=[64, 50, 50, 10]}", "data.name='digits'", "monitor.samples=200",
             f"decompose.every={5 * bool(base.decompose.every)}",
             f"monitor.sharpness={10 * bool(base.monitor.sharpness)}",
-            *(["monitor.samples=200"] if base.monitor.sharpness or base.monitor.instruments else []),
             *(["monitor.every=10", "monitor.draws=2"] if base.monitor.instruments else []),
         ]  # fmt: skip
     else:
         own += [f"checkpoint.every={min(500, base.steps // 10)}"]
-    return recipe.read(name, [*settings, *own], new=False)
+    return recipe.read(name, [*settings, *own])
 
 
 @functools.cache

@@ -18,6 +18,7 @@ from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped, wrapped_panels
 from landscape.plots.surface import CENTER, CMAP, LOWEST, POINT, LevelScale, color_bar, map_axes, scale
+from landscape.results.base import unit_of
 from landscape.results.connection import PATHS, Connection
 from landscape.results.flatness import Basins
 from landscape.results.grids import HessianGrid, Line
@@ -159,7 +160,8 @@ def draw_basins(results: Sequence[Basins], title: str = "") -> Figure:
     for ax in leading(below):
         ax.set_ylabel("distance")
     legend, columns = [*axes, *below], 2 if len(results) == 1 else 3
-    return finish(figure, title or _basins_finding(results), _caption(results), legend, ncols=columns)
+    said, text = (unit_of(results[0], part(results)) for part in (_basins_finding, _caption))
+    return finish(figure, title or said, text, legend, ncols=columns)
 
 
 def _draw_panel(ax: Axes, r: Basins, chosen: LevelScale) -> None:
@@ -204,7 +206,7 @@ def _basins_finding(results: Sequence[Basins]) -> str:
             names = style.short_names([r.label for r in results])
             widths = [np.interp(shared, [0, *r.rise], [0, *r.equivalent_width]) for r in results]
             listed = ", ".join(f"{name} {width:.3g}" for name, width in zip(names, widths, strict=True))
-            return f"Width {style.in_unit(f'{shared:.3g}', results[0])} above the {around}: {listed}"
+            return f"Width {shared:.3g} nat above the {around}: {listed}"
         return f"Basins: {', '.join(str(len(r.minimum)) for r in results)}"
     (r,) = results
     number = "One basin" if len(r.minimum) == 1 else f"{len(r.minimum)} basins"
@@ -212,7 +214,7 @@ def _basins_finding(results: Sequence[Basins]) -> str:
         return f"{number}; the region around the {around} reaches the edge of the grid"
     last = int(np.flatnonzero(~r.cut)[-1])
     return (
-        f"{number}; {style.in_unit(f'{r.rise[last]:.3g}', r)} above the {around} the region is "
+        f"{number}; {r.rise[last]:.3g} nat above the {around} the region is "
         f"{r.width[last, 0]:.3g} × {r.width[last, 1]:.3g}, {r.anisotropy[last]:.2g} times as long as wide"
     )
 
@@ -221,11 +223,10 @@ def _caption(results: Sequence[Basins]) -> str:
     smad = ", ".join(f"{r.smad:.3g}" for r in results)
     text = (
         f"{style.split_names(results).capitalize()} loss. Basins with a persistence of "
-        f"{style.joined(style.in_unit(f'{r.least:.3g}', r) for r in results)} and more, by the merge tree of "
-        "the grid (8 neighbors); white: their borders. Orange line: the largest measured region that the "
-        "edge does not cut. Below: its axes by second moments; dotted: cut by the edge, so that they are too "
-        "small. "
-        f"Saddle-minimum average distance of all local minima: {style.in_unit(smad, results[0])}."
+        f"{style.joined(f'{r.least:.3g}' for r in results)} nat and more, by the merge tree of the grid (8 "
+        "neighbors); white: their borders. Orange line: the largest measured region that the edge does not "
+        "cut. Below: its axes by second moments; dotted: cut by the edge, so that they are too small. "
+        f"Saddle-minimum average distance of all local minima: {smad} nat."
     )
     if any(r.at_edge.any() for r in results):
         text += " A minimum on the edge of the grid belongs to a basin outside."

@@ -154,23 +154,12 @@ MOST = 6  # results that a title names (ours)
 
 def unit(of: Any, field: str) -> str:
     """The unit that a result, or all of a class, have for ``field``, for a label: " (nat)"; "" for none."""
-    text: str = of.units[field]
-    return in_brackets(text if isinstance(of, type) else unit_of(of, text))
+    return in_brackets(unit_of(of, of.units[field]))
 
 
 def in_brackets(unit: str) -> str:
     """A unit for a label, " (nat²)"; "" for pure numbers."""
     return "" if unit in ("", "1") else f" ({unit.replace('^2', '²').replace('nat2', 'nat²')})"
-
-
-def in_unit(number: str, result: Any, unit: str = "nat") -> str:
-    """``number`` with the unit that the loss of ``result`` has in place of nats: "0.5 nat" or "0.5"."""
-    return f"{number} {unit_of(result, unit)}".rstrip()
-
-
-def moves_by(value: float, result: Any) -> str:
-    """ "rises by 0.5 nat", or "falls by 0.5 nat" for a number below 0."""
-    return f"{'falls' if value < 0 else 'rises'} by {in_unit(f'{abs(value):.3g}', result)}"
 
 
 def splits(results: Sequence[Any]) -> str:

@@ -22,6 +22,7 @@ from landscape.geometry import surfaces
 from landscape.plots import style
 from landscape.plots.drawing import draws
 from landscape.plots.picture import finish, leading, panels, stacked_panels, wrapped_panels
+from landscape.results.base import unit_of
 from landscape.results.grids import Plane, Surface
 from landscape.results.shown import logarithmic
 
@@ -260,17 +261,16 @@ def _caption(results: Sequence[Surface], why: str, rise: float, profiled: bool) 
     parts = [settings(results), f"Colors: {why}."]
     many = " in all panels" if len(results) > 1 else ""
     if profiled and np.isfinite(rise):
-        above = style.in_unit(f"{rise:.3g}", results[0])
         parts.append(
-            f"Orange line: {above} above the center{many}, half the median rise at the edge"
+            f"Orange line: {rise:.3g} nat above the center{many}, half the median rise at the edge"
             f"{' of the flattest one' if many else ''}."
         )
     if profiled:
         rises = ", ".join(f"{surfaces.median_rise(r):.3g}" for r in results)
-        parts.append(f"Flatness: median rise over the plane, {style.in_unit(rises, results[0])}.")
+        parts.append(f"Flatness: median rise over the plane, {rises} nat.")
         others = "; gray: the other panels' medians" if many else ""
         parts.append(f"Below: median and quartiles over directions{others}.")
-    return " ".join(parts)
+    return unit_of(results[0], " ".join(parts))
 
 
 @dataclass(frozen=True)
@@ -445,32 +445,30 @@ def settings(results: Sequence[Surface]) -> str:
     ]
     if any(r.batchnorm for r in results):
         parts.append(style.joined(style.batchnorm_note(r) or "no BatchNorm" for r in results))
-    loss = f"{style.split_names(results).capitalize()} {_name(results)}"
+    loss = f"{style.split_names(results).capitalize()} {results[0].loss_name}"
     return f"{loss} over {'; '.join(parts)}{style.interpolation_note(results)}."
 
 
 def finding(results: Sequence[Surface]) -> str:
     """One line that says what the surfaces show, with numbers from them."""
-    if surfaces.comparable(results):
-        return _flatness(results)
+    said = _flatness(results) if surfaces.comparable(results) else _losses(results)
+    return unit_of(results[0], said)
+
+
+def _losses(results: Sequence[Surface]) -> str:
+    name = results[0].loss_name
     if len(results) == 1 and len(results[0].marker_loss):
         losses = results[0].marker_loss
         if results[0].kind == "pca":
-            end = style.in_unit(f"{losses[-1]:.3g}", results[0])
-            return f"Along the trajectory the {results[0].loss_name} goes from {losses[0]:.3g} to {end}"
+            return f"Along the trajectory the {name} goes from {losses[0]:.3g} to {losses[-1]:.3g} nat"
         named = zip(results[0].labels, losses, strict=True)
         listed = ", ".join(f"{style.paper_name(label)}: {loss:.3g}" for label, loss in named)
-        return style.in_unit(f"{_name(results).capitalize()} at {listed}", results[0])
-    lowest = ", ".join(f"{r.describe()[1].value:.3g}" for r in results)
-    return style.in_unit(f"Lowest {_name(results)} {lowest}", results[0])
-
-
-def _name(results: Sequence[Surface]) -> str:
-    """The name of the loss, as its function has it."""
-    return results[0].loss_name
+        return f"{name.capitalize()} at {listed} nat"
+    return f"Lowest {name} {', '.join(f'{r.describe()[1].value:.3g}' for r in results)} nat"
 
 
 def _flatness(results: Sequence[Surface]) -> str:
+    loss = results[0].loss_name
     rises: dict[str, list[float]] = {}
     centers: dict[str, list[float]] = {}
     for k, r in enumerate(results):
@@ -483,17 +481,17 @@ def _flatness(results: Sequence[Surface]) -> str:
         ((name, rise),) = middle.items()
         where = f"the weights of {name}" if results[0].label else "the center"
         many = f", {len(results)} surfaces" if len(results) > 1 else ""
-        moves = style.moves_by(rise, results[0])
-        return f"Around {where} the {_name(results)} {moves} (median over the plane{many})"
+        moves = "falls" if rise < 0 else "rises"
+        return f"Around {where} the {loss} {moves} by {abs(rise):.3g} nat (median over the plane{many})"
     flat, steep = min(middle, key=middle.__getitem__), max(middle, key=middle.__getitem__)
     if not middle[flat] > 0:
         listed = ", ".join(f"{name} {rise:.3g}" for name, rise in middle.items())
-        return style.in_unit(f"Median rise of the {_name(results)} around the center: {listed}", results[0])
+        return f"Median rise of the {loss} around the center: {listed} nat"
     # Of what is drawn, not of the minima: these surfaces have no interval over seeds and planes.
     ratio = middle[steep] / middle[flat]
     more = f"{ratio:.2g} times" if ratio >= 1.1 else "about"  # within 10%, by which seeds differ (ours)
-    said = f"The {_name(results)} rises {more} as much around {steep}'s weights as around {flat}'s"
+    said = f"The {loss} rises {more} as much around {steep}'s weights as around {flat}'s"
     here, there = float(np.median(centers[flat])), float(np.median(centers[steep]))
     if abs(here - there) > middle[steep]:  # weights of losses that far apart are not all at a minimum
-        said += f", at {there:.3g} against {style.in_unit(f'{here:.3g}', results[0])}"
+        said += f", at {there:.3g} against {here:.3g} nat"
     return said

@@ -167,16 +167,13 @@ def _errors(runs: Sequence[Checkpoint]) -> str:
 
 def _run_title(runs: Sequence[Checkpoint]) -> str:
     """Data, n, nB and seeds; what differs between the runs, in the order of the legend."""
-    if all(r.algorithm == RECORDED for r in runs):  # the batch and the data's name are not known
+    made = [r for r in runs if r.algorithm != RECORDED]  # of others the batch and the data are not known
+    if not made:
         return style.joined(literal(r.model["name"]) for r in runs)
-    made = [r for r in runs if r.algorithm != RECORDED]
     seeds = sorted({r.seed for r in made})
     many = f"seeds {', '.join(map(str, seeds))}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    sizes = {(r.learners, r.learners * r.local_batch): None for r in made}
-    n, total = zip(*sizes, strict=True)  # in pairs where one of them differs
-    size = f"n = {n[0]}" if len({*n}) == 1 else f"n = {' / '.join(map(str, n))}"
-    size += f", nB = {total[0]}" if len({*total}) == 1 else f", nB = {' / '.join(map(str, total))}"
-    return f"{style.joined(literal(r.data['name']) for r in made)}, {size}, {many}"
+    sizes = style.joined(f"n = {r.learners}, nB = {r.learners * r.local_batch}" for r in made)
+    return f"{style.joined(literal(r.data['name']) for r in made)}, {sizes}, {many}"
 
 
 # Keys of a recipe in which the seeds of one setting may differ: they do not change the weights.

@@ -29,7 +29,7 @@ from tests.fuzz.readers import READERS
 SECONDS, BYTES = 30.0, 4 << 30
 # Shares of the inputs: most for the format that has the most to go wrong, half for checksums that are forged.
 SHARES = {
-    "forged": 104, "hdf5": 40, "drawing": 4, "idx": 8, "cifar": 2, "image": 8, "wav": 6, "state": 10, "safetensors": 5, "index": 4, "distributed": 8,
+    "forged": 104, "hdf5": 40, "drawing": 4, "idx": 8, "cifar": 2, "image": 8, "wav": 6, "state": 10, "safetensors": 5, "index": 4,
     "matrix.npy": 5, "matrix.csv": 2, "list.csv": 2, "recipe": 6, "page": 1, "rows": 1, "record": 3, "environment": 1,
 }  # fmt: skip
 

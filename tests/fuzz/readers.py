@@ -6,7 +6,6 @@ import contextlib
 import gzip
 import io
 import os
-import pickle
 import random
 import sys
 from collections.abc import Callable
@@ -130,17 +129,6 @@ def _index(path: Path) -> None:
     landscape.import_state(path, samples.net())
 
 
-def _distributed(raw: bytes, folder: Path, rng: random.Random) -> None:
-    """A folder of torch.distributed.checkpoint with a mutated index, with code in it, or a mutated file."""
-    samples.distributed(folder / "x", samples.net().state_dict())
-    name = folder / "x" / rng.choice([".metadata", ".metadata", "__0_0.distcp"])
-    if rng.random() < 0.2:
-        name.write_bytes(pickle.dumps(mutations.Runs(folder / "ran")))
-    else:
-        name.write_bytes(mutations.damaged(name.read_bytes(), rng))
-    landscape.import_state(folder / "x", samples.net())
-
-
 def _list(path: Path) -> None:
     for name in ("a.wav", "b.wav"):
         (path.parent / name).write_bytes(samples.wav())
@@ -202,7 +190,6 @@ READERS: dict[str, Reader] = {
     "state": _state,
     "safetensors": _bytes("x.safetensors", lambda path: landscape.import_state(path, samples.net())),
     "index": _text("x.bin.index.json", _index),
-    "distributed": _distributed,
     "matrix.npy": _bytes("m.npy", _matrix),
     "matrix.csv": _text("m.csv", _matrix),
     "list.csv": _text("train.csv", _list),

@@ -11,7 +11,6 @@ import struct
 import tempfile
 import types
 import typing
-import warnings
 import wave
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
-import torch.distributed.checkpoint
 from PIL import Image
 
 import landscape
@@ -214,14 +212,6 @@ def saved(state: Any, **options: Any) -> bytes:
     return out.getvalue()
 
 
-def distributed(folder: Path, state: dict[str, Any]) -> bytes:
-    """The index of a folder that torch.distributed.checkpoint writes."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is no process group
-        torch.distributed.checkpoint.save({"model": state}, checkpoint_id=folder)
-    return (folder / ".metadata").read_bytes()
-
-
 def numpy_file(array: np.ndarray[Any, Any]) -> bytes:
     """What np.save writes."""
     out = io.BytesIO()
@@ -269,7 +259,6 @@ def all_samples(folder: Path) -> dict[str, list[bytes]]:
         "state": [saved(state), saved({"state_dict": state}), saved(state, _use_new_zipfile_serialization=False)],
         "safetensors": [safetensors.torch.save(state)],
         "index": [json.dumps({"metadata": {}, "weight_map": dict.fromkeys(state, "x.bin")}).encode()],
-        "distributed": [distributed(folder / "distributed", state)],
         "matrix.npy": [numpy_file(matrix), numpy_file(matrix.astype("<f4"))],
         "matrix.csv": ["\n".join(",".join(map(str, row)) for row in matrix).encode()],
         "list.csv": [b"path,label\na.wav,yes\nb.wav,no\n"],

@@ -30,7 +30,7 @@ from landscape.results.training import texts as as_texts
 from landscape.training.processes.children import TIMEOUT
 from landscape.training.processes.cluster import Cluster
 from landscape.training.processes.process_group import started_by_launcher
-from landscape.training.recipes.recipe import Recipe, names, read
+from landscape.training.recipes.recipe import Recipe, names
 from landscape.training.recipes.settings import parse_value, parsed
 from landscape.training.run import launch
 from landscape.training.run.launch import Ended, TrainingJob
@@ -304,7 +304,7 @@ def sweep(
         source = sources[label]
         if isinstance(source, Recipe):
             return source.replace(**parsed(changes))
-        return read(source, changes, allow_code=allow_code)
+        return Recipe.read(source, allow_code=allow_code, **parsed(changes))
 
     bases, keys = grid(sources, settings), list(settings)
     total, first_value = len(bases) * len(seeds), list[str]()

@@ -316,7 +316,7 @@ def instrument(name: str, *reads: str) -> Callable[[type[Kind]], type[Kind]]:
     """A decorator that adds a class to the registry, and gives it its ``name`` and what it ``reads``."""
 
     def add(kind: type[Kind]) -> type[Kind]:
-        kind.name, kind.reads = name, reads
+        kind.name, kind.reads = name, (*reads, *["samples"] * kind.on_sample)
         return registry.instruments.add(name)(kind)
 
     return add
@@ -338,8 +338,8 @@ class Instrument(ABC):
 
     #: The name in the registry.
     name = ""
-    #: The keys of ``monitor`` that it reads, besides the interval and the sample; None: any.
-    reads: tuple[str, ...] | None = None
+    #: The keys of ``monitor`` that it reads, besides the interval.
+    reads: tuple[str, ...] = ("samples", "k", "draws", "rho", "window")
     #: The history's columns: name -> unit. One of a run may have more than its class.
     columns: Mapping[str, str] = {}
     #: Whether it takes the Hessian on the run's sample: it then refuses a model that has none.

@@ -114,12 +114,6 @@ class Optimizer(ABC):
         self.layout = layout
         self.state = {name: torch.zeros_like(weights) for name in self.names}
 
-    @property
-    def remembers(self) -> bool:
-        """Say whether it has a state besides counters. It starts anew: ask one that no run has."""
-        self.start(Layout((Slot("weight", (2, 2), 0, 4, "weight"),)), torch.zeros(1, 4))
-        return bool(self.state.keys() - self.counters)
-
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take the state of a checkpoint, after :meth:`start`.
 
@@ -129,10 +123,7 @@ class Optimizer(ABC):
         Raises:
             OperationError: where it is not this optimizer's, or not of so many learners.
         """
-        # Up to 0.23 every parameter tensor had a counter of its own, and all were equal.
-        wide = {key: state[key] for key in self.counters & self.state.keys() & state.keys()}
-        first = {key: rows[:, : self.state[key].shape[1]] for key, rows in wide.items()}
-        self.state = restored("optimizer", self.state, {**state, **first})
+        self.state = restored("optimizer", self.state, state)
 
     def reset(self) -> None:
         """Forget all steps so far: the state is that of :meth:`start`."""
@@ -373,6 +364,7 @@ class Grouped(Optimizer):
         self.linear = all(each.linear for each in own)
         self.direction_is_gradient = plain and all(each.direction_is_gradient for each in own)
         self.gradient_scaled = any(each.gradient_scaled for each in own)
+        self.names = tuple(name for each in own for name in each.names)
         same = {each.heavy_ball for each in own}
         self.heavy_ball = base.heavy_ball if plain and len(same) == 1 else None
         shared = {each.preconditioned for each in own}
@@ -380,10 +372,6 @@ class Grouped(Optimizer):
         self.counters = frozenset(
             f"{name}.{key}" for name, m in self._groups.items() if m.optimizer for key in m.optimizer.counters
         )
-
-    @property
-    def remembers(self) -> bool:
-        return any(m.optimizer.remembers for m in self._groups.values() if m.optimizer)
 
     def start(self, layout: Layout, weights: Tensor) -> None:
         self.layout, left, self.state, self._present = layout, list(layout.slots), {}, {}

@@ -135,6 +135,7 @@ class TorchOptimizer(Optimizer):
         trial = self._build([nn.Parameter(torch.zeros(2, 2))])
         state = next(iter(self._step_of(trial).values()), {})
         self.counters = frozenset({UPDATES, *(key for key, value in state.items() if value.dim() == 0)})
+        self.names = tuple(key for key in state if key not in self.counters)
 
     def preconditioner(self, points: Tensor, gradients: Tensor, step: int) -> Tensor:
         return preconditioner(self.kind, self.values, self.state, self.state[UPDATES]).to(points)

@@ -1,103 +1,81 @@
-"""Settings without effect: a recipe for a new run is refused if one of them is no default."""
+"""Settings without effect: a recipe is refused if one of them is no default."""
 
 from __future__ import annotations
 
-import functools
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from landscape.core import registry
 from landscape.core.errors import InputError
 from landscape.training import optimizer
-from landscape.training.optimizer.base import options_of
-from landscape.training.recipes.settings import NAMED
 
-# What ``needs`` of tables, rules and optimizers may name besides "KEY < VALUE": facts about the run.
+# What ``needs`` of tables, rules and optimizers may name besides options: facts about the run.
 CHANGES, SPLITS = "a rate that changes", "steps along the mean gradient"
-MONITOR = {
-    key: f"an instrument that reads monitor.{key}" for key in ("samples", "k", "draws", "rho", "window")
-}
+STATE, READ = "an optimizer with a state", "an instrument that reads it"
 #: Of the tables that have no name.
 NEEDS: dict[str, dict[str, str]] = {
-    "evaluate": {"bn_samples": "BatchNorm in the model"},
-    "schedule": {"unit": CHANGES, "factor": "schedule.milestones"},
+    "schedule": {"unit": CHANGES, "factor": "milestones"},
     "decompose": {"samples": "every > 0", "split": f"every > 0 and {SPLITS}"},
-    "monitor": {"every": "monitor.instruments", **MONITOR},
+    "monitor": {"every": "instruments", **dict.fromkeys(("samples", "k", "draws", "rho", "window"), READ)},
 }
 COMPARE = {"<": operator.lt, ">": operator.gt, "!=": operator.ne}
 
 
-def _facts(recipe: Any, batchnorm: bool) -> dict[str, Callable[[], Any]]:
+def _tables(recipe: Any) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, Any], Mapping[str, Any]]]:
+    """The tables of a recipe: where, ``needs``, the values, and the defaults of what has needs."""
+    for table, needs in NEEDS.items():
+        values = getattr(recipe, table)
+        yield table, needs, vars(values), vars(type(values)())
+
+    def named(where: str, kinds: Any, needs: Mapping[str, str], name: str, given: dict[str, Any]) -> Any:
+        plain = {key: value for key, value in given.items() if key not in needs}
+        return where, needs, kinds.options(name, given), kinds.options(name, plain)
+
+    yield named("algorithm", registry.algorithms, recipe.rule().needs, *recipe.part("algorithm"))
+    name, given = recipe.part("optimizer")
+    options = optimizer.options(name, given)
+    groups = {f"optimizer.groups.{key}": group for key, group in options.pop(optimizer.GROUPS, {}).items()}
+    for where, group in {"optimizer": {"name": name, **options}, **groups}.items():
+        own = {key: value for key, value in group.items() if key not in ("name", "lr_factor", "frozen")}
+        if "name" in group:  # else it is frozen
+            yield named(where, optimizer, optimizer.make(group["name"], own).needs, group["name"], own)
+
+
+def _holds(term: str, known: Mapping[str, Any]) -> Any:
+    """Return whether a fact, or "KEY < VALUE", is so."""
+    if term in known:
+        return known[term]
+    key, sign, other = term.split()
+    return COMPARE[sign](known[key], known[other] if other in known else type(known[key])(other))
+
+
+def idle(recipe: Any) -> dict[str, tuple[Any, str]]:
+    """The settings of a :class:`.Recipe` that are no defaults and change nothing: key -> value, its needs."""
     s, m, rule = recipe.schedule, recipe.monitor, recipe.rule()
     own = optimizer.make(*recipe.part("optimizer"))
-
-    def read(key: str) -> bool:
-        names = [*m.instruments, *(["lambda-max"] if m.sharpness else [])]
-        kinds = [registry.instruments[name] for name in names]
-        return any(i.reads is None or key in i.reads or (key == "samples" and i.on_sample) for i in kinds)
-
-    return {
-        CHANGES: lambda: s.warmup or s.milestones or s.anneal != 1 or s.cosine,
-        SPLITS: lambda: own.direction_is_gradient and any(map(rule.follows_mean_direction, range(1, 100))),
-        "BatchNorm in the model": lambda: batchnorm,
-        "an optimizer with a state": lambda: own.remembers,
-        "schedule.milestones": lambda: s.milestones,
-        "monitor.instruments": lambda: m.instruments,
-        **{words: functools.partial(read, key) for key, words in MONITOR.items()},
+    instruments = [*m.instruments, *(["lambda-max"] if m.sharpness else [])]
+    read = {key for name in instruments for key in registry.instruments[name].reads}
+    facts = {
+        "learners": recipe.learners,
+        CHANGES: s.warmup or s.milestones or s.anneal != 1 or s.cosine,
+        SPLITS: own.direction_is_gradient and any(map(rule.follows_mean_direction, range(1, 100))),
+        STATE: own.names,
     }
-
-
-def _tables(recipe: Any) -> Iterator[tuple[str, Mapping[str, str], Mapping[str, Any], Callable[[str], Any]]]:
-    """The tables of a recipe: where, ``needs``, the values, and the default of a key."""
-    for table, needs in NEEDS.items():
-        values = vars(getattr(recipe, table))
-        yield table, needs, values, vars(type(getattr(recipe, table))()).get
-
-    def part(where: str, needs: Mapping[str, str], name: str, given: dict[str, Any]) -> Any:
-        made = functools.partial(NAMED[where.partition(".")[0]].options, name)
-        return where, needs, made(given), lambda key: made({k: given[k] for k in given if k != key})[key]
-
-    yield part("algorithm", recipe.rule().needs, *recipe.part("algorithm"))
-    name, own = recipe.part("optimizer")
-    groups = own.pop(optimizer.GROUPS, {})
-    yield part("optimizer", optimizer.make(name, own).needs, name, own)
-    for pattern, table in groups.items():
-        frozen, _, rest = options_of(pattern, table)
-        other = optimizer.full_name(str(rest.pop("name", name)))
-        rest = (own if other == name else {}) | rest
-        if not frozen:
-            yield part(f"optimizer.groups.{pattern}", optimizer.make(other, rest).needs, other, rest)
-
-
-def idle(recipe: Any, *, batchnorm: bool = True) -> dict[str, tuple[Any, str]]:
-    """The settings of a :class:`.Recipe` that are no defaults and change nothing: key -> value, its needs.
-
-    ``batchnorm``: whether the model has BatchNorm, once that is known.
-    """
-    facts, keys = _facts(recipe, batchnorm), dict[str, tuple[Any, str]]()
-
-    def holds(term: str, values: Mapping[str, Any]) -> Any:
-        if term in facts:
-            return facts[term]()
-        key, sign, other = term.split()
-        return COMPARE[sign](values[key], values[other] if other in values else type(values[key])(other))
-
-    for where, needs, values, default in _tables(recipe):
-        known = {"learners": recipe.learners, **values}
+    keys = {}
+    for where, needs, values, defaults in _tables(recipe):
         for key, condition in needs.items():
-            ways = (way.split(" and ") for way in condition.split(" or "))
-            if key not in values or values[key] == default(key):
-                continue
-            if not any(all(holds(term, known) for term in way) for way in ways):
+            known = {**facts, **values, READ: key in read}
+            ways = (
+                all(_holds(term, known) for term in way.split(" and ")) for way in condition.split(" or ")
+            )
+            if values.get(key) != defaults.get(key) and not any(ways):
                 keys[f"{where}.{key}"] = values[key], condition
     return keys
 
 
-def refuse_idle(recipe: Any, begins: str = "", *, batchnorm: bool = True) -> Any:
-    """``recipe``; InputError for a setting without effect whose key ``begins`` so; ``batchnorm`` as there."""
-    for key, (value, needs) in idle(recipe, batchnorm=batchnorm).items():
-        if key.startswith(begins):
-            words = f"it changes nothing without {needs}; leave it out"
-            raise InputError(f"{key}: {value!r} is not allowed, {words}")
+def refuse_idle(recipe: Any) -> Any:
+    """``recipe``; InputError for a setting without effect."""
+    for key, (value, needs) in idle(recipe).items():
+        raise InputError(f"{key}: {value!r} is not allowed, it changes nothing without {needs}; leave it out")
     return recipe

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from landscape.checkpoint.checkpoint import FORMER_KEYS, IMPORTED, Checkpoint
+from landscape.checkpoint.checkpoint import IMPORTED, Checkpoint
 from landscape.checkpoint.user_code import Spec, is_user_defined
 from landscape.core import options, registry
 from landscape.core.errors import InputError, OperationError
@@ -425,7 +425,7 @@ class Recipe:
             >>> Recipe.read("digits-dpsgd", lr=0.5, **{"algorithm.mixing": "ring(1)"}).algorithm
             {'name': 'dpsgd', 'mixing': 'ring(1)'}
         """
-        return read(recipe, settings, allow_code=allow_code)
+        return refuse_idle(read(recipe, settings, allow_code=allow_code))
 
     def replace(self, **settings: Any) -> Recipe:
         """Make a recipe with some other settings; this one stays as it is.
@@ -477,16 +477,11 @@ def recipes(pattern: str | None = None) -> dict[str, str]:
 
 
 def read(
-    recipe: str | Path,
-    settings: Iterable[str] | Mapping[str, Any] = (),
-    *,
-    allow_code: bool = False,
-    new: bool = True,
+    recipe: str | Path, settings: Iterable[str] | Mapping[str, Any] = (), *, allow_code: bool = False
 ) -> Recipe:
     """The recipe of a built-in name or TOML file, changed by settings: :meth:`Recipe.read`.
 
     ``settings`` are values by dotted key, or "KEY=VALUE" as the commands take them; "~KEY" takes a key out.
-    Settings without effect are refused in a ``new`` run; one that goes on may have them from older versions.
 
     Example:
         >>> recipe = read("digits-dpsgd", ["lr=0.5", "algorithm.mixing=ring(1)"])
@@ -511,7 +506,7 @@ def read(
                 f"{recipe}: {table}.name = {options.toml_value(name)} is code, which a file may name only "
                 f"with allow_code=True; or name it yourself, {table}.name={name}"
             )
-    return refuse_idle(from_values(values)) if new else from_values(values)
+    return from_values(values)
 
 
 def file_values(recipe: str) -> dict[str, Any]:
@@ -582,8 +577,6 @@ def build_table(kind: type[Any], values: dict[str, Any], prefix: str, **given: A
     fields = {f.name: f for f in dataclasses.fields(kind) if f.name not in given}
     built = {}
     for key, value in values.items():
-        if present := FORMER_KEYS.get(f"{prefix}{key}"):
-            raise InputError(f"recipe key {prefix}{key}: not allowed, it is {present} now")
         options.choose(f"recipe key {prefix}{key}", key, fields)
         if dataclasses.is_dataclass(hints[key]):
             if not isinstance(value, dict):

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 
 from landscape.checkpoint import run_folder
-from landscape.checkpoint.checkpoint import Checkpoint, with_present_keys
+from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import files
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.files import Lock, printable, wait_until_free
 from landscape.core.hdf5 import DamageWarning
-from landscape.core.options import parse_toml, positive, toml_value
+from landscape.core.options import parse_toml, positive
 from landscape.core.progress import Progress, ProgressOption, shows_progress, taken
 from landscape.data.base import data_root, fingerprint
 from landscape.training.algorithms.async_sgd import AsyncSGD
@@ -40,9 +40,7 @@ from landscape.training.processes.process_group import (
     started_by_launcher,
     where,
 )
-from landscape.training.recipes.effects import idle, refuse_idle
-from landscape.training.recipes.recipe import Recipe, file_values, from_values, recipe_of
-from landscape.training.recipes.settings import changed
+from landscape.training.recipes.recipe import Evaluate, Recipe, file_values, from_values, recipe_of
 from landscape.training.run.loop import Hooks, Server, Trainer, Worker
 from landscape.training.run.scalars import package_of, row_writer
 from landscape.training.run.setup import chosen_recipe, default_folder, divergence_message
@@ -109,9 +107,11 @@ def launch(
         trainer = trainer_class(chosen, group)(
             chosen, checkpoint=checkpoint, device=place, data_dir=data_dir, hooks=hooks, group=group
         )
-        if checkpoint is None:
-            refuse_idle(trainer.recipe, "evaluate.", batchnorm=bool(trainer.buffers.local))
         chosen = trainer.recipe
+        samples = chosen.evaluate.bn_samples
+        if checkpoint is None and samples != Evaluate.bn_samples and not trainer.buffers.local:
+            words = "it changes nothing without BatchNorm in the model; leave it out"
+            raise InputError(f"evaluate.bn_samples: {samples} is not allowed, {words}")
         hooks.save = functools.partial(_save, folder=folder, comm=trainer.comm, every=chosen.checkpoint.every)
         if group:
             start = {"data": str(trainer.data["fingerprint"]), "first step": str(trainer.step + 1)}
@@ -256,11 +256,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested values by dotted key, as text."""
     flat: dict[str, str] = {}
     for key, value in values.items():
-        inner = (
-            _flat(value, f"{prefix}{key}.")
-            if isinstance(value, dict)
-            else {f"{prefix}{key}": toml_value(value)}
-        )
+        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": str(value)}
         flat |= inner
     return flat
 
@@ -279,8 +275,7 @@ def _resumed(
         checkpoint = last_sound(folder, local)
         stored = recipe_of(checkpoint)
     elif (folder / "recipe.toml").exists():  # stopped before its first checkpoint: the same steps again
-        values = file_values(str(folder / "recipe.toml"))
-        stored = from_values(with_present_keys(values))  # the code that it names is checked below
+        stored = from_values(file_values(str(folder / "recipe.toml")))  # code that it names is checked below
     elif recipe is None:
         raise OperationError(f"{folder}: holds no run to resume (no last.h5); give a recipe to start one")
     if stored is None:
@@ -294,13 +289,6 @@ def _resumed(
     return checkpoint, stored
 
 
-def _lines(recipe: Recipe) -> list[str]:
-    """The settings that have an effect, "KEY = VALUE", sorted; older versions took others, too."""
-    values = changed(recipe.values(), {f"~{key}": None for key in idle(recipe)})
-    plain = from_values(values, next(iter(recipe.matrices.values()), None))
-    return sorted(f"{k} = {v}" for k, v in _flat(parse_toml(plain.to_toml(), "recipe")).items())
-
-
 def _checked_recipe(stored: Recipe, given: Recipe, folder: Path) -> Recipe:
     """``given``; OperationError with the key if more than ``steps`` differs from ``stored``."""
     stored = dataclasses.replace(stored, scalars=given.scalars)
@@ -310,7 +298,8 @@ def _checked_recipe(stored: Recipe, given: Recipe, folder: Path) -> Recipe:
         raise OperationError(
             f"{folder}: its run has steps = {stored.steps}, resuming it with {given.steps} is not allowed"
         )
-    before, after = (_lines(r) for r in (dataclasses.replace(stored, steps=given.steps), given))
+    before = dataclasses.replace(stored, steps=given.steps).to_toml().splitlines()
+    after = given.to_toml().splitlines()
     for a, b in zip(before, after, strict=False):
         if a != b:
             raise OperationError(
@@ -527,7 +516,7 @@ def train(
         >>> run.step, run.algorithm, run.path.name
         (5, 'dpsgd', 'last.h5')
     """
-    chosen = chosen_recipe(recipe, settings, allow_code, resume, folder)
+    chosen = chosen_recipe(recipe, settings, allow_code)
     if folder is None:
         if chosen is None:
             raise InputError("recipe: missing; give one, or the folder of a run with resume=True")

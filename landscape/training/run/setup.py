@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from landscape.checkpoint import run_folder, user_code
+from landscape.checkpoint import user_code
 from landscape.checkpoint.checkpoint import Checkpoint, set_tensors
 from landscape.checkpoint.history import UNITS
 from landscape.checkpoint.user_code import Spec, UserData
@@ -32,7 +32,6 @@ from landscape.problem.batchnorm import buffer_names, has_batchnorm, sample_part
 from landscape.problem.problem import Problem
 from landscape.training.decomposition import GROUPS
 from landscape.training.processes.comm import Comm
-from landscape.training.recipes import recipe as recipes
 from landscape.training.recipes.effects import refuse_idle
 from landscape.training.recipes.recipe import Diverge, Recipe
 from landscape.training.run.randomness import generator
@@ -328,28 +327,14 @@ def default_folder(recipe: Recipe) -> str:
 
 
 def chosen_recipe(
-    recipe: Recipe | str | Path | None,
-    settings: Mapping[str, Any],
-    allow_code: bool,
-    goes_on: bool = False,
-    folder: str | Path | None = None,
+    recipe: Recipe | str | Path | None, settings: Mapping[str, Any], allow_code: bool
 ) -> Recipe | None:
-    """The recipe of what a user gave, changed by ``settings``; None for None.
-
-    A run that ``goes_on`` in its ``folder`` may have settings without effect from an older version.
-    """
-    if recipe is None:
-        if settings:
-            raise InputError(
-                "settings: not allowed without the recipe that they change; give its name or file"
-            )
-        return None
+    """The recipe of what a user gave, changed by ``settings``; None for None."""
     if isinstance(recipe, Recipe):
-        chosen = recipe.replace(**settings) if settings else recipe
-    else:
-        chosen = recipes.read(recipe, settings, allow_code=allow_code, new=False)
-    present = goes_on and run_folder.named_like_a_run(Path(folder or default_folder(chosen)))
-    return chosen if present else refuse_idle(chosen)
+        return recipe.replace(**settings) if settings else refuse_idle(recipe)
+    if recipe is None and settings:
+        raise InputError("settings: not allowed without the recipe that they change; give its name or file")
+    return None if recipe is None else Recipe.read(recipe, allow_code=allow_code, **settings)
 
 
 def network(recipe: Recipe, data: Dataset | user_code.UserData, start: Checkpoint | None) -> nn.Module:
