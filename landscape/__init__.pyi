@@ -94,12 +94,11 @@ from landscape.results.noise import NoiseScale as NoiseScale
 from landscape.results.training import Escape as Escape
 from landscape.results.training import LabelCounts as LabelCounts
 from landscape.results.training import Minima as Minima
-from landscape.results.training import RunTimes as RunTimes
 from landscape.results.training import Stability as Stability
 from landscape.results.training import Sweep as Sweep
 from landscape.training.recipes.recipe import Recipe as Recipe
 from landscape.training.recipes.recipe import recipes as recipes
-from landscape.training.planning.plan import topologies as topologies
+from landscape.training.topology.mixing import topologies as topologies
 from landscape.training.run.launch import train as train
 
 from landscape.training.experiments.escapes import saddles as saddles
@@ -113,6 +112,5 @@ from landscape.training.experiments.escapes import minima as minima
 from landscape.training.experiments.continued import critical_batch as critical_batch
 from landscape.training.own_loop.module import DecentralizedDataParallel as DecentralizedDataParallel
 from landscape.training.own_loop.recorder import Recorder as Recorder
-from landscape.training.planning.calibration import plan as plan
 from landscape.training.processes.cluster import Cluster as Cluster
 from landscape.training.optimizer.preconditioning import preconditioner as preconditioner

@@ -21,16 +21,15 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.history import UNITS
 from landscape.core import registry
 from landscape.core.errors import OperationError
-from landscape.paper import figure, gallery, scales
+from landscape.paper import figure, gallery, run_times, scales
 from landscape.paper.context import SCALES, Cell, Context, Ended, Point, Scale, identity
 from landscape.paper.figure import Compared, Drawing
 from landscape.paper.figures import communication, edge, landscapes, rules
 from landscape.paper.record import POINTS
+from landscape.paper.run_times import Costs, Machines, predict
 from landscape.paper.verdicts import judged, outcome, rows_of, select
 from landscape.plots.picture import caption, panels
 from landscape.plots.style import style
-from landscape.training.planning import plan
-from landscape.training.planning.plan import Costs, Machines
 from landscape.training.recipes import recipe
 from landscape.training.recipes.recipe import Decompose, Evaluate, Monitor, Recipe
 from landscape.training.recipes.table_recipes import NETWORKS
@@ -291,9 +290,9 @@ def test_the_digits_in_other_forms_are_the_same_digits() -> None:
 def test_every_figure_can_be_estimated(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def checks(plain: Recipe, held: int, local: int, **options: Any) -> Costs:
+    def checks(plain: Recipe, local: int, **options: Any) -> Costs:
         assert plain.sampling != "all"  # a short batch has not all samples
-        return Costs(0.0625 * local, 0.0, 0.0, 0.0, 0.0, 1, 4, True)
+        return Costs(0.0625 * local, 0.0, 0.0, 0.0, 0.0, 1)
 
     monkeypatch.setattr(scales, "calibrate", checks)
     code, out, err = command("figures", "--all", "--dry-run", "--scale", "smoke", "--runs", tmp_path / "r")
@@ -308,9 +307,9 @@ def test_the_time_of_long_steps_is_extrapolated_from_short_ones(
 ) -> None:
     timed = []
 
-    def measured(plain: Recipe, held: int, local: int, **options: Any) -> Costs:
+    def measured(plain: Recipe, local: int, **options: Any) -> Costs:
         timed.append(local)
-        return Costs(0.015 + 0.0005 * local, 0.0, 0.0, 0.0, 0.0, 1, 4, True)
+        return Costs(0.015 + 0.0005 * local, 0.0, 0.0, 0.0, 0.0, 1)
 
     monkeypatch.setattr(scales, "calibrate", measured)
     for local in (8, 64, 300):
@@ -377,20 +376,13 @@ def test_points_that_did_not_converge_do_not_count(
 
 def test_predicted_times_that_fall_with_more_workers_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     # What a process takes to plan its exchanges is measured, and would vary with the machine.
-    monkeypatch.setattr(plan, "time", SimpleNamespace(perf_counter=lambda: 0.0))
-    costs = Costs(0.1, 0.01, 0.001, 0.01, 1e-8, 1000, 4000, True)
-    recipe_ = recipe.read("digits-dpsgd")
-    machines = Machines(50e-6, 1.25e9)
-    times = plan.predict(
-        recipe_,
-        [2, 4, 8],
-        lambda local: costs,
-        dataclasses.replace(machines, straggler=0.2),
-        mixings=["full"],
-    )
+    monkeypatch.setattr(run_times, "time", SimpleNamespace(perf_counter=lambda: 0.0))
+    costs = Costs(0.1, 0.01, 0.001, 0.01, 1e-8, 1000)
+    machines = Machines(50e-6, 1.25e9, straggler=0.2)
+    times = predict(recipe.read("digits-dpsgd"), [2, 4, 8], costs, machines, ["full"])
     assert communication.falls(times) == []
-    busy = [costs, dataclasses.replace(costs, gradient=0.15), costs]
-    worse = plan.predict(recipe_, [2, 4, 8], lambda local: busy.pop(), machines, mixings=["full"])
+    busy = np.where(times.workers == 2, 1.5, 1.0)
+    worse = dataclasses.replace(times, step_s=times.step_s * busy)
     assert "ssgd" in communication.falls(worse)
     assert "1,000 parameters" in times.label
 

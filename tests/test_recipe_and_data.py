@@ -267,7 +267,6 @@ def test_a_recipe_file_names_code_only_where_that_is_allowed(
     path.write_text(bad)
     for words in (
         ("train", path, "-o", tmp_path / "r"),
-        ("plan", path, "--workers", "2"),
         ("sweep", path, "--seeds", "0", "-o", tmp_path / "s"),
         ("train", path, "--set", "model.name=tests.nets:norm_net", "--nproc", "2", "-o", tmp_path / "r"),
     ):

@@ -97,8 +97,6 @@ OWN = {
     "minima": "rate_tol",
     "stability": "own_limit own_delay",
     "topologies": "mixings parameters picture",
-    "plan": "workers learners_per_worker scaling bandwidth latency straggler slow mixings all_reduce "
-    "exchange_loss per_machine",
     "Surface.plane": "like",
     "barrier": "t",
     "recipes": "pattern",
@@ -142,7 +140,6 @@ OPTIONS = {
     "critical-batch": "branches lr_scaling",
     "fetch": "mirror",
     "figures": "all scale budget dry_run records prune",
-    "plan": "mixing alone",
     "plot": "log linear levels vmax cmap dpi animate film_grid frames fps",
     "report": "analyse",
     "sharpness": "not_adaptive",

@@ -24,7 +24,7 @@ GROUPS = {
     title: (*names, *(name.replace("_", "-") for name, group in _GROUP_OF.items() if group == title))
     for title, names in {
         "Begin": ("demo", "doctor", "fetch"),
-        "Train": ("recipes", "train", "sweep", "plan", "topologies", "import"),
+        "Train": ("recipes", "train", "sweep", "topologies", "import"),
         "Map the landscape": ("contour", "line", "connect", "basins", "average", "compare", "smoothing"),
         "Measure curvature": ("spectrum", "hessian-grid", "batch-sharpness", "stability"),
         "Measure noise and learners": ("noise-scale",),

@@ -83,27 +83,24 @@ def positive(where: str, value: float, *, least: float | None = None) -> None:
         raise InputError(f"{where}: {shown} is not allowed, it must be {allowed}")
 
 
-def quantity(where: str, text: str, units: Mapping[str, float], *, zero: bool = False) -> float:
-    """The value of a number with a unit, such as "10Gbit/s" or "50 us".
+def quantity(where: str, text: str, units: Mapping[str, float]) -> float:
+    """The value of a number with a unit, such as "90min" or "6 h".
 
     Args:
         where: the option that the text was given with, for the message.
-        units: the factor of each unit. Upper and lower case differ: Mb is not MB.
-        zero: whether 0 is allowed.
+        units: the factor of each unit. Upper and lower case differ.
 
     Raises:
-        InputError: no finite number > 0 (with ``zero``: ≥ 0), or no known unit.
+        InputError: no finite number > 0, or no known unit.
 
     Example:
-        >>> quantity("bandwidth", "10 kB/s", {"B/s": 1.0, "kB/s": 1e3})
-        10000.0
+        >>> quantity("--budget", "1.5 h", {"s": 1.0, "h": 3600.0})
+        5400.0
     """
     match = re.fullmatch(r"(\d+\.?\d*|\.\d+)(?:[eE]([+-]?\d+))?\s*(\D.*)", text.strip())
     value = float(f"{match[1]}e{match[2] or 0}") if match else -1.0
-    if not match or match[3] not in units or not 0 <= value < float("inf") or not (value or zero):
-        least = "≥" if zero else ">"
-        known = ", ".join(units)
-        allowed = f"it must be a number {least} 0 with its unit ({known})"
+    if not match or match[3] not in units or not 0 < value < float("inf"):
+        allowed = f"it must be a number > 0 with its unit ({', '.join(units)})"
         raise InputError(f"{where}: '{text}' is not allowed, {allowed}")
     return value * units[match[3]]
 

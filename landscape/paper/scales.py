@@ -19,7 +19,7 @@ from landscape.core.devices import pick_device
 from landscape.core.options import check_keywords, parse_toml
 from landscape.data.base import samples_of
 from landscape.paper.context import SCALES, Cell, Context, Scale, digest
-from landscape.training.planning.calibration import calibrate
+from landscape.paper.run_times import calibrate
 from landscape.training.recipes import recipe
 from landscape.training.recipes.recipe import Recipe
 from landscape.training.recipes.table_recipes import SAMPLES
@@ -182,7 +182,7 @@ def seconds_a_sample(context: Context, recipe: Recipe) -> float:
     for samples in sorted({min(n, recipe.local_batch) for n in TIMED_SAMPLES}):
         if before[0] and done[1] > BUSY_SECONDS:
             break
-        gradient = calibrate(timed, 1, samples, device=place, dataset=data, seconds=FORECAST_SECONDS).gradient
+        gradient = calibrate(timed, samples, device=place, dataset=data, seconds=FORECAST_SECONDS).gradient
         before, done = done, (samples, gradient)
     (fewer, first), (more, second) = before, done
     slope = max(0.0, second - first) / (more - fewer)

@@ -1,9 +1,8 @@
-"""Pictures of stability, sweeps, run times and escapes, and comparisons of checkpoints."""
+"""Pictures of stability, sweeps and escapes, and comparisons of checkpoints."""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import textwrap
 from collections.abc import Sequence
 from typing import Any
@@ -18,10 +17,10 @@ from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.plots import style
 from landscape.plots.drawing import draws, literal
-from landscape.plots.picture import finish, leading, numbered, panels, points, wrapped_panels
+from landscape.plots.picture import finish, leading, points, wrapped_panels
 from landscape.results.comparison import Comparison, heading, summary, verdict
 from landscape.results.shown import logarithmic
-from landscape.results.training import Escape, LabelCounts, Minima, RunTimes, Stability, Sweep, forms_with
+from landscape.results.training import Escape, LabelCounts, Minima, Stability, Sweep, forms_with
 
 
 @draws(Stability)
@@ -217,46 +216,6 @@ def _numbers(words: list[str]) -> list[float]:
         return [float(word) for word in words]
     except ValueError:
         return []
-
-
-@draws(RunTimes)
-def draw_run_times(results: Sequence[RunTimes], title: str = "") -> Figure:
-    """Seconds per step against workers, a line for each algorithm and topology, two panels for each result.
-
-    The panels show the two orders of DPSGD (AWC, ATC); SSGD is in both. Error bars are one standard error of
-    the simulation.
-    """
-    # All topologies are DPSGD's: shades of its color, each with a marker of its own.
-    names = list(dict.fromkeys(m for r in results for m in r.mixing if m))
-    tones = dict(zip(names, style.shades(style.color_of("dpsgd"), max(1, len(names))), strict=False))
-    pairs = zip(*(numbered(order, len(results)) for order in ("awc", "atc")), strict=True)
-    panel_names = [*itertools.chain.from_iterable(pairs)]
-    figure, axes = panels(len(results), 2, 4.6, 4.0, panel_names, sharey="row")
-    for k, r in enumerate(results):
-        lines: dict[tuple[str, str], list[int]] = {}
-        for i, key in enumerate(zip(r.algorithm, r.mixing, strict=True)):
-            lines.setdefault(key, []).append(i)
-        for order, ax in zip(("awc", "atc"), axes[2 * k : 2 * k + 2], strict=True):
-            for (algorithm, mixing), rows in lines.items():
-                if mixing and not algorithm.endswith(order):
-                    continue
-                look = {"lw": 2.2, "ls": "--" if algorithm == "ssgd*" else "-", "marker": "o"}
-                if mixing:
-                    look = {"lw": 1.2, "ls": "-", "marker": "sD^v<>Pp*hH8"[names.index(mixing) % 12]}
-                color = tones.get(mixing, style.color_of(algorithm))
-                name = mixing or style.paper_name(algorithm)
-                drawn = r.workers[rows], r.step_s[rows], r.step_error[rows]
-                points(ax, *drawn, color, name, capsize=0, mfc="none", **look)
-            ax.set_xscale("log", base=2)
-            ax.xaxis.set_major_formatter(ticker.ScalarFormatter())
-            ax.set_xticks(np.unique(r.workers).astype(int))
-            own = f"{r.label}\nDPSGD, {order.upper()} order"
-            ax.set(yscale="log", xlabel="workers (log scale)", title=own)
-        for ax in leading(axes[2 * k : 2 * k + 2]):
-            style.decimal_labels(ax.yaxis)
-            ax.set_ylabel(f"time per step ({RunTimes.units['step_s']}, log scale)")
-    usual = "Predicted time per step: SSGD, and DPSGD by topology"
-    return finish(figure, title or usual, legend=axes[:1], ncols=4)
 
 
 COLUMNS = 4

@@ -31,7 +31,7 @@ from landscape.paper.context import Context, identity
 from landscape.problem.layout import Layout, Slot
 from landscape.results import base
 from landscape.results.flatness import Smoothing
-from landscape.results.training import Escape, Minima, RunTimes, Stability, Sweep, texts
+from landscape.results.training import Escape, Minima, Stability, Sweep, texts
 from landscape.training.recipes import recipe
 from tests.examples import comparison
 
@@ -141,10 +141,6 @@ def results() -> Mapping[str, Any]:
         "escape": made(
             Escape, times=np.ceil(99 * random((2, 3, 9))), values=np.array([2.0, 4.0, 8.0]), vary="dimension",
             algorithms=("ssgd", "dpsgd"), steps=100, label="",
-        ),
-        "plan": made(
-            RunTimes, workers=np.array([2, 4, 8]), algorithm=("ssgd", "dpsgd awc", "dpsgd atc"), mixing=("", "ring(1)", "full"),
-            recipe="r", learners_per_worker=1, bandwidth=1e9, slow=1.0, all_reduce="ring",
         ),
         "sweep": made(
             Sweep, keys=("lr", "batch"), settings=texts([["0.1", "10"], ["0.2", "10"]]), seeds=texts(["0 1", "0"]),

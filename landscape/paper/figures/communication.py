@@ -17,18 +17,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import ticker
+from matplotlib.figure import Figure
 
-from landscape import plots
 from landscape.core.errors import OperationError
 from landscape.paper.context import Context, Ended, identity
 from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, mean_and_spread, test_error
+from landscape.paper.run_times import Machines, RunTimes, calibrate, measure_steps, predict
 from landscape.paper.verdicts import Effect, Rows, paired_effect, settings
-from landscape.plots.picture import panels, shared_legend
+from landscape.plots import style
+from landscape.plots.picture import finish, panels, points, shared_legend
 from landscape.plots.style import color_of, ticks_at
 from landscape.results import base
-from landscape.results.training import RunTimes
-from landscape.training.planning import calibration, plan
-from landscape.training.planning.plan import Costs, Machines
 from landscape.training.recipes.recipe import Recipe, read
 
 # ---- Predicted run time
@@ -36,8 +36,9 @@ from landscape.training.recipes.recipe import Recipe, read
 
 def _times(result: RunTimes) -> Rows:
     columns = ["workers", "algorithm", "mixing", "step_s", "step_error"]
-    table = pd.DataFrame({name: getattr(result, name) for name in columns})
-    return table.astype({"workers": int}).assign(speedup_over_ssgd=result.speedup)
+    table = pd.DataFrame({name: getattr(result, name) for name in columns}).astype({"workers": int})
+    of_ssgd = table.groupby("workers")["step_s"].transform("first")
+    return table.assign(speedup_over_ssgd=of_ssgd / table["step_s"])
 
 
 def _judge_runtime(rows: Rows) -> list[Effect]:
@@ -60,6 +61,37 @@ def falls(result: RunTimes) -> list[str]:
     return odd
 
 
+def _draw_times(r: RunTimes) -> Figure:
+    """Seconds per step against workers, a line for each algorithm and topology.
+
+    The panels show the two orders of DPSGD (AWC, ATC); SSGD is in both. Error bars are one standard error of
+    the simulation.
+    """
+    # All topologies are DPSGD's: shades of its color, each with a marker of its own.
+    names = list(dict.fromkeys(filter(None, r.mixing)))
+    tones = dict(zip(names, style.shades(color_of("dpsgd"), len(names)), strict=True))
+    picture, axes = panels(1, 2, 4.6, 4.0, sharey="row")
+    for order, ax in zip(("awc", "atc"), axes, strict=True):
+        for (algorithm, mixing), rows in _times(r).groupby(["algorithm", "mixing"], sort=False):
+            if mixing and not algorithm.endswith(order):
+                continue
+            look: Any = {"lw": 2.2, "ls": "--" if algorithm == "ssgd*" else "-", "marker": "o"}
+            if mixing:
+                look = {"lw": 1.2, "ls": "-", "marker": "sD^v"[names.index(mixing)]}
+            color = tones.get(mixing, color_of(algorithm))
+            x, step, error = (rows[name].to_numpy() for name in ("workers", "step_s", "step_error"))
+            name = mixing or style.paper_name(algorithm)
+            points(ax, x, step, error, color, name, capsize=0, mfc="none", **look)
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_major_formatter(ticker.ScalarFormatter())
+        ax.set_xticks(np.unique(r.workers).astype(int))
+        title = f"{r.label}\nDPSGD, {order.upper()} order"
+        ax.set(yscale="log", xlabel="workers (log scale)", title=title)
+    style.decimal_labels(axes[0].yaxis)
+    axes[0].set_ylabel("time per step (s, log scale)")
+    return finish(picture, "Predicted time per step: SSGD, and DPSGD by topology", legend=axes[:1], ncols=4)
+
+
 @figure("runtime", _judge_runtime)
 def _runtime(context: Context) -> Drawing:
     sizes = context.sizes
@@ -67,13 +99,12 @@ def _runtime(context: Context) -> Drawing:
     machines = Machines(latency=50e-6, bandwidth=1.25e9, straggler=0.2)
     mixings = ("full", "ring(1)", "random-matching", "one-peer-exponential")
 
-    @functools.cache  # all numbers of workers compute the same: what else the machine does must not differ
-    def costs(local_batch: int) -> Costs:
-        return calibration.calibrate(recipe, 1, local_batch, data_dir=context.data_dir)
+    def make() -> RunTimes:
+        costs = calibrate(recipe, recipe.local_batch, data_dir=context.data_dir)
+        return predict(recipe, sizes["workers"], costs, machines, mixings)
 
     known = {"workers": sizes["workers"], "recipe": identity(recipe)}
-    make = functools.partial(plan.predict, recipe, sizes["workers"], costs, machines, mixings=mixings)
-    (result,) = context.cached(RunTimes, [], known, make, (plan.predict,))
+    (result,) = context.cached(RunTimes, [], known, make, (predict,))
     rows = _times(result).drop(columns="step_error")
     most = rows[(rows["workers"] == sizes["workers"][-1]) & rows["algorithm"].str.startswith("dpsgd")]
     compared = []
@@ -82,7 +113,7 @@ def _runtime(context: Context) -> Drawing:
         compared.append(Compared(what, f"{row.speedup_over_ssgd:.2f}"))
     odd = falls(result)
     busy = f"Its times fall with more workers for {', '.join(odd)}: they were measured badly." if odd else ""
-    return Drawing({"": plots.draw([result])}, rows, compared, busy)
+    return Drawing({"": _draw_times(result)}, rows, compared, busy)
 
 
 # ---- Run time over loopback, measured
@@ -110,10 +141,9 @@ def measure_times(path: str, processes: int, widths: str, rounds: int, steps: in
     ``bandwidth``: of each process's link (bytes/s), for the prediction; 0: as it is measured.
     """
     recipes, tables = {rule: _recipe(rule, processes, widths) for rule in RULES}, list[RunTimes]()
-    for costs, link, seconds in calibration.measure_steps(recipes, processes, rounds, steps):
+    for costs, link, seconds in measure_steps(recipes, processes, rounds, steps):
         machines = Machines(link["latency"], bandwidth or link["bandwidth"])
-        known = {LOCAL_BATCH: costs}.__getitem__
-        predicted = plan.predict(recipes["ssgd"], [processes], known, machines, mixings=["random-matching"])
+        predicted = predict(recipes["ssgd"], [processes], costs, machines, ["random-matching"])
         step_s = predicted.step_s.copy()
         for rule, value in seconds.items():
             step_s[predicted.algorithm.index(rule)] = value
@@ -161,7 +191,7 @@ def _loopback(context: Context) -> Drawing:
     sizes, tables = dict(context.sizes), []
     for processes in sizes.pop("processes"):
         how = {"processes": processes, **sizes}
-        found = context.cached(RunTimes, [], how, functools.partial(_measured, **how), (plan.predict,))
+        found = context.cached(RunTimes, [], how, functools.partial(_measured, **how), (predict,))
         for seed, each in enumerate(zip(found[::2], found[1::2], strict=True)):
             predicted, measured = (_times(times).set_index("algorithm")["step_s"] for times in each)
             columns = {"processes": processes, "seed": seed, "measured_s": measured, "predicted_s": predicted}

@@ -16,20 +16,22 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core import registry
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.files import open_regular
 from landscape.core.hdf5 import Array
-from landscape.core.registry import topologies
+from landscape.core.options import ends_in, positive
+from landscape.core.progress import ProgressOption, shows_progress, taken
 from landscape.limits.rules import first_unstable
 from landscape.problem.layout import average
 from landscape.training.run.randomness import generator
@@ -38,13 +40,13 @@ from landscape.training.run.randomness import generator
 _ROUNDING = 1e-9
 
 
-@topologies.add("full")
+@registry.topologies.add("full")
 def full(n: int) -> list[Array]:
     """full: M = 11ᵀ/n, the average of all."""
     return [np.full((n, n), 1 / n)]
 
 
-@topologies.add("ring")
+@registry.topologies.add("ring")
 def ring(n: int, k: int) -> list[Array]:
     """ring(k): k neighbors on either side."""
     if k < 1 or 2 * k + 1 > n:
@@ -52,7 +54,7 @@ def ring(n: int, k: int) -> list[Array]:
     return [equal_weights(n, [0, *range(1, k + 1), *range(-k, 0)])]
 
 
-@topologies.add("torus")
+@registry.topologies.add("torus")
 def torus(n: int, size: str = "") -> list[Array]:
     """torus, torus(RxC): the four neighbors on an R × C grid that wraps round; by default the squarest."""
     given = re.fullmatch(r"(\d+)x(\d+)", size)
@@ -68,13 +70,13 @@ def torus(n: int, size: str = "") -> list[Array]:
     return [equal_weights(n, [(i + u) % rows * columns + (j + v) % columns - np.arange(n) for u, v in steps])]
 
 
-@topologies.add("exponential")
+@registry.topologies.add("exponential")
 def exponential(n: int) -> list[Array]:
     """exponential: learner j takes from those 1, 2, 4, … after it (Ying et al. 2021)."""
     return [equal_weights(n, [0, *_powers(n)])]
 
 
-@topologies.add("one-peer-exponential")
+@registry.topologies.add("one-peer-exponential")
 def one_peer_exponential(n: int) -> list[Array]:
     """one-peer-exponential: half from the one 2^((t−1) mod ⌈log₂ n⌉) after it at step t (Ying et al. 2021).
 
@@ -83,7 +85,7 @@ def one_peer_exponential(n: int) -> list[Array]:
     return [equal_weights(n, [0, p]) for p in _powers(n)] or [np.ones((1, 1))]
 
 
-@topologies.add("hypercube")
+@registry.topologies.add("hypercube")
 def hypercube(n: int) -> list[Array]:
     """hypercube: from those whose number differs in one bit."""
     powers = _powers(n)
@@ -94,7 +96,7 @@ def hypercube(n: int) -> list[Array]:
     return [equal_weights(n, [0, *((learners ^ p) - learners for p in powers)])]
 
 
-@topologies.add("random-matching")
+@registry.topologies.add("random-matching")
 def random_matching(n: int) -> list[Array]:
     """random-matching: drawn anew for every step; each pair averages, an odd learner sits out.
 
@@ -104,7 +106,7 @@ def random_matching(n: int) -> list[Array]:
     return []
 
 
-@topologies.add("star")
+@registry.topologies.add("star")
 def star(n: int) -> list[Array]:
     """star: learner 0 with all others, by Metropolis–Hastings weights 1/(1 + max(deg j, deg k)) = 1/n."""
     m = np.eye(n) * (1 - 1 / n)
@@ -112,7 +114,7 @@ def star(n: int) -> list[Array]:
     return [m]
 
 
-@topologies.add("nodes")
+@registry.topologies.add("nodes")
 def nodes(n: int, k: int) -> list[Array]:
     """nodes(k): k nodes of n/k learners each, which average within their node."""
     if k < 1 or n % k:
@@ -120,7 +122,7 @@ def nodes(n: int, k: int) -> list[Array]:
     return [np.kron(np.eye(k), np.full((n // k, n // k), k / n))]
 
 
-@topologies.add("lazy")
+@registry.topologies.add("lazy")
 def lazy(n: int, a: float, form: str) -> list[Array]:
     """lazy(a, FORM): (1 − a)I + aM, M another named form: an eigenvalue ω becomes 1 − a(1 − ω).
 
@@ -138,7 +140,10 @@ def lazy(n: int, a: float, form: str) -> list[Array]:
 
 def forms() -> list[str]:
     """The forms that a user may write, topology by topology: "ring(k)"."""
-    docs = {name: (inspect.getdoc(topologies[name]) or "").partition(":")[0] for name in topologies}
+    docs = {
+        name: (inspect.getdoc(registry.topologies[name]) or "").partition(":")[0]
+        for name in registry.topologies
+    }
     return [doc if doc.startswith(name) else name for name, doc in docs.items()]
 
 
@@ -149,7 +154,7 @@ def matrices(spec: str, n: int, where: str) -> list[Array]:
         InputError: an unknown form, or a number of learners that it does not allow; it names ``where``.
     """
     form = re.fullmatch(r"([^()]+)(?:\((.+)\))?", spec.replace(" ", ""))
-    topology = topologies[form[1]] if form and form[1] in topologies else None
+    topology = registry.topologies[form[1]] if form and form[1] in registry.topologies else None
     parameters = list(inspect.signature(topology).parameters.values())[1:] if topology else []
     given = form[2].split(",", max(len(parameters) - 1, 0)) if form and form[2] else []
     needed = sum(p.default is p.empty for p in parameters)
@@ -460,3 +465,93 @@ def _numbers(where: str, path: Path) -> Array:
     except Exception as error:  # numpy raises whatever a damaged header makes Python raise
         words = " ".join(str(error).split())[:120]
         raise OperationError(f"{where}: {path} cannot be read as a matrix ({words})") from error
+
+
+#: Of the topologies that need a number, besides rings, one each in the list of all (ours).
+EXAMPLES = ("k-peer-exponential(2)", "hyper-hypercube(2)", "base(2)", "d-equistatic(4)", "u-equistatic(4)")
+
+
+class Properties(TypedDict):
+    """The numbers of a topology, see :func:`topologies`."""
+
+    gap: float
+    omega_min: float
+    limit: float
+    rounds: int | None
+    bytes: float
+
+
+@shows_progress()
+def topologies(
+    mixings: Iterable[str] | None = None,
+    *,
+    learners: int = 8,
+    parameters: int = 1_000_000,
+    picture: str | Path | None = None,
+    progress: ProgressOption = None,
+) -> dict[str, Properties]:
+    """Compare the topologies for so many learners.
+
+    Args:
+        mixings: what ``algorithm.mixing`` may be, such as "ring(2)", "base" or a file. Default: every
+            topology that this number of learners allows, with some numbers where it needs one.
+        learners: n.
+        parameters: of the network, 4 bytes each.
+        picture: a .png, .pdf or .svg file for a picture of the topologies as graphs, a panel for each step of
+            a cycle, eight at most; of random matching three steps with seed 0.
+        progress: takes the share that is done, or whether to show it; default: it is shown after two seconds.
+
+    Returns:
+        Mixing -> its numbers: "gap", the spectral gap of the mixing matrix; "omega_min", its smallest
+        eigenvalue; "limit", the largest stable ηλ of DPSGD in AWC order without momentum; "rounds", after how
+        many steps from the first the learners have exactly the average, None for never; "bytes", what a
+        learner sends in a step, the mean over the steps. Of a cycle of matrices the gap is per step, and the
+        eigenvalue is the smallest of all.
+
+    Raises:
+        InputError: a mixing that is not known, or not for so many learners; numbers below 1; a
+            picture of none, or with another ending.
+
+    Example:
+        >>> found = topologies(["ring(1)", "base"], learners=6)
+        >>> round(found["ring(1)"]["limit"], 4), found["ring(1)"]["rounds"], found["base"]["rounds"]
+        (0.6667, None, 4)
+    """
+    positive("learners", learners, least=1)
+    positive("parameters", parameters, least=1)
+    if picture is not None:
+        from landscape import plots  # and matplotlib: only where something is drawn
+        from landscape.plots.topologies import draw_topologies
+
+        ends_in("picture", picture, plots.FORMATS)
+    found: dict[str, Properties] = {}
+    graphs: dict[str, list[Array]] = {}
+    chosen, report = default_mixings() if mixings is None else [*mixings], taken(progress)
+    for done, spec in enumerate(chosen):
+        report(done / len(chosen))
+        try:
+            mixing = Mixing(spec, learners, seed=0, where="mixings")
+        except InputError:
+            if mixings is not None:
+                raise
+            continue
+        vectors = np.mean([mixing.degree(t) for t in range(1, max(1, len(mixing.cycle)) + 1)])
+        found[spec] = {
+            "gap": mixing.gap,
+            "omega_min": mixing.omega_min,
+            "limit": mixing.stability_limit,
+            "rounds": mixing.rounds,
+            "bytes": 4 * parameters * float(vectors),
+        }
+        graphs[spec] = mixing.cycle or [mixing.matrix(t) for t in range(1, 4)]
+    if picture is not None:
+        if not graphs:
+            raise InputError("mixings: none is not allowed with picture, there must be one to draw")
+        plots.save_figure(draw_topologies(graphs), picture)
+    return found
+
+
+def default_mixings() -> list[str]:
+    """The mixings that :func:`topologies` compares by default: those whose name is enough, and examples."""
+    alone = [spec for form in forms() for spec in form.split(", ") if spec in registry.topologies]
+    return [alone[0], "ring(1)", "ring(2)", *alone[1:], *EXAMPLES]

@@ -1,0 +1,495 @@
+"""The time of a step on many workers: its messages by a cost model, and its computing as measured here.
+
+A step as costed here (DPSGD-2020 compares run times in its appendix, which is not available: the cost model,
+the stragglers and all defaults are ours), with a learner on each worker and plain SGD:
+
+- SSGD: an all-reduce of w_a before the gradient, which waits for it. SSGD*: the same, and the draw of ξ by
+  every process.
+- DPSGD, AWC: the exchange begins with the step and overlaps the gradient; ATC: after the gradient. A
+  process sends its learner once to each process with a neighbor of it; "full" is an all-reduce.
+- Every step ends with an all-reduce of two numbers, loss and spread, which each waits for before its next
+  update. So no worker is ahead of the slowest by more than a gradient, under any rule.
+- A message of S bytes takes α + S/β: latency α (s), bandwidth β (bytes per second) of a worker's own link,
+  which sends and receives at the same time, one message after the other each way, and is not shared
+  (Thakur, Rabenseifner, Gropp 2005, section 3, without their third term, the arithmetic of the sum).
+
+Left out: the decomposition, evaluation and checkpoints, whose cost depends on their frequency.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from landscape.core.devices import synchronize
+from landscape.core.errors import LandscapeError, OperationError
+from landscape.core.hdf5 import Array
+from landscape.core.options import parse_toml
+from landscape.core.registry import numerics
+from landscape.data.base import Dataset
+from landscape.results.base import Result
+from landscape.training.algorithms.ssgd import SSGD
+from landscape.training.processes import children
+from landscape.training.processes.comm import Comm, Plan
+from landscape.training.processes.process_group import Group
+from landscape.training.recipes.recipe import Decompose, Evaluate, Recipe, from_values
+from landscape.training.run.loop import Trainer
+from landscape.training.run.randomness import generator
+from landscape.training.topology.mixing import Mixing, averages_all
+
+# A measurement goes on for this long (s), and for this many times at least (ours: medians within percents).
+SECONDS, TIMES = 1.0, 5
+# Number of random matchings that are drawn, and then used in turn (ours).
+MATCHINGS = 50
+# Loss and spread, in float64.
+LOGGED = 16
+# Steps of a simulated run, whose first half is discarded, and the number of independent runs: standard
+# errors well below 1% at a straggler coefficient of 1, 512 workers and all topologies in seconds (ours).
+STEPS, RUNS = 400, 8
+
+#: When the exchange of a step begins: before the gradient, which waits for it (SSGD); with the gradient, and
+#: the update waits for both (AWC); or after it (ATC).
+Order = Literal["before", "during", "after"]
+
+
+@dataclass(frozen=True)
+class RunTimes(Result):
+    """Times of a step, a row for each number of workers, algorithm and mixing.
+
+    Attributes:
+        workers: (rows,), number of workers.
+        algorithm: (rows,), "ssgd", "ssgd*", "dpsgd awc" or "dpsgd atc".
+        mixing: (rows,), "" for algorithms without mixing.
+        step_s, step_error: (rows,), seconds of a step, and the standard error of the simulation.
+        recipe, parameters: name of the recipe, and number of parameters of its network.
+        bandwidth, latency: of the link, in bytes per second and seconds.
+        straggler: see :class:`Machines`.
+    """
+
+    schema: ClassVar[str] = "landscape.plan"
+    table: ClassVar[str] = "row"
+
+    workers: Annotated[Array, "row+"]
+    algorithm: Annotated[tuple[str, ...], "row+"]
+    mixing: Annotated[tuple[str, ...], "row+"]
+    step_s: Annotated[Array, "row+", "s"]
+    step_error: Annotated[Array, "row+", "s"]
+    recipe: str
+    parameters: int
+    bandwidth: Annotated[float, "byte/s"]
+    latency: Annotated[float, "s"]
+    straggler: float
+
+    @property
+    def label(self) -> str:
+        """The recipe with the size of its network, and the link, in two lines."""
+        slow = f", stragglers {self.straggler:g}" if self.straggler else ""
+        link = f"{8e-9 * self.bandwidth:.3g} Gbit/s, {1e6 * self.latency:.3g} µs{slow}"
+        return f"{self.recipe}, {self.parameters:,} parameters\n{link}"
+
+
+# ---- The model
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds that a worker computes for its learner's local batch, as measured by :func:`calibrate`.
+
+    ``gradient``: minibatch, gradient and the optimizer's direction. ``update``: the rest of a step with
+    nothing to exchange. ``mix``: to mix in one received learner. ``noise``: SSGD*'s draw. ``draw``: one index
+    of a minibatch; every process draws those of all learners.
+    """
+
+    gradient: float
+    update: float
+    mix: float
+    noise: float
+    draw: float
+    parameters: int
+
+    @property
+    def size(self) -> int:
+        """The bytes of a learner, in float32."""
+        return 4 * self.parameters
+
+
+@dataclass(frozen=True)
+class Machines:
+    """The machines: latency α (s) and bandwidth β (bytes per second) of each worker's link, and stragglers.
+
+    A worker's seconds of computing are times 1 + s E with E ~ Exp(1) drawn anew each step and s =
+    ``straggler``, the shifted exponential of Lee et al. 2018 ("Speeding up distributed machine learning using
+    codes"); of W such workers the slowest takes 1 + s H_W on average, H_W = Σ_{i ≤ W} 1/i.
+    """
+
+    latency: float
+    bandwidth: float
+    straggler: float = 0.0
+
+    def message(self, size: float) -> float:
+        """Seconds for one message of ``size`` bytes: α + S/β."""
+        return self.latency + size / self.bandwidth
+
+    def all_reduce_s(self, workers: int, size: float) -> float:
+        """Seconds that W workers take to sum S bytes in a ring, from when the last of them begins.
+
+        2(W − 1)α + 2 (W − 1)/W · S/β, the algorithm of gloo for any size.
+        """
+        return 2 * (workers - 1) * self.message(size / workers)
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The messages of a step, which keep the link of each worker busy for ``busy`` seconds, (W,) or all ().
+
+    An all-reduce is done when all have done theirs. Of point-to-point messages worker j waits for workers
+    ``sources[offsets[j]:offsets[j + 1]]``, itself among them; the last of a worker's messages is counted for
+    all its neighbors.
+    """
+
+    busy: Array | float
+    sources: Array | None = None
+    offsets: Array | None = None
+
+    @classmethod
+    def between(cls, waits: Array, busy: Array) -> Exchange:
+        """The exchange of workers that wait for each other, ``waits`` (W, W) bool, in either direction."""
+        rows, sources = np.nonzero(waits | waits.T | np.eye(len(waits), dtype=bool))
+        return cls(busy, sources, np.searchsorted(rows, np.arange(len(waits))))
+
+    def done(self, begun: Array) -> Array:
+        """The times (runs, W) when the workers have their results, if they began at ``begun`` (runs, W)."""
+        sent = begun + self.busy
+        if self.sources is None or self.offsets is None:
+            return np.broadcast_to(sent.max(1, keepdims=True), begun.shape)
+        completion: Array = np.maximum.reduceat(sent[:, self.sources], self.offsets, axis=1)
+        return completion
+
+
+def step_time(
+    order: Order,
+    exchanges: Sequence[Exchange],
+    gradient: float,
+    update: float,
+    workers: int,
+    straggler: float,
+    *,
+    loss_exchange_s: float,
+    seed: int = 0,
+    steps: int = STEPS,
+) -> tuple[float, float]:
+    """(mean seconds per step, its standard error) of W workers, by simulation.
+
+    With s_j the start of worker j's step, f_j its straggler factor, N(j) the workers it exchanges with and
+    c_i the time that the messages of worker i take, a step ends at
+
+    - "before": G(D(s))_j + f_j update, D(s)_j = max_{i ∈ N(j)} (s_i + c_i) and G(s)_j = s_j + f_j gradient;
+    - "during": max(G(s)_j, D(s)_j) + f_j update;
+    - "after": D(G(s))_j + f_j update;
+
+    a recurrence in maximum and sum (Baccelli et al. 1992, "Synchronization and Linearity"). No gradient
+    counts as done before the all-reduce of the last step's loss is, at max_i s_i + ``loss_exchange_s``.
+
+    Args:
+        order: when the exchange begins.
+        exchanges: those of the steps in turn.
+        gradient, update: seconds of computing, without stragglers.
+        workers: W.
+        straggler: of :class:`Machines`.
+        loss_exchange_s: seconds of the all-reduce of the last step's loss.
+        seed: of the drawn f_j.
+        steps: simulated steps; the time is that of the last worker over the second half of them. The error
+            is that of RUNS independent runs; without randomness there is one, and the error is 0.
+    """
+    rng, f, runs = np.random.default_rng(seed), np.ones(workers), RUNS if straggler else 1
+    now, half = np.zeros((runs, workers)), np.zeros(runs)
+    for t in range(1, steps + 1):
+        if straggler:
+            f = 1 + straggler * rng.standard_exponential((runs, workers))
+        exchange = exchanges[(t - 1) % len(exchanges)]
+        start = exchange.done(now) if order == "before" else now
+        done = np.maximum(start + f * gradient, now.max(1, keepdims=True) + loss_exchange_s)
+        if order == "during":
+            done = np.maximum(done, exchange.done(now))
+        elif order == "after":
+            done = exchange.done(done)
+        now = done + f * update
+        if t == steps // 2:
+            half = now.max(1)
+    means = (now.max(1) - half) / (steps - steps // 2)
+    return float(means.mean()), float(means.std(ddof=1)) / math.sqrt(runs) if runs > 1 else 0.0
+
+
+def messages(matrix: Array) -> tuple[Array, Array, Array]:
+    """The messages of one exchange under M (W, W): who receives from whom, and how many each sends and gets.
+
+    Returns receives-from (W, W) bool, sent (W,) and received (W,): those of ``Plan`` for every worker.
+    """
+    needs = (matrix != 0) & ~np.eye(len(matrix), dtype=bool)
+    return needs, needs.sum(0), needs.sum(1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An algorithm with its mixing: its exchanges in turn, when they begin, and what updates take more."""
+
+    algorithm: str
+    mixing: str
+    order: Order
+    exchanges: list[Exchange]
+    more: float
+
+
+def decentralized(spec: str, costs: Costs, workers: int, machines: Machines, seed: int) -> list[Case]:
+    """DPSGD in both orders with the mixing ``spec``; InputError where so many workers cannot have it."""
+    mixing = Mixing(spec, workers, seed)
+    exchanges, received, host = list[Exchange](), list[int](), list[float]()
+    for step in range(1, (len(mixing.cycle) or MATCHINGS) + 1):
+        clock = time.perf_counter()
+        matrix = mixing.matrix(step)
+        is_all_reduce = averages_all(matrix)
+        if not mixing.cycle:  # a process makes a new plan each step; it keeps the plans of a cycle
+            Plan.of(matrix, list(range(workers + 1)), 0)
+        host.append(time.perf_counter() - clock)
+        exchange, most = Exchange(machines.all_reduce_s(workers, costs.size)), 0
+        if not is_all_reduce:
+            waits, sent, receives = messages(matrix)
+            busy = np.maximum(sent, receives) * machines.message(costs.size)
+            exchange, most = Exchange.between(waits, busy), int(receives.max())
+        exchanges.append(exchange)
+        received.append(most)
+    # What a process takes to find out what to exchange, and to mix what it receives.
+    more = statistics.median(host) + statistics.mean(received) * costs.mix
+    orders: tuple[tuple[str, Order], ...] = (("awc", "during"), ("atc", "after"))
+    return [Case(f"dpsgd {name}", spec, order, exchanges, more) for name, order in orders]
+
+
+@numerics(1)
+def predict(
+    recipe: Recipe, workers: Sequence[int], costs: Costs, machines: Machines, mixings: Sequence[str]
+) -> RunTimes:
+    """The times of the steps of ``recipe`` on each number of ``workers``, each of which has one learner.
+
+    Args:
+        recipe: the run; each learner has its local batch.
+        workers: numbers of processes, at least 2.
+        costs: of a worker.
+        machines: the machines.
+        mixings: of DPSGD. One that is not possible with a number of learners is left out there.
+    """
+    rows = list[tuple[int, str, str, float, float]]()
+    for w in workers:
+        reduced = machines.all_reduce_s(w, costs.size)
+        mean = [Exchange(reduced)]
+        cases = [
+            Case("ssgd", "", "before", mean, 0.0),
+            Case("ssgd*", "", "before", mean, costs.noise),
+        ]
+        for spec in mixings:
+            try:
+                cases += decentralized(spec, costs, w, machines, recipe.seed)
+            except LandscapeError:  # a ring of two
+                continue
+        gradient = costs.gradient + (w - 1) * recipe.local_batch * costs.draw
+        for case in cases:
+            step_s, error = step_time(
+                case.order, case.exchanges, gradient, costs.update + case.more, w, machines.straggler,
+                loss_exchange_s=machines.all_reduce_s(w, LOGGED), seed=recipe.seed,
+            )  # fmt: skip
+            rows.append((w, case.algorithm, case.mixing, step_s, error))
+    of, algorithm, mixing, seconds, errors = zip(*rows, strict=True)
+    return RunTimes(
+        np.array(of), algorithm, mixing, np.array(seconds), np.array(errors), recipe.name, costs.parameters,
+        machines.bandwidth, machines.latency, machines.straggler,
+    )  # fmt: skip
+
+
+# ---- Measurements
+
+
+def calibrate(
+    recipe: Recipe,
+    local_batch: int,
+    *,
+    device: torch.device | str = "cpu",
+    data_dir: Any = None,
+    dataset: Dataset | None = None,
+    seconds: float = SECONDS,
+) -> Costs:
+    """Measure for some seconds the computing of a worker in a step of ``recipe``.
+
+    Args:
+        recipe: the run.
+        local_batch: samples of the worker's learner.
+        device: where it computes; on the CPU with as many threads as torch is set to.
+        data_dir: where data sets are looked for.
+        dataset: the recipe's data, where it has been read.
+        seconds: how long to measure, at least.
+
+    Returns:
+        Medians over the measured steps.
+    """
+    still = dataclasses.replace(  # its rate is so small that the weights stay where they are
+        recipe, learners=1, batch=local_batch, lr=1e-12, steps=10**9, algorithm={"name": "ssgd"},
+        decompose=Decompose(every=0), evaluate=Evaluate(every=0),
+    )  # fmt: skip
+    trainer = Trainer(still, device=device, data_dir=data_dir, dataset=dataset)
+    trainer.rule = rule = _Clocked(recipe.seed, trainer.train.device)
+    trainer.comm = rule.comm = _Alone()
+    weights = trainer.weights
+    width = weights.shape[1]
+    four = Plan([0, 1, 2, 3], [], torch.eye(1), torch.full((1, 4), 0.25))
+    received, out = weights.repeat(4, 1), torch.empty_like(weights)
+
+    def step() -> None:
+        trainer._step(trainer.step + 1)
+        trainer.history.rows.clear()
+
+    def mix() -> None:
+        four.apply(weights, received, out)
+
+    def noise() -> None:
+        drawn = torch.randn(width, generator=generator(0, "noise", 1))
+        torch.add(weights, drawn.to(weights), alpha=0.1)
+
+    def draw() -> None:
+        torch.randint(trainer.train.samples, (1000, 100), generator=generator(0, "batch", 1))
+
+    if dist.is_initialized():  # processes that are measured at once begin together
+        dist.barrier()
+    rows, begun = list[list[float]](), time.perf_counter()
+    while len(rows) <= TIMES or time.perf_counter() - begun < seconds:
+        clocks = [rule.now()]
+        for call in (step, mix, noise, draw):
+            call()
+            clocks.append(rule.now())
+        whole, *parts = np.diff(clocks).tolist()
+        rows.append([rule.gradient, whole - rule.gradient, *parts])
+    gradient, update, mixing, noisy, drawing = np.median(rows[1:], axis=0).tolist()  # the first warms up
+    return Costs(gradient, update, mixing / 4, noisy, drawing / 100_000, width)
+
+
+class _Alone(Comm):
+    """One process of two without the exchanges: it does the computing of such a process only."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.size = 2
+
+    def _start_mean(self, rows: Tensor, use: str) -> Callable[[], Tensor]:
+        total = torch.sum(rows, 0, out=self.buffer(use, rows[0])).div_(self.learners)
+        return lambda: total
+
+    def start_learners_mean(self, *values: float) -> Callable[[], list[float]]:
+        return lambda: list(values)
+
+
+class _Clocked(SSGD):
+    """SSGD that measures the seconds of its last gradient, ``gradient``, from points to finish."""
+
+    gradient = _begun = 0.0
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        super().__init__(1, seed)
+        self.device = device
+
+    def now(self) -> float:
+        """The time (s), with nothing still queued on the device."""
+        synchronize(self.device)
+        return time.perf_counter()
+
+    def gradient_points(self, weights: Tensor) -> Tensor:
+        points = super().gradient_points(weights)
+        self._begun = self.now()
+        return points
+
+    def finish(self, weights: Tensor, directions: Tensor, lr: float, step: int) -> Tensor:
+        self.gradient = self.now() - self._begun
+        return super().finish(weights, directions, lr, step)
+
+
+def measure_steps(
+    recipes: Mapping[str, Recipe], processes: int, rounds: int, steps: int
+) -> list[tuple[Costs, dict[str, float], dict[str, float]]]:
+    """The costs, the link and the seconds per step of ``recipes``, by round, means over ``processes``.
+
+    Args:
+        recipes: by name, of as many learners as processes; the costs are those of the first.
+        processes: of this machine, each with one thread, which exchange over loopback.
+        rounds: in each all is measured in turn, so that its parts bear a machine that is busy now and then.
+        steps: of each recipe in a round.
+
+    Raises:
+        OperationError: the processes cannot meet.
+    """
+    results: dict[int, Any] = {}
+    tomls = {name: recipe.to_toml() for name, recipe in recipes.items()}
+    threads = None if "OMP_NUM_THREADS" in os.environ else os.cpu_count()
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [[rank, processes, folder, tomls, rounds, steps] for rank in range(processes)]
+        try:
+            children.Pool(processes, threads).run(f"{__name__}:_member", jobs, results.__setitem__)
+        except children.JobError as error:
+            if error.known:
+                raise
+            words = f"processes: {processes} cannot be measured here ({error})"
+            raise OperationError(words) from error
+    means = tree_map(lambda *numbers: statistics.mean(numbers), *results.values())
+    return [(Costs(**costs), link, seconds) for costs, link, seconds in means]
+
+
+def _member(
+    rank: int, processes: int, folder: str, tomls: dict[str, str], rounds: int, steps: int
+) -> list[list[dict[str, float]]]:
+    """The numbers of one process of :func:`measure_steps`: of each round costs, link and seconds."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", children.loopback())
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(processes), children.STORE: folder}
+    group = Group(torch.device("cpu"))
+    recipes = {name: from_values(parse_toml(toml, name)) for name, toml in tomls.items()}
+    runs = {name: Trainer(recipe, group=group) for name, recipe in recipes.items()}
+    first, found = next(iter(recipes.values())), []
+    for _ in range(rounds):
+        costs = calibrate(first, first.local_batch)
+        seconds = {}
+        for name, run in runs.items():
+            dist.barrier()
+            run.history.rows.clear()
+            for _ in range(steps + 1):
+                run._step(run.step + 1)
+            rows = run.history.rows[1:]  # the first warms up
+            seconds[name] = statistics.median(run.recipe.batch / row["samples_per_s"] for row in rows)
+        found.append([vars(costs), _link(group, costs.size), seconds])
+    group.close()
+    return found
+
+
+def _link(group: Group, size: int) -> dict[str, float]:
+    """Latency (s) and bandwidth (bytes/s) of processes that each send ``size`` bytes to the next one."""
+    medians = []
+    for count, times in ((1, 300), (max(1, size // 4), 15)):
+        sent, received = torch.zeros(count), torch.zeros(count)
+        seconds = []
+        for _ in range(times):
+            clock = time.perf_counter()
+            to_next = dist.P2POp(dist.isend, sent, (group.rank + 1) % group.size)
+            from_last = dist.P2POp(dist.irecv, received, (group.rank - 1) % group.size)
+            for work in dist.batch_isend_irecv([to_next, from_last]):
+                work.wait()
+            seconds.append(time.perf_counter() - clock)
+        medians.append(statistics.median(seconds[1:]))
+    latency, whole = medians
+    # If the bytes take no time compared with the latency, the bandwidth is only known to be large.
+    return {"latency": latency, "bandwidth": size / max(whole - latency, 1e-3 * whole)}
