@@ -12,7 +12,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY constraints.txt /tmp/constraints.txt
 RUN pip install --no-cache-dir -c /tmp/constraints.txt --extra-index-url "$TORCH_INDEX" torch
 COPY --from=build /source/dist/*.whl /tmp/
-RUN pip install --no-cache-dir -c /tmp/constraints.txt "$(ls /tmp/*.whl)[frames,report,pyhessian,cluster]" \
+RUN pip install --no-cache-dir -c /tmp/constraints.txt "$(ls /tmp/*.whl)[frames,report,pyhessian]" \
     && rm /tmp/*.whl /tmp/constraints.txt
 # Writable by any user: --user, and Apptainer, which keeps the image read-only and mounts /tmp.
 ENV HOME=/tmp MPLCONFIGDIR=/tmp/matplotlib LANDSCAPE_CACHE=/tmp/landscape PYTHONUNBUFFERED=1

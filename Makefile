@@ -9,7 +9,7 @@ INTEGRATIONS := .venv-integrations
 LOWEST := .venv-lowest
 PACKAGING := .venv-package
 # The extras that the tests use, and below those of the benchmarks; a comma in a call would divide it.
-TESTED := frames,report,pyhessian,bayes,cluster
+TESTED := frames,report,pyhessian,bayes
 TRAINERS := $(TESTED),lightning,huggingface
 COMPARED := pyhessian,report
 # Old packages use what newer ones of their own dependencies deprecate; elsewhere every warning is an error.

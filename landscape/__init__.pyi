@@ -112,5 +112,4 @@ from landscape.training.experiments.escapes import minima as minima
 from landscape.training.experiments.continued import critical_batch as critical_batch
 from landscape.training.own_loop.module import DecentralizedDataParallel as DecentralizedDataParallel
 from landscape.training.own_loop.recorder import Recorder as Recorder
-from landscape.training.processes.cluster import Cluster as Cluster
 from landscape.training.optimizer.preconditioning import preconditioner as preconditioner

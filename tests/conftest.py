@@ -42,15 +42,11 @@ def slow_but(quick: Iterable[Any], values: Iterable[Any]) -> list[Any]:
 
 
 @pytest.fixture(autouse=True)
-def module_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def module_path() -> Iterator[None]:
     """Folders that a command looked in for a user's modules are left out of the next test."""
-    from landscape.core import registry
-
-    monkeypatch.setattr(registry, "_appended", [])
-    monkeypatch.setattr(registry._last_finder, "folders", [])
+    path = list(sys.path)
     yield
-    if registry._last_finder in sys.meta_path:
-        sys.meta_path.remove(registry._last_finder)
+    sys.path[:] = path
 
 
 @pytest.fixture(autouse=True, scope="session")

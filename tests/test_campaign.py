@@ -225,6 +225,28 @@ def test_a_budget_stops_and_the_same_command_goes_on_and_repeats_no_run(
     assert (code, "fig2a: 4 of 6 runs to train" in out) == (0, True), err
 
 
+def test_shares_train_the_runs_of_all_figures_and_the_command_without_them_draws(
+    tmp_path: Path, command: Command
+) -> None:
+    options = ("noise-split", "fig2a", "--scale", "smoke", "-o", tmp_path / "g", "--runs", tmp_path / "r")
+    for share, ended in (("2/2", 4), ("1/2", 8)):  # two runs are in both figures
+        code, out, err = command("figures", *options, "--share", share)
+        assert (code, f"share {share}: 4 of 4 runs have ended" in out) == (0, True), err
+        assert len(list((tmp_path / "r").rglob("last.h5"))) == ended
+        assert not list((tmp_path / "g").glob("*.*"))
+    code, out, err = command("figures", *options, "--share", "1/4", "--budget", "0.000001s")
+    assert (code, "share 1/4: 2 of 2 runs have ended" in out) == (0, True), err
+    one_line(command("figures", *options, "--share", "1/9"), 2, "--share", "8 runs have as many shares")
+    one_line(command("figures", *options, "--share", "1/2", "--dry-run"), 2, "--share", "--dry-run")
+    one_line(command("figures", "--share", "1/2"), 2, "--share", "without a NAME")
+    code, _, err = command("figures", "noise-split", *options[2:])
+    assert (code, "(0 of 4 runs to train)" in err) == (0, True), err
+    shutil.rmtree(tmp_path / "r")  # its records are packed now
+    code, out, err = command("figures", "noise-split", *options[2:], "--share", "2/2")
+    assert (code, "share 2/2: 2 of 2 runs have ended" in out) == (0, True), err
+    assert not list((tmp_path / "r").rglob("*.h5"))
+
+
 def test_a_run_stops_at_its_time_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = small(steps=60, checkpoint=Save(every=20), decompose=Decompose(every=0), evaluate=Evaluate(every=0))
     folder = tmp_path / "run"

@@ -302,10 +302,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder, the current one, with a module ``users``."""
     (tmp_path / "users.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    path = list(sys.path)
     sys.path.insert(0, str(tmp_path))
     yield tmp_path
-    sys.path[:] = path
     sys.modules.pop("users", None)
 
 

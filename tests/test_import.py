@@ -82,9 +82,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder, the current one, with a module ``mine``."""
     (tmp_path / "mine.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
-    path = list(sys.path)
     yield tmp_path
-    sys.path[:] = path
     sys.modules.pop("mine", None)
 
 

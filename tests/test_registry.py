@@ -110,7 +110,6 @@ EXTRAS: dict[str, tuple[str, str, Callable[[], object]]] = {
     "curvlinops": ("curvlinops", "to_curvlinops", lambda: problems.mlp().to_curvlinops()),
     "arviz_stats": ("bayes", "", lambda: landscape.learning_coefficient(problems.mlp(), 8)),
     "xarray": ("frames", "to_xarray", lambda: parabola().to_xarray()),
-    "distributed": ("cluster", "", lambda: landscape.Cluster("local")),
     "torchvision": ("imagenet", "model 'imagenet-vgg-11'", lambda: landscape.models.build("imagenet-vgg-11")),
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import shutil
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,13 +18,17 @@ from hypothesis import strategies as st
 import landscape
 from landscape import InputError, plots
 from landscape.cli.train import split
+from landscape.core.files import Lock
 from landscape.core.options import toml_value
 from landscape.results.training import COLUMNS, Sweep, texts
 from landscape.training.experiments.sweep import Setting, canonical, find_best, folder_name, grid
 from landscape.training.recipes import recipe, table_recipes
 from landscape.training.recipes.settings import parse_value
-from tests.conftest import Command
+from landscape.training.run.launch import share_of
+from tests.chaos.cases import contents, difference
+from tests.conftest import Command, wait_for
 from tests.test_cli import one_line
+from tests.test_launching import STARTING, linux, running
 
 SMALL = ("--set", "steps=8", "--set", "evaluate.every=4", "--set", "decompose.every=0")
 
@@ -190,12 +195,80 @@ def test_several_processes_make_the_same_table(tiny: Path, tmp_path: Path, comma
 
 
 @pytest.mark.slow
+@given(st.integers(1, 30), st.integers(1, 30))
+def test_shares_are_disjoint_and_all_of_the_runs(items: int, shares: int) -> None:
+    if shares > items:
+        with pytest.raises(InputError, match=f"share: '1/{shares}' is not allowed, {items} runs have"):
+            share_of(range(items), f"1/{shares}")
+        return
+    parts = [share_of(range(items), f"{k}/{shares}") for k in range(1, shares + 1)]
+    assert sorted(item for part in parts for item in part) == list(range(items))
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert share_of(range(items), None) == list(range(items))
+
+
+def test_shares_make_the_runs_and_the_command_without_them_the_table(
+    tiny: Path, tmp_path: Path, command: Command
+) -> None:
+    args = ("sweep", tiny, *SMALL, "--set", "lr=0.1,0.2,0.3", "--seeds", "0,1")
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert command(*args, "-o", one)[0] == 0
+    two.mkdir()
+    with Lock(two) as other:  # a share works beside commands that have the folder
+        other.acquire()
+        code, out, err = command(*args, "--share", "2/4", "-o", two)
+    assert (code, len(list(two.rglob("last.h5")))) == (0, 2)
+    assert len(out.splitlines()) == 3, err
+    assert "share 2/4 has ended; the same command without --share makes the table" in err
+    for share in ("1/4", "4/4", "3/4"):
+        assert command(*args, "--share", share, "-o", two)[0] == 0
+        assert not list(two.glob("sweep.*"))
+    # The command that collects leaves a run to the share that has it.
+    (folder,) = two.glob("*lr=0.2*/seed-0")
+    shutil.rmtree(folder)
+    folder.mkdir()
+    with Lock(folder) as other:
+        other.acquire()
+        one_line(command(*args, "-q", "-o", two), 1, f"{folder}: in use by process")
+    assert command(*args, "--share", "3/6", "-o", two)[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in two.rglob("last.h5")}
+    assert command(*args, "-o", two)[0] == 0
+    assert {path: path.stat().st_mtime_ns for path in two.rglob("last.h5")} == before
+    assert without_seconds(two) == without_seconds(one)
+    assert difference(contents(one), contents(two)) == ""
+    # A share that is asked for again leaves the table as it is.
+    table = (two / "sweep.h5").read_bytes()
+    assert command(*args, "--share", "1/2", "-o", two)[0] == 0
+    assert (two / "sweep.h5").read_bytes() == table
+
+
+@linux
+@pytest.mark.slow
+def test_shares_at_once_lose_nothing_and_go_on_after_an_end(
+    tiny: Path, tmp_path: Path, command: Command
+) -> None:
+    several = ("--set", "steps=800", "--set", "lr=0.1,0.2,0.3", "--set", "checkpoint.every=40")
+    args, one, two = ("sweep", tiny, *several, "-q"), tmp_path / "one", tmp_path / "two"
+    with (
+        running(*args, "--share", "1/2", "-o", two) as first,
+        running(*args, "--share", "2/2", "-o", two) as other,
+    ):
+        wait_for(lambda: list(two.rglob("step-0000080.h5")))
+        first.kill()
+        first.wait()
+        assert command(*args, "--share", "1/2", "-o", two)[0] == 0
+        assert other.wait(STARTING) == 0
+    assert command(*args, "-o", two)[0] == 0
+    assert command(*args, "-o", one)[0] == 0
+    assert difference(contents(one), contents(two)) == ""
+
+
 def test_a_failure_in_a_process_is_one_line(tiny: Path, tmp_path: Path, command: Command) -> None:
     occupied = tmp_path / "s" / "tiny" / "seed-1"
     occupied.parent.mkdir(parents=True)
     occupied.write_text("no folder")
     args = (tiny, "--seeds", "0,1", "--jobs", "2", "-o", tmp_path / "s", "-q")
-    one_line(command("sweep", *args), 1, f"{occupied}: {occupied}: cannot be written (File exists)")
+    one_line(command("sweep", *args), 1, f"{occupied}: {occupied}: cannot be made (File exists)")
 
 
 def test_a_folder_of_another_recipe_is_refused(tiny: Path, tmp_path: Path, command: Command) -> None:
@@ -218,6 +291,10 @@ def test_a_folder_of_another_recipe_is_refused(tiny: Path, tmp_path: Path, comma
         (["--set", "seed=1,2"], "'seed' is not a key of a sweep; give --seeds"),
         (["--seeds", "3-1"], "--seeds: '3-1' is not allowed"),
         (["--rounds", "99"], "--rounds: 99"),
+        (["--share", "0/2"], "--share: '0/2' is not allowed, it must be K/N with 1 ≤ K ≤ N"),
+        (["--share", "1"], "--share: '1' is not allowed, it must be K/N"),
+        (["--share", "1/2"], "--share: '1/2' is not allowed, 1 runs have as many shares at most"),
+        (["--search", "lr=1..2", "--share", "1/1"], "--share: not allowed with search"),
         (["--search", "lr=1"], "--search: 'lr=1' is not allowed, it must be KEY=LO..HI"),
         (["--search", "lr=1..2", "--set", "lr=3"], "--search: lr is not allowed"),
         (["digits-ssgd", "digits-ssgd"], "'digits-ssgd' is given twice"),

@@ -106,8 +106,6 @@ OWN = {
     "DecentralizedDataParallel.forward": "keywords",
     "Recorder": "every test sharpness save_every scalars",
     "Recorder.log": "unit",
-    "Cluster": "address threads",
-    "Cluster.run": "done",
     "testing.check_analysis": "analysis truth command seeded rtol forms",
     "testing.check_command": "command arguments",
     "testing.check_instrument": "instrument changes",

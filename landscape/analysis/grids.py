@@ -221,7 +221,7 @@ def _dispatch(
 ) -> Dispatch:
     """How the points are divided, and how ``unfinished()`` is saved."""
     saved = (lambda: save(unfinished())) if save else None
-    return Dispatch(save=saved, group=execution.group, cluster=execution.cluster, **division)
+    return Dispatch(save=saved, group=execution.group, **division)
 
 
 def _ended(result: R, into: ResultFile | None) -> R:

@@ -29,7 +29,7 @@ from landscape import models
 from landscape.core import registry
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import choose, near, toml_value
-from landscape.core.registry import Registry, look_in
+from landscape.core.registry import Registry
 from landscape.data.base import Dataset, fingerprint
 from landscape.problem.batches import is_resident, named_tensors
 from landscape.problem.data import batched
@@ -97,7 +97,8 @@ def find(where: str, name: str) -> Any:
     """The object MODULE:NAME, after an import of its module. InputError in one line if that fails."""
     module_name, _, path = name.partition(":")
     with contextlib.suppress(FileNotFoundError):  # the current folder has been deleted
-        look_in(os.getcwd())
+        if (folder := os.getcwd()) not in sys.path:
+            sys.path.append(folder)  # last, as it must not hide an installed module
     try:
         value: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

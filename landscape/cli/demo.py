@@ -120,7 +120,7 @@ def train(folder: Path, at_once: int) -> Runs:
             [*runs.values()],
             count,
             lambda share: bar((len(ended) + share) / len(runs)),
-            executor=Pool(processes, threads=processes),
+            pool=Pool(processes, threads=processes),
             device="cpu",
             data_dir=None,
         )

@@ -17,10 +17,11 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.files import printable
 from landscape.core.options import quantity
 from landscape.paper import figure, gallery, scales
-from landscape.paper.context import SCALES, Context, OutOfTimeError, Scale
+from landscape.paper.context import SCALES, Context, OutOfTimeError, Scale, identity
 from landscape.paper.figure import Figure
 from landscape.training.processes.children import Pool
 from landscape.training.recipes.recipe import Recipe
+from landscape.training.run.launch import share_of
 
 UNITS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -77,6 +78,8 @@ def figures(
     seconds = quantity("--budget", budget, UNITS) if budget is not None else math.inf
     if every and names:
         raise InputError(f"--all: not allowed with a NAME ('{names[0]}')")
+    if jobs.share is not None and (dry_run or not (every or names)):
+        raise InputError("--share: not allowed with --dry-run, nor without a NAME or --all")
     chosen = [figure.get(name) for name in (figure.names() if every else dict.fromkeys(names))]
     if not chosen:
         entries = [figure.get(name) for name in figure.names()]
@@ -91,12 +94,15 @@ def figures(
         scale,
         jobs.device,
         jobs.data_dir,
-        Pool() if dry_run else jobs.executor(),
+        Pool() if dry_run else jobs.pool(),
         message=lambda line: common.message(f"  {line}"),
         records=Path(records) if records else place / "records",
         until=time.time() + seconds,
         kept=figure.with_weights(map(figure.get, figure.names()), scale) if prune else None,
     )
+    if jobs.share is not None:
+        _share(chosen, context, jobs.share)
+        return
     skipped, waiting, done = [], [], list[dict[str, Any]]()
     timed: dict[str, float] = {}  # of the kinds of runs that a dry run has timed
     for entry in chosen:
@@ -119,6 +125,20 @@ def figures(
         common.message(f"--budget: {budget} are used; the same command goes on with {', '.join(waiting)}")
     if skipped:
         raise OperationError(f"{len(skipped)} of {len(chosen)} figures were skipped: {', '.join(skipped)}")
+
+
+def _share(chosen: list[Figure], context: Context, share: str) -> None:
+    """Train a share of the runs of all figures ``chosen`` together, as several have some in common."""
+    each = [entry.of(context) for entry in chosen]
+    recipes = {identity(cell.recipe): cell.recipe for own in each for cell in own.cells}
+    runs = share_of([*recipes.values()], share)
+    missing = [recipe for recipe in runs if not any(own.record(recipe) for own in each)]
+    _check_data(context, missing)
+    common.make_folder(context.folder)
+    with common.progress_bar("figures") as bar:
+        dataclasses.replace(context, progress=bar).train(missing)
+    ended = sum(any(own.record(recipe) for own in each) for recipe in runs)
+    common.values(f"share {share}: {ended} of {len(runs)} runs have ended", runs=len(runs), ended=ended)
 
 
 def _plan(entry: Figure, context: Context, known: dict[str, float]) -> dict[str, Any]:

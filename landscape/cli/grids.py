@@ -203,7 +203,7 @@ def compute_on_grid(
     ):
         past = fitting(file, kind, origins, wanted)
         with team.joined() as joined, _by_options():
-            execution = Execution(joined, team.cluster)
+            execution = Execution(joined)
             for i, (group, progress) in enumerate(each(name, groups)):
                 problem, known = group[0].problem(), past[i]
                 analysis.say_other_data(group[:1])

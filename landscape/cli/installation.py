@@ -38,7 +38,6 @@ OPTIONAL = {
     "plotly": ("landscape report", "sgd-landscape[report]"),
     "jinja2": ("landscape report", "sgd-landscape[report]"),
     "xarray": ("Result.to_xarray", "sgd-landscape[frames]"),
-    "distributed": ("--cluster", "sgd-landscape[cluster]"),
     "torchvision": ("networks of ImageNet", "sgd-landscape[imagenet]"),
     "lightning": ("Lightning's callback", "sgd-landscape[lightning]"),
     "transformers": ("Hugging Face's callback", "sgd-landscape[huggingface]"),

@@ -1,4 +1,4 @@
-"""One command over several processes: ``--nproc N``, ``--cluster ADDRESS``, or started by a launcher."""
+"""One command over several processes: ``--nproc N``, a launcher's, or commands that share the runs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from landscape.core.files import printable
 from landscape.core.options import positive
 from landscape.evaluation.grid import RESUMABLE, LostError
 from landscape.training.processes import children
-from landscape.training.processes.children import TIMEOUT, Executor
-from landscape.training.processes.cluster import Cluster
+from landscape.training.processes.children import TIMEOUT, Pool
 from landscape.training.processes.process_group import Group, LostProcessError, number, started_by_launcher
 
 # A share of a grid may take long; a process that ends or is silent is noticed without this limit.
@@ -32,30 +31,11 @@ TIMEOUT_S = {
     "metavar": "S",
     "help": "Seconds that a process may be silent, or that an exchange in training may take.",
 }
-CLUSTER = {
-    "metavar": "ADDRESS",
-    "help": "Have it computed by the workers of a Dask scheduler, tcp://HOST:8786, or local:N: N processes "
-    "of this machine (see docs/cluster.md).",
+SHARE = {
+    "metavar": "K/N",
+    "help": "Make share K of N of the runs and nothing else: N commands, such as the tasks of a SLURM array, "
+    "make a share each, and the same command without it goes on from there (see docs/cluster.md).",
 }
-
-
-def connect(address: str) -> Cluster:
-    """The cluster of ``--cluster``, until the command ends."""
-    context = click.get_current_context()
-    joined: Cluster = context.with_resource(Cluster(address, torch.get_num_threads()))
-    if not address.startswith("local"):
-        count = joined.workers
-        words = f"{count} worker{'s' * (count != 1)}" if count else "no worker yet, the work waits for one"
-        output.message(f"{address}: {words}")
-    return joined
-
-
-def _check(option: str, count: int, timeout: float, cluster: str | None) -> None:
-    """InputError for values that are not allowed, alone or together; ``option`` gave the ``count``."""
-    positive(option, count, least=1)
-    positive("--timeout", timeout)
-    if cluster and count != 1:
-        raise InputError(f"{option}: {count} is not allowed with --cluster, whose workers are the processes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +48,6 @@ class Processes:
 
     nproc: int = 1
     timeout: float = TIMEOUT
-    cluster: str | None = None
 
     def join(self) -> Team:
         """The team of this process; with ``--nproc`` other processes run the command, and it ends here.
@@ -76,17 +55,14 @@ class Processes:
         The processor's threads are divided among the processes. One that fails ends all, with an error that
         names its rank.
         """
-        _check("--nproc", self.nproc, self.timeout, self.cluster)
+        positive("--nproc", self.nproc, least=1)
+        positive("--timeout", self.timeout)
         if started_by_launcher() and number("WORLD_SIZE", 1) > 1:
             size, rank = number("WORLD_SIZE", 1), number("RANK", 0)
             output.current().muted = rank > 0
             if self.nproc not in (1, size):
                 raise InputError(f"--nproc: {self.nproc} is not allowed, torchrun started {size} processes")
-            if self.cluster:
-                raise InputError(f"--cluster: not allowed under torchrun, which has started {size} processes")
             return Team(rank, self.timeout)
-        if self.cluster:
-            return Team(cluster=connect(self.cluster))
         if self.nproc == 1:
             return Team()
         if not dist.is_available():
@@ -101,12 +77,12 @@ class Processes:
         raise click.exceptions.Exit(code)
 
 
-OPTIONS = group(Processes, nproc={"metavar": "N"}, timeout=TIMEOUT_S, cluster=CLUSTER)
+OPTIONS = group(Processes, nproc={"metavar": "N"}, timeout=TIMEOUT_S)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Jobs:
-    """The runs of a command: so many at a time, each in its own process, or those of ``cluster``.
+    """The runs of a command: so many at a time, each in its own process, of all or of a share.
 
     Args:
         at_once: Number of runs at a time, each in its own process.
@@ -114,37 +90,33 @@ class Jobs:
 
     at_once: int = 1
     timeout: float = TIMEOUT
-    cluster: str | None
+    share: str | None
     device: str
     data_dir: str | None
 
     def __post_init__(self) -> None:
-        _check("--jobs", self.at_once, self.timeout, self.cluster)
+        positive("--jobs", self.at_once, least=1)
+        positive("--timeout", self.timeout)
 
-    def executor(self) -> Executor:
-        """The pool of processes, or the cluster, that does the runs."""
+    def pool(self) -> Pool:
+        """The pool of processes that does the runs."""
         from landscape.training.run import launch  # and the loop: only where something is trained
 
-        return launch.executor(self.at_once, self.timeout, self.device, self.joined())
-
-    def joined(self) -> Cluster | None:
-        """The cluster of the option, if there is one."""
-        return connect(self.cluster) if self.cluster else None
+        return launch.pool(self.at_once, self.timeout, self.device)
 
 
-JOBS = group(Jobs, at_once={"flag": "--jobs", "metavar": "N"}, timeout=TIMEOUT_S, cluster=CLUSTER)
+JOBS = group(Jobs, at_once={"flag": "--jobs", "metavar": "N"}, timeout=TIMEOUT_S, share=SHARE)
 
 
 @dataclasses.dataclass(frozen=True)
 class Team:
-    """The ``rank`` of this process among those of a command, or the ``cluster`` whose workers compute for it.
+    """The ``rank`` of this process among those of a command.
 
     ``timeout`` is that of processes which join; None: this process is the only one.
     """
 
     rank: int = 0
     timeout: float | None = None
-    cluster: Cluster | None = None
 
     @contextlib.contextmanager
     def joined(self) -> Iterator[dist.ProcessGroup | None]:

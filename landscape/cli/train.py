@@ -235,7 +235,7 @@ def sweep(
             search=wanted,
             rounds=rounds,
             jobs=jobs.at_once,
-            cluster=jobs.joined(),
+            share=jobs.share,
             timeout=jobs.timeout,
             device=jobs.device,
             data_dir=jobs.data_dir,
@@ -245,6 +245,9 @@ def sweep(
             **values_of(settings),
         )
     common.values(table(result))
+    if jobs.share:
+        common.message(f"share {jobs.share} has ended; the same command without --share makes the table")
+        return
     if wanted:
         best = result.best(wanted[0])
         common.values("\n".join(best_values(wanted[0], best)), best=best)

@@ -359,20 +359,6 @@ class Lock:
         self.release()
 
 
-def wait_until_free(path: Path, seconds: float) -> None:
-    """Wait until no process has the lock of the folder ``path``, for as many seconds at most.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     wait_until_free(Path(folder), 1.0)
-    """
-    name = path / ".lock"
-    if name.exists():
-        with contextlib.suppress(OSError, NotImplementedError):  # what acquire reports; a Timeout is one
-            filelock.FileLock(name, fallback_to_soft=False).acquire(timeout=seconds).lock.release()
-
-
 def make_folder(folder: Path) -> None:
     """Make ``folder`` and check that files can be written to it, before work is done that would be lost."""
     try:

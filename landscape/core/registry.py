@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
 import importlib.abc
@@ -12,10 +11,9 @@ import operator
 import pkgutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import check_keywords, choose, positive
@@ -334,45 +332,3 @@ def optional(module: str, purpose: str, install: str) -> Any:
         if error.name not in (None, module, package):  # installed, but what it needs itself is missing
             raise OperationError(f"{purpose}: {module} cannot be imported ({error})") from error
         raise OperationError(f"{purpose}: {package} is not installed; pip install {install}") from error
-
-
-class _LastFinder(importlib.abc.MetaPathFinder):
-    """Finds modules in ``folders`` after all other places. Processes that are started do not inherit it."""
-
-    folders: ClassVar[list[str]] = []
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None = None, target: object = None
-    ) -> ModuleSpec | None:
-        return None if path is not None else importlib.machinery.PathFinder.find_spec(name, self.folders)
-
-
-_last_finder = _LastFinder()
-_appended: list[str] = []  # what look_in put on the module path
-
-
-def look_in(folder: str) -> None:
-    """Have modules found in ``folder``, too: last, as it must not hide an installed module."""
-    if _last_finder in sys.meta_path:
-        _last_finder.folders.append(folder)
-    elif folder not in sys.path:
-        sys.path.append(folder)
-        _appended.append(folder)
-
-
-@contextlib.contextmanager
-def isolated_imports() -> Iterator[None]:
-    """Imports inside find nothing in the folders of :func:`look_in`; nor do processes that are started later.
-
-    Dask and PyTorch import packages such as zstandard and opt_einsum if they are there, and a file of that
-    name in the current folder, which nobody named, would be run.
-    """
-    for folder in _appended:
-        with contextlib.suppress(ValueError):  # somebody else has removed it
-            sys.path.remove(folder)
-    _last_finder.folders.extend(_appended)
-    _appended.clear()
-    if _last_finder in sys.meta_path:
-        sys.meta_path.remove(_last_finder)
-    yield
-    sys.meta_path.append(_last_finder)

@@ -21,9 +21,8 @@ before all points are through.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -53,8 +52,7 @@ class Evaluator:
     that are not finite are returned as they are.
 
     ``block`` points are evaluated together, so that calls for whole blocks are the fastest. A point's values
-    do not depend on the other points of the call. It is pickled as the call of :func:`evaluator` that made
-    it, with the chosen path, ``again``. ``parts`` is the problem in parts that fit into the memory.
+    do not depend on the other points of the call. ``parts`` is the problem in parts that fit into the memory.
     """
 
     method: str
@@ -63,10 +61,6 @@ class Evaluator:
     autocast: str | None
     totals: Totals
     parts: Problem
-    again: Callable[[], Evaluator]
-
-    def __reduce__(self) -> tuple[Callable[[], Evaluator], tuple[()]]:
-        return self.again, ()
 
     @torch.no_grad()
     def __call__(self, points: Tensor, progress: Progress = no_progress) -> dict[str, Tensor]:
@@ -124,11 +118,7 @@ def evaluator(
         found = _by_blocks(loss, layers, count, method, budget)
         wanted = "pointwise"
     chosen, block, totals, parts = found or _by_points(loss, wanted, autocast, dtype, budget)
-    again = functools.partial(
-        evaluator, problem, center, directions, count,
-        method=chosen, autocast=autocast, max_memory=max_memory,
-    )  # fmt: skip
-    return Evaluator(chosen, block, problem.samples, autocast, totals, parts, again)
+    return Evaluator(chosen, block, problem.samples, autocast, totals, parts)
 
 
 def _by_blocks(

@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.options import expect, positive
-from landscape.core.progress import Progress, no_progress, portion
+from landscape.core.progress import Progress, portion
 from landscape.evaluation.adaptive import Tolerance, first_points, interpolate
 from landscape.problem.batches import strided
 from landscape.problem.batchnorm import has_batchnorm
@@ -111,23 +111,11 @@ PORTION_SECONDS = 10.0
 SAVE_SHARE = 10.0
 COINCIDE = 1e-9  # coordinates nearer than this share of the largest are equal: linspace rounds to 1e-16
 
-# Jobs for a cluster, at most (ours): Dask takes about a millisecond for each.
-MAX_JOBS = 10_000
-
 RESUMABLE = "the points that were saved are kept, and the same call continues from there"
 
 Named = Mapping[str, Array | Tensor]
 Evaluate = Callable[[Tensor, Progress], Named]
 _Part = tuple[dict[str, Array], list[Any]]  # values of a process by name; its failure and its seconds
-
-
-class Workers(Protocol):
-    """Processes, here or elsewhere, that do independent jobs, such as a :class:`landscape.Cluster`."""
-
-    def run(
-        self, function: Evaluate, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]
-    ) -> None:
-        """Call ``function`` with the arguments of each job; ``done`` takes a job's number and its result."""
 
 
 class MismatchError(InputError):
@@ -195,15 +183,10 @@ class Execution:
     Args:
         group: a torch.distributed group whose processes all make the call, each for its part of the points;
             all return the whole result, and its first one saves.
-        cluster: a :class:`landscape.Cluster`, whose workers compute the points, in place of a group. The
-            problem is pickled and sent to them.
         save: called with the unfinished result about every ten seconds.
         previous: an earlier result of the same problem and plane, unfinished or on another grid: the points
             in common are not computed again. If these are all, or within the tolerance, it is returned
             itself. Over one span, K and 2K − 1 points have every other one in common.
-
-    Raises:
-        InputError: a group together with a cluster.
 
     Example:
         >>> import torch, landscape
@@ -217,13 +200,8 @@ class Execution:
     """
 
     group: dist.ProcessGroup | None = None
-    cluster: Workers | None = None
     save: Callable[[Any], None] | None = None
     previous: Interpolated | None = None
-
-    def __post_init__(self) -> None:
-        if self.group is not None and self.cluster is not None:
-            raise InputError("cluster: not allowed with a group of processes, one of them has the points")
 
 
 @dataclass(frozen=True)
@@ -237,7 +215,6 @@ class Dispatch:
         save: called, in one process, after each portion but the last. Without it, one call has all points.
         group: processes that all make the call; each evaluates an equal part of each portion, and all have
             all values in the end. The points known to the group's first process count as known.
-        cluster: workers that evaluate the points, without a group.
         progress: called with the share of the work done.
     """
 
@@ -245,37 +222,7 @@ class Dispatch:
     block: int = 1
     save: Callable[[], None] | None = None
     group: dist.ProcessGroup | None = None
-    cluster: Workers | None = None
     progress: Progress | None = None
-
-    def by_workers(
-        self, points: Tensor, done: Array, values: Mapping[str, Array], evaluate: Evaluate, places: Array
-    ) -> None:
-        """:func:`compute_missing` by the cluster: jobs of as few points as are fast, in any order."""
-        assert self.cluster is not None
-        missing = _missing(done[places], self.block)
-        count = max(-(-self.least // self.block), -(-len(missing) // MAX_JOBS))  # blocks of a job
-        jobs = [_points(missing[i : i + count], self.block, places) for i in range(0, len(missing), count)]
-        saved, saving, ended = time.perf_counter(), 0.0, 0
-
-        def store(number: int, part: Named) -> None:
-            nonlocal saved, saving, ended
-            _store({k: np.asarray(v) for k, v in part.items()}, jobs[number], done, values)
-            ended += 1
-            if self.progress:
-                self.progress(1 - (len(jobs) - ended) * count * self.block / len(places))
-            clock = time.perf_counter()
-            if self.save and ended < len(jobs) and clock > saved + max(PORTION_SECONDS, SAVE_SHARE * saving):
-                self.save()
-                saved = time.perf_counter()
-                saving = saved - clock
-
-        try:
-            self.cluster.run(evaluate, [(points[job], no_progress) for job in jobs], store)
-        except Exception:
-            if self.save and ended:
-                self.save()
-            raise
 
 
 def compute_missing(
@@ -300,9 +247,6 @@ def compute_missing(
     Raises OperationError, after the computed points were saved, if another process fails.
     """
     places = np.arange(len(done)) if places is None else places
-    if dispatch.cluster is not None:
-        dispatch.by_workers(points, done, values, evaluate, places)
-        return
     group, block, save = dispatch.group, dispatch.block, dispatch.save
     rank, size = (dist.get_rank(group), dist.get_world_size(group)) if group else (0, 1)
     if group:

@@ -124,7 +124,7 @@ class Context:
     Attributes:
         folder: of the runs with their weights.
         scale: of the figure.
-        device, data_dir, executor: for the training of runs, and for analyses, which are computed here.
+        device, data_dir, pool: for the training of runs, and for analyses, which are computed here.
         message: takes a line when a run ends.
         progress: takes the share of the runs that is done.
         records: the folder of archives that figures are drawn from; by default FOLDER/records.
@@ -143,7 +143,7 @@ class Context:
     scale: Scale = "laptop"
     device: str = "auto"
     data_dir: str | None = None
-    executor: children.Executor = field(default_factory=children.Pool)
+    pool: children.Pool = field(default_factory=children.Pool)
     message: Callable[[str], None] = lambda line: None
     progress: Progress = lambda share: None
     records: Path | None = None
@@ -243,7 +243,7 @@ class Context:
             todo,
             ended,
             lambda share: self.progress((done + share) / len(todo)),
-            executor=self.executor,
+            pool=self.pool,
             device=self.device,
             data_dir=self.data_dir,
             until=None if math.isinf(self.until) else self.until,

@@ -28,12 +28,11 @@ from landscape.core.progress import Progress, ProgressOption, shows_progress, ta
 from landscape.results.training import COLUMNS, Sweep
 from landscape.results.training import texts as as_texts
 from landscape.training.processes.children import TIMEOUT
-from landscape.training.processes.cluster import Cluster
 from landscape.training.processes.process_group import started_by_launcher
 from landscape.training.recipes.recipe import Recipe, names
 from landscape.training.recipes.settings import parse_value, parsed
 from landscape.training.run import launch
-from landscape.training.run.launch import Ended, TrainingJob
+from landscape.training.run.launch import Ended, TrainingJob, share_of
 
 #: ("recipe", LABEL), then (KEY, VALUE) as --set takes them, by key.
 Setting = tuple[tuple[str, str], ...]
@@ -117,6 +116,7 @@ class Runner:
         execute: trains runs.
         message: takes a line for the user.
         progress: takes the number of runs that are done, with the part of the present one.
+        share: K/N, of the runs; the table is then neither read nor written.
     """
 
     folder: Path
@@ -126,12 +126,13 @@ class Runner:
     execute: Execute
     message: Callable[[str], None] = lambda line: None
     progress: Progress = lambda runs: None
+    share: str | None = None
     done: int = field(default=0, init=False)
     outcomes: dict[Setting, dict[int, dict[str, float]]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.table, self.keys = self.folder / "sweep.h5", ["recipe", *self.keys]
-        if not self.table.exists():
+        if self.share is not None or not self.table.exists():
             return
         old = Sweep.load(self.table)
         self.keys += [key for key in old.keys if key not in self.keys]
@@ -146,12 +147,12 @@ class Runner:
         return self.folder / folder_name(setting) / f"seed-{seed}"
 
     def run(self, settings: Iterable[Setting]) -> None:
-        """Run every setting with every seed; runs that are in the folder are checked first, and not repeated.
+        """Run all settings with every seed; runs that are in the folder are checked first, and not repeated.
 
         Raises OperationError where a folder holds a run of another recipe than its name says.
         """
         waiting: dict[Path, tuple[TrainingJob, Setting, int]] = {}
-        for setting, seed in itertools.product(settings, self.seeds):
+        for setting, seed in share_of([*itertools.product(settings, self.seeds)], self.share):
             (_, label), *rest = setting
             changes = [*(f"{key}={value}" for key, value in rest), f"seed={seed}"]
             recipe = self.read(label, changes)
@@ -209,7 +210,9 @@ class Runner:
         return Sweep(keys=tuple(self.keys), settings=settings, seeds=as_texts(seeds), **arrays)
 
     def save(self) -> None:
-        """Write DIR/sweep.csv and DIR/sweep.h5, once a run has ended."""
+        """Write DIR/sweep.csv and DIR/sweep.h5, once a run has ended; a share does not."""
+        if self.share is not None:
+            return
         result = self.result()
         if len(result.seeds):
             result.save(self.table)
@@ -241,7 +244,7 @@ def sweep(
     search: tuple[str, float, float] | None = None,
     rounds: int = 8,
     jobs: int = 1,
-    cluster: Cluster | None = None,
+    share: str | None = None,
     timeout: float = TIMEOUT,
     device: str = "auto",
     data_dir: str | Path | None = None,
@@ -270,7 +273,8 @@ def sweep(
             ("algorithm.sigma", 1e-5, 10.0).
         rounds: halvings of the search: at most 3 + 2·rounds values. DPSGD-2020 evaluates about 20.
         jobs: runs at a time, each in its own process.
-        cluster: the :class:`landscape.Cluster` whose workers train, in place of these processes.
+        share: "K/N": make share K of N of the runs, and no file of the table, so that several machines that
+            see the folder make a share each, all at once. The same call without it makes the table.
         timeout: seconds that a process may be silent.
         device, data_dir, allow_code: as of :func:`landscape.train`.
         message: takes lines for the user.
@@ -279,7 +283,7 @@ def sweep(
             a value that is itself a list stands in a list.
 
     Returns:
-        The table: mean and deviation over the seeds, a row for each setting.
+        The table: mean and deviation over the seeds, a row for each setting; of a share, of its own runs.
 
     Raises:
         InputError: a recipe, key or value that is not allowed or given twice.
@@ -294,8 +298,7 @@ def sweep(
     """
     if started_by_launcher():
         raise InputError("sweep: not allowed under torchrun; jobs are several runs at once")
-    if cluster is None:  # whose workers have their own devices
-        pick_device(device)
+    pick_device(device)
     if not 1 <= rounds <= MAX_ROUNDS:
         raise InputError(f"rounds: {rounds} is not allowed, it must be 1 to {MAX_ROUNDS}")
     sources = _labeled(recipes)
@@ -307,8 +310,10 @@ def sweep(
         return Recipe.read(source, allow_code=allow_code, **parsed(changes))
 
     bases, keys = grid(sources, settings), list(settings)
-    total, first_value = len(bases) * len(seeds), list[str]()
+    total, first_value = len(share_of(range(len(bases) * len(seeds)), share)), list[str]()
     if search:
+        if share is not None:
+            raise InputError("share: not allowed with search, whose values depend on runs that have ended")
         key, low, high = search
         if key in (*keys, "seed"):
             raise InputError(f"search: {key} is not allowed, the settings or seeds give it")
@@ -321,18 +326,19 @@ def sweep(
     folder, report = Path(folder), taken(progress)
     make_folder(folder)
     with Lock(folder) as lock:
-        lock.acquire()
+        if share is None:  # several may run at once; each run has a lock of its own
+            lock.acquire()
         runner = Runner(
             folder,
             seeds,
             keys,
             read=recipe_of,
             execute=functools.partial(
-                launch.train_runs, executor=launch.executor(jobs, timeout, device, cluster), device=device,
-                data_dir=data_dir,
+                launch.train_runs, pool=launch.pool(jobs, timeout, device), device=device, data_dir=data_dir
             ),
             message=message or (lambda line: None),
             progress=lambda runs: report(runs / total),
+            share=share,
         )  # fmt: skip
         if search:
             find_best(runner, bases, key, low, high, rounds)

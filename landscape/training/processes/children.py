@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol, Self
+from typing import IO, Any, Self
 
 from landscape.core.errors import InputError, LandscapeError, OperationError, explain
 from landscape.core.files import HAS_LOCKS
@@ -203,22 +203,6 @@ class JobError(OperationError):
         self.number, self.known = number, known
 
 
-class Executor(Protocol):
-    """Processes that do independent jobs: a :class:`Pool`, or a :class:`.cluster.Cluster` of machines."""
-
-    def run(self, function: str, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]) -> None:
-        """Call ``function`` with the arguments of each job.
-
-        Args:
-            function: MODULE:NAME, MODULE being of this package.
-            done: takes a job's number and its result, in the order in which the jobs end.
-
-        Raises:
-            OperationError: as soon as a job fails; the others are ended then. A :class:`JobError` where it
-                failed in another process.
-        """
-
-
 @dataclass(frozen=True)
 class Pool:
     """``nproc`` processes of this machine.
@@ -236,7 +220,16 @@ class Pool:
     place: Callable[[int], dict[str, str]] = lambda number: {}
 
     def run(self, function: str, jobs: Sequence[Sequence[Any]], done: Callable[[int, Any], None]) -> None:
-        """Do the jobs as :class:`Executor` says; JSON can represent arguments and results."""
+        """Call ``function`` with the arguments of each job; JSON can represent these and the results.
+
+        Args:
+            function: MODULE:NAME, MODULE being of this package.
+            jobs: the arguments of each.
+            done: takes a job's number and its result, in the order in which the jobs end.
+
+        Raises:
+            JobError: as soon as a job fails; the others are ended then.
+        """
         waiting = list(enumerate(jobs))[::-1]
         with Children() as children:
             shared = threads_each(self.nproc, self.threads)

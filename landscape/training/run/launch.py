@@ -6,14 +6,14 @@ import contextlib
 import dataclasses
 import functools
 import os
-import socket
+import re
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,15 +23,14 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import files
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
-from landscape.core.files import Lock, printable, wait_until_free
+from landscape.core.files import Lock, printable
 from landscape.core.hdf5 import DamageWarning
 from landscape.core.options import parse_toml, positive
 from landscape.core.progress import Progress, ProgressOption, shows_progress, taken
-from landscape.data.base import data_root, fingerprint
+from landscape.data.base import fingerprint
 from landscape.training.algorithms.async_sgd import AsyncSGD
 from landscape.training.processes import children
 from landscape.training.processes.children import TIMEOUT
-from landscape.training.processes.cluster import Cluster, end_if_unwanted
 from landscape.training.processes.comm import Comm
 from landscape.training.processes.process_group import (
     Group,
@@ -44,6 +43,8 @@ from landscape.training.recipes.recipe import Evaluate, Recipe, file_values, fro
 from landscape.training.run.loop import Hooks, Server, Trainer, Worker
 from landscape.training.run.scalars import package_of, row_writer
 from landscape.training.run.setup import chosen_recipe, default_folder, divergence_message
+
+T = TypeVar("T")
 
 
 def launch(
@@ -322,14 +323,6 @@ def _save(checkpoint: Checkpoint, folder: Path, comm: Comm, every: int) -> None:
     run_folder.write(checkpoint, folder, every, comm.learners, comm.rows)
 
 
-NOT_SHARED = "runs on a cluster need a folder that all machines share, under the same path"
-# NFS keeps what it knows of a directory for so long (acdirmax, s).
-NFS_SECONDS = 60.0
-# NFS keeps the locks of a machine that was lost for 90 s (the lease of Linux's server), and a worker whose
-# command was killed ends its job after the step that it is at (ours).
-LOCKED_SECONDS = 180.0
-
-
 @dataclass(frozen=True)
 class TrainingJob:
     """A run to be made or gone on with: ``recipe`` in ``folder``."""
@@ -346,17 +339,34 @@ class _OutOfTime(Exception):
     """A run has come to the time at which it must stop."""
 
 
-def executor(
-    jobs: int, timeout: float, device: str, cluster: Cluster | None = None
-) -> children.Pool | Cluster:
-    """The ``cluster``, or a pool of processes here that does ``jobs`` runs at a time and takes GPUs in turn.
+def share_of(items: Sequence[T], share: str | None) -> list[T]:
+    """The items K, K + N, K + 2N, … of the share "K/N", which several commands have one each; None: all.
+
+    Raises:
+        InputError: anything else than K/N with 1 ≤ K ≤ N, or more shares than items.
+
+    Example:
+        >>> share_of("abcde", "2/3")
+        ['b', 'e']
+    """
+    if share is None:
+        return list(items)
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", share, re.ASCII)
+    k, n = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not 1 <= k <= n:
+        raise InputError(f"share: '{share}' is not allowed, it must be K/N with 1 ≤ K ≤ N, such as 1/8")
+    if n > len(items):
+        raise InputError(f"share: '{share}' is not allowed, {len(items)} runs have as many shares at most")
+    return list(items[k - 1 :: n])
+
+
+def pool(jobs: int, timeout: float, device: str) -> children.Pool:
+    """A pool of processes that does ``jobs`` runs at a time and takes GPUs in turn.
 
     ``timeout``: seconds that a process may be silent.
     """
     positive("jobs", jobs, least=1)
     positive("timeout", timeout)
-    if cluster is not None:
-        return cluster
     gpus = [str(k) for k in range(torch.cuda.device_count())] if device != "cpu" else []
     if gpus and "CUDA_VISIBLE_DEVICES" in os.environ:
         gpus = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
@@ -372,12 +382,12 @@ def train_runs(
     ended: Ended,
     progress: Progress,
     *,
-    executor: children.Executor,
+    pool: children.Pool,
     device: str,
     data_dir: str | Path | None,
     until: float | None = None,
 ) -> None:
-    """Train ``runs`` by ``executor``, or go on with them; here, where that is a pool with one process to use.
+    """Train ``runs`` by ``pool``, or go on with them; here, where that has one process to use.
 
     Args:
         ended: takes each run as it ends.
@@ -385,54 +395,31 @@ def train_runs(
         until: as of :func:`train_one`.
 
     Raises:
-        OperationError: a run failed, or its folder is not visible both here and where it was trained.
+        OperationError: a run failed.
     """
-    if isinstance(executor, children.Pool) and min(executor.nproc, len(runs)) <= 1:
+    if min(pool.nproc, len(runs)) <= 1:
         for run in runs:
             ended(run, train_one(run, device, data_dir, until, lambda done, total: progress(done / total)))
         return
-
-    def done(number: int, seconds: float | None) -> None:
-        run = runs[number]
-        if seconds is not None and not _visible(run.folder):
-            raise OperationError(f"{run.folder}: the run has ended elsewhere, but {NOT_SHARED}")
-        ended(run, seconds)
-
     for run in runs:
         run.folder.parent.mkdir(parents=True, exist_ok=True)
-    data = os.path.abspath(data_root(data_dir))  # workers may have another current folder
-    patience = 0.0 if isinstance(executor, children.Pool) else LOCKED_SECONDS
     jobs = [
-        [run.recipe.to_toml(), os.path.abspath(run.folder), device, data, until, patience] for run in runs
+        [run.recipe.to_toml(), os.fspath(run.folder), device, data_dir and os.fspath(data_dir), until]
+        for run in runs
     ]
     try:
-        executor.run(f"{__name__}:train_elsewhere", jobs, done)
+        pool.run(f"{__name__}:_train_job", jobs, lambda number, seconds: ended(runs[number], seconds))
     except children.JobError as error:
         raise OperationError(f"{runs[error.number].folder}: {error}") from error
 
 
-def _visible(folder: Path) -> bool:
-    """Say whether the files of a run that has ended elsewhere can be seen: over NFS after a while."""
-    deadline = time.monotonic() + NFS_SECONDS
-    while "last.h5" not in (os.listdir(folder) if folder.is_dir() else ()):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.5)
-    return True
-
-
-def train_elsewhere(
-    toml: str, folder: str, device: str, data_dir: str, until: float | None, patience: float
+def _train_job(
+    toml: str, folder: str, device: str, data_dir: str | None, until: float | None
 ) -> float | None:
-    """:func:`train_one`, with the recipe as text: a job for an executor, whose workers may be elsewhere.
-
-    For ``patience`` seconds it waits for another worker that has the run.
-    """
-    run = TrainingJob(from_values(parse_toml(toml, folder)), Path(folder))
-    if not run.folder.parent.is_dir():
-        raise OperationError(f"{run.folder.parent}: no such folder on {socket.gethostname()}; {NOT_SHARED}")
-    wait_until_free(run.folder, patience)
-    return train_one(run, device, data_dir, until, lambda done, total: end_if_unwanted())
+    """:func:`train_one`, with the recipe as text: a job for a pool."""
+    return train_one(
+        TrainingJob(from_values(parse_toml(toml, folder)), Path(folder)), device, data_dir, until
+    )
 
 
 def train_one(
