@@ -91,9 +91,7 @@ from landscape.results.noise import CriticalBatch as CriticalBatch
 from landscape.results.noise import NoiseAlignment as NoiseAlignment
 from landscape.results.noise import Noise as Noise
 from landscape.results.noise import NoiseScale as NoiseScale
-from landscape.results.training import Escape as Escape
 from landscape.results.training import LabelCounts as LabelCounts
-from landscape.results.training import Minima as Minima
 from landscape.results.training import Stability as Stability
 from landscape.results.training import Sweep as Sweep
 from landscape.training.recipes.recipe import Recipe as Recipe
@@ -101,12 +99,8 @@ from landscape.training.recipes.recipe import recipes as recipes
 from landscape.training.topology.mixing import topologies as topologies
 from landscape.training.run.launch import train as train
 
-from landscape.training.experiments.escapes import saddles as saddles
 from landscape.training.experiments.sweep import sweep as sweep
-from landscape.training.experiments.escapes import stability as stability
-
-# command: Experiments and papers
-from landscape.training.experiments.escapes import minima as minima
+from landscape.training.experiments.stability import stability as stability
 
 # command: Measure noise and learners
 from landscape.training.experiments.continued import critical_batch as critical_batch

@@ -15,7 +15,7 @@ from landscape.results.flatness import LearningCoefficient
 from landscape.results.grids import Surface
 from landscape.results.noise import Noise
 from landscape.results.spectrum import CurvatureTable, Density, Eigenpairs, LossChange, Spectrum, Trace
-from landscape.results.training import Escape
+from landscape.results.training import LabelCounts
 
 
 def parabola() -> Surface:
@@ -89,10 +89,9 @@ def noise() -> Noise:
     )  # fmt: skip
 
 
-def escape() -> Escape:
-    """Times 0 to 11, six at each of two learning rates."""
-    times = np.arange(12.0).reshape(1, 2, 6)
-    return Escape(times, np.array([0.1, 0.2]), "lr", ("ssgd",), share=0.5, steps=20)
+def label_counts() -> LabelCounts:
+    """Two learners and two labels: one has one of them, the other both."""
+    return LabelCounts(np.array([[30, 0], [10, 20]]), np.array([0, 1]), "dirichlet(0.1)")
 
 
 def spectrum() -> Spectrum:
@@ -189,7 +188,7 @@ def namespace() -> dict[str, Any]:
         "surface": parabola(),
         "comparison": comparison(),
         "noise": noise(),
-        "escape": escape(),
+        "labels": label_counts(),
         "spectrum": spectrum(),
         "coefficient": coefficient(),
         "pairs": pairs(),

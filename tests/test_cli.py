@@ -364,7 +364,7 @@ def test_one_split_by_default_in_every_command(copy: Path, command: Command) -> 
     every = {name: registry.commands[name] for name in registry.commands.names()}
     named = {name: p for name, c in every.items() for p in c.params if p.name == "split"}
     assert set(named) == {
-        "contour", "line", "hessian-grid", "spectrum", "smoothing", "stability", "minima", "disagreement", "average",
+        "contour", "line", "hessian-grid", "spectrum", "smoothing", "stability", "disagreement", "average",
         "sharpness",
     }  # fmt: skip
     assert {p.default for p in named.values()} == {SPLIT}

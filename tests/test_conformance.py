@@ -366,11 +366,6 @@ COMMANDS: dict[str, tuple[list[str], dict[str, Any]]] = {
     "critical-batch": (
         ["{run}", "--factors", "1,2", "--branches", "2", "--samples", "640", "-o", "{folder}/c.h5", "--plot", "{folder}/c.png"],
         {"'1,x'": ["{run}", "--factors", "1,x"]}),
-    "saddles": (
-        ["--dimension", "2", "--noise", "", "--lr", "", "--seeds", "0-5", "--set", "lr=0.5", "--set", "steps=40", "-o", "{folder}/s.h5"],
-        {"--dimension: '2,x'": ["--dimension", "2,x"], "--lr: '-1'": ["--lr", "-1"], "needs at least 6": ["--seeds", "0-2"],
-         "seeds: 1 is not allowed": ["--seeds", "20"], "steps: 'x'": ["--seeds", "0-5", "--set", "steps=x"],
-         "at least one of them": ["--dimension", "", "--noise", "", "--lr", ""]}),
     "smoothing": (
         ["{run}/step-0000005.h5", "{run}/last.h5", "--draws", "3", "--steps", "2", "-o", "{folder}/s.h5"],
         {"no spread to smooth by": ["{run}/step-0000000.h5", "--steps", "0", "-o", "{folder}/s.h5"],

@@ -625,20 +625,20 @@ def test_a_file_that_is_replaced_while_it_is_opened_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """HDF5 looks up the name of what it opens, and the last checkpoint of a run in progress loses its own."""
-    escape = landscape.Escape(np.ones((1, 1, 2)), np.array([0.1]), "lr", ("ssgd",), share=0.5, steps=9)
-    escape.save(tmp_path / "a.h5")
+    labels = landscape.LabelCounts(np.ones((1, 2)), np.arange(2), "iid")
+    labels.save(tmp_path / "a.h5")
     opened, times = h5py.File, []
 
     def replaced_before(*args: Any, **kwargs: Any) -> h5py.File:
         if args[1] == "r" and len(times) < 3:
             times.append(1)
             monkeypatch.setattr(h5py, "File", opened)
-            escape.save(tmp_path / "a.h5")
+            labels.save(tmp_path / "a.h5")
             monkeypatch.setattr(h5py, "File", replaced_before)
         return opened(*args, **kwargs)
 
     monkeypatch.setattr(h5py, "File", replaced_before)
-    assert landscape.Escape.load(tmp_path / "a.h5").steps == 9
+    assert landscape.LabelCounts.load(tmp_path / "a.h5").division == "iid"
     assert len(times) == 3
 
 

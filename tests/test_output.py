@@ -34,7 +34,7 @@ from landscape.cli.options import command as as_command
 from landscape.cli.options import described, group, options_of
 from landscape.core import progress, registry
 from landscape.core.progress import taken
-from landscape.results.training import Escape
+from landscape.results.training import LabelCounts
 from landscape.training.recipes import recipe
 from landscape.training.run import launch
 from tests.conftest import Command
@@ -76,10 +76,10 @@ def test_json_of_training_and_of_an_error(tmp_path: Path, tiny: Path, command: C
 
 
 def test_large_arrays_are_shown_by_their_range() -> None:
-    times = np.arange(90.0).reshape(1, 1, 90)
-    times[0, 0, 0] = np.inf
-    shown = details.of_result(Escape(times, np.ones(1), "lr", ("ssgd",), share=0.5, steps=9))
-    assert shown["times"] == {"shape": [1, 1, 90], "min": 1.0, "max": 89.0}
+    counts = np.arange(90.0).reshape(1, 90)
+    counts[0, 0] = np.inf
+    shown = details.of_result(LabelCounts(counts, np.arange(90), "iid"))
+    assert shown["counts"] == {"shape": [1, 90], "min": 1.0, "max": 89.0}
     assert json.loads(details.text({"λ": math.inf, "n": np.int64(3)})) == {"λ": None, "n": 3}
 
 

@@ -28,7 +28,6 @@ MORE: dict[str, dict[str, Any]] = {
     "connect": {"a": torch.ones(8), "b": torch.zeros(8), "points": 3, "steps": 1},
     "batch_sharpness": {"batch": 4},
     "noise_scale": {"batch": 4},
-    "minima": {"delays": (0,), "rate_tol": 0.5},
     "noise_alignment": {"batch": 4, "k": 2},
     "spectrum": {"quantities": ("extremes", "trace", "density")},
     "hessian_grid": {"grid": 2},

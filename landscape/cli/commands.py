@@ -28,7 +28,7 @@ GROUPS = {
         "Map the landscape": ("contour", "line", "connect", "basins", "average", "compare", "smoothing"),
         "Measure curvature": ("spectrum", "hessian-grid", "batch-sharpness", "stability"),
         "Measure noise and learners": ("noise-scale",),
-        "Experiments and papers": ("saddles", "figures"),
+        "Papers": ("figures",),
         "Show": ("info", "plot", "report"),
     }.items()
 }

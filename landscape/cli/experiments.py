@@ -1,10 +1,9 @@
-"""landscape smoothing, stability and saddles."""
+"""landscape smoothing and stability."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from landscape import limits
@@ -13,13 +12,13 @@ from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.cli import common
 from landscape.cli.analysis import Analysis, analysis_options
 from landscape.cli.completion import Choice
-from landscape.cli.options import Group, command, group, options_of, parse_seeds
+from landscape.cli.options import command
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError
 from landscape.core.options import positive
 from landscape.results.flatness import Smoothing
-from landscape.training.experiments import continued, escapes
-from landscape.training.recipes.settings import parsed
+from landscape.training.experiments import continued
+from landscape.training.experiments.stability import stability as compute_stability
 
 
 @command(analysis=analysis_options(compute_smoothing, lr=None, alpha_e=None, k={}))
@@ -63,7 +62,7 @@ Limits = list[dict[str, float]]  # a row for each delay: "delay", and a value fo
 @command(
     from_form={"type": Choice(limits.FORMS)},
     analysis=analysis_options(
-        escapes.stability, metavar="[CKPT…]", required=False, lr=None, own_limit=None, own_delay=None
+        compute_stability, metavar="[CKPT…]", required=False, lr=None, own_limit=None, own_delay=None
     ),
 )
 def stability(
@@ -124,7 +123,7 @@ def stability(
     if lr is not None or noise:
         raise InputError("--lr, --noise: not allowed with a CKPT, which has its own learning rate")
 
-    compute = functools.partial(escapes.stability, precondition=precondition)
+    compute = functools.partial(compute_stability, precondition=precondition)
     analysis.compute("stability", analysis.open(), compute)
 
 
@@ -140,37 +139,3 @@ def table(title: str, found: Limits, form: str, heads: Sequence[str] = ()) -> st
     every = [["τ", *heads], *cells] if heads else cells
     lines = [f"{first:>5}" + "".join(f"{cell:>20}" for cell in rest) for first, *rest in every]
     return "\n".join([title, *lines])
-
-
-_SADDLES = ("dimension", "noise", "lr", "sigma")
-
-
-@command(
-    seeds={"metavar": "N-M,…"},
-    varied=Group(dict, options_of(escapes.saddles, *_SADDLES)),
-    target=group(common.Target, output={"default": "saddles.h5", "help": "Result file."}),
-)
-def saddles(
-    *, varied: dict[str, Any], seeds: str = "0-19", settings: tuple[str, ...], target: common.Target
-) -> None:
-    """Count the steps until algorithms leave a saddle.
-
-    SSGD, SSGD* and DPSGD leave it, by dimension, noise and learning rate.
-
-    One of the three varies at a time; the others are as in the recipe saddle-dpsgd. An empty list skips one.
-    Prints medians over seeds with exact 95% confidence bands. The problem is ours: DPSGD-2020 describes its
-    problem in an appendix that is not available.
-
-    Args:
-        seeds: Seeds of each setting: 0-19, or 0,1,5; at least six.
-        settings: Changes the recipe saddle-dpsgd for all.
-
-    Example:
-        landscape saddles --seeds 0-39 --noise 0.001,0.01 -o saddles.h5 --plot saddles.png
-    """
-    path = target.path(Path())
-    with common.progress_bar("saddles") as bar:
-        results = escapes.saddles(parse_seeds(seeds), **varied, settings=parsed(settings), progress=bar)
-    for result in results:
-        common.describe(result)
-    common.write(results, path, target.picture)

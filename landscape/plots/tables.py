@@ -1,4 +1,4 @@
-"""Pictures of stability, sweeps and escapes, and comparisons of checkpoints."""
+"""Pictures of stability and sweeps, and comparisons of checkpoints."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from landscape.plots.drawing import draws, literal
 from landscape.plots.picture import finish, leading, points, wrapped_panels
 from landscape.results.comparison import Comparison, heading, summary, verdict
 from landscape.results.shown import logarithmic
-from landscape.results.training import Escape, LabelCounts, Minima, Stability, Sweep, forms_with
+from landscape.results.training import LabelCounts, Stability, Sweep, forms_with
 
 
 @draws(Stability)
@@ -43,7 +43,7 @@ def draw_stability(results: Sequence[Stability], title: str = "") -> Figure:
         if np.isfinite(r.own_limit) and finite:
             dash = {"marker": "_", "ms": 16, "mew": 2.5, "color": "k", "label": "the run's own limit"}
             ax.plot(r.own_delay, r.own_limit / r.lambda_max, **run, **dash)
-        _delay_axes(ax, r, max(1, r.delay.max(), r.own_delay))
+        delay_axes(ax, r, max(1, r.delay.max(), r.own_delay))
     by = dict.fromkeys(r.precondition for r in results if r.precondition)
     seen = f", preconditioned by {', '.join(by)}" if by else ""
     usual = f"Above a line training leaves the minimum ({style.splits(results)}{seen})"
@@ -56,8 +56,8 @@ def without_bridge(delay: Array, values: Array) -> tuple[Array, Array]:
     return np.insert(delay.astype(float), after, np.nan), np.insert(values.astype(float), after, np.nan)
 
 
-def _delay_axes(ax: Axes, r: Stability | Minima, largest: int) -> None:
-    """Label ``ax`` as learning rate against delay, from 0 to ``largest`` steps."""
+def delay_axes(ax: Axes, r: Any, largest: int) -> None:
+    """Label ``ax`` as learning rate against delay, from 0 to ``largest`` steps, at the minimum of ``r``."""
     ax.set_xscale("symlog", base=2, linthresh=1)
     style.ticks_at(ax.xaxis, r.delay, [str(tau) for tau in r.delay])
     about = f"$\\lambda_{{max}}$ = {r.lambda_max:.4g} ({r.split or 'data'})"
@@ -85,57 +85,6 @@ def draw_label_counts(results: Sequence[LabelCounts], title: str = "") -> Figure
         ax.set(xlabel="label", ylabel="learner")
     text = "Training samples by learner and label; a darker cell has more."
     return finish(figure, title or style.headline(results), text)
-
-
-@draws(Minima)
-def draw_minima(results: Sequence[Minima], title: str = "") -> Figure:
-    """Learning rate against delay, one panel for each minimum: lines are predicted, markers are measured.
-
-    The bar of a marker reaches from the largest rate at which training stayed at the minimum to the smallest
-    at which it left.
-    """
-    figure, axes = wrapped_panels(len(results), 5.6, 4.2, names="rates", sharex=True, sharey=True)
-    for ax, r in zip(axes, results, strict=True):
-        for f, (name, marker) in enumerate(zip(forms_with(r.momentum), "osD", strict=True)):
-            line = without_bridge(r.delay, r.predicted[f])
-            ax.plot(*line, color=f"C{f}", label=f"{name}: predicted")
-            if 0 in r.delay:  # no line goes through it
-                start = r.predicted[f][r.delay == 0]
-                ax.plot(r.delay[r.delay == 0], start, marker="_", ms=14, mew=1.6, color=f"C{f}")
-            bars = np.abs(np.stack([r.stays[f], r.leaves[f]]) - r.boundary[f])
-            look = {"marker": marker, "ms": 5, "mfc": "w", "capsize": 2}
-            points(ax, r.delay, r.boundary[f], bars, f"C{f}", f"{name}: measured", **look)
-        _delay_axes(ax, r, max(1, r.delay.max()))
-    about = f"{style.samples_of(results)}, full batch"
-    usual = f"The largest rate at which training stays at its minimum\n{about}"
-    return finish(figure, title or usual, legend=axes, ncols=2 * min(3, len(axes)))
-
-
-@draws(Escape)
-def draw_escapes(results: Sequence[Escape], title: str = "") -> Figure:
-    """Median escape time, with its 95% confidence band, against the quantity that is varied.
-
-    One panel for each result. The upper edge is the last step: lines and bands there stand for runs that had
-    not escaped by then.
-    """
-    names = {"dimension": "dimension", "noise": "std of a sample's gradient", "lr": "learning rate"}
-    figure, axes = wrapped_panels(len(results), 3.9, 3.1, names="times", sharey=True)
-    for ax, r in zip(axes, results, strict=True):
-        low, high = (np.minimum(edge, r.steps) for edge in r.band())
-        median = np.minimum(r.median, r.steps)
-        for a, name in enumerate(r.algorithms):
-            color, marker = style.color_of(name), "osD"[a % 3]
-            ax.fill_between(r.values, low[a], high[a], color=color, alpha=0.2, lw=0)
-            ax.plot(r.values, median[a], color=color, marker=marker, ms=4, label=style.paper_name(name))
-        ax.set_xscale("log", base=10 if r.vary == "noise" else 2)
-        if r.vary != "noise":
-            style.ticks_at(ax.xaxis, r.values, [f"{v:g}" for v in r.values])
-        style.log_axis(ax.yaxis)
-        ax.set(title=r.setting, xlabel=names.get(r.vary, r.vary))
-    for ax in leading(axes):
-        ax.set_ylabel("steps to escape")
-    usual = f"Escape from a saddle, median of {results[0].times.shape[2]} seeds and 95% band"
-    return finish(figure, title or usual, legend=axes[:1], ncols=3)
 
 
 # An axis is logarithmic from this ratio of the largest to the smallest value (ours).

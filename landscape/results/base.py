@@ -195,8 +195,8 @@ class Result(shown.Shown):
             OperationError: xarray is not installed.
 
         Example:
-            >>> float(escape.to_xarray().times.sel(algorithms="ssgd", values=0.2).mean())
-            8.5
+            >>> labels.to_xarray().counts.sum("learner").values.tolist()
+            [40, 20]
         """
         xarray = optional("xarray", "to_xarray", EXTRA)
         variables = {name: (d, value) for name, (d, value) in self._arrays().items() if value.size}
@@ -224,8 +224,8 @@ class Result(shown.Shown):
             InputError: a dimension that the result does not have.
 
         Example:
-            >>> escape.to_dataframe().groupby("values").times.mean().tolist()
-            [2.5, 8.5]
+            >>> labels.to_dataframe().groupby("learner").counts.sum().tolist()
+            [30, 30]
         """
         import pandas as pd  # only here: reading a result needs none
 
@@ -273,9 +273,9 @@ class Result(shown.Shown):
         Example:
             >>> import tempfile
             >>> with tempfile.TemporaryDirectory() as folder:
-            ...     escape.save(f"{folder}/escape.h5")
-            ...     type(escape).load(f"{folder}/escape.h5").vary
-            'lr'
+            ...     labels.save(f"{folder}/labels.h5")
+            ...     type(labels).load(f"{folder}/labels.h5").division
+            'dirichlet(0.1)'
         """
         save([self], path)
 
@@ -365,7 +365,7 @@ def save(results: Sequence[Result], path: str | Path) -> None:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     save([escape, escape], f"{folder}/two.h5")
+        ...     save([labels, labels], f"{folder}/two.h5")
         ...     len(load_results(f"{folder}/two.h5"))
         2
     """

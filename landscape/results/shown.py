@@ -260,8 +260,8 @@ class Shown:
             of an eigenvalue; 0 if exact, NaN if there is none), ``unit`` and ``note``.
 
         Example:
-            >>> escape.describe()[0].text
-            '3 steps   95% band 0 to 5'
+            >>> labels.describe()[0].text
+            '30 samples   largest 30'
         """
         raise NotImplementedError
 
@@ -312,8 +312,8 @@ class Shown:
             OperationError: ``path`` cannot be written.
 
         Example:
-            >>> escape.plot(title="Escape from a saddle").get_suptitle()
-            'Escape from a saddle'
+            >>> labels.plot(title="Who has which label").get_suptitle()
+            'Who has which label'
         """
         # By name: a result does not depend on what draws it, and matplotlib is imported only here.
         plots = importlib.import_module("landscape.plots")

@@ -1,8 +1,7 @@
-"""Results about training: limits of stability, times of escape, sweeps, and predicted times of a step."""
+"""Results about training: limits of stability, labels by learner, and sweeps."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -12,12 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 
-from landscape.core.errors import InputError
 from landscape.core.files import write_text
 from landscape.core.hdf5 import Array
 from landscape.core.options import choose
 from landscape.results.base import Result, Sourced
-from landscape.results.shown import Row, converged, eigenvalue, limit_in_words, percent, rows_of_each
+from landscape.results.shown import Row, converged, eigenvalue, limit_in_words, rows_of_each
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
 
 # Forms of momentum: the rows of the limits.
 FORMS = ("no momentum", "momentum", "shifted momentum")
-# The level of the bands of escape times (the usual one).
-LEVEL = 0.95
 
 
 def limit_names(delays: Array, momentum: float) -> list[str]:
@@ -103,78 +99,6 @@ class Stability(Sourced):
 
 
 @dataclass(frozen=True)
-class Minima(Sourced):
-    """Learning rates at which full-batch training with delayed gradients stays at a minimum or leaves it.
-
-    Arrays (3, K) have a row for each form of momentum (none, ordinary, shifted) and a column for each delay.
-
-    Each run starts at the distance ``displacement`` from the minimum, in the sharpest direction. It has left
-    the minimum if its loss exceeds, within ``steps`` steps, the loss at ``factor`` times this distance.
-
-    Attributes:
-        delay: (K,), in steps.
-        predicted: (3, K), the largest stable ηλ divided by ``lambda_max`` + ``weight_decay``.
-        stays: (3, K), the largest learning rate at which training stayed.
-        leaves: (3, K), the smallest learning rate at which training left.
-        steps: (3, K), length of the runs.
-        lambda_after: (3, K), λ_max at the end of the run at ``stays``, in nats.
-        momentum: the momentum of the second and third row.
-        lambda_max, residual: of the Hessian at the minimum, in nats.
-        weight_decay: that of the training.
-        displacement: the distance from the minimum at which each run starts, in the sharpest direction.
-        factor: a run has left where its loss exceeds the loss at this many times the distance.
-        loss, gradient_norm: at the minimum, with weight decay.
-
-    Example:
-        >>> ones = np.ones((3, 1))
-        >>> result = Minima(np.array([0]), predicted=ones, stays=ones, leaves=4 * ones, steps=ones,
-        ...                 lambda_after=ones, momentum=0.9, weight_decay=0.0, lambda_max=2.0, residual=0.0,
-        ...                 loss=0.0, gradient_norm=0.0, displacement=0.1, factor=4.0, samples=10)
-        >>> result.boundary[:, 0].tolist()
-        [2.0, 2.0, 2.0]
-    """
-
-    schema: ClassVar[str] = "landscape.minima"
-    labels_of: ClassVar[Mapping[str, tuple[str, ...]]] = {"form": FORMS}
-    table: ClassVar[str] = "form delay"
-
-    delay: Annotated[Array, "delay+", "steps"]
-    predicted: Annotated[Array, "form delay"]
-    stays: Annotated[Array, "form delay"]
-    leaves: Annotated[Array, "form delay"]
-    steps: Annotated[Array, "form delay", "steps"]
-    lambda_after: Annotated[Array, "form delay", "nat"]
-    momentum: float
-    weight_decay: float
-    lambda_max: Annotated[float, "nat"]
-    residual: Annotated[float, "nat"]
-    loss: Annotated[float, "nat"]
-    gradient_norm: float
-    displacement: float
-    factor: float
-    samples: int
-
-    @property
-    def boundary(self) -> Array:
-        """(3, K): the geometric mean of ``stays`` and ``leaves``, an estimate of the largest stable rate."""
-        return np.sqrt(self.stays * self.leaves)
-
-    def describe(self) -> list[Row]:
-        names = limit_names(self.delay, self.momentum)
-        ratios = zip(self.boundary.T.flat, self.predicted.T.flat, strict=True)
-        notes = [f"predicted {expected:.4g}, ratio {found / expected:.3f}" for found, expected in ratios]
-        moved = float(np.abs(self.lambda_after / self.lambda_max - 1).max())
-        largest = [f"largest lr that stays, {name}" for name in names]
-        return [
-            *rows_of_each(largest, self.boundary.T.ravel(), notes=notes),
-            eigenvalue("λ_max", self.lambda_max, self.residual),
-            percent("largest change of λ_max", moved),
-            Row("weight decay", self.weight_decay),
-            Row("‖gradient‖", self.gradient_norm),
-        ]
-
-
-@dataclass(frozen=True)
 class LabelCounts(Sourced):
     """Training samples by learner and label.
 
@@ -205,109 +129,6 @@ class LabelCounts(Sourced):
             Row("labels of a learner", float(present.mean()), 0.0, note=of),
             Row("division", self.division),
         ]
-
-
-@dataclass(frozen=True)
-class Escape(Result):
-    """Escape times from a saddle: the steps until L(w_a) is below ``share`` of the saddle's depth.
-
-    One quantity is varied.
-
-    Attributes:
-        times: (algorithms, values, runs), in steps, one run for each seed; inf for runs that diverged or had
-            not escaped after ``steps`` steps.
-        values: (values,), of the quantity that is varied.
-        vary: the name of this quantity.
-        algorithms: names of the algorithms.
-        share: the share of the saddle's depth below which a run has escaped.
-        steps: the length of the runs.
-        setting: the quantities that are not varied, as text.
-
-    Example:
-        >>> times = np.array([[[3.0, 1.0, 2.0, 5.0, 4.0, np.inf]]])
-        >>> result = Escape(times, np.array([0.1]), "lr", ("ssgd",), share=0.5, steps=10)
-        >>> result.median.tolist(), [edge.tolist() for edge in result.band(0.9)]
-        ([[4.0]], [[[1.0]], [[inf]]])
-    """
-
-    schema: ClassVar[str] = "landscape.escape"
-    table: ClassVar[str] = "algorithms values run"
-
-    times: Annotated[Array, "algorithms+ values+ run+", "steps"]
-    values: Annotated[Array, "values"]
-    vary: str
-    algorithms: Annotated[tuple[str, ...], "algorithms"]
-    share: float
-    steps: Annotated[int, "steps"]
-    setting: str = ""
-    label: str = ""
-
-    @property
-    def median(self) -> Array:
-        """(algorithms, values): the median over the runs; inf where half of them or more had not escaped."""
-        ordered = np.sort(self.times, axis=2)
-        middle = ordered.shape[2] // 2  # the upper of two: halfway to inf is inf
-        return ordered[:, :, middle]
-
-    def band(self, level: float = 0.95) -> tuple[Array, Array]:
-        """A confidence interval for the median escape time.
-
-        The interval lies between two of the measured times, chosen by rank. It is valid for every
-        distribution of times, because the number of times below the median is binomial with probability ½.
-        Runs that did not escape count as longer than all others, which does not change the ranks.
-
-        Args:
-            level: the least probability with which the interval contains the median, between 0 and 1.
-
-        Returns:
-            (lower ends, upper ends), both (algorithms, values), in steps.
-
-        Raises:
-            InputError: a level that is not between 0 and 1, or that needs more runs.
-
-        Example:
-            >>> times = np.arange(6.0).reshape(1, 1, 6)
-            >>> result = Escape(times, np.array([0.1]), "lr", ("ssgd",), share=0.5, steps=9)
-            >>> lower, upper = result.band()
-            >>> float(lower[0, 0]), float(upper[0, 0])
-            (0.0, 5.0)
-        """
-        rank = median_rank(self.times.shape[2], level)
-        ordered = np.sort(self.times, axis=2)
-        return ordered[:, :, rank], ordered[:, :, -1 - rank]
-
-    def describe(self) -> list[Row]:
-        runs = self.times.shape[2]
-        known = 2.0 ** (1 - runs) <= 1 - LEVEL  # else no two of the times bound the median at that level
-        low, high = self.band(LEVEL) if known else (np.zeros_like(self.median), self.median + np.inf)
-        names = [f"{name}, {self.vary} {value:g}" for value in self.values for name in self.algorithms]
-        bands = [f"95% band {a:.0f} to {b:.0f}" for a, b in zip(low.T.flat, high.T.flat, strict=True)]
-        rows = rows_of_each(names, self.median.T.ravel(), unit="steps", notes=bands)
-        return [*rows, Row("runs", runs, note=self.setting)]
-
-
-def median_rank(samples: int, level: float) -> int:
-    """The rank of the ends of a confidence interval for the median.
-
-    Args:
-        samples: number of independent samples.
-        level: the least probability with which the interval contains the median, between 0 and 1.
-
-    Returns:
-        The largest r, counted from 0, for which the interval from the r-th smallest to the r-th largest
-        sample contains the median with probability ``level`` or more.
-
-    Raises:
-        InputError: even the interval from the smallest to the largest sample does not.
-    """
-    if not 0 < level < 1:
-        raise InputError(f"level: {level} is not allowed, it must be > 0 and < 1")
-    tails = itertools.accumulate(2 * math.comb(samples, k) / 2**samples for k in range((samples + 1) // 2))
-    rank = sum(1 for outside in tails if outside <= 1 - level) - 1
-    if rank < 0:
-        least = math.ceil(1 - math.log2(1 - level))
-        raise InputError(f"seeds: {samples} is not allowed, a band of {level:g} needs at least {least}")
-    return rank
 
 
 #: The columns of numbers, in order; the table has them after the settings and the seeds.

@@ -31,7 +31,7 @@ from landscape.paper.context import Context, identity
 from landscape.problem.layout import Layout, Slot
 from landscape.results import base
 from landscape.results.flatness import Smoothing
-from landscape.results.training import Escape, Minima, Stability, Sweep, texts
+from landscape.results.training import Stability, Sweep, texts
 from landscape.training.recipes import recipe
 from tests.examples import comparison
 
@@ -137,11 +137,6 @@ def results() -> Mapping[str, Any]:
             ratio=np.array([0.2, 2.0]), chosen=np.array([True, True, False]), level=0.9, bn="recalibrate",
         ),
         "stability": made(Stability, delay=delay, limit=three, lambda_max=2.0, momentum=0.9),
-        "minima": made(Minima, delay=delay, predicted=three, steps=np.full((3, 3), 50), lambda_max=2.0, momentum=0.9),
-        "escape": made(
-            Escape, times=np.ceil(99 * random((2, 3, 9))), values=np.array([2.0, 4.0, 8.0]), vary="dimension",
-            algorithms=("ssgd", "dpsgd"), steps=100, label="",
-        ),
         "sweep": made(
             Sweep, keys=("lr", "batch"), settings=texts([["0.1", "10"], ["0.2", "10"]]), seeds=texts(["0 1", "0"]),
         ),

@@ -6,20 +6,23 @@ appendix that is not available.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
-from landscape import limits, plots
+from landscape import limits
 from landscape.paper.context import Context, Ended
+from landscape.paper.departures import Escape, Minima, minima, saddles
 from landscape.paper.figure import Compared, Drawing, compare_with_paper, figure, printed, summary
 from landscape.paper.verdicts import Effect, Rows, by_seed, paired_effect, select, settings
-from landscape.plots.picture import panels
+from landscape.plots import style
+from landscape.plots.picture import finish, panels, points, wrapped_panels
 from landscape.plots.style import ticks_at
-from landscape.plots.tables import without_bridge
-from landscape.results.training import Escape, Minima
-from landscape.training.experiments.escapes import minima, saddles
+from landscape.plots.tables import delay_axes, without_bridge
+from landscape.results.training import forms_with
 from landscape.training.run.loop import Trainer
 
 # ---- The boundary
@@ -88,6 +91,25 @@ def _judge_minima(rows: Rows) -> list[Effect]:
     ]
 
 
+def _draw_minimum(r: Minima) -> Figure:
+    """Learning rate against delay: lines are predicted, markers are measured.
+
+    The bar of a marker reaches from the largest rate at which training stayed at the minimum to the smallest
+    at which it left.
+    """
+    picture, (ax,) = panels(1, 1, 5.6, 4.2)
+    for f, (name, marker) in enumerate(zip(forms_with(r.momentum), "osD", strict=True)):
+        ax.plot(*without_bridge(r.delay, r.predicted[f]), color=f"C{f}", label=f"{name}: predicted")
+        # No line goes through delay 0.
+        ax.plot(r.delay[:1], r.predicted[f, :1], marker="_", ms=14, mew=1.6, color=f"C{f}")
+        bars = np.abs(np.stack([r.stays[f], r.leaves[f]]) - r.boundary[f])
+        look: Any = {"marker": marker, "ms": 5, "mfc": "w", "capsize": 2}
+        points(ax, r.delay, r.boundary[f], bars, f"C{f}", f"{name}: measured", **look)
+    delay_axes(ax, r, max(1, r.delay.max()))
+    title = f"The largest rate at which training stays at its minimum\n{style.samples_of([r])}, full batch"
+    return finish(picture, title, legend=[ax], ncols=2)
+
+
 @figure("delay-minima", _judge_minima)
 def _delay_minima(context: Context) -> Drawing:
     """Full-batch training with delay, close to a trained minimum: the largest rate that stays there."""
@@ -99,8 +121,7 @@ def _delay_minima(context: Context) -> Drawing:
 
         def make() -> Minima:
             problem = context.problem(point, "train")
-            about: Any = {"split": "train", "label": point.label}
-            return minima(problem, sizes["delays"], weight_decay=decay, rate_tol=sizes["tol"], **about)
+            return minima(problem, sizes["delays"], decay, sizes["tol"], split="train", label=point.label)
 
         (found,) = context.cached(Minima, point, sizes, make, (minima,))
         results.append(found)
@@ -116,7 +137,7 @@ def _delay_minima(context: Context) -> Drawing:
     rows = context.table(measure)
     what = "largest rate that stays / predicted, {form}"
     compared = compare_with_paper(rows, what, "ratio", paper="1", form=".3f")
-    return Drawing({"": plots.draw(results[:1])}, rows, compared, "The picture is of the first seed.")
+    return Drawing({"": _draw_minimum(results[0])}, rows, compared, "The picture is of the first seed.")
 
 
 # ---- Steps to leave a saddle
@@ -131,6 +152,32 @@ def _judge_saddles(rows: Rows) -> list[Effect]:
         )
         for vary, value in settings(rows, "vary", "value")
     ]
+
+
+def _draw_escapes(results: Sequence[Escape]) -> Figure:
+    """Median escape time, with its 95% confidence band, against the quantity that is varied.
+
+    There is a panel for each. The upper edge is the last step: lines and bands there stand for runs that had
+    not escaped by then.
+    """
+    names = {"dimension": "dimension", "noise": "std of a sample's gradient", "lr": "learning rate"}
+    picture, axes = wrapped_panels(len(results), 3.9, 3.1, names="times", sharey=True)
+    for ax, r in zip(axes, results, strict=True):
+        low, high = (np.minimum(edge, r.steps) for edge in r.band)
+        median = np.minimum(r.median, r.steps)
+        for a, name in enumerate(r.algorithms):
+            color = style.color_of(name)
+            ax.fill_between(r.values, low[a], high[a], color=color, alpha=0.2, lw=0)
+            look: Any = {"color": color, "marker": "osD"[a], "ms": 4, "label": style.paper_name(name)}
+            ax.plot(r.values, median[a], **look)
+        ax.set_xscale("log", base=10 if r.vary == "noise" else 2)
+        if r.vary != "noise":
+            ticks_at(ax.xaxis, r.values, [f"{v:g}" for v in r.values])
+        style.log_axis(ax.yaxis)
+        ax.set(title=r.setting, xlabel=names[r.vary])
+    axes[0].set_ylabel("steps to escape")
+    title = f"Escape from a saddle, median of {results[0].times.shape[2]} seeds and 95% band"
+    return finish(picture, title, legend=axes[:1], ncols=3)
 
 
 @figure("saddles", _judge_saddles)
@@ -149,4 +196,4 @@ def _saddles(context: Context) -> Drawing:
     )
     ratios = [float(np.median(effect.values)) for effect in _judge_saddles(rows)]
     what = "steps of SSGD / steps of DPSGD to leave, median over the seeds"
-    return Drawing({"": plots.draw(results)}, rows, [Compared(what, summary(ratios))])
+    return Drawing({"": _draw_escapes(results)}, rows, [Compared(what, summary(ratios))])

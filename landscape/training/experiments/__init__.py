@@ -1,1 +1,1 @@
-"""Experiments that train: escape from saddles, stability of minima, continued runs."""
+"""Experiments that train: sweeps, continued runs, and the limits of stability."""
