@@ -506,12 +506,14 @@ def jsd() -> Parts:
     return model, loss, data
 
 
+# Its meters take the mean over batches. In parts of other images nothing tells that both means, over labeled
+# and unlabeled ones, grow with the first ones: the inputs of a batch have two lengths.
 @image_scripts(
     "FixMatch: labeled images and three times as many unlabeled, pseudo-labels above a threshold, one pass",
     source="kekmodel/FixMatch-pytorch: train.py",
     small=True,
-    total=by_size,
-    says=None,
+    total=per_batch,
+    says=BATCHES,
 )
 def fixmatch() -> Parts:
     @module(net=nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3)))

@@ -475,11 +475,12 @@ def speechbrain_nll() -> Parts:
     return model, loss, [batch(4, 4), batch(6, 1), batch(3)]
 
 
+# CrossEntropyLoss is the mean over its targets, here the utterances, whatever the model makes of their batch;
+# with the script's own batches, all of one size, it is the mean over these as well.
 @series_scripts(
     "GE2E: utterances of speakers in a row, embeddings viewed as (speakers, utterances), similarities in the batch",
     source="CorentinJ/Real-Time-Voice-Cloning: encoder/model.py",
-    says=BATCHES,
-    total=per_batch,
+    total=by_size,
 )
 def ge2e() -> Parts:
     @module(

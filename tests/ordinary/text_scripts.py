@@ -124,10 +124,10 @@ def of_tokens(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return sum(value for value, _ in parts) / sum(count for _, count in parts)
 
 
-@text_scripts.undefined(
+# The Trainer adds the losses of the micro-batches: the loss of the step is the mean over all labels of all of
+# them. There is one answer, and so this is no refusal.
+@text_scripts(
     "Hugging Face's Trainer: micro-batches of one or two rows, each a sum over num_items_in_batch of all",
-    "the losses of batches are parts of a sum: their sum, not their mean, is the loss of the step",
-    "sum|mean",
     source="huggingface/transformers: src/transformers/loss/loss_utils.py",
     small=True,
     total=of_tokens,
