@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.battery.case import module
+from tests.ordinary.scripts import mask_of
 from tests.ordinary.use import BATCHES, COUNTED, EITHER, TOGETHER, Parts, Theme, by_count, by_size, per_batch
 
 text_scripts = Theme("text scripts")
@@ -26,7 +27,7 @@ def words(*shape: int) -> Tensor:
 def padded_to(lengths: list[int], pad: int = 0) -> Tensor:
     """(N, max) words, ``pad`` after each sequence's length."""
     size = max(lengths)
-    return words(len(lengths), size).masked_fill(torch.arange(size) >= torch.tensor(lengths)[:, None], pad)
+    return words(len(lengths), size).masked_fill(~mask_of(lengths), pad)
 
 
 class Past(nn.Module):
