@@ -281,7 +281,7 @@ def _rows(equation: Equation) -> dict[tuple[str, int, str], dict[int, float]]:
         for name, number, cut, tensor in _parts(part.y, "y"):
             if not tensor.is_floating_point() and tensor.dtype != torch.bool:
                 row = rows.setdefault((name, number, cut), {})
-                classes, numbers = tensor.unique(return_counts=True)
+                classes, numbers = torch.unique(tensor, return_counts=True)
                 for c, n in zip(classes[: MAX_CLASSES + 1].tolist(), numbers.tolist(), strict=False):
                     row[c] = row.get(c, 0.0) + n * (value - equation.whole)
     return rows

@@ -392,8 +392,8 @@ class _Decision:
         if self.few is None:  # of one sample, or of inputs that cannot be divided
             return None if rows is None else losses
         # A model that mixes samples has other outputs for parts of them.
-        alike = self.own is not None and rows is not None and rows.equals(self.own)
-        if alike and rows.holds(self.terms) is (self.combine is True):
+        alike = rows is not None and self.own is not None and rows.equals(self.own)
+        if alike and rows is not None and rows.holds(self.terms) is (self.combine is True):
             return losses
         return None if self.own is None and (self.data.indexed or not passes.cuts(some)) else passes
 
