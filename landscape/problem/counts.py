@@ -52,7 +52,7 @@ class Samples(NamedTuple):
 
     @property
     def ends(self) -> Sequence[int]:
-        """Where the first parts of an equation end: of few samples, each is a part."""
+        """The ends of all parts of an equation but the last: of few samples, each is a part."""
         return (2, 5) if self.size > 5 else range(1, self.size)
 
     @property
@@ -288,7 +288,7 @@ def _rows(equation: Equation) -> dict[tuple[str, int, str], dict[int, float]]:
 
 
 def _orthogonal(system: Tensor, limit: float, sure: bool) -> Tensor:
-    """What is orthogonal to all rows of ``system``, its largest number 1; NaN if nothing is.
+    """The vector orthogonal to all rows of ``system``, its largest number 1; NaN if there is none.
 
     ``sure``: NaN if something else is, too, if the rows are no more than determine it, and if it is negative.
     """

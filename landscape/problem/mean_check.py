@@ -253,7 +253,7 @@ def check_mean(problem: MeanLoss, terms: Terms, first: tuple[Any, Any], at: Tens
 
 
 class _Decision:
-    """What a few samples say of a loss, and the verdicts on it, in the order in which they are tried.
+    """The verdicts on a loss, by a few samples and by all, in the order in which they are tried.
 
     Each returns whether it is decided how the loss is taken, or refuses the loss.
     """
