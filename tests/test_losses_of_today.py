@@ -552,18 +552,28 @@ def test_a_number_is_right_announced_or_refused_wherever_the_special_samples_are
 
 
 @settings(max_examples=15, deadline=None)
-@given(lengths=st.lists(st.integers(2, 9), min_size=2, max_size=6), seed=st.integers(0, 1000))
-def test_packed_sequences_of_unequal_length_count_their_words(lengths: list[int], seed: int) -> None:
+@given(
+    lengths=st.lists(st.integers(4, 9), min_size=2, max_size=6),
+    shift=st.integers(0, 1),
+    seed=st.integers(0, 1000),
+)
+def test_packed_sequences_of_unequal_length_count_their_words(
+    lengths: list[int], shift: int, seed: int
+) -> None:
+    """``shift``: outputs are compared with the next words."""
     torch.manual_seed(seed)
     model, batches = sequence(), []
     for length in lengths:
         y = torch.randint(4, (1, length)).masked_fill(torch.rand(1, length) < 0.4, -100)
         batches.append((torch.randint(5, (1, length)), y))
-    words = [int((y != -100).sum()) for _, y in batches]
-    sums = [F.cross_entropy(model(x)[0], y[0], reduction="sum").item() for x, y in batches]
+    words = [int((y[:, shift:] != -100).sum()) for _, y in batches]
+    sums = [
+        F.cross_entropy(model(x)[0, : len(y[0]) - shift], y[0, shift:], reduction="sum").item()
+        for x, y in batches
+    ]
     with warnings.catch_warnings(action="ignore", category=ProblemWarning):
         try:
-            problem = Problem(model, lambda o, y: _flat(o, y), batches)
+            problem = Problem(model, lambda o, y: _flat(o[:, : o.shape[1] - shift], y[:, shift:]), batches)
         except InputError:
             return
     assert problem.loss() == pytest.approx(sum(sums) / sum(words), rel=1e-9)
@@ -580,6 +590,70 @@ def test_a_batch_whose_loss_is_nan_is_named() -> None:
     for data, place in (([(x[:5], y[:5]), (x[5:], y[5:])], "batch 1"), ((x, y), "samples 0 to 11")):
         with pytest.raises(InputError, match=f"the loss of {place}.*is NaN"):
             Problem(model, of_logarithm, data)
+
+
+def test_a_part_may_be_nan_where_all_of_it_is_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("landscape.problem.mean_loss.MAX_CHUNK", 4)
+    x, y, model = inputs(10), torch.tensor([1.0] * 7 + [0.0] * 3).double(), net()
+
+    def of_positives_and_all(o: Tensor, t: Tensor) -> Tensor:
+        return (o[:, 0] - 1)[t > 0].square().mean() + o[:, 1].square().mean()
+
+    with pytest.warns(ProblemWarning, match="all 10 are evaluated at once") as lines:
+        problem = Problem(model, of_positives_and_all, (x, y))
+    assert problem.loss() == pytest.approx(of_positives_and_all(model(x), y).item())
+    assert {line.filename for line in lines} == {__file__}
+
+
+def test_weights_of_classes_come_from_outputs_in_their_own_precision() -> None:
+    """A class is in the last batch alone, and outputs in float32 are others in batches of another size."""
+    torch.manual_seed(0)
+    x, y = torch.randn(10, 8), torch.tensor([0, 1, 0, 0, 1, 1, 0, 0, 1, 2])
+    model = nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    def loss(o: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(5 * o, t, weight=torch.tensor([0.5, 0.7, 2.0]).to(o))
+
+    with pytest.warns(ProblemWarning, match="the weights of the classes"):
+        problem = Problem(model, loss, DataLoader(TensorDataset(x, y), 3))
+    assert problem.loss() == pytest.approx(loss(model(x), y).item(), rel=1e-5)
+
+
+def test_counts_are_told_apart_by_batches_that_are_no_neighbors() -> None:
+    """Two targets a sample, and then one: between them is a sample without any."""
+    nan, model = torch.nan, network(either, net=net(outputs=2))
+    targets = [[[1.0, 0.0], [0.0, 1.0]], [[nan, nan], [2.0, nan]], [[3.0, nan]]]
+    batches = [(Inputs(inputs(len(t))), torch.tensor(t, dtype=torch.float64)) for t in targets]
+
+    def loss(o: Tensor, t: Tensor) -> Tensor:
+        return (o - t)[~t.isnan()].square().mean()
+
+    x, y = torch.cat([x.x for x, _ in batches]), torch.cat([y for _, y in batches])
+    with pytest.warns(ProblemWarning, match="terms of its mean"):
+        problem = Problem(model, loss, batches)
+    assert problem.loss() == pytest.approx(loss(model(x), y).item())
+
+
+@pytest.mark.parametrize("of_targets", ["tensors of any length", "an object"])
+def test_batches_that_nothing_divides_are_said_to_count_the_same(of_targets: str) -> None:
+    model, sizes = network(either, net=net(outputs=3)), (2, 1, 3)
+    boxes = [torch.randn(n, 3).double() for n in (3, 0, 1)]
+    objects = of_targets == "an object"
+    batches = [
+        (Inputs(inputs(n)), Inputs(t) if objects else (t, torch.tensor(n)))
+        for n, t in zip(sizes, boxes, strict=True)
+    ]
+
+    def loss(o: Tensor, t: Any) -> Tensor:
+        if not objects and len(o) != int(t[1]):
+            raise ValueError("these are other samples")
+        boxes = t.x if objects else t[0]
+        return o.square().mean() + (o.mean(0) - boxes).square().sum()
+
+    with pytest.warns(ProblemWarning, match="mean over the batches"):
+        problem = Problem(model, loss, batches)
+    values = [loss(model(x), t).item() for x, t in batches]
+    assert problem.loss() == pytest.approx(sum(values) / 3)
 
 
 def test_given_terms_win_for_inputs_that_are_objects() -> None:

@@ -421,6 +421,7 @@ SURROGATES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "phantom gradient": phantom,
     "a detached branch": lambda m, z: z.tanh() + m.c(z).tanh().detach(),
     "a detached factor": lambda m, z: z * z.sigmoid().detach(),
+    "a small detached part": lambda m, z: z + 0.005 * z.tanh().detach(),
     "Gumbel's hard sample": lambda m, z: F.one_hot(z.argmax(1), z.shape[1]) - z.softmax(1).detach() + z.softmax(1),
     "rounding that no cast shows": lambda m, z: z + (torch.from_numpy((z.detach().numpy() * 64).round() / 64) - z).detach(),
 }  # fmt: skip

@@ -113,9 +113,10 @@ MISSING = re.compile(
 # product differs from them by the second: a kink within the step, or arithmetic that is coarser inside the
 # model than its parameters, makes the two differences disagree (ours).
 AGREEMENT, DISAGREEMENT = 0.05, 0.25
-# The same two of losses and their gradient, where a loss changes by at least so many units of its rounding;
-# and how much a small part of the gradient counts at most (ours).
-SAME, OTHER, UNITS, BALANCE = 0.002, 0.02, 1000, 30
+# Differences of losses are trusted if they agree to the share SAME, and are UNITS of rounding at least. The
+# gradient is another one if it differs from them by OTHER times as much, and by the share LEAST: what is
+# detached may be a small part. BALANCE: how much a small part of the gradient counts at most (all ours).
+SAME, OTHER, LEAST, UNITS, BALANCE = 0.002, 10, 0.001, 1000, 30
 # Numbers that are converted to float64 at once (ours): 8 MiB.
 SLICE = 2**20
 
@@ -406,8 +407,9 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
             near, far, said = torch.tensor(rows, dtype=torch.float64).T
             scale = torch.stack([near.norm(), far.norm(), said.norm()]).max()
             resolved = 2 * step * scale >= UNITS * unit
-            trusted = bool(resolved & ((near - far).norm() <= SAME * scale))
-            if trusted and bool((near - said).norm() > OTHER * scale):
+            apart = (near - far).norm()
+            trusted = bool(resolved & (apart <= SAME * scale))
+            if trusted and bool((near - said).norm() > OTHER * apart + LEAST * scale):
                 return False
             clear &= trusted
         if clear:

@@ -236,6 +236,8 @@ def count_samples(x: Any, y: Any, *, alike: bool, remedy: str = "") -> int:
     """
     tensors = [*named_tensors(y, "targets"), *named_tensors(x, "inputs")]
     lone = bool(tensors) and tensors[0][1].dim() == 0
+    if not tensors and hasattr(y, "__dict__") and not alike:
+        return 1  # an object, such as a graph, that is inputs and targets
     if not tensors or lone or isinstance(y, (bool, int, float)):
         what = f"a single number as {tensors[0][0] if lone else 'targets'}" if tensors else "no tensor"
         raise InputError(

@@ -1,11 +1,16 @@
-"""How many terms a sample contributes to the mean of a loss: counts of targets, or of a mask beside them."""
+"""How many terms a sample contributes to the mean of a loss: counts of targets, or of a mask beside them.
+
+The loss of any samples is the mean of the losses of the parts that they consist of, weighted by the terms of
+each. Such equations tell which count is right.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,10 +21,14 @@ from landscape.problem.batches import concatenate, count_samples, named_tensors,
 from landscape.problem.data import notable
 from landscape.problem.losses import by_sample
 
-# Classes whose weights are sought, and samples for each of them (ours).
-MAX_CLASSES, SAMPLES_A_CLASS = 64, 3
+# Classes whose weights are sought (ours).
+MAX_CLASSES = 64
 # Weights of classes below this share of the largest are zero: they come from differences of losses (ours).
 ZERO = 1e-5
+# Weights of classes are orthogonal to equations within LIMIT times the rounding of these. What these say of
+# one class is rounding below the share LEAST of what they say of others. They determine no weights where
+# another combination of the classes has a singular value below SINGULAR, a share of the largest (all ours).
+LIMIT, LEAST, SINGULAR = 1e3, 1e-7, 1e-3
 
 # Targets whole, and without the first or last of each sequence, as code and index.
 CUTS: dict[str, tuple[slice, ...]] = {
@@ -29,8 +38,7 @@ CUTS: dict[str, tuple[slice, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class Samples:
+class Samples(NamedTuple):
     """Some samples: inputs, targets, and the outputs where the loss is taken of these (else None)."""
 
     outputs: Any
@@ -43,17 +51,22 @@ class Samples:
         return count_samples(self.x, self.y, alike=False)
 
     @property
+    def ends(self) -> Sequence[int]:
+        """The ends of all parts of an equation but the last: of few samples, each is a part."""
+        return (2, 5) if self.size > 5 else range(1, self.size)
+
+    @property
     def numbers(self) -> int:
-        """How many numbers the outputs and targets are."""
-        return sum(t.numel() for _, t in named_tensors((self.outputs, self.y)))
+        """How many numbers they are."""
+        return sum(t.numel() for _, t in named_tensors(self))
 
     def on(self, device: Any) -> Samples:
         """The same on ``device``."""
-        return Samples(*tree_map(lambda t: t.to(device), self._tree))
+        return Samples(*tree_map(lambda t: t.to(device), self))
 
     def rows(self, index: Any) -> Samples:
         """The samples ``index``, a slice or a list."""
-        return Samples(*tree_map(lambda t: t[index] if t.dim() else t, self._tree))
+        return Samples(*tree_map(lambda t: t[index] if t.dim() else t, self))
 
     def along(self, length: int, part: slice) -> Samples:
         """The ``part`` of each sample along the dimension of this ``length``, where a tensor has one."""
@@ -64,31 +77,81 @@ class Samples:
 
         return Samples(tree_map(cut, self.outputs), None, tree_map(cut, self.y))
 
-    @property
-    def _tree(self) -> tuple[Any, Any, Any]:
-        return self.outputs, self.x, self.y
-
     @classmethod
     def joined(cls, parts: Sequence[Samples]) -> Samples:
         """All samples of ``parts``. ValueError for samples of different shapes."""
         try:
-            return cls(*concatenate([part._tree for part in parts]))
+            return cls(*concatenate(parts))
         except LandscapeError as error:
             raise ValueError(str(error)) from error
 
     def cropped(self, other: Samples) -> Samples:
         """The samples, each tensor cut to the shape that those of ``other`` have, too."""
-        pairs = zip(named_tensors(self._tree), named_tensors(other._tree), strict=True)
+        pairs = zip(named_tensors(self), named_tensors(other), strict=True)
         sizes = {
             id(t): [slice(min(n)) for n in zip(t.shape[1:], o.shape[1:], strict=True)]
             for (_, t), (_, o) in pairs
         }
-        return Samples(*tree_map(lambda t: t[(slice(None), *sizes[id(t)])] if t.dim() else t, self._tree))
+        return Samples(*tree_map(lambda t: t[(slice(None), *sizes[id(t)])] if t.dim() else t, self))
+
+
+@dataclass(frozen=True)
+class Equation:
+    """The loss of some samples of batch number ``batch``, and of the parts that they consist of.
+
+    ``rounding``: the relative difference that counts as none. ``error``: the absolute one, of random losses.
+    """
+
+    batch: int
+    whole: float
+    parts: list[tuple[float, Samples]]
+    rounding: float
+    error: float = 0.0
+
+    def weights(self, count: Callable[[Any, Any], Tensor]) -> list[float]:
+        """The terms of each part."""
+        return [float(count(part.x, part.y).sum()) for _, part in self.parts]
+
+    def without_outputs(self) -> Equation:
+        """The same for counts, which need the targets only."""
+        parts = [(value, Samples(None, part.x, part.y)) for value, part in self.parts]
+        return dataclasses.replace(self, parts=parts)
+
+    @property
+    def losses(self) -> Tensor:
+        """(1 + parts,) float64: the losses of the whole and of the parts."""
+        return torch.tensor([self.whole, *(value for value, _ in self.parts)], dtype=torch.float64)
+
+    def equals(self, other: Equation) -> bool:
+        """Return whether both have the same losses, within the rounding of ``other``."""
+        limit = other.rounding * float(other.losses.nan_to_num(0.0, 0.0, 0.0).abs().max())
+        return torch.allclose(self.losses, other.losses, rtol=0, atol=limit, equal_nan=True)
+
+    def of_sum(self) -> bool:
+        """Return whether the loss of the whole is the sum of those of the parts, and not zero."""
+        total, largest = float(self.losses[1:].sum()), float(self.losses.abs().max())
+        return bool(self.whole) and abs(total - self.whole) <= self.rounding * largest + self.error
+
+    def holds(self, count: Callable[[Any, Any], Tensor], share: float = 1.0) -> bool:
+        """Return whether the losses of the parts combine to the whole one by ``count``.
+
+        Parts without a term must not matter. ``share``: of the difference that counts as rounding.
+        """
+        weights = self.weights(count)
+        pairs = [(value, weight) for (value, _), weight in zip(self.parts, weights, strict=True) if weight]
+        total = sum(weights)
+        if not total > 0 or not min(weights) >= 0:
+            return not any(weights) and (math.isnan(self.whole) or not self.whole)
+        if math.isinf(self.whole) and any(math.isinf(value) for value, _ in pairs):
+            return True  # which says nothing
+        difference = sum(value * weight for value, weight in pairs) / total - self.whole
+        largest = max(abs(self.whole), *(abs(value) for value, _ in pairs))
+        return abs(difference) <= share * self.rounding * largest + self.error  # False for NaN
 
 
 @dataclass(frozen=True)
 class Count:
-    """``count(x, y)`` -> (B,), with the code that says the same, which is how it prints.
+    """``count(x, y)`` -> (B,), with the code that says the same.
 
     They are the sums by sample of what a function of :data:`FUNCTIONS` gives of a tensor in the targets, or
     the inputs. It is made of numbers and texts, which ranks of torch.distributed may exchange.
@@ -114,9 +177,6 @@ class Count:
         argument = () if self.value is None else (self.value,)
         return double(by_sample(FUNCTIONS[self.function](tensor, *argument)))
 
-    def __repr__(self) -> str:
-        return self.code
-
 
 def _parts(tree: Any, name: str) -> Iterator[tuple[str, int, str, Tensor]]:
     """The tensors of ``tree`` with code, number and cut: whole, and without an end of each sequence."""
@@ -131,12 +191,13 @@ def _parts(tree: Any, name: str) -> Iterator[tuple[str, int, str, Tensor]]:
 
 def _tests(name: str, tensor: Tensor) -> Iterator[tuple[str, str, float | None]]:
     """Counts of targets that may be meant, as code, function and value: not left out, masks, weights."""
+    if tensor.dim() > 1:
+        yield f"torch.ones_like({name})", "all", None
     if tensor.dtype == torch.bool:
         yield name, "numbers", None
         yield f"~{name}", "not", None
         return
     if tensor.is_floating_point():
-        yield f"~{name}.isnan()", "no NaN", None
         yield f"{name}.isfinite()", "finite", None
     for value in notable(tensor):
         yield f"{name} != {value:g}", "other than", value
@@ -161,7 +222,6 @@ def _class_terms(tensor: Tensor, weights: dict[int, float]) -> Tensor:
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "numbers": torch.clone,
     "not": torch.logical_not,
-    "no NaN": lambda t: ~t.isnan(),
     "finite": torch.isfinite,
     "other than": torch.ne,
     "above": torch.gt,
@@ -172,105 +232,76 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
 }
 
 
-def _is_mask(tensor: Tensor) -> bool:
-    """Return whether ``tensor`` may be a mask: it has whole numbers, or zeros and ones only."""
-    return not tensor.is_floating_point() or bool(((tensor == 0) | (tensor == 1)).all())
-
-
 def candidates(x: Any, y: Any) -> Iterator[Count]:
     """The standard counts of samples like these: targets not left out, masks, weights, all targets."""
     for tree, letter in ((y, "y"), (x, "x")):
         for name, number, cut, tensor in _parts(tree, letter):
-            if letter == "x" and not _is_mask(tensor):
-                continue
-            tests = [*_tests(name, tensor)]
-            if letter == "y" and tensor.dim() > 1:
-                tests.append((f"torch.ones_like({name})", "all", None))
-            for test, function, value in tests:
+            if letter == "x" and tensor.is_floating_point() and bool(((tensor != 0) & (tensor != 1)).any()):
+                continue  # no mask
+            for test, function, value in _tests(name, tensor):
                 code = f"({test}).flatten(1).sum(1)" if tensor.dim() > 1 else test
                 yield Count(f"lambda {letter}: {code}", number, cut, function, value, letter == "x")
 
 
-class ClassSamples:
-    """Samples with each class of the targets, from which the weights of the classes follow.
+def class_counts(equations: Iterable[Equation], sure: bool = True) -> list[Count]:
+    """Weights by class of the targets, by which the equations hold.
 
-    Args:
-        loss: gives the loss of some samples.
+    The terms of a part are its numbers n of targets of each class times the weights w of the classes, and an
+    equation of losses L is Σ (L_part − L_whole) n · w = 0: the weights are orthogonal to all equations.
+    ``sure``: without weights that the equations do not determine.
     """
-
-    def __init__(self, loss: Callable[[Samples], float]) -> None:
-        self._loss = loss
-        # By tensor of the targets: class -> (share of its targets, sample), the largest shares first.
-        self._best: dict[tuple[str, int, str], dict[int, list[tuple[float, Samples]]]] = {}
-
-    def add(self, samples: Samples) -> None:
-        """Keep those of ``samples`` in which a class has a larger share of the targets than in others."""
-        for name, number, cut, tensor in _parts(samples.y, "y"):
-            if tensor.is_floating_point() or tensor.dtype == torch.bool or not tensor.numel():
-                continue
-            best = self._best.setdefault((name, number, cut), {})
-            targets = tensor.flatten(1) if tensor.dim() > 1 else tensor[:, None]
-            for c in torch.unique(tensor).tolist() if len(best) <= MAX_CLASSES else ():
-                shares, rows = double(targets == c).mean(1).topk(min(SAMPLES_A_CLASS, len(targets)))
-                pairs = [
-                    *best.get(c, []),
-                    *(
-                        (s, samples.rows([r]))
-                        for s, r in zip(shares.tolist(), rows.tolist(), strict=True)
-                        if s
-                    ),
-                ]
-                best[c] = sorted(pairs, key=lambda pair: -pair[0])[:SAMPLES_A_CLASS]
-
-    def counts(self) -> list[Count]:
-        """Weights by class of the targets, as the losses of pairs of samples reveal them."""
-        counts = []
-        for (name, number, cut), best in self._best.items():
-            if not 2 <= len(best) <= MAX_CLASSES:
-                continue
-            classes = sorted(best)
-            pool = [sample for c in classes for _, sample in best[c]]
-            targets = [list(named_tensors(sample.y))[number][1][CUTS[cut]] for sample in pool]
-            numbers = torch.stack(
-                [torch.stack([double(t == c).sum() for c in classes]) for t in targets]
-            ).cpu()
-            weights = self._weights(pool, numbers)
-            if weights is not None:
-                counts.append(_weighted(name, number, cut, dict(zip(classes, weights, strict=True))))
-        return counts
-
-    def _weights(self, pool: Sequence[Samples], numbers: Tensor) -> list[float] | None:
-        """The weight of each class, the largest 1, from ``numbers`` (N, classes) of targets; None if unknown.
-
-        With L(a, b) the loss of both, w_b/w_a = (L(a, b) − L(a))/(L(b) − L(a, b)), for the terms w of the
-        samples a and b; they are sums of the weights of their targets' classes.
-        """
-        alone = {row: self._loss(sample) for row, sample in enumerate(pool)}
-        finite = [row for row in alone if math.isfinite(alone[row])]
-        if not finite:
-            return None
-        first = min(finite, key=lambda row: alone[row])
-        terms = {first: 1.0}
-        for row in alone:
-            both = self._loss(Samples.joined([pool[first], pool[row]])) if row != first else math.nan
-            apart = alone[row] - both
-            if math.isfinite(both) and not math.isfinite(alone[row]):
-                terms[row] = 0.0  # nothing of it counts
-            elif math.isfinite(both) and abs(alone[row] - alone[first]) > 0.01 * abs(alone[row]) and apart:
-                terms[row] = (both - alone[first]) / apart
-        system, given = numbers[list(terms)], torch.tensor(list(terms.values()), dtype=torch.float64)
-        if int(torch.linalg.matrix_rank(system)) < numbers.shape[1]:
-            return None
-        weights = torch.linalg.lstsq(system, given[:, None]).solution[:, 0]
-        weights /= weights.abs().max()
-        weights[weights.abs() < ZERO] = 0.0
-        return weights.tolist() if bool((weights >= 0).all()) else None
+    rows: dict[tuple[str, int, str], list[dict[int, float]]] = {}
+    limit = 0.0
+    for equation in equations:
+        limit = max(limit, LIMIT * equation.rounding)
+        for key, row in _rows(equation).items() if math.isfinite(equation.whole) else ():
+            rows.setdefault(key, []).append(row)
+    counts = []
+    for (name, number, cut), every in rows.items():
+        classes = sorted({c for row in every for c in row})
+        if len(classes) > MAX_CLASSES:
+            continue
+        system = torch.tensor([[row.get(c, 0.0) for c in classes] for row in every], dtype=torch.float64)
+        counted = system.isfinite().all(0)
+        if counted.sum() > 1:
+            weights = torch.zeros(len(classes), dtype=torch.float64)
+            weights[counted] = _orthogonal(system[:, counted], limit, sure)
+            if bool(weights.isfinite().all()):
+                by_class = dict(zip(classes, weights.tolist(), strict=True))
+                listed = ", ".join(f"{c}: {w:.4g}" for c, w in by_class.items())
+                code = f"the weights of the classes of {name}, {{{listed}}}"
+                counts.append(Count(code, number, cut, "classes", by_class))
+    return counts
 
 
-def _weighted(name: str, number: int, cut: str, weights: dict[int, float]) -> Count:
-    """The count of the weights of the classes of ``name``."""
-    listed = ", ".join(f"{c}: {w:.4g}" for c, w in weights.items())
-    return Count(f"the weights of the classes of {name}, {{{listed}}}", number, cut, "classes", weights)
+def _rows(equation: Equation) -> dict[tuple[str, int, str], dict[int, float]]:
+    """By tensor of the targets: class -> Σ (L_part − L_whole) n, NaN for a part that does not count."""
+    rows: dict[tuple[str, int, str], dict[int, float]] = {}
+    for value, part in equation.parts:
+        for name, number, cut, tensor in _parts(part.y, "y"):
+            if not tensor.is_floating_point() and tensor.dtype != torch.bool:
+                row = rows.setdefault((name, number, cut), {})
+                classes, numbers = torch.unique(tensor, return_counts=True)
+                for c, n in zip(classes[: MAX_CLASSES + 1].tolist(), numbers.tolist(), strict=False):
+                    row[c] = row.get(c, 0.0) + n * (value - equation.whole)
+    return rows
+
+
+def _orthogonal(system: Tensor, limit: float, sure: bool) -> Tensor:
+    """The vector orthogonal to all rows of ``system``, its largest number 1; NaN if there is none.
+
+    ``sure``: NaN if something else is, too, if the rows are no more than determine it, and if it is negative.
+    """
+    scale = system.norm(dim=0)
+    scale[scale <= LEAST * scale.max()] = torch.inf
+    squares, directions = torch.linalg.eigh((system / scale).T @ (system / scale))
+    singular = (squares / squares[-1]).clamp(min=0.0).sqrt()
+    weights = directions[:, 0] / scale
+    weights = weights / weights[weights.abs().argmax()]
+    weights[weights.abs() < ZERO] = 0.0
+    several = len((system / scale / SINGULAR**2).round().unique(dim=0)) >= len(scale)
+    known = not sure or (several and singular[1] > SINGULAR and bool((weights >= 0).all()))
+    return weights if singular[0] <= limit and known else torch.full_like(weights, torch.nan)
 
 
 # The count of every loss that is a mean over its samples.

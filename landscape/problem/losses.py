@@ -147,7 +147,8 @@ class Terms:
     def __call__(self, x: Any, y: Any) -> Tensor:
         samples = count_samples(x, y, alike=False)
         if self.by_batch:
-            return torch.full((samples,), 1 / samples, dtype=torch.float64)
+            share = 1 / max(1, samples)  # a batch of images may have no box in its targets
+            return torch.full((max(1, samples),), share, dtype=torch.float64)
         if self.given is not None:
             terms: Tensor | None = self.given(y)
         elif self.count is not None:

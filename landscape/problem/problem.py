@@ -279,7 +279,7 @@ class Problem(MeanLoss):
             self.data.weigh(terms)
             self.data.check_terms(self.data.terms)
         if self.data.has_nan:
-            refuse_nan(self, terms, False, batches)
+            refuse_nan(self, terms, batches)
 
     def __repr__(self) -> str:
         loss = describe_loss(self.criterion).split(".")[-1]

@@ -15,7 +15,7 @@ from landscape.core.devices import inner
 from landscape.core.errors import InputError
 from landscape.problem.batches import call, count_samples, named_tensors, take, tree_map
 from landscape.problem.checks import tolerance
-from landscape.problem.counts import ONES, ClassSamples, Count, Samples, candidates
+from landscape.problem.counts import ONES, Count, Samples, candidates, class_counts
 from landscape.problem.losses import Terms, is_mean, output_loss
 from landscape.problem.mean_check import Losses, attempt, only, say_count, that_hold
 from landscape.problem.mean_loss import MeanLoss
@@ -33,7 +33,7 @@ class _OfRank:
 
     def __init__(self, problem: Any) -> None:
         self.model, self.data, self.criterion = problem.model, problem.data, problem.criterion
-        self.device = problem.device
+        self.device, self.draws = problem.device, 0
 
     def outputs(self, weights: Tensor, x: Any) -> Any:
         """The model's outputs at its own weights."""
@@ -109,9 +109,7 @@ def check_mean(problem: Any, terms: Terms) -> None:
     first, other = (heads[(dist.get_rank() + k) % problem.ranks] for k in (0, 1))
     if (both := attempt(losses.of_two, first, other, 0)) is not None:
         equations.append(both.without_outputs())
-    each_one = all(e.weights(terms) == [part.size for _, part in e.parts] for e in equations)
-    holds, each_one = (_all(problem, v) for v in (all(e.holds(terms) for e in equations), each_one))
-    if holds and not (ragged and each_one):
+    if _all(problem, all(e.holds(terms) for e in equations)):
         return
     own = [[*vars(count).values()] for x, y in _placed(problem) for count in candidates(x, y)]
     counts = {ONES.code: ONES}
@@ -119,25 +117,17 @@ def check_mean(problem: Any, terms: Terms) -> None:
         counts |= {values[0]: Count(*values) for values in each}
     left = [count for count in counts.values() if _all(problem, bool(that_hold([count], equations)))]
     if not left:
-        classes = ClassSamples(losses.loss)
-        for head in heads:
-            attempt(classes.add, head)
-        left = [
-            count
-            for count in attempt(classes.counts) or []
-            if _all(problem, bool(that_hold([count], equations)))
-        ]
+        weighted = attempt(lambda: class_counts(losses.cuts(Samples.joined(heads), MAX_ROWS)))
+        left = [c for c in weighted or [] if _all(problem, bool(that_hold([c], equations)))]
     if not left:
         raise InputError(
             "loss: it is no mean over samples, nor one over a standard count of targets, on all ranks "
             "together; give one with reduction='mean', or terms=, the number of terms of each sample"
         )
     totals = problem._each(*(sum(float(c(x, y).sum()) for x, y in _placed(problem)) for c in left))
-    count = only(left, totals.view(problem.ranks, -1))
-    if not (holds and count == ONES):
-        terms.count = count
-        say_count(count, ragged and each_one)
-        problem._weigh(terms)
+    terms.count = only(left, totals.view(problem.ranks, -1))
+    say_count(terms.count)
+    problem._weigh(terms)
 
 
 def _placed(problem: Any) -> Iterator[tuple[Any, Any]]:

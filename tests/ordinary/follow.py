@@ -163,7 +163,8 @@ def _chain(use: Use, problem: Problem, truth: Truth) -> Outcome:
     h = truth.hessian(theta, differences=use.differences)
     if not bool(h.isfinite().all()):
         numbers = ends.min, ends.max, trace.value
-        return Outcome("right") if all(map(math.isnan, numbers)) else Outcome("wrong", f"not NaN: {numbers}")
+        said = not ends.converged or all(map(math.isnan, numbers))
+        return Outcome("refused_hessian" if said else "wrong", f"no second derivative, but {numbers}")
     if use.inside is None and (wrong := truth.not_of_the_loss()):
         found.wrong.append(wrong)
     values = torch.linalg.eigvalsh((h + h.T) / 2)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.battery.case import module
 from tests.battery.cases_data import Rows
-from tests.ordinary.use import BATCHES, COUNTED, TOGETHER, Parts, Theme, per_batch
+from tests.ordinary.use import BATCHES, COUNTED, TOGETHER, Parts, Theme, once, per_batch
 
 habits = Theme("habits")
 
@@ -203,7 +203,12 @@ def accuracy() -> Parts:
     return network(), lambda o, y: 1 - (o.argmax(1) == y).float().mean(), samples()
 
 
-@habits.refused("loss.item()", "a number without a graph has no gradient", "one number|tensor")
+@habits.no_hessian(
+    "loss.item()",
+    "a number without a graph has no gradient",
+    words="gradient|derivative",
+    total=lambda model, loss, data: torch.as_tensor(once(model, loss, data)),
+)
 def item() -> Parts:
     return network(), lambda o, y: F.cross_entropy(o, y).item(), samples()
 

@@ -11,13 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.battery.case import module
+from tests.ordinary.scripts import mask_of, net
 from tests.ordinary.use import BATCHES, EITHER, TOGETHER, Parts, Theme, by_count, by_size, per_batch
 
 series_scripts = Theme("series scripts")
-
-
-def mask_of(lengths: list[int]) -> Tensor:
-    return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
 @series_scripts(
@@ -95,7 +92,7 @@ def graph_wavenet() -> Parts:
     def batch(n: int, share: float) -> tuple[Tensor, Tensor]:
         return torch.randn(n, 4, 3), torch.randn(n, 4, 2) * (torch.rand(n, 4, 2) < share)
 
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    model = net(3, 2)
     return model, loss, [batch(2, 1.1), batch(2, 0.5), batch(1, 0.0)]
 
 
@@ -229,7 +226,7 @@ def sasrec() -> Parts:
     says=None,
 )
 def ode_demo() -> Parts:
-    @module(net=nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)))
+    @module(net=net(2, 2))
     def model(self, y0: Tensor, t: Tensor) -> Tensor:
         path = [y0]
         for dt in t.diff():
@@ -409,7 +406,7 @@ def conv_tasnet() -> Parts:
     says="no second derivative of ctc_loss; products are differences of gradients",
 )
 def wav2vec_ctc() -> Parts:
-    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 4))
+    model = net(2, 4)
 
     def loss(logits: Tensor, labels: Tensor) -> Tensor:
         there = labels >= 0
@@ -448,7 +445,7 @@ def espnet_smoothing() -> Parts:
         targets = torch.randint(4, (n, max(lengths))).masked_fill(~mask_of(list(lengths)), -1)
         return torch.randn(n, max(lengths), 3), targets
 
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4))
+    model = net(3, 4)
     return model, loss, [batch(3, 3), batch(6, 2), batch(4)]
 
 
@@ -471,15 +468,16 @@ def speechbrain_nll() -> Parts:
         n, size = len(lengths), max(lengths)
         return torch.randn(n, size, 3), (torch.randint(4, (n, size)), torch.tensor(lengths) / size)
 
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4))
+    model = net(3, 4)
     return model, loss, [batch(4, 4), batch(6, 1), batch(3)]
 
 
+# CrossEntropyLoss is the mean over its targets, here the utterances, whatever the model makes of their batch;
+# with the script's own batches, all of one size, it is the mean over these as well.
 @series_scripts(
     "GE2E: utterances of speakers in a row, embeddings viewed as (speakers, utterances), similarities in the batch",
     source="CorentinJ/Real-Time-Voice-Cloning: encoder/model.py",
-    says=BATCHES,
-    total=per_batch,
+    total=by_size,
 )
 def ge2e() -> Parts:
     @module(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.battery.case import module
+from tests.ordinary.scripts import net
 from tests.ordinary.use import (
     BATCHES,
     EITHER,
@@ -26,10 +27,6 @@ from tests.ordinary.use import (
 )
 
 table_scripts = Theme("table scripts")
-
-
-def net(inputs: int = 4, outputs: int = 3) -> nn.Sequential:
-    return nn.Sequential(nn.Linear(inputs, 4), nn.Tanh(), nn.Linear(4, outputs))
 
 
 @dataclass

@@ -13,7 +13,7 @@ from tests.conftest import slow_but
 from tests.ordinary.__main__ import KINDS
 from tests.ordinary.follow import differs, follow, remedied
 from tests.ordinary.use import Truth, Use
-from tests.ordinary.uses import NEED_TRANSFORMERS, PLAIN, SCRIPTS, SHARE, USES
+from tests.ordinary.uses import NEED_TRANSFORMERS, PLAIN, SHARE, USES
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "ordinary-uses.md"
 ALONE = [use for theme in PLAIN for use in theme]
@@ -56,9 +56,13 @@ def test_of_uses_that_have_one_answer_nineteen_of_twenty_are_right_the_first_tim
 
 
 def test_sixty_uses_follow_public_scripts_and_twenty_have_small_batches() -> None:
-    assert len(SCRIPTS) >= 60
-    assert sum(use.small for use in SCRIPTS) >= 20
-    assert [use.id for use in SCRIPTS if not re.fullmatch(r"[\w.-]+/[\w.-]+: [\w./-]+", use.source)] == []
+    scripts = [use for use in USES if use.source]
+    assert len(scripts) >= 60
+    assert sum(use.small for use in scripts) >= 20
+    assert [use.id for use in scripts if not re.fullmatch(r"[\w.-]+/[\w.-]+: [\w./-]+", use.source)] == []
+    defined = [use for use in scripts if not use.undefined]
+    right = sum(use.expected == "right" for use in defined)
+    assert f"{len(defined)} have one answer, and {right} of them are right" in PAGE.read_text()
 
 
 def test_the_page_has_each_use_with_its_outcome() -> None:

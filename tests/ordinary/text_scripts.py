@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.battery.case import module
+from tests.ordinary.scripts import mask_of
 from tests.ordinary.use import BATCHES, COUNTED, EITHER, TOGETHER, Parts, Theme, by_count, by_size, per_batch
 
 text_scripts = Theme("text scripts")
@@ -26,7 +27,7 @@ def words(*shape: int) -> Tensor:
 def padded_to(lengths: list[int], pad: int = 0) -> Tensor:
     """(N, max) words, ``pad`` after each sequence's length."""
     size = max(lengths)
-    return words(len(lengths), size).masked_fill(torch.arange(size) >= torch.tensor(lengths)[:, None], pad)
+    return words(len(lengths), size).masked_fill(~mask_of(lengths), pad)
 
 
 class Past(nn.Module):
@@ -124,10 +125,10 @@ def of_tokens(model: nn.Module, loss: Any, data: Any) -> Tensor:
     return sum(value for value, _ in parts) / sum(count for _, count in parts)
 
 
-@text_scripts.undefined(
+# The Trainer adds the losses of the micro-batches: the loss of the step is the mean over all labels of all of
+# them. There is one answer, and so this is no refusal.
+@text_scripts(
     "Hugging Face's Trainer: micro-batches of one or two rows, each a sum over num_items_in_batch of all",
-    "the losses of batches are parts of a sum: their sum, not their mean, is the loss of the step",
-    "sum|mean",
     source="huggingface/transformers: src/transformers/loss/loss_utils.py",
     small=True,
     total=of_tokens,

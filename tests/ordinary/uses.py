@@ -22,8 +22,11 @@ from tests.ordinary.text_scripts import text_scripts
 from tests.ordinary.use import Use
 from tests.ordinary.vision import vision
 
+# After public repositories' own training scripts.
+OF_SCRIPTS = (text_scripts, image_scripts, series_scripts, table_scripts)
 PLAIN = (
     vision, segmentation, language, contrastive, generative, graphs, physics, recurrent, tabular, compressed, habits,
+    *OF_SCRIPTS,
 )  # fmt: skip
 NEED_TRANSFORMERS = (huggingface, peft)
 USES: list[Use] = [use for theme in (*PLAIN, *NEED_TRANSFORMERS) for use in theme]
@@ -33,10 +36,3 @@ SHARE = 8
 
 def needed_packages_are_there() -> bool:
     return all(find_spec(name) for name in ("transformers", "peft"))
-
-
-# After public repositories' own training scripts. They are no part of the page yet: some of them are not as
-# they expect to be, `python -m tests.ordinary scripts` says which.
-SCRIPTS: list[Use] = [
-    use for theme in (text_scripts, image_scripts, series_scripts, table_scripts) for use in theme
-]
