@@ -23,6 +23,7 @@ from torch import nn
 import landscape
 from landscape import InputError
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.cli import as_command
 from landscape.core import registry
 from landscape.core.options import SPLIT
 from landscape.geometry.surfaces import median_rise
@@ -363,7 +364,7 @@ def test_force_deletes_checkpoints_of_the_run_alone(copy: Path, tiny: Path, comm
 
 
 def test_one_split_by_default_in_every_command(copy: Path, command: Command) -> None:
-    every = {name: registry.commands[name] for name in registry.commands.names()}
+    every = {name: as_command(registry.commands[name]) for name in registry.commands.names()}
     named = {name: p for name, c in every.items() for p in c.params if p.name == "split"}
     assert set(named) == {
         "contour", "line", "hessian-grid", "spectrum", "smoothing", "stability", "minima", "disagreement", "average",

@@ -21,7 +21,6 @@ from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.evaluation.grid import Execution, difference, reused_points
 from landscape.geometry import surfaces
-from landscape.problem.alignment import BY
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
 from landscape.results import base
@@ -55,9 +54,7 @@ class Chosen:
 PLANE = group(
     Chosen,
     kind={"flag": "--plane", "type": Choice(KINDS)},
-    norm={"type": Choice(planes.NORMS)},
     ignore={"type": Choice(planes.IGNORES)},
-    align={"type": Choice(BY)},
 )
 
 
@@ -296,7 +293,6 @@ def hessian_grid(plane: Chosen, processes: Processes, analysis: Analysis) -> Non
 
 
 @command(
-    norm={"type": Choice(planes.NORMS)},
     ignore={"type": Choice(planes.IGNORES)},
     analysis=analysis_options(
         grids.line,
@@ -346,8 +342,6 @@ def line(
         connection.connect,
         metavar="CKPT CKPT",
         split=False,
-        curve={"type": Choice(connection.CURVES)},
-        align={"type": Choice(BY)},
     ),
 )
 def connect(analysis: Analysis) -> None:

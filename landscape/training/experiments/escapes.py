@@ -14,9 +14,10 @@ import numpy as np
 from torch import Tensor
 
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
+from landscape.core.analysis import analysis
 from landscape.core.devices import vector_norm
 from landscape.core.errors import InputError, OperationError
-from landscape.core.options import check_origin, positive, toml_value
+from landscape.core.options import positive, toml_value
 from landscape.core.progress import ProgressOption, shows_progress, taken
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import top_eigenvalues
@@ -166,7 +167,7 @@ def saddles(
 DELAYS, MINIMUM_DELAYS = (0, 1, 3, 7, 31), (0, 1, 2, 4, 8, 16, 32)
 
 
-@shows_progress("a larger residual_tol= or a part of the data")
+@analysis(shorter="a larger residual_tol= or a part of the data", of_the_run=None)
 def stability(
     problem: Problem | Run,
     delays: Sequence[int] = DELAYS,
@@ -214,8 +215,6 @@ def stability(
         (9.0, [2.0, 1.0])
     """
     table, run = limits(delays, momentum), problem if isinstance(problem, Checkpoint) else None
-    check_origin("stability", about)
-    about = run.about() | about if run else about
     problem = problem_of(problem)
     own_lr, rule_limit, rule_delay = operating_point(run) if run else (math.nan, None, 0)
     lr, own_limit = own_lr if lr is None else lr, rule_limit if own_limit is None else own_limit
@@ -258,8 +257,7 @@ EXCESS, GROWTH, LEAST_STEPS = 0.1, 3.0, 100
 WIDEN, ATTEMPTS = 1.3, 10
 
 
-@numerics(1)
-@shows_progress("a larger rate_tol=")
+@analysis(shorter="a larger rate_tol=", version=1, group="Experiments and papers", of_the_run=None)
 def minima(
     problem: Problem | Run,
     delays: Sequence[int] = MINIMUM_DELAYS,
@@ -309,8 +307,6 @@ def minima(
     """
     positive("rate_tol", rate_tol)
     run = problem if isinstance(problem, Checkpoint) else None
-    check_origin("minima", about)
-    about = run.about() | about if run else about
     if weight_decay is None:
         weight_decay = _weight_decay(run) if run else 0.0
     positive("weight_decay", weight_decay, least=0)
