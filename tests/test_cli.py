@@ -473,7 +473,7 @@ def test_data_that_is_not_the_runs_is_refused_or_said(folder: Path, command: Com
     own = landscape.load("net-contour.h5")
     for other in ("users:others", "users:points(samples=20, seed=4)"):
         wanted = ("contour", "net.h5", "--model", model, "--data", other, *grid)
-        one_line(command(*wanted), 1, "net-contour.h5", "label", "--force")
+        one_line(command(*wanted), 1, "net-contour.h5", "another result", "--force")
         code, _, err = command(*wanted, "-o", "other.h5", "--force")
         assert code == 0, err
         name = f"'{other}'" if "(" in other else other

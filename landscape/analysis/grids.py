@@ -149,7 +149,7 @@ def contour(
     given, policy = problem, _policy(problem, bn, plane.networks, len(plane.markers))
     problem = problem.with_batchnorm(policy, bn_samples)
     own, made_of = _setting(problem, plane, policy, autocast), provenance(problem)
-    same = _source(about) | own | {"center": plane.center, "directions": plane.directions}
+    same = own | _source(about) | {"center": plane.center, "directions": plane.directions}
     same |= {} if method == "auto" else {"method": method}
     execution = execution or Execution()
     previous, save = _resumed(Surface, at, same, made_of, into, execution)
@@ -500,7 +500,7 @@ def hessian_grid(
     del h
     made_of = provenance(problem)
     execution = execution or Execution()
-    previous, save = _resumed(HessianGrid, at, _source(about) | fields, made_of, into, execution)
+    previous, save = _resumed(HessianGrid, at, fields | _source(about), made_of, into, execution)
     if previous is not None:
         # With other limits a point that did not converge is searched again.
         usable = previous.done & (previous.converged | (previous.max_products == max_products))
