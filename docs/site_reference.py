@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import site_commands
 from site_messages import messages_page
 
 import landscape
@@ -277,9 +278,7 @@ COMMAND_PICTURES = {
 
 def command_page(name: str) -> Iterator[str]:
     """The page of one command; sphinx-click reads its help and options."""
-    callback = registry.commands[name].callback
-    yield from (f"({name})=", "", "```{eval-rst}")
-    yield f".. click:: {callback.__module__}:{callback.__name__}"
+    yield from (f"({name})=", "", "```{eval-rst}", f".. click:: {site_commands.__name__}:{name}")
     yield from (f"   :prog: landscape {name}", "```", "")
     drawn = COMMAND_PICTURES.get(name)
     shown = f"../examples/gallery/{drawn}.py" if drawn else f"landscape.{name.replace('-', '_')}"
@@ -315,7 +314,7 @@ TASKS = {
     ),
     "Say what is analyzed": (
         "A model, a loss, data, and one vector of weights; networks and data sets by name.",
-        ("landscape.problem", "landscape.models", "landscape.data", "landscape.core.memory"),
+        ("landscape.problem", "landscape.models", "landscape.data", "landscape.core.analysis"),
     ),
     "Map": (
         "The loss on planes and along lines, and what is computed on finished surfaces.",

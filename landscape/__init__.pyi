@@ -12,23 +12,13 @@ from landscape.analysis.compare import compare as compare
 from landscape.analysis.connection import connect as connect
 from landscape.analysis.grids import contour as contour
 from landscape.analysis.spectrum import curvature_table as curvature_table
-
-# command: Measure noise and learners
 from landscape.analysis.spread import disagreement as disagreement
 from landscape.analysis.grids import hessian_grid as hessian_grid
-
-# command: Measure noise and learners
 from landscape.analysis.label_counts import label_counts as label_counts
-
-# command: Measure curvature
 from landscape.analysis.learning_coefficient import learning_coefficient as learning_coefficient
 from landscape.analysis.grids import line as line
 from landscape.analysis.loss_change import loss_change as loss_change
-
-# command: Measure noise and learners
 from landscape.analysis.noise import noise as noise
-
-# command: Measure noise and learners
 from landscape.analysis.noise import noise_alignment as noise_alignment
 from landscape.analysis.noise import noise_scale as noise_scale
 from landscape.analysis.planes import between as between
@@ -36,8 +26,6 @@ from landscape.analysis.planes import eigen_plane as eigen_plane
 from landscape.analysis.planes import learners_plane as learners_plane
 from landscape.analysis.planes import pca_plane as pca_plane
 from landscape.analysis.planes import random_plane as random_plane
-
-# command: Measure curvature
 from landscape.analysis.sharpness import sharpness as sharpness
 from landscape.analysis.spread import smoothing as smoothing
 from landscape.analysis.spectrum import spectrum as spectrum
@@ -51,7 +39,7 @@ from landscape.core.errors import LandscapeError as LandscapeError
 from landscape.core.errors import OperationError as OperationError
 from landscape.core.errors import PathWarning as PathWarning
 from landscape.core.errors import ProblemWarning as ProblemWarning
-from landscape.core.memory import forecast as forecast
+from landscape.core.analysis import forecast as forecast
 from landscape.curvature.trace import density as density
 from landscape.curvature.eigenvalues import extreme_eigenvalues as extreme_eigenvalues
 from landscape.curvature.eigenvalues import top_eigenvalues as top_eigenvalues
@@ -101,8 +89,6 @@ from landscape.training.run.launch import train as train
 
 from landscape.training.experiments.sweep import sweep as sweep
 from landscape.training.experiments.stability import stability as stability
-
-# command: Measure noise and learners
 from landscape.training.experiments.continued import critical_batch as critical_batch
 from landscape.training.own_loop.module import DecentralizedDataParallel as DecentralizedDataParallel
 from landscape.training.own_loop.recorder import Recorder as Recorder

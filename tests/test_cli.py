@@ -23,6 +23,7 @@ from torch import nn
 import landscape
 from landscape import InputError
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.cli import as_command
 from landscape.core import registry
 from landscape.core.options import SPLIT
 from landscape.geometry.surfaces import median_rise
@@ -361,7 +362,7 @@ def test_force_deletes_checkpoints_of_the_run_alone(copy: Path, tiny: Path, comm
 
 
 def test_one_split_by_default_in_every_command(copy: Path, command: Command) -> None:
-    every = {name: registry.commands[name] for name in registry.commands.names()}
+    every = {name: as_command(registry.commands[name]) for name in registry.commands.names()}
     named = {name: p for name, c in every.items() for p in c.params if p.name == "split"}
     assert set(named) == {
         "contour", "line", "hessian-grid", "spectrum", "smoothing", "stability", "disagreement", "average",
@@ -470,7 +471,7 @@ def test_data_that_is_not_the_runs_is_refused_or_said(folder: Path, command: Com
     own = landscape.load("net-contour.h5")
     for other in ("users:others", "users:points(samples=20, seed=4)"):
         wanted = ("contour", "net.h5", "--model", model, "--data", other, *grid)
-        one_line(command(*wanted), 1, "net-contour.h5", "label", "--force")
+        one_line(command(*wanted), 1, "net-contour.h5", "another result", "--force")
         code, _, err = command(*wanted, "-o", "other.h5", "--force")
         assert code == 0, err
         name = f"'{other}'" if "(" in other else other

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import landscape
 from landscape import Checkpoint, InputError, LandscapeError, Problem
 from landscape.checkpoint.weights import network_of
-from landscape.core.memory import forecast
+from landscape.core.analysis import forecast
 from landscape.training.recipes.recipe import read
 from landscape.training.run.loop import Trainer
 

@@ -16,7 +16,8 @@ from torch import nn
 import landscape
 from landscape import InputError, Problem
 from landscape.core import memory
-from landscape.core.memory import at_most, forecast, memory_in_use
+from landscape.core.analysis import forecast
+from landscape.core.memory import at_most, memory_in_use
 from landscape.evaluation import needs
 from tests.test_conformance import MEMORY
 
@@ -43,7 +44,8 @@ import ctypes, gc, re, sys, warnings
 from pathlib import Path
 import torch, landscape
 from torch import nn
-from landscape.core.memory import forecast, memory_in_use
+from landscape.core.analysis import forecast
+from landscape.core.memory import memory_in_use
 
 torch.set_num_threads(1)
 torch.manual_seed(0)

@@ -224,7 +224,7 @@ def test_an_option_has_one_form_in_all_commands() -> None:
     # A number in some commands, a list of them or another quantity in others; each help says which.
     several = {"--batch", "--lr", "--noise", "--kind", "--search", "--rise", "--rho"}
     for name in registry.commands.names():
-        for option in registry.commands[name].params:
+        for option in landscape.cli.as_command(registry.commands[name]).params:
             if not isinstance(option, click.Option):
                 continue
             form = f"{option.type!r} {option.is_flag} {option.multiple} {option.nargs}"
@@ -242,7 +242,7 @@ def test_a_list_has_commas_or_is_given_piece_by_piece() -> None:
         ("batch-sharpness", "batch", "50", "500"),
         ("sweep", "seeds", "0-2", "5"),
     ):
-        command = registry.commands[name]
+        command = landscape.cli.as_command(registry.commands[name])
         (flag,) = (option.opts[-1] for option in command.params if option.name == key)
         words = ["x.h5", *(("-o", "x") if name == "sweep" else ())]
         apart = command.make_context(name, [*words, flag, first, flag, second]).params[key]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import landscape
+from landscape.cli import as_command
 from landscape.core import registry
 from landscape.core.errors import InputError, OperationError
 from landscape.core.registry import PluginWarning, Registry
@@ -99,7 +100,7 @@ def test_plugins_are_imported_only_for_names_that_the_package_does_not_have(
 
 def test_the_list_of_commands_has_their_own_summaries() -> None:
     for name in registry.commands.names():
-        command = registry.commands[name]
+        command = as_command(registry.commands[name])
         first = " ".join(command.help.split("\n\n")[0].split())
         assert (command.name, registry.commands.summary(name)) == (name, first)
 

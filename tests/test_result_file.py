@@ -131,6 +131,24 @@ def test_results_of_other_files_stay_beside(problem: Problem, path: Path) -> Non
         landscape.contour(problem, plane, grid=2, bn="train", source_sha256="a" * 64, into=file)
 
 
+def test_a_file_of_some_weights_only_refuses_or_drops_those_of_others(path: Path) -> None:
+    of = {
+        name: dataclasses.replace(parabola(), source_sha256=name, label=name) for name in ("a", "b", "a, b")
+    }
+    landscape.save([*of.values()], path)
+    with landscape.open(path, "a") as file:
+        file.only(["b", "a"])
+        assert [surface.source_sha256 for surface in file] == ["a", "b", "a, b"]
+        with pytest.raises(ConflictError, match=r"it is of other checkpoints \(b\)"):
+            file.only(["a"])
+    lines: list[str] = []
+    with landscape.open(path, "a", replace=True, message=lines.append) as file:
+        file.only(["a"])
+        file.keep([file[1], file[0]])
+        assert len(lines) == 1
+    assert [surface.label for surface in landscape.open(path)] == ["a, b", "a"]
+
+
 def test_any_results_are_added_and_read(path: Path) -> None:
     surface = parabola()
     with landscape.open(path, "a") as file:

@@ -77,6 +77,7 @@ OWN = {
     "ResultFile": "writes",
     "ResultFile.drop": "reason",
     "ResultFile.earlier": "differs",
+    "ResultFile.only": "sources",
     "ResultFile.put": "finished",
     "top_eigenvalues": "initial",
     "HessianOperator": "graph_bytes",

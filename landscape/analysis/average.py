@@ -11,12 +11,12 @@ from torch import Tensor
 
 from landscape.analysis.spread import Spread
 from landscape.checkpoint.weights import Weights, networks_of
+from landscape.core.analysis import analysis
 from landscape.core.devices import single
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import Need, bounded
-from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
-from landscape.core.registry import numerics
+from landscape.core.memory import Need
+from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.double_backward import in_full_precision
 from landscape.curvature.eigenvalues import fast_hessian
 from landscape.curvature.hessian import exact_only
@@ -39,9 +39,7 @@ def _average_need(problem: Any, weights: Any, **_: Any) -> Need:
     return needs.curved(problem, 2 * n + 4, 8 * (len(LENGTHS) + 8) * (2 * min(n, MEMBERS) ** 2) ** 2)
 
 
-@numerics(1)
-@bounded(_average_need, "weights")
-@shows_progress("a part of the data")
+@analysis(_average_need, shorter="a part of the data", of_the_run=("weights",), version=1)
 def average(
     problem: Problem | Run,
     weights: Sequence[Weights] | Tensor | None = None,

@@ -29,10 +29,11 @@ from landscape.analysis.quantities import (
 from landscape.checkpoint import run_folder
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.core import hdf5
+from landscape.core.analysis import analysis
 from landscape.core.devices import double
 from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import SPLIT, below_one, choose, expect, positive
-from landscape.core.progress import Progress, ProgressOption, portion, shows_progress
+from landscape.core.progress import Progress, ProgressOption, portion
 from landscape.core.statistics import Difference, Estimate, holm, mcnemar, paired, welch
 from landscape.evaluation.grid import setting
 from landscape.problem.batchnorm import has_batchnorm
@@ -262,7 +263,7 @@ class Entry:
         return (path.name, hdf5.sha256(path)) if path else ("", "")
 
 
-@shows_progress("a shorter list of quantities= or a part of the data")
+@analysis(shorter="a shorter list of quantities= or a part of the data", of_the_run=None)
 def compare(
     problems: Given,
     batch: int | None = None,

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoint.weights import Weights, network_of
+from landscape.core.analysis import analysis
 from landscape.core.devices import double, single
-from landscape.core.memory import Need, bounded
+from landscape.core.memory import Need
 from landscape.core.options import choose, positive
-from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
-from landscape.core.registry import numerics
+from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.double_backward import existing
 from landscape.evaluation import needs
 from landscape.evaluation.evaluate import confirm, evaluator
@@ -60,9 +60,7 @@ def _connect_need(problem: Any, align: Any, **_: Any) -> Need:
     return needs.need(problem, 12 + 8 * needs.double(problem), 3 + read)
 
 
-@numerics(1)
-@bounded(_connect_need)
-@shows_progress("fewer steps=, fewer points= or a part of the data")
+@analysis(_connect_need, shorter="fewer steps=, fewer points= or a part of the data", version=1)
 def connect(
     problem: Problem | Run,
     a: Weights,

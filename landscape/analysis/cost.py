@@ -13,7 +13,8 @@ import torch
 
 from landscape.analysis.grids import contour, hessian_grid, line
 from landscape.analysis.spectrum import curvature_table, spectrum
-from landscape.core.memory import Need, bounded, forecast
+from landscape.core.analysis import analysis, forecast
+from landscape.core.memory import Need
 from landscape.core.options import choose
 from landscape.core.progress import duration
 from landscape.curvature.eigenvalues import extreme_eigenvalues, fast_hessian, top_eigenvalues
@@ -113,7 +114,7 @@ def cost_need(problem: Any, function: Any, options: Mapping[str, Any]) -> Need:
     return needs.curved(problem, 3, part=options.get("part"), derivatives=derivatives)
 
 
-@bounded(cost_need)
+@analysis(cost_need)
 def cost(problem: Any, function: str, **options: Any) -> Cost:
     """The forecast of :meth:`landscape.Problem.cost`."""
     called, count = _ANALYSES[choose("function", function, _ANALYSES)]

@@ -15,13 +15,13 @@ from torch import Tensor
 from landscape.analysis.spectrum import ends_of
 from landscape.checkpoint.result_file import ResultFile
 from landscape.checkpoint.weights import Network, Weights, networks_of, vector_of
+from landscape.core.analysis import analysis
 from landscape.core.devices import single
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import Need, bounded
+from landscape.core.memory import Need
 from landscape.core.options import expect, positive
-from landscape.core.progress import Progress, ProgressOption, shows_progress, taken
-from landscape.core.registry import numerics
+from landscape.core.progress import Progress, ProgressOption, taken
 from landscape.curvature.eigenvalues import eigenpairs, points_at_once
 from landscape.curvature.hessian import HessianOptions
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, SearchOptions, start_vector
@@ -72,9 +72,7 @@ def _contour_need(problem: Any, grid: Any, max_memory: Any, **_: Any) -> Need:
     return needs.evaluated(problem, (4 if blocks else 2) + blocks / problem.weights.nbytes, held, max_memory)
 
 
-@numerics(1)
-@bounded(_contour_need)
-@shows_progress("a smaller grid= or a part of the data")
+@analysis(_contour_need, shorter="a smaller grid= or a part of the data", version=1)
 def contour(
     problem: Problem | Run,
     plane: Plane,
@@ -151,7 +149,7 @@ def contour(
     given, policy = problem, _policy(problem, bn, plane.networks, len(plane.markers))
     problem = problem.with_batchnorm(policy, bn_samples)
     own, made_of = _setting(problem, plane, policy, autocast), provenance(problem)
-    same = _source(about) | own | {"center": plane.center, "directions": plane.directions}
+    same = own | _source(about) | {"center": plane.center, "directions": plane.directions}
     same |= {} if method == "auto" else {"method": method}
     execution = execution or Execution()
     previous, save = _resumed(Surface, at, same, made_of, into, execution)
@@ -305,8 +303,7 @@ def _line_need(problem: Any, b: Any, points: Any, max_memory: Any, **_: Any) -> 
     return needs.evaluated(problem, 5 if chain(problem) else 3, held, max_memory)
 
 
-@bounded(_line_need)
-@shows_progress("a smaller points= or a part of the data")
+@analysis(_line_need, shorter="a smaller points= or a part of the data")
 def line(
     problem: Problem | Run,
     a: Weights | None = None,
@@ -426,9 +423,9 @@ def _hessian_grid_need(problem: Any, grid: Any, derivatives: Any, **_: Any) -> N
     return needs.curved(problem, 3 + needs.basis(problem, 2), arrays, derivatives=derivatives)
 
 
-@numerics(1)
-@bounded(_hessian_grid_need)
-@shows_progress("a smaller grid=, a larger residual_tol= or a part of the data")
+@analysis(
+    _hessian_grid_need, shorter="a smaller grid=, a larger residual_tol= or a part of the data", version=1
+)
 def hessian_grid(
     problem: Problem | Run,
     plane: Plane,
@@ -503,7 +500,7 @@ def hessian_grid(
     del h
     made_of = provenance(problem)
     execution = execution or Execution()
-    previous, save = _resumed(HessianGrid, at, _source(about) | fields, made_of, into, execution)
+    previous, save = _resumed(HessianGrid, at, fields | _source(about), made_of, into, execution)
     if previous is not None:
         # With other limits a point that did not converge is searched again.
         usable = previous.done & (previous.converged | (previous.max_products == max_products))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Unpack
 
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.analysis import analysis
 from landscape.core.errors import OperationError
 from landscape.core.options import expect
 from landscape.data.parts import IID, NAMES
@@ -12,6 +13,7 @@ from landscape.results.base import Provenance
 from landscape.results.training import LabelCounts
 
 
+@analysis(group="Measure noise and learners", of_the_run=None)
 def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
     """Count the training samples of each label that each learner of a run has.
 
@@ -42,4 +44,4 @@ def label_counts(run: Checkpoint, **about: Unpack[Provenance]) -> LabelCounts:
         )
     _, counts, classes = (run.shared[name].cpu().numpy() for name in NAMES)
     division = str(run.settings.get("data", {}).get("split", IID))
-    return LabelCounts(counts.astype(float), classes.astype(float), division, **run.about("train") | about)
+    return LabelCounts(counts.astype(float), classes.astype(float), division, **about | {"split": "train"})

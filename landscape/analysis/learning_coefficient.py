@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core.analysis import analysis
 from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import Need, bounded
+from landscape.core.memory import Need
 from landscape.core.options import positive
-from landscape.core.progress import ProgressOption, shows_progress, taken
+from landscape.core.progress import ProgressOption, taken
 from landscape.core.registry import optional
 from landscape.core.statistics import standard_error
 from landscape.curvature.double_backward import existing
@@ -155,8 +156,12 @@ def _learning_coefficient_need(problem: Any, chains: Any, **_: Any) -> Need:
     return needs.need(problem, 7 * needs.count(chains) + 2, 2 * needs.count(chains))
 
 
-@bounded(_learning_coefficient_need)
-@shows_progress("a larger relative_error= or a smaller max_steps=")
+@analysis(
+    _learning_coefficient_need,
+    shorter="a larger relative_error= or a smaller max_steps=",
+    group="Measure curvature",
+    options={"split": None},
+)
 def learning_coefficient(
     problem: Problem | Run,
     batch: int = BATCH,

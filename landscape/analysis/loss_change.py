@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoint.weights import Weights, network_of
+from landscape.core.analysis import analysis
 from landscape.core.devices import inner, vector_norm
 from landscape.core.errors import InputError, OperationError
-from landscape.core.memory import Need, bounded
+from landscape.core.memory import Need
 from landscape.core.options import positive
-from landscape.core.progress import ProgressOption, shows_progress, taken
-from landscape.core.registry import numerics
+from landscape.core.progress import ProgressOption, taken
 from landscape.curvature.double_backward import existing, in_full_precision
 from landscape.curvature.eigenvalues import Matrix
 from landscape.evaluation import needs
@@ -35,9 +35,7 @@ def change_need(problem: Any, derivatives: Any, **_: Any) -> Need:
     return needs.curved(problem, 6, derivatives=derivatives)
 
 
-@numerics(1)
-@bounded(change_need)
-@shows_progress("a coarser by= or a part of the data")
+@analysis(change_need, shorter="a coarser by= or a part of the data", version=1)
 def loss_change(
     problem: Problem | Run,
     before: Weights,

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from landscape.core import statistics
+from landscape.core.analysis import analysis
 from landscape.core.devices import double
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import Need, bounded
+from landscape.core.memory import Need
 from landscape.core.options import choose, positive
-from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
-from landscape.core.registry import numerics
+from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.double_backward import existing
 from landscape.curvature.eigenvalues import fast_hessian, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, HessianOptions, exact_only
@@ -56,9 +56,14 @@ def _noise_need(problem: Any, weights: Any, **_: Any) -> Need:
     return needs.curved(problem, 5 * needs.rows(weights) + 4 * needs.double(problem))
 
 
-@numerics(1)
-@bounded(_noise_need, "weights", "lr", "local_batch")
-@shows_progress("a smaller draws=")
+@analysis(
+    _noise_need,
+    shorter="a smaller draws=",
+    of_the_run=("weights", "lr", "local_batch"),
+    version=1,
+    group="Measure noise and learners",
+    options={"split": None, "draws": {"help": "Draws of n minibatches."}},
+)
 def noise(
     problem: Problem | Run,
     weights: Tensor | None = None,
@@ -186,8 +191,7 @@ def _noise_scale_need(problem: Any, weights: Any, gradient: Any, **_: Any) -> Ne
     return needs.need(problem, 4 + 2 * learners + (groups + 2) * needs.double(problem), 2)
 
 
-@bounded(_noise_scale_need, "batch")
-@shows_progress("a larger relative_error=")
+@analysis(_noise_scale_need, shorter="a larger relative_error=", of_the_run=("batch",))
 def noise_scale(
     problem: Problem | Run,
     batch: int | None = None,
@@ -319,8 +323,13 @@ def _noise_alignment_need(problem: Any, k: Any, **_: Any) -> Need:
     return needs.curved(problem, max((1 + needs.double(problem)) * vectors + block, search))
 
 
-@bounded(_noise_alignment_need, "batch")
-@shows_progress("a larger relative_error=")
+@analysis(
+    _noise_alignment_need,
+    shorter="a larger relative_error=",
+    of_the_run=("batch",),
+    group="Measure noise and learners",
+    options={"split": None, "search": None},
+)
 def noise_alignment(
     problem: Problem | Run,
     batch: int | None = None,

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from landscape.checkpoint.weights import Network, Weights, network_of, networks_of
+from landscape.core.analysis import analysis
 from landscape.core.devices import double, single, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import Need, bounded
+from landscape.core.memory import Need
 from landscape.core.options import choose, positive
-from landscape.core.progress import ProgressOption, shows_progress
+from landscape.core.progress import ProgressOption
 from landscape.core.registry import numerics
 from landscape.curvature.eigenvalues import extreme_eigenvalues
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL
@@ -37,8 +38,7 @@ def _random_plane_need(problem: Any, **_: Any) -> Need:
     return needs.need(problem, 2 + largest * needs.double(problem), 0)
 
 
-@numerics(1)
-@bounded(_random_plane_need)
+@analysis(_random_plane_need, version=1)
 def random_plane(
     problem: Problem | Run,
     norm: Literal["none", "filter", "layer"] = "none",
@@ -257,8 +257,10 @@ def learners_plane(problem: Problem | Run, weights: Sequence[Weights] | Tensor) 
     return _plane(problem, mean, "learners", torch.cat((rows, mean[None])), networks, labels, **parts)
 
 
-@bounded(lambda problem, **_: needs.curved(problem, 5 + needs.basis(problem, 2)))
-@shows_progress("a larger residual_tol= or a part of the data")
+@analysis(
+    lambda problem, **_: needs.curved(problem, 5 + needs.basis(problem, 2)),
+    shorter="a larger residual_tol= or a part of the data",
+)
 def eigen_plane(
     problem: Problem | Run,
     *,

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core.analysis import analysis
 from landscape.core.devices import double, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import Need, bounded
+from landscape.core.memory import Need
 from landscape.core.options import choose, positive
-from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
-from landscape.core.registry import numerics
+from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.core.statistics import mean_and_error
 from landscape.curvature.double_backward import existing
 from landscape.curvature.eigenvalues import top_eigenvalues
@@ -138,8 +138,13 @@ def _sharpness_need(problem: Any, starts: Any, **_: Any) -> Need:
     return needs.need(problem, 8 + needs.count(starts) + 2 * needs.double(problem), 2)
 
 
-@bounded(_sharpness_need)
-@shows_progress("a larger relative_error= or a smaller max_draws=")
+@analysis(
+    _sharpness_need,
+    shorter="a larger relative_error= or a smaller max_draws=",
+    group="Measure curvature",
+    options={"rho": {"metavar": "ρ,…", "each": "0.05,0.1"}},
+    variant="kind",
+)
 def sharpness(
     problem: Problem | Run,
     rho: float,
@@ -279,12 +284,12 @@ def _parts(problem: Problem, m: int | None, seed: int) -> Iterator[Problem]:
 BESIDES = ("lambda-max",)
 
 
-@numerics(1)
-@bounded(
+@analysis(
     lambda problem, quantities, **_: needs.curved(problem, needs.basis(problem, 1) if quantities else 4),
-    "batch",
+    shorter="a larger relative_error=",
+    of_the_run=("batch",),
+    version=1,
 )
-@shows_progress("a larger relative_error=")
 def batch_sharpness(
     problem: Problem | Run,
     batch: int | None = None,

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core.analysis import analysis
 from landscape.core.devices import double, inner, vector_norm
 from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import Need, bounded
+from landscape.core.memory import Need
 from landscape.core.options import choose, positive
-from landscape.core.progress import Progress, ProgressOption, portion, shows_progress
-from landscape.core.registry import numerics
+from landscape.core.progress import Progress, ProgressOption, portion
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import trace as traces
 from landscape.curvature.eigenvalues import Matrix, ends_need, top_need
@@ -57,9 +57,7 @@ def _spectrum_need(problem: Any, k: Any, quantities: Any, **options: Any) -> Nee
     return max(asked, key=lambda need: need.fixed)
 
 
-@numerics(1)
-@bounded(_spectrum_need)
-@shows_progress("a smaller k= or draws= or a part of the data")
+@analysis(_spectrum_need, shorter="a smaller k= or draws= or a part of the data", version=1)
 def spectrum(
     problem: Problem | Run | SymmetricMatrix,
     k: int = 0,
@@ -209,9 +207,7 @@ def table_need(problem: Any, derivatives: Any, **_: Any) -> Need:
     return needs.curved(problem, vectors, derivatives=derivatives)
 
 
-@numerics(1)
-@bounded(table_need)
-@shows_progress("a larger residual_tol=, a smaller draws= or a part of the data")
+@analysis(table_need, shorter="a larger residual_tol=, a smaller draws= or a part of the data", version=1)
 def curvature_table(
     problem: Problem | Run,
     by: str | Sequence[str] = "block",

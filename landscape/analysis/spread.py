@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from landscape.core import statistics
+from landscape.core.analysis import analysis
 from landscape.core.devices import double, float64_device, inner, vector_norm
 from landscape.core.errors import OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import Need, bounded, spare
+from landscape.core.memory import Need, spare
 from landscape.core.options import positive
-from landscape.core.progress import Progress, ProgressOption, portion, shows_progress, taken
-from landscape.core.registry import numerics
+from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.double_backward import existing
 from landscape.curvature.eigenvalues import check_products, fast_hessian, points_at_once, top_eigenvalues
@@ -53,8 +53,13 @@ def _disagreement_need(problem: Any, weights: Any, k: Any, **_: Any) -> Need:
     return needs.curved(problem, 2 * needs.rows(weights) + needs.several(problem, k))
 
 
-@bounded(_disagreement_need, "weights")
-@shows_progress("a larger residual_tol=")
+@analysis(
+    _disagreement_need,
+    shorter="a larger residual_tol=",
+    of_the_run=("weights",),
+    group="Measure noise and learners",
+    options={"search": None},
+)
 def disagreement(
     problem: Problem | Run,
     weights: Tensor | None = None,
@@ -285,9 +290,7 @@ def _smoothing_need(problem: Any, weights: Any, k: Any, draws: Any, trajectory: 
     return needs.curved(problem, needs.rows(weights) + search + 6 + route)
 
 
-@numerics(1)
-@bounded(_smoothing_need, "weights", "lr")
-@shows_progress("a smaller draws= or k=")
+@analysis(_smoothing_need, shorter="a smaller draws= or k=", of_the_run=("weights", "lr"), version=1)
 def smoothing(
     problem: Problem | Run,
     weights: Tensor | None = None,

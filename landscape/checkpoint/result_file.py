@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +31,14 @@ class ConflictError(OperationError):
         self.conflict, self.grid = f"{path}: {conflict}", grid
         kept = f"; grid={grid} keeps them all" if grid else ""
         super().__init__(f"{self.conflict}{kept}", f"landscape.open({str(path)!r}, 'a', replace=True)")
+
+
+@dataclass(eq=False)
+class _Entry:
+    """A result of the file, and whether a computation of this session has ended with it."""
+
+    result: Result
+    ended: bool = False
 
 
 class ResultFile:
@@ -72,23 +81,22 @@ class ResultFile:
         self.resumed: Result | None = None
         #: Whether the file was written since it was opened.
         self.written = False
-        self._unfinished: Result | None = None  # what takes the place of ``resumed`` until the end
         self._writable, self._writes = choose("mode", mode, ("r", "a", "w")) != "r", writes and mode != "r"
         self._replace, self._message = replace or mode == "w", message or (lambda line: None)
         self._lock = Lock(self.path)
-        self._new: list[Result] = []  # of this session
-        self._reasons: list[str] = []  # given when work starts: it may still be refused
+        self._going_on: _Entry | None = None  # the one that the computation writes until it ends
+        self._changed = False
         if self._writes:
             self._lock.acquire()
         try:
             known = mode == "r" or self.path.exists()
-            self._stored: list[Result] = base.load_results(self.path) if known else []
+            stored = base.load_results(self.path) if known else []
         except BaseException as error:
             if not (mode == "w" and isinstance(error, DamagedError)):  # "w" replaces a damaged file
                 self._lock.release()
                 raise
-            self._stored = []
-        self._results = [] if mode == "w" else [*self._stored]
+            stored = []
+        self._entries = [] if mode == "w" else [*map(_Entry, stored)]
 
     def __enter__(self) -> Self:
         return self
@@ -97,16 +105,16 @@ class ResultFile:
         self._close(write=kind is None)
 
     def __len__(self) -> int:
-        return len(self._results)
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[Result]:
-        return iter([*self._results])
+        return iter([entry.result for entry in self._entries])
 
     def __getitem__(self, index: Any) -> Any:
-        return self._results[index]
+        return [*self][index]
 
     def __repr__(self) -> str:
-        return f"ResultFile({str(self.path)!r}, {', '.join(map(repr, self._results)) or 'empty'})"
+        return f"ResultFile({str(self.path)!r}, {', '.join(map(repr, self)) or 'empty'})"
 
     def add(self, result: Result) -> None:
         """Add a finished result after all others, and write the file.
@@ -126,7 +134,7 @@ class ResultFile:
             ...     len(file)
             2
         """
-        self._unfinished = None
+        self._going_on = None
         self.put(result, finished=True)
 
     def keep(self, results: Sequence[Result]) -> None:
@@ -148,7 +156,10 @@ class ResultFile:
             (2,)
         """
         self._check()
-        self._results = [*results]
+        entries = {id(entry.result): entry for entry in self._entries}
+        kept = [entries.get(id(result), _Entry(result)) for result in results]
+        self._changed |= kept != self._entries
+        self._entries = kept
 
     def close(self) -> None:
         """Write what is not written, and release the lock; leaving a ``with`` block does so, too.
@@ -163,7 +174,7 @@ class ResultFile:
 
     def _close(self, write: bool) -> None:
         try:
-            if write and self._results:  # without a result nothing takes the place of the old file
+            if write and self._entries:  # without a result nothing takes the place of the old file
                 self._write()
         finally:
             self._lock.release()
@@ -197,25 +208,43 @@ class ResultFile:
             True
         """
         self._check()
-        self.resumed = self._unfinished = None
+        self.resumed = self._going_on = None
         refused = []
-        for result in self._results:
-            if any(result is new for new in self._new) or _different_sources(
-                source, getattr(result, "source_sha256", "")
-            ):
+        for entry in self._entries:
+            result = entry.result
+            if entry.ended or _different_sources(source, getattr(result, "source_sha256", "")):
                 continue
             reason = differs(result) if isinstance(result, kind) else f"it holds a {result.schema}"
             if not reason:
                 self._check_points(result, x, y)
-                self.resumed = self._unfinished = result
-                break
+                self.resumed, self._going_on = result, entry
+                return result
             refused.append((result, reason))
-        if refused and self.resumed is None:
+        if refused:
             self.drop(*refused[0])
-        for reason in self._reasons:
-            self._message(f"{self.path}: cannot be resumed, {reason}; computed from the start")
-        self._reasons = []
-        return self.resumed
+        return None
+
+    def only(self, sources: Sequence[str]) -> None:
+        """Leave out the results of other weights.
+
+        Args:
+            sources: SHA-256 of the files whose weights are to be analyzed.
+
+        Raises:
+            OperationError: there are such results, and the file was not opened with ``replace``.
+
+        Example:
+            >>> import tempfile, landscape
+            >>> path = f"{tempfile.mkdtemp()}/one.h5"
+            >>> landscape.save([surface], path)
+            >>> with landscape.open(path, "a") as file:  # it does not say whose weights it is of
+            ...     file.only(["6ba7b810"])
+            ...     len(file)
+            1
+        """
+        for result in self:
+            if _different_sources(", ".join(sources), getattr(result, "source_sha256", "")):
+                self.drop(result, f"it is of other checkpoints ({getattr(result, 'label', '')})")
 
     def drop(self, result: Result, reason: str) -> None:
         """Leave out a result that does not fit.
@@ -238,8 +267,8 @@ class ResultFile:
         """
         if not self._replace:
             raise ConflictError(self.path, f"holds another result, {reason}")
-        self._results = [other for other in self._results if other is not result]
-        self._reasons += [] if reason in self._reasons else [reason]
+        self.keep([other for other in self if other is not result])
+        self._message(f"{self.path}: cannot be resumed, {reason}; computed from the start")
 
     def _check_points(self, earlier: Any, x: Array, y: Array) -> None:
         across, up = coincide(x, earlier.x)[1], coincide(y, earlier.y)[1]
@@ -272,28 +301,29 @@ class ResultFile:
             1
         """
         self._check(result)
-        places = [i for i, other in enumerate(self._results) if other is self._unfinished]
-        if places:
-            self._results[places[0]] = result
-        else:
-            self._results.append(result)
-        self._unfinished = None if finished else result
-        self._new += [result] if finished else []
+        entry = self._going_on
+        if entry is None or entry not in self._entries:
+            entry = _Entry(result)
+            self._entries.append(entry)
+            self._changed = True
+        self._changed |= entry.result is not result
+        entry.result, entry.ended = result, finished
+        self._going_on = None if finished else entry
         self._write()
 
     def _write(self) -> None:
         """Write the file, unless it is as it was."""
-        if self._writes and [*map(id, self._stored)] != [*map(id, self._results)]:
-            base.save([*self._results], self.path)
+        if self._writes and self._changed:
+            base.save([*self], self.path)
             self.written = True
-        self._stored = [*self._results]
+        self._changed = False
 
     def _check(self, result: Result | None = None) -> None:
         if not self._writable:
             raise OperationError(
                 f"{self.path}: is closed, or open for reading only; give mode 'a' to write it"
             )
-        others = [other for other in self._results if result is not None and other.schema != result.schema]
+        others = [other for other in self if result is not None and other.schema != result.schema]
         if others and result is not None:
             raise ConflictError(
                 self.path, f"holds a {others[0].schema}, no {result.schema} is allowed beside it"

@@ -21,8 +21,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from landscape.cli import output
-from landscape.cli.definitions import command_of
+from landscape.cli import commands, output
 from landscape.core import progress, registry
 from landscape.core.errors import OperationError, explain
 from landscape.core.files import printable
@@ -35,6 +34,15 @@ _HELP = f"{__name__}.help"  # in click's context: the help of a command may be a
 _FILE = re.compile(r"[^-].*\.(pt|pth|bin|ckpt|safetensors|h5)")
 
 
+def as_command(entry: Any) -> click.Command:
+    """The command of an entry of the registry: itself, or the one that is made from an analysis."""
+    if isinstance(entry, click.Command):
+        return entry
+    from landscape.cli.analysis import command_of  # and torch: only for an analysis
+
+    return command_of(entry)
+
+
 class Commands(click.Group):
     """The commands of the registry, each imported when it is run; lists, help and completion import none."""
 
@@ -44,12 +52,10 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in registry.commands:
             return None
-        place = registry.commands.place(cmd_name)
-        command: click.Command
-        if place.startswith(f"{__name__}.") and (ctx.resilient_parsing or ctx.meta.get(_HELP)):
-            command = command_of(place)
+        if cmd_name in commands.WORDS and (ctx.resilient_parsing or ctx.meta.get(_HELP)):
+            command = commands.described(cmd_name)
         else:
-            command = registry.commands[cmd_name]
+            command = as_command(registry.commands[cmd_name])
         output.add_options(command)
         return command
 
@@ -75,14 +81,12 @@ class Commands(click.Group):
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        from landscape.cli.commands import GROUPS
-
         names = self.list_commands(ctx)
         width = max(map(len, names))
         limit = formatter.width - 6 - width  # as in click
-        grouped = [name for group in GROUPS.values() for name in group]
+        grouped = [name for group in commands.GROUPS.values() for name in group]
         others = {"Plugins": [name for name in names if name not in grouped]}
-        for title, group in {**GROUPS, **others}.items():
+        for title, group in {**commands.GROUPS, **others}.items():
             rows = []
             for name in group:
                 summary = registry.commands.summary(name)
@@ -199,7 +203,7 @@ def with_options(line: str, name: str) -> str:
     if name not in registry.commands:
         return line
     flags: dict[str, str] = {}
-    for parameter in registry.commands[name].params:
+    for parameter in as_command(registry.commands[name]).params:
         flag = max(parameter.opts, key=len)
         if isinstance(parameter, click.Argument):
             flag = str(parameter.metavar or parameter.name).strip("[]….").upper()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -20,18 +19,17 @@ from landscape.checkpoint import run_folder, user_code
 from landscape.checkpoint.checkpoint import Checkpoint
 from landscape.checkpoint.foreign_weights import import_state
 from landscape.checkpoint.state_files import files_of, names_state, place
-from landscape.cli import commands, common, options
+from landscape.cli import common, options
 from landscape.cli.completion import Choice
 from landscape.core import registry
+from landscape.core.analysis import ANALYSES
 from landscape.core.devices import pick_device
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import SPLIT
 from landscape.core.progress import Progress, portion
-from landscape.curvature.eigenvalues import SEARCHES
 from landscape.curvature.hessian import DERIVATIVES
 from landscape.data.base import Dataset
 from landscape.evaluation.evaluate import AUTOCASTS, METHODS
-from landscape.problem.batchnorm import POLICIES
 from landscape.problem.problem import Loss, Problem
 from landscape.results import base
 
@@ -70,7 +68,6 @@ TABLE: Mapping[str, options.Settings] = {
         "of the range shown, or a number such as 0.005. [default: all points are exact]",
     },
     "bn": {
-        "type": Choice(POLICIES),
         "help": "BatchNorm statistics: center (the checkpoint's), recalibrate (estimated again at each "
         "point) or train (those of the batch itself).",
     },
@@ -82,7 +79,6 @@ TABLE: Mapping[str, options.Settings] = {
         "that of --dtype]",
     },
     "search": {
-        "type": Choice(SEARCHES),
         "help": "auto: cheaper products find the eigenvectors, the results are verified and refined with "
         "exact products; exact: exact products only.",
     },
@@ -95,28 +91,6 @@ TABLE: Mapping[str, options.Settings] = {
     "min_draws": {"help": "At least so many draws."},
     "max_draws": {"help": "At most so many draws."},
     "delays": {"flag": "--delay", "metavar": "τ,…"},
-}
-#: The same of one analysis, whose command is made from its function: arguments of :func:`analysis_options`.
-#: ``variant`` is a parameter whose value is part of the name of the file.
-OF_ONE: Mapping[str, dict[str, Any]] = {
-    "critical-batch": {
-        "split": False,
-        "problem": False,
-        "factors": {"metavar": "k,…"},
-        "trained_samples": {"flag": "--samples", "metavar": "N"},
-        "seeds": {"flag": "--branches"},
-        "scaling": {"flag": "--lr-scaling", "type": Choice(("linear", "sqrt", "none"))},
-    },
-    "disagreement": {"search": None},
-    "label-counts": {"split": False, "problem": False},
-    "learning-coefficient": {"split": False},
-    "noise": {"split": False, "draws": {"help": "Draws of n minibatches."}},
-    "noise-alignment": {"split": False, "search": None},
-    "sharpness": {
-        "rho": {"metavar": "ρ,…", "type": options.ListType(float, "0.05,0.1"), "required": True},
-        "kind": {"type": Choice(("worst", "average"))},
-        "variant": "kind",
-    },
 }
 
 
@@ -147,7 +121,7 @@ class Source:
         self.model_spec = user_code.known_spec("model", self.model, registry.models) if self.model else None
         self.data_spec = user_code.known_spec("data", self.data, registry.data_sets) if self.data else None
 
-    @cached_property
+    @functools.cached_property
     def user_data(self) -> user_code.UserData | Dataset | None:
         """The user's data, made once."""
         return user_code.load_data("data", self.data_spec, self.data_dir) if self.data_spec else None
@@ -198,7 +172,7 @@ class Source:
             device=pick_device(device), dtype=dtype, randomness=self.randomness,
         )  # fmt: skip
 
-    @cached_property
+    @functools.cached_property
     def user_loss(self) -> Loss | Literal["data"] | None:
         """The user's loss, or "data", as Checkpoint.problem takes it."""
         return user_code.load_loss("loss", self.loss) if self.loss else "data"
@@ -341,7 +315,6 @@ def analysis_options(
     *,
     split: bool = True,
     seed: bool = True,
-    problem: bool = True,
     metavar: str = "CKPT…",
     required: bool = True,
     **own: options.Settings | None,
@@ -350,17 +323,21 @@ def analysis_options(
 
     Args:
         function: what the command calls. Its parameters that have a default and are numbers, texts or flags
-            become options, as :func:`.options_of` makes them, and the help of --seed is its.
+            become options, as :func:`.options_of` makes them, and the help of --seed is its. One of a
+            problem has --dtype, --max-memory, --model, --data, … besides.
         split: whether there is --split; without, the analysis is of the training set.
         seed: whether there is --seed.
-        problem: whether the command opens problems, with --dtype, --max-memory, --model, --data, …
         metavar: the name of the checkpoints in the help.
         required: whether there must be a checkpoint.
-        own: what click is told of a parameter, which becomes an option; None for one that does not.
+        own: what click is told of a parameter, which becomes an option; None for one that does not. It comes
+            before what the function's declaration says.
     """
+    taken = inspect.signature(function).parameters
+    own = {**ANALYSES[function].options, **own}
+    problem, split = "run" not in taken, split and own.pop("split", {}) is not None
     names = dict.fromkeys(
         parameter.name
-        for parameter in inspect.signature(function).parameters.values()
+        for parameter in taken.values()
         if parameter.name not in _GIVEN
         and parameter.default is not parameter.empty
         and options.is_plain(parameter)
@@ -375,7 +352,7 @@ def analysis_options(
         Analysis,
         checkpoints=options.SHARED["files"] | {"metavar": metavar, "required": required},
         settings=options.Group(dict, options.options_of(function, **known_of)),
-        split={} if split else None,
+        split={} if split and problem else None,
         seed={"help": options.described(function).get("seed", "Draws the directions.")} if seed else None,
         dtype={} if problem else None,
         target=options.Group(common.TARGET.make, [*limit, *common.TARGET.options]),
@@ -392,19 +369,14 @@ def about(run: Checkpoint, split: str, other_data: str = "") -> base.Provenance:
     return found | {"label": f"{run.label}, on {other_data}"} if other_data else found
 
 
-def __getattr__(name: str) -> click.Command:
-    """The command of the public function ``name``, made from its signature, its docstring and the tables.
+@functools.cache
+def command_of(function: Callable[..., Any]) -> click.Command:
+    """The command of an analysis, made from its declaration, its signature and its docstring.
 
-    A parameter of the function without a default may be given several times: it is computed for each.
+    A parameter of which the declaration has ``each`` may be given several values: it is computed for each.
     """
-    module = commands.MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    function, title = getattr(import_module(module), name), name.replace("_", "-")
-    own = dict(OF_ONE.get(title, {}))
-    variant = own.pop("variant", None)
-    several = [key for key, known in own.items() if isinstance((known or {}).get("type"), options.ListType)]
-
+    declared, title = ANALYSES[function], function.__name__.replace("_", "-")
+    several = [name for name, own in declared.options.items() if own and "each" in own]
     taken = inspect.signature(function).parameters
     left_out = {"seed", "progress"} - {*taken}
 
@@ -415,17 +387,14 @@ def __getattr__(name: str) -> click.Command:
         settings = dict(analysis.settings)
         values = [settings.pop(key) for key in several]
         analysis = dataclasses.replace(analysis, settings=settings)
-        jobs = [*itertools.product(analysis.open(), *values)]
-        analysis.compute(title, jobs, compute, *([settings[variant]] if variant else []))
+        variant = [settings[declared.variant]] if declared.variant else []
+        analysis.compute(title, [*itertools.product(analysis.open(), *values)], compute, *variant)
 
     texts = re.split(r"^(?:Args|Returns|Raises|Example):\n", inspect.getdoc(function) or "", flags=re.M)
-    values = "".join(f" --{key} 0.1" for key in several)
-    example = f"landscape {title} runs/ss runs/dp{values} --plot {title}.png"
-    run.__name__, run.__doc__ = name, f"{options.plain(texts[0])}\n\nExample:\n    {example}"
-    given = analysis_options(function, seed="seed" in taken, **own)
-    made: click.Command = options.command(title, analysis=given)(run)
-    globals()[name] = made  # once: Sphinx changes the signatures of what it has documented
-    return made
+    words = "".join(f" --{key} 0.1" for key in several)
+    example = f"landscape {title} runs/ss runs/dp{words} --plot {title}.png"
+    run.__name__, run.__doc__ = function.__name__, f"{options.plain(texts[0])}\n\nExample:\n    {example}"
+    return options.command(title, analysis=analysis_options(function, seed="seed" in taken))(run)
 
 
 def say_cost(problem: Problem, function: str, options: Mapping[str, Any]) -> None:

@@ -1,28 +1,26 @@
-"""The commands by group, found in the sources of this package without importing them.
+"""The commands by group, and their words, for lists, help and completion, which import no command.
 
-A module is imported when its command is used. The line that ``landscape --help`` has for a command is the
-beginning of its docstring. Above a public name, ``# command: GROUP`` makes a function a command.
+``commands.json`` has the words: ``python -m tests.test_commands`` writes it from the commands themselves, and
+a test compares. A module is imported when its command is used.
 """
 
 from __future__ import annotations
 
-import re
+import json
 from pathlib import Path
+from typing import Any
 
+import click
+
+from landscape.cli.completion import names, paths
 from landscape.core import registry
 
-ROOT = Path(__file__).parents[1]
-#: Function with the same command, which is made from it -> its module; and the group of the command.
-MODULES, _GROUP_OF = dict[str, str](), dict[str, str]()
-for _group, _module, _name in re.findall(
-    r"^# command: (.+)\nfrom (\S+) import (\w+)", (ROOT / "__init__.pyi").read_text("utf-8"), re.M
-):
-    MODULES[_name], _GROUP_OF[_name] = _module, _group
-
+#: Command -> its place, its group where it is made from an analysis, and its words.
+WORDS: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 #: Title of a group -> its commands; ``landscape --help`` has this order.
 GROUPS = {
-    title: (*names, *(name.replace("_", "-") for name, group in _GROUP_OF.items() if group == title))
-    for title, names in {
+    title: (*own, *(name for name, words in WORDS.items() if words["group"] == title))
+    for title, own in {
         "Begin": ("demo", "doctor", "fetch"),
         "Train": ("recipes", "train", "sweep", "topologies", "import"),
         "Map the landscape": ("contour", "line", "connect", "basins", "average", "compare", "smoothing"),
@@ -33,16 +31,21 @@ GROUPS = {
     }.items()
 }
 
-# What makes a function a command, with another name where that is a keyword of Python; its docstring.
-_COMMAND = re.compile(r'^@(?:click\.)?command\((?:\s+"(\w+)",)?.*?^def (\w+)\(.*?"""(.*?)\n\n', re.M | re.S)
 
-for path in Path(__file__).parent.glob("*.py"):
-    for name, function, summary in _COMMAND.findall(path.read_text("utf-8")):
-        place = f"landscape.cli.{path.stem}:{function}"
-        registry.commands.declare(name or function.replace("_", "-"), place, " ".join(summary.split()))
-for name, module in MODULES.items():
-    source = ROOT.parent.joinpath(*module.split(".")).with_suffix(".py").read_text("utf-8")
-    summary = re.search(rf'^def {name}\(.*?"""(.*?)\n\n', source, re.M | re.S)
-    assert summary
-    title = name.replace("_", "-")
-    registry.commands.declare(title, f"landscape.cli.analysis:{name}", " ".join(summary[1].split()))
+def described(name: str) -> click.Command:
+    """The command ``name`` as its words describe it: with its help and its completion, and no callback."""
+    words = WORDS[name]
+    params: list[click.Parameter] = []
+    for own in words["params"]:
+        known = dict(own)
+        declarations, complete = known.pop("declarations"), known.pop("complete", "")
+        if isinstance(complete, list):
+            known["shell_complete"] = names(lambda every=complete: every)  # type: ignore[misc]
+        elif complete:
+            known["shell_complete"] = paths(complete)
+        params.append((click.Option if declarations[0][0] == "-" else click.Argument)(declarations, **known))
+    return click.Command(name, params=params, help=words["help"], epilog=words["epilog"])
+
+
+for _name, _words in WORDS.items():
+    registry.commands.declare(_name, _words["place"], " ".join(_words["help"].partition("\n\n")[0].split()))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,12 +18,10 @@ from landscape.cli.completion import Choice
 from landscape.cli.options import ListType, command, group
 from landscape.cli.processes import Processes
 from landscape.core.errors import InputError, LandscapeError, OperationError
-from landscape.evaluation.grid import Execution, difference, reused_points
+from landscape.evaluation.grid import Execution, reused_points
 from landscape.geometry import surfaces
-from landscape.problem.alignment import BY
 from landscape.problem.batchnorm import has_batchnorm
 from landscape.problem.problem import Problem
-from landscape.results import base
 from landscape.results.base import load_results
 from landscape.results.connection import Connection
 from landscape.results.grids import HessianGrid, Interpolated, Line, Plane, Surface
@@ -55,9 +52,7 @@ class Chosen:
 PLANE = group(
     Chosen,
     kind={"flag": "--plane", "type": Choice(KINDS)},
-    norm={"type": Choice(planes.NORMS)},
     ignore={"type": Choice(planes.IGNORES)},
-    align={"type": Choice(BY)},
 )
 
 
@@ -149,31 +144,6 @@ def titles(runs: list[Checkpoint]) -> list[str]:
     return labels if len(set(labels)) == len(labels) else [str(run.path) for run in runs]
 
 
-def fitting(
-    file: ResultFile, kind: type[Interpolated], origins: Sequence[base.Provenance], wanted: Mapping[str, Any]
-) -> list[Any]:
-    """The result in the file for each of ``origins``, None where there is none; all others are dropped.
-
-    A result must have the values ``wanted`` in its fields.
-    """
-    past: list[Any] = [None] * len(origins)
-    every = {sha for origin in origins for sha in origin["source_sha256"].split(", ")}
-    for result in file:
-        of: str = getattr(result, "source_sha256", "")
-        places = [i for i, origin in enumerate(origins) if origin["source_sha256"] == of]
-        reason = "" if isinstance(result, kind) else f"it holds a {result.schema}"
-        if not reason and not every.isdisjoint(of.split(", ")):
-            label = {"label": origins[places[-1]]["label"]} if places else {}  # the label names other data
-            # A surface between checkpoints is of several: of these, it differs from one around them in kind.
-            reason = difference(result, {**wanted, **label})
-        if reason or not places:
-            file.drop(result, reason or f"it is of other checkpoints ({getattr(result, 'label', '')})")
-        for i in [i for i in places if past[i] is None and not reason][:1]:
-            past[i] = result
-    file.keep([result for result in past if result is not None])
-    return past
-
-
 def compute_on_grid(
     analysis: Analysis,
     chosen: Chosen,
@@ -182,38 +152,30 @@ def compute_on_grid(
     kind: type[Interpolated],
     compute: Callable[..., Any],
 ) -> None:
-    """A result of ``compute(problem, plane, …)`` around each checkpoint, in one file, which is resumed.
-
-    An earlier result must be equal in all fields that are options, except ``kind.may_differ``.
-    """
+    """A result of ``compute(problem, plane, …)`` around each checkpoint, in one file, which is resumed."""
     team = processes.join()
     groups = chosen_groups(chosen, analysis.open())
     aligned = ["aligned", chosen.align] if chosen.align else []
     path = analysis.path(groups[0][0], name, chosen.kind, *aligned, chosen.norm, resumes=True)
     origins = [analysis.about(*(group if chosen.kind == "between" else group[:1])) for group in groups]
-    where = {"split": analysis.split, "dtype": analysis.dtype, "seed": analysis.seed}
-    options = {**where, **analysis.settings, **vars(chosen)}
-    free = kind.may_differ if chosen.kind in ("random", "eigen") else kind.may_differ | {"seed"}
-    fixed = {field.name for field in dataclasses.fields(kind)} - free
-    wanted = {key: value for key, value in options.items() if key in fixed and value is not None}
     force, results = analysis.target.force, []
     with (
         _by_options(),
         ResultFile(path, "a", replace=force, writes=team.rank == 0, message=common.message) as file,
     ):
-        past = fitting(file, kind, origins, wanted)
+        file.only([origin["source_sha256"] for origin in origins])
         with team.joined() as joined, _by_options():
             execution = Execution(joined)
             for i, (group, progress) in enumerate(each(name, groups)):
-                problem, known = group[0].problem(), past[i]
-                analysis.say_other_data(group[:1])
+                source, problem = origins[i]["source_sha256"], group[0].problem()
+                known = next((each for each in file if getattr(each, "source_sha256", "") == source), None)
                 center = has_batchnorm(problem.model) and analysis.settings["bn"] == "center"
                 if center and chosen.align:
                     raise InputError(
                         "--align: the statistics of BatchNorm are not those of the aligned network; give "
                         "--bn recalibrate"
                     )
-                if chosen.kind == "eigen" and isinstance(known, Surface):
+                if chosen.kind == "eigen" and isinstance(known, Surface) and known.kind == "eigen":
                     plane = known.plane(problem.weights)  # costly to find, and the same but for rounding
                 else:
                     plane = make_plane(chosen, problem, group, analysis.seed)
@@ -222,11 +184,13 @@ def compute_on_grid(
                 given = {**analysis.settings, **origins[i], "progress": progress}
                 result = compute(problem, plane, into=file, execution=execution, **given)
                 results.append(result)
+                analysis.say_other_data(group[:1])
                 common.describe(result)
                 if file.resumed is not None:
                     count = reused_points(file.resumed, result)
                     common.values(f"  {count:,} of {result.exact.size:,} points were in the file")
-        file.keep(results)  # in the order of the checkpoints
+        others = [] if force else [each for each in file if not any(each is made for made in results)]
+        file.keep([*results, *others])  # in the order of the checkpoints
     if team.rank == 0:
         if not file.written:
             common.message(f"{path}: complete already, nothing is computed")
@@ -296,7 +260,6 @@ def hessian_grid(plane: Chosen, processes: Processes, analysis: Analysis) -> Non
 
 
 @command(
-    norm={"type": Choice(planes.NORMS)},
     ignore={"type": Choice(planes.IGNORES)},
     analysis=analysis_options(
         grids.line,
@@ -346,8 +309,6 @@ def line(
         connection.connect,
         metavar="CKPT CKPT",
         split=False,
-        curve={"type": Choice(connection.CURVES)},
-        align={"type": Choice(BY)},
     ),
 )
 def connect(analysis: Analysis) -> None:

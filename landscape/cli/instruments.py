@@ -19,7 +19,6 @@ from landscape.cli.analysis import Analysis, analysis_options, say_cost
 from landscape.cli.completion import Choice
 from landscape.cli.options import command, numbers
 from landscape.core.errors import InputError
-from landscape.curvature.hessian import MATRICES
 from landscape.curvature.peers import ENGINES
 from landscape.gradients.minibatches import known_batch
 from landscape.problem.layout import GROUPINGS
@@ -43,9 +42,8 @@ from landscape.training.optimizer.preconditioning import preconditioner
         },
         draws={"flag": "--draws", "help": "Random vectors for the density."},
         steps={"help": "Lanczos steps for each random vector."},
-        matrix={"type": Choice(MATRICES), "help": "The Hessian, or its positive semi-definite part JᵀH_L J."},
+        matrix={"help": "The Hessian, or its positive semi-definite part JᵀH_L J."},
         engine={
-            "type": Choice(ENGINES),
             "help": "landscape, or pyhessian: the eigenvalue of largest magnitude, and the trace.",
         },
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import math
@@ -18,6 +19,7 @@ from landscape.core.options import SPLITS
 
 Settings = Mapping[str, Any]
 _TYPES = {"int": int, "float": float, "str": str, "bool": bool}
+_WORDS = re.compile(r"^Literal\[(.*?)\]")
 _SEVERAL = re.compile(r"^Sequence\[(\w+)\]$")
 
 
@@ -92,6 +94,8 @@ FOLDER: dict[str, Any] = {"metavar": "DIR", "shell_complete": paths("dir")}
 def option(name: str, **settings: Any) -> click.Parameter:
     """The option, or argument, ``name``, of which click is told ``settings`` and what ``SHARED`` has."""
     known = {**SHARED.get(name, {}), **settings}
+    if example := known.pop("each", None):
+        known |= {"type": ListType(float, example), "required": True}
     if known.get("type") is _devices:
         known["type"] = _devices()
     flags = known.pop("flag", f"--{name.replace('_', '-')}")
@@ -146,12 +150,12 @@ class ListType(click.ParamType):  # type: ignore[type-arg]  # no generic class i
 
 
 def _annotation(parameter: inspect.Parameter) -> str:
-    """The parameter's annotation, text for a choice of words, which its function checks."""
+    """The parameter's annotation, text for a choice of words."""
     return re.sub(r"Literal\[.*?\]", "str", str(parameter.annotation))
 
 
 def is_plain(parameter: inspect.Parameter) -> bool:
-    """True if the parameter is a number, a text, a flag, or several of these."""
+    """Return whether the parameter is a number, a text, a flag, or several of these."""
     annotation = _annotation(parameter).partition(" | ")[0]
     return (_SEVERAL.sub(r"\1", annotation)) in _TYPES
 
@@ -177,6 +181,8 @@ def _option(parameter: inspect.Parameter, said: str | None, own: Settings) -> cl
     if "type" not in known and (listed := _SEVERAL.match(annotation)):
         example = ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in default)
         default, found["type"] = example, ListType(_TYPES[listed[1]], example)
+    elif "type" not in known and (words := _WORDS.match(str(parameter.annotation))):
+        found["type"] = Choice(ast.literal_eval(f"({words[1]},)"))
     elif "type" not in known:
         found["type"] = _TYPES[several[1] if several else annotation.partition(" | ")[0]]
     if found.get("type") is bool:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
-import inspect
 import math
 import re
 import sys
@@ -13,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core.errors import InputError
-from landscape.core.options import check_origin, of_run, positive
+from landscape.core.options import positive
 
 T = TypeVar("T")
 
@@ -37,7 +35,6 @@ CGROUP_FILES = {
     "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 }
 
-P = ParamSpec("P")
 _LIMIT: ContextVar[int | None] = ContextVar("limit", default=None)
 # The share of the memory that is free, beyond what a call needs, that it takes to be faster (ours: others run
 # beside it); all of it below a limit of the user's.
@@ -276,9 +273,6 @@ class Need:
     spare: float = 0.0
 
 
-_NEEDS: dict[Any, Callable[..., Need | None]] = {}
-
-
 @contextlib.contextmanager
 def at_most(limit: int | None) -> Iterator[None]:
     """Inside the block the process may take ``limit`` bytes; None: as before."""
@@ -304,70 +298,26 @@ def room() -> float:
     return (_ROOM.get() or Room()).other
 
 
-def bounded(need: Callable[..., Need], *of_the_run: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A decorator for a public function: it is refused before it starts where its memory is not there.
-
-    The function's keyword ``max_memory`` is its limit. Of functions that call one another, the outermost
-    states the need of all. Where the argument ``problem`` is a run, the function gets the run's problem, and
-    ``about`` the run's origin.
+@contextlib.contextmanager
+def admitted(name: str, limit: int | None, need: Callable[[], Need | None]) -> Iterator[None]:
+    """Inside the block the call ``name`` is under way, which is refused before where its memory is not there.
 
     Args:
-        need: gives the :class:`Need` of a call from the function's arguments, by name.
-        of_the_run: arguments whose default are the run's attributes of that name.
+        name: of the function, for the message.
+        limit: bytes that the process may take; None: as before.
+        need: gives the need of the call, None where it is not known; not called inside another block, which
+            states the need of all, unless there is a limit.
     """
-
-    def declare(function: Callable[P, T]) -> Callable[P, T]:
-        signature = inspect.signature(function)
-
-        def of_problem(args: Any, kwargs: Any) -> inspect.BoundArguments | None:
-            try:
-                call = signature.bind(*args, **kwargs)
-            except TypeError:  # the call itself says so with the function's name
-                return None
-            check_origin(function.__name__, call.arguments.get("about", ()))
-            run: Any = call.arguments.get("problem")
-            if (problem := of_run(run)) is not run:  # which reads its data once
-                call.arguments["problem"] = problem
-                absent = {n: getattr(run, n) for n in of_the_run if call.arguments.get(n) is None}
-                # NaN and 0 are the numbers of imported weights: unknown.
-                call.arguments |= {
-                    n: own for n, own in absent.items() if not isinstance(own, (int, float)) or own > 0
-                }
-                if "about" in signature.parameters:
-                    call.arguments["about"] = run.about() | call.arguments.get("about", {})
-            return call
-
-        def needed(*args: Any, **kwargs: Any) -> Need | None:
-            call = of_problem(args, kwargs)
-            if call is None:
-                return None
-            call.apply_defaults()
-            problem = call.arguments.get("problem", call.arguments.get("self"))
-            if not hasattr(type(problem), "chunk_bytes"):  # the function itself refuses what is no problem
-                return None
-            return need(**call.arguments)
-
-        @functools.wraps(function)
-        def bound(*args: P.args, **kwargs: P.kwargs) -> T:
-            own: Any = kwargs.get("max_memory")
-            if call := of_problem(args, kwargs):
-                args, kwargs = call.args, call.kwargs  # type: ignore[assignment]
-            wanted = None if own is None and _ROOM.get() is not None else needed(*args, **kwargs)
-            if wanted is None:
-                if own is not None and call and hasattr(call.arguments.get("problem"), "ranks"):
-                    raise InputError("max_memory: not allowed for a problem on several ranks (no forecast)")
-                return function(*args, **kwargs)
-            with at_most(own):
-                token = _ROOM.set(_admitted(function.__name__, wanted))
-                try:
-                    return function(*args, **kwargs)
-                finally:
-                    _ROOM.reset(token)
-
-        _NEEDS[bound] = needed
-        return bound
-
-    return declare
+    wanted = None if limit is None and _ROOM.get() is not None else need()
+    if wanted is None:
+        yield
+        return
+    with at_most(limit):
+        token = _ROOM.set(_admitted(name, wanted))
+        try:
+            yield
+        finally:
+            _ROOM.reset(token)
 
 
 def require_besides(name: str, device: torch.device, size: float) -> None:
@@ -402,36 +352,3 @@ def _admitted(name: str, need: Need) -> Room:
     left = min(budget.remaining, free) - need.fixed
     other = left if budget.limit is not None else SHARE * left
     return Room(math.inf if need.spare <= left else left, max(0.0, other - need.spare), need.fixed)
-
-
-def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
-    """The bytes that a call of an analysis takes, at most, besides what is in use, without the call.
-
-    A search for eigenvalues takes more for a larger basis where there is room: half of what is free beyond
-    this, or all that ``max_memory`` leaves.
-
-    Args:
-        function: the analysis, such as :func:`landscape.contour`.
-        args, kwargs: its arguments.
-
-    Returns:
-        The number of bytes.
-
-    Raises:
-        InputError: a function that is no analysis with a bound on its memory.
-
-    Example:
-        >>> import torch, landscape
-        >>> x, y = torch.eye(2), torch.zeros(2, 1)
-        >>> problem = landscape.Problem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (x, y))
-        >>> forecast(landscape.trace, problem) < 2**26
-        True
-    """
-    if function not in _NEEDS:
-        known = ", ".join(sorted(f.__name__ for f in _NEEDS))
-        raise InputError(
-            f"function: {getattr(function, '__name__', function)} is not allowed, it must be one of {known}"
-        )
-    need = _NEEDS[function](*args, **kwargs)
-    assert need is not None
-    return math.ceil(RESERVE + need.fixed + need.spare)

@@ -236,9 +236,14 @@ def check_origin(function: str, about: Iterable[str]) -> None:
         raise TypeError(f"{function}() got an unexpected keyword argument '{wrong[0]}'")
 
 
+def is_run(given: Any) -> bool:
+    """Return whether ``given`` is a run, which is whatever has a method ``problem``."""
+    return callable(getattr(type(given), "problem", None))
+
+
 def of_run(given: Any) -> Any:
-    """The problem of a run, which is whatever has a method ``problem``; anything else as it is."""
-    return given.problem() if callable(getattr(type(given), "problem", None)) else given
+    """The problem of a run; anything else as it is."""
+    return given.problem() if is_run(given) else given
 
 
 def check_bounds(table: Any, prefix: str = "") -> None:

@@ -304,7 +304,9 @@ results = Registry("result", "schema", "landscape.results")
 instruments = Registry("instrument", "monitor.instruments", "landscape.training.instruments")
 drawings = Registry("drawing", "drawing", "landscape.plots")
 figures = Registry("figure", "NAME", "landscape.paper.figures", operator.attrgetter("draw"))
-commands = Registry("command", "COMMAND", "landscape.cli.commands", operator.attrgetter("callback"))
+commands = Registry(
+    "command", "COMMAND", "landscape.cli.commands", lambda entry: getattr(entry, "callback", entry)
+)
 
 
 def optional(module: str, purpose: str, install: str) -> Any:

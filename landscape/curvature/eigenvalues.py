@@ -10,12 +10,13 @@ from typing import Any, Literal, Unpack
 import torch
 from torch import Tensor
 
+from landscape.core.analysis import analysis
 from landscape.core.devices import finite, vector_norm
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
-from landscape.core.memory import Need, bounded, spare
+from landscape.core.memory import Need, spare
 from landscape.core.options import choose, positive
-from landscape.core.progress import ProgressOption, shows_progress, taken
+from landscape.core.progress import ProgressOption, taken
 from landscape.curvature import peers
 from landscape.curvature.chain_hessian import ChainHessian, agrees
 from landscape.curvature.double_backward import INSIDE, in_full_precision
@@ -400,8 +401,7 @@ def ends_need(problem: Any, part: Any = None, derivatives: Any = "auto", **_: An
     return needs.curved(problem, 1 + needs.basis(problem, 2, part), part=part, derivatives=derivatives)
 
 
-@bounded(ends_need)
-@shows_progress("a larger residual_tol= or a part of the data")
+@analysis(ends_need, shorter="a larger residual_tol= or a part of the data")
 def extreme_eigenvalues(
     problem: Problem | Run | SymmetricMatrix,
     residual_tol: float = RESIDUAL_TOL,
@@ -465,8 +465,7 @@ def top_need(problem: Any, k: Any, max_products: Any, part: Any, derivatives: An
     return needs.curved(problem, vectors, part=part, derivatives=derivatives)
 
 
-@bounded(top_need)
-@shows_progress("a smaller k=, a larger residual_tol= or a part of the data")
+@analysis(top_need, shorter="a smaller k=, a larger residual_tol= or a part of the data")
 def top_eigenvalues(
     problem: Problem | Run | SymmetricMatrix,
     k: int = 1,

@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from landscape.core.analysis import analysis
 from landscape.core.devices import double
 from landscape.core.hdf5 import Array
-from landscape.core.memory import Need, bounded
+from landscape.core.memory import Need
 from landscape.core.options import positive
-from landscape.core.progress import Progress, ProgressOption, no_progress, shows_progress, taken
+from landscape.core.progress import Progress, ProgressOption, no_progress, taken
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import peers
 from landscape.curvature.eigenvalues import Matrix, check_products
@@ -59,8 +60,7 @@ def density_need(problem: Any, draws: Any, steps: Any, part: Any, derivatives: A
     return needs.curved(problem, at_once * (basis + 4), part=part, derivatives=derivatives)
 
 
-@bounded(density_need)
-@shows_progress("a smaller draws= or steps= or a part of the data")
+@analysis(density_need, shorter="a smaller draws= or steps= or a part of the data")
 def density(
     problem: Problem | Run | SymmetricMatrix,
     draws: int = DRAWS,
@@ -241,8 +241,7 @@ def trace_need(problem: Any, products: Any, part: Any, derivatives: Any = "auto"
     return needs.curved(problem, vectors, part=part, derivatives=derivatives)
 
 
-@bounded(trace_need)
-@shows_progress("a smaller products= or a part of the data")
+@analysis(trace_need, shorter="a smaller products= or a part of the data")
 def trace(
     problem: Problem | Run | SymmetricMatrix,
     products: int = TRACE_PRODUCTS,

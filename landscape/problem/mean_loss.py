@@ -11,9 +11,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from landscape.core.analysis import analysis
 from landscape.core.devices import check_default_device, check_dtype, double, float64_device
 from landscape.core.errors import InputError
-from landscape.core.memory import Need, bounded, with_saved_bytes
+from landscape.core.memory import Need, with_saved_bytes
 from landscape.problem import batchnorm as bn_policies
 from landscape.problem.batches import call, count_samples, fixed_randomness, own_outputs, quiet, recomputes
 from landscape.problem.batchnorm import SAMPLES, BatchNormPolicy
@@ -506,7 +507,7 @@ class MeanLoss:
         loss, right = (self.totals(weights) / self.samples).tolist()
         return loss, right
 
-    @bounded(lambda self, **_: Need(self.device, self.chunk_bytes))
+    @analysis(lambda self, **_: Need(self.device, self.chunk_bytes))
     def loss(self, weights: Tensor | None = None, *, max_memory: int | None = None) -> float:
         """Mean loss at some weights.
 
@@ -580,7 +581,7 @@ class MeanLoss:
         return total, gradient
 
     # The parts of a chunk's gradient and their sum, besides the activations and their gradients.
-    @bounded(lambda self, **_: Need(self.device, 2 * (self.weights.nbytes + self.chunk_bytes)))
+    @analysis(lambda self, **_: Need(self.device, 2 * (self.weights.nbytes + self.chunk_bytes)))
     def gradient(self, weights: Tensor | None = None, *, max_memory: int | None = None) -> Tensor:
         """The gradient of the mean loss over the whole data at some weights.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
@@ -99,11 +99,6 @@ class Interpolated(Measured):
             than a factor of 100, which pictures show on a logarithmic scale.
     """
 
-    #: What a command may ask for otherwise and still go on with an earlier result. All other options that are
-    #: fields must be equal.
-    may_differ: ClassVar[Set[str]] = frozenset(
-        ("span", "interpolation_tol", "max_products", "method", "bn", "bn_samples", "derivatives")
-    )
     renamed: ClassVar[Mapping[str, str]] = {"tolerance": "interpolation_tol", "path": "method"}
 
     interpolation_tol: str = ""

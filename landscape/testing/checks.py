@@ -438,9 +438,11 @@ def command(case: Any) -> None:
     """The command writes such a result, and refuses what the function does; see :func:`check_command`."""
     if not case.command:
         return
+    cli = importlib.import_module("landscape.cli")
+
     name, *words = case.command
     words = ["{run}/last.h5", *words, "-o", "{folder}/out.h5"]
-    flags = {flag for each in registry.commands[name].params for flag in each.opts}
+    flags = {flag for each in cli.as_command(registry.commands[name]).params for flag in each.opts}
     options = {option: f"--{option.replace('_', '-')}" for option in case.refused}
     refused = {flag: [*words, flag, case.refused[o]] for o, flag in options.items() if flag in flags}
     check_command(name, words, refused=refused)

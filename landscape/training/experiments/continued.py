@@ -6,16 +6,17 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from landscape.checkpoint.checkpoint import IMPORTED, RECORDED, Checkpoint
+from landscape.core.analysis import analysis
 from landscape.core.errors import InputError, OperationError
 from landscape.core.options import choose, expect, positive
-from landscape.core.progress import ProgressOption, shows_progress, taken
+from landscape.core.progress import ProgressOption, taken
 from landscape.core.registry import numerics
 from landscape.evaluation.grid import setting
 from landscape.problem.layout import average
@@ -37,7 +38,17 @@ ROOT = ("torch:Adam", "torch:AdamW", "torch:RMSprop", "torch:NAdam", "torch:RAda
 SCALING = {"linear": 1.0, "sqrt": 0.5, "none": 0.0}
 
 
-@shows_progress("a smaller trained_samples= or seeds=")
+@analysis(
+    shorter="a smaller trained_samples= or seeds=",
+    group="Measure noise and learners",
+    of_the_run=None,
+    options={
+        "factors": {"metavar": "k,…"},
+        "trained_samples": {"flag": "--samples", "metavar": "N"},
+        "seeds": {"flag": "--branches"},
+        "scaling": {"flag": "--lr-scaling"},
+    },
+)
 def critical_batch(
     run: Checkpoint,
     factors: Sequence[float] = FACTORS,
@@ -45,7 +56,7 @@ def critical_batch(
     trained_samples: int | None = None,
     seeds: int = SEEDS,
     loss_tol: float = LOSS_TOL,
-    scaling: str | None = None,
+    scaling: Literal["linear", "sqrt", "none"] | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
     data_dir: str | Path | None = None,
@@ -131,7 +142,7 @@ def critical_batch(
         scaling=chosen,
         seed=seed,
         **setting(trainer.train),
-        **run.about() | about,
+        **about,
     )
 
 

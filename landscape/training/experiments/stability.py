@@ -10,9 +10,10 @@ import numpy as np
 from torch import Tensor
 
 from landscape.checkpoint.checkpoint import Checkpoint
+from landscape.core.analysis import analysis
 from landscape.core.errors import InputError
-from landscape.core.options import check_origin, positive
-from landscape.core.progress import ProgressOption, shows_progress
+from landscape.core.options import positive
+from landscape.core.progress import ProgressOption
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.hessian import Preconditioner, as_preconditioner
 from landscape.limits import limits
@@ -26,7 +27,7 @@ from landscape.training.optimizer.preconditioning import preconditioner
 DELAYS = (0, 1, 3, 7, 31)
 
 
-@shows_progress("a larger residual_tol= or a part of the data")
+@analysis(shorter="a larger residual_tol= or a part of the data", of_the_run=None)
 def stability(
     problem: Problem | Run,
     delays: Sequence[int] = DELAYS,
@@ -74,8 +75,6 @@ def stability(
         (9.0, [2.0, 1.0])
     """
     table, run = limits(delays, momentum), problem if isinstance(problem, Checkpoint) else None
-    check_origin("stability", about)
-    about = run.about() | about if run else about
     problem = problem_of(problem)
     own_lr, rule_limit, rule_delay = operating_point(run) if run else (math.nan, None, 0)
     lr, own_limit = own_lr if lr is None else lr, rule_limit if own_limit is None else own_limit

@@ -1,0 +1,172 @@
+"""The declaration of an analysis, which says all that its command, progress, memory and provenance need."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import BoundArguments
+from types import MappingProxyType
+from typing import Any, ParamSpec, TypeVar
+
+from landscape.core import memory
+from landscape.core.errors import InputError
+from landscape.core.memory import Need, admitted
+from landscape.core.options import check_origin, is_run
+from landscape.core.progress import shows_progress
+from landscape.core.registry import numerics
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """The declaration of a function.
+
+    Attributes:
+        function: the public function.
+        group: the group of its command in ``landscape --help``; "" where none is made from it.
+        options: what the command is told of parameters; see :func:`analysis`.
+        variant: the parameter whose value is part of the name of the command's file; "": none.
+        of_run: whether the function is about a run itself, and not about its problem.
+        need: the need of a call with these arguments, None where it is not known.
+    """
+
+    function: Callable[..., Any]
+    group: str
+    options: Mapping[str, Any]
+    variant: str
+    of_run: bool
+    need: Callable[..., Need | None] | None
+
+
+#: All that were imported, by their functions.
+ANALYSES: dict[Any, Analysis] = {}
+
+
+def analysis(
+    need: Callable[..., Need] | None = None,
+    *,
+    shorter: str = "",
+    of_the_run: tuple[str, ...] | None = (),
+    version: int = 0,
+    group: str = "",
+    options: Mapping[str, Any] = MappingProxyType({}),
+    variant: str = "",
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """A decorator for a public function whose first argument is what it analyzes: a problem, or a run.
+
+    For a run the function gets the run's problem, and its ``about`` the run's origin. A function with the
+    keyword ``progress`` shows its progress. One with a ``need`` is refused before it starts where its memory
+    is not there; ``max_memory`` is its limit. Of functions that call one another, the outermost states the
+    need of all.
+
+    Args:
+        need: gives the :class:`Need` of a call from the function's arguments, by name.
+        shorter: the arguments that make a call shorter, for whoever waits.
+        of_the_run: arguments whose default are the run's attributes of that name; None for a function that
+            gets the run itself.
+        version: as of :func:`landscape.core.registry.numerics`; 0: it has none.
+        group: the group of the command that is made from the function; "": none is.
+        options: what click is told of a parameter, by its name, where signature and Args do not say it; None
+            for a parameter that is no option. ``each`` are examples of the values that a parameter without a
+            default may have together: the command computes for each.
+        variant: a parameter whose value is part of the name of the command's file.
+
+    Returns:
+        The decorator. What it makes has the function's signature and docstring.
+
+    Example:
+        >>> @analysis(shorter="a part of the data")
+        ... def samples(problem: Any) -> int:
+        ...     return problem.samples
+        >>> samples(problem)
+        2
+    """
+
+    def declare(function: Callable[P, T]) -> Callable[P, T]:
+        signature, name = inspect.signature(function), function.__name__
+        subject = next(iter(signature.parameters))
+        shown = shows_progress(shorter)(function) if "progress" in signature.parameters else function
+
+        def bound(args: Any, kwargs: Any) -> BoundArguments:
+            try:
+                call = signature.bind(*args, **kwargs)
+            except TypeError:
+                shown(*args, **kwargs)  # says so itself, with its name
+                raise
+            given = call.arguments
+            check_origin(name, given.get("about", ()))
+            run: Any = given.get(subject)
+            if is_run(run):
+                if "about" in signature.parameters:
+                    given["about"] = run.about() | given.get("about", {})
+                for each in of_the_run or ():
+                    own = getattr(run, each)
+                    # NaN and 0 are the numbers of imported weights: unknown.
+                    if given.get(each) is None and (not isinstance(own, (int, float)) or own > 0):
+                        given[each] = own
+                if of_the_run is not None:
+                    given[subject] = run.problem()  # which reads its data once
+            call.apply_defaults()
+            return call
+
+        def needed(given: Mapping[str, Any]) -> Need | None:
+            problem = given[subject]
+            if need is None or not hasattr(type(problem), "chunk_bytes"):
+                if hasattr(problem, "ranks") and given.get("max_memory") is not None:
+                    raise InputError("max_memory: not allowed for a problem on several ranks (no forecast)")
+                return None  # the function itself refuses what is no problem
+            return need(**given)
+
+        @functools.wraps(function)
+        def called(*args: P.args, **kwargs: P.kwargs) -> T:
+            call = bound(args, kwargs)
+            limit = call.arguments.get("max_memory")
+            with admitted(name, limit, lambda: needed(call.arguments)):
+                return shown(*call.args, **call.kwargs)
+
+        def forecasted(*args: Any, **kwargs: Any) -> Need | None:
+            return needed(bound(args, kwargs).arguments)
+
+        made = Analysis(called, group, options, variant, of_the_run is None, forecasted if need else None)
+        ANALYSES[called] = made
+        return numerics(version)(called) if version else called
+
+    return declare
+
+
+def forecast(function: Callable[..., Any], *args: Any, **kwargs: Any) -> int:
+    """The bytes that a call of an analysis takes, at most, besides what is in use, without the call.
+
+    A search for eigenvalues takes more for a larger basis where there is room: half of what is free beyond
+    this, or all that ``max_memory`` leaves.
+
+    Args:
+        function: the analysis, such as :func:`landscape.contour`.
+        args, kwargs: its arguments.
+
+    Returns:
+        The number of bytes.
+
+    Raises:
+        InputError: a function that is no analysis with a bound on its memory.
+
+    Example:
+        >>> import torch, landscape
+        >>> x, y = torch.eye(2), torch.zeros(2, 1)
+        >>> problem = landscape.Problem(torch.nn.Linear(2, 1), torch.nn.MSELoss(), (x, y))
+        >>> forecast(landscape.trace, problem) < 2**26
+        True
+    """
+    needs = {each: known.need for each, known in ANALYSES.items() if known.need}
+    if function not in needs:
+        allowed = ", ".join(sorted(each.__name__ for each in needs))
+        name = getattr(function, "__name__", function)
+        raise InputError(f"function: {name} is not allowed, it must be one of {allowed}")
+    need = needs[function](*args, **kwargs)
+    assert need is not None
+    return math.ceil(memory.RESERVE + need.fixed + need.spare)
