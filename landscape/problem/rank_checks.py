@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -103,11 +104,7 @@ def check_mean(problem: Any, terms: Terms) -> None:
 
     def that_hold_everywhere(counts: Sequence[Any]) -> list[Any]:
         verdicts = problem._each(*(bool(that_hold([count], equations)) for count in counts))
-        return [
-            count
-            for count, holds in zip(counts, verdicts.view(problem.ranks, -1).all(0), strict=True)
-            if holds
-        ]
+        return [*itertools.compress(counts, verdicts.view(problem.ranks, -1).all(0))]
 
     if that_hold_everywhere([terms]):
         return
