@@ -14,14 +14,14 @@ from torch import Tensor
 from landscape.core import statistics
 from landscape.core.analysis import analysis
 from landscape.core.devices import double
-from landscape.core.errors import InputError, OperationError
+from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.double_backward import existing
 from landscape.curvature.eigenvalues import fast_hessian, top_eigenvalues
-from landscape.curvature.hessian import HessianOperator, HessianOptions, exact_only
+from landscape.curvature.hessian import HessianOperator, exact_only
 from landscape.curvature.operators import Products, row_products
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
@@ -258,7 +258,7 @@ def noise_scale(
     at_mean, middle = Minibatches(problem, batch, stream(seed, 0)), 1.0 if thetas is None else 0.5
     estimator: ExactGradientEstimator | JackknifeEstimator
     if gradient == "whole":
-        estimator = ExactGradientEstimator(_finite(at_mean.whole.gradient()), batch)
+        estimator = ExactGradientEstimator(existing(*at_mean.whole.loss_and_gradient()), batch)
     else:
         estimator = JackknifeEstimator(problem.weights, batch)
     mean = _gradient_noise(at_mean, problem.weights[None], estimator, precision, portion(progress, 0, middle))
@@ -293,8 +293,8 @@ def _gradient_noise(
 ) -> GradientNoise:
     """The noise scale from gradients at ``thetas`` (n, P), until it is as exact as asked for."""
     for parts in drawn:
-        rows = [part.gradient(theta) for part, theta in zip(parts, thetas, strict=True)]
-        by.add(_finite(torch.stack(rows)))
+        pairs = zip(parts, thetas, strict=True)
+        by.add(torch.stack([existing(*part.loss_and_gradient(theta)) for part, theta in pairs]))
         if by.draws < precision.min_draws:
             precision.enough(by.draws, 0.0, math.inf, progress)
             continue
@@ -302,12 +302,6 @@ def _gradient_noise(
         if precision.enough(by.draws, found.value, found.standard_error, progress):
             break
     return found
-
-
-def _finite(gradients: Tensor) -> Tensor:
-    if not bool(torch.isfinite(gradients).all()):
-        raise OperationError("weights: the gradient is not finite at these weights")
-    return gradients
 
 
 # The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).
@@ -393,7 +387,7 @@ def noise_alignment(
     pairs = top_eigenvalues(
         problem, k, derivatives="exact", search=search, seed=seed, progress=portion(progress, 0, 0.5)
     )
-    products = row_products(fast_hessian(problem, None, HessianOptions(derivatives="exact", strict=True)))
+    products = row_products(fast_hessian(problem))
     gradient = double(existing(*problem.loss_and_gradient()))
     terms = _terms_in_curvature(problem, products, gradient, torch.from_numpy(pairs.vectors).to(gradient))
     rows, drawing = np.zeros((0, 4 + k)), portion(progress, 0.5, 1)

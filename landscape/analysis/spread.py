@@ -27,7 +27,7 @@ from landscape.core.options import positive
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.double_backward import existing
-from landscape.curvature.eigenvalues import check_products, fast_hessian, points_at_once, top_eigenvalues
+from landscape.curvature.eigenvalues import fast_hessian, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, HessianOptions, exact_only
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, find_eigenpairs, start_vector, warm_start
 from landscape.evaluation import needs
@@ -128,14 +128,12 @@ def disagreement(
     )  # fmt: skip
     report(0.6)
     loss, gradient = problem.loss_and_gradient(mean)
-    existing(loss, gradient)
+    learners_loss = float(np.mean([problem.loss(w) for w in weights]))
+    existing(loss + learners_loss, gradient)
     vectors, values = torch.from_numpy(pairs.vectors).to(mean.device), torch.from_numpy(pairs.values)
     along = spread.products(vectors)  # (n, k)
     bent, off = spread.curvature(problem, pairs.derivatives)
     report(0.8)
-    learners_loss = float(np.mean([problem.loss(w) for w in weights]))
-    if math.isnan(learners_loss):
-        raise OperationError("weights: the loss of a learner is NaN, leave it out")
     share, share_error = shares(along.square().numpy(), spread.gram.diagonal().numpy())
     cost, cost_error = half_mean(bent)
     result = Disagreement(
@@ -188,7 +186,7 @@ class Spread:
 
         One Hessian product at a time, so that their memory does not grow with n.
         """
-        h = fast_hessian(problem, self.mean, HessianOptions(derivatives=derivatives, strict=True))
+        h = fast_hessian(problem, self.mean, HessianOptions(derivatives=derivatives))
         columns, off = [], []
         for row in self._rows:
             image, errors = h.verified(row[None])
@@ -359,7 +357,7 @@ def smoothing(
     search, count = portion(progress, 0, 0.3), min(k, len(mean))
     eigen = top_eigenvalues(problem, count, residual_tol, weights=mean, seed=seed, progress=search)
     vectors = torch.from_numpy(eigen.vectors).to(mean.device)
-    h = fast_hessian(problem, mean, HessianOptions(derivatives="exact", strict=True))
+    h = fast_hessian(problem, mean)
     along = double(spread @ vectors.T).square().sum(0) / len(weights)
     trace_hs = sum(float(double(s) @ double(h(s))) for s in spread) / len(weights)
     route = mean[None] if trajectory is None else trajectory.to(mean)
@@ -470,7 +468,6 @@ class _Smoothed:
             residual_tol=residual_tol,
             progress=progress,
         )
-        check_products(top.residuals)
         v, value = top.vectors[0], float(top.values[0])
         center, along, across = product(v), np.zeros(self.draws), 0.0
         for i, one in enumerate(each(v)):

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from landscape.core.errors import InputError, LandscapeError
 from landscape.problem.batches import clone, named_tensors, random_state, strided, take
 from landscape.problem.data import PROBE
-from landscape.problem.layout import evaluated, independent_copy, own_mode, set_back
+from landscape.problem.layout import evaluated, independent_copy, set_back
 from landscape.problem.losses import (
     ClonedTargets,
     Metric,
@@ -33,27 +33,29 @@ from landscape.problem.mean_loss import MeanLoss
 from landscape.problem.modes import (
     FUSED,
     MOVE,
-    check_modes,
+    SHRUNK,
     check_parameters,
     custom,
     emptied,
     equal,
     fresh,
-    held,
     loss_of,
-    of_torch,
-    parameters_of,
+    may_keep,
 )
 from landscape.problem.modes import tolerance as tolerance
 
 
 def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
-    """θ moved at random by :data:`MOVE`: there samples have different losses, even of a model just made."""
+    """θ moved at random by :data:`MOVE`: there samples have different losses, even of a model just made.
+
+    What is zero (as LoRA's second matrix at first) is moved so far that its share of the loss shows.
+    """
     generator = torch.Generator().manual_seed(seed)
     weights = problem.weights.clone()
     for view in problem.layout.views(weights).values():
         if view.numel():
-            size = float(view.detach().abs().float().mean()) + MOVE
+            mean = float(view.detach().abs().float().mean())
+            size = mean + MOVE if mean else 1.0
             view += (MOVE * size * torch.randn(view.shape, generator=generator)).to(view)
     return weights
 
@@ -232,13 +234,15 @@ def check_original(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> No
 
 
 CHECKS = ("full", "quick", "off")
-FULL_PROBE = 256  # samples of check="full" (ours)
+PROBES = (PROBE, 256)  # samples of check="quick" and "full" (ours)
 # Draws of random numbers, one of which at least must change a loss that depends on them: a layer that is
 # dropped as a whole one time in ten is missed once in 10³ (ours).
 DRAWS = 64
 
 
-def check_problem(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], *, full: bool) -> None:
+def check_problem(
+    problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], away: Sequence[Tensor]
+) -> None:
     """Raise InputError unless L(θ) is the loss that ``original`` and the user's loss give.
 
     A model or loss that writes to its arguments gets clones of them from now on.
@@ -246,43 +250,33 @@ def check_problem(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any]
     Args:
         original: the user's module, of which the problem has a copy.
         batch: the first samples, or the first batch.
-        full: more samples, at more weights.
+        away: weights (P,) away from the center, see :func:`moved`; of several, more samples are taken, too.
     """
-    try:
-        _check_model(problem, original, batch, full)
-    except InputError:
-        if not _train_some(problem, original, batch, full):
-            raise
-    if full or mentions(problem.criterion, original):
-        check_original(problem, original, *problem.data.pick(*batch, FULL_PROBE if full else PROBE))
-
-
-def _train_some(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], full: bool) -> bool:
-    """Put modules in training mode, if the model then passes all checks and has the loss of eval mode.
-
-    What a module merges or caches in eval mode (LoRA, expanded filters) does not follow θ, and no gradient
-    goes through it. Returns whether modules could be put so.
-    """
-    given = not torch.equal(problem.weights, parameters_of(problem))
-    for names in custom(problem.model):
-        for source in (original, emptied(problem, original, batch[0])):
-            problem.model = evaluated(independent_copy(source), problem.device, problem.dtype, names)
-            problem.weights = problem.weights if given else parameters_of(problem)
-            with contextlib.suppress(Exception):  # whatever the user's model raises in either mode
-                _check_model(problem, source, batch, full, names)
-                return True
-    return False
+    source, refusal = emptied(problem, original, batch), None
+    for names in ((), custom(source)):
+        if names or source is not original:
+            model = independent_copy(source).to(problem.device, problem.dtype)
+            problem.model = evaluated(model, names)
+        try:
+            _check_model(problem, source, batch, away, names)
+            break
+        except InputError as error:  # training mode may be right where eval mode merges or caches parameters
+            refusal = refusal or error
+            if names or not custom(source):
+                raise refusal from refusal.__cause__
+    if len(away) > 1 or mentions(problem.criterion, original):
+        check_original(problem, original, *problem.data.pick(*batch, PROBES[len(away) > 1]))
 
 
 def _check_model(
-    problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], full: bool, training: Sequence[str] = ()
+    problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], away: Sequence[Tensor], training: Any
 ) -> None:
     """Raise InputError unless passes of the problem's model are those of ``original``, at any θ.
 
     ``training``: the modules of the problem's model that are in training mode.
     """
     data = problem.data
-    x, y = data.pick(*batch, FULL_PROBE if full else PROBE)
+    x, y = data.pick(*batch, PROBES[len(away) > 1])
     # Clones, until it is known whether model and loss write to their arguments.
     given, before = clone((x, y)), problem.weights.clone()
     labels = data.resident[1] if data.resident else None
@@ -302,15 +296,14 @@ def _check_model(
     if writes(y, given[1]):
         problem.criterion = ClonedTargets(problem.criterion)
     check_passes(problem, before, loss, x, y)
+    if drawn and training:  # dropout may have no effect yet, as of what is multiplied by zero
+        raise InputError("model: it draws random numbers in training mode; draw them in an nn.Dropout")
     if drawn and not problem.draws:
         check_random(problem, x, y)
     check_recorded(problem, before, loss, check_leaves(problem, original, x, y), x, y)
-    for weights in (moved(problem, seed) for seed in range(3 if full else 1)):
-        gradient = check_parameters(problem, original, x, y, weights, training)
-        every = [m for m in original.modules() if not of_torch(m)]
-        modes = any(map(own_mode, every)) or not all(bool(part.any()) for part in gradient or ())
-        if modes or any(map(held, every)):
-            check_modes(problem, original, x, y, weights, gradient if modes else None, training)
+    far = [SHRUNK * away[0]] if any(map(may_keep, problem.model.modules())) else []
+    for weights in (*away, *far):
+        check_parameters(problem, original, x, y, weights, training)
 
 
 def _more(problem: MeanLoss, batch: tuple[Any, Any], x: Any) -> tuple[Any, Any]:

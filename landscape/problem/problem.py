@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -149,11 +149,12 @@ class Problem(MeanLoss):
             batch = self.data.first(count)
             count_samples(*batch, alike=False)
             count.shifted = terms is None and ignores_first_label(self, *batch)
-            if check != "off":
-                checks.check_problem(self, original, batch, full=check == "full")
-            if check != "off" and self.data.resident is None:
+            away = [moved(self, seed) for seed in range({"off": 0, "quick": 1, "full": 3}[check])]
+            if away:
+                checks.check_problem(self, original, batch, away)
+            if away and self.data.resident is None:
                 self.batch_bytes = self.saved_bytes(*batch)
-            self._weigh(count, batch)
+            self._weigh(count, batch, away)
         else:
             self.data.weigh(count)  # which refuses data without samples
         if self.draws and self.resident is not None:
@@ -256,11 +257,11 @@ class Problem(MeanLoss):
         peers = importlib.import_module("landscape.curvature.peers")
         return peers.to_curvlinops(self, operator, weights, **options)
 
-    def _weigh(self, terms: Terms, first: tuple[Any, Any]) -> None:
+    def _weigh(self, terms: Terms, first: tuple[Any, Any], away: Sequence[Tensor]) -> None:
         """Count samples and terms of the loss's mean, and check that two passes over them are equal."""
         self.data.weigh(terms)
         self.data.check_terms(self.data.terms)
-        if self.check == "off":
+        if not away:
             return
         sums = list[Tensor]()
         read = self.data.checksum is not None and not isinstance(self.data.batches, (list, tuple))
@@ -270,7 +271,7 @@ class Problem(MeanLoss):
             data = self.data.in_chunks(self.chunk) if self.resident is not None else self.data
             return map(self.data.place, second.pop() if second else data.pieces())
 
-        check_mean(self, terms, first, moved(self), batches)
+        check_mean(self, terms, first, away[0], batches)
         if read:
             for _ in (pair for unread in second for pair in unread):
                 pass
@@ -307,11 +308,13 @@ class Problem(MeanLoss):
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
         check_dtype(self.device, self.dtype)
-        self.model = evaluated(model, self.device, self.dtype)
+        model.to(self.device, self.dtype)
+        named = dict(model.named_parameters())
+        self.weights = self.layout.flatten({s.name: named[s.name].detach() for s in self.layout.slots})
+        self.model = evaluated(model)
 
     def _set_center(self, weights: Tensor | None) -> None:
-        named = dict(self.model.named_parameters())
-        default = self.layout.flatten({s.name: named[s.name].detach() for s in self.layout.slots})
+        default = self.weights
         if weights is not None and weights.is_inference():
             weights = weights.clone()
         self.weights = default if weights is None else weights.detach().to(self.device, self.dtype)
@@ -325,18 +328,16 @@ class Problem(MeanLoss):
 
 def check_kinds(model: Any, loss: Any) -> None:
     """Raise InputError unless ``model`` is a module, and ``loss`` a function or None."""
-    for name, given, needed in (("model", model, "an nn.Module"), ("loss", loss, "a function, or None")):
-        right = isinstance(given, nn.Module) if name == "model" else given is None or callable(given)
-        if isinstance(given, type):
-            what, remedy = f"the class {given.__name__}", "; give an object of the class"
-        else:
-            what, remedy = f"a {type(given).__name__}", ""
-            if isinstance(given, Mapping):
-                remedy = "; load a state dict into its model, and give that"
-            elif callable(given):
-                remedy = "; give the module that has its parameters and calls it in forward"
-        if isinstance(given, type) or not right:
-            raise InputError(f"{name}: {what} is not allowed, it must be {needed}{remedy}")
+    what = [
+        f"the class {k.__name__}" if isinstance(k, type) else f"a {type(k).__name__}" for k in (model, loss)
+    ]
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"model: {what[0]} is not allowed, it must be an nn.Module; give an object of a class; give the "
+            "module that has the parameters, and calls it in forward; load a state dict into its model"
+        )
+    if isinstance(loss, type) or not (loss is None or callable(loss)):
+        raise InputError(f"loss: {what[1]} is not allowed, it must be a function, or None")
 
 
 class Run(Protocol):
