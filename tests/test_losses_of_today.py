@@ -151,6 +151,7 @@ def with_noise(o: Tensor, t: Tensor) -> Tensor:
     return F.mse_loss(o * (1 - steps) + steps * torch.randn_like(o), t)
 
 
+@pytest.mark.filterwarnings("ignore:loss. it draws random numbers itself")
 def test_random_numbers_need_the_same_batches_in_each_pass() -> None:
     x, y = inputs(40), inputs(40, 4)
     data = DataLoader(TensorDataset(x, y), 10, shuffle=True)
@@ -177,6 +178,7 @@ SOURCES: dict[str, Callable[[], float]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:loss. it draws random numbers itself")
 @pytest.mark.parametrize("source", [*SOURCES, "the loss"])
 def test_random_numbers_are_refused_held_fixed_or_averaged(source: str) -> None:
     """A layer that is seldom left out is seen, whoever draws, and so is noise of the loss."""
@@ -667,3 +669,111 @@ def test_given_terms_win_for_inputs_that_are_objects() -> None:
         assert Problem(model, loss, batches, **options).loss() == pytest.approx(loss(model(x), y).item())
     doubled = Problem(model, loss, batches, terms=lambda y: y[:, 0] * 0 + (len(y) == 4))
     assert doubled.loss() == pytest.approx(loss(model(x[:4]), y[:4]).item())
+
+
+# Precision: what is decided must be so of the loss in its own precision.
+
+
+def as_form(x: Tensor, y: Tensor, form: str, size: int) -> Any:
+    batches = list(zip(x.split(size), y.split(size), strict=True))
+    return {"tensors": (x, y), "Dataset": TensorDataset(x, y), "list": batches}[form]
+
+
+FORMS = st.sampled_from(["tensors", "Dataset", "list"])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    mark=st.sampled_from([-99.9, -999.9, 0.1, 1e-6, 1e20]),
+    form=FORMS,
+    size=st.integers(3, 40),
+    seed=st.integers(0, 1000),
+)
+def test_a_mark_of_missing_targets_that_float32_cannot_hold(
+    mark: float, form: str, size: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    x, y, model = torch.randn(80, 8), torch.rand(80, 1) * 3 + 0.5, net(outputs=1, dtype=torch.float32)
+    y[-15:][torch.rand(15) < 0.7] = mark
+
+    def loss(o: Tensor, t: Tensor) -> Tensor:
+        return (o - t)[t != mark].square().mean()
+
+    with warnings.catch_warnings(action="ignore", category=ProblemWarning):
+        assert Problem(model, loss, as_form(x, y, form, size)).loss() == pytest.approx(
+            loss(model(x), y).item(), rel=1e-5
+        )
+
+
+@settings(max_examples=15, deadline=None)
+@given(form=FORMS, size=st.integers(3, 40), seed=st.integers(0, 1000))
+def test_a_coarse_model_with_a_loss_in_float32(form: str, size: int, seed: int) -> None:
+    """The rounding of outputs in bfloat16, which a batch and its parts share, hides no rare class."""
+    torch.manual_seed(seed)
+    model, weights = net(outputs=3, dtype=torch.bfloat16), torch.tensor([1.0, 1.0, 20.0])
+    x, y = torch.randn(80, 8).bfloat16(), torch.randint(2, (80,)).index_fill(0, torch.arange(68, 80), 2)
+
+    def loss(o: Tensor, t: Tensor) -> Tensor:
+        return F.cross_entropy(o.float(), t, weight=weights)
+
+    with warnings.catch_warnings(record=True) as lines:
+        warnings.simplefilter("always", ProblemWarning)
+        problem = Problem(model, loss, as_form(x, y, form, size))
+    by_batches = any("mean over the batches" in str(line.message) for line in lines)
+    assert by_batches or problem.loss() == pytest.approx(loss(model(x), y).item(), rel=1e-2)
+    assert not any("terms=lambda" in str(line.message) for line in lines)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 10])
+def test_weights_of_classes_that_are_added_in_float32(size: int) -> None:
+    torch.manual_seed(0)
+    model, weights = net(outputs=3, dtype=torch.float32), torch.tensor([0.3, 0.7, 2.1])
+    x, y = torch.randn(60, 8), torch.randint(3, (60,))
+
+    def loss(o: Tensor, t: Tensor) -> Tensor:
+        return (F.cross_entropy(o, t, reduction="none") * weights[t]).sum() / weights[t].sum()
+
+    with pytest.warns(ProblemWarning, match="the weights of the classes"):
+        problem = Problem(model, loss, as_form(x, y, "list", size))
+    assert problem.loss() == pytest.approx(loss(model(x), y).item(), rel=1e-4)
+
+
+# How a random loss combines is decided on all samples, too.
+
+
+class Noisy(nn.Module):
+    """Outputs with noise of their own."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.net = net(outputs=outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) + 1e-9 * torch.randn(len(x), 1)
+
+
+@settings(max_examples=15, deadline=None)
+@given(form=FORMS, size=st.integers(1, 40), kind=st.sampled_from(["NaN", "class"]), seed=st.integers(0, 99))
+def test_a_random_model_whose_special_samples_come_late(form: str, size: int, kind: str, seed: int) -> None:
+    torch.manual_seed(seed)
+    late = torch.arange(80) > 70
+    loss, make = SPECIAL["targets that are NaN" if kind == "NaN" else "a rare class"]
+    x, y, model = inputs(80), make(late), Noisy(3)
+    with warnings.catch_warnings(record=True) as lines:
+        warnings.simplefilter("always", ProblemWarning)
+        try:
+            problem = Problem(model, loss, as_form(x, y, form, size), randomness="seed")
+        except InputError:
+            return
+    by_batches = any("mean over the batches" in str(line.message) for line in lines)
+    assert by_batches or problem.loss() == pytest.approx(loss(model(x), y).item(), rel=1e-6)
+
+
+def test_a_loss_that_is_random_itself_says_on_what_it_was_decided() -> None:
+    x, y = inputs(80), torch.zeros(80, 4).double()
+
+    def loss(o: Tensor, t: Tensor) -> Tensor:
+        return (o - t + 0.1 * torch.randn_like(o)).square().mean()
+
+    with pytest.warns(ProblemWarning, match="decided on the first samples alone"):
+        Problem(net(), loss, (x, y), randomness="seed")

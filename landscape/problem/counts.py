@@ -263,9 +263,10 @@ def class_counts(equations: Iterable[Equation], sure: bool = True) -> list[Count
             continue
         system = torch.tensor([[row.get(c, 0.0) for c in classes] for row in every], dtype=torch.float64)
         counted = system.isfinite().all(0)
-        if counted.sum() > 1:
+        if counted.sum() > 1 or not sure:
             weights = torch.zeros(len(classes), dtype=torch.float64)
-            weights[counted] = _orthogonal(system[:, counted], limit, sure)
+            if len(classes) > 1:  # a class alone tells nothing of its weight
+                weights[counted] = _orthogonal(system[:, counted], limit, sure)
             if bool(weights.isfinite().all()):
                 by_class = dict(zip(classes, weights.tolist(), strict=True))
                 listed = ", ".join(f"{c}: {w:.4g}" for c, w in by_class.items())

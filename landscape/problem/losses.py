@@ -289,6 +289,27 @@ def loss_name_and_unit(loss: Any) -> tuple[str, str]:
     return kind.__name__ if own and "loss" not in kind.__name__.lower() else "loss", ""
 
 
+# What moves numbers, without any rounding.
+_MOVES = tuple(
+    getattr(torch.ops.aten, name) for name in ("index", "masked_select", "where", "gather", "clone")
+)
+
+
+class Coarsest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the largest relative rounding, ``eps``, of what is computed from numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.eps = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        moves = func.is_view or func.overloadpacket in _MOVES
+        if isinstance(result, Tensor) and result.is_floating_point() and not moves:
+            self.eps = max(self.eps, torch.finfo(result.dtype).eps)
+        return result
+
+
 class _Pairs(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees whether two tensors of these shapes are broadcast to one."""
 

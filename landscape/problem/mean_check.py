@@ -25,7 +25,7 @@ from landscape.core.memory import available_memory
 from landscape.problem.batches import count_samples, named_tensors, take, tree_map
 from landscape.problem.counts import MAX_CLASSES, ONES, Count, Equation, Samples, candidates, class_counts
 from landscape.problem.data import nan_places
-from landscape.problem.losses import Terms, is_mean, output_loss, placed_loss, refuse_broadcasting
+from landscape.problem.losses import Coarsest, Terms, is_mean, output_loss, placed_loss, refuse_broadcasting
 from landscape.problem.mean_loss import MeanLoss
 
 T = TypeVar("T")
@@ -78,6 +78,16 @@ def opened(outputs: Any) -> tuple[Any, Callable[[Any], Any]]:
     return outputs, lambda tree: tree
 
 
+def _rounding(times: int, eps: float) -> float:
+    """The relative difference of two losses that sums over samples may make, with the rounding ``eps``."""
+    return min(times * eps, 3 * math.sqrt(eps))
+
+
+def _close(a: float, b: float, share: float) -> bool:
+    """Return whether two losses differ by a ``share`` at most, or are NaN or infinite alike."""
+    return abs(a - b) <= share * max(abs(a), abs(b)) if math.isfinite(a - b) else str(a) == str(b)
+
+
 class Losses:
     """The losses of samples at one vector of weights.
 
@@ -107,24 +117,37 @@ class Losses:
         return self._in_float64(Samples(tree, x if _divisible(x, y) else None, y))
 
     def _in_float64(self, samples: Samples) -> Samples:
-        """The samples in float64, if the loss takes that."""
-        if self._exact is False or samples.numbers > MAX_EXACT:
-            self._exact = False
+        """The samples with outputs in float64, if the loss takes that, and is the same but for rounding.
+
+        So are the targets, where the loss takes only that: a mark of missing ones, such as -99.9, is another
+        number in float64.
+        """
+        plain = self._seen(samples, self.problem.criterion)
+        if plain is None:
             return samples
-        widened = tree_map(lambda t: double(t) if t.is_floating_point() else t, samples._replace(x=None))
-        exact = Samples(*widened)._replace(x=samples.x)
-        if self._exact is None:
-            self._exact = placed_loss(self.problem.criterion, self.problem.device, torch.float64)
-            value = attempt(self._value, exact)
-            if value is None or value.dtype != torch.float64 or value == value.float():
-                self._exact = False  # it names a dtype itself
-                return samples
-            self.eps = torch.finfo(torch.float64).eps
-        return exact
+        if self._exact is not False and samples.numbers <= MAX_EXACT:
+            criterion = self._exact or placed_loss(self.problem.criterion, self.problem.device, torch.float64)
+            outputs, y = tree_map(
+                lambda t: double(t) if t.is_floating_point() else t, (samples.outputs, samples.y)
+            )
+            for exact in (Samples(outputs, samples.x, targets) for targets in (samples.y, y)):
+                seen = self._seen(exact, criterion)
+                if seen is not None and _close(seen[0], plain[0], max(EXACT, _rounding(100, plain[1]))):
+                    self._exact, self.eps = criterion, max(seen[1], self.eps if self._exact else 0.0)
+                    return exact
+        # It names a dtype itself, or compares numbers that another dtype has not.
+        self._exact, self.eps = False, plain[1]
+        return samples
+
+    def _seen(self, samples: Samples, criterion: Any) -> tuple[float, float] | None:
+        """A loss of outputs, and the largest relative rounding in it; None where it does not take them."""
+        with Coarsest() as seen:
+            value = attempt(self._value, samples, 0, criterion)
+        return None if value is None else (float(value), max(seen.eps, torch.finfo(value.dtype).eps))
 
     @torch.no_grad()
-    def _value(self, samples: Samples, seed: int = 0) -> Tensor:
-        problem, criterion = self.problem, self._exact or self.problem.criterion
+    def _value(self, samples: Samples, seed: int = 0, criterion: Any = None) -> Tensor:
+        problem, criterion = self.problem, criterion or self._exact or self.problem.criterion
         x, y = problem.data.leaves(samples.x, samples.y)
         # What the loss says of so few samples is no news.
         with problem.evaluating(seed), warnings.catch_warnings(action="ignore"):
@@ -145,7 +168,7 @@ class Losses:
     def rounding(self) -> float:
         """The largest relative difference that rounding makes; a batch of another size rounds otherwise."""
         # Of the same outputs only the sum over the samples rounds.
-        return max(EXACT, min((100 if self.by_outputs else 1000) * self.eps, 3 * math.sqrt(self.eps)))
+        return max(EXACT, _rounding(100 if self.by_outputs else 1000, self.eps))
 
     def equation(self, samples: Samples, ends: Sequence[int], batch: int = 0) -> Equation:
         """The equation of some samples and their parts, which end at ``ends``."""
@@ -278,15 +301,20 @@ class _Decision:
         self.holds = False  # all equations hold by the terms
 
     def as_it_is(self) -> bool:
-        """It is PyTorch's own, or random, and a mean over a few samples; or the user counts for batches."""
-        own = bool(self.combine) and (self.definite or self.problem.draws > 0)
+        """It is PyTorch's own, and a mean over a few samples; or the user counts for batches."""
+        own = bool(self.combine) and self.definite
         return own or (self.terms.given is not None and not self.data.indexed)
 
     def by_terms(self) -> bool:
         """All equations hold by the terms that are assumed, or it is PyTorch's own and cannot be divided."""
-        self.losses = None if self.problem.draws else self._way()
+        self.losses = self._way()
+        if self.losses is None and self.problem.draws and self.combine and self.terms.given is None:
+            _say(
+                "loss: it draws random numbers itself, so that how it combines was decided on the first "
+                "samples alone; give terms= to say so yourself"
+            )
         if self.losses is None:
-            return self.definite and not self.data.indexed
+            return bool(self.problem.draws and self.combine) or (self.definite and not self.data.indexed)
         if self.combine is False:
             return False
         # To the end, where two passes over the data are compared.
@@ -301,6 +329,8 @@ class _Decision:
         if self.losses is None or self.terms.given is not None:
             return False
         count = _count(self.losses, self.few, self.batches)
+        if self.problem.draws and self.own is not None and count is not None and not self.own.holds(count):
+            count = None  # the model mixes samples, of which outputs of one pass tell nothing
         if count is not None and not (self.holds and count == ONES):
             self.terms.count = count
             say_count(count)
@@ -388,6 +418,11 @@ class _Decision:
         """
         losses, passes = (Losses(self.problem, self.at, by_outputs) for by_outputs in (True, False))
         some = self.few or Samples(None, *self.first)
+        if self.problem.draws:  # outputs have the random numbers of one pass, which the whole and parts share
+            losses.passes = 1
+            given = losses.samples(some.x, some.y)
+            values = [attempt(losses._value, given, seed) for seed in range(RANDOM_PASSES)]
+            return losses if len({str(value) for value in values} - {"None"}) == 1 else None
         rows = attempt(lambda: losses.equation(losses.samples(some.x, some.y), some.ends))
         if self.few is None:  # of one sample, or of inputs that cannot be divided
             return None if rows is None else losses
@@ -414,7 +449,8 @@ class _Decision:
             problem = problem.on(none).to(torch.float64)
             exact = Losses(problem, double(losses.weights))
             equation = exact.equation(Samples(None, *problem.data.place((few.x, few.y))), few.ends)
-            own = equation if exact.eps < losses.eps else own
+            # A mark of missing targets, such as -99.9, is another number in float64.
+            own = equation if exact.eps < losses.eps and equation.equals(own) else own
         return own.holds(self.terms)
 
 
