@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from landscape.core.errors import InputError, LandscapeError
 from landscape.problem.batches import clone, named_tensors, random_state, strided, take
 from landscape.problem.data import PROBE
-from landscape.problem.layout import evaluated, independent_copy, own_mode, set_back
+from landscape.problem.layout import evaluated, independent_copy, set_back
 from landscape.problem.losses import (
     ClonedTargets,
     Metric,
@@ -30,30 +30,21 @@ from landscape.problem.losses import (
 )
 from landscape.problem.mean_check import AT_ONCE, takes
 from landscape.problem.mean_loss import MeanLoss
-from landscape.problem.modes import (
-    FUSED,
-    MOVE,
-    check_modes,
-    check_parameters,
-    custom,
-    emptied,
-    equal,
-    fresh,
-    held,
-    loss_of,
-    of_torch,
-    parameters_of,
-)
+from landscape.problem.modes import FUSED, MOVE, check_parameters, custom, emptied, equal, fresh, loss_of
 from landscape.problem.modes import tolerance as tolerance
 
 
 def moved(problem: MeanLoss, seed: int = 0) -> Tensor:
-    """θ moved at random by :data:`MOVE`: there samples have different losses, even of a model just made."""
+    """θ moved at random by :data:`MOVE`: there samples have different losses, even of a model just made.
+
+    What is zero (as LoRA's second matrix at first) is moved so far that its share of the loss shows.
+    """
     generator = torch.Generator().manual_seed(seed)
     weights = problem.weights.clone()
     for view in problem.layout.views(weights).values():
         if view.numel():
-            size = float(view.detach().abs().float().mean()) + MOVE
+            mean = float(view.detach().abs().float().mean())
+            size = mean + MOVE if mean else 1.0
             view += (MOVE * size * torch.randn(view.shape, generator=generator)).to(view)
     return weights
 
@@ -248,34 +239,25 @@ def check_problem(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any]
         batch: the first samples, or the first batch.
         full: more samples, at more weights.
     """
-    try:
-        _check_model(problem, original, batch, full)
-    except InputError:
-        if not _train_some(problem, original, batch, full):
-            raise
+    x, y = problem.data.pick(*batch, FULL_PROBE if full else PROBE)
+    source, refusal = emptied(problem, original, x), None
+    for names in ((), custom(source)):
+        if names or source is not original:
+            model = independent_copy(source).to(problem.device, problem.dtype)
+            problem.model = evaluated(model, names)
+        try:
+            _check_model(problem, source, batch, full, names)
+            break
+        except InputError as error:  # training mode may be right where eval mode merges or caches parameters
+            refusal = refusal or error
+            if names or not custom(source):
+                raise refusal from refusal.__cause__
     if full or mentions(problem.criterion, original):
-        check_original(problem, original, *problem.data.pick(*batch, FULL_PROBE if full else PROBE))
-
-
-def _train_some(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], full: bool) -> bool:
-    """Put modules in training mode, if the model then passes all checks and has the loss of eval mode.
-
-    What a module merges or caches in eval mode (LoRA, expanded filters) does not follow θ, and no gradient
-    goes through it. Returns whether modules could be put so.
-    """
-    given = not torch.equal(problem.weights, parameters_of(problem))
-    for names in custom(problem.model):
-        for source in (original, emptied(problem, original, batch[0])):
-            problem.model = evaluated(independent_copy(source), problem.device, problem.dtype, names)
-            problem.weights = problem.weights if given else parameters_of(problem)
-            with contextlib.suppress(Exception):  # whatever the user's model raises in either mode
-                _check_model(problem, source, batch, full, names)
-                return True
-    return False
+        check_original(problem, original, x, y)
 
 
 def _check_model(
-    problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], full: bool, training: Sequence[str] = ()
+    problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], full: bool, training: Sequence[str]
 ) -> None:
     """Raise InputError unless passes of the problem's model are those of ``original``, at any θ.
 
@@ -302,15 +284,13 @@ def _check_model(
     if writes(y, given[1]):
         problem.criterion = ClonedTargets(problem.criterion)
     check_passes(problem, before, loss, x, y)
+    if drawn and training:  # dropout may have no effect yet, as of what is multiplied by zero
+        raise InputError("model: it draws random numbers in training mode")
     if drawn and not problem.draws:
         check_random(problem, x, y)
     check_recorded(problem, before, loss, check_leaves(problem, original, x, y), x, y)
     for weights in (moved(problem, seed) for seed in range(3 if full else 1)):
-        gradient = check_parameters(problem, original, x, y, weights, training)
-        every = [m for m in original.modules() if not of_torch(m)]
-        modes = any(map(own_mode, every)) or not all(bool(part.any()) for part in gradient or ())
-        if modes or any(map(held, every)):
-            check_modes(problem, original, x, y, weights, gradient if modes else None, training)
+        check_parameters(problem, original, x, y, weights, training)
 
 
 def _more(problem: MeanLoss, batch: tuple[Any, Any], x: Any) -> tuple[Any, Any]:

@@ -125,31 +125,16 @@ def own_mode(module: nn.Module) -> bool:
     return any(getattr(own, "__func__", None) is not plain for own, plain in pairs)
 
 
-def evaluated(
-    model: nn.Module,
-    device: torch.device,
-    dtype: torch.dtype,
-    training: Collection[str] = (),
-    weights: Mapping[str, Tensor] | None = None,
-) -> nn.Module:
-    """``model`` in eval mode, on a device in a precision.
+def evaluated(model: nn.Module, training: Collection[str] = ()) -> nn.Module:
+    """``model`` in eval mode.
 
     The modules named in ``training``, but not those inside them, are in training mode, in which a module
-    computes with its parameters rather than with what eval() has made of them. ``weights`` are loaded before.
+    computes with its parameters rather than with what eval() has made of them.
     """
-    modules = dict(model.to(device, dtype).named_modules())
-    own = {name for name, module in modules.items() if own_mode(module)}
-    for name, p in model.named_parameters() if weights else ():
-        if weights and name in weights:
-            p.detach().copy_(weights[name])
-    if not training:
-        model.eval()  # which returns nothing where a module's own train() does not
-    for name in own - set(training) if training else ():
-        modules[name].eval()
-    for name, module in modules.items():
-        if name in training and not module.training:
-            module.train()
-    for name, module in modules.items():
+    model.eval()  # which returns nothing where a module's own train() does not
+    for name in training:
+        model.get_submodule(name).train()
+    for name, module in model.named_modules():
         if training and name not in training:
             module.training = False
         if isinstance(module, nn.RNNBase) and not module.dropout:  # the same function; but cuDNN's backward

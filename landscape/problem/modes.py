@@ -1,14 +1,13 @@
 """Checks that a model in eval mode has the loss of its module at any θ, whatever eval() or a pass keeps.
 
-A module may merge its parameters in eval(), compute something from them there, or in its first pass.
+A module may merge its parameters in eval(), compute something from them there, or in its first pass. A fresh
+copy of it, which gets θ before all that, tells.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +22,8 @@ from landscape.problem.mean_loss import MeanLoss
 
 # How far the checks move θ, relative to the mean magnitude of each parameter (ours).
 MOVE = 0.1
-# A short step along which a gradient says how much the loss rises, relative to the other and to θ (ours).
-SHORT = 1e-2
+# A short step: by which share the loss rises along it, and its largest share of θ (ours).
+RISE, SHORT = 1e-3, 1e-2
 
 
 # The rounding of fused kernels on GPUs, relative (ours; below that of float32 problems, √eps).
@@ -56,21 +55,14 @@ def fresh(problem: MeanLoss, x: Any, y: Any) -> tuple[Any, Any]:
     return problem.data.leaves(x, y)
 
 
-def parameters_of(problem: MeanLoss) -> Tensor:
-    """The parameters (P,) that the problem's model has."""
-    named = dict(problem.model.named_parameters())
-    return problem.layout.flatten({slot.name: named[slot.name].detach() for slot in problem.layout.slots})
+def custom(model: nn.Module) -> list[str]:
+    """Names of the user's modules that may keep in eval mode what they compute from parameters.
 
-
-def custom(model: nn.Module) -> Iterator[list[str]]:
-    """Names of modules that may keep in eval mode what they compute from parameters: all, then the innermost.
-
-    They have a train() or eval() of their own, or are the user's and hold parameters or other tensors.
+    They have a train() or eval() of their own; or, where none has, parameters or other tensors.
     """
-    own = [(name, m) for name, m in model.named_modules() if not of_torch(m)]
-    names = [name for name, m in own if own_mode(m) or m._parameters or held(m)]
-    inner = [a for a in names if not any(b != a and b.startswith(f"{a}." if a else "") for b in names)]
-    yield from [names, inner][: len({len(names), len(inner)} - {0})]
+    own = [(name, module) for name, module in model.named_modules() if not of_torch(module)]
+    names = [name for name, module in own if own_mode(module)]
+    return names or [name for name, module in own if module._parameters or held(module)]
 
 
 def of_torch(module: nn.Module) -> bool:
@@ -85,6 +77,23 @@ def held(module: nn.Module) -> dict[str, Any]:
     return {key: value for key, value in items if any(named_tensors([value]))}
 
 
+def emptied(problem: MeanLoss, original: nn.Module, x: Any) -> nn.Module:
+    """``original``, or a copy of it without the tensors that a pass makes anew where they are missing."""
+    tensors = [(name, module) for name, module in original.named_modules() if not of_torch(module)]
+    places = [(name, key, value) for name, module in tensors for key, value in held(module).items()]
+    model = independent_copy(original) if places else original
+    for name, key, value in places:
+        trial = evaluated(independent_copy(model).to(problem.device, problem.dtype))
+        tried = trial.get_submodule(name)
+        empty = type(value) if isinstance(value, (dict, list)) else type(None)
+        setattr(tried, key, empty())
+        with problem.evaluating(0):
+            attempt(call, trial, {}, fresh(problem, x, None)[0])  # which fails without a constant
+        if key in held(tried):
+            setattr(model.get_submodule(name), key, empty())
+    return model
+
+
 def truth_of(
     problem: MeanLoss, original: nn.Module, x: Any, y: Any, weights: Tensor, training: Sequence[str] = ()
 ) -> tuple[Tensor, Sequence[Tensor] | None]:
@@ -93,25 +102,22 @@ def truth_of(
     Of PyTorch's own modules alone the problem's model is as good, and cheaper.
     """
     x, y = fresh(problem, x, y)
-    with contextlib.ExitStack() as stack:
-        model, views = problem.model, problem.layout.views(weights)
-        if all(map(of_torch, model.modules())):
-            stack.enter_context(placed(model, problem.layout, weights))
-        else:
-            model = evaluated(independent_copy(original), problem.device, problem.dtype, training, views)
-        stack.enter_context(problem.evaluating(0))
-        named = dict(model.named_parameters())
-        return _loss_and_gradient(lambda: call(model, {}, x), problem, [named[name] for name in views], y)
+    plain = all(map(of_torch, problem.model.modules()))
+    model = problem.model if plain else independent_copy(original).to(problem.device, problem.dtype)
+    with placed(model, problem.layout, weights) as parameters, problem.evaluating(0):
+        if not plain:
+            evaluated(model, training)
+        return _loss_and_gradient(lambda: call(model, {}, x), problem, list(parameters.values()), y)
 
 
 def check_parameters(
     problem: MeanLoss, original: nn.Module, x: Any, y: Any, weights: Tensor, training: Sequence[str]
-) -> Sequence[Tensor] | None:
-    """Raise InputError unless the loss at ``weights`` is that of a copy of the user's module that holds them.
+) -> None:
+    """Raise InputError unless the loss at ``weights`` is that of a copy of ``original`` that holds them.
 
     Where the gradient is not, or PyTorch says so, the model computes outputs again in its backward pass, with
-    the parameters that the module itself has: activation checkpointing (:func:`.recomputes`). Returns the
-    gradient by parameter, if there is one.
+    the parameters that the module itself has: activation checkpointing (:func:`.recomputes`). ``training``:
+    the modules of the problem's model that are in training mode; the loss must be that of eval mode.
     """
     given, (inputs, targets) = problem.layout.leaves(weights), fresh(problem, x, y)
     with problem.evaluating(0):
@@ -121,94 +127,56 @@ def check_parameters(
     wanted, truth = truth_of(problem, original, x, y, weights, training)
     if training:
         wanted, _ = truth_of(problem, original, x, y, weights)
-    least, own = (
-        0.0 if problem.device.type == "cpu" else FUSED,
-        not all(map(of_torch, problem.model.modules())),
-    )
-    # A pass without gradients may keep something of another.
-    for value in (ours, loss_of(problem, x, y, weights=weights)) if own else (ours,):
-        if not equal(value, wanted, problem, least):
-            raise InputError(
-                f"model: with all parameters replaced its loss is {float(value):.6g}, but "
-                f"{float(wanted):.6g} with the same ones loaded into the module: it keeps some of them, or "
-                "what was computed from them, elsewhere; compute it from self.NAME in each forward pass"
-            )
-    if gradient is not None and truth is not None:
+    losses, least = [ours], 0.0 if problem.device.type == "cpu" else FUSED
+    if not all(map(of_torch, problem.model.modules())):
+        losses.append(loss_of(problem, x, y, weights=weights))  # which may keep something of another pass
+    follows = all(equal(loss, wanted, problem, least) for loss in losses)
+    if follows and gradient is not None and truth is not None:
         # A part at a time: copies of all parts in double precision would take much memory.
         allowed = tolerance(problem.weights.dtype)
         apart = [float((double(a) - double(b)).norm()) for a, b in zip(gradient, truth, strict=True)]
         scale = math.hypot(*(float(double(part).norm()) for part in truth))
         if math.isfinite(scale) and math.hypot(*apart) > 10 * allowed * (scale + allowed):
             recomputes(problem.model, found=True)
-    return gradient
+        follows = all(bool(part.any()) for part in gradient) or _flat(
+            problem, original, x, y, weights, gradient, training
+        )
+    if not follows:
+        names = dict.fromkeys(type(original.get_submodule(name)).__name__ for name in custom(original))
+        raise InputError(
+            f"model: in eval mode its loss does not follow all of its parameters: it is {float(ours):.6g}, "
+            f"{float(wanted):.6g} of a copy that holds the same ones; a module "
+            f"({', '.join(names) or 'PyTorch'}) merges, caches or detaches some, or keeps what an earlier "
+            "pass computed; compute with self.NAME in each forward pass"
+        )
 
 
-def check_modes(
+def _flat(
     problem: MeanLoss,
     original: nn.Module,
     x: Any,
     y: Any,
     at: Tensor,
-    gradient: Sequence[Tensor] | None,
+    gradient: Sequence[Tensor],
     training: Sequence[str],
-) -> None:
-    """Raise InputError if the model keeps what an earlier pass computed, or misses a part of θ in eval mode.
+) -> bool:
+    """Return whether the loss does not depend on the parameters whose ``gradient`` is zero.
 
-    A model whose eval mode merges, caches or detaches a part has no ``gradient`` there, which a copy of it in
-    training mode has, of equal loss. A small part changes the loss at the weights ``at`` by less than the
-    tolerance: they are moved by the difference of the gradients. None: such a part is not looked for.
+    It does if a copy in the other mode has a gradient there by which the loss rises.
     """
-    loss, away = loss_of(problem, x, y), copy.copy(problem)
-    kept = attempt(truth_of, problem, emptied(problem, original, x), x, y, at)
-    right = kept is None or equal(loss_of(problem, x, y, weights=at), kept[0], problem)
-    ours = torch.cat([part.flatten() for part in gradient or [at[:0]]])
-    for names in () if gradient is None else [()] if training else custom(problem.model):
-        away.model = evaluated(independent_copy(original), problem.device, problem.dtype, names)
-        try:
-            losses = torch.stack([loss, *(loss_of(away, x, y, seed) for seed in (0, 1))])
-            parts = truth_of(problem, original, x, y, at, names)[1] or ()
-            theirs = torch.cat([part.flatten() for part in parts])
-        except Exception:  # whatever the user's model raises in training mode
-            continue
-        step, eps = theirs - ours, torch.finfo(at.dtype).eps
-        least = 100 * eps * float(loss.abs())  # of what is more than rounding
-        alike = float(losses.max() - losses.min()) <= least
-        if not (alike and step.norm() > math.sqrt(eps) * theirs.norm()):
-            continue
-        step *= MOVE * float(loss.abs()) / float(step.square().sum())
-        end = loss_of(problem, x, y, weights=at + step)
-        others = [truth_of(problem, original, x, y, at + step)[0]]
-        others += [] if training else [loss_of(away, x, y, weights=at + step)]
-        right = right and all(equal(end, other, problem) for other in others)
-        # How much the loss rises along a short step: by what our gradient says, or theirs.
-        step *= min(SHORT, SHORT * float(at.norm() / step.norm()))
-        rise = float(loss_of(problem, x, y, weights=at + step) - loss_of(problem, x, y, weights=at - step))
-        low, high = 2 * float(ours @ step), 2 * float(theirs @ step)
-        right = right and not (high - low > least and abs(rise - high) < abs(rise - low))
-    if not right:
-        classes = [type(original.get_submodule(name)).__name__ for name in next(custom(original), ())]
-        raise InputError(
-            "model: in eval mode its loss does not follow all of its parameters: a module (of "
-            f"{', '.join(dict.fromkeys(classes))}) merges, caches or detaches some, or keeps what an "
-            "earlier pass computed; compute with self.NAME in each forward pass"
-        )
-
-
-def emptied(problem: MeanLoss, original: nn.Module, x: Any) -> nn.Module:
-    """A copy of ``original`` without the tensors that a pass makes anew where they are missing."""
-    model = independent_copy(original)
-    trial = evaluated(independent_copy(original), problem.device, problem.dtype)
-    for place in next(custom(model), ()):
-        module, tried = model.get_submodule(place), trial.get_submodule(place)
-        for key, value in held(module).items():
-            empty: Any = {} if isinstance(value, dict) else [] if isinstance(value, list) else None
-            setattr(tried, key, copy.copy(empty))
-            with contextlib.suppress(Exception), problem.evaluating(0):  # it is no such tensor
-                call(trial, {}, fresh(problem, x, None)[0])
-            if key in held(tried):
-                setattr(module, key, empty)
-            setattr(tried, key, value)
-    return model
+    names = () if training else custom(original)
+    other = attempt(truth_of, problem, original, x, y, at, names) if names or training else None
+    if other is None or other[1] is None:
+        return True
+    pairs = zip(gradient, other[1], strict=True)
+    step = torch.cat([(theirs * (not ours.any())).flatten() for ours, theirs in pairs])
+    length, loss = float(step.norm()), float(other[0].abs())
+    if not length > torch.finfo(at.dtype).tiny:
+        return True
+    step *= min(RISE * loss / length, SHORT * float(at.norm())) / length
+    ends = [float(truth_of(problem, original, x, y, end)[0]) for end in (at + step, at - step)]
+    rounding = 100 * torch.finfo(at.dtype).eps * loss
+    return not ends[0] - ends[1] > max(rounding, length * float(step.norm()))  # half of what it would be
 
 
 def _loss_and_gradient(

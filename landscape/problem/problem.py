@@ -307,11 +307,13 @@ class Problem(MeanLoss):
         self.device = torch.device(device) if device is not None else first.device
         self.dtype = dtype or first.dtype
         check_dtype(self.device, self.dtype)
-        self.model = evaluated(model, self.device, self.dtype)
+        model.to(self.device, self.dtype)
+        named = dict(model.named_parameters())
+        self.weights = self.layout.flatten({s.name: named[s.name].detach() for s in self.layout.slots})
+        self.model = evaluated(model)
 
     def _set_center(self, weights: Tensor | None) -> None:
-        named = dict(self.model.named_parameters())
-        default = self.layout.flatten({s.name: named[s.name].detach() for s in self.layout.slots})
+        default = self.weights
         if weights is not None and weights.is_inference():
             weights = weights.clone()
         self.weights = default if weights is None else weights.detach().to(self.device, self.dtype)
