@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +20,6 @@ from landscape.problem.checks import tolerance
 from landscape.problem.counts import ONES, Count, Samples, candidates, class_counts
 from landscape.problem.losses import Terms, is_mean, output_loss
 from landscape.problem.mean_check import Losses, attempt, only, say_count, that_hold
-from landscape.problem.mean_loss import MeanLoss
 from landscape.problem.shards import whole
 
 # The check of the gradient moves the weights by so much of their norm, and allows so large a relative error:
@@ -26,22 +27,6 @@ from landscape.problem.shards import whole
 STEP, ALLOWED = 1e-3, 0.2
 # Samples that each rank shows the others, and numbers of their outputs (ours).
 MAX_ROWS, MAX_NUMBERS = 64, 1 << 22
-
-
-class _OfRank:
-    """The parts of a sharded problem that losses of samples need; its outputs are whole on each rank."""
-
-    def __init__(self, problem: Any) -> None:
-        self.model, self.data, self.criterion = problem.model, problem.data, problem.criterion
-        self.device, self.draws = problem.device, 0
-
-    def outputs(self, weights: Tensor, x: Any) -> Any:
-        """The model's outputs at its own weights."""
-        return tree_map(whole, call(self.model, {}, x))
-
-    def evaluating(self, seed: int | None) -> contextlib.AbstractContextManager[None]:
-        """The context of a forward pass and its loss."""
-        return contextlib.nullcontext()
 
 
 def check_ranks(problem: Any, x: Any, y: Any, terms: Terms) -> None:
@@ -93,12 +78,20 @@ def check_mean(problem: Any, terms: Terms) -> None:
 
     Raises InputError, on all ranks, where none of the standard counts is right.
     """
-    shapes = [[list(t.shape[1:]) for _, t in named_tensors(y)] for _, y in problem.data.pairs()]
-    every = [shape for each in problem._gathered_objects(shapes) for shape in each]
-    ragged = any(shape != every[0] for shape in every)
+    targets = next(_placed(problem))[1]
+    shapes = problem._each(problem.data.ragged, sum(t[:1].numel() for _, t in named_tensors(targets)))
+    ragged = bool(shapes[:, 0].any()) or len(shapes.unique(dim=0)) > 1
     if problem.criterion is output_loss or (is_mean(problem.criterion) and not ragged):
         return
-    losses = Losses(cast(MeanLoss, _OfRank(problem)), problem.weights, by_outputs=True)
+    few: Any = SimpleNamespace(
+        criterion=problem.criterion,
+        data=problem.data,
+        device=problem.device,
+        draws=0,
+        evaluating=lambda seed: contextlib.nullcontext(),
+        outputs=lambda weights, x: tree_map(whole, call(problem.model, {}, x)),
+    )
+    losses = Losses(few, problem.weights, by_outputs=True)
     with problem._passes(None):
         equations = [e.without_outputs() for e in losses.equations(_placed(problem), ragged)]
         first = losses.samples(*next(_placed(problem)))
@@ -106,19 +99,23 @@ def check_mean(problem: Any, terms: Terms) -> None:
     first = first.rows(slice(rows))
     gathered = problem._gathered_objects([first.outputs, first.y])
     heads = [Samples(outputs, None, y).on(problem.device) for outputs, y in gathered]
-    first, other = (heads[(dist.get_rank() + k) % problem.ranks] for k in (0, 1))
-    if (both := attempt(losses.of_two, first, other, 0)) is not None:
+    here = dist.get_rank()
+    if (both := attempt(losses.of_two, heads[here - 1], heads[here], 0)) is not None:
         equations.append(both.without_outputs())
-    if _all(problem, all(e.holds(terms) for e in equations)):
+
+    def that_hold_everywhere(counts: Sequence[Any]) -> list[Any]:
+        verdicts = problem._each(*(bool(that_hold([count], equations)) for count in counts))
+        return [*itertools.compress(counts, verdicts.view(problem.ranks, -1).all(0))]
+
+    if that_hold_everywhere([terms]):
         return
     own = [[*vars(count).values()] for x, y in _placed(problem) for count in candidates(x, y)]
-    counts = {ONES.code: ONES}
-    for each in problem._gathered_objects(own):
-        counts |= {values[0]: Count(*values) for values in each}
-    left = [count for count in counts.values() if _all(problem, bool(that_hold([count], equations)))]
+    every = problem._gathered_objects(own)
+    counts = {values[0]: Count(*values) for each in every for values in each}
+    left = that_hold_everywhere([ONES, *counts.values()])
     if not left:
         weighted = attempt(lambda: class_counts(losses.cuts(Samples.joined(heads), MAX_ROWS)))
-        left = [c for c in weighted or [] if _all(problem, bool(that_hold([c], equations)))]
+        left = that_hold_everywhere(weighted or [])
     if not left:
         raise InputError(
             "loss: it is no mean over samples, nor one over a standard count of targets, on all ranks "
@@ -133,11 +130,6 @@ def check_mean(problem: Any, terms: Terms) -> None:
 def _placed(problem: Any) -> Iterator[tuple[Any, Any]]:
     """The batches of this rank, on its device."""
     return map(problem.data.place, problem.data.pieces())
-
-
-def _all(problem: Any, value: bool) -> bool:
-    """Return whether ``value`` is true on all ranks."""
-    return bool(problem._each(value).min())
 
 
 def _check_gradient(problem: Any, few: Any, g: Tensor, rounding: float) -> None:
