@@ -225,7 +225,7 @@ class Net(nn.Linear):
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (lambda x: x, "a function is not allowed.*; give the module that has its parameters"),
+        (lambda x: x, "a function is not allowed.*; give the module that has the parameters"),
         (linear()[0].forward, "a method is not allowed.*; give the module"),
         (Net, "the class Net is not allowed.*; give an object"),
         (None, "a NoneType is not allowed"),
@@ -330,7 +330,7 @@ def test_a_metric_is_a_loss_without_a_gradient(metric: Any, same: Any, batches: 
     problem, plain = (Problem(model, loss, data) for loss in (metric, same))
     assert problem.loss() == pytest.approx(plain.loss(), rel=1e-6)
     v = torch.ones(12)
-    lines = [landscape.line(p, v, 3).loss for p in (problem, plain)]
+    lines = [landscape.line(p, v, points=3).loss for p in (problem, plain)]
     np.testing.assert_allclose(*lines, rtol=1e-6)
     refused("loss: it has no gradient", problem.gradient)
     refused("loss: it has no gradient", lambda: landscape.extreme_eigenvalues(problem))

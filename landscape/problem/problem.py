@@ -327,18 +327,16 @@ class Problem(MeanLoss):
 
 def check_kinds(model: Any, loss: Any) -> None:
     """Raise InputError unless ``model`` is a module, and ``loss`` a function or None."""
-    for name, given, needed in (("model", model, "an nn.Module"), ("loss", loss, "a function, or None")):
-        right = isinstance(given, nn.Module) if name == "model" else given is None or callable(given)
-        if isinstance(given, type):
-            what, remedy = f"the class {given.__name__}", "; give an object of the class"
-        else:
-            what, remedy = f"a {type(given).__name__}", ""
-            if isinstance(given, Mapping):
-                remedy = "; load a state dict into its model, and give that"
-            elif callable(given):
-                remedy = "; give the module that has its parameters and calls it in forward"
-        if isinstance(given, type) or not right:
-            raise InputError(f"{name}: {what} is not allowed, it must be {needed}{remedy}")
+    what = [
+        f"the class {k.__name__}" if isinstance(k, type) else f"a {type(k).__name__}" for k in (model, loss)
+    ]
+    if not isinstance(model, nn.Module):
+        raise InputError(
+            f"model: {what[0]} is not allowed, it must be an nn.Module; give an object of a class; give the "
+            "module that has the parameters, and calls it in forward; load a state dict into its model"
+        )
+    if isinstance(loss, type) or not (loss is None or callable(loss)):
+        raise InputError(f"loss: {what[1]} is not allowed, it must be a function, or None")
 
 
 class Run(Protocol):
