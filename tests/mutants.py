@@ -68,7 +68,7 @@ MUTANTS: dict[tuple[str, ...], list[tuple[str, str, str]]] = {
     PRODUCTS: [
         ("curvature/hessian.py", "alpha=share", "alpha=1.0"),
         ("curvature/hessian.py", "self.loss_gradient, self.z, jvp", "self.loss_gradient, self.z, 2 * jvp"),
-        ("curvature/operators.py", "len(rows)\n        images = self._images", "2 * len(rows)\n        images = self._images"),
+        ("curvature/operators.py", "len(rows)\n        images = self._finite", "2 * len(rows)\n        images = self._finite"),
         ("curvature/hessian.py", "gradients(self.gradient, [self.weights], v, keep=True)[0]", "-gradients(self.gradient, [self.weights], v, keep=True)[0]"),
         ("curvature/operators.py", "mul_(2).sub_(1)", "mul_(2).sub_(0.9)"),
         ("curvature/trace.py", "products - 2 * rank", "products - 3 * rank"),

@@ -495,10 +495,9 @@ def hessian_grid(
     at = Grid(problem, axes(grid, span), interpolation_tol, kinds)
     wanted = SearchOptions(1, 1, residual_tol, max_products)
     problem = problem.with_batchnorm(bn, bn_samples)
-    h = HessianOptions(derivatives=derivatives, strict=True).at(problem)
-    h(start_vector(problem, plane.seed))
-    # With exact products at the center, a point may still have to take others.
-    options = HessianOptions(derivatives=derivatives if h.derivatives == "exact" else h.derivatives)
+    h = HessianOptions(derivatives=derivatives).at(problem)
+    h(start_vector(problem, plane.seed))  # the center has one, other points may be NaN
+    options = HessianOptions(derivatives=h.derivatives)
     fields = _fields(problem, plane, residual_tol, search) | {"derivatives": h.derivatives}
     del h
     made_of = provenance(problem)

@@ -122,7 +122,7 @@ def loss_change(
     between = (between + between.T) / 2
     gradient, curvature = np.array(along(g)), between.sum(1)
     return LossChange(
-        **chosen.about | {"derivatives": h.derivatives},
+        **chosen.about,
         groups=(WHOLE, *groups),
         sizes=np.array([problem.layout.size, *(sum(s.size for s in slots) for slots in groups.values())]),
         gradient=np.array([gradient.sum(), *gradient]),

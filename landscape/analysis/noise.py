@@ -21,7 +21,7 @@ from landscape.core.progress import Progress, ProgressOption, portion, shows_pro
 from landscape.core.registry import numerics
 from landscape.curvature.double_backward import existing
 from landscape.curvature.eigenvalues import fast_hessian, top_eigenvalues
-from landscape.curvature.hessian import HessianOperator, HessianOptions, exact_only
+from landscape.curvature.hessian import HessianOperator, exact_only
 from landscape.curvature.operators import Products, row_products
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
@@ -384,7 +384,7 @@ def noise_alignment(
     pairs = top_eigenvalues(
         problem, k, derivatives="exact", search=search, seed=seed, progress=portion(progress, 0, 0.5)
     )
-    products = row_products(fast_hessian(problem, None, HessianOptions(derivatives="exact", strict=True)))
+    products = row_products(fast_hessian(problem))
     gradient = double(existing(*problem.loss_and_gradient()))
     terms = _terms_in_curvature(problem, products, gradient, torch.from_numpy(pairs.vectors).to(gradient))
     rows, drawing = np.zeros((0, 4 + k)), portion(progress, 0.5, 1)

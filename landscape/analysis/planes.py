@@ -163,13 +163,13 @@ def between(
         rows = torch.stack([rows[0], *(aligned(problem, rows[0], row, align, seed)[0] for row in rows[1:])])
     first = rows[1] - rows[0]
     limit = _rounding(problem, rows)
-    if first.norm() <= limit:
+    if not first.norm() > limit:
         raise OperationError("between: the first two weight vectors are equal, they must differ")
     drawn = len(rows) == 2
     second = double(random_plane(problem, seed=seed).directions[0]) if drawn else rows[2] - rows[0]
     for _ in range(2):  # once more, for orthogonality to rounding
         second = second - first * (second @ first) / (first @ first)
-    if second.norm() <= limit:
+    if not second.norm() > limit:
         raise OperationError("between: the weight vectors lie on one line; use `landscape line` for it")
     second = second * (first.norm() / second.norm())
     directions = torch.stack((first, second))

@@ -97,7 +97,7 @@ def basin_widths(
         base = float(loss(torch.zeros(1, 2, dtype=torch.float64))["loss"][0])
         if not math.isfinite(base):
             raise OperationError(f"weights: the loss there is {base:g}, so that nothing rises above it")
-        if rise < LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
+        if not rise >= LOSS_ROUNDINGS * torch.finfo(problem.dtype).eps * abs(base):
             raise OperationError(f"rise: {rise:g} is hidden by the rounding of a loss of {base:g}; raise it")
 
         def risen(squared: Array, ray: Array, loss: Evaluator = loss, base: float = base) -> Array:

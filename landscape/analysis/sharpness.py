@@ -77,13 +77,10 @@ def _largest_rise(
         """The loss at ε = ``at``, and its gradient in ε."""
         theta = problem.weights + at if scale is None else torch.addcmul(problem.weights, scale, at)
         loss, gradient = problem.loss_and_gradient(theta)
-        if math.isnan(loss):
-            raise OperationError(f"rho: within {rho:g} of the weights the loss is NaN; take a smaller one")
-        gradient = existing(loss, gradient) if math.isfinite(loss) else gradient
+        existing(loss, gradient)
         return loss, gradient if scale is None else gradient.mul_(scale)
 
     base, slope = loss_and_slope(torch.zeros_like(problem.weights))
-    existing(base, slope)
     rise, residual, gradients = 0.0, 0.0, 1  # ε = 0 is allowed, too
     for start in ([slope] if float(vector_norm(slope)) > 0 else []) + starts:
         highest, angle, used = _climb(loss_and_slope, rho, start, steps)
@@ -352,24 +349,21 @@ def batch_sharpness(
     thetas, local = learners_of(problem, batch, weights, local_batch)
     at_mean = Minibatches(problem, batch, stream(seed, 0))
     few = at_mean.whole.on(at_mean.whole.data.few())
-    if HessianOptions(derivatives=derivatives).at(few).derivatives == "differences":
-        derivatives = "differences"  # else a minibatch may have to take them
+    by = HessianOptions(derivatives=derivatives).at(few).derivatives
     part = 1 / (1 + (thetas is not None) + with_lambda_max)
-    found = _curvatures(at_mean, problem.weights[None], derivatives, precision, portion(progress, 0, part))
+    found = _curvatures(at_mean, problem.weights[None], by, precision, portion(progress, 0, part))
     measured, of_learners = [found], dict[str, Any]()
     if thetas is not None:
         own = Minibatches(problem, local, stream(seed, 1), len(thetas))
-        found = _curvatures(own, thetas, derivatives, precision, portion(progress, part, 2 * part))
+        found = _curvatures(own, thetas, by, precision, portion(progress, part, 2 * part))
         of_learners = {"learner_curvature": found[0], "learner_norm2": found[1], "local_batch": local}
         measured.append(found)
     top, residual = math.nan, math.nan
     if with_lambda_max:
         pairs = top_eigenvalues(
-            at_mean.whole, derivatives=derivatives, seed=seed, progress=portion(progress, 1 - part, 1)
+            at_mean.whole, derivatives=by, seed=seed, progress=portion(progress, 1 - part, 1)
         )
         top, residual = float(pairs.values[0]), float(pairs.residuals[0])
-        derivatives = pairs.derivatives
-    error = max(float(each[2].max()) for each in measured)
     return BatchSharpness(
         curvature=measured[0][0, :, 0],
         norm2=measured[0][1, :, 0],
@@ -381,8 +375,8 @@ def batch_sharpness(
         limit=math.nan if limit is None else limit,
         relative_error=relative_error,
         converged=all(precision.met(*_mean_of(each)) for each in measured),
-        derivatives="differences" if error else derivatives.replace("auto", "exact"),
-        product_error=error,
+        derivatives=by,
+        product_error=max(float(each[2].max()) for each in measured),
         seed=seed,
         # The minibatches come from all samples; with BatchNorm λ_max leaves a smaller last minibatch out.
         **(setting(at_mean.whole) | {"samples": problem.samples}),

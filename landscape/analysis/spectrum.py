@@ -278,16 +278,18 @@ def curvature_table(
     groups = problem.layout.groups(by)
     own: dict[str, Any] = {"weights": weights, "matrix": matrix, "max_memory": max_memory}
     whole = Matrix.of(problem, seed, about, **own, part=None, derivatives=derivatives)
+    if whole.operator.derivatives == "differences":  # so are its blocks, of which some may have no kinks
+        derivatives = "differences"
 
     def searched(chosen: Matrix, number: int) -> tuple[RitzPairs, SearchResult]:
         """The search of a row, each an equal share of the work."""
         share = portion(progress, number / (len(groups) + 2), (number + 1) / (len(groups) + 2))
         wanted = SearchOptions(1, 1, residual_tol, max_products, share)
-        return search_operator(chosen.operator, chosen.start(), wanted)
+        pairs, result = search_operator(chosen.operator, chosen.start(), wanted)
+        chosen.check(pairs.residuals)
+        return pairs, result
 
     found, blocks = [searched(whole, 0)[0]], list[Block]()
-    if whole.operator.derivatives == "differences":  # so are its blocks, of which some may have no kinks
-        derivatives = "differences"
     for number, slots in enumerate(groups.values(), 1):
         names = [slot.name for slot in slots]
         chosen = Matrix.of(problem, seed, {}, **own, part=names, derivatives=derivatives)
@@ -299,7 +301,6 @@ def curvature_table(
     return CurvatureTable(
         **whole.about
         | ends_of(found)
-        | {"derivatives": whole.operator.derivatives}
         | _traces(whole, blocks, draws, [pairs.product_error for pairs in found], last),
         met=np.array([pairs.converged for pairs in found]),
         groups=(WHOLE, *groups),
@@ -325,8 +326,8 @@ def _block(chosen: Matrix, slots: tuple[Slot, ...], result: SearchResult, count:
     largest = np.argsort(-np.abs(values))[: count if np.isfinite(values).all() else 0]
     known = result.basis.new_empty(len(largest), result.basis.shape[1])
     combine(result.basis, turn[:, largest].T, known)
-    doubt = len(known) * traces.doubt_of(chosen.operator)(known) if len(known) else 0.0
-    return Block(slots, known, float(values[largest].sum()), doubt)
+    doubt = traces.doubt_of(chosen.operator)
+    return Block(slots, known, float(values[largest].sum()), len(known) * doubt(known) if doubt else 0.0)
 
 
 def _traces(

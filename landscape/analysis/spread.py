@@ -27,7 +27,7 @@ from landscape.core.progress import Progress, ProgressOption, portion, shows_pro
 from landscape.core.registry import numerics
 from landscape.curvature.chain_hessian import ChainHessian
 from landscape.curvature.double_backward import existing
-from landscape.curvature.eigenvalues import check_products, fast_hessian, points_at_once, top_eigenvalues
+from landscape.curvature.eigenvalues import fast_hessian, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, HessianOptions, exact_only
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, find_eigenpairs, start_vector, warm_start
 from landscape.evaluation import needs
@@ -183,7 +183,7 @@ class Spread:
 
         One Hessian product at a time, so that their memory does not grow with n.
         """
-        h = fast_hessian(problem, self.mean, HessianOptions(derivatives=derivatives, strict=True))
+        h = fast_hessian(problem, self.mean, HessianOptions(derivatives=derivatives))
         columns, off = [], []
         for row in self._rows:
             image, errors = h.verified(row[None])
@@ -356,7 +356,7 @@ def smoothing(
     search, count = portion(progress, 0, 0.3), min(k, len(mean))
     eigen = top_eigenvalues(problem, count, residual_tol, weights=mean, seed=seed, progress=search)
     vectors = torch.from_numpy(eigen.vectors).to(mean.device)
-    h = fast_hessian(problem, mean, HessianOptions(derivatives="exact", strict=True))
+    h = fast_hessian(problem, mean)
     along = double(spread @ vectors.T).square().sum(0) / len(weights)
     trace_hs = sum(float(double(s) @ double(h(s))) for s in spread) / len(weights)
     route = mean[None] if trajectory is None else trajectory.to(mean)
@@ -467,7 +467,6 @@ class _Smoothed:
             residual_tol=residual_tol,
             progress=progress,
         )
-        check_products(top.residuals)
         v, value = top.vectors[0], float(top.values[0])
         center, along, across = product(v), np.zeros(self.draws), 0.0
         for i, one in enumerate(each(v)):

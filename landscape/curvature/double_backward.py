@@ -31,8 +31,6 @@ LOW = (torch.bfloat16, torch.float16)
 RAISED = (*LOW, torch.float32, torch.complex32, torch.complex64)
 # Of ``Problem.checked``: whether model or loss compute in a precision of LOW.
 INSIDE = ("low precision",)
-# The same: it was told that products are differences at some weights.
-NOT_FINITE = ("products not finite",)
 
 
 class FullPrecision(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -134,12 +132,11 @@ NO_GRADIENT = "; write it in differentiable operations (losses do not need it)"
 
 def not_finite(matrix: str, derivatives: str, where: str) -> NoSecondDerivative:
     """The error that products are NaN or infinite ``where`` the gradient is not."""
-    remedy = WHAT_TO_DO if derivatives == "exact" else ""
-    if matrix != "hessian":
-        remedy = "; use matrix 'hessian', of which differences of gradients can be taken"
     by = "" if derivatives == "exact" else " by differences"
-    what = f"second derivatives{by} are NaN or infinite {where}, its gradient is not"
-    return NoSecondDerivative(f"model or loss: its {what}{remedy}")
+    remedy = WHAT_TO_DO if matrix == "hessian" and not by else "; write it in other operations"
+    return NoSecondDerivative(
+        f"model or loss: its second derivatives{by} are NaN or infinite {where}, its gradient is not{remedy}"
+    )
 
 
 def existing(loss: float, gradient: Tensor) -> Tensor:
@@ -409,7 +406,7 @@ def _is_derivative(problem: Problem, slots: Sequence[Slot]) -> bool:
             resolved = 2 * step * scale >= UNITS * unit
             apart = (near - far).norm()
             trusted = bool(resolved & (apart <= SAME * scale))
-            if trusted and bool((near - said).norm() > OTHER * apart + LEAST * scale):
+            if trusted and not bool((near - said).norm() <= OTHER * apart + LEAST * scale):
                 return False
             clear &= trusted
         if clear:

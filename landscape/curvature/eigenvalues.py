@@ -32,7 +32,6 @@ from landscape.curvature.operators import (
     SymmetricMatrix,
     SymmetricOperator,
     as_operator,
-    row_products,
 )
 from landscape.curvature.search import (
     MAX_PRODUCTS,
@@ -189,10 +188,9 @@ def eigenpairs(
         return [replace(each, search=each.search + suffix) for each in pairs]
     del first
     if options.precondition:
-        h = fast_hessian(problem, weights[0], options)
-        found_one, _ = search_operator(h, start, wanted, done)
-        return [replace(found_one, search=f"{found_one.search or 'exact'}, preconditioned")]
-    given, exactly = problem, replace(options, derivatives="exact", strict=False)
+        found_one, _ = search_operator(fast_hessian(problem, weights[0], options), start, wanted, done)
+        return [replace(found_one, search="exact, preconditioned")]
+    exactly = replace(options, derivatives="exact")
     problem = in_full_precision(problem)
     weights, matrix = weights.to(problem.weights), options.matrix
     saved = _chain_bytes(problem, weights[0], options)
@@ -216,27 +214,22 @@ def eigenpairs(
             each = [exactly.at(near.problem, t) for t in at]
 
             def products(rows: Tensor, running: list[int]) -> Tensor:
-                return stacked([each[i](v).mul_(share) for i, v in zip(running, rows, strict=True)])
+                return stacked(
+                    [each[i]._images(v[None])[0].mul_(share) for i, v in zip(running, rows, strict=True)]
+                )
 
-            verifying = (row_products(h) for h in (each if exact else (exactly.at(problem, t) for t in at)))
+            verifying = (h._images for h in (each if exact else (exactly.at(problem, t) for t in at)))
         results = run_in_lockstep([search_eigenpairs(s, wanted) for s in starts], products, done)
         exact_ones, tol = zip(results, verifying, strict=True), wanted.residual_tol
         refined = (verify_and_refine(r, h, tol) for r, h in exact_ones)
         return [replace(pair, search=near.name(problem)) for pair in refined]
 
     every = found(weights, [start] * len(weights), chosen)
-    bad = [i for i, pairs in enumerate(every) if not finite(pairs.residuals)]
     missed = [i for i, p in enumerate(every) if not p.converged and p.products < wanted.max_products]
-    missed = [i for i in missed if i not in bad]
+    missed = [i for i in missed if finite(every[i].residuals)]
     if missed and chosen is not whole:
         starts = [warm_start(every[i].vectors.sum(0), start) for i in missed]
         for i, again in zip(missed, found(weights[missed], starts, whole), strict=True):
-            every[i] = replace(again, products=every[i].products + again.products)
-    for i in bad:  # by differences, or refused
-        h = options.at(given, weights[i])
-        h(start)
-        if h.derivatives == "differences" or options.strict:
-            again, _ = search_operator(h, start, wanted)
             every[i] = replace(again, products=every[i].products + again.products)
     return every
 
@@ -321,7 +314,7 @@ class Matrix:
         problem, weights, part = problem_of(given), options["weights"], options["part"]
         choose("search", options.get("search", SEARCHES[0]), SEARCHES)
         preconditioner = as_preconditioner(options.get("precondition"))
-        chosen = HessianOptions(options["matrix"], part, preconditioner, options["derivatives"], strict=True)
+        chosen = HessianOptions(options["matrix"], part, preconditioner, options["derivatives"])
         if engine == "pyhessian":
             peers.check(chosen)
         h = chosen.at(problem, weights)
@@ -352,13 +345,19 @@ class Matrix:
         else:
             at = self.given.weights if self.weights is None else self.weights
             found = eigenpairs(self.given, at[None], start, wanted, self.options, search=search)[0]
-        check_products(found.residuals)
+        self.check(found.residuals)
         low, high = found.bounds
         names = ("products", "converged", "search", "complete", "derivatives", "product_error")
         same = {name: getattr(found, name) for name in names}
         arrays = {name: getattr(found, name).cpu().numpy() for name in ("values", "vectors", "residuals")}
         more = {"bound_low": low, "bound_high": high, "residual_tol": wanted.residual_tol}
         return {**self.about, **same, **arrays, **more, "lowest": wanted.low}
+
+    def check(self, numbers: Tensor) -> None:
+        """Raise an error unless what was computed from products is finite; a product says why."""
+        if not finite(numbers):
+            self.operator(self.start())
+            raise OperationError("problem: products of the matrix are NaN or infinite, all must be finite")
 
     def _by_pyhessian(self, problem: Problem, wanted: SearchOptions) -> RitzPairs:
         """The eigenvalue of largest magnitude by pyhessian, with a residual by our product."""
@@ -370,12 +369,6 @@ class Matrix:
         residual = float(vector_norm(h(v) - value * v))
         pair = torch.tensor([[value], [residual]], dtype=torch.float64)
         return RitzPairs(pair[0], v[None], pair[1], products + 1, residual <= tol * abs(value))
-
-
-def check_products(numbers: Tensor) -> None:
-    """Raise OperationError unless what was computed from products is finite: of other packages, on ranks."""
-    if not finite(numbers):
-        raise OperationError("problem: products of the matrix are NaN or infinite, all must be finite")
 
 
 ENGINES = peers.ENGINES

@@ -6,7 +6,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -163,7 +163,7 @@ class HessianOperator(SymmetricOperator):
             (``size`` numbers in the order of θ); default: all P.
         derivatives: "exact": by double backward; "differences": by differences of gradients, which are taken
             as in training; "auto": exact where model and loss have correct second derivatives, else by
-            differences, of which a warning tells; from a product on that is NaN or infinite, too.
+            differences, of which a warning tells.
         graph_bytes: memory for graphs.
 
     Attributes:
@@ -175,8 +175,8 @@ class HessianOperator(SymmetricOperator):
 
     Raises:
         InputError: an unknown matrix or part, products that are not those of a symmetric matrix, at the first
-            product "gauss-newton" for outputs that are not one tensor, and "exact" products that are NaN or
-            infinite where the gradient is not.
+            product "gauss-newton" for outputs that are not one tensor, and products that are NaN or infinite
+            where the gradient is not.
         OperationError: at a product, a loss or gradient that is NaN or infinite.
 
     Example:
@@ -213,7 +213,6 @@ class HessianOperator(SymmetricOperator):
         self.derivatives, self._graph_bytes = derivatives, graph_bytes
         self.fast: Products | None = None  # in place of graphs
         self.root: Tensor | None = None  # the products are those of diag(root) H diag(root)
-        self._given: Problem | None = None  # whose differences are taken where products are not finite
         known = (UNLIKE, *(slot.name for slot in self.slots))
         exactly = matrix != "hessian" or derivatives == "exact"
         if exactly or not (derivatives == "differences" or known in problem.checked):
@@ -222,18 +221,18 @@ class HessianOperator(SymmetricOperator):
             except double_backward.NoSecondDerivative as error:
                 if exactly:
                     raise
-                _tell(problem, error, known, 4)
+                if not lacks_second(problem):  # else the call under way has counted them
+                    require_besides("differences of gradients", problem.device, difference_bytes(problem))
+                problem.checked[known] = True
+                words = "products are differences of gradients, with their errors"
+                warnings.warn(f"{str(error).split(';')[0]}; {words}", ProblemWarning, stacklevel=3)
             else:
-                self._given = None if exactly else problem
                 return
-        self._by_differences(problem, problem.weights if weights is None else weights)
-
-    def _by_differences(self, problem: Problem, weights: Tensor) -> None:
-        """Take products by differences from now on."""
-        self.problem, self.derivatives, self._given = problem, "differences", None
+        at = problem.weights if weights is None else weights.to(problem.dtype)
+        self.problem, self.derivatives = problem, "differences"
         self.dtype, self.device = torch.promote_types(problem.dtype, torch.float32), problem.device
-        self.differences = differences.Differences(problem, weights.to(problem.dtype), self.slots)
-        self.differences.root, self.arithmetic = self.root, self.differences.arithmetic
+        self.differences = differences.Differences(problem, at, self.slots)
+        self.arithmetic = self.differences.arithmetic
 
     def _take_exact(self, problem: Problem, weights: Tensor | None) -> None:
         """Prepare products by double backward."""
@@ -262,24 +261,11 @@ class HessianOperator(SymmetricOperator):
         product = self.fast or self._by_graphs
         return product(rows) if self.root is None else self.root.to(rows) * product(self.root.to(rows) * rows)
 
-    def _finite(self, rows: Tensor, images: Tensor) -> Tensor:
-        """``images``, the products with ``rows``, or others by differences where "auto" has to take these."""
-        if not (self.strict or self._given) or finite(images) or not finite(rows):
-            return images
+    def _not_finite(self) -> LandscapeError:
         by, problem = self.differences, self.problem
         at = by.finest.weights if by else problem.layout.flatten(self._leaves).detach()
-        loss, gradient = problem.loss_and_gradient(at.to(problem.dtype))
-        if self.strict:
-            double_backward.existing(loss, gradient)
-        error = double_backward.not_finite(self.matrix, self.derivatives, "at these weights")
-        if self._given and math.isfinite(loss) and finite(gradient):
-            _tell(self._given, error, double_backward.NOT_FINITE, 4)
-            self._graphs, self.fast, self._penalties = [], None, []
-            self._by_differences(self._given, at)
-            return self._finite(rows, self._images(rows))
-        if self.strict:
-            raise error
-        return images
+        double_backward.existing(*problem.loss_and_gradient(at.to(problem.dtype)))
+        return double_backward.not_finite(self.matrix, self.derivatives, "at these weights")
 
     def _by_graphs(self, rows: Tensor) -> Tensor:
         """The products with the rows; the sum over the chunks is in the precision of the rows."""
@@ -332,16 +318,6 @@ class HessianOperator(SymmetricOperator):
             # An iterable may give its batches in another order each time, so that no graph could be matched
             # with its batch: all graphs are kept, or none.
             self._graphs = []
-
-
-def _tell(problem: Problem, error: LandscapeError, key: tuple[Any, ...], stacklevel: int) -> None:
-    """Warn, once for a ``key``, that products are differences because of ``error``, if there is memory."""
-    if not lacks_second(problem):  # else the call under way has counted them
-        require_besides("differences of gradients", problem.device, difference_bytes(problem))
-    if key not in problem.checked:
-        words = "products are differences of gradients, with their errors"
-        warnings.warn(f"{str(error).split(';')[0]}; {words}", ProblemWarning, stacklevel=stacklevel)
-    problem.checked[key] = True
 
 
 def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) -> None:
@@ -411,15 +387,13 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
 class HessianOptions:
     """The choice of a matrix, by options of :class:`landscape.HessianOperator` with these names.
 
-    With ``precondition`` it is P^{-1/2} H P^{-1/2}. ``strict``: whether products that are NaN or infinite are
-    refused; a run, and a point of a grid, goes on with them.
+    With ``precondition`` it is P^{-1/2} H P^{-1/2}.
     """
 
     matrix: Literal["hessian", "gauss-newton"] = "hessian"
     part: Part = None
     precondition: Preconditioner | None = None
     derivatives: str = "auto"
-    strict: bool = False
 
     def at(self, problem: Problem, weights: Tensor | None = None) -> HessianOperator:
         """The matrix of ``problem`` at ``weights`` (P,)."""
@@ -428,7 +402,6 @@ class HessianOptions:
         h = HessianOperator(
             problem, weights, matrix=self.matrix, part=self.part, derivatives=self.derivatives
         )
-        h.strict = self.strict
         if self.precondition:
             (h.differences or h).root = self.precondition.root(problem, self.part)
         return h
@@ -438,13 +411,9 @@ FULL_HESSIAN = HessianOptions(derivatives="exact")
 
 
 def exact_only(problem: Problem, who: str) -> None:
-    """Raise NoSecondDerivative unless ``problem`` has exact products, which are all that ``who`` takes.
-
-    One product with all samples shows whether these are finite.
-    """
+    """Raise NoSecondDerivative unless ``problem`` has exact products, which are all that ``who`` takes."""
     try:
-        h = replace(FULL_HESSIAN, strict=True).at(problem)
-        h(torch.ones(h.size, dtype=h.dtype, device=h.device))
+        FULL_HESSIAN.at(problem)
     except double_backward.NoSecondDerivative as error:
         raise double_backward.NoSecondDerivative(
             f"{str(error).split(';')[0]}; {who} takes exact products only"
@@ -473,11 +442,9 @@ def gradient_curvature(
     """
     problem = double_backward.in_full_precision(problem)
     weights = (problem.weights if weights is None else weights).to(problem.dtype)
-    g = problem.gradient(weights)
+    g = double_backward.existing(*problem.loss_and_gradient(weights))
     products, errors = HessianOperator(problem, weights, derivatives=derivatives).verified(g[None])
     norm2, curved = float(double(g) @ double(g)), float(double(g) @ double(products[0]))
-    if not math.isfinite(norm2 + curved):
-        raise OperationError("weights: gradient or Hessian of a minibatch is not finite at these weights")
     if norm2 == 0:
         raise OperationError(
             f"batch: the gradient of a minibatch of {problem.samples} samples is zero at these weights, so "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from landscape.core.devices import double, finite, inner, vector_norm
-from landscape.core.errors import InputError, OperationError
+from landscape.core.errors import InputError, LandscapeError, OperationError
 from landscape.core.options import expect
 
 #: A function from vectors (k, size), one a row, to their products with a matrix, (k, size).
@@ -94,7 +94,6 @@ class SymmetricOperator:
         derivatives: "exact", or "differences" of gradients, whose errors :meth:`verified` measures.
         arithmetic: the precision of the products, in words.
         differences: the products, where they are these.
-        strict: whether products that are NaN or infinite are refused.
     """
 
     matrix: str
@@ -106,7 +105,6 @@ class SymmetricOperator:
     derivatives: str = "exact"
     arithmetic: str = ""
     differences: Any = None
-    strict: bool = True
 
     def verified(self, rows: Tensor) -> tuple[Tensor, list[float]]:
         """The products with several vectors, and the largest errors that they may have.
@@ -126,13 +124,16 @@ class SymmetricOperator:
             >>> images.round(decimals=3).tolist(), max(errors) < 1e-6
             ([[1.0, 0.0], [0.0, 9.0]], True)
         """
-        if self.differences is None:
-            exact = (self @ rows.T).T
-            if self.differences is None:  # still
-                return exact, [0.0] * len(rows)
+        images, errors = self._measured(rows)
+        return self._finite(rows, images), errors
+
+    def _measured(self, rows: Tensor) -> tuple[Tensor, list[float]]:
+        """The same as :meth:`verified` gives, also NaN or infinite products."""
         self.products += len(rows)
+        if self.differences is None:
+            return self._images(rows), [0.0] * len(rows)
         images, errors = zip(*map(self.differences.measured, rows), strict=True)
-        return self._finite(rows, torch.stack(images).to(rows)), list(errors)
+        return torch.stack(images).to(rows), list(errors)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -140,16 +141,19 @@ class SymmetricOperator:
         return self.size, self.size
 
     def _images(self, rows: Tensor) -> Tensor:
-        """The products with the rows of ``rows``, (m, size) -> (m, size)."""
+        """The products with the rows of ``rows``, (m, size) -> (m, size), also NaN or infinite ones."""
         return torch.stack([self.differences.product(row) for row in rows]).to(rows)
 
     def _finite(self, rows: Tensor, images: Tensor) -> Tensor:
-        """``images``, the products with ``rows``; OperationError where they are not finite, if ``strict``."""
-        if self.strict and not finite(images) and finite(rows):
-            raise OperationError(
-                f"problem: products of the {self.matrix} are NaN or infinite, all must be finite"
-            )
+        """``images``, the products with ``rows``; an error where they are not finite, and the rows are."""
+        if not finite(images) and finite(rows):
+            raise self._not_finite()
         return images
+
+    def _not_finite(self) -> LandscapeError:
+        return OperationError(
+            f"problem: products of the {self.matrix} are NaN or infinite, all must be finite"
+        )
 
     def __matmul__(self, v: Any) -> Any:
         """The product with a vector (size,) or a block (size, m), a tensor or an array as ``v`` is."""
@@ -161,8 +165,7 @@ class SymmetricOperator:
             raise InputError(f"v: {what}, it must be ({self.size},) or ({self.size}, m) of real numbers")
         rows = v[None] if v.dim() == 1 else v.T.contiguous()
         self.products += len(rows)
-        images = self._images(rows)
-        images = self._finite(rows, images)
+        images = self._finite(rows, self._images(rows))
         return images[0] if v.dim() == 1 else images.T
 
     __call__ = __matmul__

@@ -399,7 +399,7 @@ def verify_and_refine(
     return RitzPairs(
         torch.from_numpy(at), torch.stack([vectors[i] for i in chosen]), residuals,
         result.products + len(vectors), good, "", bounds, complete, result.checks,
-        product_error=float(doubt.max()),
+        "exact" if errors is None else "differences", float(doubt.max()),
     )  # fmt: skip
 
 
@@ -417,19 +417,22 @@ def _davidson(result: SearchResult, gap: Tensor, at: float, residual: float) -> 
 def search_operator(
     h: SymmetricOperator, start: Tensor, wanted: SearchOptions, done: Callable[[], None] = lambda: None
 ) -> tuple[RitzPairs, SearchResult]:
-    """:func:`search_eigenpairs` for a matrix: the pairs, with measured errors of products, and the search."""
+    """:func:`search_eigenpairs` for a matrix: the pairs, with measured errors of products, and the search.
+
+    Products that are NaN or infinite end it, with NaN.
+    """
     errors: list[float] = []
 
     def verified(rows: Tensor) -> Tensor:
-        images, found = h.verified(rows)
+        images, found = h._measured(rows)
         errors.extend(found)
         return images
 
-    search = search_eigenpairs(start, replace(wanted, ranks=h.ranks))
-    result = run_in_lockstep([search], lambda v, _: (h @ v.T).T, done)[0]
-    pairs = verify_and_refine(result, verified, wanted.residual_tol, errors)
-    words = h.arithmetic if h.differences is not None else ""  # which a product may have made it
-    return replace(pairs, search=words, derivatives=h.derivatives), result
+    search, measured = search_eigenpairs(start, replace(wanted, ranks=h.ranks)), h.differences is not None
+    result = run_in_lockstep([search], lambda v, _: h._images(v), done)[0]
+    h.products += result.products
+    pairs = verify_and_refine(result, verified, wanted.residual_tol, errors if measured else None)
+    return replace(pairs, search=h.arithmetic * measured), result
 
 
 def find_eigenpairs(product: Product, start: Tensor, **wanted: Any) -> RitzPairs:

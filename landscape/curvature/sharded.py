@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from landscape.core.devices import vector_norm
+from landscape.core.devices import finite, vector_norm
 from landscape.core.errors import InputError
 from landscape.curvature.differences import Differences, Gradient
 from landscape.curvature.operators import Ranks, SymmetricOperator, qr
@@ -101,7 +101,6 @@ class ShardedHessian(SymmetricOperator):
     """
 
     matrix, derivatives = "hessian", "differences"
-    strict = False  # one rank alone cannot refuse: all look at what came of the products
 
     def __init__(self, problem: ShardedProblem, weights: Tensor | None = None) -> None:
         self.problem = problem
@@ -109,6 +108,11 @@ class ShardedHessian(SymmetricOperator):
         self.ranks, self.arithmetic = self.differences.ranks, self.differences.arithmetic
         self.size = sum(self.differences.sizes)
         self.dtype, self.device = problem.dtype, self.problem.chosen[0].local.device
+
+    def _finite(self, rows: Tensor, images: Tensor) -> Tensor:
+        if float(self.ranks.total(torch.tensor([not finite(images) and finite(rows)]).double())):
+            raise self._not_finite()  # on all ranks
+        return images
 
     def to_scipy(self) -> Any:
         """InputError: SciPy takes inner products of one rank's part."""

@@ -16,7 +16,7 @@ from landscape.core.options import positive
 from landscape.core.progress import Progress, ProgressOption, no_progress, shows_progress, taken
 from landscape.core.statistics import mean_and_error
 from landscape.curvature import peers
-from landscape.curvature.eigenvalues import Matrix, check_products
+from landscape.curvature.eigenvalues import Matrix
 from landscape.curvature.hessian import Part
 from landscape.curvature.lanczos import negligible, orthogonalize, small_eigh
 from landscape.curvature.operators import ALONE, Products, Ranks, SymmetricMatrix, SymmetricOperator
@@ -137,10 +137,8 @@ def density_of(chosen: Matrix, draws: int, steps: int, progress: Progress | None
         starts = [h.ranks.signs(like, 1, generator)[0] / size**0.5 for _ in range(min(at_once, draws - i))]
         rules += run_in_lockstep([_draw(start, steps, h.ranks) for start in starts], counted)
     nodes, masses = (np.stack(part) for part in zip(*rules, strict=True))
-    check_products(torch.from_numpy(nodes))
-    about = chosen.about | {"derivatives": h.derivatives}  # which a product may have changed
     error = _error_of(chosen)
-    return Density(**about, nodes=nodes, masses=masses, products=spent, product_error=error)
+    return Density(**chosen.about, nodes=nodes, masses=masses, products=spent, product_error=error)
 
 
 # Vectors of each kind whose products' errors are measured (ours): the rest have the same distribution.
@@ -148,12 +146,12 @@ MEASURED = 2
 Doubt = Callable[[Tensor], float]
 
 
-def doubt_of(h: SymmetricOperator) -> Doubt:
-    """A function from rows (n, P) to the mean error of vᵀHv by differences; 0 for exact products."""
+def doubt_of(h: SymmetricOperator) -> Doubt | None:
+    """A function from rows (n, P) to the mean error of vᵀHv by differences; None for exact products."""
+    if h.derivatives == "exact":
+        return None
 
     def doubt(rows: Tensor) -> float:
-        if h.derivatives == "exact":
-            return 0.0
         rows = rows[:MEASURED]
         quick, (images, errors) = (h @ rows.T).T, h.verified(rows)
         off = h.ranks.total((double(quick - images) * double(rows)).sum(1)).abs().cpu()
@@ -298,11 +296,9 @@ def trace_of(chosen: Matrix, products: int, progress: Progress | None) -> Trace:
     if isinstance(chosen.given, Problem) and chosen.about["engine"] == "pyhessian":
         at = chosen.given, chosen.weights
         draws = peers.trace_samples(*at, products=products, seed=seed)
-        check_products(torch.from_numpy(draws))
+        chosen.check(torch.from_numpy(draws))
         return Trace(**chosen.about, **_sampled(draws, products))
     h = chosen.operator
     options: dict[str, Any] = {"products": products, "seed": seed, "progress": progress}
     options |= {"doubt": doubt_of(h), "ranks": h.ranks}
-    found = hutchpp(lambda rows: (h @ rows.T).T, chosen.start(), **options)
-    check_products(torch.from_numpy(found["draws"]))
-    return Trace(**chosen.about | {"derivatives": h.derivatives}, **found)
+    return Trace(**chosen.about, **hutchpp(lambda rows: (h @ rows.T).T, chosen.start(), **options))

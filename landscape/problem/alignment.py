@@ -282,7 +282,7 @@ def aligned(
         symmetry = symmetry.of_activations()
         read = _activations(problem, symmetry, (a, b)) if symmetry.groups else []
     found = matched(symmetry, a, b, seed, read)
-    if (moved_by := change(problem, b, found)) > UNCHANGED:
+    if not (moved_by := change(problem, b, found)) <= UNCHANGED:
         names = ", ".join(group.name for group in symmetry.groups)
         raise InputError(
             f"b: permuting its units ({names}) changes the outputs by {moved_by:.1g}, it must be at most "

@@ -136,7 +136,7 @@ class Sample:
             h = self._options.at(self.problem, weights)
 
             def measured(v: Tensor) -> list[float]:
-                images, errors = h.verified(v[None])
+                images, errors = h._measured(v[None])
                 error, value = errors[0] * float(vector_norm(v)), float(double(v) @ double(images[0]))
                 resolved = error <= RESIDUAL_TOL * abs(value)
                 return along(v, images[0]) if resolved else [math.nan] * len(groups)
@@ -165,7 +165,7 @@ class Sample:
         if not self._share:
             return torch.zeros_like
         h = fast_hessian(self._local, weights, replace(FULL_HESSIAN, precondition=precondition))
-        return lambda v: h(v) * self._share
+        return lambda v: h._images(v[None])[0] * self._share
 
     def search(
         self, weights: Tensor, count: int, near: Tensor | None, precondition: Preconditioner | None = None

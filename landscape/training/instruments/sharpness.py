@@ -18,6 +18,7 @@ from landscape.core.devices import double, inner
 from landscape.core.errors import InputError, OperationError
 from landscape.core.hdf5 import Array
 from landscape.core.statistics import mean_and_error
+from landscape.curvature.double_backward import NoSecondDerivative
 from landscape.curvature.hessian import exact_only, gradient_curvature
 from landscape.curvature.search import RESIDUAL_TOL
 from landscape.gradients.minibatches import MIN_COSTLY, Minibatches
@@ -207,7 +208,7 @@ def _curvature(minibatch: Problem, weights: Tensor) -> float:
     """gᵀHg/‖g‖²; NaN where it does not exist or has too large an error, since a run must not end for it."""
     try:
         value, _, error = gradient_curvature(minibatch, weights, derivatives="auto")
-    except OperationError:
+    except (OperationError, NoSecondDerivative):
         return math.nan
     return value if error <= RESIDUAL_TOL * abs(value) else math.nan
 
