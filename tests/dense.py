@@ -43,7 +43,7 @@ def agrees(problem: Problem, model: nn.Module, loss: Callable[[], Tensor]) -> No
     torch.testing.assert_close(problem.gradient(), gradient, rtol=1e-7, atol=1e-9)
     plane, to = landscape.random_plane(problem), torch.stack((problem.weights, problem.weights + 1))
     assert landscape.contour(problem, plane, grid=(1, 1)).loss[0, 0] == pytest.approx(value, rel=1e-9)
-    assert landscape.line(problem, weights=to, points=2).loss[0] == pytest.approx(value, rel=1e-9)
+    assert landscape.line(problem, *to, points=2).loss[0] == pytest.approx(value, rel=1e-9)
     ends = landscape.extreme_eigenvalues(problem, 1e-6)
     values = torch.linalg.eigvalsh(hessian)
     assert ends.max == pytest.approx(float(values[-1]), rel=1e-5, abs=1e-9)

@@ -246,7 +246,7 @@ def test_lines() -> None:
     problem = problems.mlp()
     direction = landscape.random_plane(problem).directions[0]
     whole, some = (
-        landscape.line(problem, direction, 101, span=1.0, interpolation_tol=t) for t in (None, "1%")
+        landscape.line(problem, direction, points=101, span=1.0, interpolation_tol=t) for t in (None, "1%")
     )
     assert some.evaluations < 60
     np.testing.assert_array_equal(some.loss[some.done], whole.loss[some.done])

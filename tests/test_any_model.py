@@ -125,7 +125,7 @@ def test_a_structure_has_the_numbers_of_one_big_batch(name: str) -> None:
             torch.testing.assert_close(landscape.HessianOperator(p, graph_bytes=graph_bytes)(v), dense @ v)
         found = landscape.contour(p, plane, grid=(3, 2), span=0.4)
         np.testing.assert_allclose(found.loss, surface, rtol=1e-12)
-        np.testing.assert_allclose(landscape.line(p, plane.directions[0], 3, span=0.4).loss, line[0])
+        np.testing.assert_allclose(landscape.line(p, plane.directions[0], points=3, span=0.4).loss, line[0])
     values = torch.linalg.eigvalsh(dense)
     grid = landscape.hessian_grid(problem, plane, grid=(1, 1), residual_tol=1e-6)
     assert grid.lambda_max.item() == pytest.approx(float(values[-1]), rel=1e-6)
@@ -581,7 +581,7 @@ def test_what_eval_mode_keeps_follows_the_weights(
     v = torch.randn_like(theta)
     products = [landscape.HessianOperator(p, theta)(v) for p in (problem, truth)]
     torch.testing.assert_close(*products, rtol=1e-3, atol=1e-4)
-    lines = [landscape.line(p, v, 3, span=0.5).loss for p in (problem, truth)]
+    lines = [landscape.line(p, v, points=3, span=0.5).loss for p in (problem, truth)]
     np.testing.assert_allclose(*lines, rtol=1e-5)
     after = [*model.state_dict().values()], [m.training for m in model.modules()]
     assert after[1] == before[1]
@@ -657,7 +657,7 @@ def test_a_model_differentiates_in_its_own_parameters(penalized: bool) -> None:
     torch.testing.assert_close(problem.gradient(theta.detach()), gradient)
     dense, v = torch.autograd.functional.hessian(loss, theta.detach()), torch.randn_like(gradient)
     torch.testing.assert_close(landscape.HessianOperator(problem, theta.detach())(v), dense @ v)
-    assert landscape.line(problem, v, 3, span=0.2).loss[2] == pytest.approx(
+    assert landscape.line(problem, v, points=3, span=0.2).loss[2] == pytest.approx(
         loss((problem.weights + 0.2 * v).requires_grad_()).item(), rel=1e-12
     )
 

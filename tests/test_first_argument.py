@@ -217,9 +217,6 @@ TAKEN: dict[str, Callable[[Problem, nn.Module, Any], Any]] = {
     "line": lambda p, a, b: (
         landscape.line(p, a, b, points=3).start + landscape.line(p, a, b, points=3).direction
     ),
-    "weights of line": lambda p, a, b: sum(
-        getattr(landscape.line(p, weights=[a, b], points=3), name) for name in ("start", "direction")
-    ),
     "connect": lambda p, a, b: landscape.connect(p, a, b, points=3, steps=0).weights[1],
     "between": lambda p, a, b: landscape.between(p, [a, b]).weights[1],
     "pca_plane": lambda p, a, b: landscape.pca_plane(p, [a, b, network(2)]).weights[1],

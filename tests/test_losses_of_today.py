@@ -81,7 +81,7 @@ def test_it_is_so_beyond_the_samples_of_a_chunk() -> None:
     assert problem.loss() == pytest.approx(true, rel=1e-5)
     assert landscape.contour(problem, plane, grid=(1, 1)).loss[0, 0] == pytest.approx(true, rel=1e-5)
     to = torch.stack((problem.weights, problem.weights + 1))
-    assert landscape.line(problem, weights=to, points=3).loss[0] == pytest.approx(true, rel=1e-5)
+    assert landscape.line(problem, *to, points=3).loss[0] == pytest.approx(true, rel=1e-5)
 
 
 def test_minibatches_of_such_a_loss_are_refused() -> None:

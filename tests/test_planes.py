@@ -166,7 +166,7 @@ def test_planes_that_cannot_be_are_refused() -> None:
 def test_a_line_between_two_weights_is_the_textbook_loop(path: str) -> None:
     problem = problems.mlp()
     a, b = scattered(problem, 2)
-    found = landscape.line(problem, weights=torch.stack((a, b)), points=7, method=path)
+    found = landscape.line(problem, a, b, points=7, method=path)
     t = np.linspace(0, 1, 7)
     expected = np.array([problem.evaluate((1 - s) * a + s * b) for s in t])
     np.testing.assert_array_equal(found.t, t)
@@ -179,9 +179,9 @@ def test_a_line_between_two_weights_is_the_textbook_loop(path: str) -> None:
 def test_barriers_of_quadratics_have_closed_forms() -> None:
     valley, hill = problems.quadratic([2.0, 2.0]), problems.quadratic([-2.0, -2.0])
     ends = torch.tensor([[1.0, 0.0], [-1.0, 2.0]], dtype=torch.float64)
-    assert landscape.line(valley, weights=ends).barrier == 0  # convex: never above the straight line
+    assert landscape.line(valley, *ends).barrier == 0  # convex: never above the straight line
     # L = −‖w‖² along a line of length ℓ lies t(1−t)ℓ² above its chord, at most ℓ²/4 = 8/4
-    assert landscape.line(hill, weights=ends).barrier == pytest.approx(2.0, rel=1e-6)
+    assert landscape.line(hill, *ends).barrier == pytest.approx(2.0, rel=1e-6)
     t = np.linspace(0, 1, 3)
     assert np.isnan(landscape.barrier(t, np.array([0.0, np.nan, 0.0])))
     assert landscape.barrier(t, np.array([0.0, np.inf, 0.0])) == np.inf
@@ -192,7 +192,7 @@ def test_a_line_along_a_direction_is_a_row_of_the_surface_of_the_same_policy(bn:
     problem = problems.conv()
     plane = landscape.random_plane(problem, seed=1)
     surface = landscape.contour(problem, plane, grid=(3, 1), span=0.7, bn=bn, bn_samples=9)
-    found = landscape.line(problem, plane.directions[0], 3, span=0.7, bn=bn, bn_samples=9)
+    found = landscape.line(problem, plane.directions[0], points=3, span=0.7, bn=bn, bn_samples=9)
     np.testing.assert_allclose(found.loss, surface.loss[0], rtol=1e-10)
     assert np.isnan(found.barrier)
     assert (found.bn, found.batchnorm, found.bn_samples) == (bn, True, surface.bn_samples)
@@ -201,16 +201,17 @@ def test_a_line_along_a_direction_is_a_row_of_the_surface_of_the_same_policy(bn:
 def test_lines_without_batchnorm_and_such_that_cannot_be() -> None:
     problem = problems.mlp()
     directions = landscape.random_plane(problem).directions
-    a, b = (landscape.line(problem, directions[0], 3, bn=bn) for bn in ("center", "recalibrate"))
+    a, b = (landscape.line(problem, directions[0], points=3, bn=bn) for bn in ("center", "recalibrate"))
     np.testing.assert_array_equal(a.loss, b.loss)
     assert (b.method, b.batchnorm, b.bn_samples) == ("batched", False, 0)
     for options, words in (
         ({"direction": directions[0], "span": -1.0}, "span: -1.0"),
-        ({"weights": directions, "span": 1.0}, "runs from 0 to 1"),
-        ({}, "direction, weights: .* is not allowed, a line takes one"),
-        ({"direction": directions[0], "weights": directions}, "direction, weights: "),
-        ({"weights": []}, "weights: 0 are not allowed, a line is between two"),
-        ({"weights": directions[:, :4]}, r"weights\[0\]: shape \(4,\)"),
+        ({"a": directions[0], "b": directions[1], "span": 1.0}, "runs from 0 to 1"),
+        ({}, "a, direction: a line takes two networks, a and b, or one direction"),
+        ({"direction": directions[0], "a": directions[1]}, "a, direction: "),
+        ({"direction": directions[0], "b": directions[1]}, "a, direction: "),
+        ({"a": directions}, r"direction: shape \(2, "),
+        ({"a": directions[0, :4], "b": directions[1]}, r"a: shape \(4,\)"),
     ):
         with pytest.raises(LandscapeError, match=words):
             landscape.line(problem, **options)

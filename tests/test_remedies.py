@@ -189,7 +189,7 @@ def test_a_single_result_is_saved_as_it_is_said(tmp_path: Path) -> None:
 
 def result() -> landscape.Line:
     problem = Problem(net(), F.cross_entropy, labeled())
-    return landscape.line(problem, weights=torch.zeros(2, 39).double(), points=2)
+    return landscape.line(problem, *torch.zeros(2, 39).double(), points=2)
 
 
 def save_one() -> None:

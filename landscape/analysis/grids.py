@@ -299,9 +299,9 @@ def _autocast_error(problem: Problem, plane: Plane, at: Grid) -> float:
 POINTS = 51  # ours; Frankle et al. 2020 take 30 between two ends. Odd, so that the middle is one of them
 
 
-def _line_need(problem: Any, b: Any, points: Any, max_memory: Any, **_: Any) -> Need:
+def _line_need(problem: Any, points: Any, max_memory: Any, **_: Any) -> Need:
     """The need of a contour, and a second direction, which is zero."""
-    held = LINE_POINT * needs.count(b if isinstance(b, int) else points)
+    held = LINE_POINT * needs.count(points)
     return needs.evaluated(problem, 5 if chain(problem) else 3, held, max_memory)
 
 
@@ -310,12 +310,11 @@ def _line_need(problem: Any, b: Any, points: Any, max_memory: Any, **_: Any) -> 
 def line(
     problem: Problem | Run,
     a: Weights | None = None,
-    b: Weights | int | None = None,
+    b: Weights | None = None,
     *,
     points: int = POINTS,
     span: float | None = None,
     direction: Tensor | None = None,
-    weights: Sequence[Weights] | Tensor | None = None,
     labels: Sequence[str] = (),
     bn: Literal["center", "recalibrate", "train"] | None = None,
     bn_samples: int = SAMPLES,
@@ -332,11 +331,10 @@ def line(
         a, b: two networks: the line (1−t)·a + t·b, t ∈ [0, 1], with the barrier between the two. Each is a
             vector (P,), a problem (its center), a model, a state dict, a run (its mean), or the name of a
             file of one; parameters are matched by name. Without b the line leads from the problem's center
-            to a; but a vector alone is a direction, and a number after it is that of the points.
+            to a; but a vector alone is a direction.
         points: how many, at least 2; 51 by default.
         span: of a direction; default 0.1, as of planes (DPSGD-2020, section 4.1).
         direction: (P,), in place of a and b: the line is center + t·direction, t ∈ [−span, span].
-        weights: a and b in one list, or (2, P).
         labels: names of a and b for plots.
         bn, bn_samples: whose statistics BatchNorm uses, "center", "recalibrate" or "train"; see
             :meth:`landscape.Problem.with_batchnorm`. Default: "recalibrate" between networks, unless both are
@@ -353,8 +351,8 @@ def line(
 
     Raises:
         InputError: fewer than 2 points, a span that is not positive or for two weights, both or neither of
-            direction and weights, what is no weights of this model, an unknown option, or an
-            interpolation_tol that is not allowed.
+            direction and a, what is no weights of this model, an unknown option, or an interpolation_tol that
+            is not allowed.
         OperationError: weights that are not finite, or a file of others.
 
     Example:
@@ -366,23 +364,15 @@ def line(
         [0.5, 0.0, 0.5]
     """
     problem = problem_of(problem, sharded=True)
-    if isinstance(b, int):  # line(problem, direction, points)
-        points, b = b, None
-    ends: dict[str, Any] = {}
-    if b is not None:
-        ends = {"a": a, "b": b}
-    elif a is not None and not isinstance(a, (Tensor, np.ndarray)):
-        ends = {"problem": problem, "a": a}
-    ways = [w for w in (None if ends else a, direction, weights, ends or None) if w is not None]
     positive("points", points, least=2)
-    if len(ways) != 1:
-        words = "several" if ways else "neither"
-        raise InputError(f"direction, weights: {words} is not allowed, a line takes one, or a and b")
+    if b is None and isinstance(a, (Tensor, np.ndarray)) and direction is None:
+        a, direction = None, a
+    if (a is None) == (direction is None) or (a is None and b is not None):
+        raise InputError("a, direction: a line takes two networks, a and b, or one direction")
     networks: list[Network] = []
-    if ends or weights is not None:
-        networks = networks_of(problem, [*ends.values()] or weights, labels or tuple(ends))
-        if len(networks) != 2:
-            raise InputError(f"weights: {len(networks)} are not allowed, a line is between two")
+    if a is not None:
+        ends = {"problem": problem, "a": a} if b is None else {"a": a, "b": b}
+        networks = networks_of(problem, [*ends.values()], labels or tuple(ends))
         if span is not None:
             raise InputError("span: a line between two weights runs from 0 to 1, it has none")
         kind, t = "interpolation", np.linspace(0, 1, points)
@@ -392,7 +382,7 @@ def line(
         span = SPAN if span is None else span
         positive("span", span)
         kind, t = "direction", np.linspace(-span, span, points)
-        start, direction = problem.weights, vector_of(problem, ways[0], "direction")
+        start, direction = problem.weights, vector_of(problem, direction, "direction")
     given = problem
     problem = problem.with_batchnorm(_policy(problem, bn, networks, len(networks)), bn_samples)
     at = Grid(problem, (t,), interpolation_tol, LOSSES)

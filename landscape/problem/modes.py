@@ -85,7 +85,7 @@ def emptied(problem: MeanLoss, original: nn.Module, x: Any) -> nn.Module:
     for name, key, value in places:
         trial = evaluated(independent_copy(model).to(problem.device, problem.dtype))
         tried = trial.get_submodule(name)
-        empty = type(value) if isinstance(value, (dict, list)) else type(None)
+        empty: Callable[[], Any] = type(value) if isinstance(value, (dict, list)) else lambda: None
         setattr(tried, key, empty())
         with problem.evaluating(0):
             attempt(call, trial, {}, fresh(problem, x, None)[0])  # which fails without a constant

@@ -103,7 +103,7 @@ MORE: dict[str, Compute] = {
     "between": lambda at: landscape.between(at.problem, at.weights),
     "pca_plane": lambda at: landscape.pca_plane(at.problem, at.weights).directions.abs(),
     "learners_plane": lambda at: landscape.learners_plane(at.problem, at.weights).directions.abs(),
-    "line between": lambda at: landscape.line(at.problem, weights=at.weights[:2], points=5),
+    "line between": lambda at: landscape.line(at.problem, *at.weights[:2], points=5),
     "contour of learners": contour_of_learners,
     "contour of a run": contour_of_a_run,
     "average sharpness": lambda at: landscape.sharpness(at.problem, 0.1, "average", max_draws=32),
