@@ -229,7 +229,9 @@ FULL_PROBE = 256  # samples of check="full" (ours)
 DRAWS = 64
 
 
-def check_problem(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], *, full: bool) -> None:
+def check_problem(
+    problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], away: Sequence[Tensor]
+) -> None:
     """Raise InputError unless L(θ) is the loss that ``original`` and the user's loss give.
 
     A model or loss that writes to its arguments gets clones of them from now on.
@@ -237,34 +239,38 @@ def check_problem(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any]
     Args:
         original: the user's module, of which the problem has a copy.
         batch: the first samples, or the first batch.
-        full: more samples, at more weights.
+        away: weights (P,) away from the center, see :func:`moved`; of several, more samples are taken, too.
     """
-    x, y = problem.data.pick(*batch, FULL_PROBE if full else PROBE)
-    source, refusal = emptied(problem, original, x), None
+    source, refusal, count = emptied(problem, original, batch), None, FULL_PROBE if len(away) > 1 else PROBE
     for names in ((), custom(source)):
         if names or source is not original:
             model = independent_copy(source).to(problem.device, problem.dtype)
             problem.model = evaluated(model, names)
         try:
-            _check_model(problem, source, batch, full, names)
+            _check_model(problem, source, batch, count, away, names)
             break
         except InputError as error:  # training mode may be right where eval mode merges or caches parameters
             refusal = refusal or error
             if names or not custom(source):
                 raise refusal from refusal.__cause__
-    if full or mentions(problem.criterion, original):
-        check_original(problem, original, x, y)
+    if len(away) > 1 or mentions(problem.criterion, original):
+        check_original(problem, original, *problem.data.pick(*batch, count))
 
 
 def _check_model(
-    problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], full: bool, training: Sequence[str]
+    problem: MeanLoss,
+    original: nn.Module,
+    batch: tuple[Any, Any],
+    count: int,
+    away: Sequence[Tensor],
+    training: Sequence[str],
 ) -> None:
     """Raise InputError unless passes of the problem's model are those of ``original``, at any θ.
 
     ``training``: the modules of the problem's model that are in training mode.
     """
     data = problem.data
-    x, y = data.pick(*batch, FULL_PROBE if full else PROBE)
+    x, y = data.pick(*batch, count)
     # Clones, until it is known whether model and loss write to their arguments.
     given, before = clone((x, y)), problem.weights.clone()
     labels = data.resident[1] if data.resident else None
@@ -289,7 +295,7 @@ def _check_model(
     if drawn and not problem.draws:
         check_random(problem, x, y)
     check_recorded(problem, before, loss, check_leaves(problem, original, x, y), x, y)
-    for weights in (moved(problem, seed) for seed in range(3 if full else 1)):
+    for weights in away:
         check_parameters(problem, original, x, y, weights, training)
 
 

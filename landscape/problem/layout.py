@@ -87,6 +87,10 @@ def unwrapped(module: nn.Module) -> nn.Module:
         module = inner
 
 
+# The attributes of all modules.
+OF_MODULES = vars(nn.Module()).keys()
+
+
 def independent_copy(model: nn.Module) -> nn.Module:
     """A copy of ``model`` without torch.compile and sparse gradients inside, which have no second derivative.
 
@@ -105,8 +109,9 @@ def independent_copy(model: nn.Module) -> nn.Module:
             own.train()
     uses = Counter(id(p) for _, p in own.named_parameters(remove_duplicate=False))
     for parent in list(own.modules()):
-        for name in [n for n in vars(parent) if isinstance(getattr(type(parent), n, None), cached_property)]:
-            delattr(parent, name)
+        for name in vars(parent).keys() - OF_MODULES:
+            if isinstance(getattr(type(parent), name, None), cached_property):
+                delattr(parent, name)
         for name, child in list(parent.named_children()):
             if unwrapped(child) is not child:
                 setattr(parent, name, unwrapped(child))

@@ -77,7 +77,7 @@ def held(module: nn.Module) -> dict[str, Any]:
     return {key: value for key, value in items if any(named_tensors([value]))}
 
 
-def emptied(problem: MeanLoss, original: nn.Module, x: Any) -> nn.Module:
+def emptied(problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any]) -> nn.Module:
     """``original``, or a copy of it without the tensors that a pass makes anew where they are missing."""
     tensors = [(name, module) for name, module in original.named_modules() if not of_torch(module)]
     places = [(name, key, value) for name, module in tensors for key, value in held(module).items()]
@@ -87,8 +87,8 @@ def emptied(problem: MeanLoss, original: nn.Module, x: Any) -> nn.Module:
         tried = trial.get_submodule(name)
         empty: Callable[[], Any] = type(value) if isinstance(value, (dict, list)) else lambda: None
         setattr(tried, key, empty())
-        with problem.evaluating(0):
-            attempt(call, trial, {}, fresh(problem, x, None)[0])  # which fails without a constant
+        with problem.evaluating(0):  # it fails without a constant
+            attempt(call, trial, {}, fresh(problem, *problem.data.pick(*batch))[0])
         if key in held(tried):
             setattr(model.get_submodule(name), key, empty())
     return model

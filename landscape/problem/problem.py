@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -149,11 +149,12 @@ class Problem(MeanLoss):
             batch = self.data.first(count)
             count_samples(*batch, alike=False)
             count.shifted = terms is None and ignores_first_label(self, *batch)
-            if check != "off":
-                checks.check_problem(self, original, batch, full=check == "full")
-            if check != "off" and self.data.resident is None:
+            away = [moved(self, seed) for seed in range({"off": 0, "quick": 1, "full": 3}[check])]
+            if away:
+                checks.check_problem(self, original, batch, away)
+            if away and self.data.resident is None:
                 self.batch_bytes = self.saved_bytes(*batch)
-            self._weigh(count, batch)
+            self._weigh(count, batch, away)
         else:
             self.data.weigh(count)  # which refuses data without samples
         if self.draws and self.resident is not None:
@@ -256,11 +257,11 @@ class Problem(MeanLoss):
         peers = importlib.import_module("landscape.curvature.peers")
         return peers.to_curvlinops(self, operator, weights, **options)
 
-    def _weigh(self, terms: Terms, first: tuple[Any, Any]) -> None:
+    def _weigh(self, terms: Terms, first: tuple[Any, Any], away: Sequence[Tensor]) -> None:
         """Count samples and terms of the loss's mean, and check that two passes over them are equal."""
         self.data.weigh(terms)
         self.data.check_terms(self.data.terms)
-        if self.check == "off":
+        if not away:
             return
         sums = list[Tensor]()
         read = self.data.checksum is not None and not isinstance(self.data.batches, (list, tuple))
@@ -270,7 +271,7 @@ class Problem(MeanLoss):
             data = self.data.in_chunks(self.chunk) if self.resident is not None else self.data
             return map(self.data.place, second.pop() if second else data.pieces())
 
-        check_mean(self, terms, first, moved(self), batches)
+        check_mean(self, terms, first, away[0], batches)
         if read:
             for _ in (pair for unread in second for pair in unread):
                 pass
