@@ -332,6 +332,35 @@ def test_a_recorder_on_two_ranks_has_the_history_of_one_process(kind: str, tmp_p
     assert (error < 0.05 * expected).sum() == 2
 
 
+def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, weight=torch.tensor([1.0, 5.0, 0.3, 1.0, 2.0]))
+
+
+def plain(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets)
+
+
+def counted(group: Any) -> None:
+    """Losses whose terms are counted alike on all ranks, of which each has another number of them."""
+    model, x, y = made(Images)
+    rare, alone, half = y % 2 * 3, y.clone(), y.clone()
+    rare[8:12], alone[8:], half[9:15] = 1, -100, -100
+    ddp = nn.parallel.DistributedDataParallel(model)
+    for loss, targets in ((weighted, rare), (plain, alone), (plain, half)):
+        truth = loss(model(x), targets).item()
+        rows = [slice(k, k + 4) for k in (8 * group.rank, 8 * group.rank + 4)]
+        batches = [(x[part], targets[part]) for part in rows]
+        with pytest.warns(landscape.ProblemWarning, match="the terms of its mean are counted as"):
+            problem = landscape.ShardedProblem(ddp, loss, batches)
+        assert problem.loss() == pytest.approx(truth, rel=1e-5)
+    with pytest.raises(InputError, match="all its targets are left out"):
+        landscape.ShardedProblem(ddp, plain, (x, torch.full_like(y, -100)))
+
+
+def test_what_counts_in_a_loss_is_compared_across_ranks() -> None:
+    assert together(2, counted) == [None] * 2
+
+
 def refused(group: Any) -> None:
     """What would be a wrong number is an error of one line, on every rank."""
     model, x, y = made(Images)
