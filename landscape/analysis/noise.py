@@ -13,7 +13,7 @@ from torch import Tensor
 
 from landscape.core import statistics
 from landscape.core.devices import double
-from landscape.core.errors import InputError, OperationError
+from landscape.core.errors import InputError
 from landscape.core.hdf5 import Array
 from landscape.core.memory import Need, bounded
 from landscape.core.options import choose, positive
@@ -254,7 +254,7 @@ def noise_scale(
     at_mean, middle = Minibatches(problem, batch, stream(seed, 0)), 1.0 if thetas is None else 0.5
     estimator: ExactGradientEstimator | JackknifeEstimator
     if gradient == "whole":
-        estimator = ExactGradientEstimator(_finite(at_mean.whole.gradient()), batch)
+        estimator = ExactGradientEstimator(existing(*at_mean.whole.loss_and_gradient()), batch)
     else:
         estimator = JackknifeEstimator(problem.weights, batch)
     mean = _gradient_noise(at_mean, problem.weights[None], estimator, precision, portion(progress, 0, middle))
@@ -289,8 +289,8 @@ def _gradient_noise(
 ) -> GradientNoise:
     """The noise scale from gradients at ``thetas`` (n, P), until it is as exact as asked for."""
     for parts in drawn:
-        rows = [part.gradient(theta) for part, theta in zip(parts, thetas, strict=True)]
-        by.add(_finite(torch.stack(rows)))
+        pairs = zip(parts, thetas, strict=True)
+        by.add(torch.stack([existing(*part.loss_and_gradient(theta)) for part, theta in pairs]))
         if by.draws < precision.min_draws:
             precision.enough(by.draws, 0.0, math.inf, progress)
             continue
@@ -298,12 +298,6 @@ def _gradient_noise(
         if precision.enough(by.draws, found.value, found.standard_error, progress):
             break
     return found
-
-
-def _finite(gradients: Tensor) -> Tensor:
-    if not bool(torch.isfinite(gradients).all()):
-        raise OperationError("weights: the gradient is not finite at these weights")
-    return gradients
 
 
 # The number of outliers in the spectrum of a classifier with ten classes (Gur-Ari et al. 2018).

@@ -123,14 +123,12 @@ def disagreement(
     )  # fmt: skip
     report(0.6)
     loss, gradient = problem.loss_and_gradient(mean)
-    existing(loss, gradient)
+    learners_loss = float(np.mean([problem.loss(w) for w in weights]))
+    existing(loss + learners_loss, gradient)
     vectors, values = torch.from_numpy(pairs.vectors).to(mean.device), torch.from_numpy(pairs.values)
     along = spread.products(vectors)  # (n, k)
     bent, off = spread.curvature(problem, pairs.derivatives)
     report(0.8)
-    learners_loss = float(np.mean([problem.loss(w) for w in weights]))
-    if math.isnan(learners_loss):
-        raise OperationError("weights: the loss of a learner is NaN, leave it out")
     share, share_error = shares(along.square().numpy(), spread.gram.diagonal().numpy())
     cost, cost_error = half_mean(bent)
     result = Disagreement(

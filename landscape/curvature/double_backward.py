@@ -130,15 +130,6 @@ WHAT_TO_DO = (
 NO_GRADIENT = "; write it in differentiable operations (losses do not need it)"
 
 
-def not_finite(matrix: str, derivatives: str, where: str) -> NoSecondDerivative:
-    """The error that products are NaN or infinite ``where`` the gradient is not."""
-    by = "" if derivatives == "exact" else " by differences"
-    remedy = WHAT_TO_DO if matrix == "hessian" and not by else "; write it in other operations"
-    return NoSecondDerivative(
-        f"model or loss: its second derivatives{by} are NaN or infinite {where}, its gradient is not{remedy}"
-    )
-
-
 def existing(loss: float, gradient: Tensor) -> Tensor:
     """``gradient``, that of ``loss``; OperationError unless both are finite."""
     if not math.isfinite(loss):

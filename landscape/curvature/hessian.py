@@ -265,7 +265,11 @@ class HessianOperator(SymmetricOperator):
         by, problem = self.differences, self.problem
         at = by.finest.weights if by else problem.layout.flatten(self._leaves).detach()
         double_backward.existing(*problem.loss_and_gradient(at.to(problem.dtype)))
-        return double_backward.not_finite(self.matrix, self.derivatives, "at these weights")
+        exact = self.matrix == "hessian" and not by
+        return double_backward.NoSecondDerivative(
+            "model or loss: its second derivatives are NaN or infinite at these weights, its gradient is not"
+            + (double_backward.WHAT_TO_DO if exact else "; write it in other operations")
+        )
 
     def _by_graphs(self, rows: Tensor) -> Tensor:
         """The products with the rows; the sum over the chunks is in the precision of the rows."""
@@ -359,8 +363,7 @@ def check_symmetric(problem: Problem, weights: Tensor, made: HessianOperator) ->
                 double_backward.check_graph(chunk.gradients if chunk.live else [])
         del chunk, image, normal
         if not (finite(pairs) and math.isfinite(largest)):
-            double_backward.existing(*few.loss_and_gradient(weights.to(few.dtype)))
-            raise double_backward.not_finite(made.matrix, "exact", "on its first samples")
+            raise made._not_finite()
         # Products are linear in v, except for rounding, which is therefore what this measures.
         rounding = 100 * float(double_backward.distance(rest)) + torch.finfo(few.dtype).eps ** 0.5 * largest
         if not bool((pairs - pairs.T).abs().max() <= rounding):
