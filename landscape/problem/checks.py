@@ -223,7 +223,7 @@ def check_original(problem: MeanLoss, original: nn.Module, x: Any, y: Any) -> No
 
 
 CHECKS = ("full", "quick", "off")
-FULL_PROBE = 256  # samples of check="full" (ours)
+PROBES = (PROBE, 256)  # samples of check="quick" and "full" (ours)
 # Draws of random numbers, one of which at least must change a loss that depends on them: a layer that is
 # dropped as a whole one time in ten is missed once in 10³ (ours).
 DRAWS = 64
@@ -241,36 +241,31 @@ def check_problem(
         batch: the first samples, or the first batch.
         away: weights (P,) away from the center, see :func:`moved`; of several, more samples are taken, too.
     """
-    source, refusal, count = emptied(problem, original, batch), None, FULL_PROBE if len(away) > 1 else PROBE
+    source, refusal = emptied(problem, original, batch), None
     for names in ((), custom(source)):
         if names or source is not original:
             model = independent_copy(source).to(problem.device, problem.dtype)
             problem.model = evaluated(model, names)
         try:
-            _check_model(problem, source, batch, count, away, names)
+            _check_model(problem, source, batch, away, names)
             break
         except InputError as error:  # training mode may be right where eval mode merges or caches parameters
             refusal = refusal or error
             if names or not custom(source):
                 raise refusal from refusal.__cause__
     if len(away) > 1 or mentions(problem.criterion, original):
-        check_original(problem, original, *problem.data.pick(*batch, count))
+        check_original(problem, original, *problem.data.pick(*batch, PROBES[len(away) > 1]))
 
 
 def _check_model(
-    problem: MeanLoss,
-    original: nn.Module,
-    batch: tuple[Any, Any],
-    count: int,
-    away: Sequence[Tensor],
-    training: Sequence[str],
+    problem: MeanLoss, original: nn.Module, batch: tuple[Any, Any], away: Sequence[Tensor], training: Any
 ) -> None:
     """Raise InputError unless passes of the problem's model are those of ``original``, at any θ.
 
     ``training``: the modules of the problem's model that are in training mode.
     """
     data = problem.data
-    x, y = data.pick(*batch, count)
+    x, y = data.pick(*batch, PROBES[len(away) > 1])
     # Clones, until it is known whether model and loss write to their arguments.
     given, before = clone((x, y)), problem.weights.clone()
     labels = data.resident[1] if data.resident else None

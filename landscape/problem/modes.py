@@ -139,7 +139,7 @@ def check_parameters(
         if math.isfinite(scale) and math.hypot(*apart) > 10 * allowed * (scale + allowed):
             recomputes(problem.model, found=True)
         follows = all(bool(part.any()) for part in gradient) or _flat(
-            problem, original, x, y, weights, gradient, training
+            problem, original, (x, y), weights, gradient, training
         )
     if not follows:
         names = dict.fromkeys(type(original.get_submodule(name)).__name__ for name in custom(original))
@@ -152,29 +152,23 @@ def check_parameters(
 
 
 def _flat(
-    problem: MeanLoss,
-    original: nn.Module,
-    x: Any,
-    y: Any,
-    at: Tensor,
-    gradient: Sequence[Tensor],
-    training: Sequence[str],
+    problem: MeanLoss, original: nn.Module, xy: tuple[Any, Any], at: Tensor, parts: Any, training: Any
 ) -> bool:
-    """Return whether the loss does not depend on the parameters whose ``gradient`` is zero.
+    """Return whether the loss does not depend on the parameters whose gradient, in ``parts``, is zero.
 
     It does if a copy in the other mode has a gradient there by which the loss rises.
     """
     names = () if training else custom(original)
-    other = attempt(truth_of, problem, original, x, y, at, names) if names or training else None
+    other = attempt(truth_of, problem, original, *xy, at, names) if names or training else None
     if other is None or other[1] is None:
         return True
-    pairs = zip(gradient, other[1], strict=True)
+    pairs = zip(parts, other[1], strict=True)
     step = torch.cat([(theirs * (not ours.any())).flatten() for ours, theirs in pairs])
     length, loss = float(step.norm()), float(other[0].abs())
     if not length > torch.finfo(at.dtype).tiny:
         return True
     step *= min(RISE * loss / length, SHORT * float(at.norm())) / length
-    ends = [float(truth_of(problem, original, x, y, end)[0]) for end in (at + step, at - step)]
+    ends = [float(truth_of(problem, original, *xy, end)[0]) for end in (at + step, at - step)]
     rounding = 100 * torch.finfo(at.dtype).eps * loss
     return not ends[0] - ends[1] > max(rounding, length * float(step.norm()))  # half of what it would be
 
