@@ -30,7 +30,18 @@ from landscape.problem.losses import (
 )
 from landscape.problem.mean_check import AT_ONCE, takes
 from landscape.problem.mean_loss import MeanLoss
-from landscape.problem.modes import FUSED, MOVE, check_parameters, custom, emptied, equal, fresh, loss_of
+from landscape.problem.modes import (
+    FUSED,
+    MOVE,
+    SHRUNK,
+    check_parameters,
+    custom,
+    emptied,
+    equal,
+    fresh,
+    loss_of,
+    may_keep,
+)
 from landscape.problem.modes import tolerance as tolerance
 
 
@@ -290,7 +301,8 @@ def _check_model(
     if drawn and not problem.draws:
         check_random(problem, x, y)
     check_recorded(problem, before, loss, check_leaves(problem, original, x, y), x, y)
-    for weights in away:
+    far = [SHRUNK * away[0]] if any(map(may_keep, problem.model.modules())) else []
+    for weights in (*away, *far):
         check_parameters(problem, original, x, y, weights, training)
 
 

@@ -22,6 +22,8 @@ from landscape.problem.mean_loss import MeanLoss
 
 # How far the checks move θ, relative to the mean magnitude of each parameter (ours).
 MOVE = 0.1
+# Where layers are saturated, what is kept does not show: it does with so small a share of the weights (ours).
+SHRUNK = 0.1
 # A short step: by which share the loss rises along it, and its largest share of θ (ours).
 RISE, SHORT = 1e-3, 1e-2
 
@@ -63,6 +65,11 @@ def custom(model: nn.Module) -> list[str]:
     own = [(name, module) for name, module in model.named_modules() if not of_torch(module)]
     names = [name for name, module in own if own_mode(module)]
     return names or [name for name, module in own if module._parameters or held(module)]
+
+
+def may_keep(module: nn.Module) -> bool:
+    """Return whether a module has a mode of its own, or holds tensors, perhaps since its last pass."""
+    return not of_torch(module) and (own_mode(module) or bool(held(module)))
 
 
 def of_torch(module: nn.Module) -> bool:
