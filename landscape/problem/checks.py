@@ -297,7 +297,7 @@ def _check_model(
         problem.criterion = ClonedTargets(problem.criterion)
     check_passes(problem, before, loss, x, y)
     if drawn and training:  # dropout may have no effect yet, as of what is multiplied by zero
-        raise InputError("model: it draws random numbers in training mode")
+        raise InputError("model: it draws random numbers in training mode; draw them in an nn.Dropout")
     if drawn and not problem.draws:
         check_random(problem, x, y)
     check_recorded(problem, before, loss, check_leaves(problem, original, x, y), x, y)
