@@ -159,7 +159,7 @@ class Losses:
         values = [self._value(samples, seed) for seed in range(self.passes)]
         # Hugging Face's causal models take the loss in float32 always.
         self.eps = max(self.eps, torch.finfo(values[0].dtype).eps)
-        drawn = torch.stack(values).to(device="cpu", dtype=torch.float64)
+        drawn = torch.stack(values).cpu().to(torch.float64)  # a device may have no float64
         if self.passes > 1:
             self.error = max(self.error, RANDOM_ERRORS * float(drawn.std()) / math.sqrt(self.passes))
         return float(drawn.mean())
