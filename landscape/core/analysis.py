@@ -125,7 +125,7 @@ def analysis(
         @functools.wraps(function)
         def called(*args: P.args, **kwargs: P.kwargs) -> T:
             call = bound(args, kwargs)
-            limit = call.arguments.get("max_memory")
+            limit: Any = kwargs.get("max_memory", call.arguments.get("max_memory"))
             with admitted(name, limit, lambda: needed(call.arguments)):
                 return shown(*call.args, **call.kwargs)
 

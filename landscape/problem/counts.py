@@ -265,7 +265,7 @@ def class_counts(equations: Iterable[Equation], sure: bool = True) -> list[Count
         counted = system.isfinite().all(0)
         if counted.sum() > 1 or not sure:
             weights = torch.zeros(len(classes), dtype=torch.float64)
-            if len(classes) > 1:  # a class alone tells nothing of its weight
+            if len(classes) > 1 and bool(counted.any()):  # a class alone tells nothing of its weight
                 weights[counted] = _orthogonal(system[:, counted], limit, sure)
             if bool(weights.isfinite().all()):
                 by_class = dict(zip(classes, weights.tolist(), strict=True))
