@@ -326,7 +326,6 @@ def test_one_input_in_a_dict_of_other_names() -> None:
     ],
 )
 def test_a_metric_is_a_loss_without_a_gradient(metric: Any, same: Any, batches: bool) -> None:
-    torch.manual_seed(0)
     model, data = nn.Linear(3, 3), [(A[:9], B[:9]), (A[9:], B[9:])] if batches else (A, B)
     problem, plain = (Problem(model, loss, data) for loss in (metric, same))
     assert problem.loss() == pytest.approx(plain.loss(), rel=1e-6)

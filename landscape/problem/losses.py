@@ -239,8 +239,9 @@ class ClonedTargets:
 
 
 class Metric(ClonedTargets):
-    """A loss that gives a number of Python or NumPy, such as those of scikit-learn, as a tensor in float64.
+    """A loss that gives a number of Python or NumPy, such as those of scikit-learn, as a tensor.
 
+    It is in float64, but for a number that was rounded to less, which says how far two may differ.
     It receives outputs for which no gradient is recorded, which NumPy does not take.
     """
 
@@ -251,7 +252,9 @@ class Metric(ClonedTargets):
                 setattr(own, name, value)
         else:
             own = tree_map(Tensor.detach, outputs)
-        value = torch.as_tensor(self.func(own, targets), dtype=torch.float64)
+        number = self.func(own, targets)
+        value = torch.as_tensor(number, dtype=torch.float64 if isinstance(number, (int, float)) else None)
+        value = value if value.is_floating_point() else value.to(torch.float64)
         first = next((t for _, t in named_tensors(outputs)), value)
         return value.to(float64_device(first.device))
 

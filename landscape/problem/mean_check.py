@@ -25,7 +25,15 @@ from landscape.core.memory import available_memory
 from landscape.problem.batches import count_samples, named_tensors, take, tree_map
 from landscape.problem.counts import MAX_CLASSES, ONES, Count, Equation, Samples, candidates, class_counts
 from landscape.problem.data import nan_places
-from landscape.problem.losses import Coarsest, Terms, is_mean, output_loss, placed_loss, refuse_broadcasting
+from landscape.problem.losses import (
+    Coarsest,
+    Metric,
+    Terms,
+    is_mean,
+    output_loss,
+    placed_loss,
+    refuse_broadcasting,
+)
 from landscape.problem.mean_loss import MeanLoss
 
 T = TypeVar("T")
@@ -143,7 +151,12 @@ class Losses:
         """A loss of outputs, and the largest relative rounding in it; None where it does not take them."""
         with Coarsest() as seen:
             value = attempt(self._value, samples, 0, criterion)
-        return None if value is None else (float(value), max(seen.eps, torch.finfo(value.dtype).eps))
+        if value is None:
+            return None
+        # What NumPy computes of the outputs is not seen.
+        unseen = samples.outputs if isinstance(criterion, Metric) else ()
+        dtypes = {t.dtype for _, t in named_tensors(unseen) if t.is_floating_point()} | {value.dtype}
+        return float(value), max(seen.eps, *(torch.finfo(dtype).eps for dtype in dtypes))
 
     @torch.no_grad()
     def _value(self, samples: Samples, seed: int = 0, criterion: Any = None) -> Tensor:
