@@ -111,14 +111,14 @@ def test_what_exceeds_max_memory_is_refused(name: str) -> None:
     [(landscape.contour, (4000, 4000)), (landscape.hessian_grid, (4000, 3000)), (landscape.line, 10**7)],
 )
 def test_a_grid_is_refused_before_its_arrays_are_made(function: Any, size: Any) -> None:
-    name = "points" if function is landscape.line else "grid"
     problem = small()
     plane = landscape.random_plane(problem)
     limit = memory_in_use(problem.device) + 400 * MIB
     tracemalloc.start()
-    where = plane.directions[0] if function is landscape.line else plane
     with pytest.raises(InputError, match=r"is not enough, at least \d+MiB"):
-        function(problem, where, **{name: size}, max_memory=limit)
+        function(
+            problem, plane.directions[0] if function is landscape.line else plane, size, max_memory=limit
+        )
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * MIB

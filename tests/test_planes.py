@@ -210,6 +210,11 @@ def test_lines_without_batchnorm_and_such_that_cannot_be() -> None:
         ({}, "a, direction: a line takes two networks, a and b, or one direction"),
         ({"direction": directions[0], "a": directions[1]}, "a, direction: "),
         ({"direction": directions[0], "b": directions[1]}, "a, direction: "),
+        ({"weights": []}, "weights: a line takes two networks"),
+        ({"weights": 5}, "weights: a line takes two networks"),
+        ({"weights": directions, "a": directions[0]}, "weights: a line takes two networks"),
+        ({"weights": directions, "direction": directions[0]}, "a, direction: "),
+        ({"weights": directions, "span": 1.0}, "runs from 0 to 1"),
         ({"a": directions}, r"direction: shape \(2, "),
         ({"a": directions[0, :4], "b": directions[1]}, r"a: shape \(4,\)"),
     ):

@@ -297,9 +297,9 @@ def _autocast_error(problem: Problem, plane: Plane, at: Grid) -> float:
 POINTS = 51  # ours; Frankle et al. 2020 take 30 between two ends. Odd, so that the middle is one of them
 
 
-def _line_need(problem: Any, points: Any, max_memory: Any, **_: Any) -> Need:
+def _line_need(problem: Any, b: Any, points: Any, max_memory: Any, **_: Any) -> Need:
     """The need of a contour, and a second direction, which is zero."""
-    held = LINE_POINT * needs.count(points)
+    held = LINE_POINT * needs.count(b if isinstance(b, int) else points)
     return needs.evaluated(problem, 5 if chain(problem) else 3, held, max_memory)
 
 
@@ -307,11 +307,12 @@ def _line_need(problem: Any, points: Any, max_memory: Any, **_: Any) -> Need:
 def line(
     problem: Problem | Run,
     a: Weights | None = None,
-    b: Weights | None = None,
+    b: Weights | int | None = None,
     *,
     points: int = POINTS,
     span: float | None = None,
     direction: Tensor | None = None,
+    weights: Sequence[Weights] | Tensor | None = None,
     labels: Sequence[str] = (),
     bn: Literal["center", "recalibrate", "train"] | None = None,
     bn_samples: int = SAMPLES,
@@ -328,10 +329,11 @@ def line(
         a, b: two networks: the line (1−t)·a + t·b, t ∈ [0, 1], with the barrier between the two. Each is a
             vector (P,), a problem (its center), a model, a state dict, a run (its mean), or the name of a
             file of one; parameters are matched by name. Without b the line leads from the problem's center
-            to a; but a vector alone is a direction.
+            to a; but a vector alone is a direction, and a number after it is that of the points.
         points: how many, at least 2; 51 by default.
         span: of a direction; default 0.1, as of planes (DPSGD-2020, section 4.1).
         direction: (P,), in place of a and b: the line is center + t·direction, t ∈ [−span, span].
+        weights: a and b as one list, or (2, P).
         labels: names of a and b for plots.
         bn, bn_samples: whose statistics BatchNorm uses, "center", "recalibrate" or "train"; see
             :meth:`landscape.Problem.with_batchnorm`. Default: "recalibrate" between networks, unless both are
@@ -361,7 +363,13 @@ def line(
         [0.5, 0.0, 0.5]
     """
     problem = problem_of(problem, sharded=True)
+    if isinstance(b, int):
+        points, b = b, None
     positive("points", points, least=2)
+    if weights is not None:
+        if not (hasattr(weights, "__len__") and len(weights) == 2 and a is None and b is None):
+            raise InputError("weights: a line takes two networks, [a, b], and no others beside them")
+        a, b = weights
     if b is None and isinstance(a, (Tensor, np.ndarray)) and direction is None:
         a, direction = None, a
     if (a is None) == (direction is None) or (a is None and b is not None):
