@@ -509,9 +509,9 @@ def _batch(
     sizes = {entry.run.batch if entry.run else 0 for entry in entries} if batch is None else {int(batch)}
     if not needing or (len(sizes) == 1 and 0 not in sizes):
         return max(sizes) if needing else 0, chosen, []
-    known = ", ".join(f"{size:,}" if size else "unknown" for size in sorted(sizes))
+    batches = ", ".join(f"{size:,}" if size else "unknown" for size in sorted(sizes))
     asked = ", ".join(needing)
-    words = f"batch: missing, which {asked} need; the total batches are {known}, give one for all"
+    words = f"batch: missing, which {asked} need; the total batches are {batches}, give one for all"
     if by_name:
         raise InputError(words)
     return 0, [quantity for quantity in chosen if not quantity.needs_batch], [words]

@@ -88,8 +88,8 @@ TABLE: Mapping[str, options.Settings] = {
         "exact where the model has second derivatives.",
     },
     "k": {"metavar": "K", "help": "Eigenvectors of the K largest eigenvalues."},
-    "min_draws": {"help": "At least so many draws."},
-    "max_draws": {"help": "At most so many draws."},
+    "min_draws": {"help": "Least number of draws."},
+    "max_draws": {"help": "Largest number of draws."},
     "delays": {"flag": "--delay", "metavar": "τ,…"},
 }
 
@@ -332,12 +332,12 @@ def analysis_options(
         own: what click is told of a parameter, which becomes an option; None for one that does not. It comes
             before what the function's declaration says.
     """
-    taken = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
     own = {**ANALYSES[function].options, **own}
-    problem, split = "run" not in taken, split and own.pop("split", {}) is not None
+    problem, split = "run" not in parameters, split and own.pop("split", {}) is not None
     names = dict.fromkeys(
         parameter.name
-        for parameter in taken.values()
+        for parameter in parameters.values()
         if parameter.name not in _GIVEN
         and parameter.default is not parameter.empty
         and options.is_plain(parameter)
@@ -377,8 +377,8 @@ def command_of(function: Callable[..., Any]) -> click.Command:
     """
     declared, title = ANALYSES[function], function.__name__.replace("_", "-")
     several = [name for name, own in declared.options.items() if own and "each" in own]
-    taken = inspect.signature(function).parameters
-    left_out = {"seed", "progress"} - {*taken}
+    parameters = inspect.signature(function).parameters
+    left_out = {"seed", "progress"} - {*parameters}
 
     def compute(*job: Any, **known: Any) -> Any:
         return function(*job, **{key: value for key, value in known.items() if key not in left_out})
@@ -394,7 +394,7 @@ def command_of(function: Callable[..., Any]) -> click.Command:
     words = "".join(f" --{key} 0.1" for key in several)
     example = f"landscape {title} runs/ss runs/dp{words} --plot {title}.png"
     run.__name__, run.__doc__ = function.__name__, f"{options.plain(texts[0])}\n\nExample:\n    {example}"
-    return options.command(title, analysis=analysis_options(function, seed="seed" in taken))(run)
+    return options.command(title, analysis=analysis_options(function, seed="seed" in parameters))(run)
 
 
 def say_cost(problem: Problem, function: str, options: Mapping[str, Any]) -> None:

@@ -252,7 +252,7 @@ class Metric(ClonedTargets):
                 setattr(own, name, value)
         else:
             own = tree_map(Tensor.detach, outputs)
-        number = self.func(own, targets)
+        number: Any = self.func(own, targets)
         value = torch.as_tensor(number, dtype=torch.float64 if isinstance(number, (int, float)) else None)
         value = value if value.is_floating_point() else value.to(torch.float64)
         first = next((t for _, t in named_tensors(outputs)), value)
