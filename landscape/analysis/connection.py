@@ -14,7 +14,6 @@ from landscape.core.devices import double, single
 from landscape.core.memory import Need
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, ProgressOption, portion, taken
-from landscape.curvature.double_backward import existing
 from landscape.evaluation import needs
 from landscape.evaluation.evaluate import confirm, evaluator
 from landscape.evaluation.grid import setting
@@ -23,6 +22,7 @@ from landscape.gradients.minibatches import Minibatches, stream
 from landscape.problem.alignment import aligned, change
 from landscape.problem.batchnorm import SAMPLES, tracked
 from landscape.problem.layout import as_array
+from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.connection import Connection

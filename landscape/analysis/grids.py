@@ -368,7 +368,7 @@ def line(
     positive("points", points, least=2)
     if weights is not None:
         if not (hasattr(weights, "__len__") and len(weights) == 2 and a is None and b is None):
-            raise InputError("weights: a line takes two networks, [a, b], and no others beside them")
+            raise InputError("weights: for a line it must be two networks, [a, b], without a or b beside it")
         a, b = weights
     if b is None and isinstance(a, (Tensor, np.ndarray)) and direction is None:
         a, direction = None, a

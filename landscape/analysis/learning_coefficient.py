@@ -20,13 +20,13 @@ from landscape.core.options import positive
 from landscape.core.progress import ProgressOption, taken
 from landscape.core.registry import optional
 from landscape.core.statistics import standard_error
-from landscape.curvature.double_backward import existing
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.evaluation import needs
 from landscape.evaluation.grid import setting
 from landscape.gradients.learners import Stack
 from landscape.gradients.minibatches import check_unpenalized, draws, in_minibatches, stream
 from landscape.problem.batchnorm import has_batchnorm
+from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.flatness import PARTS, LearningCoefficient

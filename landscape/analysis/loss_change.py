@@ -17,10 +17,11 @@ from landscape.core.errors import InputError, OperationError
 from landscape.core.memory import Need
 from landscape.core.options import positive
 from landscape.core.progress import ProgressOption, taken
-from landscape.curvature.double_backward import existing, in_full_precision
+from landscape.curvature.double_backward import in_full_precision
 from landscape.curvature.eigenvalues import Matrix
 from landscape.evaluation import needs
 from landscape.problem.layout import cut, put
+from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.spectrum import WHOLE, LossChange

@@ -19,7 +19,6 @@ from landscape.core.hdf5 import Array
 from landscape.core.memory import Need
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, ProgressOption, portion, taken
-from landscape.curvature.double_backward import existing
 from landscape.curvature.eigenvalues import fast_hessian, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, exact_only
 from landscape.curvature.operators import Products, row_products
@@ -43,6 +42,7 @@ from landscape.gradients.minibatches import (
     stream,
 )
 from landscape.problem.layout import average
+from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.noise import Noise, NoiseAlignment, NoiseScale

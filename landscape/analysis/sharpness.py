@@ -19,7 +19,6 @@ from landscape.core.memory import Need
 from landscape.core.options import choose, positive
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.core.statistics import mean_and_error
-from landscape.curvature.double_backward import existing
 from landscape.curvature.eigenvalues import top_eigenvalues
 from landscape.curvature.hessian import HessianOptions, gradient_curvature
 from landscape.evaluation import needs
@@ -33,6 +32,7 @@ from landscape.gradients.minibatches import (
     learners_of,
     stream,
 )
+from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.curvature import BatchSharpness

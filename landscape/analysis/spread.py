@@ -26,7 +26,6 @@ from landscape.core.memory import Need, spare
 from landscape.core.options import positive
 from landscape.core.progress import Progress, ProgressOption, portion, taken
 from landscape.curvature.chain_hessian import ChainHessian
-from landscape.curvature.double_backward import existing
 from landscape.curvature.eigenvalues import fast_hessian, points_at_once, top_eigenvalues
 from landscape.curvature.hessian import HessianOperator, HessianOptions, exact_only
 from landscape.curvature.search import MAX_PRODUCTS, RESIDUAL_TOL, find_eigenpairs, start_vector, warm_start
@@ -35,6 +34,7 @@ from landscape.evaluation.grid import setting
 from landscape.evaluation.needs import GRAPH_BYTES
 from landscape.gradients.minibatches import placed
 from landscape.problem.layout import average
+from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.results.base import Provenance
 from landscape.results.curvature import Disagreement

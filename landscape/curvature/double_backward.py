@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from landscape.core import devices
-from landscape.core.devices import double, finite, widest_dtype
-from landscape.core.errors import InputError, LandscapeError, OperationError, ProblemWarning
+from landscape.core.devices import double, widest_dtype
+from landscape.core.errors import InputError, LandscapeError, ProblemWarning
 from landscape.core.options import expect
 from landscape.problem.batches import own_outputs, recomputes
 from landscape.problem.checks import graph_nodes, moved
@@ -128,19 +127,6 @@ WHAT_TO_DO = (
     "and gradients do not need it)"
 )
 NO_GRADIENT = "; write it in differentiable operations (losses do not need it)"
-
-
-def existing(loss: float, gradient: Tensor) -> Tensor:
-    """``gradient``, that of ``loss``; OperationError unless both are finite."""
-    if not math.isfinite(loss):
-        raise OperationError(f"weights: the loss there is {loss:g}, so that it has no derivatives")
-    if not finite(gradient):
-        raise OperationError(
-            f"model or loss: the gradient is NaN or infinite at these weights, where the loss is {loss:.6g}; "
-            "let each branch of torch.where be finite, as in torch.where(a > 0, torch.where(a > 0, a, 1)"
-            ".sqrt(), b), and keep roots and norms away from zero"
-        )
-    return gradient
 
 
 class Decomposed(TorchFunctionMode):

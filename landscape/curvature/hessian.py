@@ -22,6 +22,7 @@ from landscape.curvature.operators import Products, SymmetricOperator
 from landscape.evaluation.needs import GRAPH_BYTES, UNLIKE, difference_bytes, lacks_second
 from landscape.problem.batches import AGAIN, aligned, recomputes
 from landscape.problem.layout import check_recording, cut, differentiable, gradients, put
+from landscape.problem.losses import existing
 from landscape.problem.problem import Problem, Run, problem_of
 from landscape.problem.sharded import on_ranks
 
@@ -264,7 +265,7 @@ class HessianOperator(SymmetricOperator):
     def _not_finite(self) -> LandscapeError:
         by, problem = self.differences, self.problem
         at = by.finest.weights if by else problem.layout.flatten(self._leaves).detach()
-        double_backward.existing(*problem.loss_and_gradient(at.to(problem.dtype)))
+        existing(*problem.loss_and_gradient(at.to(problem.dtype)))
         exact = self.matrix == "hessian" and not by
         return double_backward.NoSecondDerivative(
             "model or loss: its second derivatives are NaN or infinite at these weights, its gradient is not"
@@ -445,7 +446,7 @@ def gradient_curvature(
     """
     problem = double_backward.in_full_precision(problem)
     weights = (problem.weights if weights is None else weights).to(problem.dtype)
-    g = double_backward.existing(*problem.loss_and_gradient(weights))
+    g = existing(*problem.loss_and_gradient(weights))
     products, errors = HessianOperator(problem, weights, derivatives=derivatives).verified(g[None])
     norm2, curved = float(double(g) @ double(g)), float(double(g) @ double(products[0]))
     if norm2 == 0:

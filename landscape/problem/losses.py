@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from landscape.core.devices import double, float64_device
-from landscape.core.errors import InputError
+from landscape.core.devices import double, finite, float64_device
+from landscape.core.errors import InputError, OperationError
 from landscape.problem.batches import clone, count_samples, named_tensors, tree_map
 
 # The target that PyTorch and Hugging Face leave out of the loss.
@@ -257,6 +258,19 @@ class Metric(ClonedTargets):
         value = value if value.is_floating_point() else value.to(torch.float64)
         first = next((t for _, t in named_tensors(outputs)), value)
         return value.to(float64_device(first.device))
+
+
+def existing(loss: float, gradient: Tensor) -> Tensor:
+    """``gradient``, that of ``loss``; OperationError unless both are finite."""
+    if not math.isfinite(loss):
+        raise OperationError(f"weights: the loss there is {loss:g}, so that it has no derivatives")
+    if not finite(gradient):
+        raise OperationError(
+            f"model or loss: the gradient is NaN or infinite at these weights, where the loss is {loss:.6g}; "
+            "let each branch of torch.where be finite, as in torch.where(a > 0, torch.where(a > 0, a, 1)"
+            ".sqrt(), b), and keep roots and norms away from zero"
+        )
+    return gradient
 
 
 def describe_loss(loss: Any) -> str:

@@ -20,7 +20,7 @@ from landscape.problem.batches import call, count_samples, fixed_randomness, own
 from landscape.problem.batchnorm import SAMPLES, BatchNormPolicy
 from landscape.problem.data import ACTIVATION_BYTES, SMALL_BYTES, SMALL_CHUNK, Data
 from landscape.problem.layout import Layout, backward, gradients, placed
-from landscape.problem.losses import correct, placed_loss
+from landscape.problem.losses import correct, existing, placed_loss
 
 Loss = Callable[[Any, Any], Tensor]
 Penalty = Callable[[dict[str, Tensor]], Tensor]
@@ -590,10 +590,10 @@ class MeanLoss:
             max_memory: bytes that the process may take, at most.
 
         Returns:
-            The gradient (P,).
+            The gradient (P,). OperationError where it, or the loss, is NaN or infinite.
 
         Example:
             >>> problem.gradient(torch.zeros(4)).tolist()
             [-0.25, 0.25, 0.25, -0.25]
         """
-        return self.loss_and_gradient(weights)[1]
+        return existing(*self.loss_and_gradient(weights))

@@ -140,7 +140,7 @@ class NoiseScale(Instrument):
         draws, estimator = self.run.monitor.draws, JackknifeEstimator(now.mean, self.run.batch)
         minibatches = Minibatches(self.run.problem, self.run.batch, self.generator(now))
         for _, (drawn,) in zip(range(draws), minibatches, strict=False):
-            estimator.add(drawn.gradient(now.mean)[None])
+            estimator.add(drawn.loss_and_gradient(now.mean)[1][None])
         return self._row_of(estimator.estimate())
 
     def _row_of(self, scale: GradientNoise) -> dict[str, float]:
@@ -198,7 +198,7 @@ def _drawn(instrument: Instrument, now: StepState) -> Iterator[Tensor]:
     minibatches = Minibatches(run.problem, run.batch, instrument.generator(now))
     turns = range(draws)[run.comm.share(draws)]
     for k, (drawn,) in zip(range(draws), minibatches, strict=False):
-        yield on_all(run.comm, drawn.gradient(now.mean) if k in turns else None, now.mean)
+        yield on_all(run.comm, drawn.loss_and_gradient(now.mean)[1] if k in turns else None, now.mean)
 
 
 @instrument("disagreement", "k")
