@@ -97,14 +97,14 @@ def heights(kind: type[Heights] = Heights) -> Heights:
 
 
 # Without those of the papers' figures alone, which are registered where a figure is drawn.
-KINDS = [
+REGISTERED = [
     name
     for name in registry.results.names()
     if not registry.results[name].__module__.startswith("landscape.paper")
 ]
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", REGISTERED)
 def test_every_kind_of_result_has_a_drawing_and_describes_its_arrays(name: str) -> None:
     kind = registry.results[name]
     assert drawing_of(kind).__name__.startswith("draw_")
@@ -119,7 +119,7 @@ def test_every_kind_of_result_has_a_drawing_and_describes_its_arrays(name: str) 
 
 def test_the_examples_are_of_every_kind() -> None:
     assert {type(result) for result in RESULTS.values()} == {
-        registry.results[name] for name in KINDS if name.startswith("landscape.") and "tests" not in name
+        registry.results[name] for name in REGISTERED if name.startswith("landscape.") and "tests" not in name
     }
 
 
